@@ -1,0 +1,127 @@
+"""Storage is files: a result is a folder named by its key, with a manifest written last.
+
+    store/states/<key>/     a checkpoint: weights, moments, position
+    store/shards/<key>/     a tokenized corpus
+    store/studies/<name>/   plan.json, failures
+
+Each attempt writes its own folder; `publish` hashes its files, writes the manifest and renames the folder
+to its place, which fails if somebody was there first. So a result appears whole or not at all, and a crash
+leaves nothing that looks finished: no manifest, no result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+from biphase.errors import StoreError
+
+MANIFEST = "manifest.json"
+
+
+class Store:
+    """One folder of results that all studies share. Stores merge by copying folders."""
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root)
+        self.states = self.root / "states"
+        self.shards = self.root / "shards"
+        self.studies = self.root / "studies"
+        self.leases = self.root / "leases"
+        self.attempts = self.root / "attempts"
+
+    def has(self, folder: Path) -> bool:
+        """Is there a published result?"""
+        return (folder / MANIFEST).is_file()
+
+    @contextlib.contextmanager
+    def attempt(self, name: str) -> Generator[Path]:
+        """A folder to build a result in; what is left of it at the end is removed."""
+        folder = self.attempts / f"{name}-{uuid.uuid4().hex[:8]}"
+        folder.mkdir(parents=True)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def discard(self, folder: Path) -> None:
+        """Remove a result at once: it leaves its place by one rename, then its files go."""
+        grave = self.attempts / f"discarded-{uuid.uuid4().hex[:8]}"
+        grave.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(grave)
+            shutil.rmtree(grave, ignore_errors=True)
+
+
+def publish(built: Path, place: Path) -> bool:
+    """Move a finished folder to its place. False, and nothing changed, if a result is there already."""
+    files = sorted(path for path in built.rglob("*") if path.is_file() and path.name != MANIFEST)
+    entries = {}
+    for path in files:
+        entries[path.relative_to(built).as_posix()] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        _sync(path)
+    write_json(built / MANIFEST, {"files": entries})
+    _sync(built)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        built.rename(place)  # a folder never replaces one that holds files
+    except OSError:
+        if (place / MANIFEST).is_file():
+            return False
+        raise
+    _sync(place.parent)
+    return True
+
+
+def verify(place: Path, *, contents: bool = True) -> dict[str, Any]:
+    """The manifest of a published folder, after checking that every file is as it was written."""
+    entries = read_json(place / MANIFEST).get("files", {})
+    for name, entry in entries.items():
+        path = place / name
+        if not path.is_file() or path.stat().st_size != entry["bytes"]:
+            raise StoreError(f"{path} is missing or cut short; remove {place} and run the study again")
+        if contents and sha256(path) != entry["sha256"]:
+            raise StoreError(
+                f"{path} has changed since it was written; remove {place} and run the study again"
+            )
+    return entries
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file so that a reader sees the old one or the new one, never a part."""
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
+    with draft.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1, ensure_ascii=False, allow_nan=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise StoreError(f"{path} is not there") from None
+    except (ValueError, OSError) as wrong:
+        raise StoreError(f"{path} cannot be read ({wrong}); remove its folder and run again") from None
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

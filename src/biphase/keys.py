@@ -1,0 +1,142 @@
+"""What a state is, as a hash: everything that determines the model after some step of a run, and nothing else.
+
+A run is read as *acts* (an objective over a span of steps, equal neighbours merged) under a learning-rate
+law. The key of the state at step s looks only at what has happened by s, so runs that begin alike share the
+keys of their common beginning, and no key depends on which other runs a study holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from biphase.records import encode, key
+from biphase.specs import CLM, MLM, Corpus, Hub, Objective, Pretrain, Size
+
+# Raised when the meaning of a record changes without any field changing (e.g. another hash for masks).
+GENERATION = 1
+
+
+@dataclass(frozen=True)
+class Act:
+    """An objective from step `first` up to, not including, step `until`."""
+
+    objective: Objective
+    first: int
+    until: int
+
+
+@dataclass(frozen=True)
+class Identities:
+    """The fingerprints of what lies outside the study file. Asked once per corpus and hub model."""
+
+    data: Callable[[Pretrain], str]  # the key of the run's shards
+    hub: Callable[[Hub], str]
+
+
+def acts(run: Pretrain) -> tuple[Act, ...]:
+    """The run's objectives in order. Neighbours merge if what they do cannot tell where one began."""
+    merged: list[Act] = []
+    step = 0
+    for stage in run.stages:
+        until = step + stage.steps
+        last = merged[-1] if merged else None
+        if last and last.objective == stage.objective and not _counts_from_its_start(stage.objective):
+            merged[-1] = Act(last.objective, last.first, until)
+        else:
+            merged.append(Act(stage.objective, step, until))
+        step = until
+    return tuple(merged)
+
+
+def _counts_from_its_start(objective: Objective) -> bool:
+    return isinstance(objective, MLM) and not isinstance(objective.ratio, float)
+
+
+def act_at(run: Pretrain, step: int) -> Act:
+    """The act that step `step` (counted from 0) belongs to."""
+    return next(act for act in acts(run) if act.first <= step < act.until)
+
+
+def decay_start(run: Pretrain) -> int:
+    return run.steps - int(run.schedule.decay)
+
+
+def origin_step(run: Pretrain) -> int:
+    """Steps taken before this run by the runs it goes on from."""
+    return origin_step(run.start) + run.start.steps if isinstance(run.start, Pretrain) else 0
+
+
+def origin_draw(run: Pretrain) -> int:
+    """Rows drawn before this run: where its data begins."""
+    if not isinstance(run.start, Pretrain) or run.data == "restart":
+        return 0
+    return origin_draw(run.start) + run.start.steps * run.start.rows_per_step
+
+
+def state_key(run: Pretrain, step: int, identities: Identities) -> str:
+    """The key of the run's state after `step` steps."""
+    if isinstance(run.start, Pretrain) and step == 0:
+        return state_key(run.start, run.start.steps, identities)
+    record = {
+        "generation": GENERATION,
+        "start": _start(run, identities),
+        "data": identities.data(run),
+        "first_draw": origin_draw(run),
+        "moments": run.moments if isinstance(run.start, Pretrain) else "new",
+        "packing": encode(run.packing),
+        "batch_tokens": run.batch_tokens,
+        "optimizer": encode(run.optimizer),
+        "precision": run.precision,
+        "seed": run.seed,
+        "rate": _rate_until(run, step),
+        "acts": [
+            [encode(act.objective), act.first, min(act.until, step)] for act in acts(run) if act.first < step
+        ],
+        "step": step,
+    }
+    return key(record)
+
+
+def _start(run: Pretrain, identities: Identities) -> object:
+    match run.start:
+        case Size():
+            # Its name and its habitual precision do not determine the weights.
+            return {k: v for k, v in encode(run.start).items() if k not in ("name", "precision")}
+        case Hub():
+            return {"hub": identities.hub(run.start)}
+        case Pretrain():
+            return {"state": state_key(run.start, run.start.steps, identities)}
+
+
+def _rate_until(run: Pretrain, step: int) -> list[object]:
+    """The learning-rate law as far as step `step` has felt it."""
+    wsd, decay = run.schedule, decay_start(run)
+    law: list[object] = [wsd.peak, wsd.warmup]
+    if step > decay:
+        law += [decay, run.steps]
+    return law
+
+
+def label(objective: Objective) -> str:
+    """An objective as a person says it: clm, mlm 40%, mntp 40→20%."""
+    if isinstance(objective, CLM):
+        return "clm"
+    ratio = objective.ratio
+    shares = f"{ratio:.3g}" if isinstance(ratio, float) else ""
+    percent = f"{float(shares) * 100:g}%" if shares else f"{ratio.first * 100:g}→{ratio.last * 100:g}%"  # ty: ignore
+    word = type(objective).__name__.lower()
+    rule = (
+        ""
+        if objective.replace == (1.0, 0.0, 0.0)
+        else f" {'/'.join(f'{one * 100:g}' for one in objective.replace)}"
+    )
+    return f"{word} {percent}{rule}"
+
+
+def data_key(corpus: Corpus, corpus_fingerprint: str, tokenizer_fingerprint: str) -> str:
+    """The key of a tokenized corpus: its content, its tokenizer, and the rules between them."""
+    rules = {k: v for k, v in encode(corpus).items() if k in ("text", "bos", "tokens")}
+    return key(
+        {"generation": GENERATION, "content": corpus_fingerprint, "tokenizer": tokenizer_fingerprint, **rules}
+    )

@@ -1,0 +1,161 @@
+"""Frozen records of plain values: made once, checked at once, hashed by meaning.
+
+`@record` is a frozen dataclass that
+- refuses an unknown field with the nearest known one (a misspelt field must never train a default);
+- checks every value against its annotation, takes 1 for 1.0 and a list or range for a tuple;
+- then calls the class's own `check`, which knows what is possible.
+
+`encode` turns a record into JSON values, `decode` back, `key` into the hash of its meaning. Two
+records with equal meaning have equal JSON, whatever the order or the spelling they were made with.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import types
+import typing
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin
+
+from biphase.errors import SpecError, nearest
+
+KEY_LENGTH = 32  # hex digits: 128 bits, so that no two states of any store ever share a key
+
+_KINDS: dict[str, type] = {}
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def record(cls: type[T]) -> type[T]:
+    """Make `cls` a frozen, checked, named record."""
+    made = dataclass(frozen=True)(cls)
+    plain_init = made.__init__
+    known = [f.name for f in fields(made)]
+
+    @functools.wraps(plain_init)
+    def __init__(self: Any, *args: Any, **named: Any) -> None:
+        for name in named:
+            if name not in known:
+                raise SpecError(f"{cls.__name__} has no field {name!r}; {nearest(name, known)}")
+        try:
+            plain_init(self, *args, **named)
+        except TypeError as wrong:
+            raise SpecError(
+                f"{cls.__name__}: {str(wrong).split('() ')[-1]}; it takes {', '.join(known)}"
+            ) from None
+        _check(self)
+
+    made.__init__ = __init__
+    _KINDS[cls.__name__] = made
+    return made
+
+
+def _check(made: Any) -> None:
+    cls = type(made)
+    settle = getattr(made, "settle", None)
+    if settle:  # fields that take their value from others are filled in before they are checked
+        settle()
+    for name, kind in _hints(cls).items():
+        value = getattr(made, name)
+        try:
+            object.__setattr__(made, name, _fit(value, kind))
+        except ValueError:
+            raise SpecError(f"{cls.__name__}.{name} must be {_words(kind)}, not {value!r}") from None
+    check = getattr(made, "check", None)
+    if check:
+        check()
+
+
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {f.name: hints[f.name] for f in fields(cls)}
+
+
+def _fit(value: Any, kind: Any) -> Any:
+    """`value` as `kind`, or ValueError."""
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        options = get_args(kind)
+        if type(value) in options:  # 0.05 stays a share and 5 a count where both are allowed
+            return value
+        for option in options:
+            try:
+                return _fit(value, option)
+            except ValueError:
+                continue
+        raise ValueError
+    if origin is Literal:
+        if value in get_args(kind):
+            return value
+        raise ValueError
+    if origin is tuple:
+        if not isinstance(value, (tuple, list, range)):
+            raise ValueError
+        inner = get_args(kind)
+        if inner[-1] is not Ellipsis and len(inner) != len(value):
+            raise ValueError
+        kinds = inner if inner[-1] is not Ellipsis else (inner[0],) * len(value)
+        return tuple(_fit(one, each) for one, each in zip(value, kinds, strict=True))
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if kind is int and isinstance(value, bool):
+        raise ValueError
+    if isinstance(value, kind):
+        return value
+    raise ValueError
+
+
+def _words(kind: Any) -> str:
+    """An annotation as a person would say it."""
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_words(one) for one in get_args(kind))
+    if origin is Literal:
+        return " or ".join(repr(one) for one in get_args(kind))
+    if origin is tuple:
+        inner = get_args(kind)
+        return f"a tuple of {_words(inner[0])}" if inner[-1] is Ellipsis else f"{len(inner)} values"
+    return {
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+        bool: "True or False",
+        type(None): "None",
+    }.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+def encode(value: Any) -> Any:
+    """A record as JSON values; records carry their `kind`."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"kind": type(value).__name__} | {
+            f.name: encode(getattr(value, f.name)) for f in fields(value)
+        }
+    if isinstance(value, (tuple, list)):
+        return [encode(one) for one in value]
+    return value
+
+
+def decode(data: Any) -> Any:
+    """What `encode` wrote, as records again."""
+    if isinstance(data, dict):
+        named = dict(data)
+        kind = named.pop("kind", None)
+        if kind not in _KINDS:
+            raise SpecError(f"there is no record {kind!r}; {nearest(str(kind), _KINDS)}")
+        return _KINDS[kind](**{name: decode(one) for name, one in named.items()})
+    if isinstance(data, list):
+        return tuple(decode(one) for one in data)
+    return data
+
+
+def key(value: Any) -> str:
+    """The hash of what `value` means: equal meaning, equal key, on every machine."""
+    text = json.dumps(
+        encode(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    )
+    return hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH]

@@ -1,0 +1,66 @@
+"""What is done with many runs: the study, and the evaluation of its results."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Literal
+
+from biphase.errors import SpecError
+from biphase.records import record
+from biphase.specs.training import Pretrain
+
+
+@record
+class Task:
+    """A dataset to fine-tune on. `trained_on` names the task whose fine-tuned model it is scored with."""
+
+    name: str
+    family: Literal["SC", "TC", "QA", "IR"]
+    trained_on: str = ""
+
+
+@record
+class Finetune:
+    """Every result of the study × tasks × learning rates × seeds."""
+
+    tasks: tuple[Task, ...]
+    lrs: tuple[float, ...] = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    protocol: Literal["paper", "standard"] = "paper"
+
+    def check(self) -> None:
+        for name in ("tasks", "lrs", "seeds"):
+            values = getattr(self, name)
+            if not values or len(set(values)) != len(values):
+                raise SpecError(f"Finetune.{name} must be distinct and not empty")
+
+    @property
+    def trainings(self) -> int:
+        """Fine-tunings per result: tasks that borrow another task's model train none of their own."""
+        own = {task.trained_on or task.name for task in self.tasks}
+        return len(own) * len(self.lrs) * len(self.seeds)
+
+    @property
+    def scores(self) -> int:
+        return len(self.tasks) * len(self.lrs) * len(self.seeds)
+
+
+@record
+class Study:
+    """Many runs, and what is done with their results."""
+
+    name: str
+    runs: tuple[Pretrain, ...]
+    finetune: Finetune | None = None
+
+    def check(self) -> None:
+        if not self.name or PurePath(self.name).name != self.name:
+            raise SpecError(f"Study.name must be one word without slashes, not {self.name!r}")
+        if not self.runs:
+            raise SpecError(f"Study {self.name!r} has no runs: runs=(Pretrain(…),)")
+        names = [
+            name for run in self.runs for name in (run.name, *(f"{run.name}-{step}" for step in run.keep))
+        ]
+        for name in names:
+            if names.count(name) > 1:
+                raise SpecError(f"Study {self.name!r} has two results called {name!r}; rename one")

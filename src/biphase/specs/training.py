@@ -1,0 +1,185 @@
+"""How a model is trained: stages, schedule, optimizer, and the run that binds them."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Any, Literal
+
+from biphase.errors import SpecError
+from biphase.records import record
+from biphase.specs.checks import positive
+from biphase.specs.objectives import CLM, MLM, MNTP
+from biphase.specs.sources import Chunks, Corpus, Hub, Rows, Size
+
+INHERIT: Any = None  # "not said": taken from the run this one starts from, or else the paper's value
+
+
+@record
+class Stage:
+    """An objective over a number of optimizer steps."""
+
+    objective: CLM | MNTP | MLM
+    steps: int
+
+    def check(self) -> None:
+        positive(self, "steps")
+
+
+@record
+class WSD:
+    """Warm up in a line, hold at `peak`, come down in a line to 0 over the last `decay` steps of the run.
+
+    A whole number is a count of steps, a number below 1 a share of the run's.
+    """
+
+    peak: float = 5e-4
+    warmup: int | float = INHERIT  # 2,000 from scratch, 0 when another run goes on, stated after Hub
+    decay: int | float = 2_000
+
+    def settle(self) -> None:
+        if self.warmup is INHERIT:
+            object.__setattr__(self, "warmup", -1)
+
+    def check(self) -> None:
+        if not 0 < self.peak < 1:
+            raise SpecError(f"WSD.peak must lie between 0 and 1, it is {self.peak}; the paper's is 5e-4")
+        for name in ("warmup", "decay"):
+            value = getattr(self, name)
+            if value < (-1 if name == "warmup" else 0) or (isinstance(value, float) and value >= 1):
+                raise SpecError(f"WSD.{name} must be a count of steps or a share below 1, not {value!r}")
+
+
+@record
+class AdamW:
+    """As the paper: weight decay on every parameter, clipping by the global norm."""
+
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-5
+    weight_decay: float = 0.1
+    clip: float = 1.0
+
+    def check(self) -> None:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise SpecError(f"AdamW.betas must lie in [0, 1), not {self.betas}")
+        if self.eps <= 0 or self.weight_decay < 0 or self.clip <= 0:
+            raise SpecError("AdamW.eps and clip must be positive and weight_decay not negative")
+
+
+PAPER_BATCH = 2_359_296  # tokens a step: 192 GPUs × 12 chunks of 1,024 on average
+PAPER_WARMUP = 2_000
+
+
+@record
+class Pretrain:
+    """One run: a start, a corpus, stages, a schedule. Its `name` is for people and changes no key.
+
+    With `start=another_run` it goes on from that run's end: what is not said here is as there, there is
+    no warmup, Adam's moments are kept and the data goes on. A run without stages is its start.
+    """
+
+    name: str
+    start: Size | Hub | Pretrain
+    corpus: str | Corpus = INHERIT
+    stages: tuple[Stage, ...] = ()
+    schedule: WSD = INHERIT
+    optimizer: AdamW = INHERIT
+    batch_tokens: int = INHERIT
+    packing: Chunks | Rows = INHERIT
+    precision: Literal["fp32", "bf16", "fp8"] = INHERIT
+    seed: int = INHERIT
+    moments: Literal["keep", "reset"] = "keep"
+    data: Literal["continue", "restart"] = "continue"
+    keep: tuple[int, ...] = ()  # steps on the way that are results too, named `name-step`
+    heldout_every: int = 1_000  # held-out losses at these steps and at the end; not part of any key
+
+    def settle(self) -> None:
+        parent = self.start if isinstance(self.start, Pretrain) else None
+        paper = {
+            "optimizer": AdamW(),
+            "batch_tokens": PAPER_BATCH,
+            "packing": Chunks(),
+            "precision": self.start.precision if isinstance(self.start, Size) else "bf16",
+            "seed": 42,
+        }
+        for name, value in paper.items():
+            if getattr(self, name) is INHERIT:
+                object.__setattr__(self, name, getattr(parent, name) if parent else value)
+        if self.corpus is INHERIT:
+            if parent is None:
+                raise SpecError(
+                    f"Pretrain {self.name!r} needs a corpus: corpus='fineweb-edu', 'builtin' or Corpus(…)"
+                )
+            object.__setattr__(self, "corpus", parent.corpus)
+        if isinstance(self.stages, Stage):
+            object.__setattr__(self, "stages", (self.stages,))
+        self._settle_schedule(parent)
+
+    def _settle_schedule(self, parent: Pretrain | None) -> None:
+        """Warmup and decay become counts of steps, once, here."""
+        said = self.schedule
+        if said is INHERIT:
+            said = WSD(peak=parent.schedule.peak, decay=parent.schedule.decay) if parent else WSD()
+        if not isinstance(said, WSD):
+            return  # the check of the annotation refuses it
+        warmup = said.warmup
+        if warmup == -1:
+            if isinstance(self.start, Hub) and self.stages:
+                raise SpecError(
+                    f"Pretrain {self.name!r} starts from a hub model with new moments: "
+                    "state its warmup, e.g. schedule=WSD(peak=1e-4, warmup=0.05)"
+                )
+            warmup = PAPER_WARMUP if isinstance(self.start, Size) else 0
+        counts = [
+            round(value * self.steps) if isinstance(value, float) else value for value in (warmup, said.decay)
+        ]
+        object.__setattr__(self, "schedule", WSD(said.peak, *counts))
+
+    def check(self) -> None:
+        where = f"Pretrain {self.name!r}"
+        if not self.name or PurePath(self.name).name != self.name:
+            raise SpecError(f"{where}: a name is one word without slashes")
+        if self.stages and self.schedule.warmup + self.schedule.decay > self.steps:
+            raise SpecError(
+                f"{where}: warmup ({self.schedule.warmup:,}) and decay ({self.schedule.decay:,}) are longer than "
+                f"its {self.steps:,} steps; type schedule=WSD(warmup=…, decay=…) or shares such as warmup=0.05"
+            )
+        if self.batch_tokens <= 0 or self.batch_tokens % self.packing.length:
+            rows = max(1, round(self.batch_tokens / self.packing.length))
+            raise SpecError(
+                f"{where}: batch_tokens ({self.batch_tokens:,}) must be whole rows of {self.packing.length:,} tokens; "
+                f"try batch_tokens={rows * self.packing.length}"
+            )
+        for step in self.keep:
+            if not 0 < step < self.steps:
+                raise SpecError(
+                    f"{where}: keep={step} is not a step between its start and its end ({self.steps:,})"
+                )
+        if self.seed < 0 or self.seed >= 2**31:
+            raise SpecError(f"{where}: seed must lie in [0, 2³¹), it is {self.seed}")
+        if self.heldout_every < 1:
+            raise SpecError(f"{where}: heldout_every must be at least 1")
+        if isinstance(self.start, Pretrain):
+            self._check_parent(where, self.start)
+        elif (self.moments, self.data) != ("keep", "continue"):
+            raise SpecError(
+                f"{where}: moments and data say how another run goes on; this one has none to continue"
+            )
+
+    def _check_parent(self, where: str, parent: Pretrain) -> None:
+        if not parent.stages:
+            raise SpecError(f"{where}: {parent.name!r} trains nothing, so start from its start instead")
+        if self.data == "continue":
+            for name in ("corpus", "packing", "seed"):
+                if getattr(self, name) != getattr(parent, name):
+                    raise SpecError(
+                        f"{where}: the data cannot go on where {parent.name!r} stopped, because {name} differs; "
+                        "say data='restart'"
+                    )
+
+    @property
+    def steps(self) -> int:
+        return sum(stage.steps for stage in self.stages)
+
+    @property
+    def rows_per_step(self) -> int:
+        return self.batch_tokens // self.packing.length

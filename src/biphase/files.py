@@ -62,10 +62,13 @@ class Store:
 
 def publish(built: Path, place: Path) -> bool:
     """Move a finished folder to its place. False, and nothing changed, if a result is there already."""
-    files = sorted(path for path in built.rglob("*") if path.is_file() and path.name != MANIFEST)
     entries = {}
-    for path in files:
-        entries[path.relative_to(built).as_posix()] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+    for path in sorted(path for path in built.rglob("*") if path != built / MANIFEST):
+        if path.is_file():
+            entries[path.relative_to(built).as_posix()] = {
+                "bytes": path.stat().st_size,
+                "sha256": sha256(path),
+            }
         _sync(path)
     write_json(built / MANIFEST, {"files": entries})
     _sync(built)
@@ -75,6 +78,10 @@ def publish(built: Path, place: Path) -> bool:
     except OSError:
         if (place / MANIFEST).is_file():
             return False
+        if place.exists():
+            raise StoreError(
+                f"{place} holds files but no {MANIFEST}, so it is no result; remove it (rm -r {place}) and run again"
+            ) from None
         raise
     _sync(place.parent)
     return True
@@ -82,12 +89,18 @@ def publish(built: Path, place: Path) -> bool:
 
 def verify(place: Path, *, contents: bool = True) -> dict[str, Any]:
     """The manifest of a published folder, after checking that every file is as it was written."""
-    entries = read_json(place / MANIFEST).get("files", {})
-    for name, entry in entries.items():
-        path = place / name
-        if not path.is_file() or path.stat().st_size != entry["bytes"]:
+    manifest = read_json(place / MANIFEST)
+    try:
+        entries = manifest["files"]
+        expected = [(place / name, entry["bytes"], entry["sha256"]) for name, entry in entries.items()]
+    except (TypeError, KeyError, AttributeError):
+        raise StoreError(
+            f"{place / MANIFEST} is no manifest; remove {place} and run the study again"
+        ) from None
+    for path, size, digest in expected:
+        if not path.is_file() or path.stat().st_size != size:
             raise StoreError(f"{path} is missing or cut short; remove {place} and run the study again")
-        if contents and sha256(path) != entry["sha256"]:
+        if contents and sha256(path) != digest:
             raise StoreError(
                 f"{path} has changed since it was written; remove {place} and run the study again"
             )
@@ -97,12 +110,15 @@ def verify(place: Path, *, contents: bool = True) -> dict[str, Any]:
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file so that a reader sees the old one or the new one, never a part."""
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
-    with draft.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1, ensure_ascii=False, allow_nan=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1, ensure_ascii=False, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)  # there only if something went wrong
 
 
 def read_json(path: Path) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from biphase.records import encode, key
-from biphase.specs import CLM, MLM, Corpus, Hub, Objective, Pretrain, Size
+from biphase.specs import CLM, MLM, Corpus, Cosine, Hub, Linear, Objective, Pretrain, Size
 
 # Raised when the meaning of a record changes without any field changing (e.g. another hash for masks).
 GENERATION = 1
@@ -76,37 +76,55 @@ def origin_draw(run: Pretrain) -> int:
 
 def state_key(run: Pretrain, step: int, identities: Identities) -> str:
     """The key of the run's state after `step` steps."""
-    if isinstance(run.start, Pretrain) and step == 0:
-        return state_key(run.start, run.start.steps, identities)
-    record = {
-        "generation": GENERATION,
-        "start": _start(run, identities),
-        "data": identities.data(run),
-        "first_draw": origin_draw(run),
-        "moments": run.moments if isinstance(run.start, Pretrain) else "new",
-        "packing": encode(run.packing),
-        "batch_tokens": run.batch_tokens,
-        "optimizer": encode(run.optimizer),
-        "precision": run.precision,
-        "seed": run.seed,
-        "rate": _rate_until(run, step),
-        "acts": [
-            [encode(act.objective), act.first, min(act.until, step)] for act in acts(run) if act.first < step
-        ],
-        "step": step,
-    }
-    return key(record)
+    return Keyring(identities).at(run, step)
 
 
-def _start(run: Pretrain, identities: Identities) -> object:
-    match run.start:
-        case Size():
-            # Its name and its habitual precision do not determine the weights.
-            return {k: v for k, v in encode(run.start).items() if k not in ("name", "precision")}
-        case Hub():
-            return {"hub": identities.hub(run.start)}
-        case Pretrain():
-            return {"state": state_key(run.start, run.start.steps, identities)}
+class Keyring:
+    """The state keys of many runs. What does not depend on the step is worked out once per run."""
+
+    def __init__(self, identities: Identities) -> None:
+        self._identities = identities
+        self._runs: dict[int, tuple[Pretrain, dict[str, object], list[tuple[object, int, int]]]] = {}
+        self._keys: dict[tuple[int, int], str] = {}
+
+    def at(self, run: Pretrain, step: int) -> str:
+        """The key of the run's state after `step` steps."""
+        if isinstance(run.start, Pretrain) and step == 0:
+            return self.at(run.start, run.start.steps)
+        place = (id(run), step)
+        if place not in self._keys:
+            _, fixed, spans = self._of(run)
+            done = [[objective, first, min(until, step)] for objective, first, until in spans if first < step]
+            self._keys[place] = key({**fixed, "rate": _rate_until(run, step), "acts": done, "step": step})
+        return self._keys[place]
+
+    def _of(self, run: Pretrain) -> tuple[Pretrain, dict[str, object], list[tuple[object, int, int]]]:
+        if id(run) not in self._runs:
+            fixed = {
+                "generation": GENERATION,
+                "start": self._start(run),
+                "data": self._identities.data(run),
+                "first_draw": origin_draw(run),
+                "moments": run.moments if isinstance(run.start, Pretrain) else "new",
+                "packing": encode(run.packing),
+                "batch_tokens": run.batch_tokens,
+                "optimizer": encode(run.optimizer),
+                "precision": run.precision,
+                "seed": run.seed,
+            }
+            spans = [(encode(act.objective), act.first, act.until) for act in acts(run)]
+            self._runs[id(run)] = (run, fixed, spans)  # holding the run keeps its id its own
+        return self._runs[id(run)]
+
+    def _start(self, run: Pretrain) -> object:
+        match run.start:
+            case Size():
+                # Its name and its habitual precision do not determine the weights.
+                return {k: v for k, v in encode(run.start).items() if k not in ("name", "precision")}
+            case Hub():
+                return {"hub": self._identities.hub(run.start)}
+            case Pretrain():
+                return {"state": self.at(run.start, run.start.steps)}
 
 
 def _rate_until(run: Pretrain, step: int) -> list[object]:
@@ -123,8 +141,8 @@ def label(objective: Objective) -> str:
     if isinstance(objective, CLM):
         return "clm"
     ratio = objective.ratio
-    shares = f"{ratio:.3g}" if isinstance(ratio, float) else ""
-    percent = f"{float(shares) * 100:g}%" if shares else f"{ratio.first * 100:g}→{ratio.last * 100:g}%"  # ty: ignore
+    moves = isinstance(ratio, (Linear, Cosine))
+    percent = f"{ratio.first * 100:g}→{ratio.last * 100:g}%" if moves else f"{ratio * 100:.6g}%"
     word = type(objective).__name__.lower()
     rule = (
         ""

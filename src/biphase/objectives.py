@@ -45,19 +45,24 @@ class Question:
 
 def ratio_at(objective: MLM, step: int) -> float:
     """The masking ratio `step` steps after the objective's stage began."""
-    ratio = objective.ratio
-    if isinstance(ratio, float):
-        return ratio
-    way = min(step / ratio.steps, 1.0)
-    match ratio:
-        case Linear():
-            return ratio.first + (ratio.last - ratio.first) * way
-        case Cosine():
-            return ratio.last + (ratio.first - ratio.last) * (1 + math.cos(math.pi * way)) / 2
+    match objective.ratio:
+        case Linear(first, last, steps):
+            return first + (last - first) * min(step / steps, 1.0)
+        case Cosine(first, last, steps):
+            return last + (first - last) * (1 + math.cos(math.pi * min(step / steps, 1.0))) / 2
+        case constant:
+            return constant
 
 
 def ask(
-    objective: Objective, ids: Tensor, segments: Tensor | None, draws: Tensor, *, seed: int, step: int, words: Vocabulary
+    objective: Objective,
+    ids: Tensor,
+    segments: Tensor | None,
+    draws: Tensor,
+    *,
+    seed: int,
+    step: int,
+    words: Vocabulary,
 ) -> Question:
     """Put `ids` (B, T) to the model as `objective` does, `step` steps into its stage."""
     match objective:
@@ -85,7 +90,14 @@ def mlm(objective: MLM, ids: Tensor, draws: Tensor, *, seed: int, step: int, wor
 
 
 def mntp(
-    objective: MNTP, ids: Tensor, segments: Tensor | None, draws: Tensor, *, seed: int, step: int, words: Vocabulary
+    objective: MNTP,
+    ids: Tensor,
+    segments: Tensor | None,
+    draws: Tensor,
+    *,
+    seed: int,
+    step: int,
+    words: Vocabulary,
 ) -> Question:
     """MLM asked one position earlier, where a decoder's head already looks for the next token.
 
@@ -114,7 +126,9 @@ def _chosen(objective: MLM, ids: Tensor, draws: Tensor, seed: int, step: int, wo
     return (bits < threshold(ratio_at(objective, step))) & ~words.special.to(ids.device)[ids]
 
 
-def _replaced(objective: MLM, ids: Tensor, hidden: Tensor, draws: Tensor, seed: int, words: Vocabulary) -> Tensor:
+def _replaced(
+    objective: MLM, ids: Tensor, hidden: Tensor, draws: Tensor, seed: int, words: Vocabulary
+) -> Tensor:
     """`ids` with the hidden ones turned into the mask token, a random token or left, by the shares of `replace`."""
     to_mask, to_random, _ = objective.replace
     if to_mask == 1:
@@ -137,6 +151,6 @@ def label_bound(objective: Objective, tokens: int) -> int:
     if isinstance(objective, CLM):
         return tokens
     ratio = objective.ratio
-    highest = ratio if isinstance(ratio, float) else max(ratio.first, ratio.last)
+    highest = max(ratio.first, ratio.last) if isinstance(ratio, (Linear, Cosine)) else ratio
     spread = 8 * math.sqrt(tokens * highest * (1 - highest))
     return min(tokens, math.ceil((tokens * highest + spread) / 128) * 128)

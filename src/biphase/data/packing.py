@@ -17,7 +17,9 @@ from biphase.randomness import below, hash_draws
 from biphase.specs import Chunks, Rows
 
 
-def segments_of(packing: Chunks | Rows, ids: Tensor, draws: Tensor, *, seed: int, eos_id: int) -> Tensor | None:
+def segments_of(
+    packing: Chunks | Rows, ids: Tensor, draws: Tensor, *, seed: int, eos_id: int
+) -> Tensor | None:
     """The number of each token's segment inside its row, (B, T); None where rows are whole."""
     length = ids.shape[1]
     match packing:

@@ -90,7 +90,9 @@ class Pretrain:
     moments: Literal["keep", "reset"] = "keep"
     data: Literal["continue", "restart"] = "continue"
     keep: tuple[int, ...] = ()  # steps on the way that are results too, named `name-step`
-    heldout_every: int = 1_000  # held-out losses at these steps and at the end; not part of any key
+    # How often the held-out losses are measured, and on how much text: looked at, so in no key.
+    heldout_every: int = 1_000
+    heldout_tokens: int = 1_000_000
 
     def settle(self) -> None:
         parent = self.start if isinstance(self.start, Pretrain) else None
@@ -156,8 +158,9 @@ class Pretrain:
                 )
         if self.seed < 0 or self.seed >= 2**31:
             raise SpecError(f"{where}: seed must lie in [0, 2³¹), it is {self.seed}")
-        if self.heldout_every < 1:
-            raise SpecError(f"{where}: heldout_every must be at least 1")
+        for name in ("heldout_every", "heldout_tokens"):
+            if getattr(self, name) < 1:
+                raise SpecError(f"{where}: {name} must be at least 1")
         if isinstance(self.start, Pretrain):
             self._check_parent(where, self.start)
         elif (self.moments, self.data) != ("keep", "continue"):

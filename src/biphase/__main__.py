@@ -1,0 +1,5 @@
+"""`python -m biphase` is `biphase`."""
+
+from biphase.cli import main
+
+main()

@@ -1,0 +1,142 @@
+"""Blocks of raw records → ids, by several processes, in the order of the blocks.
+
+Processes are started fresh (spawn), because a process that holds threads or a GPU must not be forked. Each loads
+the tokenizer once. Only raw bytes go in and one array of ids per block comes out. At most a few blocks per
+process are under way, so memory stays small whatever the size of the corpus. A helper whose parent dies, even by
+SIGKILL, ends itself.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from biphase.data.documents import Block, Tally, parse, text_hash
+from biphase.data.encoder import Encoder
+from biphase.data.tokenizer import load_saved
+from biphase.errors import DataError
+
+BLOCKS_AHEAD = 3  # per process
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The documents of a block: their ids one after the other, end tokens included."""
+
+    ids: np.ndarray
+    lengths: np.ndarray  # tokens of each document
+    sizes: np.ndarray  # bytes of UTF-8 of each document
+    held: np.ndarray  # is its text hash 0 modulo 1,000?
+    tally: Tally
+
+
+@dataclass(frozen=True)
+class BlockEncoder:
+    """How to encode a block: plain values, so that it travels to other processes."""
+
+    tokenizer: Path
+    tiktoken: bool
+    text: str
+    bos: bool
+    dtype: str
+
+    def load(self) -> Loaded:
+        return Loaded(self)
+
+
+class Loaded:
+    """A block encoder with its tokenizer in memory."""
+
+    def __init__(self, how: BlockEncoder) -> None:
+        self.how = how
+        self.encoder = Encoder(load_saved(how.tokenizer), tiktoken=how.tiktoken)
+
+    def encode(self, block: Block) -> Encoded:
+        """The documents of a block."""
+        how, special, tally = self.how, self.encoder.tokenizer.special, Tally()
+        parsed = list(parse(block, how.text, tally))
+        ids = self.encoder.encode([text for text, _ in parsed])
+        begin = [special.bos] if how.bos else []
+        lengths = np.array([len(one) + 1 + len(begin) for one in ids], np.int64)
+        made, at = np.empty(int(lengths.sum()), how.dtype), 0
+        for one, length in zip(ids, lengths.tolist(), strict=True):
+            made[at : at + len(begin)] = begin
+            made[at + len(begin) : at + length - 1] = one
+            made[at + length - 1] = special.eos
+            at += length
+        sizes = np.array([len(as_bytes) for _, as_bytes in parsed], np.int64)
+        held = np.array([text_hash(as_bytes) % 1000 == 0 for _, as_bytes in parsed], bool)
+        return Encoded(made, lengths, sizes, held, tally)
+
+
+def encoded(blocks: Iterator[Block], how: BlockEncoder, processes: int) -> Generator[tuple[Block, Encoded]]:
+    """Each block with its documents, in order. 0 processes means as many as there are cores."""
+    processes = processes or len(
+        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    )
+    if processes == 1:
+        loaded = how.load()
+        for block in blocks:
+            yield block, loaded.encode(block)
+        return
+    spawn = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(processes, spawn, initializer=_begin, initargs=(how,))
+    waiting: deque[tuple[Block, Future[Encoded]]] = deque()
+    try:
+        for block in blocks:
+            waiting.append((_light(block), pool.submit(_encode, block)))
+            if len(waiting) >= processes * BLOCKS_AHEAD:
+                yield _next(waiting)
+        while waiting:
+            yield _next(waiting)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _next(waiting: deque[tuple[Block, Future[Encoded]]]) -> tuple[Block, Encoded]:
+    block, future = waiting.popleft()
+    try:
+        return block, future.result()
+    except BrokenProcessPool:
+        raise DataError(
+            f"a process that encodes {block.name} was killed, perhaps for want of memory; "
+            "type the command again with fewer --processes: it goes on where it was"
+        ) from None
+
+
+def _light(block: Block) -> Block:
+    """The block without its text, which has travelled."""
+    return Block(block.name, block.lines, block.first, b"" if block.lines else [], block.after, block.read)
+
+
+_here: Loaded  # in a helper process: what it encodes with
+
+
+def _begin(how: BlockEncoder) -> None:
+    """Make a helper ready: one thread each, deaf to ^C (the parent decides), gone when the parent is."""
+    global _here
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _here = how.load()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _encode(block: Block) -> Encoded:
+    return _here.encode(block)

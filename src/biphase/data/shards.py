@@ -1,0 +1,224 @@
+"""A tokenized corpus on disk: plain arrays of ids, memory-mapped, and a card that says what they are.
+
+    shards/<key>/train-00000.bin …   ids of all documents in order, each document ended by the end token
+                 heldout-00000.bin   text that is never trained on
+                 card.json           corpus, tokenizer, counts, what was skipped and why
+                 tokenizer/          the tokenizer, as transformers loads it
+                 manifest.json       sizes and hashes, written last
+
+Files have a fixed number of tokens, so token t is in file t // size; rows are views, and reading a batch is one
+copy per file. uint16 where the vocabulary allows, else uint32; always little-endian.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import os
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from biphase import files
+from biphase.data.identity import CARD
+from biphase.errors import DataError, StoreError
+
+SHARD_TOKENS = 2**26
+
+
+def dtype_for(vocab: int) -> np.dtype:
+    return np.dtype("<u2" if vocab <= 2**16 else "<u4")
+
+
+class Tokens:
+    """Many token files as one array of ids. Reading is safe from any number of threads."""
+
+    def __init__(self, paths: list[Path], dtype: np.dtype) -> None:
+        self.dtype = dtype
+        self._files = [np.asarray(np.memmap(path, dtype, mode="r")) for path in paths if path.stat().st_size]
+        self._ends = np.cumsum([len(file) for file in self._files], dtype=np.int64)
+        self._starts = self._ends - [len(file) for file in self._files]
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def rows(self, indices: np.ndarray, length: int) -> np.ndarray:
+        """Row i is tokens[i·length : (i+1)·length]; the rows asked for, as an array (rows, length)."""
+        indices = np.asarray(indices, np.int64)
+        made = np.empty((len(indices), length), self.dtype)
+        if not len(indices):
+            return made
+        if indices.min() < 0 or (int(indices.max()) + 1) * length > len(self):
+            raise IndexError(f"rows of {length} go from 0 to {len(self) // length - 1}")
+        files = np.searchsorted(self._ends, indices * length, side="right")
+        for file in np.unique(files):
+            wanted = np.flatnonzero(files == file)
+            self._copy(int(file), indices[wanted], wanted, made)
+        return made
+
+    def _copy(self, file: int, indices: np.ndarray, wanted: np.ndarray, made: np.ndarray) -> None:
+        """Copy the rows that begin in one file: whole ones together, one that spans files piece by piece."""
+        length = made.shape[1]
+        start, end = int(self._starts[file]), int(self._ends[file])
+        first, until = -(-start // length), end // length  # rows that lie whole in this file
+        inside = indices < until
+        if inside.any():
+            offset = first * length - start
+            view = self._files[file][offset : offset + (until - first) * length].reshape(-1, length)
+            if inside.all() and len(wanted) == len(made):
+                # take() lets other threads run meanwhile; plain indexing does not
+                np.take(view, indices - first, axis=0, out=made, mode="clip")
+            else:
+                made[wanted[inside]] = np.take(view, indices[inside] - first, axis=0, mode="clip")
+        for row, place in zip(indices[~inside], wanted[~inside], strict=True):
+            made[place] = self.span(int(row) * length, length)
+
+    def span(self, start: int, count: int) -> np.ndarray:
+        """tokens[start : start + count], also across files."""
+        made, done = np.empty(count, self.dtype), 0
+        file = int(np.searchsorted(self._ends, start, side="right"))
+        while done < count:
+            inside = start + done - int(self._starts[file])
+            part = self._files[file][inside : inside + count - done]
+            made[done : done + len(part)] = part
+            done, file = done + len(part), file + 1
+        return made
+
+    def counts(self, vocab: int) -> np.ndarray:
+        """How often each id occurs."""
+        counts = np.zeros(vocab, np.int64)
+        for file in self._files:
+            for start in range(0, len(file), 2**24):
+                counts += np.bincount(file[start : start + 2**24], minlength=vocab)
+        return counts
+
+
+class Shards:
+    """A published tokenized corpus."""
+
+    def __init__(self, folder: Path, card: dict[str, Any]) -> None:
+        self.folder = folder
+        self.card = card
+        self.vocab: int = card["vocab"]
+        self.eos_id: int = card["eos_id"]
+        self.mask_id: int = card["mask_id"]
+        self.special_ids: tuple[int, ...] = tuple(card["special_ids"])
+        dtype = dtype_for(self.vocab)
+        self.train = Tokens(sorted(folder.glob("train-*.bin")), dtype)
+        self.heldout = Tokens(sorted(folder.glob("heldout-*.bin")), dtype)
+
+    @property
+    def tokenizer(self) -> Path:
+        """The folder of the tokenizer, as transformers loads it."""
+        return self.folder / "tokenizer"
+
+    @classmethod
+    def open(cls, folder: Path, *, verify: bool = False) -> Shards:
+        """Map a published corpus, after checking its manifest and sizes, and its hashes if asked."""
+        if not (folder / files.MANIFEST).is_file():
+            raise DataError(f"{folder} holds no finished shards; type: biphase tokenize CORPUS")
+        files.verify(folder, contents=verify)
+        card = files.read_json(folder / CARD)
+        shards = cls(folder, card)
+        if (len(shards.train), len(shards.heldout)) != (card["train_tokens"], card["heldout_tokens"]):
+            raise StoreError(
+                f"{folder} holds other counts of tokens than its card says; remove it and tokenize again"
+            )
+        return shards
+
+
+def entropy(counts: np.ndarray) -> float:
+    """The entropy of single tokens in nats: what a model that knows only frequencies would reach."""
+    share = counts[counts > 0] / counts.sum()
+    return float(math.fsum(-share * np.log(share)))
+
+
+class Writer:
+    """Appends ids to files of a fixed number of tokens. `begin` it, or `restore` the `state` it had before a kill."""
+
+    def __init__(self, folder: Path, name: str, dtype: np.dtype, shard_tokens: int = SHARD_TOKENS) -> None:
+        self.folder, self.name, self.dtype, self.shard_tokens = folder, name, dtype, shard_tokens
+        self.finished: list[dict[str, Any]] = []  # name, bytes and hash of each full file
+        self.tokens = 0
+        self._file: IO[bytes] = io.BytesIO()  # nothing is open yet
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{self.name}-{number:05d}.bin"
+
+    def begin(self) -> None:
+        """Open the next file, empty."""
+        self.filled = 0
+        self._hash = hashlib.sha256()
+        self._file = self._path(len(self.finished)).open("wb")
+
+    def append(self, ids: np.ndarray) -> bool:
+        """Write ids; True if a file was filled."""
+        before = len(self.finished)
+        ids = np.ascontiguousarray(ids, self.dtype)
+        self.tokens += len(ids)
+        while len(ids):
+            part, ids = np.split(ids, [self.shard_tokens - self.filled])
+            self._file.write(part.data)
+            self._hash.update(part.data)
+            self.filled += len(part)
+            if self.filled == self.shard_tokens:
+                self._sync()
+                self._file.close()
+                self.finished.append(self._entry(len(self.finished)))
+                self.begin()
+        return len(self.finished) > before
+
+    def _entry(self, number: int) -> dict[str, Any]:
+        size = self.filled * self.dtype.itemsize
+        return {"name": self._path(number).name, "bytes": size, "sha256": self._hash.hexdigest()}
+
+    def _sync(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def state(self) -> dict[str, Any]:
+        """What is safely on disk: the full files, and the part of the last one written so far."""
+        self._sync()
+        return {"finished": list(self.finished), "tail": self._entry(len(self.finished))}
+
+    def restore(self, state: dict[str, Any]) -> bool:
+        """Go on from `state`; False if the files are not as it says, and then nothing can be kept."""
+        for entry in state["finished"]:
+            path = self.folder / entry["name"]
+            if (
+                not path.is_file()
+                or path.stat().st_size != entry["bytes"]
+                or _hash(path).hexdigest() != entry["sha256"]
+            ):
+                return False
+        tail = self.folder / state["tail"]["name"]
+        if not tail.is_file() or tail.stat().st_size < state["tail"]["bytes"]:
+            return False
+        found = hashlib.sha256(tail.read_bytes()[: state["tail"]["bytes"]])
+        if found.hexdigest() != state["tail"]["sha256"]:
+            return False
+        self._file = tail.open("r+b")
+        self._file.truncate(state["tail"]["bytes"])
+        self._file.seek(0, os.SEEK_END)
+        self.finished, self._hash = list(state["finished"]), found
+        self.filled = state["tail"]["bytes"] // self.dtype.itemsize
+        self.tokens = len(self.finished) * self.shard_tokens + self.filled
+        return True
+
+    def abandon(self) -> None:
+        """Let go of the open file, as a kill would; its folder can be restored from the last state."""
+        self._file.close()
+
+    def close(self) -> None:
+        """Finish: a last file without tokens is not kept, unless it is the only one."""
+        self._sync()
+        self._file.close()
+        if not self.filled and self.finished:
+            self._path(len(self.finished)).unlink()
+
+
+def _hash(path: Path) -> Any:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256")

@@ -1,0 +1,135 @@
+"""The stream: a pure function from a step to its batch.
+
+With N rows in the corpus, draw = epoch·N + index counts every row ever drawn; the row behind a draw is
+f(seed, epoch, index) and its cut and masks are f(seed, draw). Step s of a run takes the draws
+[first + s·R, first + (s+1)·R), and a process takes its share of them by rank. So the position of a run is one
+integer, any number of loaders or processes sees the same batches, and repetition of a small corpus is
+counted, never hidden.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from biphase.batch import IGNORE, Batch
+from biphase.data.packing import boundaries_of, positions_of, segments_of
+from biphase.data.shards import Shards, Tokens
+from biphase.errors import DataError
+from biphase.objectives import Vocabulary, ask, label_bound
+from biphase.randomness import permute, salt
+from biphase.specs import Chunks, Objective, Rows
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Rows of one tokenized corpus, in an order that is a function of the seed."""
+
+    tokens: Tokens
+    packing: Chunks | Rows
+    seed: int
+    eos_id: int
+    words: Vocabulary
+    shuffled: bool = True
+
+    @classmethod
+    def of(cls, shards: Shards, packing: Chunks | Rows, seed: int) -> Stream:
+        """The training rows of `shards`."""
+        words = Vocabulary.of(shards.vocab, shards.mask_id, shards.special_ids)
+        stream = cls(shards.train, packing, seed, shards.eos_id, words)
+        if stream.rows == 0:
+            raise DataError(
+                f"the corpus has {len(shards.train):,} tokens, fewer than one row of {packing.length:,}; "
+                "use a larger corpus or a shorter packing length"
+            )
+        return stream
+
+    @property
+    def rows(self) -> int:
+        """N: whole rows in the corpus. The tokens left over are fewer than one row."""
+        return len(self.tokens) // self.packing.length
+
+    def epochs(self, draws: int) -> float:
+        """How often the corpus has been seen after `draws` rows."""
+        return draws / self.rows
+
+    def ids(self, draws: Tensor) -> Tensor:
+        """The true tokens of `draws`. (B,) → (B, T)"""
+        index = draws % self.rows
+        if self.shuffled:
+            epochs = draws // self.rows
+            for epoch in epochs.unique().tolist():
+                here = epochs == epoch
+                index[here] = permute(index[here], self.rows, salt(self.seed, "order", epoch))
+        return torch.from_numpy(self.tokens.rows(index.numpy(), self.packing.length).astype(np.int64))
+
+    def batch(self, objective: Objective, draws: Tensor, *, step: int, fixed: bool = False) -> Batch:
+        """`draws` as `objective` asks them, `step` steps into its stage.
+
+        `fixed` pads the lists of labels and boundaries to lengths that stay the same from step to step.
+        """
+        ids = self.ids(draws)
+        segments = segments_of(self.packing, ids, draws, seed=self.seed, eos_id=self.eos_id)
+        asked = ask(objective, ids, segments, draws, seed=self.seed, step=step, words=self.words)
+        flat = asked.labels.flatten()
+        label_at = (flat != IGNORE).nonzero().flatten()
+        labels, count = flat[label_at], len(label_at)
+        if fixed:
+            bound = label_bound(objective, ids.numel())
+            while bound < count:  # seen here, on the host, before the step: no label is ever dropped
+                bound *= 2
+            label_at = torch.nn.functional.pad(label_at, (0, bound - count))
+            labels = torch.nn.functional.pad(labels, (0, bound - count), value=IGNORE)
+        return Batch(
+            ids=asked.ids,
+            positions=positions_of(segments, *ids.shape),
+            segments=segments,
+            boundaries=boundaries_of(segments, fixed=fixed),
+            label_at=label_at,
+            labels=labels,
+            count=count,
+            causal=asked.causal,
+            draws=draws,
+        )
+
+
+def heldout_stream(shards: Shards, packing: Chunks | Rows) -> Stream:
+    """The held-out rows, always the same ones with the same cuts and masks, whatever the run's seed."""
+    words = Vocabulary.of(shards.vocab, shards.mask_id, shards.special_ids)
+    return Stream(shards.heldout, packing, 0, shards.eos_id, words, shuffled=False)
+
+
+def share(first_draw: int, rows: int, rank: int, world: int) -> Tensor:
+    """The draws of one step that process `rank` of `world` computes."""
+    return torch.arange(first_draw + rows * rank // world, first_draw + rows * (rank + 1) // world)
+
+
+def load_ahead(
+    make: Callable[[int], list[Batch]], first: int, until: int, *, loaders: int, ahead: int = 4
+) -> Iterator[list[Batch]]:
+    """The batches of steps `first`…`until`−1 in order, prepared by `loaders` threads (0: when asked for).
+
+    Threads, not processes: the work is memory-mapped reads and integer tensor operations, which let go of
+    Python's lock, and nothing has to be copied between processes.
+    """
+    if loaders == 0:
+        yield from map(make, range(first, until))
+        return
+    with ThreadPoolExecutor(loaders, thread_name_prefix="loader") as pool:
+        waiting: deque[Future[list[Batch]]] = deque()
+        step = first
+        try:
+            while step < until or waiting:
+                while step < until and len(waiting) < max(ahead, loaders):
+                    waiting.append(pool.submit(make, step))
+                    step += 1
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()

@@ -1,0 +1,294 @@
+"""Corpus → shards: in parallel, resumable after a kill, the same bytes for any number of processes.
+
+    files ─► blocks (read in order) ─► ids (by processes) ─► shard files (written in order) ─► published folder
+                                                                 │
+                                          journal.json: after each full shard, everything up to the last block
+
+One process reads and writes in the order of the files, others parse and encode whole blocks, so that nothing
+depends on who was faster. After each full shard file the journal records, at the end of a block, where reading
+stands and what is safely written; a restart keeps that and computes the rest again. A document whose text hash is
+0 modulo 1,000 is held out, unless the corpus names held-out files; text beyond the first million held-out tokens
+is left out of both and counted. A limit on tokens ends the corpus with the document that reaches it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from biphase.data import documents
+from biphase.data.documents import Place, Tally, text_hash
+from biphase.data.encoder import Encoder, confirmed, fastest
+from biphase.data.identity import (
+    CARD,
+    corpus_fingerprint,
+    read_link,
+    resolve,
+    shards_key,
+    tokenizer_fingerprint,
+    write_link,
+)
+from biphase.data.meter import Meter
+from biphase.data.parallel import BlockEncoder, encoded
+from biphase.data.parts import Parts
+from biphase.data.shards import SHARD_TOKENS, Tokens, dtype_for, entropy
+from biphase.data.sources import File, open_files
+from biphase.data.tokenizer import Tokenizer, load, load_saved, train
+from biphase.errors import DataError
+from biphase.files import Store, publish, read_json, write_json
+from biphase.records import encode
+from biphase.specs import BPE, Corpus
+
+BPE_BYTES = 2**28  # a BPE is trained on at most so much text, the same share from the beginning of each file
+
+Report = Callable[[str], None]
+
+
+def tokenize(
+    corpus: Corpus,
+    store: Store,
+    *,
+    report: Report,
+    processes: int = 0,
+    from_folder: Path | None = None,
+    shard_tokens: int = SHARD_TOKENS,
+) -> Path:
+    """The folder of the tokenized corpus, made if it is not there yet.
+
+    `processes` 0 takes every core. `from_folder` reads a hub corpus from a copy of its repository; the store
+    remembers it. The caller makes sure that nobody else tokenizes the same corpus in this store meanwhile.
+    """
+    if from_folder is not None:
+        write_link(corpus, store, from_folder)
+    key = shards_key(corpus, store)
+    place, attempt = store.shards / key, store.attempts / f"shards-{key}"
+    if store.has(place):
+        shutil.rmtree(attempt, ignore_errors=True)
+        return place
+    work = _Work(corpus, store, attempt, report, processes, shard_tokens)
+    work.run()
+    publish(work.build, place)
+    shutil.rmtree(attempt, ignore_errors=True)
+    return place
+
+
+class _Work:
+    """One attempt at one corpus, in its own folder: `build` becomes the result, the rest is scaffolding."""
+
+    def __init__(
+        self, corpus: Corpus, store: Store, attempt: Path, report: Report, processes: int, shard_tokens: int
+    ) -> None:
+        self.corpus, self.store, self.report = corpus, store, report
+        self.processes, self.shard_tokens = processes, shard_tokens
+        self.attempt, self.build, self.journal = attempt, attempt / "build", attempt / "journal.json"
+
+    def run(self) -> None:
+        """Leave the finished result in `build`."""
+        self.fingerprint = corpus_fingerprint(self.corpus, self.store)
+        self.build.mkdir(parents=True, exist_ok=True)
+        self.files = dict(zip(("train", "heldout"), self._open_files(), strict=True))
+        self.tokenizer = self._tokenizer()
+        self.encoder = self._encoder()
+        self.parts = Parts(self.corpus, self.build, dtype_for(self.tokenizer.vocab), self.shard_tokens)
+        try:
+            self._restore()
+            self._write()
+        finally:
+            self.parts.abandon()
+        self._finish()
+
+    def _open_files(self) -> tuple[list[File], list[File]]:
+        if not self.corpus.hub:
+            return open_files(self.corpus, resolve(self.corpus))
+        link = read_link(self.corpus, self.store)
+        if link:
+            self.report(
+                f"{self.corpus.name}: read from {link['folder']}, which stands for {self.corpus.source}"
+            )
+        return open_files(self.corpus, resolve(self.corpus, Path(link["folder"])) if link else None)
+
+    # ------------------------------------------------------------ tokenizer
+
+    def _tokenizer(self) -> Tokenizer:
+        """The tokenizer of this attempt: made once, whole or not at all."""
+        folder = self.build / "tokenizer"
+        if not folder.is_dir():
+            made = self._train() if isinstance(self.corpus.tokenizer, BPE) else load(self.corpus)
+            draft = self.attempt / "tokenizer.part"
+            shutil.rmtree(draft, ignore_errors=True)
+            made.save(draft)
+            draft.rename(folder)
+        return load_saved(folder)
+
+    def _train(self) -> Tokenizer:
+        assert isinstance(self.corpus.tokenizer, BPE)
+        self.report(f"{self.corpus.name}: training a BPE of {self.corpus.tokenizer.vocab}")
+        return train(self.corpus, self._sample_for_bpe(), self.report)
+
+    def _sample_for_bpe(self) -> Iterator[str]:
+        files, tally = self.files["train"], Tally()
+        each = max(BPE_BYTES // len(files), 1)
+        for file in files:
+            taken = 0
+            for block in documents.blocks(self.corpus, [file]):
+                for text, as_bytes in documents.parse(block, self.corpus.text, tally):
+                    if self.corpus.heldout or text_hash(as_bytes) % 1000:
+                        taken += len(as_bytes)
+                        yield text
+                if taken >= each:
+                    break
+            self._judge(tally)
+
+    def _encoder(self) -> Encoder:
+        """tiktoken's, if it agrees with tokenizers on a sample and on the first documents."""
+        encoder = fastest(self.tokenizer, self.report)
+        first = next(documents.blocks(self.corpus, self.files["train"]), None)
+        texts, size = [], 0
+        for text, as_bytes in documents.parse(first, self.corpus.text, Tally()) if first else ():
+            if size > 2**18:
+                break
+            texts.append(text)
+            size += len(as_bytes)
+        return confirmed(encoder, texts, "the first documents", self.report)
+
+    # ------------------------------------------------------------ ids
+
+    def _restore(self) -> None:
+        """Where an earlier attempt stopped, or the beginning."""
+        self.part, self.place, self.tally = "train", Place(), Tally()
+        if self.journal.is_file():
+            journal = read_json(self.journal)
+            if self.parts.restore(journal["parts"]):
+                self.part, self.place = journal["part"], Place(**journal["place"])
+                self.tally = Tally(**journal["tally"])
+                self.report(f"{self.corpus.name}: going on after {self.parts.train.tokens:,} tokens")
+                return
+            self.report(f"{self.corpus.name}: what was left unfinished has changed; starting again")
+            self.parts.abandon()
+            self.parts = Parts(self.corpus, self.build, dtype_for(self.tokenizer.vocab), self.shard_tokens)
+            self.journal.unlink()
+        for stray in self.build.glob("*.bin"):
+            stray.unlink()
+        self.parts.begin()
+
+    def _save(self) -> None:
+        here = {"part": self.part, "place": asdict(self.place), "tally": asdict(self.tally)}
+        write_json(self.journal, {**here, "parts": self.parts.state()})
+
+    def _write(self) -> None:
+        if self.part == "train":
+            if not self.parts.enough:  # a limit may have been reached before a kill
+                self._write_part()
+            self.part, self.place = "heldout", Place()
+            self._save()
+        self._write_part()
+        self._judge(self.tally)
+        self.parts.close()
+
+    def _write_part(self) -> None:
+        """Read the files of one part from `place` on, and write their documents."""
+        parts, files = self.parts, self.files[self.part]
+        meter = Meter(
+            self.corpus, files, self.report, self.place, parts.counts.text_bytes, parts.train.tokens
+        )
+        blocks = documents.blocks(self.corpus, files, self.place)
+        with closing(encoded(blocks, self._block_encoder(), self._processes(files))) as stream:
+            for block, made in stream:
+                filled = parts.take(made, named_heldout=self.part == "heldout")
+                self.tally.add(made.tally)
+                self.place = block.after
+                if block.ends_file:
+                    self._judge(self.tally)
+                if filled:
+                    self._save()
+                meter.show(block.read, parts.counts.text_bytes, parts.train.tokens)
+                if self.part == "train" and parts.enough:
+                    break
+        if files:
+            meter.show(meter.total, parts.counts.text_bytes, parts.train.tokens, last=True)
+
+    def _block_encoder(self) -> BlockEncoder:
+        folder, tiktoken = self.build / "tokenizer", self.encoder.fast is not None
+        return BlockEncoder(
+            folder, tiktoken, self.corpus.text, self.corpus.bos, dtype_for(self.tokenizer.vocab).str
+        )
+
+    def _processes(self, files: list[File]) -> int:
+        """A process takes longer to start than a few blocks take to encode."""
+        small = sum(file.size for file in files) < 2 * documents.BLOCK_BYTES
+        return 1 if small else self.processes
+
+    def _judge(self, tally: Tally) -> None:
+        try:
+            tally.judge(self.corpus.name)
+        except DataError:
+            shutil.rmtree(self.attempt, ignore_errors=True)  # corrected files have another key
+            raise
+
+    # ------------------------------------------------------------ the end
+
+    def _finish(self) -> None:
+        """Check, count, describe: after this the folder says what it is."""
+        corpus, counts = self.corpus, self.parts.counts
+        if not self.parts.train.tokens:
+            shutil.rmtree(self.attempt, ignore_errors=True)
+            skipped = self.tally.words() or "all documents are held out"
+            raise DataError(
+                f"corpus {corpus.name!r} has no documents to train on ({skipped}); correct {corpus.source}"
+            )
+        if corpus_fingerprint(corpus, self.store) != self.fingerprint:
+            shutil.rmtree(self.attempt, ignore_errors=True)
+            raise DataError(
+                f"corpus {corpus.name!r}: {corpus.source} changed while it was read; type the command again"
+            )
+        for draft in self.build.rglob("*.part"):
+            draft.unlink()
+        card = self._card()
+        write_json(self.build / CARD, card)
+        if card["skipped"]:
+            self.report(f"{corpus.name}: skipped {self.tally.words()}")
+        if counts.left_out_documents:
+            self.report(
+                f"{corpus.name}: left out {counts.left_out_documents:,} held-out documents beyond the cap"
+            )
+        if not card["heldout_tokens"]:
+            self.report(
+                f"{corpus.name}: no document is held out (1 in 1,000 is); name some: Corpus(heldout='…')"
+            )
+
+    def _card(self) -> dict[str, Any]:
+        special, vocab = self.tokenizer.special, self.tokenizer.vocab
+        counts = Tokens(sorted(self.build.glob("train-*.bin")), dtype_for(vocab)).counts(vocab)
+        return {
+            "corpus": encode(self.corpus),
+            "fingerprint": self.fingerprint,
+            "tokenizer_fingerprint": tokenizer_fingerprint(self.corpus, self.fingerprint, self.store),
+            "vocab": vocab,
+            "eos_id": special.eos,
+            "mask_id": special.mask,
+            "pad_id": special.pad,
+            "bos_id": special.bos,
+            "special_ids": list(special.ids),
+            "mask_token": self.tokenizer.model.id_to_token(special.mask),
+            "mask_rule": special.mask_rule,
+            "train_tokens": self.parts.train.tokens,
+            "heldout_tokens": self.parts.heldout.tokens,
+            **asdict(self.parts.counts),
+            "records": self.tally.records,
+            "skipped": self.tally.skipped,
+            "first_skipped": self.tally.first,
+            "unigram_entropy": entropy(counts),
+            "made_from": {
+                "files": {
+                    part: [[file.name, file.size] for file in files] for part, files in self.files.items()
+                },
+                "encoder": self.encoder.name,
+                "tokenizers": version("tokenizers"),
+                "tiktoken": version("tiktoken"),
+            },
+        }

@@ -1,0 +1,232 @@
+"""The tokenizer of a corpus: loaded or trained, with an end token and a mask token, saved beside the shards.
+
+Which token ends a document: the one the tokenizer's configuration names, else a well-known name (`ENDS`).
+Which token hides one, in this order:
+    own       the configuration names it, or it has a well-known name
+    reserved  a slot the vocabulary keeps free, e.g. <|reserved_special_token_0|> of Llama 3; ids do not move
+    added     a new token <|mask|> at the end of the vocabulary
+A tokenizer trained here has <|end_of_text|>, <|mask|> and <|pad|> as ids 0, 1 and 2.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from biphase.data.identity import TOKENIZER_FILES, tokenizer_files
+from biphase.errors import DataError
+from biphase.specs import BPE, Corpus, Pretrained
+
+END, MASK, PAD = "<|end_of_text|>", "<|mask|>", "<|pad|>"
+ENDS = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
+BEGINNINGS = ("<|begin_of_text|>", "<s>", "<bos>", "<|bos|>", "[BOS]", "[CLS]")
+MASKS = ("<|mask|>", "<mask>", "[MASK]")
+_RESERVED = re.compile(r"reserved|unused", re.IGNORECASE)
+
+# Llama 3's way to cut text into words: contractions, letters, up to three digits, signs, white space.
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True)
+class Special:
+    """The tokens with a meaning of their own, as ids."""
+
+    eos: int
+    mask: int
+    pad: int
+    bos: int | None
+    ids: tuple[int, ...]  # never hidden, never drawn as a replacement
+    mask_rule: str  # "own", "reserved" or "added"
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A tokenizer of the `tokenizers` library and what its special tokens are."""
+
+    model: Any
+    special: Special
+    vocab: int  # one more than the largest id
+
+    def save(self, folder: Path) -> None:
+        """Write it so that transformers' AutoTokenizer loads it with its special tokens."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.model.save(str(folder / TOKENIZER_FILES[0]))
+        named = {
+            "eos_token": self.special.eos,
+            "mask_token": self.special.mask,
+            "pad_token": self.special.pad,
+        }
+        if self.special.bos is not None:
+            named["bos_token"] = self.special.bos
+        unknown = getattr(self.model.model, "unk_token", None)
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            **{name: self.model.id_to_token(number) for name, number in named.items()},
+            **({"unk_token": unknown} if unknown else {}),
+            "biphase": {"mask_rule": self.special.mask_rule},
+        }
+        (folder / TOKENIZER_FILES[1]).write_text(
+            json.dumps(config, indent=1, ensure_ascii=False) + "\n", "utf-8"
+        )
+
+
+# ---------------------------------------------------------------- load
+
+
+def load(corpus: Corpus) -> Tokenizer:
+    """The existing tokenizer of a corpus, from its folder or the hub."""
+    wanted = corpus.tokenizer
+    assert isinstance(wanted, Pretrained)
+    paths = {file.name: file.path for file in tokenizer_files(wanted)} if wanted.local else _download(wanted)
+    made = read(paths, wanted.source)
+    if wanted.vocab and wanted.vocab != made.vocab:
+        raise DataError(
+            f"corpus {corpus.name!r}: Pretrained({wanted.source!r}, vocab={wanted.vocab}) has {made.vocab} tokens, "
+            f"mask token ({made.special.mask_rule}) included; type vocab={made.vocab}"
+        )
+    if corpus.bos and made.special.bos is None:
+        raise DataError(
+            f"corpus {corpus.name!r}: {wanted.source!r} has no token that begins a document; type bos=False"
+        )
+    return made
+
+
+def load_saved(folder: Path) -> Tokenizer:
+    """A tokenizer that `Tokenizer.save` wrote."""
+    rule = (
+        json.loads((folder / TOKENIZER_FILES[1]).read_text("utf-8"))
+        .get("biphase", {})
+        .get("mask_rule", "own")
+    )
+    made = read({name: folder / name for name in TOKENIZER_FILES if (folder / name).is_file()}, str(folder))
+    special = Special(**{**vars(made.special), "mask_rule": rule})
+    return Tokenizer(made.model, special, made.vocab)
+
+
+def read(paths: dict[str, Path], source: str) -> Tokenizer:
+    """A tokenizer from its files."""
+    from tokenizers import Tokenizer as Model
+
+    try:
+        model = Model.from_file(str(paths[TOKENIZER_FILES[0]]))
+        says: dict[str, Any] = {}
+        for name in (TOKENIZER_FILES[2], TOKENIZER_FILES[1]):  # the configuration has the last word
+            if name in paths:
+                says.update(json.loads(paths[name].read_text("utf-8")))
+    except Exception as wrong:  # the Rust library raises plain Exception
+        raise DataError(
+            f"tokenizer {source!r} cannot be read ({wrong}); put a sound tokenizer.json there"
+        ) from None
+    model.no_truncation()
+    model.no_padding()
+    # The literal text "<|endoftext|>" in a document is text, not the end of the document.
+    model.encode_special_tokens = True
+    return _with_special(model, says, source)
+
+
+def _download(wanted: Pretrained) -> dict[str, Path]:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    paths = {}
+    for name in TOKENIZER_FILES:
+        try:
+            paths[name] = Path(hf_hub_download(wanted.source, name, revision=wanted.revision))
+        except Exception as wrong:  # offline, refused, absent: many kinds
+            absent = isinstance(wrong, EntryNotFoundError) and not isinstance(wrong, LocalEntryNotFoundError)
+            if absent and name != TOKENIZER_FILES[0]:
+                continue
+            reason = (str(wrong).splitlines() or [type(wrong).__name__])[0]
+            raise DataError(
+                f"tokenizer {wanted.source}@{wanted.revision} cannot be had from the hub ({reason}); put its "
+                "tokenizer.json and tokenizer_config.json in a folder and type Pretrained('./folder')"
+            ) from wrong
+    return paths
+
+
+def _with_special(model: Any, says: dict[str, Any], source: str) -> Tokenizer:
+    from tokenizers import AddedToken
+
+    eos = _named(model, says, "eos_token", ENDS)
+    if eos is None:
+        raise DataError(
+            f"tokenizer {source!r} does not say which token ends a text; put "
+            '{"eos_token": "…"} in a tokenizer_config.json beside its tokenizer.json'
+        )
+    mask, rule = _named(model, says, "mask_token", MASKS), "own"
+    added = model.get_added_tokens_decoder()
+    if mask is None:
+        free = [
+            number
+            for number, token in sorted(added.items())
+            if token.special and _RESERVED.search(token.content)
+        ]
+        mask, rule = (free[0], "reserved") if free else (None, "added")
+    if mask is None:
+        model.add_special_tokens([AddedToken(MASK, normalized=False, special=True)])
+        mask = model.token_to_id(MASK)
+        added = model.get_added_tokens_decoder()
+    bos = _named(model, says, "bos_token", BEGINNINGS)
+    pad = _named(model, says, "pad_token", (PAD, "<pad>", "[PAD]"))
+    unknown = model.token_to_id(getattr(model.model, "unk_token", None) or "")
+    others = {"eos": eos, "mask": mask, "bos": bos, "pad": pad, "unknown": unknown}
+    ids = {number for number, token in added.items() if token.special}
+    ids |= {number for number in others.values() if number is not None}
+    vocab = max(model.get_vocab(with_added_tokens=True).values()) + 1
+    special = Special(eos, mask, eos if pad is None else pad, bos, tuple(sorted(ids)), rule)
+    return Tokenizer(model, special, vocab)
+
+
+def _named(model: Any, says: dict[str, Any], name: str, usual: tuple[str, ...]) -> int | None:
+    """The id of the token that the configuration calls `name`, else of one that is usually called so."""
+    said = says.get(name)
+    said = said.get("content") if isinstance(said, dict) else said
+    added = {token.content for token in model.get_added_tokens_decoder().values()}
+    for token in (said, *(one for one in usual if one in added)):
+        number = model.token_to_id(token) if token else None
+        if number is not None:
+            return number
+    return None
+
+
+# ---------------------------------------------------------------- train
+
+
+def train(corpus: Corpus, texts: Iterable[str], report: Callable[[str], None]) -> Tokenizer:
+    """A byte-level BPE trained on `texts`: the same bytes whatever the number of threads."""
+    from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer as Model
+
+    assert isinstance(corpus.tokenizer, BPE)
+    if corpus.bos:
+        raise DataError(
+            f"corpus {corpus.name!r}: a BPE trained here has no token that begins a document; type bos=False"
+        )
+    model = Model(models.BPE())
+    model.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(WORDS), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    model.decoder = decoders.ByteLevel()
+    model.encode_special_tokens = True
+    trainer = trainers.BpeTrainer(
+        vocab_size=corpus.tokenizer.vocab,
+        special_tokens=[END, MASK, PAD],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    model.train_from_iterator(texts, trainer)
+    made = _with_special(model, {}, corpus.name)
+    if made.vocab != corpus.tokenizer.vocab:
+        report(f"{corpus.name}: its text gave only {made.vocab} of {corpus.tokenizer.vocab} tokens")
+    return made

@@ -1,0 +1,329 @@
+"""What this machine has, what it lacks, and the command that mends it.
+
+`examine` asks one small question per finding and never fails: what cannot be found out is a finding too.
+Versions are compared with the requirements in the installed package's own metadata, so pyproject.toml is the
+only place that states them. Importing torch is the slow part (seconds); nothing is imported before it is asked.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import operator
+import os
+import platform
+import re
+import shlex
+import shutil
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+import urllib.request
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from biphase.files import Store
+from biphase.leases import Leases
+from biphase.presets import CORPORA, LLAMA3
+
+GB = 1e9
+HUB_SECONDS = 2.0
+LEFT_BEHIND_SECONDS = 3600.0  # an attempt nobody has written to for so long, and whose job nobody holds
+ASSETS = Path(__file__).parent / "assets"
+OPERATORS = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
+}  # fmt: skip
+MARKS = {True: "✓", None: "!", False: "✗"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at. `ok`: True fine, None works but could be better, False does not work."""
+
+    name: str
+    ok: bool | None
+    detail: str
+    fix: str = ""
+
+
+def examine(store: Store) -> list[Finding]:
+    """Everything worth knowing about this machine and this store, in the order it is needed."""
+    looks: dict[str, Callable[[], list[Finding]]] = {
+        "versions": look_at_versions,
+        "devices": look_at_devices,
+        "compiler": look_at_compiler,
+        "hub": look_at_hub,
+        "built-in corpus": look_at_assets,
+        "store": lambda: look_at_store(store),
+        "attempts": lambda: look_at_attempts(store),
+    }
+    return [finding for name, look in looks.items() for finding in guarded(name, look)]
+
+
+def guarded(name: str, look: Callable[[], list[Finding]]) -> list[Finding]:
+    """A machine broken in a way nobody thought of still gets its other findings."""
+    try:
+        return look()
+    except Exception as wrong:
+        fix = "python3 run doctor in a fresh clone makes a fresh environment"
+        return [Finding(name, False, f"cannot be examined: {type(wrong).__name__}: {wrong}", fix)]
+
+
+def render(findings: Iterable[Finding]) -> str:
+    """One aligned line each; under a problem, what to type."""
+    rows = list(findings)
+    width = max((len(row.name) for row in rows), default=0)
+    lines = []
+    for row in rows:
+        lines.append(f"{MARKS[row.ok]} {row.name:<{width}}  {row.detail}")
+        if row.fix and row.ok is not True:
+            lines.append(f"  {'':<{width}}  → {row.fix}")
+    return "\n".join(lines)
+
+
+def plain(findings: Iterable[Finding]) -> list[dict[str, Any]]:
+    """The findings as JSON values."""
+    return [asdict(finding) for finding in findings]
+
+
+def look_at_versions() -> list[Finding]:
+    package = importlib.metadata.metadata("biphase")
+    requirements = importlib.metadata.requires("biphase") or []
+    names = [_split(text)[0] for text in requirements]
+    python = {"python": platform.python_version()}
+    return [
+        *compare([f"python{package['Requires-Python']}"], python),
+        *compare(requirements, {name: installed_version(name) for name in names}),
+    ]
+
+
+def compare(requirements: Iterable[str], installed: Mapping[str, str | None]) -> list[Finding]:
+    """Requirements as package metadata writes them, against versions; None or no entry is not installed."""
+    findings = []
+    for text in requirements:
+        wanted, _, marker = (part.strip() for part in text.partition(";"))
+        optional = "track" in marker
+        if "extra" in marker and not optional:  # for those who test and develop
+            continue
+        name, bounds = _split(wanted)
+        version = installed.get(name)
+        if version is not None and meets(version, bounds):
+            findings.append(Finding(name, True, version))
+            continue
+        state = f"{version} is installed, {bounds} is needed" if version else "is not installed"
+        if optional:
+            state += "; metrics go to metrics.jsonl only"
+        findings.append(Finding(name, None if optional else False, state, _install(name, wanted)))
+    return findings
+
+
+def meets(version: str, bounds: str) -> bool:
+    """Is `version` within e.g. "<6,>=5.17"? Only release numbers count: 2.11.0a0+git is a 2.11."""
+    for bound in filter(None, bounds.split(",")):
+        number = bound.lstrip("<>=! ")
+        if not OPERATORS[bound.removesuffix(number).strip()](_release(version), _release(number)):
+            return False
+    return True
+
+
+def _split(requirement: str) -> tuple[str, str]:
+    """Name and bounds."""
+    name = re.split(r"[^\w.-]", requirement)[0]
+    return name, re.sub(r"\s|\[.*?\]|[()]", "", requirement.removeprefix(name))
+
+
+def _release(version: str) -> tuple[int, ...]:
+    numbers = [int(part) for part in re.findall(r"\d+", re.split(r"[^\d.]", version)[0])]
+    while numbers and numbers[-1] == 0:  # 15 and 15.0 are one version
+        numbers.pop()
+    return tuple(numbers)
+
+
+def installed_version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _install(name: str, requirement: str) -> str:
+    if name == "python":
+        return f"install Python {requirement.removeprefix('python')} and make the environment again with it"
+    # An environment made without pip is served by the system's.
+    pip = [sys.executable, "-m", "pip"] if importlib.util.find_spec("pip") else []
+    return shlex.join(
+        [*(pip or ["python3", "-m", "pip", "--python", sys.executable]), "install", requirement]
+    )
+
+
+def look_at_devices() -> list[Finding]:
+    """GPUs, and what the processor is good at where there are none."""
+    try:
+        import torch
+    except (
+        Exception
+    ) as wrong:  # a broken install raises anything: OSError for a missing library, RuntimeError
+        reason = str(wrong).splitlines()[0] if str(wrong) else type(wrong).__name__
+        return [Finding("torch loads", False, reason, _install("torch", "torch") + " --force-reinstall")]
+    driver = Path("/proc/driver/nvidia/version")
+    with warnings.catch_warnings(record=True) as complaints:  # an old driver is told by a warning
+        warnings.simplefilter("always")
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    names = [
+        f"{one.name} ({one.total_memory / 2**30:.0f} GiB)"
+        for one in (torch.cuda.get_device_properties(index) for index in range(count))
+    ]
+    complaint = str(complaints[0].message).splitlines()[0] if complaints else ""
+    gpu = describe_gpus(names, torch.version.cuda or torch.version.hip, driver.is_file(), complaint)
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
+    return [gpu, describe_cpu(flags, torch.get_num_threads(), has_gpu=count > 0)]
+
+
+def describe_gpus(names: list[str], toolkit: str | None, driver: bool, complaint: str = "") -> Finding:
+    """`toolkit`: what torch was built for; `driver`: whether the system has NVIDIA's."""
+    if names:
+        return Finding("gpu", True, f"{', '.join(names)}; torch built for {toolkit}")
+    if driver and not toolkit:
+        fix = (
+            _install("torch", "torch")
+            + " --force-reinstall --index-url https://download.pytorch.org/whl/cu130"
+        )
+        return Finding("gpu", False, "a GPU driver is here, but this torch is built for CPUs only", fix)
+    if driver:
+        detail = f"a GPU driver is here, but torch cannot use it: {complaint or 'no device is visible'}"
+        return Finding("gpu", False, detail, "nvidia-smi; echo CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES")
+    return Finding("gpu", True, "none; training runs on the processor")
+
+
+def describe_cpu(cpuinfo: str, threads: int, *, has_gpu: bool = False) -> Finding:
+    """`cpuinfo` as Linux writes it: x86 lists flags, ARM features."""
+    words = set(re.findall(r"\w+", " ".join(re.findall(r"(?m)^(?:flags|Features)\s*:(.*)$", cpuinfo))))
+    units = [word for word in ("amx_bf16", "avx512_bf16", "bf16") if word in words]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    detail = f"{threads} threads on {cores} cores, {f'bf16 by {units[0]}' if units else 'no bf16 units'}"
+    if units or has_gpu:
+        return Finding("cpu", True, detail)
+    detail += ": sizes from 60m up default to bf16, which is slow here"
+    return Finding("cpu", None, detail, 'in the study, say Pretrain(..., precision="fp32")')
+
+
+def look_at_compiler() -> list[Finding]:
+    """torch.compile builds its kernels with a C++ compiler and Python's headers."""
+    compiler = shutil.which(os.environ.get("CXX", "")) or shutil.which("g++") or shutil.which("clang++")
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    lacks = [] if compiler else ["g++"]
+    lacks += [] if header.is_file() else [f"python{sys.version_info.major}.{sys.version_info.minor}-dev"]
+    if not lacks:
+        return [Finding("compiler", True, str(compiler))]
+    detail = f"{' and '.join(lacks)} missing, so models run uncompiled and slower"
+    return [Finding("compiler", None, detail, f"apt-get install {' '.join(lacks)}")]
+
+
+def look_at_hub() -> list[Finding]:
+    """Does the hub answer? Without it, local copies do."""
+    copy = (
+        f"where there is a network: hf download {LLAMA3.source} --revision {LLAMA3.revision} --local-dir ./copy; "
+        "then name the folder in the study: Pretrained('./copy'), Hub('./copy'), Corpus(..., './copy', ...)"
+    )
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return [Finding("hub", None, "HF_HUB_OFFLINE is set: cached and local copies only", copy)]
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    trouble = unreachable(endpoint)
+    if trouble:
+        return [Finding("hub", None, f"{endpoint} does not answer: {trouble}", copy)]
+    return [Finding("hub", True, f"{endpoint} answers")]
+
+
+def unreachable(address: str, seconds: float = HUB_SECONDS) -> str:
+    """Why `address` cannot be reached within `seconds`; nothing if it can."""
+    answer = [f"nothing within {seconds:g} s"]
+
+    def ask() -> None:
+        try:
+            request = urllib.request.Request(address, method="HEAD")
+            with urllib.request.urlopen(request, timeout=seconds):
+                answer[0] = ""
+        except (OSError, ValueError) as wrong:  # HTTP errors too: a proxy that says 403 is no hub
+            answer[0] = str(getattr(wrong, "reason", "") or wrong)
+
+    # A thread, since looking up a name has no timeout of its own.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(seconds)
+    return answer[0]
+
+
+def look_at_assets(folder: Path = ASSETS) -> list[Finding]:
+    """The built-in corpus, which the quickstart reads."""
+    corpus = CORPORA["builtin"]
+    names = [corpus.source.removeprefix("builtin:"), corpus.heldout]
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        fix = _install("biphase", "biphase") + " --force-reinstall --no-deps"
+        return [Finding("built-in corpus", False, f"{folder} lacks {', '.join(missing)}", fix)]
+    size = sum((folder / name).stat().st_size for name in names)
+    return [Finding("built-in corpus", True, f"{size / 1e6:.1f} MB")]
+
+
+def look_at_store(store: Store) -> list[Finding]:
+    """Can results be written, published and leased there, and is there room?"""
+    elsewhere = "biphase run STUDY --store /another/folder (or set BIPHASE_STORE)"
+    root = store.root.absolute()
+    there = next(folder for folder in (root, *root.parents) if folder.exists())
+    try:
+        with tempfile.TemporaryDirectory(prefix=".biphase-doctor-", dir=there) as scratch:
+            trouble = try_out(Path(scratch))
+    except OSError as wrong:
+        return [Finding("store", False, f"{root} cannot be written: {wrong.strerror or wrong}", elsewhere)]
+    if trouble:
+        return [Finding("store", False, f"{root}: {trouble}", elsewhere)]
+    state = "is writable, renames are atomic" if there == root else "does not exist yet and can be made"
+    return [
+        Finding("store", True, f"{root} {state}"),
+        describe_room(shutil.disk_usage(there).free, elsewhere),
+    ]
+
+
+def try_out(folder: Path) -> str:
+    """What publishing and leases rest on, tried; the first thing that does not hold."""
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+        (folder / name / "file").write_text(name)
+    try:
+        (folder / "one").rename(folder / "two")
+        return "a folder replaces another there, so two workers could overwrite each other's results"
+    except OSError:
+        pass
+    (folder / "one").rename(folder / "three")
+    whole = (folder / "three" / "file").read_text() == "one" and (
+        folder / "two" / "file"
+    ).read_text() == "two"
+    return "" if whole else "files change under a rename there"
+
+
+def describe_room(free: float, elsewhere: str) -> Finding:
+    ok = False if free < 0.5 * GB else None if free < 10 * GB else True
+    return Finding("disk", ok, f"{free / GB:.1f} GB free", elsewhere)
+
+
+def look_at_attempts(store: Store, *, old_seconds: float = LEFT_BEHIND_SECONDS) -> list[Finding]:
+    """Half-built results of killed runs: they never count as results, but they take room."""
+    if not store.attempts.is_dir():
+        return [Finding("attempts", True, "none left by killed runs")]
+    held = tuple(key for key, holder in Leases(store.leases).holders().items() if holder.alive is not False)
+    left, size = [], 0
+    for folder in sorted(store.attempts.iterdir()):
+        facts = [path.lstat() for path in (folder, *folder.rglob("*"))]
+        idle = time.time() - max(fact.st_mtime for fact in facts)
+        if idle > old_seconds and not any(key in folder.name for key in held):
+            left.append(folder)
+            size += sum(fact.st_size for fact in facts)
+    if not left:
+        return [Finding("attempts", True, "none left by killed runs")]
+    detail = f"{len(left)} left by killed runs, {size / 1e6:.1f} MB"
+    return [Finding("attempts", None, detail, shlex.join(["rm", "-r", *map(str, left)]))]

@@ -1,0 +1,67 @@
+"""Cross-entropy of the labelled positions, in slices: full logits never exist.
+
+With a vocabulary of 128k the head is 39% of a 210M model's work and its logits are the largest tensor of the
+step. So it runs only where there is a label, a slice of rows at a time, and the gradients of a slice are made
+while its logits are at hand: memory is one slice of logits plus one gradient of the head, and no logit is
+computed twice. Sums, not means: the caller divides by the labels of the whole step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SLICE = 2**24  # logits that exist at a time: 64 MB in fp32
+
+
+class _SlicedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, slice_rows: int, dtype: torch.dtype
+    ) -> Tensor:
+        read, head = hidden.to(dtype), weight.to(dtype)  # the head is cast once, not once a slice
+        wanted = any(ctx.needs_input_grad[:2])
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        grad_hidden = torch.empty_like(read) if wanted else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wanted else None
+        for start in range(0, len(labels), slice_rows):
+            rows = slice(start, start + slice_rows)
+            logits = (read[rows] @ head.T).float()  # (P, V)
+            real = labels[rows] >= 0
+            asked = labels[rows].clamp(min=0)[:, None]
+            top = logits.logsumexp(-1, keepdim=True)
+            total += ((top - logits.gather(1, asked))[:, 0] * real).sum()
+            if grad_hidden is not None and grad_weight is not None:
+                # softmax − one-hot, in place of the logits; rows without a label get nothing
+                error = logits.sub_(top).exp_()
+                error.scatter_add_(1, asked, torch.full_like(top, -1.0)).mul_(real[:, None])
+                error = error.to(dtype)
+                torch.mm(error, head, out=grad_hidden[rows])
+                if dtype == torch.float32:
+                    grad_weight.addmm_(error.T, read[rows])
+                else:
+                    grad_weight += error.T @ read[rows]
+        if grad_hidden is not None and grad_weight is not None:
+            ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.dtypes = hidden.dtype, weight.dtype
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # ty: ignore[incompatible-method-override]
+        grad_hidden, grad_weight = ctx.saved_tensors
+        of_hidden, of_weight = ctx.dtypes
+        return (grad_hidden * scale).to(of_hidden), (grad_weight * scale).to(of_weight), None, None, None
+
+
+def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor, *, slice_rows: int = 0) -> Tensor:
+    """Σ −log p(label) over the rows of `hidden` (P, d) that have one, for a head `weight` (V, d).
+
+    Rows whose label is negative count for nothing. Sums are kept in fp32 whatever the products are made in.
+    """
+    rows = slice_rows or max(128, SLICE // weight.shape[0])
+    kind = hidden.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    with torch.autocast(kind, enabled=False):
+        return _SlicedCrossEntropy.apply(hidden, weight, labels, rows, dtype)

@@ -1,0 +1,136 @@
+"""One attention function for every model: direction and boundaries are arguments, the kernel follows.
+
+Registered with transformers under the name `biphase`; transformers' own masks are switched off, so what a
+token may look at is decided here and nowhere else. A `Sight` travels as a forward argument through the model:
+
+    whole rows                         scaled_dot_product_attention(is_causal=…)
+    segments, CUDA, 16-bit             varlen kernel: no mask exists, no work is done across segments
+    segments, otherwise                scaled_dot_product_attention with a mask, the plain path
+
+Every path is tested against the plain one. Arguments of a family that change who sees whom or how scores are
+made (windows, caps, sinks) are refused rather than ignored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from biphase.batch import Batch
+from biphase.errors import ModelError
+
+varlen_attn: Any = None
+with contextlib.suppress(ImportError):  # a torch without it still has the plain path
+    from torch.nn.attention.varlen import varlen_attn
+
+NAME = "biphase"
+CHANGES_THE_SCORES = ("sliding_window", "softcap", "s_aux", "position_bias", "cache_position_bias")
+
+
+@dataclass(frozen=True)
+class Sight:
+    """Who sees whom in one forward: the direction, and the segments attention stays inside."""
+
+    causal: bool
+    boundaries: Tensor | None = None  # (S+1,) int32, for the varlen kernel
+    longest: int = 0  # no segment is longer
+    mask: Tensor | None = None  # (B, 1, T, T) bool, for the plain path
+
+
+def sight_of(batch: Batch, *, varlen: bool) -> Sight:
+    """The sight of a batch; `varlen` where the kernel for segments can be used."""
+    if batch.segments is None:
+        return Sight(batch.causal)
+    if varlen:
+        return Sight(batch.causal, batch.boundaries, batch.ids.shape[1])
+    return Sight(batch.causal, mask=segment_mask(batch.segments, causal=batch.causal))
+
+
+def segment_mask(segments: Tensor, *, causal: bool) -> Tensor:
+    """True where a query (row) may see a key (column). (B, T) → (B, 1, T, T)"""
+    mask = segments[:, None, :, None] == segments[:, None, None, :]
+    if causal:
+        length = segments.shape[1]
+        mask = mask & torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
+    return mask
+
+
+def varlen_works(device: torch.device, precision: str) -> bool:
+    return device.type == "cuda" and precision != "fp32" and varlen_attn is not None
+
+
+# B rows, H query heads, K key heads, T tokens, D head width
+def attend(
+    module: nn.Module,
+    query: Tensor,  # (B, H, T, D)
+    key: Tensor,  # (B, K, T, D)
+    value: Tensor,  # (B, K, T, D)
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sight: Sight | None = None,
+    **rest: Any,
+) -> tuple[Tensor, None]:
+    """Attention as `sight` says. Gives (B, T, H, D), as transformers wants it."""
+    if sight is None:
+        raise ModelError(
+            f"{type(module).__name__} did not hand on who may see whom (its forward drops extra arguments); "
+            "this model cannot be trained in both directions"
+        )
+    for name in CHANGES_THE_SCORES:
+        if rest.get(name) is not None:
+            raise ModelError(
+                f"{type(module).__name__} asks for {name}={rest[name]!r}, which is not supported yet"
+            )
+    if sight.boundaries is not None:
+        return _varlen(query, key, value, sight, scaling), None
+    out = F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=sight.mask,
+        dropout_p=dropout,
+        is_causal=sight.causal and sight.mask is None,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _varlen(query: Tensor, key: Tensor, value: Tensor, sight: Sight, scaling: float | None) -> Tensor:
+    rows, heads, length, width = query.shape
+    if heads != key.shape[1] and not _GROUPED:
+        key, value = (one.repeat_interleave(heads // one.shape[1], dim=1) for one in (key, value))
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
+    # (B, heads, T, D) → (B·T, heads, D): all rows as one ragged sequence
+    flat = [one.transpose(1, 2).reshape(rows * length, -1, width).to(dtype) for one in (query, key, value)]
+    grouped = {"enable_gqa": True} if _GROUPED and heads != key.shape[1] else {}
+    out = varlen_attn(
+        *flat,
+        sight.boundaries,
+        sight.boundaries,
+        sight.longest,
+        sight.longest,
+        scale=scaling,
+        window_size=(-1, 0) if sight.causal else (-1, -1),
+        **grouped,
+    )
+    return out.view(rows, length, heads, width)
+
+
+_GROUPED = varlen_attn is not None and "enable_gqa" in inspect.signature(varlen_attn).parameters
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    """What transformers' mask builders give: nothing, since `attend` decides."""
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, _no_mask)

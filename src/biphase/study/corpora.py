@@ -1,0 +1,62 @@
+"""A corpus as the command line says it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from biphase.errors import SpecError, nearest
+from biphase.presets import CORPORA, LLAMA3
+from biphase.specs import BPE, Corpus, Pretrained
+
+
+def corpus_named(name: str, *, tokenizer: str = "", text: str = "") -> Corpus:
+    """A known corpus by name, or the one at a path; with another tokenizer or text field if said."""
+    if name in CORPORA:
+        base = CORPORA[name]
+        words = tokenizer_named(tokenizer) if tokenizer else base.tokenizer
+        return Corpus(
+            base.name,
+            base.source,
+            words,
+            text=text or base.text,
+            heldout=base.heldout,
+            bos=base.bos,
+            tokens=base.tokens,
+        )
+    if not name.startswith("hf://") and not Path(name).expanduser().exists():
+        raise SpecError(f"there is no corpus and no file {name!r}; {nearest(name, CORPORA)}")
+    if not tokenizer:
+        raise SpecError(
+            f"say which tokenizer reads {name}: --tokenizer bpe:32000, or one of yours: --tokenizer FOLDER"
+        )
+    short = re.sub(r"[^\w.-]+", "-", Path(name.split("@")[0]).name) or "corpus"
+    return Corpus(short, name, tokenizer_named(tokenizer), text=text or "text")
+
+
+def tokenizer_named(name: str) -> BPE | Pretrained:
+    """bpe:32000, llama3, a folder or tokenizer.json, or owner/name@revision."""
+    if name.startswith("bpe:"):
+        if not name[4:].isdigit():
+            raise SpecError(f"--tokenizer {name}: type bpe: and a vocabulary size, e.g. bpe:32000")
+        return BPE(int(name[4:]))
+    if name == "llama3":
+        return LLAMA3
+    if Path(name).expanduser().exists():
+        return Pretrained(name if name.startswith((".", "/", "~")) else f"./{name}")
+    source, _, revision = name.partition("@")
+    return Pretrained(source, revision=revision)
+
+
+def shards_text(shards: Any, folder: Path) -> str:
+    """What `biphase tokenize` says at the end."""
+    card = shards.card
+    lines = [
+        f"{folder}",
+        f"  {len(shards.train):,} training tokens, {len(shards.heldout):,} held out, vocabulary {shards.vocab:,}, "
+        f"mask token id {shards.mask_id} ({card['mask_token_from']})",
+    ]
+    skipped = card.get("skipped") or {}
+    lines += [f"  skipped {entry} : {count}" for entry, count in skipped.items()]
+    return "\n".join(lines)

@@ -1,0 +1,231 @@
+"""What a plan costs: model FLOPs, device-hours, disk. Arithmetic only; nothing is measured here.
+
+    train = 3 × forward                       the backward pass is two forwards
+    forward, a token = 2 × block matrices
+                     + 4 × layers × width × attended length      halved where attention is causal
+                     + 2 × vocabulary × hidden × labelled share  the head runs where there are labels
+
+The attended length is the mean over tokens: exact for whole rows and for the paper's chunks; with
+document masking it depends on the text, and the row length stands as an upper bound. What cannot be
+known without a download (the shape of a hub model, the size of a tokenizer) is said, never guessed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from biphase.errors import SpecError, nearest
+from biphase.keys import act_at
+from biphase.presets import DEVICES, corpus_of
+from biphase.specs import CLM, MNTP, Chunks, Cosine, Hub, Linear, Objective, Pretrain, Rows, Size
+from biphase.study.plan import Plan, State
+
+BYTES_PER_PARAMETER = 12  # fp32 weights and two fp32 moments
+_LOOKUPS = ("emb", "wte", "wpe")  # matrices that are read by row, not multiplied
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What of a model its costs depend on."""
+
+    layers: int
+    width: int  # heads × head width
+    hidden: int
+    matrices: int  # parameters of the blocks that multiply every token
+    blocks: int  # all parameters of the blocks and the final norm
+    tied: bool
+    vocab: int | None
+
+    @property
+    def embedding(self) -> int:
+        return (self.vocab or 0) * self.hidden
+
+    @property
+    def head(self) -> int:
+        return 0 if self.tied else self.embedding
+
+    @property
+    def parameters(self) -> int:
+        return self.embedding + self.blocks + self.head
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Sums over some states of a plan. None: not known for at least one of them; `notes` say why."""
+
+    tokens: int
+    flops: float | None
+    disk: int | None  # bytes, when every one of these states is kept
+    notes: tuple[str, ...]
+
+    def device_hours(self, device: str, efficiency: float) -> float | None:
+        """Hours of one `device` that sustains `efficiency` of its peak."""
+        if not 0 < efficiency <= 1:
+            raise SpecError(
+                f"an efficiency lies between 0 and 1, not {efficiency:g}; 0.4 is good for training"
+            )
+        peak = peak_of(device)
+        return None if self.flops is None else self.flops / (peak * efficiency) / 3600
+
+
+def peak_of(device: str) -> float:
+    """The dense peak of a named device in FLOP/s."""
+    if device not in DEVICES:
+        raise SpecError(f"there is no device {device!r}; {nearest(device, DEVICES)}")
+    return DEVICES[device]
+
+
+def costs(plan: Plan, keys: Iterable[str] | None = None) -> Costs:
+    """What the pieces that lead to `keys` cost; to all states of the plan if none are given."""
+    states = [plan.states[key] for key in (plan.states if keys is None else keys)]
+    notes: dict[str, None] = {}
+    shapes: dict[str, Shape | None] = {}
+    tokens, flops, disk = 0, 0.0, 0
+    known = True
+    for state in states:
+        if state.root not in shapes:
+            shapes[state.root] = shape_of(state.run)
+        shape = shapes[state.root]
+        tokens += state.tokens
+        if shape is None:
+            notes[f"the shape of {_source(state.run)} is not known here: FLOPs and disk are left out"] = None
+            known = False
+            continue
+        if shape.vocab is None:
+            notes[
+                f"the vocabulary of {corpus_of(state.run).name} is not known: head and embedding not counted"
+            ] = None
+        if isinstance(state.run.packing, Rows) and state.run.packing.document_mask:
+            notes["document masking depends on the text: FLOPs are an upper bound"] = None
+        flops += piece_flops(state, shape)
+        disk += shape.parameters * BYTES_PER_PARAMETER
+    return Costs(tokens, flops if known else None, disk if known else None, tuple(notes))
+
+
+def piece_flops(state: State, shape: Shape) -> float:
+    """Model FLOPs of the piece that leads to a state."""
+    act = act_at(state.run, state.first)
+    share = labelled_share(act.objective, state.run.packing, state.first - act.first, state.step - act.first)
+    causal = isinstance(act.objective, CLM)
+    return state.tokens * flops_per_token(shape, state.run.packing, causal=causal, labelled=share)
+
+
+def flops_per_token(shape: Shape, packing: Chunks | Rows, *, causal: bool, labelled: float) -> float:
+    """FLOPs to train on one token: forward and backward."""
+    attention = 4 * shape.layers * shape.width * attended_length(packing) * (0.5 if causal else 1)
+    return 3 * (2 * shape.matrices + attention + 2 * shape.embedding * labelled)
+
+
+def attended_length(packing: Chunks | Rows) -> float:
+    """The mean length of the segment a token stands in."""
+    if isinstance(packing, Rows):
+        return packing.length
+    length, low, high = packing.length, packing.shortest, packing.length - packing.shortest
+    squares = _sum_of_squares(high) - _sum_of_squares(low - 1)  # r and length − r are alike
+    return 2 * squares / (high - low + 1) / length
+
+
+def _sum_of_squares(n: int) -> int:
+    return n * (n + 1) * (2 * n + 1) // 6
+
+
+def labelled_share(objective: Objective, packing: Chunks | Rows, first: int, until: int) -> float:
+    """The share of positions with a label, from step `first` to `until` of the objective's act."""
+    segments = 2 if isinstance(packing, Chunks) else 1
+    with_neighbour = (packing.length - segments) / packing.length
+    if isinstance(objective, CLM):
+        return with_neighbour
+    share = mean_ratio(objective.ratio, first, until)
+    return share * with_neighbour if isinstance(objective, MNTP) else share
+
+
+def mean_ratio(ratio: float | Linear | Cosine, first: int, until: int) -> float:
+    """The mean masking ratio over these steps of its act."""
+    if not isinstance(ratio, Linear | Cosine):
+        return ratio
+    moving = sum(_ratio_at(ratio, step) for step in range(first, min(until, ratio.steps)))
+    still = max(0, until - max(first, ratio.steps))
+    return (moving + still * ratio.last) / (until - first)
+
+
+def _ratio_at(ratio: Linear | Cosine, step: int) -> float:
+    # As `objectives.ratio_at`, which needs torch; a test holds the two together.
+    way = step / ratio.steps
+    left = 1 - way if isinstance(ratio, Linear) else (1 + math.cos(math.pi * way)) / 2
+    return ratio.last + (ratio.first - ratio.last) * left
+
+
+# ---------------------------------------------------------------- shapes
+
+
+def shape_of(run: Pretrain) -> Shape | None:
+    """The shape of the model a run trains, or None where only a download would tell."""
+    match run.start:
+        case Pretrain():
+            return shape_of(run.start)
+        case Size():
+            return _shape_of_size(run.start, corpus_of(run).tokenizer.vocab or None)
+        case Hub():
+            return _shape_of_folder(Path(run.start.source).expanduser()) if run.start.local else None
+
+
+def _shape_of_size(size: Size, vocab: int | None) -> Shape:
+    norms = (2 * size.layers + 1) * size.hidden
+    return Shape(
+        layers=size.layers,
+        width=size.hidden,
+        hidden=size.hidden,
+        matrices=size.block_parameters - norms,
+        blocks=size.block_parameters,
+        tied=size.tied,
+        vocab=vocab,
+    )
+
+
+def _shape_of_folder(folder: Path) -> Shape | None:
+    """A model folder's shape, from its configuration and the headers of its safetensors files."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        tensors = {
+            name: dims for path in folder.glob("*.safetensors") for name, dims in _tensors(path).items()
+        }
+        heads = config["num_attention_heads"]
+        width = heads * (config.get("head_dim") or config["hidden_size"] // heads)
+        vocab, hidden, layers = config["vocab_size"], config["hidden_size"], config["num_hidden_layers"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
+        return None
+    if not tensors:
+        return None
+    vocabulary = {name for name, dims in tensors.items() if dims == [vocab, hidden]}
+    inner = {name: dims for name, dims in tensors.items() if name not in vocabulary}
+    multiplied = [
+        dims for name, dims in inner.items() if len(dims) > 1 and not any(w in name for w in _LOOKUPS)
+    ]
+    return Shape(
+        layers=layers,
+        width=width,
+        hidden=hidden,
+        matrices=sum(map(math.prod, multiplied)),
+        blocks=sum(map(math.prod, inner.values())),
+        tied=len(vocabulary) < 2,
+        vocab=vocab,
+    )
+
+
+def _tensors(path: Path) -> Mapping[str, list[int]]:
+    """Names and shapes in a safetensors file: its header is JSON behind eight bytes of length."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        if length > path.stat().st_size:
+            raise ValueError(f"{path} is cut short")
+        header = json.loads(file.read(length))
+    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+
+
+def _source(run: Pretrain) -> str:
+    return _source(run.start) if isinstance(run.start, Pretrain) else getattr(run.start, "source", "")

@@ -1,0 +1,45 @@
+"""The fingerprints a plan needs of what lies outside the study file: corpora and hub models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from biphase.data.identity import shards_key
+from biphase.errors import SpecError
+from biphase.files import Store, sha256
+from biphase.keys import Identities
+from biphase.presets import corpus_of
+from biphase.records import key
+from biphase.specs import Corpus, Hub, Pretrain
+
+
+def identities(store: Store) -> Identities:
+    """Fingerprints as this machine and store see them, each worked out once."""
+    corpora: dict[Corpus, str] = {}
+    hubs: dict[Hub, str] = {}
+
+    def data(run: Pretrain) -> str:
+        corpus = corpus_of(run)
+        if corpus not in corpora:
+            corpora[corpus] = shards_key(corpus, store)
+        return corpora[corpus]
+
+    def hub(model: Hub) -> str:
+        if model not in hubs:
+            hubs[model] = _hub_fingerprint(model)
+        return hubs[model]
+
+    return Identities(data, hub)
+
+
+def _hub_fingerprint(model: Hub) -> str:
+    """A pinned revision is the content; a local folder is its configuration and weights."""
+    if not model.local:
+        return key({"hub": model.source, "revision": model.revision})
+    folder = Path(model.source).expanduser()
+    files = sorted([*folder.glob("config.json"), *folder.glob("*.safetensors")])
+    if not any(path.suffix == ".safetensors" for path in files):
+        raise SpecError(
+            f"Hub({model.source!r}): no safetensors there; give a folder with config.json and weights"
+        )
+    return key({"files": [[path.name, sha256(path)] for path in files]})

@@ -1,0 +1,130 @@
+"""The ledger: what the store knows of a plan. Read from files alone, without torch.
+
+Each state is done, running, failed, ready (its parent is done) or waiting. Curves are put together along the
+path of a result: a state holds the lines of its own piece, its ancestors hold the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from biphase.errors import StoreError
+from biphase.files import Store, read_json, write_json
+from biphase.leases import Holder, Leases
+from biphase.study.plan import Plan, State
+
+Standing = Literal["done", "running", "failed", "ready", "waiting"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One state of a plan, as it stands."""
+
+    state: State
+    standing: Standing
+    progress: dict[str, Any] | None = None  # of a done state: step, seconds, flops, …
+    holder: Holder | None = None
+    error: str = ""
+
+
+def done_keys(plan: Plan, store: Store) -> set[str]:
+    return {key for key in plan.states if store.has(store.states / key)}
+
+
+def survey(plan: Plan, store: Store) -> dict[str, Entry]:
+    """Every state of the plan, as it stands now."""
+    done = done_keys(plan, store)
+    holders = {key: one for key, one in Leases(store.leases).holders().items() if one.alive is not False}
+    failed = failures(plan, store)
+    entries = {}
+    for key, state in plan.states.items():
+        if key in done:
+            entries[key] = Entry(
+                state, "done", progress=read_json(store.states / key / "state.json")["progress"]
+            )
+        elif key in holders:
+            entries[key] = Entry(state, "running", holder=holders[key])
+        elif key in failed:
+            entries[key] = Entry(state, "failed", error=failed[key]["error"])
+        else:
+            entries[key] = Entry(
+                state, "ready" if state.parent is None or state.parent in done else "waiting"
+            )
+    return entries
+
+
+# ---------------------------------------------------------------- failures
+
+
+def _failures_folder(plan: Plan, store: Store) -> Path:
+    return store.studies / plan.study.name / "failures"
+
+
+def note_failure(plan: Plan, store: Store, key: str, error: BaseException) -> None:
+    """Keep why a job failed. It is tried again by the next `biphase run`."""
+    folder = _failures_folder(plan, store)
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = traceback.format_exception(error)
+    record = {
+        "key": key,
+        "error": _one_line(error),
+        "traceback": "".join(lines),
+        "at": time.strftime("%FT%TZ", time.gmtime()),
+    }
+    write_json(folder / f"{key}.json", record)
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or "no message"
+    return text if isinstance(error, StoreError) else f"{type(error).__name__}: {text}"
+
+
+def forget_failure(plan: Plan, store: Store, key: str) -> None:
+    (_failures_folder(plan, store) / f"{key}.json").unlink(missing_ok=True)
+
+
+def failures(plan: Plan, store: Store) -> dict[str, dict[str, Any]]:
+    found = {}
+    for path in _failures_folder(plan, store).glob("*.json"):
+        with contextlib.suppress(StoreError):
+            found[path.stem] = read_json(path)
+    return found
+
+
+# ---------------------------------------------------------------- curves and speed
+
+
+def curve(plan: Plan, store: Store, result: str) -> list[dict[str, Any]]:
+    """Every line of metrics on the way to a result, in order of steps, as far as it is computed."""
+    lines: list[dict[str, Any]] = []
+    for state in plan.path(plan.results[result]):
+        path = store.states / state.key / "metrics.jsonl"
+        if path.is_file():
+            lines += [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return lines
+
+
+def heldout(lines: list[dict[str, Any]]) -> dict[int, dict[str, float]]:
+    """The held-out losses of a curve, by step."""
+    return {line["step"]: line["heldout"] for line in lines if "heldout" in line}
+
+
+def seconds_left(entries: dict[str, Entry], cost_of: Callable[[State], float | None]) -> float | None:
+    """Time to go at the speed measured so far, on as many workers as compute now; None before any."""
+    spent = work = 0.0
+    for entry in entries.values():
+        if entry.progress:
+            parent = entries.get(entry.state.parent or "")
+            before = parent.progress["seconds"] if parent and parent.progress else 0.0
+            spent += entry.progress["seconds"] - before
+            work += cost_of(entry.state) or 0.0
+    left = sum(cost_of(entry.state) or 0.0 for entry in entries.values() if entry.standing != "done")
+    workers = max(1, sum(entry.standing == "running" for entry in entries.values()))
+    return left * spent / work / workers if work and spent else None

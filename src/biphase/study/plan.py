@@ -1,0 +1,237 @@
+"""A study as a tree of states: equal beginnings are one node, found and not declared.
+
+    root                          a start: a size from scratch or a hub model; nothing to compute
+    └─ state ── piece ──► state   a piece is the work between two states that somebody needs
+
+Needed are the ends of runs, their `keep` steps, the switches between objectives and the start of the
+decay. Two runs can only part at one of these, so every branch point is among them. A run passes through
+each needed state whose key it has at that step; so a trunk is cut where another run leaves it, while no
+key depends on where the cuts are. One piece therefore has one objective, and decays or does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from biphase.errors import StoreError
+from biphase.files import Store, read_json, write_json
+from biphase.keys import Identities, Keyring, act_at, acts, decay_start, label, origin_step
+from biphase.presets import corpus_of
+from biphase.records import encode
+from biphase.specs import Objective, Pretrain, Study
+
+PLAN = "plan.json"
+
+
+@dataclass(frozen=True)
+class Root:
+    """A start, before any step. Its results are the runs without stages."""
+
+    key: str
+    run: Pretrain  # a run that starts here; any other would start alike
+    results: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class State:
+    """A state somebody needs, and the piece that leads to it."""
+
+    key: str
+    run: Pretrain  # a run that passes through it; any other would train it alike
+    step: int  # of that run
+    first: int  # the step of that run where the piece begins
+    parent: str | None  # the state the piece begins from; None: the start itself
+    root: str
+    results: tuple[str, ...]
+
+    @property
+    def steps(self) -> int:
+        return self.step - self.first
+
+    @property
+    def tokens(self) -> int:
+        return self.steps * self.run.batch_tokens
+
+    @property
+    def objective(self) -> Objective:
+        return act_at(self.run, self.first).objective
+
+    @property
+    def decaying(self) -> bool:
+        return self.first >= decay_start(self.run)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First and last step of the piece, counted from the root through all runs before."""
+        before = origin_step(self.run)
+        return before + self.first, before + self.step
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a study needs, in the order in which it is best computed: depth first."""
+
+    study: Study  # corpora looked up, so that it means the same wherever it is read
+    question: str
+    roots: dict[str, Root]
+    states: dict[str, State]
+    results: dict[str, str]  # name → key of a state or a root
+    steps_written: int
+
+    @property
+    def pieces(self) -> int:
+        return len(self.states)
+
+    @property
+    def steps_to_compute(self) -> int:
+        return sum(state.steps for state in self.states.values())
+
+    @property
+    def keys(self) -> frozenset[str]:
+        return frozenset(self.states)
+
+    def children(self, key: str) -> tuple[State, ...]:
+        """The states whose pieces begin at this state or root."""
+        return tuple(s for s in self.states.values() if (s.root if s.parent is None else s.parent) == key)
+
+    def path(self, key: str) -> tuple[State, ...]:
+        """The states from the root to this one, in order."""
+        found: list[State] = []
+        at: str | None = key
+        while at in self.states:
+            found.append(self.states[at])
+            at = found[-1].parent
+        return tuple(reversed(found))
+
+    def to_json(self) -> dict[str, Any]:
+        states = [
+            {
+                "key": state.key,
+                "parent": state.parent,
+                "root": state.root,
+                "steps": list(state.span),
+                "objective": label(state.objective),
+                "decaying": state.decaying,
+                "results": list(state.results),
+            }
+            for state in self.states.values()
+        ]
+        return {
+            "question": self.question,
+            "study": encode(self.study),
+            "counts": {
+                "runs": len(self.study.runs),
+                "pieces": self.pieces,
+                "steps_written": self.steps_written,
+                "steps_to_compute": self.steps_to_compute,
+            },
+            "roots": [{"key": root.key, "results": list(root.results)} for root in self.roots.values()],
+            "states": states,
+            "results": self.results,
+        }
+
+
+def make_plan(study: Study, identities: Identities, question: str = "") -> Plan:
+    """The tree of a study. The order of its runs decides the order of work and no key."""
+    study = resolve(study)
+    keyring = Keyring(identities)
+    listed = dict.fromkeys(study.runs)
+    everyone = dict.fromkeys(one for run in study.runs for one in _lineage(run))
+
+    needed: set[str] = set()
+    cuts: dict[str, set[int]] = {}  # by the key at step 0: only runs that start alike can meet
+    for run in everyone:
+        for step in _own_cuts(run, with_keep=run in listed):
+            cuts.setdefault(keyring.at(run, 0), set()).add(step)
+            needed.add(keyring.at(run, step))
+
+    names: dict[str, list[str]] = {}
+    for run in study.runs:
+        for step, name in [*((step, f"{run.name}-{step}") for step in run.keep), (run.steps, run.name)]:
+            names.setdefault(keyring.at(run, step), []).append(name)
+
+    roots: dict[str, Root] = {}
+    states: dict[str, State] = {}
+    for run in everyone:
+        parent, root = None, keyring.at(run, 0)
+        if isinstance(run.start, Pretrain):
+            parent, root = root, states[root].root
+        elif root not in roots:
+            roots[root] = Root(root, run, tuple(names.get(root, ())))
+        first = 0
+        for step in sorted(cuts.get(keyring.at(run, 0), ())):
+            if step > run.steps or (key := keyring.at(run, step)) not in needed:
+                continue
+            if key not in states:
+                states[key] = State(key, run, step, first, parent, root, tuple(names.get(key, ())))
+            parent, first = key, step
+
+    results = {name: key for key, several in names.items() for name in several}
+    in_order = {name: results[name] for run in study.runs for name in _result_names(run)}
+    written = sum(run.steps for run in everyone)
+    return Plan(study, question, roots, dict(_depth_first(roots, states)), in_order, written)
+
+
+def resolve(study: Study) -> Study:
+    """The study with every corpus name replaced by the corpus it means."""
+    known: dict[Pretrain, Pretrain] = {}
+
+    def resolved(run: Pretrain) -> Pretrain:
+        if run not in known:
+            start = resolved(run.start) if isinstance(run.start, Pretrain) else run.start
+            known[run] = replace(run, start=start, corpus=corpus_of(run))
+        return known[run]
+
+    return replace(study, runs=tuple(resolved(run) for run in study.runs))
+
+
+def _lineage(run: Pretrain) -> list[Pretrain]:
+    """The runs this one goes on from, oldest first, and itself."""
+    before = _lineage(run.start) if isinstance(run.start, Pretrain) else []
+    return [*before, run]
+
+
+def _own_cuts(run: Pretrain, *, with_keep: bool) -> set[int]:
+    """The steps of a run whose states it needs itself."""
+    steps = {act.until for act in acts(run)} | {decay_start(run)}
+    if with_keep:  # a run that is only gone on from has no results of its own
+        steps |= set(run.keep)
+    return steps - {0}
+
+
+def _result_names(run: Pretrain) -> list[str]:
+    return [*(f"{run.name}-{step}" for step in run.keep), run.name]
+
+
+def _depth_first(roots: dict[str, Root], states: dict[str, State]) -> Iterator[tuple[str, State]]:
+    below: dict[str, list[State]] = {}
+    for state in states.values():
+        below.setdefault(state.root if state.parent is None else state.parent, []).append(state)
+    waiting = [state for root in reversed(roots) for state in reversed(below.get(root, []))]
+    while waiting:
+        state = waiting.pop()
+        yield state.key, state
+        waiting.extend(reversed(below.get(state.key, [])))
+
+
+def save_plan(plan: Plan, store: Store) -> None:
+    """Leave the resolved study and its tree in the store; `load` reads it back without the study file."""
+    folder = store.studies / plan.study.name
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / PLAN, plan.to_json())
+
+
+def needed_keys(store: Store) -> set[str]:
+    """The states that the studies of this store need: what pruning must leave alone.
+
+    A plan that cannot be read is an error and not an empty one, lest its states be pruned.
+    """
+    needed: set[str] = set()
+    for path in sorted(store.studies.glob(f"*/{PLAN}")):
+        try:
+            needed |= {state["key"] for state in read_json(path)["states"]}
+        except (KeyError, TypeError):
+            raise StoreError(f"{path} is no plan; make it again (biphase plan STUDY) or remove its folder") from None
+    return needed

@@ -1,0 +1,275 @@
+"""A plan as text: the tree, what it costs, what is done and what to type next.
+
+Columns line up at any depth. A deep tree is drawn with narrower branches and then with its trunks upright,
+each child that reaches deepest on the level of its parent, until it fits the page.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from biphase.keys import label
+from biphase.specs import Pretrain
+from biphase.study.costs import Costs, costs
+from biphase.study.plan import Plan, Root, State
+
+PAGE = 110
+SHORTEST_KEY = 6
+
+
+@dataclass(frozen=True)
+class _Row:
+    text: str  # branches and what is trained
+    first: str
+    until: str
+    key: str
+    mark: str
+    results: str
+
+
+def render(plan: Plan, *, done: Collection[str], device: str, efficiency: float, command_path: str) -> str:
+    """What `biphase plan` prints."""
+    name, question = plan.study.name, plan.question
+    head = textwrap.wrap(f"{name}: {question}" if question else name, PAGE, subsequent_indent="  ")
+    body = _tree(plan, done)
+    return "\n".join([*head, "", *body, "", *_summary(plan, done, device, efficiency, command_path)])
+
+
+def plan_json(plan: Plan, *, done: Collection[str], device: str, efficiency: float) -> dict[str, Any]:
+    """The same for a program."""
+    every, left = costs(plan), costs(plan, _left(plan, done))
+
+    def numbers(some: Costs) -> dict[str, Any]:
+        hours = some.device_hours(device, efficiency)
+        return {"tokens": some.tokens, "flops": some.flops, "device_hours": hours, "disk_bytes": some.disk}
+
+    trainings, scores = _leaves(plan)
+    return plan.to_json() | {
+        "done": [key for key in plan.states if key in done],
+        "device": device,
+        "efficiency": efficiency,
+        "costs": numbers(every),
+        "costs_left": numbers(left),
+        "notes": list(every.notes),
+        "finetunings": trainings,
+        "scores": scores,
+    }
+
+
+def key_length(keys: Collection[str]) -> int:
+    """The shortest prefix length, from 6 on, at which all keys differ."""
+    length = SHORTEST_KEY
+    while len({key[:length] for key in keys}) < len(set(keys)):
+        length += 1
+    return length
+
+
+# ---------------------------------------------------------------- the tree
+
+
+def _tree(plan: Plan, done: Collection[str]) -> list[str]:
+    below: dict[str, list[State]] = {}
+    for state in plan.states.values():
+        below.setdefault(state.root if state.parent is None else state.parent, []).append(state)
+    in_thousands = all(step % 1000 == 0 for state in plan.states.values() for step in state.span)
+    digits = key_length({*plan.roots, *plan.states, *done})
+
+    def steps(count: int) -> str:
+        return f"{count // 1000:,}k" if in_thousands else f"{count:,}"
+
+    def row(text: str, state: State) -> _Row:
+        first, until = state.span
+        mark = "✓" if state.key in done else ""
+        return _Row(text, steps(first), steps(until), state.key[:digits], mark, ", ".join(state.results))
+
+    titles = _titles(list(plan.roots.values()))
+    lines: list[str] = []
+    for branch, flat in ((3, False), (2, False), (2, True), (1, True)):
+        rows: list[_Row] = []
+        for key, root in plan.roots.items():
+            rows.append(_Row(titles[key], "", "", key[:digits], "", ", ".join(root.results)))
+            rows.extend(row(text, state) for text, state in _branches(below, key, branch, flat))
+        lines = _aligned(rows)
+        if max(map(len, lines)) <= PAGE:
+            break
+    return lines
+
+
+def _branches(
+    below: dict[str, list[State]], root: str, branch: int, flat: bool
+) -> Iterator[tuple[str, State]]:
+    """Each state below a root with its line's text, depth first."""
+    signs = {3: ("├─ ", "└─ ", "│  ", "   "), 2: ("├ ", "└ ", "│ ", "  "), 1: ("├", "└", "│", " ")}
+    fork, last, line, blank = signs[branch]
+    depths = _depths(below, root) if flat else {}
+
+    def expand(key: str, prefix: str) -> list[tuple[State, str, str]]:
+        """Children, last first, each with the text before it and before what is below it."""
+        children = below.get(key, [])
+        trunk = max(children, key=lambda child: depths[child.key], default=None) if flat else None
+        beside = [child for child in children if child is not trunk]
+        made = [(child, prefix + fork, prefix + line) for child in beside]
+        if trunk:  # it goes on at its own level, after what leaves it
+            made.append((trunk, prefix, prefix))
+        elif made:
+            made[-1] = (beside[-1], prefix + last, prefix + blank)
+        return made[::-1]
+
+    waiting = expand(root, "")
+    while waiting:
+        state, before, beneath = waiting.pop()
+        yield before + label(state.objective) + (" ↘" if state.decaying else ""), state
+        waiting.extend(expand(state.key, beneath))
+
+
+def _depths(below: dict[str, list[State]], root: str) -> dict[str, int]:
+    """How many states lie in a row from each state on."""
+    order, depths = [root], {}
+    for key in order:
+        order.extend(child.key for child in below.get(key, []))
+    for key in reversed(order):
+        depths[key] = 1 + max((depths[child.key] for child in below.get(key, [])), default=0)
+    return depths
+
+
+def _aligned(rows: list[_Row]) -> list[str]:
+    text, first, until, mark = (
+        max(len(getattr(r, c)) for r in rows) for c in ("text", "first", "until", "mark")
+    )
+    lines = []
+    for row in rows:
+        arrow = "→" if row.until else " "
+        line = f"{row.text:<{text}}  {row.first:>{first}} {arrow} {row.until:>{until}}  {row.key}"
+        lines.append(f"{line} {row.mark:<{mark}}  {row.results}".rstrip())
+    return lines
+
+
+def _titles(roots: list[Root]) -> dict[str, str]:
+    """What each root is; roots that read alike also say in what they differ."""
+    titles = {root.key: _title(root.run) for root in roots}
+    for root in roots:
+        alike = [other.run for other in roots if _title(other.run) == _title(root.run)]
+        mine = _particulars(root.run)
+        differing = [
+            word for place, word in enumerate(mine) if any(_particulars(o)[place] != word for o in alike)
+        ]
+        titles[root.key] = ", ".join([titles[root.key], *differing])
+    return titles
+
+
+def _title(run: Pretrain) -> str:
+    start = getattr(run.start, "name", "") or getattr(run.start, "source", "")
+    return f"{start} on {getattr(run.corpus, 'name', run.corpus)}" if run.stages else f"{start}, as it is"
+
+
+def _particulars(run: Pretrain) -> list[str]:
+    wsd, packing = run.schedule, run.packing
+    masked = ", documents apart" if getattr(packing, "document_mask", False) else ""
+    return [
+        f"seed {run.seed}",
+        f"lr {wsd.peak:g}",
+        f"warmup {wsd.warmup:,}",
+        f"batch {run.batch_tokens:,}",
+        f"{type(packing).__name__.lower()} of {packing.length:,}{masked}",
+        run.precision,
+        f"AdamW {run.optimizer.betas} eps {run.optimizer.eps:g} decay {run.optimizer.weight_decay:g}",
+    ]
+
+
+# ---------------------------------------------------------------- the summary
+
+
+def _summary(
+    plan: Plan, done: Collection[str], device: str, efficiency: float, command_path: str
+) -> list[str]:
+    every = costs(plan)
+    hours = every.device_hours(device, efficiency)
+    trainings, scores = _leaves(plan)
+    written, to_compute = plan.steps_written, plan.steps_to_compute
+    shared = f" ({written:,} as written, {written - to_compute:,} shared)" if written > to_compute else ""
+    parts = [
+        _count(len(plan.study.runs), "run"),
+        _count(plan.pieces, "piece"),
+        f"{_count(to_compute, 'step')} to compute{shared}",
+        f"{_short(every.tokens)} tokens",
+    ]
+    if every.flops is not None and hours is not None and every.disk is not None:
+        parts += [
+            f"{every.flops:.2e} FLOPs",
+            f"{_hours(hours, device)} on {device} at {efficiency:.0%}",
+            _bytes(every.disk),
+        ]
+    if trainings:
+        parts += [_count(trainings, "fine-tuning"), _count(scores, "score")]
+    left = _left(plan, done)
+    return [*_flow(parts), *every.notes, _next(plan, left, device, efficiency, command_path)]
+
+
+def _next(plan: Plan, left: list[str], device: str, efficiency: float, command_path: str) -> str:
+    if not plan.states:
+        return "nothing to train."
+    if not left:
+        return f"all {_count(plan.pieces, 'piece')} computed. See: biphase status {command_path}"
+    if len(left) == plan.pieces:
+        return f"nothing computed yet. Next: biphase run {command_path}"
+    hours = costs(plan, left).device_hours(device, efficiency)
+    steps = sum(plan.states[key].steps for key in left)
+    time = f", {_hours(hours, device)}" if hours is not None else ""
+    did = plan.pieces - len(left)
+    return f"{did:,} of {_count(plan.pieces, 'piece')} done, {steps:,} steps left{time}. Next: biphase run {command_path}"
+
+
+def _left(plan: Plan, done: Collection[str]) -> list[str]:
+    """The states to compute: what leads only to finished ones need not be there any more."""
+    wanted: set[str] = set()
+    begun_from: set[str | None] = set()
+    for key, state in reversed(plan.states.items()):  # children come before their parents
+        if key not in done and (state.results or key in begun_from):
+            wanted.add(key)
+            begun_from.add(state.parent)
+    return [key for key in plan.states if key in wanted]
+
+
+def _leaves(plan: Plan) -> tuple[int, int]:
+    """Fine-tunings and scores: two names of one state share theirs."""
+    finetune, models = plan.study.finetune, len(set(plan.results.values()))
+    return (finetune.trainings * models, finetune.scores * models) if finetune else (0, 0)
+
+
+def _flow(parts: list[str]) -> list[str]:
+    """Parts joined by dots, broken between them where the page ends."""
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(part) + 3 > PAGE:
+            lines.append(part)
+        else:
+            lines[-1] += f" · {part}"
+    return lines
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def _short(number: float) -> str:
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:g}"
+
+
+def _bytes(number: int) -> str:
+    for size, word in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
+        if number >= size:
+            return f"{number / size:.3g} {word} of disk"
+    return f"{number / 1e3:.3g} kB of disk"
+
+
+def _hours(hours: float, device: str) -> str:
+    word = "hours" if device == "cpu" else "GPU-hours"
+    if hours >= 10:
+        return f"{hours:,.0f} {word}"
+    return f"{hours:.1f} {word}" if hours >= 1 else f"{max(1, round(hours * 60))} min"

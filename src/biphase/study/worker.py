@@ -1,0 +1,183 @@
+"""A worker computes jobs of a plan until none is left that it could do.
+
+It takes the first state, depth first, whose parent is done and whose lease it gets; trains up to it; publishes;
+looks again. Any number of workers, on any machines, may share a store: leases keep them apart, and a dead
+one's job is taken over. With several processes (torchrun) the first one chooses and the others follow.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from biphase.data.identity import shards_key
+from biphase.data.shards import Shards
+from biphase.data.tokenize import tokenize
+from biphase.errors import DataError, SpecError
+from biphase.files import Store
+from biphase.keys import Identities, label
+from biphase.leases import Lease, Leases
+from biphase.presets import corpus_of
+from biphase.study import ledger
+from biphase.study.costs import piece_flops, shape_of
+from biphase.study.plan import Plan, State, needed_keys
+from biphase.training.devices import Ranks, poor_precision
+from biphase.training.pretrain import Manner, Pretraining
+from biphase.wording import duration, si
+
+POLL_SECONDS = 1.0
+
+
+@dataclass
+class Outcome:
+    """How a worker ended."""
+
+    computed: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+    stopped: bool = False
+
+
+class Worker:
+    def __init__(
+        self,
+        plan: Plan,
+        store: Store,
+        identities: Identities,
+        ranks: Ranks,
+        manner: Manner,
+        *,
+        wanted: set[str],
+        say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+    ) -> None:
+        self.plan, self.store, self.identities, self.ranks, self.manner = (
+            plan,
+            store,
+            identities,
+            ranks,
+            manner,
+        )
+        self.wanted = [key for key in plan.states if key in wanted]
+        self.say = say if ranks.first else lambda text: None
+        self.leases = Leases(store.leases)
+        self.outcome = Outcome()
+        self.warned: set[str] = set()
+
+    def work(self) -> Outcome:
+        """Compute until nothing is left to do here, or somebody asks to stop."""
+        while True:
+            lease, order = self._choose() if self.ranks.first else (None, None)
+            order = self.ranks.share(order)
+            if order["do"] == "end":
+                return self.outcome
+            if order["do"] == "wait":
+                time.sleep(POLL_SECONDS)
+                continue
+            try:
+                self._compute(self.plan.states[order["key"]], lease)
+            finally:
+                if lease:
+                    lease.release()
+
+    def _choose(self) -> tuple[Lease | None, dict[str, Any]]:
+        """The next job, with its lease."""
+        if self.manner.stop():
+            self.outcome.stopped = True
+            return None, {"do": "end"}
+        done = ledger.done_keys(self.plan, self.store)
+        pending = [key for key in self.wanted if key not in done and not self._doomed(key)]
+        for key in pending:
+            parent = self.plan.states[key].parent
+            if parent is not None and parent not in done:
+                continue
+            lease = self.leases.take(key)
+            if lease is None:
+                continue
+            if not self.store.has(self.store.states / key):  # its last holder may just have published it
+                return lease, {"do": "train", "key": key}
+            lease.release()
+        return None, {"do": "wait" if pending else "end"}
+
+    def _doomed(self, key: str) -> bool:
+        """Did this job, or one it needs, fail here?"""
+        return any(state.key in self.outcome.failed for state in self.plan.path(key))
+
+    def _compute(self, state: State, lease: Lease | None) -> None:
+        number = len(ledger.done_keys(self.plan, self.store)) + 1
+        decays = " ↘" if state.decaying else ""
+        title = f"{number}/{self.plan.pieces}  {label(state.objective)}{decays} {state.span[0]:,} → {state.span[1]:,}"
+        manner = replace(
+            self.manner,
+            lost=lambda: lease is not None and lease.lost,
+            board=self.store.studies / self.plan.study.name / "tensorboard" / state.key
+            if self.ranks.first
+            else None,
+        )
+        self._warn(state)
+        began = time.monotonic()
+        try:
+            piece = Pretraining(
+                state.run,
+                state.step,
+                store=self.store,
+                shards=self._shards(state),
+                identities=self.identities,
+                ranks=self.ranks,
+                needed=needed_keys(self.store),
+                flops_per_token=_flops_per_token(state),
+                manner=manner,
+                title=title,
+            )
+            finished = piece.train()
+        except (DataError, SpecError, KeyboardInterrupt):
+            raise  # nothing this worker could do next would go better
+        except Exception as error:
+            if self.ranks.world > 1:
+                raise  # the processes no longer agree on where they are
+            ledger.note_failure(self.plan, self.store, state.key, error)
+            self.outcome.failed[state.key] = str(error)
+            self.say(f"  {title}  {state.key[:6]}  failed: {error}")
+            return
+        if finished:
+            self.outcome.computed += 1
+            if self.ranks.first:
+                ledger.forget_failure(self.plan, self.store, state.key)
+                self.say(f"  {title}  {state.key[:6]}  {_summary(piece, time.monotonic() - began)}")
+
+    def _warn(self, state: State) -> None:
+        warning = poor_precision(self.ranks.device, state.run.precision)
+        if warning and warning not in self.warned:
+            self.warned.add(warning)
+            self.say(f"  note: {warning} (run {state.run.name!r})")
+
+    def _shards(self, state: State) -> Shards:
+        """The tokenized corpus; made here if it is missing and nobody else makes it."""
+        corpus = corpus_of(state.run)
+        key = shards_key(corpus, self.store)
+        folder: Path = self.store.shards / key
+        if self.ranks.first:
+            while not self.store.has(folder):
+                lease = self.leases.take(f"shards-{key}")
+                if lease is None:
+                    time.sleep(POLL_SECONDS)
+                    continue
+                with lease:
+                    tokenize(corpus, self.store, report=lambda text: self.say(f"  {text}"))
+        self.ranks.wait()
+        return Shards.open(folder)
+
+
+def _flops_per_token(state: State) -> Callable[[int], float]:
+    shape = shape_of(state.run)
+    each = piece_flops(state, shape) / state.tokens if shape else float("nan")
+    return lambda step: each
+
+
+def _summary(piece: Pretraining, seconds: float) -> str:
+    losses = [line["loss"] for line in piece.meter.lines if line.get("loss") is not None]
+    way = f"loss {losses[0]:.2f} → {losses[-1]:.2f}" if losses else ""
+    tokens = (piece.target - piece.meter.first) * piece.run.batch_tokens
+    return f"{way}   {si(tokens / max(seconds, 1e-9))}tok/s   {duration(seconds)}"

@@ -1,0 +1,144 @@
+"""A checkpoint is a state on disk: safetensors and JSON, published whole under the state's key.
+
+    model.safetensors       fp32 weights, under transformers' names
+    optimizer.safetensors   Adam's moments and counts, under the same names
+    state.json              what it is, how it was made, what it cost
+    metrics.jsonl           losses since the last state the plan needs
+
+Every step of a run has a key, so a checkpoint on the way is a state like any other: to resume is to find the
+nearest saved state behind the one that is wanted. States on the way are removed when a later one of the same
+piece is published, unless some plan of the store needs them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from biphase.errors import StoreError
+from biphase.files import Store, publish, read_json, verify, write_json
+from biphase.keys import Identities, state_key
+from biphase.models.backbone import LanguageModel
+from biphase.specs import Pretrain
+from biphase.training import optimizer as adam
+
+
+@dataclass
+class Progress:
+    """What a state carries beside tensors: how it was made and what it cost so far."""
+
+    step: int  # of its run
+    draw: int  # rows drawn: the position in the data
+    seconds: float = 0.0  # of training, over the whole path from the root
+    flops: float = 0.0
+    tokens: int = 0
+    skipped: int = 0  # steps left out because a number was not finite
+    micro_rows: int = 0
+    world: int = 1
+    threads: int = 0
+    machine: dict[str, str] = field(default_factory=dict)
+
+
+def save(
+    store: Store,
+    key: str,
+    model: LanguageModel,
+    optimizer: torch.optim.AdamW,
+    progress: Progress,
+    *,
+    about: dict[str, Any],
+    metrics: list[dict[str, Any]],
+) -> bool:
+    """Publish a state. False if it was there already."""
+    place = store.states / key
+    if store.has(place):
+        return False
+    with store.attempt(key) as folder:
+        save_file(
+            _plain(dict(model.model.state_dict())), folder / "model.safetensors", metadata={"format": "pt"}
+        )
+        save_file(_plain(adam.moments(model.model, optimizer)), folder / "optimizer.safetensors")
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
+        write_json(folder / "state.json", {"key": key, **about, "progress": asdict(progress)})
+        return publish(folder, place)
+
+
+def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """CPU tensors that share no memory; of tied ones only the first is written."""
+    seen: dict[int, str] = {}
+    plain = {}
+    for name, tensor in tensors.items():
+        if seen.setdefault(tensor.data_ptr(), name) == name or tensor.numel() == 0:
+            plain[name] = tensor.detach().cpu().contiguous()
+    return plain
+
+
+def load(store: Store, key: str, model: LanguageModel, optimizer: torch.optim.AdamW | None) -> Progress:
+    """Put a state into `model` and, unless it is to start anew, `optimizer`."""
+    place = store.states / key
+    verify(place)
+    try:
+        weights = load_file(place / "model.safetensors")
+        missing, unexpected = model.model.load_state_dict(weights, strict=False)
+        tied = {
+            name for name in missing if name == "lm_head.weight" and model.model.config.tie_word_embeddings
+        }
+        if unexpected or set(missing) - tied:
+            raise StoreError(
+                f"{place} holds another model ({(unexpected or missing)[0]}); remove it and run again"
+            )
+        if optimizer is not None:
+            adam.restore_moments(model.model, optimizer, load_file(place / "optimizer.safetensors"))
+    except (SafetensorError, KeyError) as wrong:
+        raise StoreError(f"{place} cannot be read ({wrong}); remove it and run the study again") from None
+    return progress_of(store, key)
+
+
+def progress_of(store: Store, key: str) -> Progress:
+    return Progress(**read_json(store.states / key / "state.json")["progress"])
+
+
+def metrics_of(store: Store, key: str) -> list[dict[str, Any]]:
+    text = (store.states / key / "metrics.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def nearest(run: Pretrain, step: int, store: Store, identities: Identities) -> tuple[int, str] | None:
+    """The latest saved state at or before `step` on the run's own path, as (step, key)."""
+    saved = {place.name for place in _folders(store)}
+    steps = sorted(_steps_saved(store, saved), reverse=True)
+    for candidate in steps:
+        if candidate <= step and (key := state_key(run, candidate, identities)) in saved:
+            return candidate, key
+    if isinstance(run.start, Pretrain) and (key := state_key(run, 0, identities)) in saved:
+        return 0, key
+    return None
+
+
+def prune(store: Store, keys: list[str], needed: set[str]) -> None:
+    """Remove states on the way, but never one that a plan of the store needs."""
+    for key in keys:
+        if key not in needed:
+            store.discard(store.states / key)
+
+
+def _folders(store: Store) -> list[Path]:
+    return [place for place in store.states.glob("*") if store.has(place)]
+
+
+def _steps_saved(store: Store, keys: set[str]) -> set[int]:
+    """The steps at which any saved state stands: the only ones worth hashing."""
+    steps = set()
+    for key in keys:
+        try:
+            steps.add(progress_of(store, key).step)
+        except StoreError:
+            continue  # removed by another worker a moment ago
+    return steps

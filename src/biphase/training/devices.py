@@ -1,0 +1,157 @@
+"""Processes and devices: who computes what, and how they agree.
+
+Gradients are summed over processes in a fixed order of fixed buckets. torch's DDP wrapper regroups its buckets
+after the first backward, so a resumed run would add in another order than one that never stopped; with three
+or more processes that changes bits. The loss is already divided by the labels of all processes, so a sum is
+the exact mean over labels whatever each process happened to draw.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from biphase.errors import TrainingError
+
+BUCKET = 2**25  # elements a bucket: 128 MB of fp32 gradients, large enough to fill a link
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among its peers."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, *numbers: int) -> list[int]:
+        """The sums of some integers over all processes, on the host."""
+        if self.world == 1:
+            return list(numbers)
+        total = torch.tensor(numbers, dtype=torch.int64)
+        dist.all_reduce(total)
+        return total.tolist()
+
+    def sum_float(self, number: float) -> float:
+        """The sum of a number over all processes, on the host."""
+        if self.world == 1:
+            return number
+        total = torch.tensor(number, dtype=torch.float64)
+        dist.all_reduce(total)
+        return float(total)
+
+    def reduce_gradients(self, parameters: list[nn.Parameter], loss: Tensor) -> Tensor:
+        """Sum all gradients in place over the processes; gives the sum of the losses."""
+        if self.world == 1:
+            return loss
+        for bucket in _buckets(parameter for parameter in parameters if parameter.grad is not None):
+            gradients = [parameter.grad for parameter in bucket if parameter.grad is not None]
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            dist.all_reduce(flat)
+            torch._foreach_copy_(
+                gradients, [p.view_as(g) for p, g in zip(_split(flat, gradients), gradients, strict=True)]
+            )
+        loss = loss.clone()
+        dist.all_reduce(loss)
+        return loss
+
+    def share(self, value: Any) -> Any:
+        """The first process's value, for all. JSON values only: torch's own helper would pickle them."""
+        if self.world == 1:
+            return value
+        text = json.dumps(value if self.first else None).encode()
+        length = self.sum(len(text) if self.first else 0)[0]
+        data = (
+            torch.frombuffer(bytearray(text), dtype=torch.uint8)
+            if self.first
+            else torch.empty(length, dtype=torch.uint8)
+        )
+        dist.broadcast(data, src=0)
+        return json.loads(bytes(data.tolist()))
+
+    def wait(self) -> None:
+        if self.world > 1:
+            dist.barrier()
+
+
+def _buckets(parameters: Iterable[nn.Parameter]) -> Iterable[list[nn.Parameter]]:
+    bucket: list[nn.Parameter] = []
+    held = 0
+    for parameter in parameters:
+        if bucket and held + parameter.numel() > BUCKET:
+            yield bucket
+            bucket, held = [], 0
+        bucket.append(parameter)
+        held += parameter.numel()
+    if bucket:
+        yield bucket
+
+
+def _split(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
+    return list(flat.split([one.numel() for one in like]))
+
+
+def join() -> Ranks:
+    """Find the device, and the other processes if torchrun started us among them."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if world > 1 and not dist.is_initialized():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo") if _one_machine() else None
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    return Ranks(rank, world, device)
+
+
+def _one_machine() -> bool:
+    return os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+
+
+def leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[object]:
+    """fp32 weights, 16-bit products: bf16 under autocast; fp32 as it is."""
+    match precision:
+        case "fp32":
+            return contextlib.nullcontext()
+        case "bf16":
+            return torch.autocast(device.type, torch.bfloat16)
+        case _:
+            raise TrainingError(f"precision={precision!r} is not available yet; say precision='bf16'")
+
+
+def poor_precision(device: torch.device, precision: str) -> str:
+    """What to tell a user whose machine cannot do `precision` well; empty if it can."""
+    if precision != "bf16" or device.type != "cpu" or _cpu_has_bf16():
+        return ""
+    return (
+        "this CPU has no bf16 units and computes bf16 about 50 times slower than fp32; "
+        "for a run here, say precision='fp32' in its Pretrain(…)"
+    )
+
+
+def _cpu_has_bf16() -> bool:
+    has = [getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
+    return any(check() for check in has if check)
+
+
+def micro_rows(device: torch.device, rows: int, length: int) -> int:
+    """Rows a micro-batch where the user says nothing: what keeps this kind of device busy."""
+    tokens = 24_576 if device.type == "cuda" else 8_192
+    return max(1, min(rows, tokens // length))

@@ -1,0 +1,66 @@
+"""Held-out losses: the same rows, cuts and masks for every run, so that curves compare.
+
+The causal loss and the masked loss at 40% are always measured, whatever the run trains; its own objective too
+where that is another. Each in its own direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from biphase.batch import Batch
+from biphase.data.stream import Stream, share
+from biphase.keys import label
+from biphase.objectives import ratio_at
+from biphase.specs import CLM, MLM, MNTP, Objective
+from biphase.training.devices import Ranks
+
+ALWAYS: tuple[Objective, ...] = (CLM(), MLM(0.4))
+
+
+def yardsticks(objective: Objective, step: int) -> tuple[Objective, ...]:
+    """What to measure while `objective` trains, `step` steps into its stage."""
+    if isinstance(objective, MLM):
+        now = type(objective)(ratio_at(objective, step), objective.replace)
+        return ALWAYS if now in ALWAYS else (*ALWAYS, now)
+    return ALWAYS
+
+
+@torch.no_grad()
+def heldout_losses(
+    loss_sum: Callable[[Batch], Tensor],
+    stream: Stream,
+    objectives: tuple[Objective, ...],
+    *,
+    rows: int,
+    micro_rows: int,
+    ranks: Ranks,
+    autocast: Callable[[], AbstractContextManager[object]],
+    fixed: bool,
+) -> dict[str, float]:
+    """Mean loss per label on the first `rows` held-out rows, by objective."""
+    mine = share(0, min(rows, stream.rows), ranks.rank, ranks.world)
+    losses = {}
+    for objective in objectives:
+        total = torch.zeros((), dtype=torch.float64)
+        count = 0
+        for draws in mine.split(micro_rows):
+            batch = stream.batch(objective, draws, step=0, fixed=fixed)
+            with autocast():
+                total += loss_sum(batch.to(ranks.device)).cpu()
+            count += batch.count
+        labels = ranks.sum(count)[0]
+        if labels:
+            losses[_name(objective)] = ranks.sum_float(float(total)) / labels
+    return losses
+
+
+def _name(objective: Objective) -> str:
+    """clm, mlm40, mntp40: short enough for a column."""
+    if isinstance(objective, (MLM, MNTP)) and objective.replace == (1.0, 0.0, 0.0):
+        return label(objective).replace(" ", "").replace("%", "")
+    return label(objective)

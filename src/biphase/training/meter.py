@@ -1,0 +1,144 @@
+"""What a run tells: metrics as lines of JSON, TensorBoard where it is installed, and a line for people.
+
+Losses stay on the device until a line is due, so that the step never waits for the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+from torch import Tensor
+
+from biphase.wording import duration, si
+
+
+class Meter:
+    """Collects what the steps of one piece did."""
+
+    def __init__(
+        self,
+        *,
+        title: str,
+        origin: int,  # absolute step before the run's first
+        first: int,
+        until: int,
+        tokens_per_step: int,
+        flops_of: Callable[[int], float],
+        every: int = 1,  # steps between reads of the device
+        lines: list[dict[str, Any]] | None = None,
+        board: Path | None = None,
+        out: TextIO = sys.stderr,
+        quiet: bool = False,
+    ) -> None:
+        self.lines = list(lines or [])
+        self.title, self.origin, self.first, self.until = title, origin, first, until
+        self.tokens_per_step, self.flops_of, self.every = tokens_per_step, flops_of, every
+        self.waiting: list[tuple[int, dict[str, Any], Tensor, Tensor, Tensor]] = []
+        self.unsound_in_a_row = 0
+        self.skipped = 0
+        self.began = self.last_shown = time.monotonic()
+        self.board = _board(board)
+        self.out, self.quiet, self.live = out, quiet, out.isatty() and not quiet
+        self.rate = math.nan
+        self._mark = (time.monotonic(), first)
+
+    def step(self, step: int, facts: dict[str, Any], loss: Tensor, norm: Tensor, unsound: Tensor) -> None:
+        """Note one step; reads the device every few."""
+        self.waiting.append((step, facts, loss.detach(), norm.detach(), unsound))
+        if len(self.waiting) >= self.every or step + 1 == self.until:
+            self.flush()
+
+    def flush(self) -> None:
+        """Bring what waits on the device to the lines."""
+        for step, facts, loss, norm, unsound in self.waiting:
+            line = {"step": self.origin + step + 1, "loss": _number(loss), "norm": _number(norm), **facts}
+            if unsound.item():
+                self.unsound_in_a_row += 1
+                self.skipped += 1
+                line["skipped"] = True
+                self.say(f"step {line['step']:,} skipped: loss {line['loss']}, gradient norm {line['norm']}")
+            else:
+                self.unsound_in_a_row = 0
+                line.pop("draws", None)
+            self.lines.append(line)
+            self._to_board(line)
+        if self.waiting:
+            now, done = time.monotonic(), self.waiting[-1][0] + 1
+            elapsed = now - self._mark[0]
+            if elapsed > 1 or math.isnan(self.rate):
+                self.rate = (done - self._mark[1]) * self.tokens_per_step / max(elapsed, 1e-9)
+                self._mark = (now, done)
+            self._show(self.lines[-1], done)
+        self.waiting = []
+
+    def event(self, step: int, **facts: Any) -> None:
+        """Note something that is not a step: held-out losses, a switch of stages."""
+        self.flush()
+        line = {"step": self.origin + step, **facts}
+        self.lines.append(line)
+        self._to_board(line)
+
+    def say(self, text: str) -> None:
+        """A line of its own, above the progress line."""
+        if not self.quiet:
+            self.out.write(f"\r\x1b[K{text}\n" if self.live else f"{text}\n")
+            self.out.flush()
+
+    def close(self) -> None:
+        self.flush()
+        if self.live:
+            self.out.write("\r\x1b[K")
+        if self.board:
+            self.board.close()
+
+    def _show(self, line: dict[str, Any], done: int) -> None:
+        now = time.monotonic()
+        if self.quiet or (now - self.last_shown < (0.2 if self.live else 30) and done != self.until):
+            return
+        self.last_shown = now
+        left = (self.until - done) * self.tokens_per_step / self.rate
+        flops = self.rate * self.flops_of(done - 1)
+        text = (
+            f"{self.title}  step {self.origin + done:,}/{self.origin + self.until:,}  loss {line['loss'] or math.nan:.3f}  "
+            f"lr {line['rate']:.2e}  {si(self.rate)}tok/s  {si(flops)}FLOP/s  {duration(left)} left"
+        )
+        self.out.write(f"\r\x1b[K{text}" if self.live else f"  {text}\n")
+        self.out.flush()
+
+    def _to_board(self, line: dict[str, Any]) -> None:
+        if self.board:
+            for name, value in _scalars(line):
+                self.board.add_scalar(name, value, line["step"])
+
+
+def _board(folder: Path | None) -> Any:
+    """A TensorBoard writer where a folder is given and TensorBoard is installed."""
+    if folder is None:
+        return None
+    with contextlib.suppress(ImportError):
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(str(folder))
+    return None
+
+
+def _scalars(line: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
+    found = []
+    for name, value in line.items():
+        if isinstance(value, dict):
+            found += _scalars(value, f"{prefix}{name}/")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool) and name != "step":
+            found.append((f"{prefix}{name}", float(value)))
+    return found
+
+
+def _number(value: Tensor) -> float | None:
+    """A float JSON can hold; None for what is not finite."""
+    number = float(value)
+    return number if math.isfinite(number) else None

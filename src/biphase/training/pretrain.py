@@ -1,0 +1,291 @@
+"""Pretraining: bring a run from its nearest saved state to a wanted step.
+
+A fresh run, a resumed one, a branch from a shared trunk and a continuation of another run are the same call:
+find the nearest state on the run's path, load it, take the steps that are missing, publish.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from biphase.batch import Batch
+from biphase.data.shards import Shards
+from biphase.data.stream import Stream, heldout_stream, load_ahead, share
+from biphase.errors import TrainingError
+from biphase.files import Store
+from biphase.keys import Identities, act_at, label, origin_draw, origin_step, state_key
+from biphase.models.attention import sight_of, varlen_works
+from biphase.models.backbone import LanguageModel, from_hub, from_scratch
+from biphase.models.probe import probe
+from biphase.objectives import ratio_at
+from biphase.randomness import salt
+from biphase.records import encode
+from biphase.specs import CLM, Hub, Pretrain, Size
+from biphase.training import checkpoint, devices, optimizer
+from biphase.training.checkpoint import Progress
+from biphase.training.devices import Ranks
+from biphase.training.heldout import heldout_losses, yardsticks
+from biphase.training.loop import Done, train
+from biphase.training.meter import Meter
+from biphase.training.schedule import rate
+
+UNSOUND_LIMIT = 20  # steps in a row
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How to compute, never what: nothing here is part of a key."""
+
+    loaders: int = 1
+    micro_rows: int = 0  # 0: what suits the device, or what the state was made with
+    checkpoint_steps: int = 0  # 0: by time
+    checkpoint_seconds: float = 600.0
+    compiled: bool | None = None  # None: on CUDA
+    board: Path | None = None
+    quiet: bool = False
+    stop: Callable[[], bool] = lambda: False
+    lost: Callable[[], bool] = lambda: False  # the lease is another's now: stop, and publish nothing more
+
+
+class Pretraining:
+    """One piece of work: `run` up to `target`, from wherever the store can begin."""
+
+    def __init__(
+        self,
+        run: Pretrain,
+        target: int,
+        *,
+        store: Store,
+        shards: Shards,
+        identities: Identities,
+        ranks: Ranks,
+        needed: set[str],
+        flops_per_token: Callable[[int], float],
+        manner: Manner,
+        title: str = "",
+    ) -> None:
+        self.run, self.target, self.store, self.shards = run, target, store, shards
+        self.identities, self.ranks, self.needed, self.manner = identities, ranks, needed, manner
+        self.flops_per_token = flops_per_token
+        self.title = title or run.name
+        self.on_the_way: list[str] = []
+        if run.rows_per_step < ranks.world:
+            raise TrainingError(
+                f"{run.name}: {ranks.world} processes cannot share a batch of {run.rows_per_step} rows; use fewer"
+            )
+        self.stream = Stream.of(shards, run.packing, run.seed)
+        self.heldout = heldout_stream(shards, run.packing)
+        self.compiled = ranks.device.type == "cuda" if manner.compiled is None else manner.compiled
+        self.varlen = varlen_works(ranks.device, run.precision)
+        self._begin()
+
+    # ------------------------------------------------------------ before
+
+    def _begin(self) -> None:
+        """Build the model and put it where the nearest saved state left it."""
+        run, ranks = self.run, self.ranks
+        found = ranks.share(
+            checkpoint.nearest(run, self.target, self.store, self.identities) if ranks.first else None
+        )
+        self.model = self._model(fresh=found is None)
+        self.optimizer = optimizer.build(self.model, run.optimizer)
+        self.progress, lines = Progress(step=0, draw=origin_draw(run)), []
+        if found:
+            step, key = found
+            goes_on = step > 0 or run.moments == "keep"
+            loaded = checkpoint.load(self.store, key, self.model, self.optimizer if goes_on else None)
+            self.progress = (
+                replace(loaded, step=step) if step else replace(loaded, step=0, draw=origin_draw(run))
+            )
+            if key not in self.needed:
+                lines = checkpoint.metrics_of(self.store, key)
+                self.on_the_way.append(key)
+        self._adopt_arithmetic()
+        if self.compiled:
+            self.model.compile_trunk()
+        self.meter = Meter(
+            title=self.title,
+            origin=origin_step(run),
+            first=self.progress.step,
+            until=self.target,
+            tokens_per_step=run.batch_tokens,
+            flops_of=self.flops_per_token,
+            every=1 if ranks.device.type == "cpu" else 10,
+            lines=lines,
+            board=self.manner.board if ranks.first else None,
+            quiet=self.manner.quiet or not ranks.first,
+        )
+
+    def _model(self, *, fresh: bool) -> LanguageModel:
+        run, root = self.run, self.run.start
+        while isinstance(root, Pretrain):
+            run, root = root, root.start
+        match root:
+            case Size():
+                shards, length = self.shards, self.run.packing.length
+                model = from_scratch(
+                    root, vocab=shards.vocab, mask_id=shards.mask_id, length=length, seed=run.seed
+                )
+            case Hub():
+                model = from_hub(root, vocab=self.shards.vocab)
+                if fresh:
+                    probe(model, vocab=self.shards.vocab)
+        return model.to(self.ranks.device).train()
+
+    def _adopt_arithmetic(self) -> None:
+        """Sum as the state was summed so far, as far as this machine can: the same bits need the same order."""
+        progress, ranks = self.progress, self.ranks
+        rows = self.run.rows_per_step // ranks.world
+        same = progress.world == ranks.world and progress.micro_rows > 0
+        suits = devices.micro_rows(ranks.device, rows, self.run.packing.length)
+        self.micro_rows = self.manner.micro_rows or (progress.micro_rows if same else suits)
+        if ranks.device.type == "cpu" and progress.threads:
+            torch.set_num_threads(progress.threads)
+        self.progress.micro_rows, self.progress.world = self.micro_rows, ranks.world
+        self.progress.threads = torch.get_num_threads() if ranks.device.type == "cpu" else 0
+        self.progress.machine = _machine(ranks.device)
+
+    # ------------------------------------------------------------ during
+
+    def train(self) -> bool:
+        """Take the missing steps. True when the target stands in the store, False when stopped before."""
+        self.clock = time.monotonic()
+        self.last_save = self.clock
+        steps = load_ahead(self._batches, self.progress.step, self.target, loaders=self.manner.loaders)
+        try:
+            train(
+                [parameter for parameter in self.model.parameters() if parameter.requires_grad],
+                self.optimizer,
+                self._loss_sum,
+                steps,
+                first=self.progress.step,
+                rate=lambda step: rate(self.run, step),
+                clip=self.run.optimizer.clip,
+                ranks=self.ranks,
+                autocast=lambda: devices.autocast(self.ranks.device, self.run.precision),
+                after=(self._count, self._log, self._evaluate, self._save),
+                stop=lambda: self.manner.stop() or self.manner.lost(),
+                save=self._due,
+            )
+        finally:
+            self.meter.close()
+        return self.progress.step == self.target and not self.manner.lost()
+
+    def _batches(self, step: int) -> list[Batch]:
+        """This process's micro-batches of one step."""
+        run = self.run
+        act = act_at(run, step)
+        draws = share(
+            origin_draw(run) + step * run.rows_per_step, run.rows_per_step, self.ranks.rank, self.ranks.world
+        )
+        return [
+            self.stream.batch(act.objective, part, step=step - act.first, fixed=self.compiled)
+            for part in draws.split(self.micro_rows)
+        ]
+
+    def _loss_sum(self, batch: Batch) -> torch.Tensor:
+        if self.model.has_dropout:  # drawn from counters too, so that a resumed run drops the same units
+            torch.manual_seed(salt(self.run.seed, "dropout", int(batch.draws[0])))
+        return self.model.loss_sum(batch, sight_of(batch, varlen=self.varlen))
+
+    def _due(self) -> bool:
+        """Is a checkpoint due? Asked before each step."""
+        if self.manner.checkpoint_steps:
+            return (self.progress.step + 1) % self.manner.checkpoint_steps == 0
+        return time.monotonic() - self.last_save > self.manner.checkpoint_seconds
+
+    # ------------------------------------------------------------ after each step
+
+    def _count(self, done: Done) -> None:
+        now = time.monotonic()
+        progress = self.progress
+        progress.step, progress.draw = done.step + 1, progress.draw + self.run.rows_per_step
+        progress.seconds, self.clock = progress.seconds + now - self.clock, now
+        progress.tokens += self.run.batch_tokens
+        progress.flops += self.run.batch_tokens * self.flops_per_token(done.step)
+
+    def _log(self, done: Done) -> None:
+        act = act_at(self.run, done.step)
+        facts: dict[str, Any] = {"rate": done.rate, "labels": done.labels, "objective": label(act.objective)}
+        if not isinstance(act.objective, CLM):
+            facts["ratio"] = ratio_at(act.objective, done.step - act.first)
+        facts |= {
+            "tokens": self.progress.tokens,
+            "seconds": round(self.progress.seconds, 3),
+            "draws": done.draws,
+        }
+        self.meter.step(done.step, facts, done.loss, done.norm, done.unsound)
+        self.progress.skipped += self.meter.skipped
+        self.meter.skipped = 0
+        if self.meter.unsound_in_a_row >= UNSOUND_LIMIT:
+            raise TrainingError(
+                f"{self.run.name}: {UNSOUND_LIMIT} steps in a row had no finite loss or gradient, the last at step "
+                f"{done.step + 1:,} with samples {done.draws[0]} to {done.draws[1]}; "
+                "lower schedule=WSD(peak=…) or look at the corpus there"
+            )
+
+    def _evaluate(self, done: Done) -> None:
+        step = done.step + 1
+        if step % self.run.heldout_every and step != self.target:
+            return
+        if self.heldout.rows == 0:
+            return
+        act = act_at(self.run, done.step)
+        self.model.eval()
+        losses = heldout_losses(
+            self._loss_sum,
+            self.heldout,
+            yardsticks(act.objective, done.step - act.first),
+            rows=self.run.heldout_tokens // self.run.packing.length,
+            micro_rows=self.micro_rows,
+            ranks=self.ranks,
+            autocast=lambda: devices.autocast(self.ranks.device, self.run.precision),
+            fixed=self.compiled,
+        )
+        self.model.train()
+        self.meter.event(step, heldout=losses)
+        self.clock = time.monotonic()  # time spent measuring is not time spent training
+
+    def _save(self, done: Done) -> None:
+        finished = done.step + 1 == self.target
+        if not (finished or done.save or done.stop) or self.manner.lost():
+            return
+        self.meter.flush()
+        if self.ranks.first:
+            key = state_key(self.run, done.step + 1, self.identities)
+            about = {
+                "run": encode(self.run),
+                "origin_step": origin_step(self.run),
+                "epochs": self.stream.epochs(self.progress.draw),
+                "tokens_left_out": len(self.shards.train) % self.run.packing.length,
+            }
+            checkpoint.save(
+                self.store,
+                key,
+                self.model,
+                self.optimizer,
+                self.progress,
+                about=about,
+                metrics=self.meter.lines,
+            )
+            checkpoint.prune(self.store, [old for old in self.on_the_way if old != key], self.needed)
+            self.on_the_way = [key]
+        self.last_save = self.clock = time.monotonic()
+        self.ranks.wait()
+
+
+def _machine(device: torch.device) -> dict[str, str]:
+    """What computed a state: recorded, never part of its key."""
+    name = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else platform.processor() or platform.machine()
+    )
+    return {"device": name, "torch": torch.__version__, "python": platform.python_version()}

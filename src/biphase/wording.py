@@ -1,0 +1,26 @@
+"""Numbers as a person reads them."""
+
+from __future__ import annotations
+
+import math
+
+
+def si(value: float) -> str:
+    """12,345 as 12.3k: three digits and a unit."""
+    if not math.isfinite(value):
+        return "? "
+    for size, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g} "
+
+
+def duration(seconds: float) -> str:
+    """A length of time as a person says it."""
+    if not math.isfinite(seconds):
+        return "?"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"

@@ -1,0 +1,148 @@
+"""Token files: rows across file ends, writing that survives a kill, and refusals of damaged folders."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from biphase.data.shards import Shards, Tokens, Writer, dtype_for, entropy
+from biphase.errors import DataError, StoreError
+from biphase.files import publish, write_json
+
+U2 = np.dtype("<u2")
+
+
+def written(folder, ids, shard_tokens, *, dtype=U2, pieces=7):
+    writer = Writer(folder, "train", dtype, shard_tokens)
+    writer.begin()
+    for part in np.array_split(ids, pieces):
+        writer.append(part)
+    writer.close()
+    return sorted(folder.glob("train-*.bin"))
+
+
+@pytest.mark.parametrize("shard_tokens", [5, 64, 100, 1000, 4096])
+@pytest.mark.parametrize("length", [1, 7, 64, 333])
+def test_rows_are_slices_of_the_whole_wherever_files_end(tmp_path, shard_tokens, length):
+    ids = np.random.default_rng(0).integers(0, 60_000, 1000).astype(U2)
+    tokens = Tokens(written(tmp_path, ids, shard_tokens), U2)
+    rows = np.random.default_rng(1).permutation(1000 // length)
+    assert len(tokens) == 1000
+    np.testing.assert_array_equal(tokens.rows(rows, length), ids[: 1000 // length * length].reshape(-1, length)[rows])
+    assert tokens.rows(rows, length).dtype == U2
+
+
+def test_rows_beyond_the_end_are_refused(tmp_path):
+    tokens = Tokens(written(tmp_path, np.arange(100), 64), U2)
+    assert tokens.rows(np.array([], np.int64), 8).shape == (0, 8)
+    for wrong in (-1, 12):
+        with pytest.raises(IndexError, match="from 0 to 11"):
+            tokens.rows(np.array([wrong]), 8)
+
+
+def test_threads_read_the_same_rows(tmp_path):
+    ids = np.arange(50_000).astype(U2)
+    tokens = Tokens(written(tmp_path, ids, 4099), U2)
+    wanted = [np.random.default_rng(seed).integers(0, 50_000 // 64, 200) for seed in range(32)]
+    with ThreadPoolExecutor(4) as pool:
+        for rows, found in zip(wanted, pool.map(lambda rows: tokens.rows(rows, 64), wanted), strict=True):
+            np.testing.assert_array_equal(found, ids[: 50_000 // 64 * 64].reshape(-1, 64)[rows])
+
+
+def test_an_empty_part_has_no_rows(tmp_path):
+    tokens = Tokens(written(tmp_path, np.array([], U2), 64), U2)
+    assert len(tokens) == 0
+    assert tokens.rows(np.array([], int), 4).shape == (0, 4)
+    assert tokens.counts(5).sum() == 0
+
+
+def test_ids_take_two_bytes_where_the_vocabulary_allows():
+    assert dtype_for(65_536).itemsize == 2
+    assert dtype_for(65_537).itemsize == 4
+
+
+def test_counts_and_entropy_are_those_of_the_tokens(tmp_path):
+    tokens = Tokens(written(tmp_path, np.array([3, 3, 1, 2]), 3), U2)
+    assert tokens.counts(5).tolist() == [0, 1, 1, 2, 0]
+    assert entropy(tokens.counts(5)) == pytest.approx(1.5 * np.log(2))
+
+
+@pytest.mark.parametrize("stop", [1, 4, 9])
+def test_a_writer_restored_after_a_kill_ends_in_the_same_files(tmp_path, stop):
+    parts = np.array_split(np.random.default_rng(0).integers(0, 9, 1000), 10)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        folder.mkdir()
+    written(whole, np.concatenate(parts), 128)
+    first = Writer(killed, "train", U2, 128)
+    first.begin()
+    for part in parts[:stop]:
+        first.append(part)
+    state = first.state()
+    first.append(np.full(77, 5))  # written after the last safe point, lost by the kill
+    first.abandon()
+    second = Writer(killed, "train", U2, 128)
+    assert second.restore(state)
+    for part in parts[stop:]:
+        second.append(part)
+    second.close()
+    assert {path.name: path.read_bytes() for path in killed.iterdir()} == {
+        path.name: path.read_bytes() for path in whole.iterdir()
+    }
+
+
+@pytest.mark.parametrize("damage", ["changed", "gone", "short tail", "changed tail", "tail gone"])
+def test_a_writer_does_not_go_on_from_damaged_files(tmp_path, damage):
+    writer = Writer(tmp_path, "train", U2, 128)
+    writer.begin()
+    writer.append(np.arange(200))
+    state = writer.state()
+    writer.abandon()
+    full, tail = tmp_path / "train-00000.bin", tmp_path / "train-00001.bin"
+    path = tail if "tail" in damage else full
+    if "gone" in damage:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-2] + (b"" if "short" in damage else b"!!"))
+    second = Writer(tmp_path, "train", U2, 128)
+    assert not second.restore(state)
+    second.abandon()
+
+
+def published(tmp_path, **changes):
+    build = tmp_path / "build"
+    build.mkdir()
+    written(build, np.arange(100), 64)
+    (build / "heldout-00000.bin").touch()
+    card = {"vocab": 100, "eos_id": 0, "mask_id": 1, "special_ids": [0, 1], "train_tokens": 100, "heldout_tokens": 0}
+    write_json(build / "card.json", card | changes)
+    publish(build, tmp_path / "shards")
+    return tmp_path / "shards"
+
+
+def test_published_shards_open_with_their_card(tmp_path):
+    shards = Shards.open(published(tmp_path), verify=True)
+    assert (shards.vocab, shards.eos_id, shards.mask_id, shards.special_ids) == (100, 0, 1, (0, 1))
+    assert (len(shards.train), len(shards.heldout)) == (100, 0)
+
+
+def test_a_folder_without_a_manifest_is_no_result(tmp_path):
+    with pytest.raises(DataError, match="biphase tokenize"):
+        Shards.open(tmp_path)
+
+
+def test_damaged_shards_are_refused(tmp_path):
+    folder = published(tmp_path)
+    path = folder / "train-00000.bin"
+    path.write_bytes(b"\0" * 128)
+    Shards.open(folder)  # sizes alone do not show it
+    with pytest.raises(StoreError, match="changed"):
+        Shards.open(folder, verify=True)
+    path.write_bytes(b"\0" * 126)
+    with pytest.raises(StoreError, match="cut short"):
+        Shards.open(folder)
+
+
+def test_shards_that_disagree_with_their_card_are_refused(tmp_path):
+    with pytest.raises(StoreError, match="other counts"):
+        Shards.open(published(tmp_path, train_tokens=99))

@@ -1,0 +1,274 @@
+"""The plan is a tree that shares every equal beginning, and no key depends on who else is in it."""
+
+import json
+import random
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from biphase.errors import SpecError, StoreError
+from biphase.files import Store
+from biphase.keys import Identities, acts, decay_start, state_key
+from biphase.presets import CORPORA, SIZES, corpus_of
+from biphase.records import decode
+from biphase.specs import BPE, CLM, MLM, WSD, Chunks, Corpus, Hub, Linear, Pretrain, Rows, Stage, Study
+from biphase.study.load import load
+from biphase.study.plan import make_plan, needed_keys, save_plan
+
+OUTSIDE = Identities(data=lambda run: f"data of {corpus_of(run).name}", hub=lambda hub: f"hub {hub.source}")
+OBJECTIVES = (CLM(), MLM(0.4), MLM(0.2), MLM(Linear(0.4, 0.2, 3)))
+
+
+def run(name, *stages, start=SIZES["1m"], decay=2, **fields):
+    """A short run: `stages` are pairs of objective and steps."""
+    said = {
+        "corpus": "builtin",
+        "batch_tokens": 128,
+        "packing": Rows(64),
+        "schedule": WSD(warmup=0, decay=decay),
+    }
+    return Pretrain(name, start, stages=tuple(Stage(*stage) for stage in stages), **(said | fields))
+
+
+@st.composite
+def studies(draw):
+    """Runs over few values, so that many of them begin alike, and some go on from others."""
+    made = []
+    for number in range(draw(st.integers(1, 7))):
+        stages = draw(
+            st.lists(st.tuples(st.sampled_from(OBJECTIVES), st.integers(1, 6)), min_size=1, max_size=3)
+        )
+        steps = sum(count for _, count in stages)
+        start = draw(st.sampled_from([SIZES["1m"], SIZES["1m"], Hub("./model"), *made]))
+        fields = {"precision": "fp32"}
+        if not isinstance(start, Pretrain):
+            fields["packing"] = draw(st.sampled_from([Rows(64), Rows(64), Chunks(64)]))
+        else:
+            fields["packing"] = start.packing
+            fields["moments"] = draw(st.sampled_from(["keep", "reset"]))
+        if steps > 1:
+            fields["keep"] = draw(st.sets(st.integers(1, steps - 1), max_size=2).map(sorted))
+        decay = draw(st.integers(0, min(steps, 4)))
+        made.append(run(f"run{number}", *stages, start=start, decay=decay, **fields))
+    listed = draw(st.lists(st.sampled_from(made), min_size=1, unique=True))
+    return Study("random", tuple(listed))
+
+
+def lineage(one):
+    return [*(lineage(one.start) if isinstance(one.start, Pretrain) else []), one]
+
+
+def every_run(study):
+    return {id(member): member for one in study.runs for member in lineage(one)}.values()
+
+
+@given(studies(), st.randoms())
+def test_dropping_adding_or_reordering_runs_changes_no_other_key(study, chance):
+    whole = make_plan(study, OUTSIDE)
+    some = chance.sample(study.runs, chance.randint(1, len(study.runs)))
+    part = make_plan(replace(study, runs=tuple(some)), OUTSIDE)
+    assert part.results == {name: whole.results[name] for name in part.results}
+    assert set(part.states) <= set(whole.states)
+    assert set(part.roots) <= set(whole.roots)
+    assert {key: state.root for key, state in part.states.items()}.items() <= {
+        key: state.root for key, state in whole.states.items()
+    }.items()
+
+
+@given(studies())
+def test_a_shared_step_is_computed_once_and_no_other_is_left_out(study):
+    plan = make_plan(study, OUTSIDE)
+    distinct = {state_key(one, step, OUTSIDE) for one in every_run(study) for step in range(1, one.steps + 1)}
+    assert plan.steps_to_compute == len(distinct)
+    assert plan.steps_written >= plan.steps_to_compute
+
+
+@given(studies())
+def test_results_are_the_ends_of_listed_runs_and_what_they_keep(study):
+    plan = make_plan(study, OUTSIDE)
+    expected = {}
+    for one in study.runs:
+        expected |= {f"{one.name}-{step}": state_key(one, step, OUTSIDE) for step in one.keep}
+        expected[one.name] = state_key(one, one.steps, OUTSIDE)
+    assert plan.results == expected
+    assert {name: key for key, state in plan.states.items() for name in state.results} == expected
+
+
+@given(studies())
+def test_every_way_to_a_result_is_whole_and_each_piece_is_of_one_kind(study):
+    plan = make_plan(study, OUTSIDE)
+    for one in study.runs:
+        path = plan.path(plan.results[one.name])
+        assert [state.span[0] for state in path] == [0, *(state.span[1] for state in path[:-1])]
+        assert path[-1].span[1] == sum(member.steps for member in lineage(one))
+    for state in plan.states.values():
+        assert state.steps > 0
+        begin = state_key(state.run, state.first, OUTSIDE)
+        assert begin == (state.root if state.parent is None else state.parent)
+        assert state_key(state.run, state.step, OUTSIDE) == state.key
+        assert not any(state.first < act.until < state.step for act in acts(state.run))
+        assert not state.first < decay_start(state.run) < state.step
+
+
+@given(studies())
+def test_parents_come_first_and_a_branch_is_finished_before_the_next(study):
+    plan = make_plan(study, OUTSIDE)
+    seen = []
+    for state in plan.states.values():
+        assert state.parent is None or state.parent in seen
+        if seen and seen[-1] != state.parent:  # a new branch begins: nothing hangs below the last state
+            assert not plan.children(seen[-1])
+        seen.append(state.key)
+    assert sum(len(plan.children(key)) for key in (*plan.roots, *plan.states)) == len(plan.states)
+
+
+@given(studies())
+def test_a_plan_comes_back_from_json_with_an_equal_study_and_equal_keys(study):
+    plan = make_plan(study, OUTSIDE, "why?")
+    back = decode(json.loads(json.dumps(plan.to_json()))["study"])
+    assert back == plan.study
+    again = make_plan(back, OUTSIDE, "why?")
+    assert again.to_json() == plan.to_json()
+    assert list(again.states) == list(plan.states)
+
+
+@given(studies(), st.data())
+@settings(max_examples=50)
+def test_a_change_in_one_run_leaves_the_keys_of_its_beginning_and_of_others(study, data):
+    place = data.draw(st.integers(0, len(study.runs) - 1))
+    old = study.runs[place]
+    new = replace(
+        old, name="changed", stages=(*old.stages, Stage(MLM(0.3), 2)), schedule=WSD(warmup=0, decay=0)
+    )
+    before = make_plan(study, OUTSIDE)
+    after = make_plan(replace(study, runs=(*study.runs[:place], new, *study.runs[place + 1 :])), OUTSIDE)
+    mine = {old.name, *(f"{old.name}-{step}" for step in old.keep)}
+    assert {n: k for n, k in before.results.items() if n not in mine}.items() <= after.results.items()
+    for step in old.keep:
+        same = before.results[f"{old.name}-{step}"] == after.results[f"changed-{step}"]
+        assert same == (step <= decay_start(old))
+
+
+def test_a_trunk_is_cut_where_another_run_leaves_it():
+    plan = make_plan(
+        Study("s", (run("a", (CLM(), 10)), run("b", (CLM(), 4), (MLM(0.4), 6)), run("c", (CLM(), 6)))),
+        OUTSIDE,
+    )
+    spans = [(state.span, state.decaying, state.results) for state in plan.states.values()]
+    assert spans == [
+        ((0, 4), False, ()),
+        ((4, 8), False, ()),
+        ((8, 10), True, ("a",)),
+        ((4, 8), False, ()),
+        ((8, 10), True, ("b",)),
+        ((4, 6), True, ("c",)),
+    ]
+    assert (plan.pieces, plan.steps_written, plan.steps_to_compute) == (6, 26, 18)
+    assert len(plan.roots) == 1
+    assert plan.keys == frozenset(plan.states)
+    assert [state.tokens for state in plan.states.values()][:2] == [4 * 128, 4 * 128]
+
+
+def test_two_names_of_one_run_are_two_results_of_one_state():
+    plan = make_plan(
+        Study("s", (run("a", (CLM(), 10)), run("b", (CLM(), 5), (CLM(), 5), heldout_every=3))), OUTSIDE
+    )
+    assert plan.results["a"] == plan.results["b"]
+    assert plan.states[plan.results["a"]].results == ("a", "b")
+    assert plan.pieces == 2
+
+
+def test_a_parent_that_is_not_listed_is_computed_and_is_no_result():
+    parent = run("parent", (CLM(), 10), keep=(3,))
+    plan = make_plan(Study("s", (run("child", (MLM(0.4), 5), start=parent),)), OUTSIDE)
+    assert list(plan.results) == ["child"]
+    assert [state.span for state in plan.states.values()] == [(0, 8), (8, 10), (10, 13), (13, 15)]
+    assert plan.steps_written == plan.steps_to_compute == 15
+
+
+def test_a_run_without_stages_is_its_start():
+    here = run("as-is", start=Hub("./model"), decay=0)
+    plan = make_plan(Study("s", (here,)), OUTSIDE)
+    assert not plan.states
+    assert plan.results == {"as-is": next(iter(plan.roots))}
+    assert plan.roots[plan.results["as-is"]].results == ("as-is",)
+    assert plan.path(plan.results["as-is"]) == ()
+
+
+def test_a_run_without_stages_after_another_is_that_ones_end():
+    first = run("first", (CLM(), 5))
+    plan = make_plan(Study("s", (first, run("same", start=first, decay=0))), OUTSIDE)
+    assert plan.results["same"] == plan.results["first"]
+    assert plan.states[plan.results["first"]].results == ("first", "same")
+
+
+def test_runs_that_start_apart_have_their_own_roots():
+    plan = make_plan(Study("s", (run("a", (CLM(), 5)), run("b", (CLM(), 5), seed=1))), OUTSIDE)
+    assert len(plan.roots) == 2
+    assert plan.steps_to_compute == 10
+
+
+def test_a_decay_over_the_whole_run_and_none_at_all_are_both_one_piece():
+    plan = make_plan(Study("s", (run("all", (CLM(), 5), decay=5), run("none", (CLM(), 5), decay=0))), OUTSIDE)
+    assert [(state.steps, state.decaying) for state in plan.states.values()] == [(5, True), (5, False)]
+
+
+def test_corpus_names_are_looked_up_along_the_whole_chain():
+    first = run("first", (CLM(), 5))
+    plan = make_plan(Study("s", (run("then", (CLM(), 5), start=first),)), OUTSIDE)
+    assert plan.study.runs[0].corpus == plan.study.runs[0].start.corpus == CORPORA["builtin"]
+
+
+def test_an_unknown_corpus_is_refused():
+    with pytest.raises(SpecError, match="there is no corpus 'biultin'; did you mean 'builtin'"):
+        make_plan(Study("s", (run("a", (CLM(), 5), corpus="biultin"),)), OUTSIDE)
+
+
+def test_a_saved_plan_is_read_back_without_the_study_file(tmp_path):
+    mine = Corpus("mine", "./texts", BPE(1_000))
+    plan = make_plan(Study("s", (run("a", (CLM(), 5), corpus=mine, keep=(2,)),)), OUTSIDE, "why?")
+    store = Store(tmp_path)
+    save_plan(plan, store)
+    save_plan(plan, store)
+    path = store.studies / "s" / "plan.json"
+    assert [file.name for file in path.parent.iterdir()] == ["plan.json"]
+    back = load(path)
+    assert (back.study, back.question) == (plan.study, "why?")
+    assert make_plan(back.study, OUTSIDE, back.question).states.keys() == plan.states.keys()
+    counts = json.loads(path.read_text())["counts"]
+    assert counts == {"runs": 1, "pieces": 3, "steps_written": 5, "steps_to_compute": 5}
+
+
+def test_what_any_saved_plan_needs_is_needed(tmp_path):
+    store = Store(tmp_path)
+    assert needed_keys(store) == set()
+    plans = [
+        make_plan(Study(name, (run("a", (CLM(), 5), seed=seed),)), OUTSIDE) for seed, name in enumerate("pq")
+    ]
+    for plan in plans:
+        save_plan(plan, store)
+    assert needed_keys(store) == plans[0].keys | plans[1].keys
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"question": ""}'])
+def test_a_damaged_plan_stops_pruning(tmp_path, damage):
+    store = Store(tmp_path)
+    (store.studies / "s").mkdir(parents=True)
+    (store.studies / "s" / "plan.json").write_text(damage)
+    with pytest.raises(StoreError, match=r"plan\.json"):
+        needed_keys(store)
+
+
+def test_a_long_chain_and_many_runs_are_planned_quickly():
+    chance = random.Random(0)
+    runs = [run("run0", (CLM(), 50))]
+    for number in range(1, 60):
+        runs.append(run(f"run{number}", (chance.choice(OBJECTIVES), 50), start=runs[-1]))
+    runs += [run(f"cut{n}", (CLM(), n), (MLM(0.4), 500 - n), decay=20) for n in range(10, 210)]
+    began = time.perf_counter()
+    plan = make_plan(Study("s", tuple(runs)), OUTSIDE)
+    assert time.perf_counter() - began < 5
+    assert len(plan.results) == 260

@@ -1,0 +1,192 @@
+"""The shape of the source: imports point down, files stay small, planning stays light, nothing leaks in."""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "biphase"
+FILES = sorted(SOURCE.rglob("*.py"))
+IDS = [path.relative_to(SOURCE).as_posix() for path in FILES]
+
+# Bottom first. A file imports only from lines below its own; a folder's files also from each other.
+LAYERS = [
+    {"errors", "randomness", "batch", "wording"},
+    {"records", "files", "leases"},
+    {"specs"},
+    {"presets", "keys"},
+    {"objectives", "loss"},
+    {"data"},
+    {"models"},
+    {"tasks"},
+    {"training"},
+    {"finetune"},
+    {"study"},
+    {"report"},
+    {"doctor"},
+    {"cli"},
+    {"__main__"},
+]
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+
+# What `biphase plan` imports.
+LIGHT = [
+    "errors", "records", "specs", "presets", "files", "leases", "keys", "wording", "data.identity",
+    "study.load", "study.plan", "study.costs", "study.tree", "study.identities",
+]  # fmt: skip
+HEAVY = [
+    "torch",
+    "numpy",
+    "transformers",
+    "tokenizers",
+    "pyarrow",
+    "safetensors",
+    "huggingface_hub",
+    "typer",
+    "rich",
+]
+
+LONGEST_FILE = 330
+LONGEST_FUNCTION = 70
+
+
+def module_name(path):
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+MODULES = {module_name(path) for path in FILES}
+
+
+def imported(tree):
+    """The modules of biphase that a file imports anywhere, by their names inside the package."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "biphase":
+                    yield alias.name.removeprefix("biphase").lstrip(".")
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            module = node.module or ""
+            if module.split(".")[0] == "biphase":
+                inside = module.removeprefix("biphase").lstrip(".")
+                for alias in node.names:
+                    deeper = f"{inside}.{alias.name}".lstrip(".")
+                    yield deeper if deeper in MODULES else inside
+
+
+@pytest.mark.parametrize("path", FILES, ids=IDS)
+def test_imports_point_down(path):
+    name = module_name(path)
+    if name == "":
+        return  # the public names stand above everything they name
+    layer = name.split(".")[0]
+    assert layer in RANK, f"{layer} has no place in the list of layers: give it one"
+    for other in imported(ast.parse(path.read_text(encoding="utf-8"))):
+        below = other.split(".")[0]
+        assert below, f"{name} imports from biphase itself: import from the file that defines it"
+        within_a_folder = below == layer and path.parent != SOURCE
+        assert within_a_folder or RANK[below] < RANK[layer], f"{name} imports {other}, which is not below it"
+
+
+def test_no_two_files_import_each_other():
+    needs = {module_name(path): set(imported(ast.parse(path.read_text(encoding="utf-8")))) for path in FILES}
+    settled = set()
+    while waiting := [name for name in needs if name not in settled]:
+        free = [name for name in waiting if needs[name] - {name} <= settled | (needs[name] - set(needs))]
+        assert free, f"these import each other in a circle: {waiting}"
+        settled |= set(free)
+
+
+@pytest.mark.parametrize("path", FILES, ids=IDS)
+def test_files_and_functions_can_be_read_at_a_sitting(path):
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= LONGEST_FILE, "which noun is missing?"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert length <= LONGEST_FUNCTION, f"{node.name} has {length} lines"
+
+
+@pytest.mark.parametrize("path", FILES, ids=IDS)
+def test_every_file_says_what_it_is(path):
+    text = path.read_text(encoding="utf-8")
+    assert not text or ast.get_docstring(ast.parse(text))
+
+
+def test_planning_imports_nothing_heavy():
+    code = "import sys\n" + "\n".join(f"import biphase.{name}" for name in LIGHT)
+    code += f"\nprint(*sorted(set(sys.modules) & {set(HEAVY)!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+def test_the_command_line_starts_without_torch():
+    code = "import sys, biphase.cli\nprint(*sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("name", ["biphase", "biphase.specs"])
+def test_all_is_true(name):
+    package = importlib.import_module(name)
+    assert len(set(package.__all__)) == len(package.__all__)
+    assert all(hasattr(package, one) for one in package.__all__)
+    public = {one for one, value in vars(package).items() if not one.startswith("_") and not is_module(value)}
+    assert public <= set(package.__all__) | {"annotations"}
+
+
+def is_module(value):
+    return type(value).__name__ == "module"
+
+
+def tracked_files():
+    """The files of the repository: known to git, or new and not ignored by it."""
+    asked = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip("not a git checkout")
+    return [ROOT / name for name in done.stdout.splitlines()]
+
+
+def test_no_file_names_a_machine():
+    # Written in pieces, so that this file does not find itself.
+    places = [r"/ho" + r"me/\w", r"/Use" + r"rs/\w", r"/wo" + r"rk/\w", r"/ro" + r"ot/\w", r"/mn" + r"t/\w"]
+    found = []
+    for path in tracked_files():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (UnicodeDecodeError, FileNotFoundError):
+            continue
+        # A word character before it makes it a part of some other path, like a web address.
+        found += [
+            f"{path.relative_to(ROOT)}: {hit[0]}"
+            for place in places
+            for hit in re.finditer(rf"(?<!\w){place}", text)
+        ]
+    assert not found
+
+
+def test_there_is_no_pickle_and_no_remote_code():
+    for path in FILES:
+        text = path.read_text(encoding="utf-8")
+        names = {
+            alias.name
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        }
+        assert not names & {"pickle", "dill", "cloudpickle", "shelve", "marshal"}, path
+        assert "trust_remote_code=True" not in text, path
+        assert "torch.load(" not in text, path
+
+
+def test_there_are_no_utils():
+    assert not [path for path in FILES if path.stem in ("utils", "util", "helpers", "common", "misc")]

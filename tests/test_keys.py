@@ -1,0 +1,197 @@
+"""Keys mean meaning: a key changes exactly when something that determines the state has happened."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from biphase.keys import (
+    Act,
+    Identities,
+    Keyring,
+    act_at,
+    acts,
+    data_key,
+    decay_start,
+    label,
+    origin_draw,
+    origin_step,
+    state_key,
+)
+from biphase.presets import SIZES, corpus_of
+from biphase.specs import (
+    BPE,
+    CLM,
+    MLM,
+    MNTP,
+    WSD,
+    AdamW,
+    Chunks,
+    Corpus,
+    Cosine,
+    Hub,
+    Linear,
+    Pretrain,
+    Rows,
+    Stage,
+)
+
+OUTSIDE = Identities(data=lambda run: f"data of {corpus_of(run).name}", hub=lambda hub: f"hub {hub.source}")
+TINY = SIZES["1m"]
+RUN = Pretrain(
+    "run",
+    TINY,
+    "builtin",
+    (Stage(CLM(), 10), Stage(MLM(0.4), 10)),
+    WSD(1e-3, warmup=2, decay=5),
+    batch_tokens=128,
+    packing=Rows(64),
+)
+THEN = Pretrain("then", RUN, stages=(Stage(MLM(0.4), 8),), schedule=WSD(1e-3, decay=3))
+
+
+def keys(run):
+    return [state_key(run, step, OUTSIDE) for step in range(run.steps + 1)]
+
+
+NEVER = 10**9
+# What is changed in RUN, and the last step whose state is still the same (−1: not even the start).
+CHANGES = {
+    "name": ({"name": "other"}, NEVER),
+    "held-out interval": ({"heldout_every": 7}, NEVER),
+    "kept steps": ({"keep": (3, 12)}, NEVER),
+    "a stage written as two": ({"stages": (Stage(CLM(), 4), Stage(CLM(), 6), Stage(MLM(0.4), 10))}, NEVER),
+    "the size's name": ({"start": replace(TINY, name="mine", precision="bf16"), "precision": "fp32"}, NEVER),
+    "decay length": ({"schedule": WSD(1e-3, 2, 4)}, 15),
+    "no decay": ({"schedule": WSD(1e-3, 2, 0)}, 15),
+    "longer decay": ({"schedule": WSD(1e-3, 2, 14)}, 6),
+    "longer last stage": ({"stages": (Stage(CLM(), 10), Stage(MLM(0.4), 12))}, 15),
+    "ratio of the second stage": ({"stages": (Stage(CLM(), 10), Stage(MLM(0.5), 10))}, 10),
+    "rule of the second stage": ({"stages": (Stage(CLM(), 10), Stage(MLM(0.4, (0.8, 0.1, 0.1)), 10))}, 10),
+    "kind of the second stage": ({"stages": (Stage(CLM(), 10), Stage(MNTP(0.4), 10))}, 10),
+    "switch": ({"stages": (Stage(CLM(), 7), Stage(MLM(0.4), 13))}, 7),
+    "first objective": ({"stages": (Stage(MLM(0.4), 20),)}, 0),
+    "seed": ({"seed": 1}, -1),
+    "packing": ({"packing": Rows(64, document_mask=True)}, -1),
+    "chunks": ({"packing": Chunks(64)}, -1),
+    "optimizer": ({"optimizer": AdamW(eps=1e-8)}, -1),
+    "batch": ({"batch_tokens": 256}, -1),
+    "precision": ({"precision": "bf16"}, -1),
+    "corpus": ({"corpus": "fineweb-edu"}, -1),
+    "peak": ({"schedule": WSD(2e-3, 2, 5)}, -1),
+    "warmup": ({"schedule": WSD(1e-3, 3, 5)}, -1),
+    "shape": ({"start": replace(TINY, layers=5)}, -1),
+    "initial spread": ({"start": replace(TINY, init_std=0.01)}, -1),
+    "a hub model": ({"start": Hub("./m"), "precision": "fp32"}, -1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_seen_exactly_downstream_of_where_it_acts(change):
+    fields, same_until = CHANGES[change]
+    before, after = keys(RUN), keys(replace(RUN, **fields))
+    common = min(len(before), len(after))
+    for step in range(common):
+        assert (before[step] == after[step]) == (step <= same_until), f"at step {step}"
+
+
+CHANGES_OF_THEN = {
+    "moments": ({"moments": "reset"}, 0),
+    "data": ({"data": "restart"}, 0),
+    "optimizer": ({"optimizer": AdamW(eps=1e-8)}, 0),
+    "batch": ({"batch_tokens": 256}, 0),
+    "peak": ({"schedule": WSD(5e-4, decay=3)}, 0),
+    "seed": ({"data": "restart", "seed": 1}, 0),
+    "decay": ({"schedule": WSD(1e-3, decay=2)}, 5),
+    "parent's name": ({"start": replace(RUN, name="other")}, NEVER),
+    "parent's decay": ({"start": replace(RUN, schedule=WSD(1e-3, 2, 4))}, -1),
+    "parent's seed": ({"start": replace(RUN, seed=1), "seed": 1}, -1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES_OF_THEN)
+def test_a_run_that_goes_on_feels_its_own_fields_after_its_start_and_its_parents_at_once(change):
+    fields, same_until = CHANGES_OF_THEN[change]
+    for step, (before, after) in enumerate(zip(keys(THEN), keys(replace(THEN, **fields)), strict=True)):
+        assert (before == after) == (step <= same_until), f"at step {step}"
+
+
+def test_a_run_that_goes_on_begins_at_its_parents_end():
+    assert keys(THEN)[0] == keys(RUN)[-1]
+    assert not set(keys(THEN)[1:]) & set(keys(RUN))
+
+
+def test_every_step_has_its_own_key():
+    assert len(set(keys(RUN) + keys(THEN)[1:])) == 21 + 8
+
+
+def test_what_lies_outside_the_study_is_in_the_key():
+    other = Identities(data=lambda run: "other", hub=OUTSIDE.hub)
+    assert state_key(RUN, 5, other) != state_key(RUN, 5, OUTSIDE)
+    from_hub = replace(RUN, start=Hub("./m"), precision="fp32")
+    again = Identities(data=OUTSIDE.data, hub=lambda hub: "retrained")
+    assert state_key(from_hub, 5, again) != state_key(from_hub, 5, OUTSIDE)
+
+
+@given(st.lists(st.tuples(st.sampled_from([0, 1]), st.integers(0, 20)), max_size=30))
+def test_a_keyring_gives_the_same_keys_in_any_order_of_asking(questions):
+    ring, runs = Keyring(OUTSIDE), (RUN, THEN)
+    for which, step in questions:
+        step = min(step, runs[which].steps)
+        assert ring.at(runs[which], step) == state_key(runs[which], step, OUTSIDE)
+
+
+def test_the_key_of_a_state_is_the_same_on_every_machine():
+    # Were this to change unmeant, every trained state of every store would be lost: raise GENERATION instead.
+    assert state_key(RUN, 12, OUTSIDE) == "55e8c1dc8704eb9efc31d8e9e4b1c737"
+
+
+def test_equal_neighbours_are_one_act_unless_they_count_from_their_start():
+    falling = MLM(Linear(0.4, 0.2, 5))
+    stages = (Stage(CLM(), 3), Stage(CLM(), 4), Stage(falling, 3), Stage(falling, 3))
+    made = replace(RUN, stages=stages, schedule=WSD(warmup=0, decay=0))
+    assert acts(made) == (Act(CLM(), 0, 7), Act(falling, 7, 10), Act(falling, 10, 13))
+    assert [act_at(made, step).first for step in (0, 6, 7, 9, 10, 12)] == [0, 0, 7, 7, 10, 10]
+
+
+def test_origins_add_up_along_a_chain():
+    last = Pretrain(
+        "last", THEN, stages=(Stage(CLM(), 4),), schedule=WSD(warmup=0, decay=1), batch_tokens=256
+    )
+    after = Pretrain("after", last, stages=(Stage(CLM(), 4),), schedule=WSD(warmup=0, decay=1))
+    again = replace(after, data="restart")
+    assert [origin_step(run) for run in (RUN, THEN, last, after, again)] == [0, 20, 28, 32, 32]
+    assert [origin_draw(run) for run in (RUN, THEN, last, after, again)] == [0, 40, 56, 72, 0]
+    assert decay_start(RUN) == 15
+
+
+@pytest.mark.parametrize(
+    ("objective", "said"),
+    [
+        (CLM(), "clm"),
+        (MLM(0.4), "mlm 40%"),
+        (MLM(0.15), "mlm 15%"),
+        (MLM(0.125), "mlm 12.5%"),
+        (MNTP(0.2), "mntp 20%"),
+        (MLM(0.15, (0.8, 0.1, 0.1)), "mlm 15% 80/10/10"),
+        (MLM(Linear(0.4, 0.2, 9)), "mlm 40→20%"),
+        (MNTP(Cosine(0.3, 0.15, 9)), "mntp 30→15%"),
+    ],
+)
+def test_an_objective_reads_as_a_person_says_it(objective, said):
+    assert label(objective) == said
+
+
+def test_shards_are_named_by_content_tokenizer_and_rules_not_by_place():
+    corpus = Corpus("c", "./here", BPE(300))
+    one = data_key(corpus, "content", "tokenizer")
+    assert data_key(replace(corpus, name="d", source="./there"), "content", "tokenizer") == one
+    for other in (
+        data_key(corpus, "other", "tokenizer"),
+        data_key(corpus, "content", "other"),
+        data_key(replace(corpus, text="body"), "content", "tokenizer"),
+        data_key(replace(corpus, bos=True), "content", "tokenizer"),
+        data_key(replace(corpus, tokens=5), "content", "tokenizer"),
+    ):
+        assert other != one

@@ -1,0 +1,454 @@
+"""One owner at a time, whoever is killed, stopped or racing."""
+
+import errno
+import fcntl
+import json
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from biphase.errors import StoreError
+from biphase.leases import (
+    DEBRIS_SECONDS,
+    TAKEOVERS,
+    Holder,
+    Leases,
+    machine,
+    parse,
+    process_lives,
+    process_start,
+)
+
+QUICK = {"beat_seconds": 0.05, "stale_seconds": 0.4}
+PATIENT = {"beat_seconds": 0.05, "stale_seconds": 60.0}
+
+
+def fork(work: Callable[[], int]) -> int:
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            code = work()
+        finally:
+            os._exit(code)
+    return child
+
+
+def exit_code(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def wait_until(claim: Callable[[], object], seconds: float = 4.0) -> object:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        value = claim()
+        if value:
+            return value
+        time.sleep(0.01)
+    raise AssertionError("it never came true")
+
+
+@contextmanager
+def holder_elsewhere(folder: Path, key: str = "job", **timing: float):
+    """Another process that holds `key`, and when told to go on reports whether it was lost (exit code 3)."""
+    told, tell = os.pipe()
+
+    def hold() -> int:
+        lease = Leases(folder, **timing).take(key)
+        os.read(told, 1)
+        return 3 if lease.lost else 0
+
+    child = fork(hold)
+    try:
+        wait_until(lambda: key in Leases(folder).holders())
+        yield child, tell
+    finally:
+        os.close(told)
+        os.close(tell)
+        try:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass
+
+
+def test_a_lease_has_one_holder_and_release_frees_it(tmp_path):
+    one, two = Leases(tmp_path, **PATIENT), Leases(tmp_path, **PATIENT)
+    with one.take("job") as lease:
+        assert lease.key == "job"
+        assert not lease.lost
+        assert two.take("job") is None
+        assert one.take("job") is None
+        with two.take("other") as other:
+            assert other is not None
+    with two.take("job") as again:
+        lease.release()  # a second release of the old one does not touch the new one
+        assert one.take("job") is None
+        assert not again.lost
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock"]
+
+
+def test_holders_says_who(tmp_path):
+    leases = Leases(tmp_path, **PATIENT)
+    assert leases.holders() == {}
+    with leases.take("b"), leases.take("a"):
+        (tmp_path / "torn.lease").write_bytes(b"")
+        holders = leases.holders()
+        assert list(holders) == ["a", "b"]
+        assert holders["a"].pid == os.getpid()
+        assert holders["a"].host == socket.gethostname()
+        assert holders["a"].since.endswith("Z")
+        assert holders["a"].alive is True
+
+
+def test_the_beat_advances_without_help_and_ends_with_the_lease(tmp_path):
+    leases = Leases(tmp_path, **PATIENT)
+    with leases.take("job"):
+        wait_until(lambda: leases.holders()["job"].beats >= 3)
+    wait_until(lambda: leases._heart is None)
+    with leases.take("job"):  # and starts again
+        wait_until(lambda: leases.holders()["job"].beats >= 1)
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["with hard links", "without"])
+def test_of_many_racing_processes_one_owns_at_a_time(tmp_path, links, monkeypatch):
+    if not links:
+        monkeypatch.setattr(os, "link", _no_links)
+
+    def compete() -> int:
+        leases, taken, until = Leases(tmp_path / "leases", **PATIENT), 0, time.monotonic() + 0.8
+        while time.monotonic() < until or not taken:
+            lease = leases.take("job")
+            if lease:
+                taken += 1
+                with lease, alone(tmp_path):
+                    time.sleep(0.001)
+            time.sleep(0.0005)
+        return 0
+
+    children = [fork(compete) for _ in range(6)]
+    assert [exit_code(child) for child in children] == [0] * 6
+    assert Leases(tmp_path / "leases").takeovers() == []
+
+
+def test_where_links_are_missing_a_lease_still_excludes_and_beats(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "link", _no_links)
+    one, two = Leases(tmp_path, **PATIENT), Leases(tmp_path, **PATIENT)
+    with one.take("job") as lease:
+        assert two.take("job") is None
+        assert two._create(tmp_path / "job.lease", "job") is None
+        wait_until(lambda: two.holders()["job"].beats >= 1)
+        assert not lease.lost
+    two.take("job").release()
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def _no_links(*_: object, **__: object) -> None:
+    raise OSError(errno.EPERM, "this file system has no links")
+
+
+@contextmanager
+def alone(folder: Path):
+    """Fails if another process is inside too. The kernel ends the claim of a dead one."""
+    witness = os.open(folder / "witness", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(witness, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    yield
+    os.close(witness)
+
+
+def test_holders_that_die_in_a_race_are_replaced_by_exactly_one(tmp_path):
+    def compete(seed: int) -> int:
+        dice, leases = random.Random(seed), Leases(tmp_path / "leases", **PATIENT)
+        for _ in range(400):
+            lease = leases.take("job")
+            if lease:
+                with alone(tmp_path):
+                    time.sleep(0.001)
+                    if dice.random() < 0.2:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                lease.release()
+            time.sleep(0.001)
+        return 0
+
+    children = [fork(lambda seed=seed: compete(seed)) for seed in range(12)]
+    codes = [exit_code(child) for child in children]
+    assert set(codes) <= {0, -signal.SIGKILL}
+    deaths = codes.count(-signal.SIGKILL)
+    assert deaths >= 6
+    last = Leases(tmp_path / "leases").take("job")
+    assert last is not None
+    last.release()
+    events = Leases(tmp_path / "leases").takeovers()
+    assert len(events) == deaths
+    assert {event["reason"] for event in events} == {"dead"}
+    left = {path.name for path in (tmp_path / "leases").iterdir()}
+    assert left == {".lock", TAKEOVERS}
+
+
+def test_a_killed_holder_on_this_machine_is_replaced_at_once(tmp_path):
+    with holder_elsewhere(tmp_path, **PATIENT) as (child, _):
+        leases = Leases(tmp_path, **PATIENT)
+        assert leases.take("job") is None
+        os.kill(child, signal.SIGKILL)
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # a zombie is dead, though its number is in use
+        assert leases.holders()["job"].alive is False
+        with leases.take("job") as lease:
+            assert lease is not None
+        assert [event["reason"] for event in leases.takeovers()] == ["dead"]
+
+
+def test_a_stopped_holder_is_replaced_after_a_while_and_finds_its_lease_lost(tmp_path):
+    with holder_elsewhere(tmp_path, **QUICK) as (child, tell):
+        leases = Leases(tmp_path, **QUICK)
+        until = time.monotonic() + 3 * QUICK["stale_seconds"]
+        while time.monotonic() < until:
+            assert leases.take("job") is None, "a beating holder is never replaced"
+            time.sleep(0.02)
+        os.kill(child, signal.SIGSTOP)
+        stopped = time.monotonic()
+        lease = wait_until(lambda: leases.take("job"))
+        assert time.monotonic() - stopped >= QUICK["stale_seconds"] - QUICK["beat_seconds"]
+        os.write(tell, b"x")
+        os.kill(child, signal.SIGCONT)
+        assert exit_code(child) == 3
+        time.sleep(3 * QUICK["beat_seconds"])
+        assert not lease.lost, "the one that came back must not disturb the new holder"
+        assert leases.holders()["job"].owner == lease.owner
+        assert [event["reason"] for event in leases.takeovers()] == ["silent"]
+        lease.release()
+
+
+def test_observers_of_one_dead_holder_yield_one_owner(tmp_path):
+    for trial in range(8):
+        folder = tmp_path / str(trial)
+        folder.mkdir()
+        dead = fork(lambda folder=folder: 0 if Leases(folder, **PATIENT).take("job") else 1)
+        assert exit_code(dead) == 0
+        start, go = os.pipe()
+        finish, done = os.pipe()
+
+        def observe(folder: Path = folder, start: int = start, finish: int = finish) -> int:
+            leases = Leases(folder, **PATIENT)
+            os.read(start, 1)
+            lease = leases.take("job")
+            os.read(finish, 1)  # nobody leaves before all have tried: a holder that ends may be replaced
+            return int(lease is not None and not lease.lost)
+
+        children = [fork(observe) for _ in range(6)]
+        os.write(go, b"x" * 6)
+        time.sleep(0.1)
+        os.write(done, b"x" * 6)
+        assert sum(exit_code(child) for child in children) == 1
+        assert len(Leases(folder).takeovers()) == 1
+        for handle in (start, go, finish, done):
+            os.close(handle)
+
+
+def test_a_reader_never_sees_a_part(tmp_path):
+    def churn() -> int:
+        leases, until = Leases(tmp_path, beat_seconds=0.0005, stale_seconds=60.0), time.monotonic() + 1.0
+        while time.monotonic() < until:
+            lease = leases.take("job")
+            if lease:
+                time.sleep(0.003)
+                lease.release()
+        return 0
+
+    children = [fork(churn) for _ in range(2)]
+    seen, until = set(), time.monotonic() + 1.0
+    while time.monotonic() < until:
+        try:
+            raw = (tmp_path / "job.lease").read_bytes()
+        except FileNotFoundError:
+            continue
+        assert isinstance(parse(raw), Holder), raw
+        seen.add(raw)
+    assert [exit_code(child) for child in children] == [0, 0]
+    assert len(seen) > 20
+
+
+def test_a_torn_or_foreign_lease_is_respected_until_it_is_stale(tmp_path):
+    leases = Leases(tmp_path, **QUICK)
+    (tmp_path / "torn.lease").write_bytes(b'{"beat": "0000')
+    host, boot, namespace = machine()
+    away = {"host": host + "-2", "boot": boot, "namespace": namespace, "pid": 2**22 + 1, "started": "1"}
+    (tmp_path / "away.lease").write_text(json.dumps({"beat": "7", "owner": "o", "since": "", **away}))
+    assert leases.holders()["away"].alive is None
+    for key in ("torn", "away"):
+        assert leases.take(key) is None
+    for key in ("torn", "away"):
+        with wait_until(lambda key=key: leases.take(key)) as lease:
+            assert lease.key == key
+    assert {event["from"] for event in leases.takeovers()} == {"unreadable", f"{host}-2:{2**22 + 1}"}
+
+
+def test_one_long_gap_between_two_looks_is_no_proof_of_death(tmp_path):
+    with holder_elsewhere(tmp_path, **QUICK) as (child, _):
+        leases = Leases(tmp_path, **QUICK)
+        os.kill(child, signal.SIGSTOP)
+        assert leases.take("job") is None
+        time.sleep(3 * QUICK["stale_seconds"])  # as if we had been stopped together with the holder
+        assert leases.take("job") is None
+        os.kill(child, signal.SIGCONT)
+        time.sleep(4 * QUICK["beat_seconds"])
+        assert leases.take("job") is None
+
+
+def test_lost_asks_the_disk_when_beats_are_overdue(tmp_path):
+    leases = Leases(tmp_path, beat_seconds=30.0, stale_seconds=60.0)
+    lease = leases.take("job")
+    (tmp_path / "job.lease").unlink()
+    assert not lease.lost
+    lease._confirmed -= 61.0
+    assert lease.lost
+    lease.beat()
+    assert list(tmp_path.glob("*.lease")) == [], "what is lost is never made again"
+    lease.release()
+
+
+def test_a_mistaken_steal_puts_the_lease_back_and_its_holder_keeps_it(tmp_path):
+    leases, thief = Leases(tmp_path, **PATIENT), Leases(tmp_path, **PATIENT)
+    with leases.take("job") as lease:
+        path = tmp_path / "job.lease"
+        old = path.read_bytes()
+        wait_until(lambda: path.read_bytes() != old)
+        assert not thief._steal(path, "job", old, "silent")
+        assert not thief._withdraw(path, lambda raw: raw == old)
+        assert not thief._withdraw(tmp_path / "none.lease", lambda _: True)
+        before = leases.holders()["job"].beats
+        wait_until(lambda: leases.holders()["job"].beats > before)
+        assert not lease.lost
+    assert leases.takeovers() == []
+
+
+def test_threads_of_one_process_share_leases_safely(tmp_path):
+    leases, won, barrier = Leases(tmp_path, **PATIENT), [], threading.Barrier(8)
+
+    def grab() -> None:
+        barrier.wait()
+        won.extend(lease for lease in [leases.take("job")] if lease)
+
+    threads = [threading.Thread(target=grab) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert len([thread for thread in threading.enumerate() if thread is leases._heart]) == 1
+    won[0].release()
+
+
+def test_a_forked_child_neither_frees_its_parents_lease_nor_beats_for_it(tmp_path):
+    leases = Leases(tmp_path, **PATIENT)
+    with leases.take("job") as lease:
+
+        def child() -> int:
+            lease.release()
+            lease.beat()
+            if leases.take("job") is not None:
+                return 1
+            with leases.take("mine") as mine:
+                wait_until(lambda: leases.holders()["mine"].beats >= 1)
+                return 0 if not mine.lost and leases.holders()["mine"].pid == os.getpid() else 2
+
+        assert exit_code(fork(child)) == 0
+        assert not lease.lost
+        assert list(leases.holders()) == ["job"]
+
+
+def test_a_stuck_thief_and_a_file_system_without_locks_do_not_block_others(tmp_path, monkeypatch):
+    monkeypatch.setattr("biphase.leases.LOCK_SECONDS", 0.1)
+    leases = Leases(tmp_path, **PATIENT)
+    with leases.take("job") as lease:
+        stuck = os.open(tmp_path / ".lock", os.O_RDWR | os.O_CREAT)
+        fcntl.flock(stuck, fcntl.LOCK_EX)
+        lease.release()
+        os.close(stuck)
+    monkeypatch.setattr(fcntl, "flock", _no_links)
+    leases.take("job").release()
+    assert leases.holders() == {}
+
+
+def test_old_debris_is_swept_and_fresh_files_stay(tmp_path):
+    old, fresh = tmp_path / "a.lease.1.draft", tmp_path / "a.lease.2.withdrawn"
+    for path in (old, fresh):
+        path.touch()
+    past = time.time() - 2 * DEBRIS_SECONDS
+    os.utime(old, (past, past))
+    Leases(tmp_path, **PATIENT).take("job").release()
+    assert not old.exists()
+    assert fresh.exists()
+
+
+def test_release_is_silent_when_the_store_is_gone(tmp_path):
+    lease = Leases(tmp_path / "leases", **PATIENT).take("job")
+    for path in (tmp_path / "leases").iterdir():
+        path.unlink()
+    (tmp_path / "leases").rmdir()
+    lease.release()
+    assert not (tmp_path / "leases").exists()
+
+
+def test_a_failed_creation_leaves_nothing(tmp_path, monkeypatch):
+    leases = Leases(tmp_path, **PATIENT)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="no space"):
+        leases.take("job")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_spoilt_line_of_takeovers_is_skipped(tmp_path):
+    (tmp_path / TAKEOVERS).write_text('{"key": "a"}\n{"key": "b"{"key"\n{"key": "c"}\n')
+    assert [event["key"] for event in Leases(tmp_path).takeovers()] == ["a", "c"]
+
+
+@pytest.mark.parametrize("key", ["", "a/b", "..", ".hidden", "a b", "é"])
+def test_a_key_that_is_no_file_name_is_refused(tmp_path, key):
+    with pytest.raises(StoreError, match="cannot name a lease"):
+        Leases(tmp_path).take(key)
+
+
+def test_beats_slower_than_staleness_are_refused(tmp_path):
+    with pytest.raises(StoreError, match="at least twice"):
+        Leases(tmp_path, beat_seconds=5.0, stale_seconds=6.0)
+
+
+def test_a_process_is_told_from_another_under_its_number():
+    started = process_start(os.getpid())
+    assert process_lives(os.getpid(), started)
+    assert not process_lives(os.getpid(), "1")
+    assert not process_lives(2**22 + 1, "1")
+    assert process_start(2**22 + 1) is None
+
+
+def test_another_users_hidden_process_counts_as_alive(monkeypatch):
+    def forbidden(_pid: int, _signal: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", forbidden)
+    assert process_lives(2**22 + 1, "1")
+    assert not process_lives(os.getpid(), "1")
+
+
+def test_without_a_process_table_only_beats_can_tell(monkeypatch):
+    def missing(*_: object) -> str:
+        raise FileNotFoundError
+
+    host, boot, namespace = machine()
+    holder = Holder("o", host, boot, namespace, 2**22 + 1, "1", "", 0)
+    assert holder.alive is False
+    monkeypatch.setattr(os, "readlink", missing)
+    assert machine() == (host, boot, "")
+    assert holder.alive is None

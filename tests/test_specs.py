@@ -1,0 +1,248 @@
+"""A study that makes no sense is refused when it is written, in words that help."""
+
+from dataclasses import replace
+
+import pytest
+
+from biphase.errors import SpecError
+from biphase.presets import SIZES, TASKS
+from biphase.specs import (
+    BPE,
+    CLM,
+    MLM,
+    MNTP,
+    WSD,
+    AdamW,
+    Chunks,
+    Corpus,
+    Cosine,
+    Finetune,
+    Hub,
+    Linear,
+    Pretrain,
+    Pretrained,
+    Rows,
+    Size,
+    Stage,
+    Study,
+    Task,
+)
+
+SHORT = {"corpus": "builtin", "batch_tokens": 128, "packing": Rows(64), "schedule": WSD(warmup=1, decay=2)}
+
+
+def run(name="run", start=SIZES["1m"], *, steps=10, **fields):
+    return Pretrain(name, start=start, **(SHORT | {"stages": (Stage(CLM(), steps),)} | fields))
+
+
+def size(**fields):
+    return Size(**({"name": "x", "layers": 2, "hidden": 64, "heads": 2, "kv_heads": 1, "ffn": 128} | fields))
+
+
+REFUSED = {
+    "size without layers": (lambda: size(layers=0), "Size.layers must be at least 1, it is 0"),
+    "size with a negative ffn": (lambda: size(ffn=-1), "Size.ffn must be at least 1"),
+    "hidden that heads do not divide": (
+        lambda: size(hidden=65),
+        r"hidden \(65\) must be heads.*try hidden=128",
+    ),
+    "odd head width": (lambda: size(hidden=66), "even head width"),
+    "key heads that do not divide": (
+        lambda: size(heads=4, kv_heads=3),
+        r"kv_heads \(3\) must divide heads \(4\)",
+    ),
+    "unknown precision of a size": (lambda: size(precision="fp16"), "'fp32' or 'bf16' or 'fp8', not 'fp16'"),
+    "hub without a model": (lambda: Hub(""), "Hub needs a model"),
+    "hub without a revision": (lambda: Hub("gpt2"), r"needs a revision.*Hub\('gpt2', revision="),
+    "tokenizer without a revision": (
+        lambda: Pretrained("gpt2"),
+        r"needs a revision: type Pretrained\('gpt2'",
+    ),
+    "too few entries": (
+        lambda: BPE(256),
+        "BPE.vocab is 256; 256 bytes and the special tokens need at least 300",
+    ),
+    "corpus without a source": (lambda: Corpus("c", "", BPE(300)), "Corpus 'c' needs a source"),
+    "negative tokens": (lambda: Corpus("c", "./c", BPE(300), tokens=-1), "must not be negative, it is -1"),
+    "unpinned hub corpus": (lambda: Corpus("c", "hf://a/b/*", BPE(300)), "does not pin its content"),
+    "hub corpus without a glob": (
+        lambda: Corpus("c", "hf://a/b@1", BPE(300)),
+        "type hf://owner/name@revision/glob",
+    ),
+    "chunks too short to cut": (
+        lambda: Chunks(20),
+        r"Chunks.length \(20\) must be at least twice shortest \(12\)",
+    ),
+    "chunks of nothing": (lambda: Chunks(20, 0), "must be at least twice shortest"),
+    "row of one token": (lambda: Rows(1), "Rows.length must be at least 2, it is 1"),
+    "ratio in percent": (lambda: MLM(40.0), "lies between 0 and 1, not 40; did you mean 0.4?"),
+    "ratio zero": (lambda: MLM(0.0), "MLM: a masking ratio lies between 0 and 1, not 0"),
+    "ratio far off": (lambda: MNTP(400.0), "MNTP: a masking ratio lies between 0 and 1, not 400$"),
+    "ratio of the wrong kind": (
+        lambda: MLM("40%"),
+        "MLM.ratio must be a number or Linear or Cosine, not '40%'",
+    ),
+    "linear in percent": (lambda: Linear(0.4, 20, 5), "Linear: .* did you mean 0.2"),
+    "cosine without steps": (lambda: Cosine(0.4, 0.2, 0), "Cosine.steps must be at least 1"),
+    "cosine from nothing": (lambda: Cosine(0, 0.2, 5), "Cosine: a masking ratio"),
+    "shares that do not sum": (lambda: MLM(0.4, (0.8, 0.1, 0.2)), "three shares that sum to 1"),
+    "a negative share": (lambda: MNTP(0.4, (1.2, -0.2, 0)), "MNTP.replace must be three shares"),
+    "two shares": (lambda: MLM(0.4, (0.9, 0.1)), "MLM.replace must be 3 values"),
+    "stage without steps": (lambda: Stage(CLM(), 0), "Stage.steps must be at least 1, it is 0"),
+    "stage with a class": (lambda: Stage(CLM, 5), "Stage.objective must be CLM or MNTP or MLM"),
+    "peak zero": (lambda: WSD(0), "WSD.peak must lie between 0 and 1, it is 0.0; the paper's is 5e-4"),
+    "warmup as a share above one": (
+        lambda: WSD(warmup=1.5),
+        "WSD.warmup must be a count of steps or a share below 1",
+    ),
+    "negative decay": (lambda: WSD(decay=-1), "WSD.decay must be a count of steps"),
+    "beta one": (lambda: AdamW((0.9, 1.0)), r"AdamW.betas must lie in \[0, 1\)"),
+    "eps zero": (lambda: AdamW(eps=0), "AdamW.eps and clip must be positive"),
+    "clip zero": (lambda: AdamW(clip=0), "AdamW.eps and clip must be positive"),
+    "run with a slash": (lambda: run("a/b"), "a name is one word without slashes"),
+    "run without a name": (lambda: run(""), "a name is one word without slashes"),
+    "run without a corpus": (lambda: run(corpus=None), "Pretrain 'run' needs a corpus: corpus='fineweb-edu'"),
+    "run from a size's name": (
+        lambda: run(start="610m"),
+        "Pretrain.start must be Size or Hub or Pretrain, not '610m'",
+    ),
+    "schedule of the wrong kind": (lambda: run(schedule=5e-4), "Pretrain.schedule must be WSD, not 0.0005"),
+    "schedule longer than the run": (
+        lambda: run(steps=2),
+        r"warmup \(1\) and decay \(2\) are longer than its 2 steps",
+    ),
+    "the paper's warmup in a short run": (
+        lambda: run(schedule=WSD()),
+        r"warmup \(2,000\) and decay \(2,000\)",
+    ),
+    "batch that is no whole rows": (
+        lambda: run(batch_tokens=100),
+        "whole rows of 64 tokens; try batch_tokens=128",
+    ),
+    "batch of nothing": (lambda: run(batch_tokens=0), "try batch_tokens=64"),
+    "keep after the end": (
+        lambda: run(keep=(11,)),
+        r"keep=11 is not a step between its start and its end \(10\)",
+    ),
+    "keep at the end": (lambda: run(keep=(10,)), "keep=10 is not a step"),
+    "keep at the start": (lambda: run(keep=(0,)), "keep=0 is not a step"),
+    "negative seed": (lambda: run(seed=-1), r"seed must lie in \[0, 2³¹\), it is -1"),
+    "huge seed": (lambda: run(seed=2**31), "seed must lie in"),
+    "no held-out steps": (lambda: run(heldout_every=0), "heldout_every must be at least 1"),
+    "unknown field": (lambda: run(sed=1), "Pretrain has no field 'sed'; did you mean 'seed'?"),
+    "moments without a past": (lambda: run(moments="reset"), "this one has none to continue"),
+    "data without a past": (lambda: run(data="restart"), "this one has none to continue"),
+    "hub start without a warmup": (
+        lambda: run(start=Hub("./m"), schedule=WSD(decay=2)),
+        r"starts from a hub model with new moments: state its warmup, e.g. schedule=WSD\(peak=1e-4, warmup=0.05\)",
+    ),
+    "going on from a run that trains nothing": (
+        lambda: run("b", run("a", stages=())),
+        "'a' trains nothing, so start from its start instead",
+    ),
+    "data that goes on under another seed": (
+        lambda: run("b", run("a"), seed=1),
+        "cannot go on where 'a' stopped, because seed differs; say data='restart'",
+    ),
+    "data that goes on in other rows": (
+        lambda: run("b", run("a"), packing=Rows(32)),
+        "because packing differs; say data='restart'",
+    ),
+    "data that goes on in another corpus": (
+        lambda: run("b", run("a"), corpus="fineweb-edu"),
+        "because corpus differs; say data='restart'",
+    ),
+    "unknown family": (lambda: Task("t", "NER"), "Task.family must be 'SC' or 'TC' or 'QA' or 'IR'"),
+    "no tasks": (lambda: Finetune(()), "Finetune.tasks must be distinct and not empty"),
+    "a seed twice": (lambda: Finetune(TASKS, seeds=(1, 1)), "Finetune.seeds must be distinct and not empty"),
+    "no learning rates": (lambda: Finetune(TASKS, lrs=()), "Finetune.lrs must be distinct and not empty"),
+    "unknown protocol": (lambda: Finetune(TASKS, protocol="mine"), "'paper' or 'standard', not 'mine'"),
+    "study without runs": (lambda: Study("s", ()), "Study 's' has no runs"),
+    "study with a slash": (lambda: Study("a/b", (run(),)), "Study.name must be one word without slashes"),
+    "study without a name": (lambda: Study("", (run(),)), "Study.name must be one word"),
+    "two runs of one name": (
+        lambda: Study("s", (run(), run(seed=1))),
+        "two results called 'run'; rename one",
+    ),
+    "a kept step of another's name": (
+        lambda: Study("s", (run(keep=(5,)), run("run-5", seed=1))),
+        "two results called 'run-5'",
+    ),
+    "a run that is no run": (lambda: Study("s", ("run",)), "Study.runs must be a tuple of Pretrain"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_nonsense_is_refused_in_one_helpful_line(case):
+    make, words = REFUSED[case]
+    with pytest.raises(SpecError, match=words) as refused:
+        make()
+    assert "\n" not in str(refused.value)
+
+
+def test_the_recipe_of_the_paper_is_the_default():
+    made = Pretrain("p", SIZES["610m"], "fineweb-edu", (Stage(CLM(), 42_000),))
+    assert made.schedule == WSD(5e-4, 2_000, 2_000)
+    assert made.optimizer == AdamW((0.9, 0.95), 1e-5, 0.1, 1.0)
+    assert (made.batch_tokens, made.packing, made.precision, made.seed) == (
+        2_359_296,
+        Chunks(2048, 12),
+        "bf16",
+        42,
+    )
+    assert made.rows_per_step == 1_152
+    assert MLM(0.4).replace == (1.0, 0.0, 0.0)
+
+
+def test_a_small_size_brings_its_own_precision():
+    assert run().precision == "fp32"
+    assert run(start=Hub("./m")).precision == "bf16"
+    assert run(precision="bf16").precision == "bf16"
+
+
+def test_shares_become_steps_when_the_run_is_made():
+    made = run(steps=200, schedule=WSD(warmup=0.05, decay=0.1))
+    assert (made.schedule.warmup, made.schedule.decay) == (10, 20)
+    assert replace(made, name="again").schedule == made.schedule
+
+
+def test_a_run_that_goes_on_inherits_what_it_does_not_say():
+    first = run(optimizer=AdamW(eps=1e-8), seed=7, precision="bf16")
+    then = Pretrain("then", first, stages=(Stage(MLM(0.4), 5),))
+    for field in ("corpus", "optimizer", "batch_tokens", "packing", "precision", "seed"):
+        assert getattr(then, field) == getattr(first, field)
+    assert then.schedule == WSD(first.schedule.peak, 0, first.schedule.decay)
+    assert (then.moments, then.data) == ("keep", "continue")
+
+
+def test_a_restart_may_change_the_data():
+    then = run("b", run("a"), seed=1, packing=Rows(32), corpus="fineweb-edu", data="restart")
+    assert (then.seed, then.packing) == (1, Rows(32))
+
+
+def test_one_stage_need_not_be_a_tuple():
+    assert run(stages=Stage(CLM(), 9)).stages == (Stage(CLM(), 9),)
+
+
+def test_a_run_without_stages_needs_no_schedule():
+    assert Pretrain("as-is", Hub("./m"), "builtin").steps == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "local"), [("./m", True), ("/m", True), ("~/m", True), ("gpt2", False), ("org/m", False)]
+)
+def test_a_path_is_told_from_a_hub_name(source, local):
+    assert Hub(source, revision="1").local is local
+    assert Pretrained(source, revision="1").local is local
+
+
+def test_a_tokenizer_file_is_local_and_a_pinned_hub_corpus_is_not():
+    assert Pretrained("tokenizer.json").local
+    assert Corpus("c", "hf://a/b@1/x/*.parquet", BPE(300)).hub
+    assert not Corpus("c", "./c.txt", BPE(300)).hub
+
+
+def test_tasks_that_borrow_a_model_train_none():
+    grid = Finetune(TASKS)
+    assert (grid.trainings, grid.scores) == (10 * 30, 12 * 30)
+    assert Finetune(TASKS, seeds=range(2)).seeds == (0, 1)

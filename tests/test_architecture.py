@@ -17,8 +17,8 @@ IDS = [path.relative_to(SOURCE).as_posix() for path in FILES]
 # Bottom first. A file imports only from lines below its own; a folder's files also from each other.
 LAYERS = [
     {"errors", "randomness", "batch", "wording"},
-    {"records", "files", "leases"},
-    {"specs"},
+    {"records", "files", "holders"},
+    {"specs", "leases"},
     {"presets", "keys"},
     {"objectives", "loss"},
     {"data"},
@@ -36,7 +36,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 # What `biphase plan` imports.
 LIGHT = [
-    "errors", "records", "specs", "presets", "files", "leases", "keys", "wording", "data.identity",
+    "errors", "records", "specs", "presets", "files", "holders", "leases", "keys", "wording", "data.identity",
     "study.load", "study.plan", "study.costs", "study.tree", "study.identities",
 ]  # fmt: skip
 HEAVY = [

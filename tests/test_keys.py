@@ -64,6 +64,11 @@ CHANGES = {
     "a stage written as two": ({"stages": (Stage(CLM(), 4), Stage(CLM(), 6), Stage(MLM(0.4), 10))}, NEVER),
     "the size's name": ({"start": replace(TINY, name="mine", precision="bf16"), "precision": "fp32"}, NEVER),
     "decay length": ({"schedule": WSD(1e-3, 2, 4)}, 15),
+    "end of the decay": (
+        {"stages": (Stage(CLM(), 10), Stage(MLM(0.4), 12)), "schedule": WSD(1e-3, 2, 7)},
+        15,
+    ),
+    "held-out tokens": ({"heldout_tokens": 5_000}, NEVER),
     "no decay": ({"schedule": WSD(1e-3, 2, 0)}, 15),
     "longer decay": ({"schedule": WSD(1e-3, 2, 14)}, 6),
     "longer last stage": ({"stages": (Stage(CLM(), 10), Stage(MLM(0.4), 12))}, 15),

@@ -31,11 +31,11 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from biphase.errors import StoreError
+from biphase.holders import Holder, machine, owner_of, parse, process_start
 
 SUFFIX = ".lease"
 TAKEOVERS = "takeovers.jsonl"
@@ -44,28 +44,6 @@ LOCK_SECONDS = 1.0
 
 _BEAT_AT = len('{"beat": "')  # where the counter stands in the file
 _BEAT_DIGITS = 12
-
-
-@dataclass(frozen=True)
-class Holder:
-    """Who holds a lease, as its file says."""
-
-    owner: str  # unique for every lease ever taken
-    host: str
-    boot: str
-    namespace: str  # process ids mean something only inside their namespace
-    pid: int
-    started: str
-    since: str  # wall clock, for people only
-    beats: int
-
-    @property
-    def alive(self) -> bool | None:
-        """True or False for a process of this machine, None where only its beats can tell."""
-        here = machine()
-        if not all(here) or here != (self.host, self.boot, self.namespace):
-            return None
-        return process_lives(self.pid, self.started)
 
 
 class Lease:
@@ -111,7 +89,7 @@ class Lease:
         if raw is None:  # a mistaken thief may be about to put it back
             time.sleep(0.05)
             raw = _read(self._path)
-        return _owner(raw) == self.owner
+        return owner_of(raw) == self.owner
 
     def release(self) -> None:
         """Free the job for others. Does nothing twice, nor in a forked child, nor to another's lease."""
@@ -127,8 +105,8 @@ class Lease:
             contextlib.suppress(FileNotFoundError),
             self._leases._serialised(),
         ):  # the store itself may be gone
-            if _owner(_read(self._path)) == self.owner:
-                self._leases._withdraw(self._path, lambda raw: _owner(raw) == self.owner)
+            if owner_of(_read(self._path)) == self.owner:
+                self._leases._withdraw(self._path, lambda raw: owner_of(raw) == self.owner)
 
     def __enter__(self) -> Lease:
         return self
@@ -262,7 +240,7 @@ class Leases:
             with contextlib.suppress(FileExistsError):
                 _link(draft, path)
             # Ask whose lease it is: a network file system may lose the answer of a link that worked.
-            ours = _owner(_read(path)) == owner
+            ours = owner_of(_read(path)) == owner
         finally:
             draft.unlink(missing_ok=True)
             if not ours:
@@ -319,53 +297,6 @@ class Leases:
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > DEBRIS_SECONDS:
                     path.unlink()
-
-
-def machine() -> tuple[str, str, str]:
-    """Host, boot and process-id namespace: where all three agree, process ids can be compared."""
-    boot = (_read(Path("/proc/sys/kernel/random/boot_id")) or b"").decode().strip()
-    try:
-        namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 (not a path, a name)
-    except OSError:
-        namespace = ""
-    return socket.gethostname(), boot, namespace
-
-
-def process_start(pid: int) -> str | None:
-    """When a process of this machine began, in ticks since boot; None if it is gone, dead or hidden."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        threads = len(list(Path(f"/proc/{pid}/task").iterdir()))
-    except OSError:
-        return None
-    after_name = text.rpartition(")")[2].split()  # the name may hold spaces and brackets
-    # The first thread of a killed process may show as a zombie while the others still run.
-    return None if after_name[0] in "ZX" and threads <= 1 else after_name[19]
-
-
-def process_lives(pid: int, started: str) -> bool:
-    """Is the process that began at `started` still there, and not another one under its number?"""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's, perhaps hidden from us: then it counts as alive
-        return process_start(pid) in (None, started)
-    return process_start(pid) == started
-
-
-def parse(raw: bytes | None) -> Holder | None:
-    """The holder a lease file names; None if the file is absent or not a lease."""
-    try:
-        fields = json.loads(raw or b"")
-        return Holder(beats=int(fields.pop("beat")), **fields)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
-
-
-def _owner(raw: bytes | None) -> str:
-    holder = parse(raw)
-    return holder.owner if holder else ""
 
 
 def _read(path: Path) -> bytes | None:

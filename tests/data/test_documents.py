@@ -145,7 +145,7 @@ def test_a_missing_or_wrong_column_is_an_error_with_the_nearest_name(tmp_path):
     parquet.write_table(pyarrow.table({"texts": ["a"], "id": [1]}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match="no column 'text'; did you mean 'texts'"):
         read(tmp_path)
-    with pytest.raises(DataError, match="'id' of a.parquet is int64, not text"):
+    with pytest.raises(DataError, match=r"'id' of a.parquet is int64, not text"):
         read(tmp_path, text="id")
 
 
@@ -153,7 +153,9 @@ def test_too_many_bad_records_are_an_error_that_counts_them():
     tally = Tally(records=1000, skipped={"empty text": 10}, first={"empty text": "a:1"})
     tally.judge("mine")  # exactly 1%
     tally.add(Tally(records=1, skipped={"no text": 1}, first={"no text": "b:7"}))
-    with pytest.raises(DataError, match=r"11 of the first 1001 records are bad \(10 × empty text, first a:1; 1 × no"):
+    with pytest.raises(
+        DataError, match=r"11 of the first 1001 records are bad \(10 × empty text, first a:1; 1 × no"
+    ):
         tally.judge("mine")
     Tally(records=10, skipped={"empty text": 10}, first={"empty text": "a:1"}).judge("mine")  # few
 
@@ -169,11 +171,13 @@ def test_a_hub_corpus_is_streamed_in_the_order_of_its_files(tmp_path):
     train, heldout = sources.on_hub(mine, hub)
     assert [file.name for file in train] == ["data/0.parquet", "data/2.parquet"]
     assert [file.name for file in heldout] == ["data/1.parquet"]
-    texts = [text for block in documents.blocks(mine, train) for text, _ in documents.parse(block, "text", Tally())]
+    texts = [
+        text for block in documents.blocks(mine, train) for text, _ in documents.parse(block, "text", Tally())
+    ]
     assert texts == TEXTS[:100] + TEXTS[200:]
-    with pytest.raises(DataError, match="no file of .* matches"):
+    with pytest.raises(DataError, match=r"no file of .* matches"):
         sources.on_hub(corpus("hf://owner/name@abc/other/*.parquet"), hub)
-    with pytest.raises(DataError, match="none of .txt"):
+    with pytest.raises(DataError, match=r"none of .txt"):
         sources.on_hub(corpus("hf://owner/name@abc/*"), hub)
 
 
@@ -182,5 +186,7 @@ def test_a_hub_that_cannot_be_reached_says_how_to_do_without():
         def glob(self, *_, **__):
             raise ConnectionError("no route")
 
-    with pytest.raises(DataError, match=r"no route.*biphase tokenize mine --from FOLDER.*hf download owner/name"):
+    with pytest.raises(
+        DataError, match=r"no route.*biphase tokenize mine --from FOLDER.*hf download owner/name"
+    ):
         sources.on_hub(corpus("hf://owner/name@abc/*.parquet"), Offline())

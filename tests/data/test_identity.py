@@ -43,7 +43,10 @@ def mine(source, **fields):
 
 def test_importing_it_is_light():
     code = "import sys, biphase.data.identity; print([m for m in ('numpy', 'pyarrow', 'tokenizers') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "[]\n"
+    )
 
 
 def test_the_fingerprint_is_the_content_not_the_place(folder, store, tmp_path):
@@ -93,13 +96,17 @@ def test_held_out_files_stand_beside_the_source_and_are_not_trained_on(folder, s
     assert [file.name for file in files.train] == ["sub/a.jsonl"]
     assert [file.name for file in files.heldout] == ["b.txt"]
     assert corpus_fingerprint(mine(folder, heldout="corpus/b.txt"), store) != whole
-    with pytest.raises(DataError, match="all files of .* are held out"):
+    with pytest.raises(DataError, match=r"all files of .* are held out"):
         resolve(mine(folder / "b.txt", heldout="b.txt"))
 
 
 def test_a_file_of_unknown_kind_an_absent_source_and_an_empty_folder_are_refused(folder, store, tmp_path):
     (tmp_path / "empty").mkdir()
-    for source, words in (("absent", "is not there"), ("empty", "holds no files"), ("corpus/*.parquet", "holds no")):
+    for source, words in (
+        ("absent", "is not there"),
+        ("empty", "holds no files"),
+        ("corpus/*.parquet", "holds no"),
+    ):
         with pytest.raises(DataError, match=words):
             corpus_fingerprint(mine(tmp_path / source), store)
     (folder / "README.md").touch()
@@ -125,15 +132,21 @@ def test_the_tokenizer_counts_by_what_it_is_made_from(tmp_path, store):
     folder = tmp_path / "tokenizer"
     folder.mkdir()
     local = mine("./x", tokenizer=Pretrained(str(folder)))
-    with pytest.raises(DataError, match="tokenizer.json is not there; type Pretrained"):
+    with pytest.raises(DataError, match=r"tokenizer.json is not there; type Pretrained"):
         tokenizer_fingerprint(local, "")
     (folder / "tokenizer.json").write_text("{}")
     plain = tokenizer_fingerprint(local, "")
-    assert tokenizer_fingerprint(mine("./x", tokenizer=Pretrained(str(folder / "tokenizer.json"))), "") == plain
+    assert (
+        tokenizer_fingerprint(mine("./x", tokenizer=Pretrained(str(folder / "tokenizer.json"))), "") == plain
+    )
     (folder / "tokenizer_config.json").write_text("{}")
     assert tokenizer_fingerprint(local, "") != plain
     hub = [mine("./x", tokenizer=Pretrained("owner/name", revision=one)) for one in ("a", "b")]
-    assert tokenizer_fingerprint(hub[0], "1") == tokenizer_fingerprint(hub[0], "2") != tokenizer_fingerprint(hub[1], "1")
+    assert (
+        tokenizer_fingerprint(hub[0], "1")
+        == tokenizer_fingerprint(hub[0], "2")
+        != tokenizer_fingerprint(hub[1], "1")
+    )
     bpe = mine("./x")
     assert tokenizer_fingerprint(bpe, "1") != tokenizer_fingerprint(bpe, "2")
 

@@ -28,7 +28,9 @@ def test_rows_are_slices_of_the_whole_wherever_files_end(tmp_path, shard_tokens,
     tokens = Tokens(written(tmp_path, ids, shard_tokens), U2)
     rows = np.random.default_rng(1).permutation(1000 // length)
     assert len(tokens) == 1000
-    np.testing.assert_array_equal(tokens.rows(rows, length), ids[: 1000 // length * length].reshape(-1, length)[rows])
+    np.testing.assert_array_equal(
+        tokens.rows(rows, length), ids[: 1000 // length * length].reshape(-1, length)[rows]
+    )
     assert tokens.rows(rows, length).dtype == U2
 
 
@@ -114,7 +116,14 @@ def published(tmp_path, **changes):
     build.mkdir()
     written(build, np.arange(100), 64)
     (build / "heldout-00000.bin").touch()
-    card = {"vocab": 100, "eos_id": 0, "mask_id": 1, "special_ids": [0, 1], "train_tokens": 100, "heldout_tokens": 0}
+    card = {
+        "vocab": 100,
+        "eos_id": 0,
+        "mask_id": 1,
+        "special_ids": [0, 1],
+        "train_tokens": 100,
+        "heldout_tokens": 0,
+    }
     write_json(build / "card.json", card | changes)
     publish(build, tmp_path / "shards")
     return tmp_path / "shards"

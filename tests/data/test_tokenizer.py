@@ -66,7 +66,11 @@ def opened(tmp_path, model, **config):
 def test_a_trained_tokenizer_has_its_special_tokens_first():
     made = trained()
     assert made.vocab == 600
-    assert [made.model.id_to_token(number) for number in range(3)] == ["<|end_of_text|>", "<|mask|>", "<|pad|>"]
+    assert [made.model.id_to_token(number) for number in range(3)] == [
+        "<|end_of_text|>",
+        "<|mask|>",
+        "<|pad|>",
+    ]
     assert (made.special.eos, made.special.mask, made.special.pad, made.special.ids) == (0, 1, 2, (0, 1, 2))
     with pytest.raises(DataError, match="type bos=False"):
         trained(bos=True)
@@ -80,9 +84,7 @@ def test_a_corpus_too_small_for_its_vocabulary_is_said():
 
 
 def test_training_gives_the_same_bytes_whatever_the_threads():
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import test_tokenizer as t; print(t.trained(900).model.to_str())"
-    )
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import test_tokenizer as t; print(t.trained(900).model.to_str())"
     found = set()
     for threads, parallel in (("1", "false"), ("2", "true"), ("4", "true")):
         environment = {**os.environ, "RAYON_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": parallel}
@@ -114,7 +116,9 @@ def test_else_a_mask_is_added_at_the_end(tmp_path):
 def test_a_tokenizer_that_does_not_say_how_a_text_ends_is_refused(tmp_path):
     with pytest.raises(DataError, match=r'does not say .* put \{"eos_token"'):
         opened(tmp_path, bytes_bpe(pre_tokenizers.Sequence(SPLIT), special=("<stop>",)))
-    assert opened(tmp_path, bytes_bpe(pre_tokenizers.Sequence(SPLIT), special=("<stop>",)), eos_token="<stop>")
+    assert opened(
+        tmp_path, bytes_bpe(pre_tokenizers.Sequence(SPLIT), special=("<stop>",)), eos_token="<stop>"
+    )
 
 
 def test_a_damaged_tokenizer_and_a_wrong_size_are_refused(tmp_path):
@@ -149,7 +153,9 @@ def test_transformers_loads_what_is_saved(tmp_path):
 FAST = {
     "gpt2": pre_tokenizers.ByteLevel(False),
     "llama3": pre_tokenizers.Sequence(SPLIT),
-    "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]),
+    "smollm": pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+    ),
     "digit runs": pre_tokenizers.Sequence([pre_tokenizers.Digits(False), pre_tokenizers.ByteLevel(False)]),
 }
 
@@ -174,7 +180,10 @@ def test_tiktoken_gives_the_ids_of_tokenizers(tmp_path, words):
     fast = fastest(opened(tmp_path, bytes_bpe(words)), said.append)
     assert (fast.name, said) == ("tiktoken", [])
     rng = np.random.default_rng(0)
-    noise = ["".join(map(chr, rng.choice([*range(9, 127), *range(0xA0, 0x600), 0x2009, 0x4E2D], 400))) for _ in range(60)]
+    noise = [
+        "".join(map(chr, rng.choice([*range(9, 127), *range(0xA0, 0x600), 0x2009, 0x4E2D], 400)))
+        for _ in range(60)
+    ]
     assert fast.agrees([*HARD, *noise, *texts(60)])
 
 
@@ -206,7 +215,10 @@ def test_a_character_newer_than_our_tables_leaves_the_decision_to_tokenizers(tmp
     [
         (lambda: bytes_bpe(FAST["gpt2"], normalizer=normalizers.NFC()), "normalizes"),
         (lambda: bytes_bpe(pre_tokenizers.ByteLevel(True)), "not plain bytes"),
-        (lambda: bytes_bpe(pre_tokenizers.Sequence([pre_tokenizers.Punctuation(), *SPLIT])), "one regular expression"),
+        (
+            lambda: bytes_bpe(pre_tokenizers.Sequence([pre_tokenizers.Punctuation(), *SPLIT])),
+            "one regular expression",
+        ),
         (lambda: bytes_bpe(FAST["gpt2"], dropout=0.1), "plain byte-level BPE"),
     ],
 )
@@ -224,15 +236,12 @@ def test_ordinary_added_tokens_and_unreachable_words_are_not_left_to_tiktoken(tm
     assert fastest(opened(tmp_path, model), silent).name == "tokenizers"
 
     spec = json.loads(bytes_bpe(FAST["gpt2"]).to_str())
-    spec["model"]["merges"].insert(0, ["h", "e"])  # now "the", made of "th" and "e", may never come out
     vocab = spec["model"]["vocab"]
-    vocab.setdefault("he", max(vocab.values()) + 1)
-    seen, merges = set(), []
-    for pair in spec["model"]["merges"]:
-        if "".join(pair) not in seen:
-            merges.append(pair)
-        seen.add("".join(pair))
-    spec["model"]["merges"] = merges
+    for token in ("zxj", "qzxj", "qzxjw"):  # qzxj + w never comes out: zxj + w is merged before
+        vocab[token] = len(vocab)
+    vocab["zxjw"], vocab["xj"] = len(vocab), len(vocab) + 1
+    rare = [["x", "j"], ["z", "xj"], ["zxj", "w"], ["q", "zxj"], ["qzxj", "w"]]
+    spec["model"]["merges"] += rare
     said = []
     made = fastest(opened(tmp_path, Model.from_str(json.dumps(spec))), said.append)
     assert made.name == "tokenizers"

@@ -111,6 +111,7 @@ def test_every_way_to_a_result_is_whole_and_each_piece_is_of_one_kind(study):
         assert state_key(state.run, state.step, OUTSIDE) == state.key
         assert not any(state.first < act.until < state.step for act in acts(state.run))
         assert not state.first < decay_start(state.run) < state.step
+        assert state.decaying == (state.step > decay_start(state.run))
 
 
 @given(studies())

@@ -237,6 +237,15 @@ def test_roots_that_read_alike_say_in_what_they_differ():
     assert "chunks of 64" in shown(plan_of(run("z", (CLM(), 9_000)), kinds["chunks"]))
 
 
+def test_a_start_that_is_both_a_result_and_trained_from_is_one_root():
+    hub, still = Hub("org/m", revision="1"), {"decay": 0}
+    text = shown(plan_of(run("as-is", start=hub, **still), run("more", (CLM(), 1_000), start=hub, **still)))
+    lines = text.splitlines()
+    assert lines[2].startswith("org/m on mine ")
+    assert lines[2].endswith("  as-is")
+    assert lines[3].endswith("  more")
+
+
 def test_a_long_question_is_wrapped():
     text = shown(plan_of(run("a", (CLM(), 9_000)), question="why " * 60))
     assert max(map(len, text.splitlines())) <= PAGE

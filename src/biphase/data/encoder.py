@@ -17,12 +17,14 @@ import json
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from biphase.data.tokenizer import Tokenizer
+from biphase.data.identity import TOKENIZER_FILES
+from biphase.data.tokenizer import Tokenizer, load_saved
 
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # Digits are cut off before GPT-2's expression sees the rest, so white space before one counts as at the end.
@@ -40,11 +42,24 @@ SAMPLE = (
 
 
 class Encoder:
-    """Texts → ids, special tokens never among them."""
+    """Texts → ids, special tokens never among them.
 
-    def __init__(self, tokenizer: Tokenizer, *, tiktoken: bool) -> None:
-        self.tokenizer = tokenizer
-        self.fast = _Tiktoken(json.loads(tokenizer.model.to_str())) if tiktoken else None
+    `proven` spares the checks of a tokenizer that passed them before; a saved one is then only loaded by
+    `tokenizers` if a document asks for it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | Path, *, tiktoken: bool, proven: bool = False) -> None:
+        self._source = tokenizer
+        self.fast = _Tiktoken(self._spec(), proven) if tiktoken else None
+
+    def _spec(self) -> dict[str, Any]:
+        if isinstance(self._source, Path):
+            return json.loads((self._source / TOKENIZER_FILES[0]).read_bytes())
+        return json.loads(self._source.model.to_str())
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return load_saved(self._source) if isinstance(self._source, Path) else self._source
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """The ids of each text, as uint32 arrays."""
@@ -94,11 +109,11 @@ class Inconvertible(Exception):
 class _Tiktoken:
     """A byte-level BPE in tiktoken's terms. Its ranks are the order of merges, mapped to the real ids."""
 
-    def __init__(self, spec: dict[str, Any]) -> None:
+    def __init__(self, spec: dict[str, Any], proven: bool) -> None:
         import tiktoken
 
         pattern = _pattern(spec)
-        ranks, ids, self.lacking = _ranks(spec)
+        ranks, ids, self.lacking = _ranks(spec, proven)
         self.ids = np.array(ids, np.uint32)
         self.core = tiktoken.Encoding(
             "biphase", pat_str=pattern, mergeable_ranks=ranks, special_tokens={_NEVER: len(ids)}
@@ -128,7 +143,11 @@ def _has_young(text: str) -> bool:
 
 @cache
 def _unknown() -> np.ndarray:
-    return np.array([unicodedata.category(chr(code)) == "Cn" for code in range(sys.maxunicode + 1)])
+    table = np.zeros(sys.maxunicode + 1, bool)
+    table[0x40000:0xE0000] = True  # planes without a single character
+    for code in (*range(_FIRST_UNKNOWN, 0x40000), *range(0xE0000, 0xF0000)):
+        table[code] = unicodedata.category(chr(code)) == "Cn"
+    return table
 
 
 def _pattern(spec: dict[str, Any]) -> str:
@@ -154,7 +173,7 @@ def _pattern(spec: dict[str, Any]) -> str:
     raise Inconvertible("its way to cut words is not one regular expression")
 
 
-def _ranks(spec: dict[str, Any]) -> tuple[dict[bytes, int], list[int], int]:
+def _ranks(spec: dict[str, Any], proven: bool) -> tuple[dict[bytes, int], list[int], int]:
     """Bytes of each token → rank, id of each rank, and how many of the first ranks stand for lacking bytes."""
     model = spec["model"]
     plain = not (
@@ -181,10 +200,9 @@ def _ranks(spec: dict[str, Any]) -> tuple[dict[bytes, int], list[int], int]:
         ranks[as_bytes] = len(ids)
         ids.append(vocab[token])
         previous = token
-    added = {token["content"] for token in spec["added_tokens"]}
-    _check_reached(
-        model, set(vocab) - added, merges, {token: rank for rank, token in enumerate(_joined(merges))}
-    )
+    if not proven:
+        added = {token["content"] for token in spec["added_tokens"]}
+        _check_reached(model, set(vocab) - added, merges)
     return ranks, ids, len(lacking)
 
 
@@ -193,14 +211,9 @@ def _pair(merge: str | list[str]) -> tuple[str, str]:
     return left, right
 
 
-def _joined(merges: list[tuple[str, str]]) -> list[str]:
-    return list(dict.fromkeys(left + right for left, right in merges))
-
-
-def _check_reached(
-    model: dict[str, Any], ordinary: set[str], merges: list[tuple[str, str]], made: dict[str, int]
-) -> None:
+def _check_reached(model: dict[str, Any], ordinary: set[str], merges: list[tuple[str, str]]) -> None:
     """Every token must come out when its own letters are merged, as tiktoken takes for granted."""
+    made = dict.fromkeys(left + right for left, right in merges)
     whole = model.get("ignore_merges", False)
     never = [token for token in ordinary if len(token) > 1 and token not in made]
     if whole and never:

@@ -221,7 +221,9 @@ def read_link(corpus: Corpus, store: Store) -> dict[str, Any] | None:
 def write_link(corpus: Corpus, store: Store, folder: Path) -> None:
     """Let `folder`, a copy of its repository or of a part, stand for this hub corpus in this store."""
     if not corpus.hub:
-        raise DataError(f"corpus {corpus.name!r} is not on the hub, its source is {corpus.source!r}; leave out --from")
+        raise DataError(
+            f"corpus {corpus.name!r} is not on the hub, its source is {corpus.source!r}; leave out --from"
+        )
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; --from takes a copy of the repository of {corpus.source}")
     folder = folder.resolve()

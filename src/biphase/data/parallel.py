@@ -23,7 +23,6 @@ import numpy as np
 
 from biphase.data.documents import Block, Tally, parse, text_hash
 from biphase.data.encoder import Encoder
-from biphase.data.tokenizer import load_saved
 from biphase.errors import DataError
 
 BLOCKS_AHEAD = 3  # per process
@@ -47,7 +46,8 @@ class BlockEncoder:
     tokenizer: Path
     tiktoken: bool
     text: str
-    bos: bool
+    begin: tuple[int, ...]  # ids before and after each document
+    end: int
     dtype: str
 
     def load(self) -> Loaded:
@@ -59,20 +59,19 @@ class Loaded:
 
     def __init__(self, how: BlockEncoder) -> None:
         self.how = how
-        self.encoder = Encoder(load_saved(how.tokenizer), tiktoken=how.tiktoken)
+        self.encoder = Encoder(how.tokenizer, tiktoken=how.tiktoken, proven=True)
 
     def encode(self, block: Block) -> Encoded:
         """The documents of a block."""
-        how, special, tally = self.how, self.encoder.tokenizer.special, Tally()
+        how, begin, tally = self.how, self.how.begin, Tally()
         parsed = list(parse(block, how.text, tally))
         ids = self.encoder.encode([text for text, _ in parsed])
-        begin = [special.bos] if how.bos else []
         lengths = np.array([len(one) + 1 + len(begin) for one in ids], np.int64)
         made, at = np.empty(int(lengths.sum()), how.dtype), 0
         for one, length in zip(ids, lengths.tolist(), strict=True):
             made[at : at + len(begin)] = begin
             made[at + len(begin) : at + length - 1] = one
-            made[at + length - 1] = special.eos
+            made[at + length - 1] = how.end
             at += length
         sizes = np.array([len(as_bytes) for _, as_bytes in parsed], np.int64)
         held = np.array([text_hash(as_bytes) % 1000 == 0 for _, as_bytes in parsed], bool)

@@ -213,10 +213,11 @@ class _Work:
             meter.show(meter.total, parts.counts.text_bytes, parts.train.tokens, last=True)
 
     def _block_encoder(self) -> BlockEncoder:
-        folder, tiktoken = self.build / "tokenizer", self.encoder.fast is not None
-        return BlockEncoder(
-            folder, tiktoken, self.corpus.text, self.corpus.bos, dtype_for(self.tokenizer.vocab).str
-        )
+        special = self.tokenizer.special
+        begin = (special.bos,) if self.corpus.bos and special.bos is not None else ()
+        dtype = dtype_for(self.tokenizer.vocab).str
+        tiktoken = self.encoder.fast is not None
+        return BlockEncoder(self.build / "tokenizer", tiktoken, self.corpus.text, begin, special.eos, dtype)
 
     def _processes(self, files: list[File]) -> int:
         """A process takes longer to start than a few blocks take to encode."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Literal
 
-from biphase.errors import SpecError
+from biphase.errors import SpecError, nearest
 from biphase.records import record
 from biphase.specs.training import Pretrain
 
@@ -33,6 +33,15 @@ class Finetune:
             values = getattr(self, name)
             if not values or len(set(values)) != len(values):
                 raise SpecError(f"Finetune.{name} must be distinct and not empty")
+        if not all(0 < lr < 1 for lr in self.lrs):
+            raise SpecError(f"Finetune.lrs must lie between 0 and 1, not {self.lrs}")
+        names = [task.name for task in self.tasks]
+        for task in self.tasks:
+            if task.trained_on and task.trained_on not in names:
+                raise SpecError(
+                    f"task {task.name!r} is scored with the model of {task.trained_on!r}, which is not among "
+                    f"Finetune.tasks; {nearest(task.trained_on, names)}"
+                )
 
     @property
     def trainings(self) -> int:

@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 from biphase.errors import StoreError
 from biphase.files import Store, read_json, write_json
-from biphase.leases import Holder, Leases
+from biphase.holders import Holder
+from biphase.leases import Leases
 from biphase.study.plan import Plan, State
 
 Standing = Literal["done", "running", "failed", "ready", "waiting"]

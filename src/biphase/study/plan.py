@@ -233,5 +233,7 @@ def needed_keys(store: Store) -> set[str]:
         try:
             needed |= {state["key"] for state in read_json(path)["states"]}
         except (KeyError, TypeError):
-            raise StoreError(f"{path} is no plan; make it again (biphase plan STUDY) or remove its folder") from None
+            raise StoreError(
+                f"{path} is no plan; make it again (biphase plan STUDY) or remove its folder"
+            ) from None
     return needed

@@ -85,7 +85,7 @@ def _tree(plan: Plan, done: Collection[str]) -> list[str]:
         mark = "✓" if state.key in done else ""
         return _Row(text, steps(first), steps(until), state.key[:digits], mark, ", ".join(state.results))
 
-    titles = _titles(list(plan.roots.values()))
+    titles = _titles(list(plan.roots.values()), trained=set(below))
     lines: list[str] = []
     for branch, flat in ((3, False), (2, False), (2, True), (1, True)):
         rows: list[_Row] = []
@@ -147,22 +147,25 @@ def _aligned(rows: list[_Row]) -> list[str]:
     return lines
 
 
-def _titles(roots: list[Root]) -> dict[str, str]:
+def _titles(roots: list[Root], trained: set[str]) -> dict[str, str]:
     """What each root is; roots that read alike also say in what they differ."""
-    titles = {root.key: _title(root.run) for root in roots}
+    plain = {root.key: _title(root.run, trained=root.key in trained) for root in roots}
+    alike: dict[str, list[list[str]]] = {}
     for root in roots:
-        alike = [other.run for other in roots if _title(other.run) == _title(root.run)]
-        mine = _particulars(root.run)
-        differing = [
-            word for place, word in enumerate(mine) if any(_particulars(o)[place] != word for o in alike)
-        ]
-        titles[root.key] = ", ".join([titles[root.key], *differing])
+        alike.setdefault(plain[root.key], []).append(_particulars(root.run))
+    titles = {}
+    for root in roots:
+        sides = zip(*alike[plain[root.key]], strict=True)  # each particular of all that read alike
+        mine = zip(_particulars(root.run), sides, strict=True)
+        titles[root.key] = ", ".join(
+            [plain[root.key], *(word for word, all_of in mine if len(set(all_of)) > 1)]
+        )
     return titles
 
 
-def _title(run: Pretrain) -> str:
+def _title(run: Pretrain, *, trained: bool) -> str:
     start = getattr(run.start, "name", "") or getattr(run.start, "source", "")
-    return f"{start} on {getattr(run.corpus, 'name', run.corpus)}" if run.stages else f"{start}, as it is"
+    return f"{start} on {getattr(run.corpus, 'name', run.corpus)}" if trained else f"{start}, as it is"
 
 
 def _particulars(run: Pretrain) -> list[str]:

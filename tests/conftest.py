@@ -1,0 +1,87 @@
+"""Shared by all tests: one core each, no network, and one tiny tokenized corpus."""
+
+from __future__ import annotations
+
+import os
+
+# Two test processes share two cores; a tiny model gains nothing from threads, and waiting threads cost much.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import json
+from pathlib import Path
+
+import pytest
+
+from biphase import BPE, CLM, WSD, AdamW, Chunks, Corpus, Pretrain, Size, Stage
+from biphase.files import Store
+
+TINY = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
+
+
+def sentences(count: int) -> list[str]:
+    """Documents with some structure to learn, each another one."""
+    subjects = ["the cat", "a dog", "our teacher", "the river", "every student", "the old house"]
+    verbs = ["sees", "likes", "crosses", "remembers", "paints"]
+    objects = ["the mountain", "a small boat", "the garden", "its own shadow", "the long road", "two birds"]
+    made = []
+    for number in range(count):
+        parts = [
+            f"{subjects[(number * 7 + k) % 6]} {verbs[(number * 3 + k * 5) % 5]} {objects[(number + k * k) % 6]}"
+            for k in range(3 + number % 6)
+        ]
+        made.append(f"{'. '.join(parts)}. {number}")
+    return made
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """A small local corpus with a held-out file."""
+    folder = tmp_path_factory.mktemp("text")
+    documents = sentences(600)
+    for name, some in (("train.jsonl", documents[:540]), ("heldout.jsonl", documents[540:])):
+        (folder / name).write_text("".join(json.dumps({"text": text}) + "\n" for text in some))
+    return Corpus("tiny", str(folder / "train.jsonl"), BPE(320), heldout="heldout.jsonl")
+
+
+@pytest.fixture(scope="session")
+def shards(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tokenized corpus, as a folder of a store."""
+    from biphase.data.tokenize import tokenize
+
+    store = Store(tmp_path_factory.mktemp("store"))
+    return tokenize(corpus, store, processes=1, report=lambda text: None)
+
+
+@pytest.fixture
+def store(tmp_path: Path, shards: Path) -> Store:
+    """An empty store that already has the tiny corpus."""
+    made = Store(tmp_path / "store")
+    made.shards.mkdir(parents=True)
+    (made.shards / shards.name).symlink_to(shards)
+    return made
+
+
+@pytest.fixture
+def tiny_run(corpus: Corpus):
+    """Makes small runs: `tiny_run("name", Stage(CLM(), 12))`."""
+
+    def make(name: str = "run", *stages: Stage, **fields) -> Pretrain:
+        defaults = {
+            "start": TINY,
+            "corpus": corpus,
+            "stages": stages or (Stage(CLM(), 12),),
+            "packing": Chunks(32, shortest=4),
+            "batch_tokens": 8 * 32,
+            "schedule": WSD(peak=3e-3, warmup=2, decay=3),
+            "optimizer": AdamW(),
+            "heldout_every": 5,
+            "heldout_tokens": 512,
+            "seed": 7,
+        }
+        if "start" in fields:
+            defaults = {name: value for name, value in defaults.items() if name in ("stages", "heldout_every", "heldout_tokens")}
+        return Pretrain(name, **(defaults | fields))
+
+    return make

@@ -1,0 +1,204 @@
+"""Law 1: the mask is the model. One token is changed; outputs are compared exactly, on every path."""
+
+import pytest
+import torch
+from transformers import (
+    EuroBertConfig,
+    EuroBertForMaskedLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from biphase.errors import ModelError
+from biphase.models.attention import NAME, Sight, segment_mask
+from biphase.models.backbone import LanguageModel, from_scratch
+from biphase.models.probe import probe
+from biphase.specs import Size
+
+T = 24
+SHAPE = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2,
+}  # fmt: skip
+
+
+def eurobert():
+    return from_scratch(Size("t", 2, 32, 4, 2, 48, "fp32"), vocab=64, mask_id=3, length=T, seed=0)
+
+
+def llama():
+    torch.manual_seed(0)
+    return LanguageModel(LlamaForCausalLM(LlamaConfig(**SHAPE, attn_implementation=NAME)))
+
+
+def qwen3():
+    torch.manual_seed(0)
+    return LanguageModel(Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=8, attn_implementation=NAME)))
+
+
+FAMILIES = pytest.mark.parametrize("make", [eurobert, llama, qwen3], ids=lambda make: make.__name__)
+
+
+def inputs():
+    ids = torch.randint(4, 64, (2, T), generator=torch.Generator().manual_seed(1))
+    return ids, torch.arange(T).expand(2, T)
+
+
+@torch.no_grad()
+def felt(model, sight, at):
+    """Which positions of the first row feel a change of token `at`."""
+    ids, positions = inputs()
+    changed = ids.clone()
+    changed[0, at] = (changed[0, at] + 1) % 64
+    before, after = (model.hidden(one, positions, sight) for one in (ids, changed))
+    assert torch.equal(before[1], after[1]), "another row was touched"
+    return (before[0] != after[0]).any(-1)
+
+
+def segments():
+    """Two chunks in the first row, three in the second."""
+    first = (torch.arange(T) >= 10).long()
+    second = (torch.arange(T) >= 5).long() + (torch.arange(T) >= 17).long()
+    return torch.stack([first, second])
+
+
+def masked(causal):
+    return Sight(causal, mask=segment_mask(segments(), causal=causal))
+
+
+@FAMILIES
+class TestEveryFamily:
+    def test_causal_never_sees_the_future(self, make):
+        moved = felt(make(), Sight(True), at=12)
+        assert not moved[:12].any()
+        assert moved[12:].all()
+
+    def test_bidirectional_does(self, make):
+        assert felt(make(), Sight(False), at=12).all()
+
+    def test_no_chunk_sees_another(self, make):
+        model = make()
+        late, early = felt(model, masked(False), at=15), felt(model, masked(False), at=4)
+        assert not late[:10].any()
+        assert late[10:].all()
+        assert early[:10].all()
+        assert not early[10:].any()
+
+    def test_causal_chunks_see_neither_the_future_nor_each_other(self, make):
+        moved = felt(make(), masked(True), at=15)
+        assert not moved[:15].any()
+        assert moved[15:].all()
+        assert not felt(make(), masked(True), at=4)[10:].any()
+
+    def test_the_same_model_turns_both_ways_and_back(self, make):
+        model = make()
+        ids, positions = inputs()
+        with torch.no_grad():
+            first = model.hidden(ids, positions, Sight(True))
+            model.hidden(ids, positions, Sight(False))
+            assert torch.equal(first, model.hidden(ids, positions, Sight(True)))
+
+    def test_the_probe_passes(self, make):
+        probe(make(), vocab=64)
+
+    def test_a_chunk_is_as_if_alone(self, make):
+        """Attention and positions inside a chunk: packing changes nothing but the company."""
+        model = make()
+        ids, _ = inputs()
+        positions = torch.cat([torch.arange(10), torch.arange(T - 10)])[None]
+        chunk = Sight(False, mask=segment_mask(segments()[:1], causal=False))
+        with torch.no_grad():
+            packed = model.hidden(ids[:1], positions, chunk)
+            alone = model.hidden(ids[:1, 10:], torch.arange(T - 10)[None], Sight(False))
+        torch.testing.assert_close(packed[:, 10:], alone, rtol=1e-5, atol=1e-5)
+
+
+def test_causal_equals_transformers_own_llama():
+    ours = llama()
+    theirs = LlamaForCausalLM(LlamaConfig(**SHAPE, attn_implementation="sdpa"))
+    theirs.load_state_dict(ours.model.state_dict())
+    ids, positions = inputs()
+    with torch.no_grad():
+        torch.testing.assert_close(
+            ours.hidden(ids, positions, Sight(True)), theirs.model(input_ids=ids).last_hidden_state
+        )
+
+
+def test_bidirectional_equals_transformers_own_eurobert():
+    ours = eurobert()
+    config = EuroBertConfig(**ours.model.config.to_dict() | {"attn_implementation": "sdpa"})
+    theirs = EuroBertForMaskedLM(config)
+    theirs.load_state_dict(ours.model.state_dict())
+    ids, positions = inputs()
+    with torch.no_grad():
+        torch.testing.assert_close(
+            ours.hidden(ids, positions, Sight(False)), theirs.model(input_ids=ids).last_hidden_state
+        )
+
+
+def test_the_causal_eurobert_equals_a_llama_with_its_weights():
+    """EuroBERT's own class cannot be turned causal; under our attention it can."""
+    ours = eurobert()
+    config = LlamaConfig(**SHAPE, rms_norm_eps=1e-5, attn_implementation="sdpa")
+    theirs = LlamaForCausalLM(config)
+    theirs.load_state_dict(ours.model.state_dict())
+    ids, positions = inputs()
+    with torch.no_grad():
+        torch.testing.assert_close(
+            ours.hidden(ids, positions, Sight(True)), theirs.model(input_ids=ids).last_hidden_state
+        )
+
+
+def test_a_model_whose_attention_has_windows_is_refused_not_ignored():
+    config = Gemma3TextConfig(**SHAPE, head_dim=8, attn_implementation=NAME, sliding_window=4)
+    model = LanguageModel(Gemma3ForCausalLM(config))
+    with pytest.raises(ModelError, match="sliding_window"):
+        probe(model, vocab=64)
+
+
+def test_a_model_that_drops_the_sight_is_refused():
+    model = eurobert()
+    with pytest.raises(ModelError, match="who may see whom"):
+        model.model.base_model(input_ids=inputs()[0])
+
+
+def test_the_probe_refuses_a_leak():
+    model = eurobert()
+    true_hidden = model.hidden
+    model.hidden = lambda ids, positions, sight: true_hidden(ids, positions, Sight(False))
+    with pytest.raises(ModelError, match="sees the future"):
+        probe(model, vocab=64)
+    model.hidden = lambda ids, positions, sight: true_hidden(ids, positions, Sight(True))
+    with pytest.raises(ModelError, match="blind"):
+        probe(model, vocab=64)
+
+
+def test_the_mask_alone_is_right():
+    mask = segment_mask(torch.tensor([[0, 0, 1]]), causal=True)[0, 0]
+    assert mask.tolist() == [[True, False, False], [True, True, False], [False, False, True]]
+
+
+@pytest.mark.campaign
+def test_one_compiled_model_stays_lawful_across_clm_mlm_clm():
+    """Compiled graphs must not bake in a direction or a boundary."""
+    model = eurobert()
+    model.compile_trunk()
+    plain = eurobert()
+    ids, positions = inputs()
+    for _ in range(2):
+        for sight in (Sight(True), Sight(False), masked(True), masked(False)):
+            with torch.no_grad():
+                torch.testing.assert_close(
+                    model.hidden(ids, positions, sight), plain.hidden(ids, positions, sight), rtol=1e-4, atol=1e-5
+                )
+        assert not felt(model, Sight(True), at=12)[:12].any()
+        assert felt(model, Sight(False), at=12).all()
+        assert not felt(model, masked(False), at=15)[:10].any()
+        moved = Sight(False, mask=segment_mask((torch.arange(T) >= 18).long().expand(2, T), causal=False))
+        late = felt(model, moved, at=20)
+        assert not late[:18].any()
+        assert late[18:].all()

@@ -1,0 +1,121 @@
+"""Backbones: the paper's shapes to the unit, weights a function of the seed, losses equal to transformers' own."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from biphase import SIZES
+from biphase.batch import Batch
+from biphase.data.packing import positions_of
+from biphase.errors import ModelError
+from biphase.models.attention import Sight
+from biphase.models.backbone import LanguageModel, from_hub, from_scratch
+from biphase.objectives import Vocabulary, ask
+from biphase.specs import CLM, MLM, Hub, Size
+
+TINY = Size("t", 2, 32, 4, 2, 48, "fp32")
+WORDS = Vocabulary.of(64, mask_id=3, special_ids=(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "trained"), [("210m", 310_266_624), ("610m", 755_625_600), ("1b", 1_409_482_944), ("2b", 2_403_092_736)]
+)
+def test_the_papers_models_have_their_parameters(name, trained):
+    with torch.device("meta"):
+        model = from_scratch(SIZES[name], vocab=128_256, mask_id=128_002, length=2048, seed=0)
+    assert sum(parameter.numel() for parameter in model.parameters()) == trained
+
+
+def test_weights_are_a_function_of_the_seed():
+    one, same, other = (from_scratch(TINY, vocab=64, mask_id=3, length=16, seed=seed) for seed in (1, 1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), same.parameters(), strict=True))
+    assert not torch.equal(one.head, other.head)
+
+
+def test_building_a_model_leaves_the_generator_alone():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    from_scratch(TINY, vocab=64, mask_id=3, length=16, seed=1)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_matrices_are_drawn_with_the_papers_spread_and_norms_are_one():
+    model = from_scratch(SIZES["1m"], vocab=512, mask_id=3, length=16, seed=0)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2:
+            assert parameter.std().item() == pytest.approx(0.02, rel=0.05), name
+        else:
+            assert (parameter == 1).all(), name
+
+
+def test_every_embedding_is_trained_even_the_end_tokens():
+    model = from_scratch(TINY, vocab=64, mask_id=3, length=16, seed=0)
+    assert model.model.base_model.embed_tokens.padding_idx is None
+
+
+def test_head_and_embedding_are_shared_only_if_asked():
+    untied = from_scratch(TINY, vocab=64, mask_id=3, length=16, seed=0)
+    assert untied.head is not untied.model.get_input_embeddings().weight
+    tied = from_scratch(Size("t", 2, 32, 4, 2, 48, "fp32", tied=True), vocab=64, mask_id=3, length=16, seed=0)
+    assert tied.head is tied.model.get_input_embeddings().weight
+
+
+def batch_of(objective):
+    ids = torch.randint(4, 64, (3, 16), generator=torch.Generator().manual_seed(0))
+    asked = ask(objective, ids, None, torch.arange(3), seed=0, step=0, words=WORDS)
+    flat = asked.labels.flatten()
+    label_at = (flat >= 0).nonzero().flatten()
+    dense = asked.labels
+    batch = Batch(
+        asked.ids, positions_of(None, 3, 16), None, None, label_at, flat[label_at], len(label_at), asked.causal, torch.arange(3)
+    )
+    return batch, dense
+
+
+def test_the_masked_loss_and_its_gradients_equal_transformers_own():
+    ours = from_scratch(TINY, vocab=64, mask_id=3, length=16, seed=0)
+    batch, dense = batch_of(MLM(0.4))
+    loss = ours.loss_sum(batch, Sight(False)) / batch.count
+    grads = torch.autograd.grad(loss, list(ours.parameters()))
+    ours.model.set_attn_implementation("sdpa")
+    theirs = ours.model(input_ids=batch.ids, labels=dense).loss
+    their_grads = torch.autograd.grad(theirs, list(ours.parameters()))
+    torch.testing.assert_close(loss, theirs, rtol=1e-5, atol=1e-6)
+    for one, two in zip(grads, their_grads, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
+
+
+def test_the_causal_loss_and_its_gradients_equal_transformers_own():
+    ours = from_scratch(TINY, vocab=64, mask_id=3, length=16, seed=0)
+    batch, _ = batch_of(CLM())
+    loss = ours.loss_sum(batch, Sight(True)) / batch.count
+    grads = dict(zip((n for n, _ in ours.named_parameters()), torch.autograd.grad(loss, list(ours.parameters())), strict=True))
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    llama = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_key_value_heads=2, rms_norm_eps=1e-5, **shape))
+    llama.load_state_dict(ours.model.state_dict())
+    theirs = llama(input_ids=batch.ids, labels=batch.ids).loss
+    theirs.backward()
+    torch.testing.assert_close(loss, theirs, rtol=1e-5, atol=1e-6)
+    for name, parameter in llama.named_parameters():
+        torch.testing.assert_close(grads[f"model.{name}"], parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_a_local_decoder_loads_and_grows_a_mask_token(tmp_path):
+    config = LlamaConfig(vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "decoder")
+    model = from_hub(Hub(str(tmp_path / "decoder")), vocab=61)
+    assert model.head.shape[0] == 61
+    assert isinstance(model, LanguageModel)
+
+
+def test_an_absent_model_is_refused_in_one_line(tmp_path):
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        from_hub(Hub(str(tmp_path)), vocab=61)
+
+
+def test_weights_in_pickle_are_refused(tmp_path):
+    config = LlamaConfig(vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+    config.save_pretrained(tmp_path)
+    torch.save(LlamaForCausalLM(config).state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        from_hub(Hub(str(tmp_path)), vocab=60)

@@ -83,7 +83,7 @@ def peer(source: Path, tokenizer: Path, cache: Path, processes: int) -> int:
     from transformers import AutoTokenizer
 
     datasets.disable_progress_bars()
-    model = AutoTokenizer.from_pretrained(tokenizer)
+    model: Any = AutoTokenizer.from_pretrained(tokenizer)
     end = model.eos_token_id
 
     def encode(batch: dict[str, Any]) -> dict[str, Any]:

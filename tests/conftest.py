@@ -81,7 +81,11 @@ def tiny_run(corpus: Corpus):
             "seed": 7,
         }
         if "start" in fields:
-            defaults = {name: value for name, value in defaults.items() if name in ("stages", "heldout_every", "heldout_tokens")}
+            defaults = {
+                name: value
+                for name, value in defaults.items()
+                if name in ("stages", "heldout_every", "heldout_tokens")
+            }
         return Pretrain(name, **(defaults | fields))
 
     return make

@@ -34,7 +34,13 @@ def test_neighbouring_positions_draws_and_purposes_are_uncorrelated():
         return hash32(seed, purpose, torch.arange(first, first + 300), 300).double() - 2**31
 
     base = centred(1, "mask", 0)
-    others = [base.roll(1, 1), base.roll(1, 0), centred(1, "token", 0), centred(2, "mask", 0), centred(1, "mask", 10**6)]
+    others = [
+        base.roll(1, 1),
+        base.roll(1, 0),
+        centred(1, "token", 0),
+        centred(2, "mask", 0),
+        centred(1, "mask", 10**6),
+    ]
     for other in others:
         correlation = (base * other).mean() / (base.std() * other.std())
         assert abs(correlation) < 5 / 300
@@ -74,7 +80,9 @@ def test_permute_serves_large_corpora_by_random_access(n):
 
 def test_epochs_and_seeds_are_ordered_differently():
     n = 1000
-    orders = [permute(torch.arange(n), n, salt(seed, "order", epoch)) for seed, epoch in ((1, 0), (1, 1), (2, 0))]
+    orders = [
+        permute(torch.arange(n), n, salt(seed, "order", epoch)) for seed, epoch in ((1, 0), (1, 1), (2, 0))
+    ]
     for one in range(3):
         for two in range(one):
             assert (orders[one] == orders[two]).sum() < 12  # one in a thousand by chance

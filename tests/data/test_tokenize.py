@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,9 +14,10 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from biphase.data import documents, parts
+from biphase.data import documents, meter, parts, sources
 from biphase.data.documents import text_hash
-from biphase.data.identity import shards_key
+from biphase.data.identity import resolve, shards_key
+from biphase.data.parallel import BlockEncoder, Helpers
 from biphase.data.shards import Shards
 from biphase.data.tokenize import tokenize
 from biphase.data.tokenizer import load_saved
@@ -173,6 +175,37 @@ def test_a_sigkill_loses_nothing_and_leaves_no_helpers(corpus, tmp_path, small_b
     said = []
     assert content(made(corpus, tmp_path / "store", said, shard_tokens=10_000)) == whole
     assert any("going on after" in line for line in said)
+
+
+def test_a_helper_that_is_killed_is_an_error_that_says_what_to_type(corpus, tmp_path, small_blocks):
+    shards = made(corpus, tmp_path / "store")
+    how = BlockEncoder(shards.tokenizer, "text", (), shards.eos_id, "<u2")
+    blocks = documents.blocks(corpus, sources.local(resolve(corpus).train))
+    with Helpers(how, 2) as helpers:
+        helpers.pool.submit(os._exit, 1)
+        with pytest.raises(DataError, match="fewer --processes"):
+            list(helpers.encode(blocks, tiktoken=True))
+
+
+def test_another_size_of_shards_starts_again(corpus, tmp_path, small_blocks, monkeypatch):
+    monkeypatch.setattr("biphase.data.tokenize._Work._finish", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        made(corpus, tmp_path / "store", shard_tokens=10_000)
+    monkeypatch.undo()
+    again = content(made(corpus, tmp_path / "store", shard_tokens=50_000))
+    assert again == content(made(corpus, tmp_path / "whole", shard_tokens=50_000))
+
+
+def test_progress_tells_speed_and_time_left(corpus, tmp_path, small_blocks, monkeypatch):
+    monkeypatch.setattr(meter, "REPORT_SECONDS", 0.0)
+    said = []
+    made(
+        Corpus("mine", corpus.source, corpus.tokenizer, tokens=100_000), tmp_path / "store", said, processes=1
+    )
+    line = re.compile(r"mine: [\d.]+ MB of text, [\d,]+ tokens, [\d.]+ MB/s, \d+:\d\d left")
+    assert sum(bool(line.fullmatch(one)) for one in said) > 3
+    assert said[-1].endswith(" MB/s") or "held" in said[-1]
+    assert (meter._clock(59.6), meter._clock(3725)) == ("1:00", "1:02:05")
 
 
 def test_unfinished_shards_that_changed_are_not_built_upon(corpus, tmp_path, small_blocks, monkeypatch):

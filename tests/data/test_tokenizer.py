@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from huggingface_hub.errors import EntryNotFoundError
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Model
 
@@ -131,6 +132,27 @@ def test_a_damaged_tokenizer_and_a_wrong_size_are_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(DataError, match="cannot be read"):
         load(Corpus("mine", "./x", Pretrained(str(tmp_path))))
+
+
+def test_a_hub_tokenizer_needs_only_its_tokenizer_file(tmp_path, monkeypatch):
+    bytes_bpe(pre_tokenizers.Sequence(SPLIT)).save(str(tmp_path / "tokenizer.json"))
+    asked = []
+
+    def hub(source, name, *, revision):
+        asked.append((source, name, revision))
+        if not (tmp_path / name).is_file():
+            raise EntryNotFoundError(f"404: {name}")
+        return str(tmp_path / name)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", hub)
+    corpus = Corpus("mine", "./x", Pretrained("owner/name", revision="abc"))
+    assert load(corpus).vocab == 901
+    assert ("owner/name", "tokenizer_config.json", "abc") in asked
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(
+        DataError, match=r"owner/name@abc cannot be had .*404.* type Pretrained\('./folder'\)"
+    ):
+        load(corpus)
 
 
 def test_transformers_loads_what_is_saved(tmp_path):

@@ -30,7 +30,10 @@ def attempt(study, store, loaders):
         os.dup2(quiet, 2)
     code = 1
     try:
-        app(["run", study, "--store", store, "--checkpoint", "2", "--loaders", str(loaders)], standalone_mode=False)
+        app(
+            ["run", study, "--store", store, "--checkpoint", "2", "--loaders", str(loaders)],
+            standalone_mode=False,
+        )
         code = 0
     except SystemExit as end:
         code = end.code or 0

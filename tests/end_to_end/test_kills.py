@@ -41,18 +41,28 @@ def contents(store: Path) -> dict[str, dict[str, str]]:
     for kind in ("states", "shards"):
         for place in sorted((store / kind).iterdir()):
             entries = verify(place)
-            found[place.name] = {name: entry["sha256"] for name, entry in entries.items() if name.endswith(("safetensors", "bin"))}
+            found[place.name] = {
+                name: entry["sha256"]
+                for name, entry in entries.items()
+                if name.endswith(("safetensors", "bin"))
+            }
     return found
 
 
 def positions(store: Path) -> dict[str, list[int]]:
-    states = {place.name: json.loads((place / "state.json").read_text())["progress"] for place in (store / "states").iterdir()}
+    states = {
+        place.name: json.loads((place / "state.json").read_text())["progress"]
+        for place in (store / "states").iterdir()
+    }
     return {name: [state["step"], state["draw"], state["tokens"]] for name, state in states.items()}
 
 
 def drive(study: Path, store: Path, kills: int, seed: int = 0) -> dict:
     done = subprocess.run(
-        [sys.executable, DRIVER, study, store, str(kills), str(seed)], capture_output=True, text=True, timeout=900
+        [sys.executable, DRIVER, study, store, str(kills), str(seed)],
+        capture_output=True,
+        text=True,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])

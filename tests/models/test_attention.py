@@ -193,7 +193,10 @@ def test_one_compiled_model_stays_lawful_across_clm_mlm_clm():
         for sight in (Sight(True), Sight(False), masked(True), masked(False)):
             with torch.no_grad():
                 torch.testing.assert_close(
-                    model.hidden(ids, positions, sight), plain.hidden(ids, positions, sight), rtol=1e-4, atol=1e-5
+                    model.hidden(ids, positions, sight),
+                    plain.hidden(ids, positions, sight),
+                    rtol=1e-4,
+                    atol=1e-5,
                 )
         assert not felt(model, Sight(True), at=12)[:12].any()
         assert felt(model, Sight(False), at=12).all()

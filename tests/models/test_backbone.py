@@ -18,7 +18,8 @@ WORDS = Vocabulary.of(64, mask_id=3, special_ids=(0, 1))
 
 
 @pytest.mark.parametrize(
-    ("name", "trained"), [("210m", 310_266_624), ("610m", 755_625_600), ("1b", 1_409_482_944), ("2b", 2_403_092_736)]
+    ("name", "trained"),
+    [("210m", 310_266_624), ("610m", 755_625_600), ("1b", 1_409_482_944), ("2b", 2_403_092_736)],
 )
 def test_the_papers_models_have_their_parameters(name, trained):
     with torch.device("meta"):
@@ -67,7 +68,15 @@ def batch_of(objective):
     label_at = (flat >= 0).nonzero().flatten()
     dense = asked.labels
     batch = Batch(
-        asked.ids, positions_of(None, 3, 16), None, None, label_at, flat[label_at], len(label_at), asked.causal, torch.arange(3)
+        asked.ids,
+        positions_of(None, 3, 16),
+        None,
+        None,
+        label_at,
+        flat[label_at],
+        len(label_at),
+        asked.causal,
+        torch.arange(3),
     )
     return batch, dense
 
@@ -89,7 +98,13 @@ def test_the_causal_loss_and_its_gradients_equal_transformers_own():
     ours = from_scratch(TINY, vocab=64, mask_id=3, length=16, seed=0)
     batch, _ = batch_of(CLM())
     loss = ours.loss_sum(batch, Sight(True)) / batch.count
-    grads = dict(zip((n for n, _ in ours.named_parameters()), torch.autograd.grad(loss, list(ours.parameters())), strict=True))
+    grads = dict(
+        zip(
+            (n for n, _ in ours.named_parameters()),
+            torch.autograd.grad(loss, list(ours.parameters())),
+            strict=True,
+        )
+    )
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     llama = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_key_value_heads=2, rms_norm_eps=1e-5, **shape))
     llama.load_state_dict(ours.model.state_dict())
@@ -101,7 +116,9 @@ def test_the_causal_loss_and_its_gradients_equal_transformers_own():
 
 
 def test_a_local_decoder_loads_and_grows_a_mask_token(tmp_path):
-    config = LlamaConfig(vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+    config = LlamaConfig(
+        vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
+    )
     LlamaForCausalLM(config).save_pretrained(tmp_path / "decoder")
     model = from_hub(Hub(str(tmp_path / "decoder")), vocab=61)
     assert model.head.shape[0] == 61
@@ -114,7 +131,9 @@ def test_an_absent_model_is_refused_in_one_line(tmp_path):
 
 
 def test_weights_in_pickle_are_refused(tmp_path):
-    config = LlamaConfig(vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+    config = LlamaConfig(
+        vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
+    )
     config.save_pretrained(tmp_path)
     torch.save(LlamaForCausalLM(config).state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(ModelError, match="cannot be loaded"):

@@ -45,7 +45,8 @@ def tensors(store, run, step):
 
 def same(one, two):
     return all(
-        set(a) == set(b) and all(torch.equal(a[name], b[name]) for name in a) for a, b in zip(one, two, strict=True)
+        set(a) == set(b) and all(torch.equal(a[name], b[name]) for name in a)
+        for a, b in zip(one, two, strict=True)
     )
 
 
@@ -253,7 +254,13 @@ def test_a_checkpoint_holds_only_safetensors_and_json(tiny_run, store):
     train(run, 12, store)
     place = store.states / state_key(run, 12, identities(store))
     names = {path.name for path in place.iterdir()}
-    assert names == {"model.safetensors", "optimizer.safetensors", "state.json", "metrics.jsonl", "manifest.json"}
+    assert names == {
+        "model.safetensors",
+        "optimizer.safetensors",
+        "state.json",
+        "metrics.jsonl",
+        "manifest.json",
+    }
     state = json.loads((place / "state.json").read_text())
     assert state["progress"]["step"] == 12
     assert state["progress"]["tokens"] == 12 * 256

@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from biphase.data.documents import Block, Tally, parse, text_hash
-from biphase.data.encoder import Encoder
+from biphase.data.encoder import Encoder, Inconvertible
 from biphase.errors import DataError
 
 BLOCKS_AHEAD = 3  # per process
@@ -44,7 +44,6 @@ class BlockEncoder:
     """How to encode a block: plain values, so that it travels to other processes."""
 
     tokenizer: Path
-    tiktoken: bool
     text: str
     begin: tuple[int, ...]  # ids before and after each document
     end: int
@@ -59,13 +58,17 @@ class Loaded:
 
     def __init__(self, how: BlockEncoder) -> None:
         self.how = how
-        self.encoder = Encoder(how.tokenizer, tiktoken=how.tiktoken, proven=True)
+        try:  # whether it may be used is the caller's to prove; here it is only made ready
+            self.encoder = Encoder(how.tokenizer, tiktoken=True, proven=True)
+        except Inconvertible:
+            self.encoder = Encoder(how.tokenizer, tiktoken=False)
 
-    def encode(self, block: Block) -> Encoded:
+    def encode(self, block: Block, tiktoken: bool) -> Encoded:
         """The documents of a block."""
         how, begin, tally = self.how, self.how.begin, Tally()
         parsed = list(parse(block, how.text, tally))
-        ids = self.encoder.encode([text for text, _ in parsed])
+        texts = [text for text, _ in parsed]
+        ids = self.encoder.encode(texts) if tiktoken else self.encoder.plain(texts)
         lengths = np.array([len(one) + 1 + len(begin) for one in ids], np.int64)
         made, at = np.empty(int(lengths.sum()), how.dtype), 0
         for one, length in zip(ids, lengths.tolist(), strict=True):
@@ -78,39 +81,55 @@ class Loaded:
         return Encoded(made, lengths, sizes, held, tally)
 
 
-def encoded(blocks: Iterator[Block], how: BlockEncoder, processes: int) -> Generator[tuple[Block, Encoded]]:
-    """Each block with its documents, in order. 0 processes means as many as there are cores."""
-    processes = processes or len(
-        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    )
-    if processes == 1:
-        loaded = how.load()
-        for block in blocks:
-            yield block, loaded.encode(block)
-        return
-    spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(processes, spawn, initializer=_begin, initargs=(how,))
-    waiting: deque[tuple[Block, Future[Encoded]]] = deque()
-    try:
-        for block in blocks:
-            waiting.append((_light(block), pool.submit(_encode, block)))
-            if len(waiting) >= processes * BLOCKS_AHEAD:
+class Helpers:
+    """Processes that encode blocks, started at once so that they load while the caller still checks.
+
+    0 processes means as many as there are cores; 1 encodes in the caller's own.
+    """
+
+    def __init__(self, how: BlockEncoder, processes: int) -> None:
+        self.how, self.processes = how, processes or _cores()
+        self.pool: ProcessPoolExecutor | None = None
+        if self.processes > 1:
+            spawn = multiprocessing.get_context("spawn")
+            self.pool = ProcessPoolExecutor(self.processes, spawn, initializer=_begin, initargs=(how,))
+            self.pool.submit(_ready)
+
+    def __enter__(self) -> Helpers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.pool:
+            self.pool.shutdown(wait=True, cancel_futures=True)
+
+    def encode(self, blocks: Iterator[Block], *, tiktoken: bool) -> Iterator[tuple[Block, Encoded]]:
+        """Each block with its documents, in order."""
+        if self.pool is None:
+            loaded = self.how.load()
+            yield from ((block, loaded.encode(block, tiktoken)) for block in blocks)
+            return
+        waiting: deque[tuple[Block, Future[Encoded]]] = deque()
+        try:
+            for block in blocks:
+                waiting.append((_light(block), self.pool.submit(_encode, block, tiktoken)))
+                if len(waiting) >= self.processes * BLOCKS_AHEAD:
+                    yield _next(waiting)
+            while waiting:
                 yield _next(waiting)
-        while waiting:
-            yield _next(waiting)
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        except BrokenProcessPool:
+            raise DataError(
+                "a process that encodes text was killed, perhaps for want of memory; "
+                "type the command again with fewer --processes: it goes on where it was"
+            ) from None
 
 
 def _next(waiting: deque[tuple[Block, Future[Encoded]]]) -> tuple[Block, Encoded]:
     block, future = waiting.popleft()
-    try:
-        return block, future.result()
-    except BrokenProcessPool:
-        raise DataError(
-            f"a process that encodes {block.name} was killed, perhaps for want of memory; "
-            "type the command again with fewer --processes: it goes on where it was"
-        ) from None
+    return block, future.result()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _light(block: Block) -> Block:
@@ -137,5 +156,9 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _encode(block: Block) -> Encoded:
-    return _here.encode(block)
+def _ready() -> None:
+    """Nothing to do: being asked is what starts the helpers."""
+
+
+def _encode(block: Block, tiktoken: bool) -> Encoded:
+    return _here.encode(block, tiktoken)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -34,7 +33,7 @@ from biphase.data.identity import (
     write_link,
 )
 from biphase.data.meter import Meter
-from biphase.data.parallel import BlockEncoder, encoded
+from biphase.data.parallel import BlockEncoder, Helpers
 from biphase.data.parts import Parts
 from biphase.data.shards import SHARD_TOKENS, Tokens, dtype_for, entropy
 from biphase.data.sources import File, open_files
@@ -93,13 +92,14 @@ class _Work:
         self.build.mkdir(parents=True, exist_ok=True)
         self.files = dict(zip(("train", "heldout"), self._open_files(), strict=True))
         self.tokenizer = self._tokenizer()
-        self.encoder = self._encoder()
         self.parts = Parts(self.corpus, self.build, dtype_for(self.tokenizer.vocab), self.shard_tokens)
-        try:
-            self._restore()
-            self._write()
-        finally:
-            self.parts.abandon()
+        with Helpers(self._block_encoder(), self._processes()) as helpers:
+            self.encoder = self._encoder()
+            try:
+                self._restore()
+                self._write(helpers)
+            finally:
+                self.parts.abandon()
         self._finish()
 
     def _open_files(self) -> tuple[list[File], list[File]]:
@@ -117,13 +117,14 @@ class _Work:
     def _tokenizer(self) -> Tokenizer:
         """The tokenizer of this attempt: made once, whole or not at all."""
         folder = self.build / "tokenizer"
-        if not folder.is_dir():
-            made = self._train() if isinstance(self.corpus.tokenizer, BPE) else load(self.corpus)
-            draft = self.attempt / "tokenizer.part"
-            shutil.rmtree(draft, ignore_errors=True)
-            made.save(draft)
-            draft.rename(folder)
-        return load_saved(folder)
+        if folder.is_dir():
+            return load_saved(folder)
+        made = self._train() if isinstance(self.corpus.tokenizer, BPE) else load(self.corpus)
+        draft = self.attempt / "tokenizer.part"
+        shutil.rmtree(draft, ignore_errors=True)
+        made.save(draft)
+        draft.rename(folder)
+        return made
 
     def _train(self) -> Tokenizer:
         assert isinstance(self.corpus.tokenizer, BPE)
@@ -180,35 +181,34 @@ class _Work:
         here = {"part": self.part, "place": asdict(self.place), "tally": asdict(self.tally)}
         write_json(self.journal, {**here, "parts": self.parts.state()})
 
-    def _write(self) -> None:
+    def _write(self, helpers: Helpers) -> None:
         if self.part == "train":
             if not self.parts.enough:  # a limit may have been reached before a kill
-                self._write_part()
+                self._write_part(helpers)
             self.part, self.place = "heldout", Place()
             self._save()
-        self._write_part()
+        self._write_part(helpers)
         self._judge(self.tally)
         self.parts.close()
 
-    def _write_part(self) -> None:
+    def _write_part(self, helpers: Helpers) -> None:
         """Read the files of one part from `place` on, and write their documents."""
         parts, files = self.parts, self.files[self.part]
         meter = Meter(
             self.corpus, files, self.report, self.place, parts.counts.text_bytes, parts.train.tokens
         )
         blocks = documents.blocks(self.corpus, files, self.place)
-        with closing(encoded(blocks, self._block_encoder(), self._processes(files))) as stream:
-            for block, made in stream:
-                filled = parts.take(made, named_heldout=self.part == "heldout")
-                self.tally.add(made.tally)
-                self.place = block.after
-                if block.ends_file:
-                    self._judge(self.tally)
-                if filled:
-                    self._save()
-                meter.show(block.read, parts.counts.text_bytes, parts.train.tokens)
-                if self.part == "train" and parts.enough:
-                    break
+        for block, made in helpers.encode(blocks, tiktoken=self.encoder.fast is not None):
+            filled = parts.take(made, named_heldout=self.part == "heldout")
+            self.tally.add(made.tally)
+            self.place = block.after
+            if block.ends_file:
+                self._judge(self.tally)
+            if filled:
+                self._save()
+            meter.show(block.read, parts.counts.text_bytes, parts.train.tokens)
+            if self.part == "train" and parts.enough:
+                break
         if files:
             meter.show(meter.total, parts.counts.text_bytes, parts.train.tokens, last=True)
 
@@ -216,12 +216,11 @@ class _Work:
         special = self.tokenizer.special
         begin = (special.bos,) if self.corpus.bos and special.bos is not None else ()
         dtype = dtype_for(self.tokenizer.vocab).str
-        tiktoken = self.encoder.fast is not None
-        return BlockEncoder(self.build / "tokenizer", tiktoken, self.corpus.text, begin, special.eos, dtype)
+        return BlockEncoder(self.build / "tokenizer", self.corpus.text, begin, special.eos, dtype)
 
-    def _processes(self, files: list[File]) -> int:
+    def _processes(self) -> int:
         """A process takes longer to start than a few blocks take to encode."""
-        small = sum(file.size for file in files) < 2 * documents.BLOCK_BYTES
+        small = sum(file.size for file in self.files["train"]) < 2 * documents.BLOCK_BYTES
         return 1 if small else self.processes
 
     def _judge(self, tally: Tally) -> None:

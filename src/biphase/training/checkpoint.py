@@ -6,15 +6,14 @@
     metrics.jsonl           losses since the last state the plan needs
 
 Every step of a run has a key, so a checkpoint on the way is a state like any other: to resume is to find the
-nearest saved state behind the one that is wanted. States on the way are removed when a later one of the same
-piece is published, unless some plan of the store needs them.
+nearest saved state behind the one that is wanted. When a state is published, those behind it on the same run
+are removed, unless some plan of the store needs them.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -110,31 +109,30 @@ def metrics_of(store: Store, key: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+def saved_on_path(run: Pretrain, until: int, store: Store, identities: Identities) -> dict[int, str]:
+    """The saved states of the run itself up to step `until`, latest first."""
+    saved = {place.name for place in store.states.glob("*") if store.has(place)}
+    steps = sorted(_steps(store, saved), reverse=True)  # where any state stands: the only steps worth hashing
+    keys = {step: state_key(run, step, identities) for step in steps if 0 < step <= until}
+    return {step: key for step, key in keys.items() if key in saved}
+
+
 def nearest(run: Pretrain, step: int, store: Store, identities: Identities) -> tuple[int, str] | None:
-    """The latest saved state at or before `step` on the run's own path, as (step, key)."""
-    saved = {place.name for place in _folders(store)}
-    steps = sorted(_steps_saved(store, saved), reverse=True)
-    for candidate in steps:
-        if candidate <= step and (key := state_key(run, candidate, identities)) in saved:
-            return candidate, key
-    if isinstance(run.start, Pretrain) and (key := state_key(run, 0, identities)) in saved:
-        return 0, key
-    return None
+    """The latest saved state at or before `step` on the run's path, as (step, key)."""
+    for found in saved_on_path(run, step, store, identities).items():
+        return found
+    start = state_key(run, 0, identities)
+    return (0, start) if isinstance(run.start, Pretrain) and store.has(store.states / start) else None
 
 
-def prune(store: Store, keys: list[str], needed: set[str]) -> None:
-    """Remove states on the way, but never one that a plan of the store needs."""
-    for key in keys:
+def prune(run: Pretrain, before: int, store: Store, identities: Identities, needed: set[str]) -> None:
+    """Remove the run's states behind step `before`, but never one that a plan of the store needs."""
+    for key in saved_on_path(run, before - 1, store, identities).values():
         if key not in needed:
             store.discard(store.states / key)
 
 
-def _folders(store: Store) -> list[Path]:
-    return [place for place in store.states.glob("*") if store.has(place)]
-
-
-def _steps_saved(store: Store, keys: set[str]) -> set[int]:
-    """The steps at which any saved state stands: the only ones worth hashing."""
+def _steps(store: Store, keys: set[str]) -> set[int]:
     steps = set()
     for key in keys:
         try:

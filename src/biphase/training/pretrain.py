@@ -75,7 +75,6 @@ class Pretraining:
         self.identities, self.ranks, self.needed, self.manner = identities, ranks, needed, manner
         self.flops_per_token = flops_per_token
         self.title = title or run.name
-        self.on_the_way: list[str] = []
         if run.rows_per_step < ranks.world:
             raise TrainingError(
                 f"{run.name}: {ranks.world} processes cannot share a batch of {run.rows_per_step} rows; use fewer"
@@ -106,7 +105,6 @@ class Pretraining:
             )
             if key not in self.needed:
                 lines = checkpoint.metrics_of(self.store, key)
-                self.on_the_way.append(key)
         self._adopt_arithmetic()
         if self.compiled:
             self.model.compile_trunk()
@@ -275,8 +273,7 @@ class Pretraining:
                 about=about,
                 metrics=self.meter.lines,
             )
-            checkpoint.prune(self.store, [old for old in self.on_the_way if old != key], self.needed)
-            self.on_the_way = [key]
+            checkpoint.prune(self.run, done.step + 1, self.store, self.identities, self.needed)
         self.last_save = self.clock = time.monotonic()
         self.ranks.wait()
 

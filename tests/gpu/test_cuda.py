@@ -1,0 +1,220 @@
+"""On a CUDA device: the same bits of chance, law 1 on the fast paths, and a run that learns and resumes."""
+
+import pytest
+import torch
+
+from biphase import CLM, MLM, MNTP, SIZES, WSD, Chunks, Linear, Pretrain, Rows, Size, Stage
+from biphase.batch import Batch
+from biphase.data.packing import boundaries_of, positions_of
+from biphase.data.shards import Shards
+from biphase.files import Store
+from biphase.keys import state_key
+from biphase.models.attention import Sight, segment_mask, sight_of, varlen_works
+from biphase.models.backbone import from_scratch
+from biphase.objectives import Vocabulary, ask
+from biphase.randomness import hash32, permute, salt
+from biphase.study.identities import identities
+from biphase.training.devices import Ranks
+from biphase.training.pretrain import Manner, Pretraining
+
+pytestmark = pytest.mark.gpu
+CUDA = torch.device("cuda")
+T = 256
+GROUPED = Size("grouped", layers=2, hidden=256, heads=4, kv_heads=2, ffn=512)
+
+
+def test_hashes_masks_and_orders_are_the_same_bits_as_on_the_cpu():
+    draws = torch.tensor([0, 1, 77, 2**40 + 3])
+    assert torch.equal(hash32(42, "mask", draws, 2048), hash32(42, "mask", draws.cuda(), 2048).cpu())
+    index = torch.arange(100_000)
+    assert torch.equal(permute(index, 100_000, salt(1, "order")), permute(index.cuda(), 100_000, salt(1, "order")).cpu())
+    words = Vocabulary.of(1000, 3, (0, 1, 2))
+    ids = torch.randint(4, 1000, (4, T), generator=torch.Generator().manual_seed(0))
+    segments = (torch.arange(T) >= 100).long().expand(4, T)
+    for objective in (CLM(), MLM(0.4, (0.8, 0.1, 0.1)), MNTP(Linear(0.5, 0.2, 10))):
+        here = ask(objective, ids, segments, draws, seed=1, step=3, words=words)
+        there = ask(objective, ids.cuda(), segments.cuda(), draws.cuda(), seed=1, step=3, words=words)
+        assert torch.equal(here.ids, there.ids.cpu())
+        assert torch.equal(here.labels, there.labels.cpu())
+
+
+def model_of(compiled):
+    model = from_scratch(GROUPED, vocab=512, mask_id=3, length=T, seed=0).to(CUDA).eval()
+    if compiled:
+        model.compile_trunk()
+    return model
+
+
+def segments_at(*cuts):
+    return sum((torch.arange(T) >= cut).long() for cut in cuts).expand(2, T).cuda()
+
+
+def sight(causal, segments, varlen):
+    if segments is None:
+        return Sight(causal)
+    if varlen:
+        return Sight(causal, boundaries_of(segments.cpu(), fixed=True).cuda(), T)
+    return Sight(causal, mask=segment_mask(segments, causal=causal))
+
+
+def hidden(model, ids, segments, causal, varlen):
+    positions = positions_of(None if segments is None else segments.cpu(), 2, T).cuda()
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        return model.hidden(ids, positions, sight(causal, segments, varlen))
+
+
+def felt(model, segments, causal, varlen, at):
+    ids = torch.randint(4, 512, (2, T), generator=torch.Generator().manual_seed(1)).cuda()
+    changed = ids.clone()
+    changed[0, at] = 4 + (changed[0, at] - 3) % 508
+    before, after = (hidden(model, one, segments, causal, varlen) for one in (ids, changed))
+    assert torch.equal(before[1], after[1])
+    return (before[0] != after[0]).any(-1).cpu()
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
+@pytest.mark.parametrize("varlen", [False, True], ids=["masked", "varlen"])
+def test_law_one_across_clm_mlm_clm(compiled, varlen):
+    model = model_of(compiled)
+    for cuts in ((100,), (180,), (100,)):  # boundaries move; nothing may be baked in
+        segments = segments_at(*cuts)
+        for causal in (True, False, True):
+            late, early = (felt(model, segments, causal, varlen, at) for at in (cuts[0] + 20, 40))
+            assert not late[: cuts[0]].any()
+            assert late[cuts[0] + 20 :].all()
+            assert late[cuts[0] : cuts[0] + 20].any() == (not causal)
+            assert not early[cuts[0] :].any()
+            assert early[:40].any() == (not causal)
+    for causal in (True, False):
+        moved = felt(model, None, causal, varlen, at=128)
+        assert moved[128:].all()
+        assert moved[:128].any() == (not causal)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_varlen_equals_the_plain_masked_path(causal):
+    model = model_of(False)
+    ids = torch.randint(4, 512, (2, T), generator=torch.Generator().manual_seed(1)).cuda()
+    segments = segments_at(31, 100, 222)
+    fast, plain = (hidden(model, ids, segments, causal, varlen).float() for varlen in (True, False))
+    assert (fast - plain).abs().max() < 0.05 * plain.abs().max()
+
+
+def test_a_replayed_graph_sees_the_boundaries_of_its_inputs_not_of_its_capture():
+    model = model_of(False)
+    ids = torch.randint(4, 512, (2, T), generator=torch.Generator().manual_seed(1)).cuda()
+    positions = torch.arange(T, device=CUDA).expand(2, T).contiguous()
+    bounds = boundaries_of(segments_at(100).cpu(), fixed=True).cuda()
+    look = Sight(False, bounds, T)
+
+    def forward():
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+            return model.hidden(ids, positions, look)
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            forward()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = forward()
+    for cut in (60, 200):
+        bounds.copy_(boundaries_of(segments_at(cut).cpu(), fixed=True))
+        graph.replay()
+        assert torch.equal(out, forward())
+        before = out.clone()
+        ids[0, cut + 5] = 4 + (ids[0, cut + 5] - 3) % 508
+        graph.replay()
+        moved = (out[0] != before[0]).any(-1)
+        assert not moved[:cut].any()
+        assert moved[cut:].all()
+
+
+def train(run, step, store, **manner):
+    piece = Pretraining(
+        run,
+        step,
+        store=store,
+        shards=Shards.open(next(store.shards.iterdir())),
+        identities=identities(store),
+        ranks=Ranks(0, 1, CUDA),
+        needed=set(),
+        flops_per_token=lambda step: 1.0,
+        manner=Manner(quiet=True, **manner),
+    )
+    piece.train()
+    return piece
+
+
+@pytest.mark.parametrize("packing", [Chunks(128), Rows(128, document_mask=True), Rows(128)], ids=str)
+def test_bf16_runs_learn_follow_fp32_and_resume(corpus, store, tmp_path, packing):
+    fields = {"start": GROUPED, "corpus": corpus, "packing": packing, "batch_tokens": 16 * 128, "heldout_every": 1000}
+    stages = (Stage(CLM(), 30), Stage(MLM(0.4), 30))
+    run = Pretrain("bf16", stages=stages, schedule=WSD(3e-3, 5, 10), precision="bf16", **fields)
+    exact = Pretrain("fp32", stages=stages, schedule=WSD(3e-3, 5, 10), precision="fp32", **fields)
+    assert varlen_works(CUDA, "bf16")
+    train(run, 40, store, micro_rows=8)
+    piece = train(run, 60, store, micro_rows=8)
+    plain = train(exact, 60, store, compiled=False)
+    fast = [line for line in piece.meter.lines if "loss" in line]
+    slow = [line for line in plain.meter.lines if "loss" in line]
+    assert [line["step"] for line in fast] == list(range(1, 61))
+    assert [line["labels"] for line in fast] == [line["labels"] for line in slow]
+    assert slow[-1]["loss"] < slow[0]["loss"] - 1
+    for one, two in zip(fast, slow, strict=True):
+        assert one["loss"] == pytest.approx(two["loss"], abs=0.15)
+    assert store.has(store.states / state_key(run, 60, identities(store)))
+
+
+def test_no_graph_is_built_again_after_the_first_steps(corpus, store):
+    run = Pretrain(
+        "steady",
+        start=GROUPED,
+        corpus=corpus,
+        packing=Chunks(128),
+        batch_tokens=16 * 128,
+        stages=(Stage(MLM(Linear(0.5, 0.2, 30)), 40),),
+        schedule=WSD(1e-3, 5, 5),
+        precision="bf16",
+        heldout_every=1000,
+    )
+    train(run, 5, store)
+    torch._dynamo.utils.counters.clear()
+    piece = train(run, 40, store)
+    assert piece.compiled
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2  # training and held-out forward
+
+
+def test_a_batch_travels_whole(corpus, store):
+    batch = Batch(
+        torch.zeros(1, 4).long(), torch.arange(4)[None], torch.zeros(1, 4).long(), torch.tensor([0, 4]).int(),
+        torch.tensor([1]), torch.tensor([2]), 1, False, torch.tensor([9]),
+    )  # fmt: skip
+    moved = batch.to(CUDA)
+    assert moved.ids.is_cuda
+    assert moved.boundaries.is_cuda
+    assert moved.count == 1
+    assert sight_of(moved, varlen=True).boundaries is moved.boundaries
+
+
+def test_the_papers_small_model_takes_a_step(tmp_path, corpus, shards):
+    """210M, rows of 2,048 in the paper's packing: memory and speed are printed, the loss starts at ln V."""
+    store = Store(tmp_path / "s")
+    store.shards.mkdir(parents=True)
+    (store.shards / shards.name).symlink_to(shards)
+    run = Pretrain(
+        "210m",
+        start=SIZES["210m"],
+        corpus=corpus,
+        packing=Chunks(256),
+        batch_tokens=48 * 256,
+        stages=(Stage(MLM(0.4), 12),),
+        schedule=WSD(5e-4, 2, 2),
+        heldout_every=1000,
+    )
+    torch.cuda.reset_peak_memory_stats()
+    piece = train(run, 12, store)
+    losses = [line["loss"] for line in piece.meter.lines if "loss" in line]
+    assert losses[0] == pytest.approx(torch.log(torch.tensor(320.0)).item(), abs=0.5)
+    assert losses[-1] < losses[0]

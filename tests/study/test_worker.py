@@ -1,0 +1,157 @@
+"""Workers: compute each state once, in order; share a store; survive a failure; leave no lie."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from biphase import CLM, MLM, Chunks, Stage, Study
+from biphase.errors import DataError
+from biphase.leases import Leases
+from biphase.study import ledger
+from biphase.study.identities import identities
+from biphase.study.plan import make_plan, save_plan
+from biphase.study.worker import Worker
+from biphase.training.devices import Ranks
+from biphase.training.pretrain import Manner, Pretraining
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
+
+
+@pytest.fixture
+def plan(tiny_run, store):
+    clm = tiny_run("clm", keep=(4,))
+    runs = (
+        clm,
+        tiny_run("two", Stage(CLM(), 6), Stage(MLM(0.4), 6)),
+        tiny_run("on", Stage(MLM(0.4), 4), start=clm),
+    )
+    made = make_plan(Study("study", runs), identities(store))
+    save_plan(made, store)
+    return made
+
+
+def worker(plan, store, said=None, wanted=None, **manner):
+    return Worker(
+        plan,
+        store,
+        identities(store),
+        ALONE,
+        Manner(quiet=True, loaders=0, **manner),
+        wanted=set(plan.states) if wanted is None else wanted,
+        say=(said if said is not None else []).append,
+    )
+
+
+def test_a_worker_computes_every_state_once_parents_first(plan, store):
+    said = []
+    outcome = worker(plan, store, said).work()
+    assert outcome.computed == plan.pieces
+    assert ledger.done_keys(plan, store) == set(plan.states)
+    assert len([line for line in said if "→" in line]) == plan.pieces
+    again = worker(plan, store).work()
+    assert again.computed == 0
+    assert not Leases(store.leases).holders()
+
+
+def test_results_have_their_curves(plan, store):
+    worker(plan, store).work()
+    for name, steps in (("clm", 12), ("two", 12), ("on", 16), ("clm-4", 4)):
+        lines = ledger.curve(plan, store, name)
+        assert [line["step"] for line in lines if "loss" in line] == list(range(1, steps + 1)), name
+        assert max(ledger.heldout(lines)) == steps
+
+
+def test_two_workers_share_the_work_and_publish_nothing_twice(plan, store):
+    workers = [worker(plan, store) for _ in range(2)]
+    threads = [threading.Thread(target=one.work) for one in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sum(one.outcome.computed for one in workers) == plan.pieces
+    assert ledger.done_keys(plan, store) == set(plan.states)
+
+
+def test_only_what_is_wanted_is_computed(plan, store):
+    wanted = {state.key for state in plan.path(plan.results["clm-4"])}
+    worker(plan, store, wanted=wanted).work()
+    assert ledger.done_keys(plan, store) == wanted
+
+
+def test_a_failed_piece_is_noted_and_only_its_descendants_wait(plan, store, monkeypatch):
+    plain = Pretraining.train
+
+    def fails(self):
+        if isinstance(self.run.stages[-1].objective, MLM) and self.run.name == "two":
+            raise RuntimeError("device on fire")
+        return plain(self)
+
+    monkeypatch.setattr(Pretraining, "train", fails)
+    outcome = worker(plan, store).work()
+    failed = set(outcome.failed)
+    assert failed == set(ledger.failures(plan, store))
+    assert ledger.done_keys(plan, store) == set(plan.states) - {
+        key for key in plan.states if {state.key for state in plan.path(key)} & failed
+    }
+    entries = ledger.survey(plan, store)
+    assert {entry.standing for entry in entries.values()} == {"done", "failed", "waiting"}
+    assert "device on fire" in next(entry.error for entry in entries.values() if entry.standing == "failed")
+    monkeypatch.setattr(Pretraining, "train", plain)
+    assert worker(plan, store).work().computed == 2  # the next run tries again
+    assert not ledger.failures(plan, store)
+
+
+def test_bad_data_ends_the_worker_because_nothing_would_go_better(tiny_run, store):
+    run = tiny_run(packing=Chunks(2**20), batch_tokens=2**20)
+    plan = make_plan(Study("large", (run,)), identities(store))
+    save_plan(plan, store)
+    with pytest.raises(DataError, match="fewer than one row"):
+        worker(plan, store).work()
+    assert not Leases(store.leases).holders(), "its lease is free again"
+
+
+def test_a_worker_waits_for_a_job_that_another_holds(plan, store):
+    first = next(iter(plan.states))
+    held = Leases(store.leases).take(first)
+    assert held
+    waiting = worker(plan, store)
+    thread = threading.Thread(target=waiting.work)
+    thread.start()
+    time.sleep(1.2)
+    assert not ledger.done_keys(plan, store)
+    assert ledger.survey(plan, store)[first].standing == "running"
+    held.release()
+    thread.join(60)
+    assert ledger.done_keys(plan, store) == set(plan.states)
+
+
+def test_stopping_ends_between_pieces_too(plan, store):
+    outcome = worker(plan, store, stop=lambda: True).work()
+    assert outcome.stopped
+    assert outcome.computed == 0
+
+
+def test_shards_are_made_by_the_worker_when_they_are_missing(plan, store, corpus, tmp_path):
+    from biphase.files import Store
+
+    fresh = Store(tmp_path / "fresh")
+    said = []
+    save_plan(plan, fresh)
+    wanted = {state.key for state in plan.path(plan.results["clm-4"])}
+    worker(plan, fresh, said, wanted=wanted).work()
+    assert ledger.done_keys(plan, fresh) == wanted
+    assert any("tokens" in line for line in said)
+
+
+def test_the_time_to_go_follows_the_measured_speed(plan, store):
+    entries = ledger.survey(plan, store)
+    assert ledger.seconds_left(entries, lambda state: float(state.steps)) is None
+    first = next(iter(plan.states))
+    worker(plan, store, wanted={first}).work()
+    entries = ledger.survey(plan, store)
+    spent = entries[first].progress["seconds"]
+    per_step = spent / plan.states[first].steps
+    left = ledger.seconds_left(entries, lambda state: float(state.steps))
+    assert left == pytest.approx(per_step * (plan.steps_to_compute - plan.states[first].steps))

@@ -1,0 +1,45 @@
+"""Runs `biphase run` in several processes that train together, one command after another, importing once.
+
+    python rank_driver.py '[[2, "STUDY", "STORE", "--for", "0.05s"], …]'
+
+torchrun starts each process anew, which costs seconds of imports; here every rank is a fork that finds its
+place in the same environment variables.
+"""
+
+import json
+import os
+import socket
+import sys
+
+import biphase.study.summary
+import biphase.study.worker  # noqa: F401
+from biphase.cli import app
+
+
+def together(count, arguments):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = []
+    for rank in range(count):
+        child = os.fork()
+        if child == 0:
+            os.environ |= {
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count),
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            }  # fmt: skip
+            code = 1
+            try:
+                app(["run", *arguments, "--quiet"], standalone_mode=False)
+            except SystemExit as end:
+                code = end.code or 0
+            finally:
+                os._exit(code)
+        ranks.append(child)
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in ranks]
+
+
+for count, study, store, *more in json.loads(sys.argv[1]):
+    codes = together(count, [study, "--store", store, *more])
+    if any(codes):
+        sys.exit(f"exit codes {codes}")

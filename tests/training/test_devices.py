@@ -1,0 +1,42 @@
+"""Choices that depend on the machine."""
+
+import pytest
+import torch
+
+from biphase.errors import TrainingError
+from biphase.training import devices
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def test_one_process_needs_no_group():
+    ranks = devices.Ranks(0, 1, CPU)
+    assert ranks.first
+    assert ranks.sum(3, 4) == [3, 4]
+    assert ranks.share({"do": "end"}) == {"do": "end"}
+
+
+def test_buckets_hold_every_parameter_once_in_order(monkeypatch):
+    monkeypatch.setattr(devices, "BUCKET", 10)
+    parameters = [torch.nn.Parameter(torch.zeros(size)) for size in (4, 5, 3, 20, 1)]
+    buckets = list(devices._buckets(parameters))
+    assert [[p.numel() for p in bucket] for bucket in buckets] == [[4, 5], [3], [20], [1]]
+
+
+@pytest.mark.parametrize(("rows", "length", "expected"), [(64, 256, 32), (4, 256, 4), (64, 16_384, 1)])
+def test_micro_batches_fit_the_batch_and_the_device(rows, length, expected):
+    assert devices.micro_rows(CPU, rows, length) == expected
+
+
+def test_a_machine_that_is_poor_at_bf16_says_which_line_to_change(monkeypatch):
+    monkeypatch.setattr(devices, "_cpu_has_bf16", lambda: False)
+    assert "precision='fp32'" in devices.poor_precision(CPU, "bf16")
+    assert not devices.poor_precision(CPU, "fp32")
+    assert not devices.poor_precision(CUDA, "bf16")
+    monkeypatch.setattr(devices, "_cpu_has_bf16", lambda: True)
+    assert not devices.poor_precision(CPU, "bf16")
+
+
+def test_fp8_is_refused_while_it_is_not_there():
+    with pytest.raises(TrainingError, match="precision='bf16'"):
+        devices.autocast(CPU, "fp8")

@@ -1,0 +1,105 @@
+"""Several processes: the same global batches and masks, the same weights up to rounding, resumable with any count."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+STUDY = """
+from biphase import BPE, CLM, MLM, WSD, Chunks, Corpus, Pretrain, Size, Stage, Study
+
+tiny = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
+study = Study("ranks", runs=(Pretrain(
+    "two", start=tiny, corpus=Corpus("tiny", {source!r}, BPE(320), heldout="heldout.jsonl"),
+    stages=(Stage(CLM(), 25), Stage(MLM(0.4), 25)), packing=Chunks(32, shortest=4), batch_tokens=256,
+    schedule=WSD(peak=3e-3, warmup=5, decay=10), heldout_every=25, heldout_tokens=512,
+),))
+"""
+
+
+def biphase(study: Path, store: Path, processes: int, *more: str) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "biphase",
+        "run",
+        study,
+        "--store",
+        store,
+        "--processes",
+        str(processes),
+        "--quiet",
+    ]
+    done = subprocess.run(
+        [*command, *more],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def end(store: Path):
+    """Weights, moments and lines of the run's last state."""
+    states = [place for place in (store / "states").iterdir()]
+    last = max(states, key=lambda place: json.loads((place / "state.json").read_text())["progress"]["step"])
+    lines = [
+        json.loads(line) for place in states for line in (place / "metrics.jsonl").read_text().splitlines()
+    ]
+    labels = {line["step"]: line["labels"] for line in lines if "labels" in line}
+    heldout = {line["step"]: line["heldout"] for line in lines if "heldout" in line}
+    return load_file(last / "model.safetensors"), load_file(last / "optimizer.safetensors"), labels, heldout
+
+
+@pytest.fixture
+def study(corpus, tmp_path):
+    path = tmp_path / "study.py"
+    path.write_text(STUDY.format(source=corpus.source))
+    return path
+
+
+def apart(one, two):
+    return max((one[name] - two[name]).abs().max().item() for name in one)
+
+
+@pytest.mark.campaign
+def test_two_and_three_processes_agree_with_one(study, tmp_path):
+    biphase(study, tmp_path / "one", 1)
+    weights, _, labels, heldout = end(tmp_path / "one")
+    for count in (2, 3):  # eight rows over three processes: shares of unequal size
+        biphase(study, tmp_path / str(count), count)
+        others = end(tmp_path / str(count))
+        assert others[2] == labels, "the same masks give the same number of labels at every step"
+        assert apart(weights, others[0]) <= 1e-5
+        for step, losses in heldout.items():
+            assert others[3][step] == pytest.approx(losses, abs=1e-4)
+
+
+@pytest.mark.campaign
+def test_a_run_resumes_with_another_number_of_processes(study, tmp_path):
+    biphase(study, tmp_path / "one", 1)
+    for number, count in enumerate((2, 1, 3, 2)):  # each goes on for a moment, from where the last stopped
+        last = number == 3
+        biphase(study, tmp_path / "mixed", count, "--checkpoint", "3", *([] if last else ["--for", "0.05s"]))
+    one, mixed = end(tmp_path / "one"), end(tmp_path / "mixed")
+    assert mixed[2] == one[2]
+    assert apart(one[0], mixed[0]) <= 1e-5
+
+
+def test_two_processes_stop_and_go_on_to_the_same_bits(study, tmp_path):
+    calm, stopped = str(tmp_path / "calm"), str(tmp_path / "stopped")
+    commands = [[2, str(study), calm], [2, str(study), stopped, "--for", "0.3s"], [2, str(study), stopped]]
+    driver = Path(__file__).with_name("rank_driver.py")
+    done = subprocess.run(
+        [sys.executable, driver, json.dumps(commands)], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    one, two = end(Path(calm)), end(Path(stopped))
+    for calmly, in_parts in zip(one[:2], two[:2], strict=True):
+        assert apart(calmly, in_parts) == 0
+    assert one[2] == two[2]

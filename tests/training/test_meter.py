@@ -1,0 +1,100 @@
+"""What a run tells: complete lines, no sync before one is due, a line for people that fits what happened."""
+
+import io
+import json
+import math
+
+import pytest
+import torch
+
+from biphase.training.meter import Meter
+from biphase.wording import duration, si
+
+
+def meter(**fields):
+    defaults = {
+        "title": "clm", "origin": 100, "first": 0, "until": 6, "tokens_per_step": 10, "flops_of": lambda step: 2.0,
+        "out": io.StringIO(),
+    }  # fmt: skip
+    return Meter(**(defaults | fields))
+
+
+def step(made, number, loss=1.0, bad=0.0):
+    made.step(
+        number, {"rate": 0.1, "draws": (1, 2)}, torch.tensor(loss), torch.tensor(0.5), torch.tensor(bad)
+    )
+
+
+def test_steps_are_counted_from_the_root_and_read_in_groups():
+    made = meter(every=3)
+    for number in range(5):
+        step(made, number, loss=float(number))
+    assert [line["step"] for line in made.lines] == [101, 102, 103]
+    step(made, 5)
+    assert len(made.lines) == 6
+    assert made.lines[1]["loss"] == 1.0
+    assert "draws" not in made.lines[0]
+
+
+def test_a_skipped_step_says_which_samples_and_breaks_no_json():
+    made = meter()
+    step(made, 0, loss=float("nan"), bad=1.0)
+    step(made, 1)
+    assert json.loads(json.dumps(made.lines[0], allow_nan=False))["draws"] == [1, 2]
+    assert made.lines[0]["loss"] is None
+    assert made.unsound_in_a_row == 0
+    assert made.skipped == 1
+    assert "step 101 skipped" in made.out.getvalue()
+
+
+def test_a_log_gets_whole_lines_and_quiet_gets_none():
+    made, quiet = meter(), meter(quiet=True)
+    for number in range(6):
+        step(made, number)
+        step(quiet, number)
+    lines = made.out.getvalue().splitlines()
+    assert lines
+    assert "step 106/106" in lines[-1]
+    assert all(word in lines[-1] for word in ("loss 1.000", "lr 1.00e-01", "tok/s", "FLOP/s", "left"))
+    assert quiet.out.getvalue() == ""
+
+
+def test_a_terminal_gets_one_line_that_is_written_over():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    made = meter(out=Terminal())
+    for number in range(6):
+        step(made, number)
+    made.close()
+    assert "\n" not in made.out.getvalue()
+    assert made.out.getvalue().endswith("\r\x1b[K")
+
+
+def test_tensorboard_gets_what_the_lines_have(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    made = meter(board=tmp_path)
+    step(made, 0, loss=2.5)
+    made.event(1, heldout={"clm": 3.0})
+    made.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert events.Scalars("loss")[0].value == 2.5
+    assert events.Scalars("heldout/clm")[0].step == 101
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(12_345, "12.3 k"), (999, "999 "), (4.2e12, "4.2 T"), (1e15, "1 P"), (math.nan, "? ")]
+)
+def test_numbers_have_three_digits_and_a_unit(value, text):
+    assert si(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(5, "5 s"), (600, "10 min"), (7200, "2.0 h"), (86_400 * 3, "3.0 days"), (math.inf, "?")],
+)
+def test_times_are_said_as_a_person_would(seconds, text):
+    assert duration(seconds) == text

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SLICE = 2**24  # logits that exist at a time: 64 MB in fp32
+# Logits that exist at a time: 64 MB in fp32 for a CPU's caches and memory, 2 GB for a GPU that wants large products.
+SLICE = {"cpu": 2**24, "cuda": 2**29}
 
 
 class _SlicedCrossEntropy(torch.autograd.Function):
@@ -60,8 +61,8 @@ def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor, *, slice_r
 
     Rows whose label is negative count for nothing. Sums are kept in fp32 whatever the products are made in.
     """
-    rows = slice_rows or max(128, SLICE // weight.shape[0])
     kind = hidden.device.type
+    rows = slice_rows or max(128, SLICE.get(kind, 2**24) // weight.shape[0])
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     with torch.autocast(kind, enabled=False):
         return _SlicedCrossEntropy.apply(hidden, weight, labels, rows, dtype)

@@ -36,7 +36,7 @@ def segments_of(
 
 def positions_of(segments: Tensor | None, rows: int, length: int) -> Tensor:
     """Each token's position counted from the start of its segment, (B, T)."""
-    count = torch.arange(length).expand(rows, length)
+    count = torch.arange(length).repeat(rows, 1)
     if segments is None:
         return count
     return count - _starts(segments).mul(count).cummax(1).values

@@ -9,8 +9,8 @@ median of each is compared, so that a machine that slows down slows both.
 """
 
 import argparse
-import os
 import statistics
+import tempfile
 import time
 
 import numpy as np
@@ -110,7 +110,7 @@ def theirs(options: argparse.Namespace) -> float:
         pad_token_id=None, bos_token_id=None, eos_token_id=None, mask_token_id=MASK, attn_implementation="sdpa",
     )  # fmt: skip
     arguments = TrainingArguments(
-        output_dir=os.devnull, per_device_train_batch_size=options.batch, max_steps=options.steps + 1, use_cpu=True,
+        output_dir=tempfile.gettempdir(), per_device_train_batch_size=options.batch, max_steps=options.steps + 1, use_cpu=True,
         learning_rate=5e-4, adam_beta2=0.95, adam_epsilon=1e-5, weight_decay=0.1, max_grad_norm=1.0,
         report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True,
     )  # fmt: skip

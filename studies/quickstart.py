@@ -2,7 +2,7 @@
 
 from biphase import CLM, MLM, SIZES, WSD, Chunks, Pretrain, Stage, Study
 
-STEPS, SWITCH = 300, 150
+STEPS, SWITCH = 240, 120
 
 
 def run(name, *stages):
@@ -13,9 +13,9 @@ def run(name, *stages):
         stages=stages,
         packing=Chunks(256),
         batch_tokens=2_048,
-        schedule=WSD(peak=3e-3, warmup=20, decay=60),
-        heldout_every=30,
-        heldout_tokens=16_384,
+        schedule=WSD(peak=3e-3, warmup=20, decay=40),
+        heldout_every=20,
+        heldout_tokens=8_192,
     )
 
 

@@ -77,7 +77,7 @@ def compare(corpus, tmp_path: Path, *, kills: int, steps: int, seed: int = 0) ->
     assert report["killed"] >= kills, report
     assert contents(tmp_path / "killed") == contents(tmp_path / "calm")
     assert positions(tmp_path / "killed") == positions(tmp_path / "calm")
-    leases = [path for path in (tmp_path / "killed" / "leases").glob("*.lease")]
+    leases = list((tmp_path / "killed" / "leases").glob("*.lease"))
     assert not leases, "a finished study holds no job"
 
 

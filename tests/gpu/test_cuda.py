@@ -27,7 +27,9 @@ def test_hashes_masks_and_orders_are_the_same_bits_as_on_the_cpu():
     draws = torch.tensor([0, 1, 77, 2**40 + 3])
     assert torch.equal(hash32(42, "mask", draws, 2048), hash32(42, "mask", draws.cuda(), 2048).cpu())
     index = torch.arange(100_000)
-    assert torch.equal(permute(index, 100_000, salt(1, "order")), permute(index.cuda(), 100_000, salt(1, "order")).cpu())
+    assert torch.equal(
+        permute(index, 100_000, salt(1, "order")), permute(index.cuda(), 100_000, salt(1, "order")).cpu()
+    )
     words = Vocabulary.of(1000, 3, (0, 1, 2))
     ids = torch.randint(4, 1000, (4, T), generator=torch.Generator().manual_seed(0))
     segments = (torch.arange(T) >= 100).long().expand(4, T)
@@ -149,10 +151,16 @@ def train(run, step, store, **manner):
 
 @pytest.mark.parametrize("packing", [Chunks(128), Rows(128, document_mask=True), Rows(128)], ids=str)
 def test_bf16_runs_learn_follow_fp32_and_resume(corpus, store, tmp_path, packing):
-    fields = {"start": GROUPED, "corpus": corpus, "packing": packing, "batch_tokens": 16 * 128, "heldout_every": 1000}
+    fields = {
+        "start": GROUPED,
+        "corpus": corpus,
+        "packing": packing,
+        "batch_tokens": 16 * 128,
+        "heldout_every": 1000,
+    }
     stages = (Stage(CLM(), 30), Stage(MLM(0.4), 30))
-    run = Pretrain("bf16", stages=stages, schedule=WSD(3e-3, 5, 10), precision="bf16", **fields)
-    exact = Pretrain("fp32", stages=stages, schedule=WSD(3e-3, 5, 10), precision="fp32", **fields)
+    run = Pretrain("bf16", stages=stages, schedule=WSD(1e-3, 5, 10), precision="bf16", **fields)
+    exact = Pretrain("fp32", stages=stages, schedule=WSD(1e-3, 5, 10), precision="fp32", **fields)
     assert varlen_works(CUDA, "bf16")
     train(run, 40, store, micro_rows=8)
     piece = train(run, 60, store, micro_rows=8)
@@ -162,8 +170,9 @@ def test_bf16_runs_learn_follow_fp32_and_resume(corpus, store, tmp_path, packing
     assert [line["step"] for line in fast] == list(range(1, 61))
     assert [line["labels"] for line in fast] == [line["labels"] for line in slow]
     assert slow[-1]["loss"] < slow[0]["loss"] - 1
-    for one, two in zip(fast, slow, strict=True):
-        assert one["loss"] == pytest.approx(two["loss"], abs=0.15)
+    apart = [abs(one["loss"] - two["loss"]) for one, two in zip(fast, slow, strict=True)]
+    assert max(apart[:10]) < 0.02, apart
+    assert max(apart) < 0.15, apart
     assert store.has(store.states / state_key(run, 60, identities(store)))
 
 

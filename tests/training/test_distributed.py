@@ -46,7 +46,7 @@ def biphase(study: Path, store: Path, processes: int, *more: str) -> None:
 
 def end(store: Path):
     """Weights, moments and lines of the run's last state."""
-    states = [place for place in (store / "states").iterdir()]
+    states = list((store / "states").iterdir())
     last = max(states, key=lambda place: json.loads((place / "state.json").read_text())["progress"]["step"])
     lines = [
         json.loads(line) for place in states for line in (place / "metrics.jsonl").read_text().splitlines()

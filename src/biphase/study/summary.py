@@ -16,6 +16,7 @@ from biphase.study.plan import Plan, State
 from biphase.wording import duration
 
 BAR = 20
+CURVE = 20  # columns of a curve
 BLOCKS = "█▇▆▅▄▃▂▁"
 
 
@@ -61,15 +62,11 @@ def results_table(plan: Plan, store: Store) -> list[str]:
             rows.append((name, last, curves, progress["epochs"]))
     if not rows:
         return []
-    wide = max(len(name) for name, *_ in rows)
-    lines = [
-        "",
-        f"held-out loss in nats{' ' * (wide - 10)}causal                        masked 40%                    epochs",
-    ]
+    wide = max(len("held-out loss, nats"), *(len(name) for name, *_ in rows))
+    cell = 6 + CURVE
+    lines = ["", f"  {'held-out loss, nats':<{wide}}  {'causal':<{cell}}  {'masked 40%':<{cell}}  epochs"]
     for name, last, curves, epochs in rows:
-        cells = [
-            f"{last[what]:.3f} {sparkline(curves[what]):<22}" for what in ("clm", "mlm40") if what in last
-        ]
+        cells = [f"{last[what]:.3f} {sparkline(curves[what]):<{CURVE}}" for what in ("clm", "mlm40")]
         lines.append(f"  {name:<{wide}}  {'  '.join(cells)}  {epochs:.2f}")
     return [*lines, *_entropy_line(plan, store), ""]
 
@@ -86,10 +83,10 @@ def _entropy_line(plan: Plan, store: Store) -> list[str]:
     return lines
 
 
-def sparkline(values: list[float], width: int = 20) -> str:
-    """A falling curve in one line of blocks."""
-    if len(values) > width:
-        values = [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]
+def sparkline(values: list[float]) -> str:
+    """A curve in one line of blocks, from its highest value to its lowest."""
+    if len(values) > CURVE:
+        values = [values[round(i * (len(values) - 1) / (CURVE - 1))] for i in range(CURVE)]
     low, high = min(values), max(values)
     span = (high - low) or 1.0
     return "".join(BLOCKS[min(7, int((high - value) / span * 8))] for value in values)
@@ -125,6 +122,7 @@ def status_json(plan: Plan, store: Store) -> dict[str, Any]:
         "seconds_left": ledger.seconds_left(entries, _cost),
         "takeovers": len(Leases(store.leases).takeovers()),
         "states": [_entry_json(entry) for entry in entries.values()],
+        "heldout": {name: ledger.heldout(ledger.curve(plan, store, name)) for name in plan.results},
     }
 
 

@@ -1,0 +1,46 @@
+"""A corpus as the command line says it, and the fingerprints of what a study names."""
+
+import pytest
+
+from biphase import BPE, CORPORA, LLAMA3, Corpus, Hub, Pretrained
+from biphase.errors import SpecError
+from biphase.files import Store
+from biphase.study.corpora import corpus_named, tokenizer_named
+from biphase.study.identities import identities
+
+
+def test_known_corpora_come_by_name_with_another_tokenizer_if_said():
+    assert corpus_named("builtin") == CORPORA["builtin"]
+    assert corpus_named("builtin", tokenizer="bpe:500", text="body").tokenizer == BPE(500)
+    assert corpus_named("fineweb-edu").tokenizer == LLAMA3
+
+
+def test_a_path_is_a_corpus(tmp_path):
+    (tmp_path / "my texts.jsonl").touch()
+    made = corpus_named(str(tmp_path / "my texts.jsonl"), tokenizer="bpe:500")
+    assert made == Corpus("my-texts.jsonl", str(tmp_path / "my texts.jsonl"), BPE(500))
+
+
+def test_tokenizers_are_said_in_four_ways(tmp_path, monkeypatch):
+    (tmp_path / "words").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert tokenizer_named("bpe:32000") == BPE(32_000)
+    assert tokenizer_named("llama3") == LLAMA3
+    assert tokenizer_named("words") == Pretrained("./words")
+    assert tokenizer_named("owner/name@abc") == Pretrained("owner/name", revision="abc")
+    with pytest.raises(SpecError, match="needs a revision"):
+        tokenizer_named("owner/name")
+
+
+def test_a_hub_model_is_its_pinned_revision_and_a_folder_its_content(tmp_path):
+    known = identities(Store(tmp_path / "store"))
+    one, two = Hub("owner/model", revision="a"), Hub("owner/model", revision="b")
+    assert known.hub(one) == known.hub(one) != known.hub(two)
+    for name, data in (("one", b"x"), ("same", b"x"), ("other", b"y")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "model.safetensors").write_bytes(data)
+    keys = {name: known.hub(Hub(str(tmp_path / name))) for name in ("one", "same", "other")}
+    assert keys["one"] == keys["same"] != keys["other"]
+    with pytest.raises(SpecError, match="no safetensors"):
+        known.hub(Hub(str(tmp_path / "nowhere")))

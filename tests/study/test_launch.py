@@ -1,0 +1,54 @@
+"""Times, rules and the wish to stop."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from biphase.errors import SpecError
+from biphase.study import launch
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("90s", 90), ("9m", 540), ("2h", 7200), ("1.5d", 129_600), (" 3s ", 3)]
+)
+def test_times_have_units(text, value):
+    assert launch.seconds(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "9", "m", "9 minutes", "-3s", "1e3s"])
+def test_a_time_without_a_unit_is_refused(text):
+    with pytest.raises(SpecError, match="length of time"):
+        launch.seconds(text)
+
+
+def test_checkpoints_come_by_steps_or_by_time():
+    assert launch.checkpoint_rule("200") == (200, 0.0)
+    assert launch.checkpoint_rule("10m") == (0, 600.0)
+
+
+@pytest.fixture
+def handlers():
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_signal_asks_to_stop_and_a_second_interrupt_insists(handlers):
+    said = []
+    stop = launch.Stop(None, said.append)
+    assert not stop()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stop()
+    assert "a checkpoint is being written" in said[0]
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_the_time_runs_out(handlers):
+    stop = launch.Stop(0.02, lambda text: None)
+    assert not stop()
+    time.sleep(0.03)
+    assert stop()

@@ -171,8 +171,10 @@ def test_bf16_runs_learn_follow_fp32_and_resume(corpus, store, tmp_path, packing
     assert [line["labels"] for line in fast] == [line["labels"] for line in slow]
     assert slow[-1]["loss"] < slow[0]["loss"] - 1
     apart = [abs(one["loss"] - two["loss"]) for one, two in zip(fast, slow, strict=True)]
-    assert max(apart[:10]) < 0.02, apart
-    assert max(apart) < 0.15, apart
+    # Rounding grows with the steps, as it does between any two orders of summation.
+    assert max(apart[:5]) < 0.005, apart
+    assert max(apart) < 0.3, apart
+    assert sum(apart[-10:]) / 10 < 0.1, apart
     assert store.has(store.states / state_key(run, 60, identities(store)))
 
 

@@ -52,3 +52,44 @@ def test_the_time_runs_out(handlers):
     assert not stop()
     time.sleep(0.03)
     assert stop()
+
+
+@pytest.mark.campaign
+def test_a_sigterm_to_the_launcher_stops_all_processes_with_a_checkpoint(corpus, tmp_path, store):
+    import json
+    import subprocess
+    import sys
+
+    study = tmp_path / "long.py"
+    study.write_text(
+        "from biphase import *\n"
+        f"corpus = Corpus('tiny', {corpus.source!r}, BPE(320), heldout='heldout.jsonl')\n"
+        "tiny = Size('tiny', layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision='fp32')\n"
+        "study = Study('long', (Pretrain('clm', tiny, corpus, (Stage(CLM(), 1_000_000),), packing=Chunks(32, 4),"
+        " batch_tokens=256, schedule=WSD(1e-3, 5, 5)),))\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "biphase",
+        "run",
+        study,
+        "--store",
+        store.root,
+        "--processes",
+        "2",
+        "--checkpoint",
+        "20",
+    ]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 90
+    while not list(store.states.glob("*/manifest.json")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    before = {json.loads(path.read_text())["progress"]["step"] for path in store.states.glob("*/state.json")}
+    time.sleep(0.5)
+    child.terminate()
+    out, _ = child.communicate(timeout=60)
+    after = {json.loads(path.read_text())["progress"]["step"] for path in store.states.glob("*/state.json")}
+    assert "nothing lost" in out
+    assert max(after) > max(before)
+    assert not list(store.leases.glob("*.lease"))

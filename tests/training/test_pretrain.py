@@ -6,8 +6,9 @@ import math
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from biphase import CLM, MLM, MNTP, WSD, Linear, Rows, Stage
+from biphase import CLM, MLM, MNTP, WSD, Chunks, Hub, Linear, Rows, Stage
 from biphase.data.shards import Shards
 from biphase.errors import StoreError, TrainingError
 from biphase.files import Store
@@ -107,6 +108,31 @@ def test_a_run_goes_on_from_anothers_end_with_moments_and_data(tiny_run, store, 
     assert piece.progress.draw == 18 * 8
     steps = {float(value) for name, value in tensors(store, on, 6)[1].items() if name.startswith("step.")}
     assert steps == {18.0}
+
+
+def test_a_decoder_is_trained_both_ways_and_resumes(tiny_run, corpus, store, other, tmp_path):
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    decoder = LlamaForCausalLM(
+        LlamaConfig(vocab_size=320, **shape, attention_dropout=0.1, tie_word_embeddings=True)
+    )
+    decoder.save_pretrained(tmp_path / "decoder")
+    run = tiny_run(
+        "adapted",
+        Stage(MNTP(0.3), 6),
+        Stage(MLM(0.4), 6),
+        start=Hub(str(tmp_path / "decoder")),
+        corpus=corpus,
+        packing=Chunks(32, shortest=4),
+        batch_tokens=256,
+        precision="fp32",
+        schedule=WSD(3e-3, 2, 3),
+    )
+    train(run, 12, other)
+    train(run, 7, store)
+    piece = train(run, 12, store)
+    assert piece.model.has_dropout
+    assert same(tensors(store, run, 12), tensors(other, run, 12))
 
 
 def test_reset_moments_and_restarted_data_are_what_they_say(tiny_run, store):

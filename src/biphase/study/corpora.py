@@ -10,6 +10,8 @@ from biphase.errors import SpecError, nearest
 from biphase.presets import CORPORA, LLAMA3
 from biphase.specs import BPE, Corpus, Pretrained
 
+MASK_RULES = {"own": "its own", "reserved": "a reserved slot", "added": "added"}
+
 
 def corpus_named(name: str, *, tokenizer: str = "", text: str = "") -> Corpus:
     """A known corpus by name, or the one at a path; with another tokenizer or text field if said."""
@@ -54,9 +56,12 @@ def shards_text(shards: Any, folder: Path) -> str:
     card = shards.card
     lines = [
         f"{folder}",
-        f"  {len(shards.train):,} training tokens, {len(shards.heldout):,} held out, vocabulary {shards.vocab:,}, "
-        f"mask token id {shards.mask_id} ({card['mask_token_from']})",
+        f"  {len(shards.train):,} training tokens from {card['train_documents']:,} documents, "
+        f"{len(shards.heldout):,} held out from {card['heldout_documents']:,}",
+        f"  vocabulary {shards.vocab:,}; mask token {card['mask_token']} = {shards.mask_id} ({MASK_RULES[card['mask_rule']]})",
     ]
-    skipped = card.get("skipped") or {}
-    lines += [f"  skipped {entry} : {count}" for entry, count in skipped.items()]
+    if card["left_out_documents"]:
+        lines.append(f"  left out, beyond the held-out million: {card['left_out_documents']:,} documents")
+    for reason, count in card["skipped"].items():
+        lines.append(f"  skipped {count:,} records, {reason}; the first: {card['first_skipped'][reason]}")
     return "\n".join(lines)

@@ -54,7 +54,7 @@ def in_processes(count: int, arguments: list[str]) -> int:
     threads = max(1, (os.cpu_count() or 1) // count)
     environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
     child = subprocess.Popen([*command, "-m", "biphase", *arguments], env=environment)
-    try:
-        return child.wait()
-    except KeyboardInterrupt:  # the terminal sent it to the children too: they are stopping
-        return child.wait()
+    # ^C at a terminal reaches the children by itself; a SIGTERM to this process must be handed on.
+    signal.signal(signal.SIGTERM, lambda number, frame: child.send_signal(number))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return child.wait()

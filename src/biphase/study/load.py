@@ -74,15 +74,15 @@ def _from_plan(path: Path, text: str) -> Loaded:
     try:
         data = json.loads(text)
     except ValueError as wrong:
-        raise SpecError(f"{path} is not JSON ({wrong}); make it again: biphase plan STUDY.py") from None
+        raise SpecError(f"{path} is not JSON ({wrong}); make it again: biphase run STUDY.py") from None
     if not isinstance(data, dict) or "study" not in data:
-        raise SpecError(f'{path} is no plan: it has no "study"; make it again: biphase plan STUDY.py')
+        raise SpecError(f'{path} is no plan: it has no "study"; make it again: biphase run STUDY.py')
     try:
         study = decode(data["study"])
     except (SpecError, TypeError) as wrong:
         raise SpecError(f"{path}: {_one_line(wrong)}") from None
     if not isinstance(study, Study):
-        raise SpecError(f'{path}: its "study" is no Study; make it again: biphase plan STUDY.py')
+        raise SpecError(f'{path}: its "study" is no Study; make it again: biphase run STUDY.py')
     return Loaded(study, str(data.get("question", "")), path)
 
 

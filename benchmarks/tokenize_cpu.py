@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from biphase.data import documents, sources
-from biphase.data.identity import Named, resolve
+from biphase.data.listing import Named, resolve
 from biphase.data.shards import Shards
 from biphase.data.tokenize import tokenize
 from biphase.files import Store

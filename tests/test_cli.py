@@ -220,10 +220,9 @@ def test_the_store_may_be_named_by_the_environment(study, store):
     assert store.root.joinpath("corpora").exists()
 
 
-def test_the_number_of_processes_is_not_handed_on():
-    assert cli._without_processes(["run", "s.py", "--processes", "2", "--quiet"]) == [
-        "run",
-        "s.py",
-        "--quiet",
-    ]
-    assert cli._without_processes(["run", "--processes=3", "s.py"]) == ["run", "s.py"]
+def test_an_unusable_store_gets_one_line(study):
+    assert "choose another --store" in refused("run", study, "--store", "/dev/null/x")
+
+
+def test_more_processes_than_rows_are_refused_before_any_starts(study, store):
+    assert "type --processes 8" in refused("run", study, "--store", store.root, "--processes", "9")

@@ -3,7 +3,6 @@
 import builtins
 import http.server
 import importlib.metadata
-import json
 import os
 import shutil
 import socket
@@ -15,7 +14,7 @@ import time
 import pytest
 
 from biphase import doctor
-from biphase.doctor import Finding, compare, examine, meets, plain, render
+from biphase.doctor import Finding, compare, examine, meets, render
 from biphase.files import Store
 from biphase.leases import Leases
 
@@ -43,11 +42,6 @@ def test_lines_are_aligned_and_a_problem_is_followed_by_what_to_type():
         "               → biphase run STUDY --store /b",
     ]
     assert render([]) == ""
-
-
-def test_the_plain_form_is_json():
-    findings = [Finding("a", None, "b", "c")]
-    assert json.loads(json.dumps(plain(findings))) == [{"name": "a", "ok": None, "detail": "b", "fix": "c"}]
 
 
 def test_a_whole_examination_of_a_sound_machine(tmp_path):
@@ -167,7 +161,7 @@ def test_a_torch_that_does_not_load_is_a_finding(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", broken)
     (finding,) = doctor.look_at_devices()
     assert finding.ok is False
-    assert finding.detail == "libcudart.so.13: cannot open shared object file"
+    assert finding.detail == "OSError: libcudart.so.13: cannot open shared object file more"
     assert "--force-reinstall" in finding.fix
 
 
@@ -296,6 +290,45 @@ def test_only_what_killed_runs_left_is_named_with_the_command_that_removes_it(tm
     assert sorted(path.name for path in store.attempts.iterdir()) == ["held2-bbbb", "young-cccc"]
     with Leases(store.leases).take("held2"):
         assert doctor.look_at_attempts(store)[0].ok is True
+
+
+def left_behind(store, *names):
+    past = time.time() - 7200
+    for name in names:
+        (store.attempts / name).mkdir(parents=True)
+        (store.attempts / name / "file").write_bytes(b"x" * 1_000_000)
+        for path in (store.attempts / name / "file", store.attempts / name):
+            os.utime(path, (past, past))
+
+
+def test_an_unfinished_tokenization_can_be_gone_on_with_and_is_not_to_be_removed(tmp_path):
+    store = Store(tmp_path)
+    left_behind(store, "shards-0123-ab", "shards-4567")
+    (finding,) = doctor.look_at_attempts(store)
+    assert (finding.ok, finding.fix) == (True, "")
+    assert finding.detail.endswith("; 2 unfinished in tokenizing: biphase tokenize goes on with them")
+    left_behind(store, "dead-aaaa")
+    (finding,) = doctor.look_at_attempts(store)
+    assert finding.detail.startswith("1 left by killed runs, 1.0 MB; 2 unfinished")
+    assert "shards" not in finding.fix
+    with Leases(store.leases).take("shards-4567"):
+        assert "; 1 unfinished" in doctor.look_at_attempts(store)[0].detail
+
+
+def test_an_attempt_that_vanishes_while_it_is_looked_at_is_none(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    left_behind(store, "dead-aaaa", "gone-bbbb")
+    real = os.stat
+
+    def vanishing(path, *rest, **named):
+        if "gone-bbbb" in str(path):
+            raise FileNotFoundError(path)
+        return real(path, *rest, **named)
+
+    monkeypatch.setattr(os, "stat", vanishing)
+    (finding,) = doctor.look_at_attempts(store)
+    assert "dead-aaaa" in finding.fix
+    assert "gone-bbbb" not in finding.fix
 
 
 def test_a_look_that_fails_is_a_finding_and_not_the_end():

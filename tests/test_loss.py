@@ -58,3 +58,12 @@ def test_no_gradient_is_made_where_none_is_wanted():
     hidden, weight, labels = parts(dtype=torch.float32)
     with torch.no_grad():
         assert not cross_entropy_sum(hidden, weight, labels).requires_grad
+
+
+def test_measuring_makes_no_gradient_of_the_head(monkeypatch):
+    hidden, weight, labels = parts(dtype=torch.float32)
+    made = []
+    monkeypatch.setattr(torch, "mm", lambda *args, **kwargs: made.append(1))
+    with torch.no_grad():
+        cross_entropy_sum(hidden, weight, labels)
+    assert not made

@@ -158,8 +158,8 @@ REFUSED = {
     "no learning rates": (lambda: Finetune(TASKS, lrs=()), "Finetune.lrs must be distinct and not empty"),
     "unknown protocol": (lambda: Finetune(TASKS, protocol="mine"), "'paper' or 'standard', not 'mine'"),
     "study without runs": (lambda: Study("s", ()), "Study 's' has no runs"),
-    "study with a slash": (lambda: Study("a/b", (run(),)), "Study.name must be one word without slashes"),
-    "study without a name": (lambda: Study("", (run(),)), "Study.name must be one word"),
+    "study with a slash": (lambda: Study("a/b", (run(),)), "Study: a name is one word without slashes"),
+    "study without a name": (lambda: Study("", (run(),)), "Study: a name is one word"),
     "two runs of one name": (
         lambda: Study("s", (run(), run(seed=1))),
         "two results called 'run'; rename one",

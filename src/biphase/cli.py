@@ -48,9 +48,14 @@ def main() -> None:
     except KeyboardInterrupt:
         _tell("stopped at once; what was published is whole, the rest will be computed again")
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`
-        sys.stderr.close()
-        sys.exit(0)
+    except OSError as wrong:
+        if isinstance(wrong, BrokenPipeError):  # the reader of our output has gone, e.g. `| head`
+            sys.stderr.close()
+            sys.exit(0)
+        _tell(
+            f"error: {wrong.filename or 'the disk'}: {wrong.strerror or wrong}; free room there, or choose another --store"
+        )
+        sys.exit(2)
 
 
 def _tell(text: str) -> None:
@@ -120,7 +125,8 @@ def run(
     steps, seconds = launch.checkpoint_rule(checkpoint)
     limit = launch.seconds(for_time) if for_time else None
     if processes > 1 and "RANK" not in os.environ:
-        sys.exit(launch.in_processes(processes, _without_processes(sys.argv[1:])))
+        _check_processes(made, wanted, processes)
+        sys.exit(launch.in_processes(processes, sys.argv[1:]))
 
     from biphase.study.plan import save_plan
     from biphase.study.summary import closing, opening
@@ -151,13 +157,24 @@ def run(
     sys.exit(1 if outcome.failed else 0)
 
 
-def _without_processes(arguments: list[str]) -> list[str]:
-    kept, skip = [], False
-    for argument in arguments:
-        if not skip and argument != "--processes" and not argument.startswith("--processes="):
-            kept.append(argument)
-        skip = argument == "--processes"
-    return kept
+def _check_processes(made: Plan, wanted: set[str], processes: int) -> None:
+    """Refuse here what would otherwise be refused by every process at once."""
+    import torch
+
+    from biphase.errors import SpecError
+
+    devices = torch.cuda.device_count()
+    if devices and processes > devices:
+        raise SpecError(
+            f"--processes {processes}: this machine has {devices} GPUs; type --processes {devices}"
+        )
+    for key in wanted:
+        run = made.states[key].run
+        if run.rows_per_step < processes:
+            raise SpecError(
+                f"--processes {processes}: run {run.name!r} has {run.rows_per_step} rows a step, one for each at most; "
+                f"type --processes {run.rows_per_step}"
+            )
 
 
 def _wanted(made: Plan, only: str) -> set[str]:
@@ -196,6 +213,9 @@ def tokenize(
         str, typer.Option(help="bpe:32000 trains one; or a folder, a tokenizer.json, or owner/name@revision")
     ] = "",
     text: Annotated[str, typer.Option(help="the column or field that holds the text")] = "",
+    heldout: Annotated[
+        str, typer.Option(help="a file, folder or pattern to hold out, beside the corpus")
+    ] = "",
     from_folder: Annotated[Path | None, typer.Option("--from", help="a local copy of a hub corpus")] = None,
     processes: Annotated[int, typer.Option(min=0, help="0: one per core")] = 0,
 ) -> None:
@@ -209,20 +229,17 @@ def tokenize(
     from biphase.leases import Leases
     from biphase.study.corpora import corpus_named, shards_text
 
-    made = corpus_named(corpus, tokenizer=tokenizer, text=text)
+    made = corpus_named(corpus, tokenizer=tokenizer, text=text, heldout=heldout)
     where = Store(store)
     if from_folder is not None:
         write_link(made, where, from_folder)
     key = shards_key(made, where)
     leases = Leases(where.leases)
-    while not where.has(where.shards / key):
-        lease = leases.take(f"shards-{key}")
-        if lease is None:
-            time.sleep(1)
-            continue
-        with lease:
-            make_shards(made, where, processes=processes, report=_tell, from_folder=from_folder)
-    print(shards_text(Shards.open(where.shards / key), where.shards / key))
+    while (lease := leases.take(f"shards-{key}")) is None:
+        time.sleep(1)  # somebody else makes them
+    with lease:
+        folder = make_shards(made, where, processes=processes, report=_tell, lost=lambda: lease.lost)
+    print(shards_text(Shards.open(folder), folder))
 
 
 @app.command()

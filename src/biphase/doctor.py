@@ -7,6 +7,7 @@ only place that states them. Importing torch is the slow part (seconds); nothing
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import operator
@@ -23,18 +24,19 @@ import time
 import urllib.request
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from biphase.data.listing import ASSETS
+from biphase.errors import one_line
 from biphase.files import Store
 from biphase.leases import Leases
 from biphase.presets import CORPORA, LLAMA3
 
 GB = 1e9
 HUB_SECONDS = 2.0
+TORCH_FOR_GPUS = "https://download.pytorch.org/whl/cu130"
 LEFT_BEHIND_SECONDS = 3600.0  # an attempt nobody has written to for so long, and whose job nobody holds
-ASSETS = Path(__file__).parent / "assets"
 OPERATORS = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
 }  # fmt: skip
@@ -71,7 +73,7 @@ def guarded(name: str, look: Callable[[], list[Finding]]) -> list[Finding]:
         return look()
     except Exception as wrong:
         fix = "python3 run doctor in a fresh clone makes a fresh environment"
-        return [Finding(name, False, f"cannot be examined: {type(wrong).__name__}: {wrong}", fix)]
+        return [Finding(name, False, f"cannot be examined: {one_line(wrong)}", fix)]
 
 
 def render(findings: Iterable[Finding]) -> str:
@@ -84,11 +86,6 @@ def render(findings: Iterable[Finding]) -> str:
         if row.fix and row.ok is not True:
             lines.append(f"  {'':<{width}}  → {row.fix}")
     return "\n".join(lines)
-
-
-def plain(findings: Iterable[Finding]) -> list[dict[str, Any]]:
-    """The findings as JSON values."""
-    return [asdict(finding) for finding in findings]
 
 
 def look_at_versions() -> list[Finding]:
@@ -155,21 +152,18 @@ def _install(name: str, requirement: str) -> str:
     if name == "python":
         return f"install Python {requirement.removeprefix('python')} and make the environment again with it"
     # An environment made without pip is served by the system's.
-    pip = [sys.executable, "-m", "pip"] if importlib.util.find_spec("pip") else []
-    return shlex.join(
-        [*(pip or ["python3", "-m", "pip", "--python", sys.executable]), "install", requirement]
-    )
+    here = importlib.util.find_spec("pip")
+    pip = [sys.executable, "-m", "pip"] if here else ["python3", "-m", "pip", "--python", sys.executable]
+    return shlex.join([*pip, "install", requirement])
 
 
 def look_at_devices() -> list[Finding]:
     """GPUs, and what the processor is good at where there are none."""
     try:
         import torch
-    except (
-        Exception
-    ) as wrong:  # a broken install raises anything: OSError for a missing library, RuntimeError
-        reason = str(wrong).splitlines()[0] if str(wrong) else type(wrong).__name__
-        return [Finding("torch loads", False, reason, _install("torch", "torch") + " --force-reinstall")]
+    except Exception as wrong:  # a broken install raises anything
+        fix = f"{_install('torch', 'torch')} --force-reinstall"
+        return [Finding("torch loads", False, one_line(wrong), fix)]
     driver = Path("/proc/driver/nvidia/version")
     with warnings.catch_warnings(record=True) as complaints:  # an old driver is told by a warning
         warnings.simplefilter("always")
@@ -189,10 +183,7 @@ def describe_gpus(names: list[str], toolkit: str | None, driver: bool, complaint
     if names:
         return Finding("gpu", True, f"{', '.join(names)}; torch built for {toolkit}")
     if driver and not toolkit:
-        fix = (
-            _install("torch", "torch")
-            + " --force-reinstall --index-url https://download.pytorch.org/whl/cu130"
-        )
+        fix = f"{_install('torch', 'torch')} --force-reinstall --index-url {TORCH_FOR_GPUS}"
         return Finding("gpu", False, "a GPU driver is here, but this torch is built for CPUs only", fix)
     if driver:
         detail = f"a GPU driver is here, but torch cannot use it: {complaint or 'no device is visible'}"
@@ -283,10 +274,8 @@ def look_at_store(store: Store) -> list[Finding]:
     if trouble:
         return [Finding("store", False, f"{root}: {trouble}", elsewhere)]
     state = "is writable, renames are atomic" if there == root else "does not exist yet and can be made"
-    return [
-        Finding("store", True, f"{root} {state}"),
-        describe_room(shutil.disk_usage(there).free, elsewhere),
-    ]
+    room = describe_room(shutil.disk_usage(there).free, elsewhere)
+    return [Finding("store", True, f"{root} {state}"), room]
 
 
 def try_out(folder: Path) -> str:
@@ -300,10 +289,8 @@ def try_out(folder: Path) -> str:
     except OSError:
         pass
     (folder / "one").rename(folder / "three")
-    whole = (folder / "three" / "file").read_text() == "one" and (
-        folder / "two" / "file"
-    ).read_text() == "two"
-    return "" if whole else "files change under a rename there"
+    found = [(folder / name / "file").read_text() for name in ("three", "two")]
+    return "" if found == ["one", "two"] else "files change under a rename there"
 
 
 def describe_room(free: float, elsewhere: str) -> Finding:
@@ -313,17 +300,31 @@ def describe_room(free: float, elsewhere: str) -> Finding:
 
 def look_at_attempts(store: Store, *, old_seconds: float = LEFT_BEHIND_SECONDS) -> list[Finding]:
     """Half-built results of killed runs: they never count as results, but they take room."""
-    if not store.attempts.is_dir():
-        return [Finding("attempts", True, "none left by killed runs")]
     held = tuple(key for key, holder in Leases(store.leases).holders().items() if holder.alive is not False)
-    left, size = [], 0
-    for folder in sorted(store.attempts.iterdir()):
-        facts = [path.lstat() for path in (folder, *folder.rglob("*"))]
-        idle = time.time() - max(fact.st_mtime for fact in facts)
-        if idle > old_seconds and not any(key in folder.name for key in held):
+    left, size, resumable = [], 0, 0
+    for folder in sorted(store.attempts.iterdir()) if store.attempts.is_dir() else ():
+        facts = _facts(folder)
+        idle = time.time() - max((fact.st_mtime for fact in facts), default=time.time())
+        if idle <= old_seconds or any(key in folder.name for key in held):
+            continue
+        if folder.name.startswith("shards-"):
+            resumable += 1
+        else:
             left.append(folder)
             size += sum(fact.st_size for fact in facts)
+    detail = [f"{len(left)} left by killed runs, {size / 1e6:.1f} MB" if left else "none left by killed runs"]
+    if resumable:
+        detail.append(f"{resumable} unfinished in tokenizing: biphase tokenize goes on with them")
     if not left:
-        return [Finding("attempts", True, "none left by killed runs")]
-    detail = f"{len(left)} left by killed runs, {size / 1e6:.1f} MB"
-    return [Finding("attempts", None, detail, shlex.join(["rm", "-r", *map(str, left)]))]
+        return [Finding("attempts", True, "; ".join(detail))]
+    return [Finding("attempts", None, "; ".join(detail), shlex.join(["rm", "-r", *map(str, left)]))]
+
+
+def _facts(folder: Path) -> list[os.stat_result]:
+    """What the file system knows of a folder and all in it, as far as it is still there."""
+    inside = [Path(base, name) for base, *both in os.walk(folder) for names in both for name in names]
+    found = []
+    for path in (folder, *inside):
+        with contextlib.suppress(FileNotFoundError):  # its worker goes on writing while we look
+            found.append(path.lstat())
+    return found

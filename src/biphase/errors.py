@@ -45,3 +45,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = [str(one) for one in known]
     close = get_close_matches(str(name), names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+
+
+def one_line(error: BaseException) -> str:
+    """What went wrong, as one line: a refusal in its own words, anything else with its kind."""
+    text = " ".join(str(error).split()) or "no message"
+    return text if isinstance(error, BiphaseError) else f"{type(error).__name__}: {text}"

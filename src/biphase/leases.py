@@ -16,7 +16,8 @@ Where the file system has locks, stealing and releasing are serialised by one an
 holders. Without them (some network file systems) a thief may disturb a third party's fresh lease for the
 instant it needs to see its mistake and put it back. That, and a holder that is stalled but alive, can make
 two workers compute one job. It costs time and is counted (`takeovers`), but never makes two results:
-publishing is exclusive anyway (`files.publish`), so a rare double run is harmless.
+publishing is exclusive anyway (`files.publish`), each attempt has a folder of its own, and whoever computes asks
+`lost` on the way and before it publishes, so a rare double run is harmless.
 """
 
 from __future__ import annotations

@@ -20,10 +20,15 @@ SLICE = {"cpu": 2**24, "cuda": 2**29}
 class _SlicedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, slice_rows: int, dtype: torch.dtype
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        slice_rows: int,
+        dtype: torch.dtype,
+        wanted: bool,
     ) -> Tensor:
         read, head = hidden.to(dtype), weight.to(dtype)  # the head is cast once, not once a slice
-        wanted = any(ctx.needs_input_grad[:2])
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(read) if wanted else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wanted else None
@@ -50,10 +55,17 @@ class _SlicedCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # ty: ignore[incompatible-method-override]
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:  # ty: ignore[incompatible-method-override]
         grad_hidden, grad_weight = ctx.saved_tensors
         of_hidden, of_weight = ctx.dtypes
-        return (grad_hidden * scale).to(of_hidden), (grad_weight * scale).to(of_weight), None, None, None
+        return (
+            (grad_hidden * scale).to(of_hidden),
+            (grad_weight * scale).to(of_weight),
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor, *, slice_rows: int = 0) -> Tensor:
@@ -65,4 +77,6 @@ def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor, *, slice_r
     rows = slice_rows or max(128, SLICE.get(kind, 2**24) // weight.shape[0])
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     with torch.autocast(kind, enabled=False):
-        return _SlicedCrossEntropy.apply(hidden, weight, labels, rows, dtype)
+        # Asked here: inside `forward` gradients are always off.
+        wanted = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+        return _SlicedCrossEntropy.apply(hidden, weight, labels, rows, dtype, wanted)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import types
 import typing
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -80,7 +81,7 @@ def _fit(value: Any, kind: Any) -> Any:
     if origin in (Union, types.UnionType):
         options = get_args(kind)
         if type(value) in options:  # 0.05 stays a share and 5 a count where both are allowed
-            return value
+            return _fit(value, type(value))
         for option in options:
             try:
                 return _fit(value, option)
@@ -99,7 +100,9 @@ def _fit(value: Any, kind: Any) -> Any:
             raise ValueError
         kinds = inner if inner[-1] is not Ellipsis else (inner[0],) * len(value)
         return tuple(_fit(one, each) for one, each in zip(value, kinds, strict=True))
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise ValueError
         return float(value)
     if kind is int and isinstance(value, float) and value.is_integer():
         return int(value)

@@ -10,9 +10,14 @@ def si(value: float) -> str:
     if not math.isfinite(value):
         return "? "
     for size, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
+        if abs(value) >= 0.9995 * size:  # 999.7 is 1 k
             return f"{value / size:.3g} {unit}"
     return f"{value:.3g} "
+
+
+def short(count: float) -> str:
+    """12,345 as 12.3k, and billions as a person counts them."""
+    return si(count).replace(" ", "").replace("G", "B")
 
 
 def duration(seconds: float) -> str:

@@ -10,7 +10,7 @@ from pyarrow import parquet
 
 from biphase.data import documents, sources
 from biphase.data.documents import Place, Tally
-from biphase.data.identity import resolve
+from biphase.data.listing import resolve
 from biphase.errors import DataError
 from biphase.specs import BPE, Corpus
 
@@ -89,7 +89,6 @@ def test_a_last_line_without_newline_and_windows_line_ends_are_lines(tmp_path):
     ("line", "reason"),
     [
         (b'{"text": "a"', "malformed JSON"),
-        (b"", "malformed JSON"),
         (b"[" * 100_000, "malformed JSON"),
         (b'["text"]', "not a JSON object"),
         (b'{"body": "a"}', "no field 'text'"),
@@ -106,6 +105,14 @@ def test_a_bad_line_is_skipped_and_counted_with_its_place(tmp_path, line, reason
     texts, tally, _ = read(tmp_path)
     assert texts == ["good", "also good"]
     assert (tally.records, tally.skipped, tally.first) == (3, {reason: 1}, {reason: "a.jsonl:2"})
+
+
+def test_blank_lines_are_no_records_but_count_as_lines(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'\n{"text": "a"}\n\n \t\r\nbad\n\n{"text": "b"}\n\n')
+    texts, tally, _ = read(tmp_path)
+    assert texts == ["a", "b"]
+    assert (tally.records, tally.skipped) == (3, {"malformed JSON": 1})
+    assert tally.first == {"malformed JSON": "a.jsonl:5"}
 
 
 def test_bad_rows_of_parquet_are_skipped_and_counted(tmp_path):
@@ -181,12 +188,57 @@ def test_a_hub_corpus_is_streamed_in_the_order_of_its_files(tmp_path):
         sources.on_hub(corpus("hf://owner/name@abc/*"), hub)
 
 
+def test_the_hub_and_a_copy_of_it_give_the_same_files(tmp_path):
+    hub, copy = MemoryFileSystem(), tmp_path / "copy"
+    for name in (
+        "same/a.txt",
+        "same/b.txt",
+        "same/.hidden",
+        "apart/c.txt",
+        "apart/deep/d.txt",
+        "apart/.cache/e.txt",
+    ):
+        hub.pipe_file(f"/datasets/owner/same@abc/{name}", name.encode())
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_text(name)
+    for source, heldout in (
+        ("same/*", "apart"),
+        ("same/*", "apart/"),
+        ("**/*.txt", "apart/c.txt"),
+        ("same", ""),
+        ("apart/.cache/*.txt", ""),
+        ("same/*.txt", "apart/.cache/e.txt"),
+        ("same/a.txt", "same/b.txt"),
+        ("*/*.txt", "same/*"),
+    ):
+        mine = corpus(f"hf://owner/same@abc/{source}", heldout=heldout)
+        found = resolve(mine, copy)
+        streamed = [[file.name for file in part] for part in sources.on_hub(mine, hub)]
+        assert streamed == [[file.name for file in part] for part in (found.train, found.heldout)]
+    with pytest.raises(DataError, match="are held out; name others"):
+        sources.on_hub(corpus("hf://owner/same@abc/same/*", heldout="same"), hub)
+
+
 def test_a_hub_that_cannot_be_reached_says_how_to_do_without():
     class Offline(MemoryFileSystem):
         def glob(self, *_, **__):
             raise ConnectionError("no route")
 
-    with pytest.raises(
-        DataError, match=r"no route.*biphase tokenize mine --from FOLDER.*hf download owner/name"
-    ):
-        sources.on_hub(corpus("hf://owner/name@abc/*.parquet"), Offline())
+    with pytest.raises(DataError) as caught:
+        sources.on_hub(corpus("hf://owner/name@abc/*.parquet", heldout="held"), Offline())
+    assert "no route" in str(caught.value)
+    assert "--include '*.parquet' --include held --include 'held/*' --local-dir FOLDER" in str(caught.value)
+    assert "biphase tokenize 'hf://owner/name@abc/*.parquet' --tokenizer bpe:300" in str(caught.value)
+    assert str(caught.value).endswith("--from FOLDER")
+
+
+def test_a_network_that_fails_amid_a_file_is_not_taken_for_a_bad_file():
+    class Failing(MemoryFileSystem):
+        def open(self, path, *_, **__):
+            raise ConnectionError("reset by peer")
+
+    MemoryFileSystem().pipe_file("/datasets/owner/fails@abc/a.jsonl", b"{}")
+    mine = corpus("hf://owner/fails@abc/a.jsonl")
+    train, _ = sources.on_hub(mine, Failing())
+    with pytest.raises(DataError, match=r"reset by peer\); type the command again: it goes on where it was"):
+        list(documents.blocks(mine, train))

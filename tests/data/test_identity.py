@@ -3,15 +3,16 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from biphase.data.identity import (
-    ASSETS,
-    HubSource,
+    HashMemory,
     corpus_fingerprint,
+    fingerprints,
+    link_path,
     read_link,
-    resolve,
     shards_key,
     tokenizer_fingerprint,
     write_link,
@@ -83,48 +84,35 @@ def test_a_damaged_memory_or_a_store_that_cannot_be_written_costs_only_time(fold
     assert corpus_fingerprint(mine(folder), Store(tmp_path / "file" / "store")) == before
 
 
-def test_a_pattern_and_a_folder_that_mean_the_same_files_are_the_same_content(folder, store):
-    (folder / ".hidden").write_text("never text")
-    assert [file.name for file in resolve(mine(folder)).train] == ["b.txt", "sub/a.jsonl"]
-    assert [file.name for file in resolve(mine(folder / "*.txt")).train] == ["b.txt"]
-    assert corpus_fingerprint(mine(folder / "**" / "*"), store) == corpus_fingerprint(mine(folder), store)
+def test_a_file_that_may_not_be_read_is_named(folder, store, monkeypatch):
+    real = Path.open
 
+    def refused(path, *rest, **named):
+        if path.name == "b.txt":
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *rest, **named)
 
-def test_held_out_files_stand_beside_the_source_and_are_not_trained_on(folder, store):
-    whole = corpus_fingerprint(mine(folder), store)
-    files = resolve(mine(folder, heldout="corpus/b.txt"))
-    assert [file.name for file in files.train] == ["sub/a.jsonl"]
-    assert [file.name for file in files.heldout] == ["b.txt"]
-    assert corpus_fingerprint(mine(folder, heldout="corpus/b.txt"), store) != whole
-    with pytest.raises(DataError, match=r"all files of .* are held out"):
-        resolve(mine(folder / "b.txt", heldout="b.txt"))
-
-
-def test_a_file_of_unknown_kind_an_absent_source_and_an_empty_folder_are_refused(folder, store, tmp_path):
-    (tmp_path / "empty").mkdir()
-    for source, words in (
-        ("absent", "is not there"),
-        ("empty", "holds no files"),
-        ("corpus/*.parquet", "holds no"),
-    ):
-        with pytest.raises(DataError, match=words):
-            corpus_fingerprint(mine(tmp_path / source), store)
-    (folder / "README.md").touch()
-    with pytest.raises(DataError, match=r"README.md .* is none of .txt.*by a pattern"):
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(DataError, match=r"b.txt cannot be read \(Permission denied\); check its permissions"):
         corpus_fingerprint(mine(folder), store)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
-def test_a_file_that_may_not_be_read_is_named(folder, store):
-    (folder / "b.txt").chmod(0)
-    with pytest.raises(DataError, match=r"b.txt cannot be read"):
-        corpus_fingerprint(mine(folder), store)
+def test_a_file_that_is_being_written_has_no_fingerprint_yet(folder, store, monkeypatch):
+    real = Path.open
+
+    def written_meanwhile(path, *rest, **named):
+        opened = real(path, *rest, **named)
+        if path.name == "b.txt":
+            with real(path, "a") as other:
+                other.write("more")
+        return opened
+
+    monkeypatch.setattr(Path, "open", written_meanwhile)
+    with pytest.raises(DataError, match=r"b.txt is being written; type the command again"):
+        HashMemory(store).sha256(folder / "b.txt")
 
 
-def test_the_builtin_corpus_ships_with_the_package(store):
-    files = resolve(CORPORA["builtin"])
-    assert [file.path.parent for file in (*files.train, *files.heldout)] == [ASSETS, ASSETS]
-    assert sum(file.path.stat().st_size for file in (*files.train, *files.heldout)) < 2_000_000
+def test_the_builtin_corpus_has_a_key(store):
     assert len(shards_key(CORPORA["builtin"], store)) == 32
 
 
@@ -133,22 +121,23 @@ def test_the_tokenizer_counts_by_what_it_is_made_from(tmp_path, store):
     folder.mkdir()
     local = mine("./x", tokenizer=Pretrained(str(folder)))
     with pytest.raises(DataError, match=r"tokenizer.json is not there; type Pretrained"):
-        tokenizer_fingerprint(local, "")
+        tokenizer_fingerprint(local, "", store)
     (folder / "tokenizer.json").write_text("{}")
-    plain = tokenizer_fingerprint(local, "")
+    plain = tokenizer_fingerprint(local, "", store)
     assert (
-        tokenizer_fingerprint(mine("./x", tokenizer=Pretrained(str(folder / "tokenizer.json"))), "") == plain
+        tokenizer_fingerprint(mine("./x", tokenizer=Pretrained(str(folder / "tokenizer.json"))), "", store)
+        == plain
     )
     (folder / "tokenizer_config.json").write_text("{}")
-    assert tokenizer_fingerprint(local, "") != plain
+    assert tokenizer_fingerprint(local, "", store) != plain
     hub = [mine("./x", tokenizer=Pretrained("owner/name", revision=one)) for one in ("a", "b")]
     assert (
-        tokenizer_fingerprint(hub[0], "1")
-        == tokenizer_fingerprint(hub[0], "2")
-        != tokenizer_fingerprint(hub[1], "1")
+        tokenizer_fingerprint(hub[0], "1", store)
+        == tokenizer_fingerprint(hub[0], "2", store)
+        != tokenizer_fingerprint(hub[1], "1", store)
     )
     bpe = mine("./x")
-    assert tokenizer_fingerprint(bpe, "1") != tokenizer_fingerprint(bpe, "2")
+    assert tokenizer_fingerprint(bpe, "1", store) != tokenizer_fingerprint(bpe, "2", store)
 
 
 def publish_card(store, name, corpus, **card):
@@ -163,13 +152,17 @@ def test_a_store_keeps_its_keys_on_a_machine_without_the_raw_text(folder, store,
     tokenizer.write_text("{}")
     corpus = mine(folder, tokenizer=Pretrained(str(tokenizer)))
     key = shards_key(corpus, store)
-    content = corpus_fingerprint(corpus, store)
-    marks = {"fingerprint": content, "tokenizer_fingerprint": tokenizer_fingerprint(corpus, content)}
-    publish_card(store, "one", corpus, **marks)
+    marks = fingerprints(corpus, store)
+    assert marks.key(corpus) == key
+    publish_card(store, "one", corpus, fingerprint=marks.content, tokenizer_fingerprint=marks.tokenizer)
     folder.rename(tmp_path / "away")
     tokenizer.unlink()
     assert shards_key(corpus, store) == key
-    with pytest.raises(DataError, match="is not there"):
+    folder.mkdir()  # where a disk would be mounted
+    assert shards_key(corpus, store) == key
+    (folder / ".lost").touch()
+    assert shards_key(corpus, store) == key
+    with pytest.raises(DataError, match="holds no files"):
         shards_key(mine(folder, text="body"), store)  # another record: nothing is known about it
     publish_card(store, "two", corpus, fingerprint="other")
     with pytest.raises(DataError, match="several versions"):
@@ -180,13 +173,8 @@ HUB = mine("hf://owner/name@abc/data/*.txt", heldout="held/*.txt")
 
 
 def test_a_hub_corpus_is_its_pinned_source(store):
-    assert HubSource.of(HUB) == HubSource("owner/name", "abc", "data/*.txt")
     assert corpus_fingerprint(HUB, store) == corpus_fingerprint(HUB, Store(store.root / "other"))
     assert corpus_fingerprint(HUB, store) != corpus_fingerprint(mine(HUB.source), store)
-    with pytest.raises(DataError, match="--from FOLDER"):
-        resolve(HUB)
-    with pytest.raises(DataError, match="is not hf://owner/name@revision/glob"):
-        HubSource.of(mine("hf://owner/name@/data/x"))
 
 
 def test_a_sample_of_a_hub_corpus_never_passes_for_the_whole(store, tmp_path):
@@ -205,4 +193,21 @@ def test_a_sample_of_a_hub_corpus_never_passes_for_the_whole(store, tmp_path):
     linked = corpus_fingerprint(HUB, store)
     copy.rename(tmp_path / "away")
     assert corpus_fingerprint(HUB, store) == linked  # the store remembers
+    copy.mkdir()
+    assert corpus_fingerprint(HUB, store) == linked  # also where the disk is not mounted
     assert read_link(mine("hf://owner/name@def/data/*.txt", heldout="held/*.txt"), store) is None
+
+
+def test_a_link_belongs_to_a_source_and_not_to_a_name(store, tmp_path):
+    sources = ("hf://owner/one@abc/*.txt", "hf://owner/two@abc/*.txt")
+    for number, source in enumerate(sources):
+        copy = tmp_path / str(number)
+        copy.mkdir()
+        (copy / "a.txt").write_text(source)
+        write_link(Corpus("cache", source, BPE(300)), store, copy)
+    for number, source in enumerate(sources):
+        for name in ("cache", "another"):
+            link = read_link(Corpus(name, source, BPE(300)), store)
+            assert link is not None
+            assert link["folder"] == str(tmp_path / str(number))
+    assert link_path(Corpus("cache", sources[0], BPE(300)), store).name != HashMemory(store).path.name

@@ -68,5 +68,5 @@ def test_fixed_boundaries_keep_their_length_from_batch_to_batch():
         ids = torch.randint(2, 50, (8, 512), generator=torch.Generator().manual_seed(first))
         ids[torch.rand(8, 512, generator=torch.Generator().manual_seed(first)) < 0.01] = EOS
         segments = segments_of(Rows(512, document_mask=True), ids, torch.arange(8), seed=0, eos_id=EOS)
-        lengths.add(len(boundaries_of(segments, fixed=True)))
+        lengths.add(len(boundaries_of(segments, fixed=True, documents=True)))
     assert len(lengths) == 1

@@ -14,9 +14,11 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from biphase.data import documents, meter, parts, sources
+from biphase.data import documents, identity, meter, parts, sources
+from biphase.data import tokenize as tokenizing
 from biphase.data.documents import text_hash
-from biphase.data.identity import resolve, shards_key
+from biphase.data.identity import shards_key
+from biphase.data.listing import resolve
 from biphase.data.parallel import BlockEncoder, Helpers
 from biphase.data.shards import Shards
 from biphase.data.tokenize import tokenize
@@ -187,6 +189,22 @@ def test_a_helper_that_is_killed_is_an_error_that_says_what_to_type(corpus, tmp_
             list(helpers.encode(blocks, tiktoken=True))
 
 
+def test_helpers_are_all_started_at_once(corpus, tmp_path):
+    shards = made(corpus, tmp_path / "store")
+    with Helpers(BlockEncoder(shards.tokenizer, "text", (), shards.eos_id, "<u2"), 3) as helpers:
+        assert len(helpers.pool._processes) == 3
+
+
+def test_a_helper_that_cannot_begin_says_why(corpus, tmp_path):
+    how = BlockEncoder(tmp_path / "nowhere", "text", (), 0, "<u2")
+    blocks = documents.blocks(corpus, sources.local(resolve(corpus).train))
+    with (
+        Helpers(how, 2) as helpers,
+        pytest.raises(DataError, match=r"could not begin \(.*nowhere.*\); type the command again"),
+    ):
+        list(helpers.encode(blocks, tiktoken=True))
+
+
 def test_another_size_of_shards_starts_again(corpus, tmp_path, small_blocks, monkeypatch):
     monkeypatch.setattr("biphase.data.tokenize._Work._finish", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -202,10 +220,9 @@ def test_progress_tells_speed_and_time_left(corpus, tmp_path, small_blocks, monk
     made(
         Corpus("mine", corpus.source, corpus.tokenizer, tokens=100_000), tmp_path / "store", said, processes=1
     )
-    line = re.compile(r"mine: [\d.]+ MB of text, [\d,]+ tokens, [\d.]+ MB/s, \d+:\d\d left")
+    line = re.compile(r"mine: [\d.]+ MB of text, [\d,]+ tokens, [\d.]+ MB/s, \d+ s left")
     assert sum(bool(line.fullmatch(one)) for one in said) > 3
     assert said[-1].endswith(" MB/s") or "held" in said[-1]
-    assert (meter._clock(59.6), meter._clock(3725)) == ("1:00", "1:02:05")
 
 
 def test_unfinished_shards_that_changed_are_not_built_upon(corpus, tmp_path, small_blocks, monkeypatch):
@@ -309,6 +326,169 @@ def test_a_corpus_that_changes_while_it_is_read_is_refused(corpus, tmp_path, mon
 
     monkeypatch.setattr(parts.Parts, "close", close)
     with pytest.raises(DataError, match="changed while it was read; type the command again"):
+        made(corpus, tmp_path / "store")
+
+
+def test_a_corpus_that_changes_before_it_is_read_is_never_published_under_the_old_key(
+    corpus, tmp_path, monkeypatch
+):
+    store = Store(tmp_path / "store")
+    before = shards_key(corpus, store)
+    original = parts.Parts.begin
+
+    def begin(self):
+        write(tmp_path / "corpus" / "0.jsonl.zst", TEXTS[:500])
+        original(self)
+
+    monkeypatch.setattr(parts.Parts, "begin", begin)
+    with pytest.raises(DataError, match="changed while it was read; type the command again"):
+        made(corpus, tmp_path / "store")
+    monkeypatch.undo()
+    assert not store.has(store.shards / before)
+    again = made(corpus, tmp_path / "store")
+    assert again.folder.name == shards_key(corpus, store) != before
+    assert again.card["records"] == 2500
+
+
+def test_the_key_is_that_of_the_hashes_in_the_card_even_if_files_change_between_two_looks(
+    corpus, tmp_path, monkeypatch
+):
+    real, hashed = identity.sha256, []
+
+    def slow(path):
+        digest = real(path)
+        hashed.append(path)
+        if len(hashed) == 3:  # the last file has been hashed: now the first one changes
+            write(tmp_path / "corpus" / "0.jsonl.zst", TEXTS[:500])
+        return digest
+
+    monkeypatch.setattr(identity, "sha256", slow)
+    with pytest.raises(DataError, match="changed while it was read"):
+        made(corpus, tmp_path / "store")
+    assert not list((tmp_path / "store").glob("shards/*"))
+
+
+def test_a_tokenizer_that_changes_meanwhile_is_refused(corpus, tmp_path, monkeypatch):
+    folder = made(corpus, tmp_path / "good").tokenizer
+    original = parts.Parts.close
+
+    def close(self):
+        (folder / "special_tokens_map.json").write_text("{}")
+        original(self)
+
+    monkeypatch.setattr(parts.Parts, "close", close)
+    with pytest.raises(DataError, match="its tokenizer changed while it was read"):
+        made(Corpus("mine", corpus.source, Pretrained(str(folder))), tmp_path / "store")
+
+
+def test_a_worker_whose_lease_is_lost_ends_and_publishes_nothing(corpus, tmp_path, small_blocks):
+    asked = []
+
+    def lost():
+        asked.append(1)
+        return len(asked) > 5
+
+    with pytest.raises(DataError, match=r"another worker took this corpus over.*type the command again"):
+        made(corpus, tmp_path / "store", processes=1, lost=lost)
+    assert not list((tmp_path / "store").glob("shards/*"))
+
+
+def test_a_worker_that_loses_its_lease_at_the_last_moment_publishes_nothing(corpus, tmp_path, monkeypatch):
+    gone, finish = [], tokenizing._Work._finish
+    monkeypatch.setattr(tokenizing._Work, "_finish", lambda work: (finish(work), gone.append(1)))
+    with pytest.raises(DataError, match="another worker took this corpus over"):
+        made(corpus, tmp_path / "store", lost=lambda: bool(gone))
+    assert not list((tmp_path / "store").glob("shards/*"))
+
+
+@pytest.mark.parametrize("knows", [True, False])
+@pytest.mark.parametrize("moment", [1, 4, 7])
+def test_a_stalled_worker_spoils_nothing_of_who_took_its_corpus_over(
+    corpus, tmp_path, small_blocks, monkeypatch, moment, knows
+):
+    """It stops after a save, another goes on from there to the end, and then it comes back to life."""
+    whole = content(made(corpus, tmp_path / "whole", shard_tokens=10_000))
+    state, saves, stolen = parts.Parts.state, [], []
+
+    def stall(self):
+        saved = state(self)
+        saves.append(1)
+        if len(saves) == moment + 1:  # the journal of the save before is on disk
+            monkeypatch.undo()
+            monkeypatch.setattr(documents, "BLOCK_BYTES", 20_000)
+            monkeypatch.setattr(tokenizing._Work, "_finish", interrupted)
+            with pytest.raises(Killed):
+                made(corpus, tmp_path / "store", shard_tokens=10_000, processes=1)
+            monkeypatch.undo()
+            stolen.append(1)
+            for writer in (self.train, self.heldout):
+                writer._file.write(b"?" * 1000)
+                writer._file.flush()
+        return saved
+
+    def interrupted(_):
+        raise Killed
+
+    monkeypatch.setattr(parts.Parts, "state", stall)
+    with pytest.raises(DataError, match="another worker took this corpus over"):
+        made(
+            corpus, tmp_path / "store", shard_tokens=10_000, processes=1, lost=lambda: knows and bool(stolen)
+        )
+    assert stolen
+    said = []
+    assert content(made(corpus, tmp_path / "store", said, shard_tokens=10_000)) == whole
+    assert any("going on after" in line for line in said), said
+    assert not any("starting again" in line for line in said)
+
+
+def test_a_stalled_worker_takes_the_result_of_who_took_its_corpus_over(
+    corpus, tmp_path, small_blocks, monkeypatch
+):
+    state, results = parts.Parts.state, []
+
+    def stall(self):
+        monkeypatch.undo()
+        results.append(made(corpus, tmp_path / "store", processes=1))
+        return state(self)
+
+    monkeypatch.setattr(parts.Parts, "state", stall)
+    late = made(corpus, tmp_path / "store", processes=1)
+    assert late.folder == results[0].folder
+
+
+def test_an_attempt_is_named_by_the_lease_that_guards_it(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr("biphase.data.tokenize._Work._finish", lambda _: 1 / 0)
+    names = set()
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            made(corpus, tmp_path / "store")
+        (left,) = (tmp_path / "store" / "attempts").iterdir()
+        assert left.name.startswith(f"shards-{shards_key(corpus, Store(tmp_path / 'store'))}-")
+        names.add(left.name)
+    assert len(names) == 2, "each owner has a name of its own"
+
+
+def test_a_published_corpus_leaves_no_attempts(corpus, tmp_path):
+    store = Store(tmp_path / "store")
+    for name in ("", "-0000", "-ffff"):  # several workers died at it
+        (store.attempts / f"shards-{shards_key(corpus, store)}{name}").mkdir(parents=True)
+    made(corpus, tmp_path / "store")
+    assert not list(store.attempts.iterdir())
+
+
+def test_a_corpus_whose_files_are_absent_leaves_no_attempt(corpus, tmp_path):
+    shards = made(corpus, tmp_path / "store")
+    (tmp_path / "corpus").rename(tmp_path / "away")
+    assert made(corpus, tmp_path / "store").folder == shards.folder, "what is made stays"
+    with pytest.raises(DataError, match="is not there"):
+        made(Corpus("mine", corpus.source, corpus.tokenizer, tokens=10), tmp_path / "store")
+    assert not list((tmp_path / "store" / "attempts").iterdir())
+
+
+def test_a_store_that_cannot_be_written_is_not_taken_for_a_lost_job(corpus, tmp_path):
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "attempts").touch()
+    with pytest.raises(OSError, match="attempts"):
         made(corpus, tmp_path / "store")
 
 

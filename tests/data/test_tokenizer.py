@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -11,9 +12,9 @@ from huggingface_hub.errors import EntryNotFoundError
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Model
 
-from biphase.data import documents, encoder, sources
+from biphase.data import documents, encoder, sources, tokenizer
 from biphase.data.encoder import SAMPLE, Encoder, confirmed, fastest
-from biphase.data.identity import resolve
+from biphase.data.listing import resolve
 from biphase.data.tokenizer import WORDS, load, load_saved, read, train
 from biphase.errors import DataError
 from biphase.presets import CORPORA
@@ -122,6 +123,38 @@ def test_a_tokenizer_that_does_not_say_how_a_text_ends_is_refused(tmp_path):
     )
 
 
+@pytest.mark.parametrize("name", ["eos_token", "mask_token"])
+def test_a_token_that_the_configuration_names_but_the_vocabulary_lacks_is_refused(tmp_path, name):
+    model = bytes_bpe(pre_tokenizers.Sequence(SPLIT), special=("</s>", "<mask>"))
+    with pytest.raises(DataError, match=rf"{name} is '<nowhere>', which its tokenizer.json lacks; correct"):
+        opened(tmp_path, model, **{name: "<nowhere>"})
+    for none in (None, ""):
+        assert opened(tmp_path, model, **{name: none}).special.ids == (0, 1)
+    assert opened(tmp_path, model, pad_token="<nowhere>", bos_token="<nowhere>").special.bos is None
+
+
+@pytest.mark.parametrize("said", [7, ["</s>"], {"content": 7}])
+def test_a_token_that_is_named_by_something_other_than_text_is_refused(tmp_path, said):
+    with pytest.raises(
+        DataError, match=r"eos_token in its tokenizer_config.json is .*, not text; correct it"
+    ):
+        opened(tmp_path, bytes_bpe(pre_tokenizers.Sequence(SPLIT)), eos_token=said)
+
+
+def test_endless_words_do_not_make_training_endless():
+    endless = ["ab" * 500_000, "word " * 50, " \n" * 500_000, "word " * 50]
+    began = time.monotonic()
+    made = train(Corpus("mine", "./x", BPE(300)), endless, silent)
+    assert time.monotonic() - began < 5
+    assert made.model.encode("word").tokens == ["word"]
+    runs = ["x" * 1000, "a b " * 1000, " " * 1000]  # short enough to be learned from as they are
+    assert [tokenizer._without_long_runs(run) for run in runs] == runs
+    for before in (0, 1, 499, 500, 750):
+        words = "w " * before
+        long = f"{words}{'x' * 1001} b{' ' * 1001}c"
+        assert tokenizer._without_long_runs(long) == f"{words}{'x' * 1000} b{' ' * 1000}c"
+
+
 def test_a_damaged_tokenizer_and_a_wrong_size_are_refused(tmp_path):
     bytes_bpe(pre_tokenizers.Sequence(SPLIT)).save(str(tmp_path / "tokenizer.json"))
     load(Corpus("mine", "./x", Pretrained(str(tmp_path), vocab=901)))
@@ -192,6 +225,8 @@ HARD = [
     "literal <|endoftext|> and <|mask|> stay text",
     "\x00<|biphase never|>\x00 not even this one",
     "".join(map(chr, range(0x300))),
+    "much " + " " * 1_000_000 + "white space",
+    "\n" * 1_000_000,
     "young \U0001fae8 \U0001f6dc and unassigned \U000e0fff \u0378 characters",
 ]
 
@@ -218,6 +253,70 @@ def test_literal_special_text_never_becomes_a_special_token(tmp_path):
         assert made.model.decode(ids.tolist(), skip_special_tokens=False) == text[0]
 
 
+def unigram():
+    """Pieces as XLM-R has them: the special tokens are among them."""
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    pieces = [(one, 0.0) for one in special] + [(one, -3.0) for one in "▁abcdemstak/<>"] + [("▁the", -2.0)]
+    model = Model(models.Unigram([*pieces, ("<mask>", 0.0)], unk_id=3))
+    model.pre_tokenizer, model.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    model.add_special_tokens([*special, AddedToken("<mask>", lstrip=True, special=True)])
+    return model
+
+
+def word_list(unknown="[UNK]"):
+    words = ["</s>", "[MASK]", "some", "words"] + ([unknown] if unknown else [])
+    model = Model(models.WordLevel({word: rank for rank, word in enumerate(words)}, unk_token=unknown))
+    model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    model.add_special_tokens(["</s>", "[MASK]"])
+    return model
+
+
+def test_pieces_that_are_special_tokens_are_not_found_in_text(tmp_path):
+    made = opened(tmp_path, unigram())
+    assert (made.special.eos, made.special.mask, made.special.ids) == (2, 19, (0, 1, 2, 3, 19))
+    text = "the </s> seat<mask> <s>at the <pad>"
+    encoder = Encoder(made, tiktoken=False)
+    ids = encoder.encode([text, "the seat ☃"])
+    assert not np.isin(ids[0], (0, 2, 19)).any()
+    assert made.model.decode(ids[0].tolist(), skip_special_tokens=False).replace("<unk>", "p") == text
+    assert ids[1].tolist() == made.model.encode("the seat ☃", add_special_tokens=False).ids
+    assert ids[1][-1] == 3, "what is unknown stays unknown"
+    made.save(tmp_path / "saved")
+    again = Encoder(tmp_path / "saved", tiktoken=False).encode([text])
+    np.testing.assert_array_equal(again[0], ids[0])
+
+
+def test_words_that_are_special_tokens_are_unknown_in_text(tmp_path):
+    encoder = Encoder(opened(tmp_path, word_list()), tiktoken=False)
+    assert encoder.encode(["some </s> words [MASK]"])[0].tolist() == [2, 4, 3, 4]
+
+
+def test_a_tokenizer_that_cannot_write_text_without_a_special_token_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"special token '</s>' is also the only way to write that text"):
+        opened(tmp_path, word_list(unknown=None))
+    with pytest.raises(DataError, match=r"special token 'Ċ' is also the only way"):  # a newline as the end
+        opened(tmp_path, bytes_bpe(FAST["gpt2"]), eos_token="Ċ")
+    with pytest.raises(DataError, match=r"special token '.*' is also the only way"):
+        opened(tmp_path, word_list(unknown="</s>"))
+
+
+def test_an_ordinary_piece_named_as_special_is_spelled_otherwise(tmp_path):
+    said = []
+    made = fastest(opened(tmp_path, bytes_bpe(FAST["gpt2"]), eos_token="Ġthe"), said.append)
+    assert "text can spell its special tokens" in said[0]
+    ids = made.encode(["to the end"])[0]
+    assert made.tokenizer.special.eos not in ids
+    assert made.tokenizer.model.decode(ids.tolist()) == "to the end"
+
+
+def test_a_text_that_cannot_be_encoded_at_all_is_an_error_that_says_so(tmp_path):
+    model = Model(models.WordLevel({"<eos>": 0, "word": 1}, unk_token="[UNK]"))
+    model.pre_tokenizer = pre_tokenizers.Whitespace()
+    model.add_special_tokens(["<eos>"])
+    with pytest.raises(DataError, match="use one with an unknown token"):
+        Encoder(opened(tmp_path, model), tiktoken=False).encode(["another"])
+
+
 def test_a_byte_the_vocabulary_lacks_leaves_the_decision_to_tokenizers(tmp_path):
     alphabet = [letter for letter in pre_tokenizers.ByteLevel.alphabet() if letter != "Ć"]  # byte 6
     fast = fastest(opened(tmp_path, bytes_bpe(FAST["gpt2"], alphabet=alphabet)), silent)
@@ -232,6 +331,14 @@ def test_a_character_newer_than_our_tables_leaves_the_decision_to_tokenizers(tmp
     assert fast.fast.encode("\u0378") is None
 
 
+def with_odd_merge():
+    spec = json.loads(bytes_bpe(FAST["gpt2"]).to_str())
+    vocab = spec["model"]["vocab"]
+    vocab["中"], vocab["中a"] = len(vocab), len(vocab) + 1
+    spec["model"]["merges"].append(["中", "a"])
+    return Model.from_str(json.dumps(spec))
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
@@ -242,6 +349,8 @@ def test_a_character_newer_than_our_tables_leaves_the_decision_to_tokenizers(tmp
             "one regular expression",
         ),
         (lambda: bytes_bpe(FAST["gpt2"], dropout=0.1), "plain byte-level BPE"),
+        (lambda: bytes_bpe(pre_tokenizers.Sequence([]), alphabet=list("abc")), "not plain bytes"),
+        (lambda: with_odd_merge(), "letters that stand for no byte"),
     ],
 )
 def test_what_tiktoken_cannot_say_is_encoded_by_tokenizers_with_a_message(tmp_path, model, reason):

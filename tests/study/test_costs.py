@@ -179,8 +179,9 @@ def test_document_masking_is_said_to_be_an_upper_bound():
 
 
 def test_a_hub_model_that_is_not_here_is_said_to_be_unknown():
-    far = run((CLM(), 3), start=Hub("org/model", revision="1"), name="far")
-    then = run((CLM(), 3), start=far, name="then")
+    theirs = Corpus("theirs", "./texts", Pretrained("org/model", revision="1"))
+    far = run((CLM(), 3), start=Hub("org/model", revision="1"), name="far", corpus=theirs)
+    then = run((CLM(), 3), start=far, name="then", corpus=theirs)
     whole = costs(plan_of(far, then, run((CLM(), 3))))
     assert whole.notes == ("the shape of org/model is not known here: FLOPs and disk are left out",)
     assert (whole.flops, whole.disk) == (None, None)

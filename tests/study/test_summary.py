@@ -60,8 +60,12 @@ def test_half_a_study_tells_the_time_to_go(plan, store):
 
 def test_a_finished_study_shows_its_losses_and_what_is_not_there_yet(plan, store):
     first, second = plan.states
-    finish(store, first, step=9, lines=[{"step": 5, "heldout": {"clm": 6.0, "mlm40": 6.5}}])
-    finish(store, second, step=12, lines=[{"step": 12, "heldout": {"clm": 5.25, "mlm40": 6.4}}])
+    lines = [
+        {"step": 5, "heldout": {"clm": 6.0, "mlm40": 6.5}},
+        {"step": 12, "heldout": {"clm": 5.25, "mlm40": 6.4}},
+    ]
+    finish(store, first, step=9, lines=lines[:1])
+    finish(store, second, step=12, lines=lines)
     said = closing(plan, store, {}, stopped=False, command_path="s.py")
     assert "all 2 pieces are done" in said
     assert "5.250 █▁" in said
@@ -70,7 +74,7 @@ def test_a_finished_study_shows_its_losses_and_what_is_not_there_yet(plan, store
 
 
 def test_who_is_running_and_what_failed_is_said(plan, store):
-    first, second = plan.states
+    first = next(iter(plan.states))
     held = Leases(store.leases).take(first)
     assert held
     with held:

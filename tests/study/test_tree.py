@@ -7,7 +7,7 @@ import pytest
 
 from biphase.errors import SpecError
 from biphase.keys import Identities
-from biphase.presets import SIZES, TASKS
+from biphase.presets import LLAMA3, SIZES, TASKS
 from biphase.specs import (
     BPE,
     CLM,
@@ -32,7 +32,7 @@ CORPUS = Corpus("mine", "./texts", BPE(1_000))
 
 def run(name, *stages, start=SIZES["1m"], decay=2_000, **fields):
     said = {
-        "corpus": CORPUS,
+        "corpus": Corpus("mine", "./texts", LLAMA3) if isinstance(start, Hub) else CORPUS,
         "batch_tokens": 128,
         "packing": Rows(64),
         "schedule": WSD(warmup=0, decay=decay),
@@ -235,6 +235,39 @@ def test_roots_that_read_alike_say_in_what_they_differ():
     }.items():
         assert word in shown(plan_of(run("z", (CLM(), 9_000)), kinds[kind]))
     assert "chunks of 64" in shown(plan_of(run("z", (CLM(), 9_000)), kinds["chunks"]))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"optimizer": AdamW(clip=0.5)}, ("clip 1", "clip 0.5")),
+        ({"optimizer": AdamW(betas=(0.9, 0.98))}, ("betas (0.9, 0.95)", "betas (0.9, 0.98)")),
+        ({"corpus": replace(CORPUS, source="./others")}, ("from ./texts", "from ./others")),
+        ({"corpus": replace(CORPUS, tokens=5_000_000)}, ("all tokens", "5M tokens at most")),
+        ({"corpus": replace(CORPUS, bos=True)}, ("no bos", "bos")),
+        ({"corpus": replace(CORPUS, text="body")}, ("text text", "text body")),
+        ({"corpus": replace(CORPUS, heldout="h.txt")}, ("1 in 1,000 held out", "heldout h.txt")),
+        ({"corpus": replace(CORPUS, tokenizer=BPE(2_000))}, ("BPE vocab 1000", "BPE vocab 2000")),
+        ({"start": replace(SIZES["1m"], layers=5)}, ("layers 4", "layers 5")),
+        ({"start": replace(SIZES["1m"], rope_base=1e6)}, ("rope_base 10000", "rope_base 1e+06")),
+        ({"start": replace(SIZES["1m"], tied=True)}, ("tied False", "tied True")),
+        ({"packing": Rows(64, document_mask=True)}, ("documents together", "documents apart")),
+    ],
+)
+def test_whatever_tells_two_roots_apart_is_in_their_titles(fields, words):
+    outside = replace(OUTSIDE, data=lambda run: str(run.corpus))
+    runs = run("a", (CLM(), 9_000)), run("b", (CLM(), 9_000), **fields)
+    text = shown(make_plan(Study("s", runs), outside, ""))
+    titles = [line.split("  ")[0] for line in text.splitlines() if " on mine" in line]
+    assert titles == [f"1m on mine, {word}" for word in words]
+
+
+def test_packings_and_hub_models_that_differ_are_told_apart():
+    chunks = [run(f"c{n}", (CLM(), 9_000), packing=Chunks(64, shortest=n)) for n in (4, 8)]
+    assert "1m on mine, shortest 8" in shown(plan_of(*chunks))
+    hubs = [run(f"h{n}", (CLM(), 9_000), start=Hub("org/m", revision=n)) for n in ("one", "two")]
+    outside = replace(OUTSIDE, hub=lambda hub: hub.revision)
+    assert "org/m on mine, revision two" in shown(make_plan(Study("s", tuple(hubs)), outside, ""))
 
 
 def test_a_start_that_is_both_a_result_and_trained_from_is_one_root():

@@ -104,7 +104,7 @@ def test_a_failed_piece_is_noted_and_only_its_descendants_wait(plan, store, monk
 
 
 def test_bad_data_ends_the_worker_because_nothing_would_go_better(tiny_run, store):
-    run = tiny_run(packing=Chunks(2**20), batch_tokens=2**20)
+    run = tiny_run(packing=Chunks(2**20), batch_tokens=2**20, heldout_tokens=2**20)
     plan = make_plan(Study("large", (run,)), identities(store))
     save_plan(plan, store)
     with pytest.raises(DataError, match="fewer than one row"):
@@ -155,3 +155,43 @@ def test_the_time_to_go_follows_the_measured_speed(plan, store):
     per_step = spent / plan.states[first].steps
     left = ledger.seconds_left(entries, lambda state: float(state.steps))
     assert left == pytest.approx(per_step * (plan.steps_to_compute - plan.states[first].steps))
+
+
+def test_a_corpus_that_changed_after_planning_is_refused_not_trained_under_the_old_key(tiny_run, tmp_path):
+    from biphase import BPE, Corpus
+    from biphase.files import Store
+
+    text = tmp_path / "text.txt"
+    text.write_text("one two three " * 400)
+    run = tiny_run(
+        corpus=Corpus("mine", str(text), BPE(300)), packing=Chunks(32, shortest=4), batch_tokens=64
+    )
+    fresh = Store(tmp_path / "fresh")
+    known = identities(fresh)
+    plan = make_plan(Study("s", (run,)), known)
+    save_plan(plan, fresh)
+    text.write_text("four five six " * 400)
+    late = Worker(plan, fresh, known, ALONE, Manner(quiet=True), wanted=set(plan.states), say=[].append)
+    with pytest.raises(DataError, match="changed since the study was planned"):
+        late.work()
+    assert not fresh.states.exists()
+
+
+def test_a_trunk_that_leads_only_to_finished_results_is_not_computed_again(plan, store):
+    worker(plan, store).work()
+    trunk = plan.path(plan.results["two"])[0]
+    store.discard(store.states / plan.path(plan.results["two"])[1].key)
+    assert trunk.key in ledger.done_keys(plan, store)
+    assert worker(plan, store).work().computed == 0
+
+
+def test_a_stop_while_tokenizing_is_heard(tiny_run, corpus, tmp_path):
+    from biphase.files import Store
+
+    fresh = Store(tmp_path / "fresh")
+    plan = make_plan(Study("s", (tiny_run(),)), identities(fresh))
+    save_plan(plan, fresh)
+    asked = iter([False, False])
+    outcome = worker(plan, fresh, stop=lambda: next(asked, True)).work()
+    assert outcome.stopped
+    assert not fresh.states.exists()

@@ -8,6 +8,7 @@ place in the same environment variables.
 
 import json
 import os
+import signal
 import socket
 import sys
 
@@ -36,7 +37,15 @@ def together(count, arguments):
             finally:
                 os._exit(code)
         ranks.append(child)
-    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in ranks]
+    codes = []
+    while ranks:
+        child, status = os.wait()
+        ranks.remove(child)
+        codes.append(os.waitstatus_to_exitcode(status))
+        if codes[-1]:  # as torchrun does: the others would wait for it forever
+            for other in ranks:
+                os.kill(other, signal.SIGKILL)
+    return codes
 
 
 for count, study, store, *more in json.loads(sys.argv[1]):

@@ -13,7 +13,7 @@ from biphase.wording import duration, si
 
 def meter(**fields):
     defaults = {
-        "title": "clm", "origin": 100, "first": 0, "until": 6, "tokens_per_step": 10, "flops_of": lambda step: 2.0,
+        "title": "clm", "origin": 100, "first": 0, "until": 6, "tokens_per_step": 10, "flops_per_token": 2.0,
         "out": io.StringIO(),
     }  # fmt: skip
     return Meter(**(defaults | fields))

@@ -7,7 +7,7 @@
 The rule for what is bad. At once an error: a file that cannot be read, an unknown kind of file, a column that
 is not there, no files, no documents. A counted skip with its first place: a line that is not a JSON object,
 a missing or non-text field, invalid Unicode, empty text, an empty file. More than 1% (and more than 10) of
-such records, judged at the end of each file over all records so far, is an error too.
+such records, judged at the end of each file over all records so far, is an error too. A blank line is no record.
 
 Reading is split from parsing: `blocks` reads files in order into blocks of raw records, `parse` turns a block
 into documents. Blocks can so be parsed and encoded by other processes, and only raw bytes travel.
@@ -18,12 +18,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
 from biphase.data.sources import File
-from biphase.errors import DataError, nearest
+from biphase.errors import DataError, nearest, one_line
 from biphase.specs import Corpus
 
 BLOCK_BYTES = 2**21
@@ -44,9 +44,8 @@ class Block:
     """Raw records of one file: JSON lines in one piece, or texts one by one."""
 
     name: str
-    lines: bool
     first: int  # the number of its first record in the file, counted from 0
-    payload: bytes | list[bytes | None]
+    payload: bytes | list[bytes | None]  # JSON lines, or texts
     after: Place  # where reading goes on after this block
     read: int  # bytes of all files up to here, as they lie on disk
 
@@ -103,15 +102,12 @@ def blocks(corpus: Corpus, files: list[File], start: Place = Place()) -> Iterato
                 for block in _records(corpus, file, raw, first):
                     last = block.after.record == 0
                     after = Place(number + 1) if last else Place(number, block.after.record)
-                    yield Block(
-                        block.name, block.lines, block.first, block.payload, after, before + block.read
-                    )
+                    yield replace(block, after=after, read=before + block.read)
         except DataError:
             raise
         except Exception as wrong:  # pyarrow, fsspec and the network each have their own
-            reason = (str(wrong).splitlines() or [type(wrong).__name__])[0]
             raise DataError(
-                f"corpus {corpus.name!r}: {file.name} cannot be read ({reason}); put a sound copy in its place"
+                f"corpus {corpus.name!r}: {file.name} cannot be read ({one_line(wrong)}); {file.remedy}"
             ) from wrong
         before += file.size
 
@@ -126,21 +122,21 @@ def _records(corpus: Corpus, file: File, raw: IO[bytes], first: int) -> Iterator
     else:
         pieces = _lines(file, raw, first)
     held: Block | None = None
-    for lines, number, payload in pieces:
+    for number, payload in pieces:
         if held:
             yield held
         count = payload.count(b"\n") if isinstance(payload, bytes) else len(payload)
         read = file.size if raw.closed else min(raw.tell(), file.size)
-        held = Block(file.name, lines, number, payload, Place(0, number + count), read)
-    held = held or Block(file.name, False, first, [], Place(), file.size)  # a file without records
-    yield Block(held.name, held.lines, held.first, held.payload, Place(), file.size)
+        held = Block(file.name, number, payload, Place(0, number + count), read)
+    held = held or Block(file.name, first, [], Place(), file.size)  # a file without records
+    yield replace(held, after=Place(), read=file.size)
 
 
-Piece = tuple[bool, int, bytes | list[bytes | None]]
+Piece = tuple[int, bytes | list[bytes | None]]
 
 
 def _whole(raw: IO[bytes]) -> Iterator[Piece]:
-    yield False, 0, [raw.read().removeprefix(_BOM)]
+    yield 0, [raw.read().removeprefix(_BOM)]
 
 
 def _lines(file: File, raw: IO[bytes], first: int) -> Iterator[Piece]:
@@ -160,12 +156,12 @@ def _lines(file: File, raw: IO[bytes], first: int) -> Iterator[Piece]:
             count = whole.count(b"\n")
             skip = min(max(first - number, 0), count)
             if skip < count:
-                yield True, number + skip, whole if not skip else whole.split(b"\n", skip)[skip]
+                yield number + skip, whole if not skip else whole.split(b"\n", skip)[skip]
             number += count
         rest.append(stream.read(BLOCK_BYTES))
     last = b"".join(rest)
     if last and number >= first:  # a last line without its newline is a line
-        yield True, number, last
+        yield number, last
 
 
 def _parquet(corpus: Corpus, file: File, raw: IO[bytes], first: int) -> Iterator[Piece]:
@@ -200,10 +196,10 @@ def _parquet(corpus: Corpus, file: File, raw: IO[bytes], first: int) -> Iterator
             held += values
             size += sum(len(one) for one in values if one)
             if size >= BLOCK_BYTES:
-                yield False, start, held
+                yield start, held
                 held, size, start = [], 0, number
         if held:
-            yield False, start, held
+            yield start, held
 
 
 # ---------------------------------------------------------------- blocks → documents
@@ -216,19 +212,16 @@ def parse(block: Block, text: str, tally: Tally) -> Iterator[tuple[str, bytes]]:
         tally.skip("empty file", block.name)
         return
     lines = isinstance(block.payload, bytes)
-    records = _split(block.payload) if isinstance(block.payload, bytes) else block.payload
+    records = block.payload.split(b"\n") if isinstance(block.payload, bytes) else block.payload
     for number, record in enumerate(records, block.first + 1):
+        if lines and (not record or record.isspace()):  # a blank line is no record
+            continue
         tally.records += 1
         value, reason = _line(record, text) if lines else _text(record)
         if value is None:
             tally.skip(reason, f"{block.name}:{number}" if lines or number > 1 else block.name)
             continue
         yield value
-
-
-def _split(payload: bytes) -> list[bytes]:
-    lines = payload.split(b"\n")
-    return lines if lines[-1] else lines[:-1]
 
 
 Parsed = tuple[tuple[str, bytes] | None, str]

@@ -7,8 +7,8 @@ A byte-level BPE can be said in tiktoken's terms if
 - nothing else touches the text: no normalizer, no dropout, no ordinary added tokens.
 These are checked, then both encoders must agree on a sample of scripts, code, digits, white space and emoji, and
 the caller asks again with the corpus' first documents. Any doubt ends with `tokenizers` and a message. A byte the
-vocabulary lacks, or a character younger than this Python's Unicode tables (on which two regex engines may
-disagree), sends that one document to `tokenizers`.
+vocabulary lacks, a character younger than this Python's Unicode tables (on which two regex engines may disagree),
+or white space without end sends that one document to `tokenizers`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from typing import Any
 import numpy as np
 
 from biphase.data.identity import TOKENIZER_FILES
+from biphase.data.literals import deaf, merged_pairs
 from biphase.data.tokenizer import Tokenizer, load_saved
+from biphase.errors import DataError, one_line
 
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # Digits are cut off before GPT-2's expression sees the rest, so white space before one counts as at the end.
@@ -51,6 +53,8 @@ class Encoder:
     def __init__(self, tokenizer: Tokenizer | Path, *, tiktoken: bool, proven: bool = False) -> None:
         self._source = tokenizer
         self.fast = _Tiktoken(self._spec(), proven) if tiktoken else None
+        if self.fast and not proven and self._unspoken[self.fast.ids[self.fast.lacking :]].any():
+            raise Inconvertible("text can spell its special tokens")
 
     def _spec(self) -> dict[str, Any]:
         if isinstance(self._source, Path):
@@ -71,8 +75,38 @@ class Encoder:
 
     def plain(self, texts: list[str]) -> list[np.ndarray]:
         """The same by `tokenizers`, the judge of what is right."""
-        found = self.tokenizer.model.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(one.ids, np.uint32) for one in found]
+        try:
+            found = self.tokenizer.model.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception as wrong:  # a word list without an unknown token raises a plain Exception
+            raise DataError(
+                f"the tokenizer cannot encode this text ({one_line(wrong)}); use one with an unknown token"
+            ) from None
+        made = [np.array(one.ids, np.uint32) for one in found]
+        return [
+            self._literally(text) if self._unspoken[ids].any() else ids
+            for text, ids in zip(texts, made, strict=True)
+        ]
+
+    @cached_property
+    def _unspoken(self) -> np.ndarray:
+        table = np.zeros(self.tokenizer.vocab, bool)
+        table[list(self.tokenizer.unspoken)] = True
+        return table
+
+    @cached_property
+    def _deaf(self) -> Any:
+        return deaf(self.tokenizer.model, self.tokenizer.unspoken)
+
+    def _literally(self, text: str) -> np.ndarray:
+        """The ids of a text that spells a special token with a piece of its own."""
+        ids = np.array(self._deaf.encode(text, add_special_tokens=False).ids, np.uint32)
+        if self._unspoken[ids].any():
+            name = self.tokenizer.model.id_to_token(int(ids[self._unspoken[ids]][0]))
+            raise DataError(
+                f"the tokenizer writes what it does not know as {name!r}, which has another meaning too; "
+                "name another token in its tokenizer_config.json, or use another tokenizer"
+            )
+        return ids
 
     def agrees(self, texts: Iterable[str]) -> bool:
         """Do both ways give the same ids?"""
@@ -123,7 +157,10 @@ class _Tiktoken:
         """The ids, or None where `tokenizers` must decide."""
         if _has_young(text):
             return None
-        ranks = self.core.encode_to_numpy(text, disallowed_special=())
+        try:
+            ranks = self.core.encode_to_numpy(text, disallowed_special=())
+        except ValueError:  # a million spaces in a row exceed the stack of its regular expressions
+            return None
         if self.lacking and len(ranks) and (ranks < self.lacking).any():
             return None
         return self.ids[ranks]
@@ -158,7 +195,7 @@ def _pattern(spec: dict[str, Any]) -> str:
         raise Inconvertible("it has added tokens that are ordinary text")
     steps = spec["pre_tokenizer"] or {}
     steps = steps["pretokenizers"] if steps.get("type") == "Sequence" else [steps]
-    last = steps[-1]
+    last = steps[-1] if steps else {}
     if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
         raise Inconvertible("its words are not plain bytes")
     before, regex = steps[:-1], last.get("use_regex", True)
@@ -188,12 +225,14 @@ def _ranks(spec: dict[str, Any], proven: bool) -> tuple[dict[bytes, int], list[i
     ranks = {bytes([byte]): rank for rank, byte in enumerate((*lacking, *present))}
     ids = [0] * len(lacking) + [vocab[letters[byte]] for byte in present]
     number = {letter: byte for byte, letter in enumerate(letters)}
-    merges = [_pair(one) for one in model["merges"]]
+    merges = merged_pairs(model)
     previous = ""
     for left, right in merges:
         token = left + right
         if token == previous:
             continue  # another pair for the same token, right after it
+        if not all(letter in number for letter in token):
+            raise Inconvertible("it has letters that stand for no byte")
         as_bytes = bytes(number[letter] for letter in token)
         if as_bytes in ranks:
             raise Inconvertible("two far merges make one token")
@@ -204,11 +243,6 @@ def _ranks(spec: dict[str, Any], proven: bool) -> tuple[dict[bytes, int], list[i
         added = {token["content"] for token in spec["added_tokens"]}
         _check_reached(model, set(vocab) - added, merges)
     return ranks, ids, len(lacking)
-
-
-def _pair(merge: str | list[str]) -> tuple[str, str]:
-    left, right = merge.split(" ") if isinstance(merge, str) else merge
-    return left, right
 
 
 def _check_reached(model: dict[str, Any], ordinary: set[str], merges: list[tuple[str, str]]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from biphase.data.documents import Place
 from biphase.data.sources import File
 from biphase.specs import Corpus
+from biphase.wording import duration
 
 REPORT_SECONDS = 2.0
 
@@ -39,13 +40,7 @@ class Meter:
         done = (read - self.skipped) / max(self.total - self.skipped, 1)
         if self.corpus.tokens:
             done = max(done, (tokens - self.tokens) / max(self.corpus.tokens - self.tokens, 1))
-        left = f", {_clock(seconds * (1 - done) / done)} left" if 0 < done < 1 and not last else ""
+        left = f", {duration(seconds * (1 - done) / done)} left" if 0 < done < 1 and not last else ""
         self.report(
             f"{self.corpus.name}: {text / 1e6:,.1f} MB of text, {tokens:,} tokens, {rate:.1f} MB/s{left}"
         )
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -42,11 +42,12 @@ def positions_of(segments: Tensor | None, rows: int, length: int) -> Tensor:
     return count - _starts(segments).mul(count).cummax(1).values
 
 
-def boundaries_of(segments: Tensor | None, *, fixed: bool) -> Tensor | None:
+def boundaries_of(segments: Tensor | None, *, fixed: bool, documents: bool = False) -> Tensor | None:
     """Cumulative segment lengths over the whole batch, as varlen kernels want them.
 
     With `fixed`, empty segments at the end bring the list to a length that hardly ever changes, so that a
-    compiled graph is not built again for a batch with one document more.
+    compiled graph is not built again for a batch with one document more. Chunks are two a row; the number of
+    `documents` varies, so room is left in powers of two.
     """
     if segments is None:
         return None
@@ -55,7 +56,7 @@ def boundaries_of(segments: Tensor | None, *, fixed: bool) -> Tensor | None:
     length = len(starts) + 1
     if fixed:
         length = max(length, segments.shape[0] * 2 + 1)
-        if int(segments.max()) > 1:  # documents: their number varies, so leave room in powers of two
+        if documents:
             length = (1 << (max(length, total // 64) - 1).bit_length()) + 1
     padded = torch.full((length,), total, dtype=torch.int32)
     padded[: len(starts)] = starts.int()

@@ -16,14 +16,14 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from biphase.data.documents import Block, Tally, parse, text_hash
 from biphase.data.encoder import Encoder, Inconvertible
-from biphase.errors import DataError
+from biphase.errors import DataError, one_line
 
 BLOCKS_AHEAD = 3  # per process
 
@@ -48,9 +48,6 @@ class BlockEncoder:
     begin: tuple[int, ...]  # ids before and after each document
     end: int
     dtype: str
-
-    def load(self) -> Loaded:
-        return Loaded(self)
 
 
 class Loaded:
@@ -93,7 +90,8 @@ class Helpers:
         if self.processes > 1:
             spawn = multiprocessing.get_context("spawn")
             self.pool = ProcessPoolExecutor(self.processes, spawn, initializer=_begin, initargs=(how,))
-            self.pool.submit(_ready)
+            for _ in range(self.processes):  # each is started by something to do while none is idle
+                self.pool.submit(_ready)
 
     def __enter__(self) -> Helpers:
         return self
@@ -105,7 +103,7 @@ class Helpers:
     def encode(self, blocks: Iterator[Block], *, tiktoken: bool) -> Iterator[tuple[Block, Encoded]]:
         """Each block with its documents, in order."""
         if self.pool is None:
-            loaded = self.how.load()
+            loaded = Loaded(self.how)
             yield from ((block, loaded.encode(block, tiktoken)) for block in blocks)
             return
         waiting: deque[tuple[Block, Future[Encoded]]] = deque()
@@ -134,10 +132,10 @@ def _cores() -> int:
 
 def _light(block: Block) -> Block:
     """The block without its text, which has travelled."""
-    return Block(block.name, block.lines, block.first, b"" if block.lines else [], block.after, block.read)
+    return replace(block, payload=b"")
 
 
-_here: Loaded  # in a helper process: what it encodes with
+_here: Loaded | str = "it was never made ready"  # in a helper process: what it encodes with, or why it cannot
 
 
 def _begin(how: BlockEncoder) -> None:
@@ -146,7 +144,10 @@ def _begin(how: BlockEncoder) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _here = how.load()
+    try:
+        _here = Loaded(how)
+    except Exception as wrong:  # raised here, it would end the pool without a word of what it was
+        _here = one_line(wrong)
 
 
 def _end_with_parent() -> None:
@@ -161,4 +162,8 @@ def _ready() -> None:
 
 
 def _encode(block: Block, tiktoken: bool) -> Encoded:
+    if isinstance(_here, str):
+        raise DataError(
+            f"a process that encodes text could not begin ({_here}); type the command again with --processes 1"
+        )
     return _here.encode(block, tiktoken)

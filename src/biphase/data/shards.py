@@ -151,7 +151,9 @@ class Writer:
         """Open the next file, empty."""
         self.filled = 0
         self._hash = hashlib.sha256()
-        self._file = self._path(len(self.finished)).open("wb")
+        # A new file, not an old one emptied: whoever wrote that may only have stalled, and still hold it open.
+        self._path(len(self.finished)).unlink(missing_ok=True)
+        self._file = self._path(len(self.finished)).open("xb")
 
     def append(self, ids: np.ndarray) -> bool:
         """Write ids; True if a file was filled."""
@@ -190,20 +192,21 @@ class Writer:
             if (
                 not path.is_file()
                 or path.stat().st_size != entry["bytes"]
-                or _hash(path).hexdigest() != entry["sha256"]
+                or files.sha256(path) != entry["sha256"]
             ):
                 return False
-        tail = self.folder / state["tail"]["name"]
-        if not tail.is_file() or tail.stat().st_size < state["tail"]["bytes"]:
+        tail, size = self.folder / state["tail"]["name"], state["tail"]["bytes"]
+        kept = tail.read_bytes()[:size] if tail.is_file() else b""
+        found = hashlib.sha256(kept)
+        if len(kept) < size or found.hexdigest() != state["tail"]["sha256"]:
             return False
-        found = hashlib.sha256(tail.read_bytes()[: state["tail"]["bytes"]])
-        if found.hexdigest() != state["tail"]["sha256"]:
-            return False
-        self._file = tail.open("r+b")
-        self._file.truncate(state["tail"]["bytes"])
-        self._file.seek(0, os.SEEK_END)
+        draft = tail.with_suffix(".part")  # a new file, for the same reason as in `begin`
+        self._file = draft.open("wb")
+        self._file.write(kept)
+        self._sync()
+        draft.replace(tail)
         self.finished, self._hash = list(state["finished"]), found
-        self.filled = state["tail"]["bytes"] // self.dtype.itemsize
+        self.filled = size // self.dtype.itemsize
         self.tokens = len(self.finished) * self.shard_tokens + self.filled
         return True
 
@@ -217,8 +220,3 @@ class Writer:
         self._file.close()
         if not self.filled and self.finished:
             self._path(len(self.finished)).unlink()
-
-
-def _hash(path: Path) -> Any:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256")

@@ -90,7 +90,7 @@ class Stream:
             ids=asked.ids,
             positions=positions_of(segments, *ids.shape),
             segments=segments,
-            boundaries=boundaries_of(segments, fixed=fixed),
+            boundaries=boundaries_of(segments, fixed=fixed, documents=isinstance(self.packing, Rows)),
             label_at=label_at,
             labels=labels,
             count=count,

@@ -9,6 +9,9 @@ depends on who was faster. After each full shard file the journal records, at th
 stands and what is safely written; a restart keeps that and computes the rest again. A document whose text hash is
 0 modulo 1,000 is held out, unless the corpus names held-out files; text beyond the first million held-out tokens
 is left out of both and counted. A limit on tokens ends the corpus with the document that reaches it.
+
+The key comes from hashes taken once, at the beginning; a corpus or tokenizer that has other ones at the end is not
+published.
 """
 
 from __future__ import annotations
@@ -21,22 +24,16 @@ from pathlib import Path
 from typing import Any
 
 from biphase.data import documents
+from biphase.data.attempt import Attempt, remove_attempts
 from biphase.data.documents import Place, Tally, text_hash
 from biphase.data.encoder import Encoder, confirmed, fastest
-from biphase.data.identity import (
-    CARD,
-    corpus_fingerprint,
-    read_link,
-    resolve,
-    shards_key,
-    tokenizer_fingerprint,
-    write_link,
-)
+from biphase.data.identity import CARD, Fingerprints, fingerprints, read_link, write_link
+from biphase.data.listing import resolve
 from biphase.data.meter import Meter
 from biphase.data.parallel import BlockEncoder, Helpers
 from biphase.data.parts import Parts
 from biphase.data.shards import SHARD_TOKENS, Tokens, dtype_for, entropy
-from biphase.data.sources import File, open_files
+from biphase.data.sources import File, local, on_hub
 from biphase.data.tokenizer import Tokenizer, load, load_saved, train
 from biphase.errors import DataError
 from biphase.files import Store, publish, read_json, write_json
@@ -56,41 +53,58 @@ def tokenize(
     processes: int = 0,
     from_folder: Path | None = None,
     shard_tokens: int = SHARD_TOKENS,
+    lost: Callable[[], bool] = lambda: False,
 ) -> Path:
     """The folder of the tokenized corpus, made if it is not there yet.
 
     `processes` 0 takes every core. `from_folder` reads a hub corpus from a copy of its repository; the store
-    remembers it. The caller makes sure that nobody else tokenizes the same corpus in this store meanwhile.
+    remembers it. The caller makes sure that nobody else tokenizes the same corpus in this store meanwhile, and
+    `lost` says whether somebody does so all the same, taking this worker for dead.
     """
     if from_folder is not None:
         write_link(corpus, store, from_folder)
-    key = shards_key(corpus, store)
-    place, attempt = store.shards / key, store.attempts / f"shards-{key}"
+    marks = fingerprints(corpus, store)
+    key = marks.key(corpus)
+    place = store.shards / key
     if store.has(place):
-        shutil.rmtree(attempt, ignore_errors=True)
+        remove_attempts(store, key)
         return place
-    work = _Work(corpus, store, attempt, report, processes, shard_tokens)
-    work.run()
-    publish(work.build, place)
-    shutil.rmtree(attempt, ignore_errors=True)
+    attempt = Attempt(corpus, store, key, lost)
+    try:
+        _Work(corpus, store, marks, attempt, report, processes, shard_tokens).run()
+        attempt.check_ours()
+        publish(attempt.build, place)
+    except Exception as wrong:
+        if not attempt.taken_over:
+            raise
+        if store.has(place):  # by who took it over
+            return place
+        raise attempt.refusal() from wrong
+    remove_attempts(store, key)
     return place
 
 
 class _Work:
-    """One attempt at one corpus, in its own folder: `build` becomes the result, the rest is scaffolding."""
+    """What is done in one attempt at one corpus."""
 
     def __init__(
-        self, corpus: Corpus, store: Store, attempt: Path, report: Report, processes: int, shard_tokens: int
+        self,
+        corpus: Corpus,
+        store: Store,
+        marks: Fingerprints,
+        attempt: Attempt,
+        report: Report,
+        processes: int,
+        shard_tokens: int,
     ) -> None:
-        self.corpus, self.store, self.report = corpus, store, report
+        self.corpus, self.store, self.marks, self.report = corpus, store, marks, report
         self.processes, self.shard_tokens = processes, shard_tokens
-        self.attempt, self.build, self.journal = attempt, attempt / "build", attempt / "journal.json"
+        self.attempt, self.build, self.journal = attempt, attempt.build, attempt.journal
 
     def run(self) -> None:
         """Leave the finished result in `build`."""
-        self.fingerprint = corpus_fingerprint(self.corpus, self.store)
-        self.build.mkdir(parents=True, exist_ok=True)
         self.files = dict(zip(("train", "heldout"), self._open_files(), strict=True))
+        self.attempt.begin()
         self.tokenizer = self._tokenizer()
         self.parts = Parts(self.corpus, self.build, dtype_for(self.tokenizer.vocab), self.shard_tokens)
         with Helpers(self._block_encoder(), self._processes()) as helpers:
@@ -103,14 +117,15 @@ class _Work:
         self._finish()
 
     def _open_files(self) -> tuple[list[File], list[File]]:
-        if not self.corpus.hub:
-            return open_files(self.corpus, resolve(self.corpus))
-        link = read_link(self.corpus, self.store)
+        link = read_link(self.corpus, self.store) if self.corpus.hub else None
+        if self.corpus.hub and not link:
+            return on_hub(self.corpus)
         if link:
             self.report(
                 f"{self.corpus.name}: read from {link['folder']}, which stands for {self.corpus.source}"
             )
-        return open_files(self.corpus, resolve(self.corpus, Path(link["folder"])) if link else None)
+        found = resolve(self.corpus, Path(link["folder"]) if link else None)
+        return local(found.train), local(found.heldout)
 
     # ------------------------------------------------------------ tokenizer
 
@@ -119,17 +134,16 @@ class _Work:
         folder = self.build / "tokenizer"
         if folder.is_dir():
             return load_saved(folder)
-        made = self._train() if isinstance(self.corpus.tokenizer, BPE) else load(self.corpus)
-        draft = self.attempt / "tokenizer.part"
+        if isinstance(self.corpus.tokenizer, BPE):
+            self.report(f"{self.corpus.name}: training a BPE of {self.corpus.tokenizer.vocab}")
+            made = train(self.corpus, self._sample_for_bpe(), self.report)
+        else:
+            made = load(self.corpus)
+        draft = self.attempt.folder / "tokenizer.part"
         shutil.rmtree(draft, ignore_errors=True)
         made.save(draft)
         draft.rename(folder)
         return made
-
-    def _train(self) -> Tokenizer:
-        assert isinstance(self.corpus.tokenizer, BPE)
-        self.report(f"{self.corpus.name}: training a BPE of {self.corpus.tokenizer.vocab}")
-        return train(self.corpus, self._sample_for_bpe(), self.report)
 
     def _sample_for_bpe(self) -> Iterator[str]:
         files, tally = self.files["train"], Tally()
@@ -199,6 +213,7 @@ class _Work:
         )
         blocks = documents.blocks(self.corpus, files, self.place)
         for block, made in helpers.encode(blocks, tiktoken=self.encoder.fast is not None):
+            self.attempt.check_ours()
             filled = parts.take(made, named_heldout=self.part == "heldout")
             self.tally.add(made.tally)
             self.place = block.after
@@ -227,7 +242,7 @@ class _Work:
         try:
             tally.judge(self.corpus.name)
         except DataError:
-            shutil.rmtree(self.attempt, ignore_errors=True)  # corrected files have another key
+            self.attempt.discard()  # corrected files have another key
             raise
 
     # ------------------------------------------------------------ the end
@@ -236,16 +251,14 @@ class _Work:
         """Check, count, describe: after this the folder says what it is."""
         corpus, counts = self.corpus, self.parts.counts
         if not self.parts.train.tokens:
-            shutil.rmtree(self.attempt, ignore_errors=True)
-            skipped = self.tally.words() or "all documents are held out"
+            self.attempt.discard()
+            skipped = self.tally.words() or (
+                "all documents are held out" if self.tally.records else "its files are blank"
+            )
             raise DataError(
                 f"corpus {corpus.name!r} has no documents to train on ({skipped}); correct {corpus.source}"
             )
-        if corpus_fingerprint(corpus, self.store) != self.fingerprint:
-            shutil.rmtree(self.attempt, ignore_errors=True)
-            raise DataError(
-                f"corpus {corpus.name!r}: {corpus.source} changed while it was read; type the command again"
-            )
+        self._check_unchanged()
         for draft in self.build.rglob("*.part"):
             draft.unlink()
         card = self._card()
@@ -261,13 +274,22 @@ class _Work:
                 f"{corpus.name}: no document is held out (1 in 1,000 is); name some: Corpus(heldout='…')"
             )
 
+    def _check_unchanged(self) -> None:
+        now, corpus = fingerprints(self.corpus, self.store), self.corpus
+        if now != self.marks:
+            self.attempt.discard()
+            what = "its tokenizer" if now.content == self.marks.content else corpus.source
+            raise DataError(
+                f"corpus {corpus.name!r}: {what} changed while it was read; type the command again"
+            )
+
     def _card(self) -> dict[str, Any]:
         special, vocab = self.tokenizer.special, self.tokenizer.vocab
         counts = Tokens(sorted(self.build.glob("train-*.bin")), dtype_for(vocab)).counts(vocab)
         return {
             "corpus": encode(self.corpus),
-            "fingerprint": self.fingerprint,
-            "tokenizer_fingerprint": tokenizer_fingerprint(self.corpus, self.fingerprint, self.store),
+            "fingerprint": self.marks.content,
+            "tokenizer_fingerprint": self.marks.tokenizer,
             "vocab": vocab,
             "eos_id": special.eos,
             "mask_id": special.mask,

@@ -14,11 +14,13 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from biphase.data.identity import TOKENIZER_FILES, tokenizer_files
-from biphase.errors import DataError
+from biphase.data.literals import refuse_unspeakable, unknown_id
+from biphase.errors import DataError, one_line
 from biphase.specs import BPE, Corpus, Pretrained
 
 END, MASK, PAD = "<|end_of_text|>", "<|mask|>", "<|pad|>"
@@ -32,6 +34,8 @@ WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+
+_LONG_RUN = re.compile(r"(?<!\S)(\S{1000})\S+|(?<!\s)(\s{1000})\s+")
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,12 @@ class Tokenizer:
     special: Special
     vocab: int  # one more than the largest id
 
+    @cached_property
+    def unspoken(self) -> frozenset[int]:
+        """The special ids that no text may give. The unknown one may, unless it means something else as well."""
+        meant = {self.special.eos, self.special.mask, self.special.bos}
+        return frozenset(self.special.ids) - ({unknown_id(self.model)} - meant)
+
     def save(self, folder: Path) -> None:
         """Write it so that transformers' AutoTokenizer loads it with its special tokens."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,12 +75,12 @@ class Tokenizer:
         }
         if self.special.bos is not None:
             named["bos_token"] = self.special.bos
-        unknown = getattr(self.model.model, "unk_token", None)
+        unknown = unknown_id(self.model)
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
             **{name: self.model.id_to_token(number) for name, number in named.items()},
-            **({"unk_token": unknown} if unknown else {}),
+            **({} if unknown is None else {"unk_token": self.model.id_to_token(unknown)}),
             "biphase": {"mask_rule": self.special.mask_rule},
         }
         (folder / TOKENIZER_FILES[1]).write_text(
@@ -123,13 +133,15 @@ def read(paths: dict[str, Path], source: str) -> Tokenizer:
                 says.update(json.loads(paths[name].read_text("utf-8")))
     except Exception as wrong:  # the Rust library raises plain Exception
         raise DataError(
-            f"tokenizer {source!r} cannot be read ({wrong}); put a sound tokenizer.json there"
+            f"tokenizer {source!r} cannot be read ({one_line(wrong)}); put a sound tokenizer.json there"
         ) from None
     model.no_truncation()
     model.no_padding()
     # The literal text "<|endoftext|>" in a document is text, not the end of the document.
     model.encode_special_tokens = True
-    return _with_special(model, says, source)
+    made = _with_special(model, says, source)
+    refuse_unspeakable(made.model, made.unspoken, source)
+    return made
 
 
 def _download(wanted: Pretrained) -> dict[str, Path]:
@@ -144,9 +156,8 @@ def _download(wanted: Pretrained) -> dict[str, Path]:
             absent = isinstance(wrong, EntryNotFoundError) and not isinstance(wrong, LocalEntryNotFoundError)
             if absent and name != TOKENIZER_FILES[0]:
                 continue
-            reason = (str(wrong).splitlines() or [type(wrong).__name__])[0]
             raise DataError(
-                f"tokenizer {wanted.source}@{wanted.revision} cannot be had from the hub ({reason}); put its "
+                f"tokenizer {wanted.source}@{wanted.revision} cannot be had from the hub ({one_line(wrong)}); put its "
                 "tokenizer.json and tokenizer_config.json in a folder and type Pretrained('./folder')"
             ) from wrong
     return paths
@@ -155,13 +166,13 @@ def _download(wanted: Pretrained) -> dict[str, Path]:
 def _with_special(model: Any, says: dict[str, Any], source: str) -> Tokenizer:
     from tokenizers import AddedToken
 
-    eos = _named(model, says, "eos_token", ENDS)
+    eos = _named(model, says, source, "eos_token", ENDS)
     if eos is None:
         raise DataError(
             f"tokenizer {source!r} does not say which token ends a text; put "
             '{"eos_token": "…"} in a tokenizer_config.json beside its tokenizer.json'
         )
-    mask, rule = _named(model, says, "mask_token", MASKS), "own"
+    mask, rule = _named(model, says, source, "mask_token", MASKS), "own"
     added = model.get_added_tokens_decoder()
     if mask is None:
         free = [
@@ -174,30 +185,44 @@ def _with_special(model: Any, says: dict[str, Any], source: str) -> Tokenizer:
         model.add_special_tokens([AddedToken(MASK, normalized=False, special=True)])
         mask = model.token_to_id(MASK)
         added = model.get_added_tokens_decoder()
-    bos = _named(model, says, "bos_token", BEGINNINGS)
-    pad = _named(model, says, "pad_token", (PAD, "<pad>", "[PAD]"))
-    unknown = model.token_to_id(getattr(model.model, "unk_token", None) or "")
-    others = {"eos": eos, "mask": mask, "bos": bos, "pad": pad, "unknown": unknown}
+    bos = _named(model, says, source, "bos_token", BEGINNINGS)
+    pad = _named(model, says, source, "pad_token", (PAD, "<pad>", "[PAD]"))
     ids = {number for number, token in added.items() if token.special}
-    ids |= {number for number in others.values() if number is not None}
+    ids |= {number for number in (eos, mask, bos, pad, unknown_id(model)) if number is not None}
     vocab = max(model.get_vocab(with_added_tokens=True).values()) + 1
     special = Special(eos, mask, eos if pad is None else pad, bos, tuple(sorted(ids)), rule)
     return Tokenizer(model, special, vocab)
 
 
-def _named(model: Any, says: dict[str, Any], name: str, usual: tuple[str, ...]) -> int | None:
+def _named(model: Any, says: dict[str, Any], source: str, name: str, usual: tuple[str, ...]) -> int | None:
     """The id of the token that the configuration calls `name`, else of one that is usually called so."""
     said = says.get(name)
     said = said.get("content") if isinstance(said, dict) else said
+    if said is not None and not isinstance(said, str):
+        raise DataError(
+            f"tokenizer {source!r}: {name} in its tokenizer_config.json is {said!r}, not text; correct it"
+        )
+    number = model.token_to_id(said) if said else None
+    if said and number is None and name in ("eos_token", "mask_token"):
+        raise DataError(
+            f"tokenizer {source!r}: its configuration says {name} is {said!r}, which its tokenizer.json lacks; "
+            "correct tokenizer_config.json, or put the tokenizer.json that belongs to it there"
+        )
     added = {token.content for token in model.get_added_tokens_decoder().values()}
-    for token in (said, *(one for one in usual if one in added)):
-        number = model.token_to_id(token) if token else None
-        if number is not None:
-            return number
-    return None
+    known = [model.token_to_id(one) for one in usual if one in added]
+    return number if number is not None else next(iter(known), None)
 
 
 # ---------------------------------------------------------------- train
+
+
+def _without_long_runs(text: str) -> str:
+    """Training takes time in the square of the longest word, and from such ones nothing is to be learned."""
+    # A long run covers one of these windows wholly. Looking at them costs little, the expression much.
+    windows = (text[start : start + 500] for start in range(0, len(text) - 499, 500))
+    if any(" " not in window or window.isspace() for window in windows):
+        return _LONG_RUN.sub(r"\1\2", text)
+    return text
 
 
 def train(corpus: Corpus, texts: Iterable[str], report: Callable[[str], None]) -> Tokenizer:
@@ -225,7 +250,7 @@ def train(corpus: Corpus, texts: Iterable[str], report: Callable[[str], None]) -
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    model.train_from_iterator(texts, trainer)
+    model.train_from_iterator(map(_without_long_runs, texts), trainer)
     made = _with_special(model, {}, corpus.name)
     if made.vocab != corpus.tokenizer.vocab:
         report(f"{corpus.name}: its text gave only {made.vocab} of {corpus.tokenizer.vocab} tokens")

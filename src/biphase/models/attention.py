@@ -90,7 +90,7 @@ def attend(
                 f"{type(module).__name__} asks for {name}={rest[name]!r}, which is not supported yet"
             )
     if sight.boundaries is not None:
-        return _varlen(query, key, value, sight, scaling), None
+        return _varlen(query, key, value, sight, scaling, dropout), None
     out = F.scaled_dot_product_attention(
         query,
         key,
@@ -104,7 +104,13 @@ def attend(
     return out.transpose(1, 2).contiguous(), None
 
 
-def _varlen(query: Tensor, key: Tensor, value: Tensor, sight: Sight, scaling: float | None) -> Tensor:
+def _varlen(
+    query: Tensor, key: Tensor, value: Tensor, sight: Sight, scaling: float | None, dropout: float
+) -> Tensor:
+    if dropout:
+        raise ModelError(
+            "attention dropout is not supported on packed rows; set attention_dropout to 0 in the model's config"
+        )
     rows, heads, length, width = query.shape
     if heads != key.shape[1] and not _GROUPED:
         key, value = (one.repeat_interleave(heads // one.shape[1], dim=1) for one in (key, value))

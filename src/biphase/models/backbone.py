@@ -6,6 +6,7 @@ on labelled positions only. The same weights serve causal and masked training, i
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,14 +45,13 @@ class LanguageModel(nn.Module):
     def head(self) -> Tensor:
         return self.model.get_output_embeddings().weight
 
-    @property
-    def has_dropout(self) -> bool:
-        if any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.model.modules()):
-            return True
-        return float(getattr(self.model.config, "attention_dropout", 0) or 0) > 0
-
     def compile_trunk(self) -> None:
-        """Compile the layers. Shapes are fixed by the data, so one graph per direction is all there is."""
+        """Compile the layers. Shapes are fixed by the data: one graph per direction, each with and without gradients."""
+        # All models of a process share dynamo's limit of graphs per function, and graphs are used again by the next
+        # model of the same shape. Past the limit compiled code would silently become eager: so raise it, and say so.
+        dynamo: Any = torch._dynamo.config
+        dynamo.recompile_limit = 64
+        dynamo.fail_on_recompile_limit_hit = True
         self.trunk = [torch.compile(self.model.base_model, dynamic=False)]
 
     def hidden(self, ids: Tensor, positions: Tensor, sight: Sight) -> Tensor:
@@ -97,21 +97,40 @@ def from_scratch(size: Size, *, vocab: int, mask_id: int, length: int, seed: int
         return LanguageModel(EuroBertForMaskedLM(config).float())
 
 
-def from_hub(hub: Hub, *, vocab: int) -> LanguageModel:
+def from_hub(hub: Hub, *, vocab: int, length: int) -> LanguageModel:
     """An existing model, in fp32, with our attention. A vocabulary that grew gets the mean embedding."""
     where: dict[str, Any] = {} if hub.local else {"revision": hub.revision}
+    source = str(Path(hub.source).expanduser()) if hub.local else hub.source
     try:
-        config = AutoConfig.from_pretrained(hub.source, trust_remote_code=False, **where)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False, **where)
         masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING
         family = AutoModelForMaskedLM if masked else AutoModelForCausalLM
         model = family.from_pretrained(
-            hub.source, attn_implementation=NAME, dtype=torch.float32, use_safetensors=True, **where
+            source, attn_implementation=NAME, dtype=torch.float32, use_safetensors=True, **where
         )
     except (OSError, ValueError) as wrong:
         first = str(wrong).strip().splitlines()[0]
         raise ModelError(
             f"{hub.source} cannot be loaded: {first}; check the name, or give a local folder"
         ) from None
-    if vocab > model.config.vocab_size:
-        model.resize_token_embeddings(vocab, mean_resizing=True)
+    longest = getattr(model.config, "max_position_embeddings", None)
+    if longest and length > longest:
+        raise ModelError(
+            f"{hub.source} reads at most {longest:,} tokens, rows have {length:,}; say packing=Chunks({longest})"
+        )
+    # A pad token's embedding would get no gradient, and the pad token is often the end token.
+    embedding: Any = model.get_input_embeddings()
+    embedding.padding_idx = None
+    _grow(model, vocab)
     return LanguageModel(model)
+
+
+def _grow(model: Any, vocab: int) -> None:
+    """Make room for added tokens, each the exact mean of the others: no chance, so every process agrees."""
+    had = model.get_input_embeddings().weight.shape[0]
+    if vocab <= had:
+        return
+    model.resize_token_embeddings(vocab, mean_resizing=False)
+    with torch.no_grad():
+        for weight in (model.get_input_embeddings().weight, model.get_output_embeddings().weight):
+            weight[had:] = weight[:had].mean(0)

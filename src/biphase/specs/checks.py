@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Any
 
 from biphase.errors import SpecError
@@ -16,3 +17,15 @@ def ratio_between_0_and_1(where: str, value: float) -> None:
     if not 0 < value < 1:
         hint = f"; did you mean {value / 100:g}?" if 1 <= value < 100 else ""
         raise SpecError(f"{where}: a masking ratio lies between 0 and 1, not {value:g}{hint}")
+
+
+def one_name(where: str, name: str) -> None:
+    """Names become names of folders."""
+    if not name or PurePath(name).name != name or name in (".", ".."):
+        raise SpecError(f"{where}: a name is one word without slashes, not {name!r}")
+
+
+def pinned(where: str, revision: str) -> None:
+    """A branch moves: the same study would mean another content tomorrow."""
+    if revision in ("main", "master") or revision.startswith("refs/"):
+        raise SpecError(f"{where}: {revision!r} is a branch and moves; give the commit that its page shows")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from biphase.errors import SpecError
 from biphase.records import record
-from biphase.specs.checks import positive
+from biphase.specs.checks import pinned, positive
 
 
 @record
@@ -35,6 +35,8 @@ class Size:
             )
         if self.heads % self.kv_heads:
             raise SpecError(f"Size.kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
+        if min(self.rope_base, self.norm_eps, self.init_std) <= 0:
+            raise SpecError("Size.rope_base, norm_eps and init_std must be positive")
 
     @property
     def block_parameters(self) -> int:
@@ -60,6 +62,7 @@ class Hub:
                 f"Hub({self.source!r}) needs a revision, so that the study means the same model tomorrow: "
                 f"type Hub({self.source!r}, revision='<commit of the model page>')"
             )
+        pinned(f"Hub({self.source!r})", self.revision)
 
     @property
     def local(self) -> bool:
@@ -90,6 +93,7 @@ class Pretrained:
             raise SpecError(
                 f"Pretrained({self.source!r}) needs a revision: type Pretrained({self.source!r}, revision='<commit>')"
             )
+        pinned(f"Pretrained({self.source!r})", self.revision)
 
     @property
     def local(self) -> bool:
@@ -125,6 +129,8 @@ class Corpus:
                 f"Corpus {self.name!r}: {self.source!r} does not pin its content; "
                 "type hf://owner/name@revision/glob, e.g. hf://HuggingFaceFW/fineweb-edu@<commit>/sample/10BT/*.parquet"
             )
+        if self.hub:
+            pinned(f"Corpus {self.name!r}", self.source.split("@")[1].split("/")[0])
 
     @property
     def hub(self) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
 from typing import Literal
 
 from biphase.errors import SpecError, nearest
 from biphase.records import record
+from biphase.specs.checks import one_name
 from biphase.specs.training import Pretrain
 
 
@@ -63,8 +63,7 @@ class Study:
     finetune: Finetune | None = None
 
     def check(self) -> None:
-        if not self.name or PurePath(self.name).name != self.name:
-            raise SpecError(f"Study.name must be one word without slashes, not {self.name!r}")
+        one_name("Study", self.name)
         if not self.runs:
             raise SpecError(f"Study {self.name!r} has no runs: runs=(Pretrain(…),)")
         names = [

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
 from typing import Any, Literal
 
 from biphase.errors import SpecError
 from biphase.records import record
-from biphase.specs.checks import positive
+from biphase.specs.checks import one_name, positive
 from biphase.specs.objectives import CLM, MLM, MNTP
 from biphase.specs.sources import Chunks, Corpus, Hub, Rows, Size
 
@@ -131,6 +130,8 @@ class Pretrain:
                     "state its warmup, e.g. schedule=WSD(peak=1e-4, warmup=0.05)"
                 )
             warmup = PAPER_WARMUP if isinstance(self.start, Size) else 0
+        if not self.stages:
+            warmup, said = 0, WSD(said.peak, 0, 0)
         counts = [
             round(value * self.steps) if isinstance(value, float) else value for value in (warmup, said.decay)
         ]
@@ -138,8 +139,7 @@ class Pretrain:
 
     def check(self) -> None:
         where = f"Pretrain {self.name!r}"
-        if not self.name or PurePath(self.name).name != self.name:
-            raise SpecError(f"{where}: a name is one word without slashes")
+        one_name(where, self.name)
         if self.stages and self.schedule.warmup + self.schedule.decay > self.steps:
             raise SpecError(
                 f"{where}: warmup ({self.schedule.warmup:,}) and decay ({self.schedule.decay:,}) are longer than "
@@ -158,9 +158,12 @@ class Pretrain:
                 )
         if self.seed < 0 or self.seed >= 2**31:
             raise SpecError(f"{where}: seed must lie in [0, 2³¹), it is {self.seed}")
-        for name in ("heldout_every", "heldout_tokens"):
-            if getattr(self, name) < 1:
-                raise SpecError(f"{where}: {name} must be at least 1")
+        if self.heldout_every < 1:
+            raise SpecError(f"{where}: heldout_every must be at least 1")
+        if self.heldout_tokens < self.packing.length:
+            raise SpecError(
+                f"{where}: heldout_tokens ({self.heldout_tokens:,}) must be at least one row of {self.packing.length:,}"
+            )
         if isinstance(self.start, Pretrain):
             self._check_parent(where, self.start)
         elif (self.moments, self.data) != ("keep", "continue"):

@@ -13,7 +13,7 @@ from biphase.specs import BPE, Corpus, Pretrained
 MASK_RULES = {"own": "its own", "reserved": "a reserved slot", "added": "added"}
 
 
-def corpus_named(name: str, *, tokenizer: str = "", text: str = "") -> Corpus:
+def corpus_named(name: str, *, tokenizer: str = "", text: str = "", heldout: str = "") -> Corpus:
     """A known corpus by name, or the one at a path; with another tokenizer or text field if said."""
     if name in CORPORA:
         base = CORPORA[name]
@@ -23,18 +23,19 @@ def corpus_named(name: str, *, tokenizer: str = "", text: str = "") -> Corpus:
             base.source,
             words,
             text=text or base.text,
-            heldout=base.heldout,
+            heldout=heldout or base.heldout,
             bos=base.bos,
             tokens=base.tokens,
         )
-    if not name.startswith("hf://") and not Path(name).expanduser().exists():
+    pattern = any(sign in name for sign in "*?[")
+    if not name.startswith("hf://") and not pattern and not Path(name).expanduser().exists():
         raise SpecError(f"there is no corpus and no file {name!r}; {nearest(name, CORPORA)}")
     if not tokenizer:
         raise SpecError(
             f"say which tokenizer reads {name}: --tokenizer bpe:32000, or one of yours: --tokenizer FOLDER"
         )
     short = re.sub(r"[^\w.-]+", "-", Path(name.split("@")[0]).name) or "corpus"
-    return Corpus(short, name, tokenizer_named(tokenizer), text=text or "text")
+    return Corpus(short, name, tokenizer_named(tokenizer), text=text or "text", heldout=heldout)
 
 
 def tokenizer_named(name: str) -> BPE | Pretrained:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from biphase.data.identity import shards_key
+from biphase.data.identity import HashMemory, shards_key
 from biphase.errors import SpecError
-from biphase.files import Store, sha256
+from biphase.files import Store
 from biphase.keys import Identities
 from biphase.presets import corpus_of
 from biphase.records import key
@@ -26,13 +26,13 @@ def identities(store: Store) -> Identities:
 
     def hub(model: Hub) -> str:
         if model not in hubs:
-            hubs[model] = _hub_fingerprint(model)
+            hubs[model] = _hub_fingerprint(model, store)
         return hubs[model]
 
     return Identities(data, hub)
 
 
-def _hub_fingerprint(model: Hub) -> str:
+def _hub_fingerprint(model: Hub, store: Store) -> str:
     """A pinned revision is the content; a local folder is its configuration and weights."""
     if not model.local:
         return key({"hub": model.source, "revision": model.revision})
@@ -42,4 +42,7 @@ def _hub_fingerprint(model: Hub) -> str:
         raise SpecError(
             f"Hub({model.source!r}): no safetensors there; give a folder with config.json and weights"
         )
-    return key({"files": [[path.name, sha256(path)] for path in files]})
+    memory = HashMemory(store)
+    hashes = [[path.name, memory.sha256(path)] for path in files]
+    memory.save()
+    return key({"files": hashes})

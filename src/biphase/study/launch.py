@@ -25,14 +25,14 @@ def seconds(text: str) -> float:
 
 def checkpoint_rule(text: str) -> tuple[int, float]:
     """`200` as every 200 steps, `10m` as every ten minutes: (steps, seconds)."""
-    return (int(text), 0.0) if text.strip().isdigit() and int(text) > 0 else (0, seconds(text))
+    return (int(text), 0.0) if re.fullmatch(r"[1-9][0-9]*", text.strip()) else (0, seconds(text))
 
 
 class Stop:
     """Asks the work to end after the current step: on ^C, SIGTERM, or when the time is up. Again ^C ends at once."""
 
     def __init__(self, limit: float | None, say: Callable[[str], None]) -> None:
-        self.until = time.monotonic() + limit if limit else None
+        self.until = None if limit is None else time.monotonic() + limit
         self.asked = False
         self.say = say
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -52,9 +52,23 @@ def in_processes(count: int, arguments: list[str]) -> int:
     """Run `biphase ARGUMENTS` in `count` processes that train together, by torchrun on this machine."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
     threads = max(1, (os.cpu_count() or 1) // count)
-    environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        # The time between a signal and SIGKILL: a step and a checkpoint of a large model take more than the usual 30 s.
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600",
+    }
     child = subprocess.Popen([*command, "-m", "biphase", *arguments], env=environment)
-    # ^C at a terminal reaches the children by itself; a SIGTERM to this process must be handed on.
-    signal.signal(signal.SIGTERM, lambda number, frame: child.send_signal(number))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return child.wait()
+    # torchrun hands a signal on to its processes, which stop after their step with a checkpoint. From a terminal
+    # it hears ^C itself; a SIGTERM sent to this process is handed on to it. After a signal its status says only
+    # that there was one, so a stop that was asked for counts as clean.
+    asked: list[int] = []
+
+    def hand_on(number: int, frame: object) -> None:
+        asked.append(number)
+        if number == signal.SIGTERM:
+            child.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, hand_on)
+    code = child.wait()
+    return 0 if asked and code != 2 else code

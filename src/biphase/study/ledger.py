@@ -1,7 +1,6 @@
 """The ledger: what the store knows of a plan. Read from files alone, without torch.
 
-Each state is done, running, failed, ready (its parent is done) or waiting. Curves are put together along the
-path of a result: a state holds the lines of its own piece, its ancestors hold the rest.
+Each state is done, running, failed, ready (its parent is done) or waiting.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from biphase.errors import StoreError
+from biphase.errors import StoreError, one_line
 from biphase.files import Store, read_json, write_json
 from biphase.holders import Holder
 from biphase.leases import Leases
@@ -75,16 +74,11 @@ def note_failure(plan: Plan, store: Store, key: str, error: BaseException) -> No
     lines = traceback.format_exception(error)
     record = {
         "key": key,
-        "error": _one_line(error),
+        "error": one_line(error),
         "traceback": "".join(lines),
         "at": time.strftime("%FT%TZ", time.gmtime()),
     }
     write_json(folder / f"{key}.json", record)
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or "no message"
-    return text if isinstance(error, StoreError) else f"{type(error).__name__}: {text}"
 
 
 def forget_failure(plan: Plan, store: Store, key: str) -> None:
@@ -104,12 +98,11 @@ def failures(plan: Plan, store: Store) -> dict[str, dict[str, Any]]:
 
 def curve(plan: Plan, store: Store, result: str) -> list[dict[str, Any]]:
     """Every line of metrics on the way to a result, in order of steps, as far as it is computed."""
-    lines: list[dict[str, Any]] = []
-    for state in plan.path(plan.results[result]):
+    for state in reversed(plan.path(plan.results[result])):
         path = store.states / state.key / "metrics.jsonl"
-        if path.is_file():
-            lines += [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return lines
+        if path.is_file():  # a state holds the lines of its whole path
+            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return []
 
 
 def heldout(lines: list[dict[str, Any]]) -> dict[int, dict[str, float]]:

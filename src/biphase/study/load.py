@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from biphase.errors import BiphaseError, SpecError
+from biphase.errors import SpecError, one_line
 from biphase.records import decode
 from biphase.specs import Study
 
@@ -38,7 +38,7 @@ def load(path: Path | str) -> Loaded:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as wrong:
-        raise SpecError(f"{path} cannot be read: {_one_line(wrong)}") from None
+        raise SpecError(f"{path} cannot be read: {one_line(wrong)}") from None
     return _from_plan(path, text) if path.suffix == ".json" else _from_file(path, text)
 
 
@@ -55,10 +55,7 @@ def _from_file(path: Path, text: str) -> Loaded:
     try:
         exec(code, variables)
     except (Exception, SystemExit) as wrong:
-        what = (
-            str(wrong) if isinstance(wrong, BiphaseError) else f"{type(wrong).__name__}: {_one_line(wrong)}"
-        )
-        raise SpecError(f"{name}:{_line(wrong, name)}: {what}") from None
+        raise SpecError(f"{name}:{_line(wrong, name)}: {one_line(wrong)}") from None
     if "study" not in variables:
         raise SpecError(f"{path} has no variable `study`; end it with study = Study('name', runs=(…))")
     study = variables["study"]
@@ -80,7 +77,7 @@ def _from_plan(path: Path, text: str) -> Loaded:
     try:
         study = decode(data["study"])
     except (SpecError, TypeError) as wrong:
-        raise SpecError(f"{path}: {_one_line(wrong)}") from None
+        raise SpecError(f"{path}: {one_line(wrong)}") from None
     if not isinstance(study, Study):
         raise SpecError(f'{path}: its "study" is no Study; make it again: biphase run STUDY.py')
     return Loaded(study, str(data.get("question", "")), path)
@@ -90,10 +87,6 @@ def _line(wrong: BaseException, name: str) -> int:
     """The deepest line of the file `name` that was running."""
     lines = [frame.lineno for frame in traceback.extract_tb(wrong.__traceback__) if frame.filename == name]
     return lines[-1] or 1 if lines else 1
-
-
-def _one_line(wrong: BaseException) -> str:
-    return " ".join(str(wrong).split()) or "no message"
 
 
 def _examples(folder: Path) -> str:

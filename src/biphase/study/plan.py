@@ -11,16 +11,16 @@ key depends on where the cuts are. One piece therefore has one objective, and de
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from biphase.errors import StoreError
+from biphase.errors import SpecError, StoreError
 from biphase.files import Store, read_json, write_json
 from biphase.keys import Identities, Keyring, act_at, acts, decay_start, label, origin_step
 from biphase.presets import corpus_of
 from biphase.records import encode
-from biphase.specs import Objective, Pretrain, Study
+from biphase.specs import BPE, Hub, Objective, Pretrain, Study
 
 PLAN = "plan.json"
 
@@ -88,13 +88,19 @@ class Plan:
     def steps_to_compute(self) -> int:
         return sum(state.steps for state in self.states.values())
 
-    @property
-    def keys(self) -> frozenset[str]:
-        return frozenset(self.states)
-
     def children(self, key: str) -> tuple[State, ...]:
         """The states whose pieces begin at this state or root."""
         return tuple(s for s in self.states.values() if (s.root if s.parent is None else s.parent) == key)
+
+    def left(self, done: Collection[str]) -> list[str]:
+        """The states to compute: what leads only to finished ones need not be there any more."""
+        wanted: set[str] = set()
+        begun_from: set[str | None] = set()
+        for key, state in reversed(self.states.items()):  # children come before their parents
+            if key not in done and (state.results or key in begun_from):
+                wanted.add(key)
+                begun_from.add(state.parent)
+        return [key for key in self.states if key in wanted]
 
     def path(self, key: str) -> tuple[State, ...]:
         """The states from the root to this one, in order."""
@@ -182,9 +188,31 @@ def resolve(study: Study) -> Study:
         if run not in known:
             start = resolved(run.start) if isinstance(run.start, Pretrain) else run.start
             known[run] = replace(run, start=start, corpus=corpus_of(run))
+            if run.stages:
+                _check_tokenizer(known[run])
         return known[run]
 
     return replace(study, runs=tuple(resolved(run) for run in study.runs))
+
+
+def _check_tokenizer(run: Pretrain) -> None:
+    """A model that knows one vocabulary learns nothing from the ids of another."""
+    tokenizer = corpus_of(run).tokenizer
+    if isinstance(run.start, Hub) and isinstance(tokenizer, BPE):
+        raise SpecError(
+            f"Pretrain {run.name!r}: {run.start.source} has a vocabulary of its own, and its corpus one trained on "
+            f"the text; say Corpus(…, tokenizer=Pretrained({run.start.source!r}, revision=…))"
+        )
+    if isinstance(run.start, Pretrain) and corpus_of(run.start).tokenizer != tokenizer:
+        raise SpecError(
+            f"Pretrain {run.name!r}: its corpus is read by another tokenizer than that of {run.start.name!r}, which it "
+            "goes on from; give both corpora the same tokenizer"
+        )
+    if isinstance(run.start, Pretrain) and isinstance(tokenizer, BPE) and run.corpus != run.start.corpus:
+        raise SpecError(
+            f"Pretrain {run.name!r}: a BPE is trained on each corpus anew, so its ids would mean other words than in "
+            f"{run.start.name!r}; give both corpora one tokenizer: Pretrained('./folder')"
+        )
 
 
 def _lineage(run: Pretrain) -> list[Pretrain]:

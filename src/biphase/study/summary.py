@@ -30,6 +30,7 @@ def opening(plan: Plan, store: Store) -> str:
 def closing(plan: Plan, store: Store, failed: dict[str, str], *, stopped: bool, command_path: str) -> str:
     """The last lines of a run: results, and how to go on."""
     done = ledger.done_keys(plan, store)
+    left = plan.left(done)
     lines = results_table(plan, store)
     lines += [f"failed  {key[:6]}  {error}" for key, error in failed.items()]
     again = f"To go on: biphase run {command_path}"
@@ -37,7 +38,7 @@ def closing(plan: Plan, store: Store, failed: dict[str, str], *, stopped: bool, 
         lines.append(f"stopped. {len(done)} of {plan.pieces} pieces done, nothing lost. {again}")
     elif failed:
         lines.append(f"{len(done)} of {plan.pieces} pieces done, {len(failed)} failed. {again}")
-    elif len(done) < plan.pieces:
+    elif left:
         lines.append(f"{len(done)} of {plan.pieces} pieces done. {again}")
     else:
         lines.append(f"all {plan.pieces} pieces are done; checkpoints are in {store.states}")
@@ -98,7 +99,8 @@ def status_text(plan: Plan, store: Store, *, command_path: str) -> str:
     done = sum(entry.standing == "done" for entry in entries.values())
     filled = round(BAR * done / max(1, len(entries)))
     left = ledger.seconds_left(entries, _cost)
-    to_go = f"   about {duration(left)} left" if left and done < len(entries) else ""
+    unfinished = plan.left([key for key, entry in entries.items() if entry.standing == "done"])
+    to_go = f"   about {duration(left)} left" if left and unfinished else ""
     lines = [f"{plan.study.name}   {'█' * filled}{'░' * (BAR - filled)}  {done}/{len(entries)} pieces{to_go}"]
     for key, entry in entries.items():
         name = ", ".join(entry.state.results) or entry.state.run.name
@@ -109,7 +111,7 @@ def status_text(plan: Plan, store: Store, *, command_path: str) -> str:
     takeovers = len(Leases(store.leases).takeovers())
     if takeovers:
         lines.append(f"  {takeovers} jobs of this store were taken over from workers that died or stalled")
-    if done < len(entries):
+    if unfinished:
         lines.append(f"next: biphase run {command_path}")
     return "\n".join([*lines, *results_table(plan, store)])
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from biphase.keys import label
-from biphase.specs import Pretrain
+from biphase.presets import corpus_of
+from biphase.specs import Chunks, Pretrain
 from biphase.study.costs import Costs, costs
 from biphase.study.plan import Plan, Root, State
+from biphase.wording import short, si
 
 PAGE = 110
 SHORTEST_KEY = 6
@@ -40,7 +42,7 @@ def render(plan: Plan, *, done: Collection[str], device: str, efficiency: float,
 
 def plan_json(plan: Plan, *, done: Collection[str], device: str, efficiency: float) -> dict[str, Any]:
     """The same for a program."""
-    every, left = costs(plan), costs(plan, _left(plan, done))
+    every, left = costs(plan), costs(plan, plan.left(done))
 
     def numbers(some: Costs) -> dict[str, Any]:
         hours = some.device_hours(device, efficiency)
@@ -150,16 +152,15 @@ def _aligned(rows: list[_Row]) -> list[str]:
 def _titles(roots: list[Root], trained: set[str]) -> dict[str, str]:
     """What each root is; roots that read alike also say in what they differ."""
     plain = {root.key: _title(root.run, trained=root.key in trained) for root in roots}
-    alike: dict[str, list[list[str]]] = {}
+    alike: dict[str, list[dict[str, str]]] = {}
     for root in roots:
         alike.setdefault(plain[root.key], []).append(_particulars(root.run))
     titles = {}
     for root in roots:
-        sides = zip(*alike[plain[root.key]], strict=True)  # each particular of all that read alike
-        mine = zip(_particulars(root.run), sides, strict=True)
-        titles[root.key] = ", ".join(
-            [plain[root.key], *(word for word, all_of in mine if len(set(all_of)) > 1)]
-        )
+        others = alike[plain[root.key]]
+        mine = _particulars(root.run)
+        differing = [words for what, words in mine.items() if any(one.get(what) != words for one in others)]
+        titles[root.key] = ", ".join([plain[root.key], *differing])
     return titles
 
 
@@ -168,18 +169,44 @@ def _title(run: Pretrain, *, trained: bool) -> str:
     return f"{start} on {getattr(run.corpus, 'name', run.corpus)}" if trained else f"{start}, as it is"
 
 
-def _particulars(run: Pretrain) -> list[str]:
-    wsd, packing = run.schedule, run.packing
-    masked = ", documents apart" if getattr(packing, "document_mask", False) else ""
-    return [
-        f"seed {run.seed}",
-        f"lr {wsd.peak:g}",
-        f"warmup {wsd.warmup:,}",
-        f"batch {run.batch_tokens:,}",
-        f"{type(packing).__name__.lower()} of {packing.length:,}{masked}",
-        run.precision,
-        f"AdamW {run.optimizer.betas} eps {run.optimizer.eps:g} decay {run.optimizer.weight_decay:g}",
-    ]
+def _particulars(run: Pretrain) -> dict[str, str]:
+    """Everything a root's key looks at, as words by what they tell."""
+    corpus, tokenizer = corpus_of(run), corpus_of(run).tokenizer
+    optimizer, packing = run.optimizer, run.packing
+    words = {
+        **{f"start {name}": words for name, words in _fields(run.start, but=("name", "precision")).items()},
+        "source": f"from {corpus.source}",
+        "heldout": f"heldout {corpus.heldout}" if corpus.heldout else "1 in 1,000 held out",
+        "text": f"text {corpus.text}",
+        "tokens": f"{short(corpus.tokens)} tokens at most" if corpus.tokens else "all tokens",
+        "bos": "bos" if corpus.bos else "no bos",
+        "tokenizer": f"{type(tokenizer).__name__} {', '.join(_fields(tokenizer).values())}",
+        "seed": f"seed {run.seed}",
+        "lr": f"lr {run.schedule.peak:g}",
+        "warmup": f"warmup {run.schedule.warmup:,}",
+        "batch": f"batch {run.batch_tokens:,}",
+        "packing": f"{type(packing).__name__.lower()} of {packing.length:,}",
+        "shortest": f"shortest {getattr(packing, 'shortest', 0)}",
+        "apart": "documents apart" if getattr(packing, "document_mask", False) else "documents together",
+        "precision": run.precision,
+        **_fields(optimizer),
+    }
+    if not isinstance(packing, Chunks):
+        del words["shortest"]
+    return words
+
+
+def _fields(record: Any, but: Collection[str] = ()) -> dict[str, str]:
+    """The fields of a record, each as its name and value."""
+
+    def value(of: Any) -> str:
+        return f"{of:g}" if isinstance(of, float) else str(of)
+
+    return {
+        one.name: f"{one.name} {value(getattr(record, one.name))}"
+        for one in fields(record)
+        if one.name not in but
+    }
 
 
 # ---------------------------------------------------------------- the summary
@@ -197,17 +224,17 @@ def _summary(
         _count(len(plan.study.runs), "run"),
         _count(plan.pieces, "piece"),
         f"{_count(to_compute, 'step')} to compute{shared}",
-        f"{_short(every.tokens)} tokens",
+        f"{short(every.tokens)} tokens",
     ]
     if every.flops is not None and hours is not None and every.disk is not None:
         parts += [
             f"{every.flops:.2e} FLOPs",
             f"{_hours(hours, device)} on {device} at {efficiency:.0%}",
-            _bytes(every.disk),
+            f"{si(every.disk)}B of disk",
         ]
     if trainings:
         parts += [_count(trainings, "fine-tuning"), _count(scores, "score")]
-    left = _left(plan, done)
+    left = plan.left(done)
     return [*_flow(parts), *every.notes, _next(plan, left, device, efficiency, command_path)]
 
 
@@ -223,17 +250,6 @@ def _next(plan: Plan, left: list[str], device: str, efficiency: float, command_p
     time = f", {_hours(hours, device)}" if hours is not None else ""
     did = plan.pieces - len(left)
     return f"{did:,} of {_count(plan.pieces, 'piece')} done, {steps:,} steps left{time}. Next: biphase run {command_path}"
-
-
-def _left(plan: Plan, done: Collection[str]) -> list[str]:
-    """The states to compute: what leads only to finished ones need not be there any more."""
-    wanted: set[str] = set()
-    begun_from: set[str | None] = set()
-    for key, state in reversed(plan.states.items()):  # children come before their parents
-        if key not in done and (state.results or key in begun_from):
-            wanted.add(key)
-            begun_from.add(state.parent)
-    return [key for key in plan.states if key in wanted]
 
 
 def _leaves(plan: Plan) -> tuple[int, int]:
@@ -255,20 +271,6 @@ def _flow(parts: list[str]) -> list[str]:
 
 def _count(number: int, word: str) -> str:
     return f"{number:,} {word}{'' if number == 1 else 's'}"
-
-
-def _short(number: float) -> str:
-    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g}{letter}"
-    return f"{number:g}"
-
-
-def _bytes(number: int) -> str:
-    for size, word in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
-        if number >= size:
-            return f"{number / size:.3g} {word} of disk"
-    return f"{number / 1e3:.3g} kB of disk"
 
 
 def _hours(hours: float, device: str) -> str:

@@ -11,13 +11,11 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from biphase.data.identity import shards_key
 from biphase.data.shards import Shards
 from biphase.data.tokenize import tokenize
-from biphase.errors import DataError, SpecError
+from biphase.errors import DataError, SpecError, one_line
 from biphase.files import Store
 from biphase.keys import Identities, label
 from biphase.leases import Lease, Leases
@@ -60,7 +58,7 @@ class Worker:
             ranks,
             manner,
         )
-        self.wanted = [key for key in plan.states if key in wanted]
+        self.wanted = wanted
         self.say = say if ranks.first else lambda text: None
         self.leases = Leases(store.leases)
         self.outcome = Outcome()
@@ -69,7 +67,8 @@ class Worker:
     def work(self) -> Outcome:
         """Compute until nothing is left to do here, or somebody asks to stop."""
         while True:
-            lease, order = self._choose() if self.ranks.first else (None, None)
+            stopping = self.ranks.sum(self.manner.stop())[0] > 0  # whoever was told, all must know
+            lease, order = self._choose(stopping) if self.ranks.first else (None, None)
             order = self.ranks.share(order)
             if order["do"] == "end":
                 return self.outcome
@@ -82,13 +81,13 @@ class Worker:
                 if lease:
                     lease.release()
 
-    def _choose(self) -> tuple[Lease | None, dict[str, Any]]:
+    def _choose(self, stopping: bool) -> tuple[Lease | None, dict[str, Any]]:
         """The next job, with its lease."""
-        if self.manner.stop():
+        if stopping:
             self.outcome.stopped = True
             return None, {"do": "end"}
         done = ledger.done_keys(self.plan, self.store)
-        pending = [key for key in self.wanted if key not in done and not self._doomed(key)]
+        pending = [key for key in self.plan.left(done) if key in self.wanted and not self._doomed(key)]
         for key in pending:
             parent = self.plan.states[key].parent
             if parent is not None and parent not in done:
@@ -126,20 +125,23 @@ class Worker:
                 shards=self._shards(state),
                 identities=self.identities,
                 ranks=self.ranks,
-                needed=needed_keys(self.store),
+                needed=lambda: needed_keys(self.store),
                 flops_per_token=_flops_per_token(state),
                 manner=manner,
                 title=title,
             )
             finished = piece.train()
-        except (DataError, SpecError, KeyboardInterrupt):
-            raise  # nothing this worker could do next would go better
+        except _Stopped:
+            return
+        except (DataError, SpecError):
+            raise  # the study's input is wrong: its author has to act
         except Exception as error:
+            if self.ranks.first:
+                ledger.note_failure(self.plan, self.store, state.key, error)
             if self.ranks.world > 1:
                 raise  # the processes no longer agree on where they are
-            ledger.note_failure(self.plan, self.store, state.key, error)
-            self.outcome.failed[state.key] = str(error)
-            self.say(f"  {title}  {state.key[:6]}  failed: {error}")
+            self.outcome.failed[state.key] = one_line(error)
+            self.say(f"  {title}  {state.key[:6]}  failed: {one_line(error)}")
             return
         if finished:
             self.outcome.computed += 1
@@ -154,26 +156,37 @@ class Worker:
             self.say(f"  note: {warning} (run {state.run.name!r})")
 
     def _shards(self, state: State) -> Shards:
-        """The tokenized corpus; made here if it is missing and nobody else makes it."""
+        """The tokenized corpus that the state's key names; made here if it is missing and nobody else makes it."""
         corpus = corpus_of(state.run)
-        key = shards_key(corpus, self.store)
-        folder: Path = self.store.shards / key
-        if self.ranks.first:
-            while not self.store.has(folder):
-                lease = self.leases.take(f"shards-{key}")
-                if lease is None:
-                    time.sleep(POLL_SECONDS)
-                    continue
-                with lease:
-                    tokenize(corpus, self.store, report=lambda text: self.say(f"  {text}"))
+        folder = self.store.shards / self.identities.data(state.run)
+
+        def report(text: str) -> None:
+            if self.manner.stop():  # what is tokenized so far stays, and the next run goes on from it
+                raise _Stopped
+            self.say(f"  {text}")
+
+        while not self.store.has(folder):
+            lease = self.leases.take(f"shards-{folder.name}") if self.ranks.first else None
+            if lease is None:
+                time.sleep(POLL_SECONDS)
+                continue
+            with lease:
+                if tokenize(corpus, self.store, report=report, lost=lambda held=lease: held.lost) != folder:
+                    raise DataError(
+                        f"the files of corpus {corpus.name!r} have changed since the study was planned; "
+                        "start the run again to plan with what is there now"
+                    )
         self.ranks.wait()
         return Shards.open(folder)
 
 
-def _flops_per_token(state: State) -> Callable[[int], float]:
+class _Stopped(Exception):
+    """Somebody asked to stop while a corpus was being tokenized."""
+
+
+def _flops_per_token(state: State) -> float | None:
     shape = shape_of(state.run)
-    each = piece_flops(state, shape) / state.tokens if shape else float("nan")
-    return lambda step: each
+    return piece_flops(state, shape) / state.tokens if shape else None
 
 
 def _summary(piece: Pretraining, seconds: float) -> str:

@@ -3,7 +3,7 @@
     model.safetensors       fp32 weights, under transformers' names
     optimizer.safetensors   Adam's moments and counts, under the same names
     state.json              what it is, how it was made, what it cost
-    metrics.jsonl           losses since the last state the plan needs
+    metrics.jsonl           losses of every step from the root to here
 
 Every step of a run has a key, so a checkpoint on the way is a state like any other: to resume is to find the
 nearest saved state behind the one that is wanted. When a state is published, those behind it on the same run
@@ -36,9 +36,10 @@ class Progress:
     step: int  # of its run
     draw: int  # rows drawn: the position in the data
     seconds: float = 0.0  # of training, over the whole path from the root
-    flops: float = 0.0
+    flops: float | None = 0.0  # None: not known for this model
     tokens: int = 0
     skipped: int = 0  # steps left out because a number was not finite
+    unsound_in_a_row: int = 0  # of these, the ones just before this state
     micro_rows: int = 0
     world: int = 1
     threads: int = 0
@@ -86,10 +87,7 @@ def load(store: Store, key: str, model: LanguageModel, optimizer: torch.optim.Ad
     try:
         weights = load_file(place / "model.safetensors")
         missing, unexpected = model.model.load_state_dict(weights, strict=False)
-        tied = {
-            name for name in missing if name == "lm_head.weight" and model.model.config.tie_word_embeddings
-        }
-        if unexpected or set(missing) - tied:
+        if unexpected or any(model.model.get_parameter(name) is not _embedding(model) for name in missing):
             raise StoreError(
                 f"{place} holds another model ({(unexpected or missing)[0]}); remove it and run again"
             )
@@ -98,6 +96,10 @@ def load(store: Store, key: str, model: LanguageModel, optimizer: torch.optim.Ad
     except (SafetensorError, KeyError) as wrong:
         raise StoreError(f"{place} cannot be read ({wrong}); remove it and run the study again") from None
     return progress_of(store, key)
+
+
+def _embedding(model: LanguageModel) -> Tensor:
+    return model.model.get_input_embeddings().weight  # a head tied to it is not written a second time
 
 
 def progress_of(store: Store, key: str) -> Progress:

@@ -56,7 +56,10 @@ class Ranks:
         """Sum all gradients in place over the processes; gives the sum of the losses."""
         if self.world == 1:
             return loss
-        for bucket in _buckets(parameter for parameter in parameters if parameter.grad is not None):
+        for parameter in parameters:
+            if parameter.grad is None:  # it saw no label here, but perhaps elsewhere
+                parameter.grad = torch.zeros_like(parameter)
+        for bucket in _buckets(parameters):
             gradients = [parameter.grad for parameter in bucket if parameter.grad is not None]
             flat = torch.cat([gradient.flatten() for gradient in gradients])
             dist.all_reduce(flat)
@@ -154,4 +157,6 @@ def _cpu_has_bf16() -> bool:
 def micro_rows(device: torch.device, rows: int, length: int) -> int:
     """Rows a micro-batch where the user says nothing: what keeps this kind of device busy."""
     tokens = 24_576 if device.type == "cuda" else 8_192
-    return max(1, min(rows, tokens // length))
+    most = max(1, min(rows, tokens // length))
+    # Equal micro-batches if that costs little: a smaller last one would be one more shape to compile.
+    return next((count for count in range(most, most // 2, -1) if rows % count == 0), most)

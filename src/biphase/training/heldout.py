@@ -48,7 +48,7 @@ def heldout_losses(
     for objective in objectives:
         total = torch.zeros((), dtype=torch.float64)
         count = 0
-        for draws in mine.split(micro_rows):
+        for draws in mine.split(micro_rows) if len(mine) else ():
             batch = stream.batch(objective, draws, step=0, fixed=fixed)
             with autocast():
                 total += loss_sum(batch.to(ranks.device)).cpu()

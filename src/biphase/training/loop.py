@@ -24,8 +24,8 @@ class Done:
     norm: Tensor  # of the gradient, before clipping
     unsound: Tensor  # 1 where a number was not finite and nothing was changed
     labels: int
-    draws: tuple[int, int]  # first and last sample of this process
     stop: bool  # somebody asked to stop: the loop ends after this step
+    lost: bool  # the job is another's now: the loop ends, and nothing more is published
     save: bool  # the first process wants a checkpoint
 
 
@@ -42,6 +42,7 @@ def train(
     autocast: Callable[[], AbstractContextManager[object]],
     after: Iterable[Callable[[Done], None]],
     stop: Callable[[], bool] = lambda: False,
+    lost: Callable[[], bool] = lambda: False,
     save: Callable[[], bool] = lambda: False,
 ) -> None:
     """Take one optimizer step per item of `batches`, numbered from `first`."""
@@ -49,7 +50,8 @@ def train(
         # Masking draws a different number of labels each time, so divide by the labels of the whole step over
         # all processes: a mean of micro-batch means would weigh sparse ones too heavily.
         own = sum(batch.count for batch in micro)
-        labels, stopping, saving = ranks.sum(own, int(stop()), int(ranks.first and save()))
+        # What one process was told, all must know: they leave the loop together or wait for each other forever.
+        labels, stopping, losing, saving = ranks.sum(own, stop(), lost(), ranks.first and save())
 
         loss = torch.zeros((), device=ranks.device)
         for batch in micro:
@@ -63,9 +65,8 @@ def train(
         unsound = (~torch.isfinite(norm + loss)).float()
         update(optimizer, rate=rate(step), unsound=unsound)
 
-        draws = int(micro[0].draws[0]), int(micro[-1].draws[-1])
-        done = Done(step, rate(step), loss, norm, unsound, labels, draws, stopping > 0, saving > 0)
+        done = Done(step, rate(step), loss, norm, unsound, labels, stopping > 0, losing > 0, saving > 0)
         for action in after:  # log, evaluate, save: in the order given, and nowhere else
             action(done)
-        if done.stop:
+        if done.stop or done.lost:
             break

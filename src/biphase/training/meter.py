@@ -9,7 +9,6 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -29,20 +28,21 @@ class Meter:
         first: int,
         until: int,
         tokens_per_step: int,
-        flops_of: Callable[[int], float],
+        flops_per_token: float | None = None,
         every: int = 1,  # steps between reads of the device
         lines: list[dict[str, Any]] | None = None,
+        unsound_in_a_row: int = 0,
         board: Path | None = None,
         out: TextIO = sys.stderr,
         quiet: bool = False,
     ) -> None:
         self.lines = list(lines or [])
         self.title, self.origin, self.first, self.until = title, origin, first, until
-        self.tokens_per_step, self.flops_of, self.every = tokens_per_step, flops_of, every
+        self.tokens_per_step, self.flops_per_token, self.every = tokens_per_step, flops_per_token, every
         self.waiting: list[tuple[int, dict[str, Any], Tensor, Tensor, Tensor]] = []
-        self.unsound_in_a_row = 0
+        self.unsound_in_a_row = unsound_in_a_row
         self.skipped = 0
-        self.began = self.last_shown = time.monotonic()
+        self.last_shown = time.monotonic()
         self.board = _board(board)
         self.out, self.quiet, self.live = out, quiet, out.isatty() and not quiet
         self.rate = math.nan
@@ -57,12 +57,20 @@ class Meter:
     def flush(self) -> None:
         """Bring what waits on the device to the lines."""
         for step, facts, loss, norm, unsound in self.waiting:
-            line = {"step": self.origin + step + 1, "loss": _number(loss), "norm": _number(norm), **facts}
+            line: dict[str, Any] = {
+                "step": self.origin + step + 1,
+                "loss": _number(loss),
+                "norm": _number(norm),
+                **facts,
+            }
             if unsound.item():
                 self.unsound_in_a_row += 1
                 self.skipped += 1
                 line["skipped"] = True
-                self.say(f"step {line['step']:,} skipped: loss {line['loss']}, gradient norm {line['norm']}")
+                self.say(
+                    f"step {line['step']:,} skipped: loss {line['loss']}, gradient norm {line['norm']}, "
+                    f"samples {line['draws'][0]} to {line['draws'][1]}"
+                )
             else:
                 self.unsound_in_a_row = 0
                 line.pop("draws", None)
@@ -103,10 +111,10 @@ class Meter:
             return
         self.last_shown = now
         left = (self.until - done) * self.tokens_per_step / self.rate
-        flops = self.rate * self.flops_of(done - 1)
+        flops = f"  {si(self.rate * self.flops_per_token)}FLOP/s" if self.flops_per_token else ""
         text = (
             f"{self.title}  step {self.origin + done:,}/{self.origin + self.until:,}  loss {line['loss'] or math.nan:.3f}  "
-            f"lr {line['rate']:.2e}  {si(self.rate)}tok/s  {si(flops)}FLOP/s  {duration(left)} left"
+            f"lr {line['rate']:.2e}  {si(self.rate)}tok/s{flops}  {duration(left)} left"
         )
         self.out.write(f"\r\x1b[K{text}" if self.live else f"  {text}\n")
         self.out.flush()

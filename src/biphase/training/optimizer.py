@@ -44,5 +44,7 @@ def moments(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, Tensor]
 def restore_moments(model: nn.Module, optimizer: torch.optim.AdamW, saved: dict[str, Tensor]) -> None:
     """Put back what `moments` gave, bit for bit."""
     for name, parameter in model.named_parameters():
+        if f"step.{name}" not in saved:
+            continue  # it had never had a gradient
         state = {what: saved[f"{what}.{name}"] for what in ("step", "exp_avg", "exp_avg_sq")}
         optimizer.state[parameter] = {what: value.to(parameter.device) for what, value in state.items()}

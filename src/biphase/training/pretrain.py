@@ -6,6 +6,7 @@ find the nearest state on the run's path, load it, take the steps that are missi
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ import torch
 from biphase.batch import Batch
 from biphase.data.shards import Shards
 from biphase.data.stream import Stream, heldout_stream, load_ahead, share
-from biphase.errors import TrainingError
+from biphase.errors import StoreError, TrainingError
 from biphase.files import Store
 from biphase.keys import Identities, act_at, label, origin_draw, origin_step, state_key
 from biphase.models.attention import sight_of, varlen_works
@@ -66,8 +67,8 @@ class Pretraining:
         shards: Shards,
         identities: Identities,
         ranks: Ranks,
-        needed: set[str],
-        flops_per_token: Callable[[int], float],
+        needed: Callable[[], set[str]],  # the states that plans of the store need, as they stand now
+        flops_per_token: float | None,  # None: the model's shape is not known beforehand
         manner: Manner,
         title: str = "",
     ) -> None:
@@ -90,21 +91,7 @@ class Pretraining:
     def _begin(self) -> None:
         """Build the model and put it where the nearest saved state left it."""
         run, ranks = self.run, self.ranks
-        found = ranks.share(
-            checkpoint.nearest(run, self.target, self.store, self.identities) if ranks.first else None
-        )
-        self.model = self._model(fresh=found is None)
-        self.optimizer = optimizer.build(self.model, run.optimizer)
-        self.progress, lines = Progress(step=0, draw=origin_draw(run)), []
-        if found:
-            step, key = found
-            goes_on = step > 0 or run.moments == "keep"
-            loaded = checkpoint.load(self.store, key, self.model, self.optimizer if goes_on else None)
-            self.progress = (
-                replace(loaded, step=step) if step else replace(loaded, step=0, draw=origin_draw(run))
-            )
-            if key not in self.needed:
-                lines = checkpoint.metrics_of(self.store, key)
+        lines = self._load_nearest()
         self._adopt_arithmetic()
         if self.compiled:
             self.model.compile_trunk()
@@ -114,12 +101,41 @@ class Pretraining:
             first=self.progress.step,
             until=self.target,
             tokens_per_step=run.batch_tokens,
-            flops_of=self.flops_per_token,
+            flops_per_token=self.flops_per_token,
             every=1 if ranks.device.type == "cpu" else 10,
             lines=lines,
+            unsound_in_a_row=self.progress.unsound_in_a_row,
             board=self.manner.board if ranks.first else None,
             quiet=self.manner.quiet or not ranks.first,
         )
+
+    def _load_nearest(self) -> list[dict[str, Any]]:
+        """Load the nearest state of the run, or start it; gives the lines of metrics that led there."""
+        run, ranks, store = self.run, self.ranks, self.store
+        found = ranks.share(
+            checkpoint.nearest(run, self.target, store, self.identities) if ranks.first else None
+        )
+        if found is None and isinstance(run.start, Pretrain):
+            raise StoreError(
+                f"{run.name} goes on from {run.start.name}, whose end is not in {store.states}; "
+                "run the study again to compute it"
+            )
+        self.model = self._model(fresh=found is None)
+        self.optimizer = optimizer.build(self.model, run.optimizer)
+        self.progress = Progress(step=0, draw=origin_draw(run))
+        if found is None:
+            return []
+        step, key = found
+        goes_on = step > 0 or run.moments == "keep"
+        try:
+            loaded = checkpoint.load(store, key, self.model, self.optimizer if goes_on else None)
+            lines = checkpoint.metrics_of(store, key)
+        except (StoreError, OSError):
+            if ranks.world == 1 and not store.has(store.states / key):
+                return self._load_nearest()  # another worker went past it and removed it: look again
+            raise
+        self.progress = loaded if step else replace(loaded, step=0, draw=origin_draw(run))
+        return lines
 
     def _model(self, *, fresh: bool) -> LanguageModel:
         run, root = self.run, self.run.start
@@ -132,7 +148,7 @@ class Pretraining:
                     root, vocab=shards.vocab, mask_id=shards.mask_id, length=length, seed=run.seed
                 )
             case Hub():
-                model = from_hub(root, vocab=self.shards.vocab)
+                model = from_hub(root, vocab=self.shards.vocab, length=self.run.packing.length)
                 if fresh:
                     probe(model, vocab=self.shards.vocab)
         return model.to(self.ranks.device).train()
@@ -141,21 +157,21 @@ class Pretraining:
         """Sum as the state was summed so far, as far as this machine can: the same bits need the same order."""
         progress, ranks = self.progress, self.ranks
         rows = self.run.rows_per_step // ranks.world
-        same = progress.world == ranks.world and progress.micro_rows > 0
+        same = progress.world == ranks.world and progress.step > 0
         suits = devices.micro_rows(ranks.device, rows, self.run.packing.length)
         self.micro_rows = self.manner.micro_rows or (progress.micro_rows if same else suits)
-        if ranks.device.type == "cpu" and progress.threads:
+        if ranks.device.type == "cpu" and 0 < progress.threads <= (os.cpu_count() or 1):
             torch.set_num_threads(progress.threads)
         self.progress.micro_rows, self.progress.world = self.micro_rows, ranks.world
         self.progress.threads = torch.get_num_threads() if ranks.device.type == "cpu" else 0
-        self.progress.machine = _machine(ranks.device)
+        self.progress.machine = _machine(ranks.device) | {"compiled": str(self.compiled)}
 
     # ------------------------------------------------------------ during
 
     def train(self) -> bool:
         """Take the missing steps. True when the target stands in the store, False when stopped before."""
-        self.clock = time.monotonic()
-        self.last_save = self.clock
+        self.clock = self.last_save = time.monotonic()
+        self.published = self.progress.step == self.target
         steps = load_ahead(self._batches, self.progress.step, self.target, loaders=self.manner.loaders)
         try:
             train(
@@ -169,12 +185,13 @@ class Pretraining:
                 ranks=self.ranks,
                 autocast=lambda: devices.autocast(self.ranks.device, self.run.precision),
                 after=(self._count, self._log, self._evaluate, self._save),
-                stop=lambda: self.manner.stop() or self.manner.lost(),
+                stop=self.manner.stop,
+                lost=self.manner.lost,
                 save=self._due,
             )
         finally:
             self.meter.close()
-        return self.progress.step == self.target and not self.manner.lost()
+        return self.published
 
     def _batches(self, step: int) -> list[Batch]:
         """This process's micro-batches of one step."""
@@ -189,8 +206,8 @@ class Pretraining:
         ]
 
     def _loss_sum(self, batch: Batch) -> torch.Tensor:
-        if self.model.has_dropout:  # drawn from counters too, so that a resumed run drops the same units
-            torch.manual_seed(salt(self.run.seed, "dropout", int(batch.draws[0])))
+        # Dropout, where a model has it, is drawn from counters too: a resumed run drops the same units.
+        torch.manual_seed(salt(self.run.seed, "dropout", int(batch.draws[0])))
         return self.model.loss_sum(batch, sight_of(batch, varlen=self.varlen))
 
     def _due(self) -> bool:
@@ -207,25 +224,23 @@ class Pretraining:
         progress.step, progress.draw = done.step + 1, progress.draw + self.run.rows_per_step
         progress.seconds, self.clock = progress.seconds + now - self.clock, now
         progress.tokens += self.run.batch_tokens
-        progress.flops += self.run.batch_tokens * self.flops_per_token(done.step)
+        if progress.flops is not None:
+            each = self.flops_per_token
+            progress.flops = None if each is None else progress.flops + self.run.batch_tokens * each
 
     def _log(self, done: Done) -> None:
         act = act_at(self.run, done.step)
         facts: dict[str, Any] = {"rate": done.rate, "labels": done.labels, "objective": label(act.objective)}
         if not isinstance(act.objective, CLM):
             facts["ratio"] = ratio_at(act.objective, done.step - act.first)
-        facts |= {
-            "tokens": self.progress.tokens,
-            "seconds": round(self.progress.seconds, 3),
-            "draws": done.draws,
-        }
+        facts |= {"tokens": self.progress.tokens, "seconds": round(self.progress.seconds, 3)}
+        first = self.progress.draw - self.run.rows_per_step
+        facts["draws"] = [first, self.progress.draw - 1]  # of all processes; kept only if the step is skipped
         self.meter.step(done.step, facts, done.loss, done.norm, done.unsound)
-        self.progress.skipped += self.meter.skipped
-        self.meter.skipped = 0
         if self.meter.unsound_in_a_row >= UNSOUND_LIMIT:
             raise TrainingError(
                 f"{self.run.name}: {UNSOUND_LIMIT} steps in a row had no finite loss or gradient, the last at step "
-                f"{done.step + 1:,} with samples {done.draws[0]} to {done.draws[1]}; "
+                f"{done.step + 1:,} with samples {first} to {self.progress.draw - 1}; "
                 "lower schedule=WSD(peak=…) or look at the corpus there"
             )
 
@@ -248,14 +263,18 @@ class Pretraining:
             fixed=self.compiled,
         )
         self.model.train()
-        self.meter.event(step, heldout=losses)
+        if losses:
+            self.meter.event(step, heldout=losses)
         self.clock = time.monotonic()  # time spent measuring is not time spent training
 
     def _save(self, done: Done) -> None:
         finished = done.step + 1 == self.target
-        if not (finished or done.save or done.stop) or self.manner.lost():
+        if done.lost or not (finished or done.save or done.stop):
             return
         self.meter.flush()
+        self.progress.skipped += self.meter.skipped
+        self.meter.skipped = 0
+        self.progress.unsound_in_a_row = self.meter.unsound_in_a_row
         if self.ranks.first:
             key = state_key(self.run, done.step + 1, self.identities)
             about = {
@@ -273,7 +292,8 @@ class Pretraining:
                 about=about,
                 metrics=self.meter.lines,
             )
-            checkpoint.prune(self.run, done.step + 1, self.store, self.identities, self.needed)
+            checkpoint.prune(self.run, done.step + 1, self.store, self.identities, self.needed())
+        self.published = finished
         self.last_save = self.clock = time.monotonic()
         self.ranks.wait()
 

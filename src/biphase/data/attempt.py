@@ -1,0 +1,69 @@
+"""An attempt at a tokenized corpus: a folder under a name that only its worker knows.
+
+Who goes on with another's unfinished attempt renames it first. So a worker that had only stalled, and was taken for
+dead, finds its folder gone when it comes back, and ends; it can neither write into the new owner's files by their
+paths nor publish them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from biphase.errors import DataError
+from biphase.files import Store
+from biphase.specs import Corpus
+
+
+class Attempt:
+    """`build` becomes the result; the rest of the folder is scaffolding."""
+
+    def __init__(self, corpus: Corpus, store: Store, key: str, lost: Callable[[], bool]) -> None:
+        self.corpus, self.lost = corpus, lost
+        # The lease's key stands in the name, so that others see whose it is.
+        self.folder = store.attempts / f"shards-{key}-{uuid.uuid4().hex[:8]}"
+        self.build, self.journal = self.folder / "build", self.folder / "journal.json"
+        self.begun = False
+        for left in _left(store, key):
+            with contextlib.suppress(FileNotFoundError):  # another worker was faster
+                left.rename(self.folder)
+                break
+
+    def begin(self) -> None:
+        self.build.mkdir(parents=True, exist_ok=True)
+        self.begun = True
+
+    def check_ours(self) -> None:
+        """Refuse to go on with what somebody else does now."""
+        if self.taken_over:
+            raise self.refusal()
+
+    @property
+    def taken_over(self) -> bool:
+        return self.begun and (self.lost() or not self.folder.is_dir())
+
+    def refusal(self) -> DataError:
+        return DataError(
+            f"corpus {self.corpus.name!r}: another worker took this corpus over, because this one was silent for "
+            "long; type the command again: it waits for the other, or goes on where that one ends"
+        )
+
+    def discard(self) -> None:
+        """Leave nothing: what comes next has another key, or must begin again."""
+        self.begun = False
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def remove_attempts(store: Store, key: str) -> None:
+    """Remove what is left of attempts at a corpus that is there."""
+    for folder in _left(store, key):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _left(store: Store, key: str) -> list[Path]:
+    """The unfinished attempts at a corpus, those that can be gone on with first."""
+    found = store.attempts.glob(f"shards-{key}*")
+    return sorted(found, key=lambda folder: ((folder / "journal.json").is_file(), folder.name), reverse=True)

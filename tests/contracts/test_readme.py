@@ -1,0 +1,84 @@
+"""The README tells the truth: its studies plan, its commands run, its tree of files is the tree."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+DOCS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+STUDIES = [
+    (path, block)
+    for path in DOCS
+    for block in blocks(path.read_text(), "python")
+    if "study = Study(" in block
+]
+COMMANDS = [
+    (path, line[2:])
+    for path in DOCS
+    for block in blocks(path.read_text(), "console")
+    for line in block.splitlines()
+    if line.startswith(("$ biphase plan studies", "$ biphase --help"))
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "text"), STUDIES, ids=[f"{path.name}-{n}" for n, (path, _) in enumerate(STUDIES)]
+)
+def test_every_study_shown_plans(path, text, tmp_path):
+    study = tmp_path / "shown.py"
+    study.write_text(text)
+    done = biphase("plan", str(study), "--store", str(tmp_path / "store"))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[command for _, command in COMMANDS])
+def test_every_light_command_shown_runs(path, command, tmp_path):
+    done = biphase(*command.removeprefix("biphase ").split(" #")[0].split(), cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def biphase(*arguments, cwd=None):
+    command = [sys.executable, "-m", "biphase", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+
+
+def test_something_is_shown():
+    assert STUDIES
+    assert COMMANDS
+
+
+def test_the_plan_shown_is_the_plan_of_the_quickstart(tmp_path):
+    done = biphase("plan", "studies/quickstart.py", "--store", str(tmp_path / "store"), cwd=ROOT)
+    tree = [line for line in done.stdout.splitlines() if "→" in line]
+    assert tree
+    for line in tree:
+        assert line.rstrip() in README, line
+
+
+def test_the_tree_of_files_names_every_file():
+    missing = [
+        path.relative_to(ROOT).as_posix()
+        for folder in ("src/biphase", "studies", "benchmarks")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if path.name not in ("__init__.py", "__main__.py") and path.name not in README
+    ]
+    assert not missing
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere_and_no_place_is_left_open(path):
+    text = path.read_text()
+    assert "<<MEASURE" not in text
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        if not target.startswith(("http:", "https:")):
+            assert (path.parent / target).exists(), target

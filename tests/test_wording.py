@@ -1,0 +1,22 @@
+"""Numbers are said in three digits and a unit, also right below the next unit."""
+
+import pytest
+
+from biphase.wording import short, si
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "count"),
+    [
+        (0, "0 ", "0"),
+        (128, "128 ", "128"),
+        (999.7, "1 k", "1k"),
+        (12_345, "12.3 k", "12.3k"),
+        (999_960, "1 M", "1M"),
+        (99_090_432_000, "99.1 G", "99.1B"),
+        (1.15e12, "1.15 T", "1.15T"),
+        (float("nan"), "? ", "?"),
+    ],
+)
+def test_a_number_has_three_digits_and_a_unit(value, unit, count):
+    assert (si(value), short(value)) == (unit, count)

@@ -224,16 +224,18 @@ def _ranks(spec: dict[str, Any], proven: bool) -> tuple[dict[bytes, int], list[i
     present = [byte for byte, letter in enumerate(letters) if letter in vocab]
     ranks = {bytes([byte]): rank for rank, byte in enumerate((*lacking, *present))}
     ids = [0] * len(lacking) + [vocab[letters[byte]] for byte in present]
-    number = {letter: byte for byte, letter in enumerate(letters)}
+    # As a table for `translate`, ten times faster than letter by letter; what stands for no byte cannot be encoded.
+    table = dict.fromkeys(range(256), 0xFFFF) | {ord(letter): byte for byte, letter in enumerate(letters)}
     merges = merged_pairs(model)
     previous = ""
     for left, right in merges:
         token = left + right
         if token == previous:
             continue  # another pair for the same token, right after it
-        if not all(letter in number for letter in token):
-            raise Inconvertible("it has letters that stand for no byte")
-        as_bytes = bytes(number[letter] for letter in token)
+        try:
+            as_bytes = token.translate(table).encode("latin-1")
+        except UnicodeEncodeError:
+            raise Inconvertible("it has letters that stand for no byte") from None
         if as_bytes in ranks:
             raise Inconvertible("two far merges make one token")
         ranks[as_bytes] = len(ids)

@@ -49,7 +49,10 @@ def test_a_worker_computes_every_state_once_parents_first(plan, store):
     outcome = worker(plan, store, said).work()
     assert outcome.computed == plan.pieces
     assert ledger.done_keys(plan, store) == set(plan.states)
-    assert len([line for line in said if "→" in line]) == plan.pieces
+    lines = [line for line in said if "→" in line]
+    assert len(lines) == plan.pieces
+    starts = [line.split("loss ")[1].split(" ")[0] for line in lines]
+    assert len(set(starts)) > 1, "each piece tells its own losses, not those of the root"
     again = worker(plan, store).work()
     assert again.computed == 0
     assert not Leases(store.leases).holders()

@@ -10,7 +10,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from biphase.data.shards import Shards
@@ -156,9 +158,27 @@ class Worker:
             self.say(f"  note: {warning} (run {state.run.name!r})")
 
     def _shards(self, state: State) -> Shards:
-        """The tokenized corpus that the state's key names; made here if it is missing and nobody else makes it."""
-        corpus = corpus_of(state.run)
+        """The tokenized corpus that the state's key names, made if it is missing."""
         folder = self.store.shards / self.identities.data(state.run)
+        if self.ranks.world == 1:
+            self._make_shards(state, folder)
+            return Shards.open(folder)
+        # The first process makes them on the side and tells the others how it stands: whoever waits in silence
+        # for another process would never learn that it stopped or failed.
+        with ThreadPoolExecutor(1) as pool:
+            job = pool.submit(self._make_shards, state, folder) if self.ranks.first else None
+            while (standing := self.ranks.share(_standing(job))) == "working":
+                time.sleep(POLL_SECONDS)
+        if standing == "stopped":
+            raise _Stopped
+        if job:
+            job.result()
+        if standing == "failed":
+            raise DataError("the first process could not tokenize the corpus; see its error")
+        return Shards.open(folder)
+
+    def _make_shards(self, state: State, folder: Path) -> None:
+        corpus = corpus_of(state.run)
 
         def report(text: str) -> None:
             if self.manner.stop():  # what is tokenized so far stays, and the next run goes on from it
@@ -166,8 +186,10 @@ class Worker:
             self.say(f"  {text}")
 
         while not self.store.has(folder):
-            lease = self.leases.take(f"shards-{folder.name}") if self.ranks.first else None
-            if lease is None:
+            if self.manner.stop():
+                raise _Stopped
+            lease = self.leases.take(f"shards-{folder.name}")
+            if lease is None:  # somebody else makes them
                 time.sleep(POLL_SECONDS)
                 continue
             with lease:
@@ -176,8 +198,13 @@ class Worker:
                         f"the files of corpus {corpus.name!r} have changed since the study was planned; "
                         "start the run again to plan with what is there now"
                     )
-        self.ranks.wait()
-        return Shards.open(folder)
+
+
+def _standing(job: Future[None] | None) -> str:
+    if job is None or not job.done():
+        return "working"
+    error = job.exception()
+    return "done" if error is None else "stopped" if isinstance(error, _Stopped) else "failed"
 
 
 class _Stopped(Exception):
@@ -190,7 +217,10 @@ def _flops_per_token(state: State) -> float | None:
 
 
 def _summary(piece: Pretraining, seconds: float) -> str:
-    losses = [line["loss"] for line in piece.meter.lines if line.get("loss") is not None]
+    first = piece.meter.origin + piece.meter.first  # the lines go back to the root; these are the piece's own
+    losses = [
+        line["loss"] for line in piece.meter.lines if line["step"] > first and line.get("loss") is not None
+    ]
     way = f"loss {losses[0]:.2f} → {losses[-1]:.2f}" if losses else ""
     tokens = (piece.target - piece.meter.first) * piece.run.batch_tokens
     return f"{way}   {si(tokens / max(seconds, 1e-9))}tok/s   {duration(seconds)}"

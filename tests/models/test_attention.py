@@ -183,7 +183,9 @@ def test_the_mask_alone_is_right():
 
 
 @pytest.mark.campaign
-@pytest.mark.filterwarnings("ignore::UserWarning")  # the compiler's own: setuptools beside distutils, and others
+@pytest.mark.filterwarnings(
+    "ignore::UserWarning"
+)  # the compiler's own: setuptools beside distutils, and others
 def test_one_compiled_model_stays_lawful_across_clm_mlm_clm():
     """Compiled graphs must not bake in a direction or a boundary."""
     model = eurobert()

@@ -88,10 +88,6 @@ class Plan:
     def steps_to_compute(self) -> int:
         return sum(state.steps for state in self.states.values())
 
-    def children(self, key: str) -> tuple[State, ...]:
-        """The states whose pieces begin at this state or root."""
-        return tuple(s for s in self.states.values() if (s.root if s.parent is None else s.parent) == key)
-
     def left(self, done: Collection[str]) -> list[str]:
         """The states to compute: what leads only to finished ones need not be there any more."""
         wanted: set[str] = set()

@@ -19,7 +19,7 @@ LAYERS = [
     {"errors", "randomness", "batch", "wording"},
     {"records", "files", "holders"},
     {"specs", "leases"},
-    {"presets", "keys"},
+    {"presets", "catalog", "keys"},
     {"objectives", "loss"},
     {"data"},
     {"models"},
@@ -36,7 +36,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 # What `biphase plan` imports.
 LIGHT = [
-    "errors", "records", "specs", "presets", "files", "holders", "leases", "keys", "wording", "data.identity",
+    "errors", "records", "specs", "presets", "catalog", "files", "holders", "leases", "keys", "wording", "data.identity",
     "study.load", "study.plan", "study.costs", "study.tree", "study.identities",
 ]  # fmt: skip
 HEAVY = [

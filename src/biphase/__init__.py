@@ -1,6 +1,7 @@
 """biphase: the workbench for pretraining text encoders."""
 
-from biphase.presets import CORPORA, LLAMA3, SIZES, TASKS
+from biphase.catalog import CATALOG, TASKS
+from biphase.presets import CORPORA, LLAMA3, SIZES
 from biphase.specs import (
     BPE,
     CLM,
@@ -8,7 +9,9 @@ from biphase.specs import (
     MNTP,
     WSD,
     AdamW,
+    Answer,
     Chunks,
+    Classify,
     Corpus,
     Cosine,
     Finetune,
@@ -16,17 +19,20 @@ from biphase.specs import (
     Linear,
     Pretrain,
     Pretrained,
+    Retrieve,
     Rows,
     Size,
+    Splits,
     Stage,
     Study,
+    Tag,
     Task,
 )
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "BPE", "CLM", "CORPORA", "LLAMA3", "MLM", "MNTP", "SIZES", "TASKS", "WSD", "AdamW", "Chunks", "Corpus",
-    "Cosine", "Finetune", "Hub", "Linear", "Pretrain", "Pretrained", "Rows", "Size", "Stage", "Study", "Task",
-    "__version__",
+    "BPE", "CATALOG", "CLM", "CORPORA", "LLAMA3", "MLM", "MNTP", "SIZES", "TASKS", "WSD", "AdamW", "Answer",
+    "Chunks", "Classify", "Corpus", "Cosine", "Finetune", "Hub", "Linear", "Pretrain", "Pretrained", "Retrieve",
+    "Rows", "Size", "Splits", "Stage", "Study", "Tag", "Task", "__version__",
 ]  # fmt: skip

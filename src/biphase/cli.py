@@ -7,6 +7,7 @@ what it needs: `plan`, `status` and `--help` never import torch.
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from biphase.files import Store
     from biphase.keys import Identities
     from biphase.study.plan import Plan
+    from biphase.training.pretrain import Manner
 
 app = typer.Typer(
     help="biphase: the workbench for pretraining text encoders.",
@@ -85,15 +87,21 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """The tree: what is shared, what is done, what the rest costs. Runs nothing."""
+    from biphase.study.leaves import count
     from biphase.study.ledger import done_keys
     from biphase.study.tree import plan_json, render
 
     made, where, _ = _plan(study, store)
-    done = done_keys(made, where)
+    done, tuned = done_keys(made, where), count(made, where).done
     if as_json:
-        print(json.dumps(plan_json(made, done=done, device=device, efficiency=efficiency), indent=1))
+        told = plan_json(made, done=done, tuned=tuned, device=device, efficiency=efficiency)
+        print(json.dumps(told, indent=1))
     else:
-        print(render(made, done=done, device=device, efficiency=efficiency, command_path=str(study)))
+        print(
+            render(
+                made, done=done, tuned=tuned, device=device, efficiency=efficiency, command_path=str(study)
+            )
+        )
 
 
 @app.command()
@@ -128,17 +136,8 @@ def run(
         _check_processes(made, wanted, processes)
         sys.exit(launch.in_processes(processes, sys.argv[1:]))
 
-    from biphase.study.plan import save_plan
-    from biphase.study.summary import closing, opening
-    from biphase.study.worker import Worker
-    from biphase.training import devices
     from biphase.training.pretrain import Manner
 
-    ranks = devices.join()
-    say = _tell if ranks.first else lambda text: None
-    if ranks.first:
-        save_plan(made, where)
-    ranks.wait()
     manner = Manner(
         loaders=loaders,
         micro_rows=micro_batch,
@@ -146,13 +145,44 @@ def run(
         checkpoint_seconds=seconds,
         compiled=compiled,
         quiet=quiet,
-        stop=launch.Stop(limit, say),
     )
-    say(opening(made, where))
-    outcome = Worker(made, where, fingerprints, ranks, manner, wanted=wanted, say=say).work()
+    results = _matching(made, only)
+    _work(made, where, fingerprints, manner, wanted, results, limit=limit, command=f"run {study}")
+
+
+def _work(
+    made: Plan,
+    where: Store,
+    fingerprints: Identities,
+    manner: Manner,
+    wanted: set[str],
+    results: set[str],
+    *,
+    limit: float | None,
+    command: str,
+    as_json: bool = False,
+) -> None:
+    """Compute what is missing of a plan, here; then say what came out, and end."""
+    from dataclasses import replace
+
+    from biphase.study import launch
+    from biphase.study.plan import save_plan
+    from biphase.study.summary import closing, opening, status_json
+    from biphase.study.worker import Worker
+    from biphase.training import devices
+
+    ranks = devices.join()
+    say = _tell if ranks.first else lambda text: None
     if ranks.first:
-        text = closing(made, where, outcome.failed, stopped=outcome.stopped, command_path=str(study))
-        print(text, flush=True)
+        save_plan(made, where)
+    ranks.wait()
+    manner = replace(manner, stop=launch.Stop(limit, say))
+    say(opening(made, where))
+    worker = Worker(made, where, fingerprints, ranks, manner, wanted=wanted, evaluated=results, say=say)
+    outcome = worker.work()
+    if ranks.first:
+        text = closing(made, where, outcome.failed, stopped=outcome.stopped, command=command)
+        print(json.dumps(status_json(made, where), indent=1) if as_json else text, flush=True)
     devices.leave()
     sys.exit(1 if outcome.failed else 0)
 
@@ -179,16 +209,110 @@ def _check_processes(made: Plan, wanted: set[str], processes: int) -> None:
 
 def _wanted(made: Plan, only: str) -> set[str]:
     """The states on the way to every result whose name matches."""
+    return {state.key for key in _matching(made, only) for state in made.path(key)}
+
+
+def _matching(made: Plan, only: str) -> set[str]:
+    """The keys of the results whose name matches."""
     from fnmatch import fnmatch
 
     from biphase.errors import SpecError, nearest
 
-    matching = [name for name in made.results if fnmatch(name, only)]
+    matching = [key for name, key in made.results.items() if fnmatch(name, only)]
     if not matching:
         raise SpecError(
             f"no result of {made.study.name} matches --only {only!r}; {nearest(only, made.results)}"
         )
-    return {state.key for name in matching for state in made.path(made.results[name])}
+    return set(matching)
+
+
+@app.command()
+def evaluate(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="a folder, owner/name@commit, or the first digits of a key")
+    ],
+    tasks: Annotated[
+        str,
+        typer.Option(
+            help="tasks by name, 'paper', a family (SC, TC, QA, IR), or a folder or file of your own"
+        ),
+    ],
+    store: StoreFolder = DEFAULT_STORE,
+    lrs: Annotated[str, typer.Option(help="learning rates, by commas")] = "1e-5,2e-5,5e-5,1e-4,2e-4,5e-4",
+    seeds: Annotated[str, typer.Option(help="seeds, by commas, or how many as 0-4")] = "0-4",
+    steps: Annotated[int, typer.Option(min=0, help="fine-tune each task for so many steps; 0: its own")] = 0,
+    protocol: Annotated[str, typer.Option(help="standard or paper: docs/tasks.md")] = "standard",
+    precision: Annotated[
+        str, typer.Option(help="fp32, bf16 or pure-bf16; default: the protocol's, fp32 on a CPU")
+    ] = "",
+    length: Annotated[
+        int, typer.Option(min=0, help="longest input in tokens; 0: 99% of the model's context")
+    ] = 0,
+    documents: Annotated[
+        str, typer.Option(help="retrieve among judged or all; default: the protocol's")
+    ] = "",
+    data: Annotated[
+        Path | None, typer.Option(help="read known tasks from local copies here, where it has them")
+    ] = None,
+    test: Annotated[Path | None, typer.Option(help="own data: the file to be scored by")] = None,
+    family: Annotated[
+        str, typer.Option(help="own data: SC, TC, QA or IR, where the columns do not tell")
+    ] = "",
+    text: Annotated[
+        str,
+        typer.Option(
+            help="own data: the text column or a template; TC: the words; QA: before the context; IR: documents"
+        ),
+    ] = "",
+    label: Annotated[str, typer.Option(help="own data: the column of labels, tags or answers")] = "",
+    labels: Annotated[str, typer.Option(help="own data: names of numbered labels, in order, by commas")] = "",
+    trained_on: Annotated[
+        str,
+        typer.Option(help="own retrieval data with nothing to train on: the task whose model is scored"),
+    ] = "",
+    for_time: Annotated[
+        str, typer.Option("--for", metavar="TIME", help="stop cleanly after e.g. 9m or 2h")
+    ] = "",
+    processes: Annotated[int, typer.Option(min=1, help="fine-tune in this many processes at once")] = 1,
+    quiet: Annotated[bool, typer.Option("--quiet", help="no live line")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fine-tune and score any encoder or decoder on tasks: learning rates × seeds, to a table with intervals."""
+    import os
+
+    from biphase.files import Store
+    from biphase.study import launch
+    from biphase.study.evaluation import evaluation, finetuning
+    from biphase.study.identities import identities
+    from biphase.study.plan import make_plan
+    from biphase.study.tasks import tasks_named
+
+    limit = launch.seconds(for_time) if for_time else None
+    asked = tasks_named(
+        tasks,
+        data=data,
+        family=family,
+        text=text,
+        label=label,
+        labels=labels,
+        test=test,
+        trained_on=trained_on,
+        steps=steps,
+    )
+    where = Store(store)
+    grid = finetuning(asked, lrs, seeds, protocol, precision, documents, length)
+    fingerprints = identities(where)
+    made = make_plan(evaluation(model, grid, where), fingerprints)
+    if processes > 1 and "RANK" not in os.environ:
+        sys.exit(launch.in_processes(processes, sys.argv[1:]))
+
+    from biphase.training.pretrain import Manner
+
+    command = shlex.join(["evaluate", *sys.argv[2:]])
+    _work(
+        made, where, fingerprints, Manner(quiet=quiet), set(), set(made.results.values()),
+        limit=limit, command=command, as_json=as_json,
+    )  # fmt: skip
 
 
 @app.command()

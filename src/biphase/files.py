@@ -1,6 +1,7 @@
 """Storage is files: a result is a folder named by its key, with a manifest written last.
 
     store/states/<key>/     a checkpoint: weights, moments, position
+    store/leaves/<key>/     the scores of one fine-tuning
     store/shards/<key>/     a tokenized corpus
     store/studies/<name>/   plan.json, failures
 
@@ -32,6 +33,7 @@ class Store:
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
         self.states = self.root / "states"
+        self.leaves = self.root / "leaves"
         self.shards = self.root / "shards"
         self.studies = self.root / "studies"
         self.leases = self.root / "leases"

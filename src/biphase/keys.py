@@ -11,10 +11,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from biphase.records import encode, key
-from biphase.specs import CLM, MLM, Corpus, Cosine, Hub, Linear, Objective, Pretrain, Size
+from biphase.specs import (
+    CLM,
+    MLM,
+    Corpus,
+    Cosine,
+    Finetune,
+    Hub,
+    Linear,
+    Objective,
+    Pretrain,
+    Size,
+    Task,
+)
 
 # Raised when the meaning of a record changes without any field changing (e.g. another hash for masks).
 GENERATION = 1
+LEAF_GENERATION = 1  # the same for fine-tuning and scoring
 
 
 @dataclass(frozen=True)
@@ -28,10 +41,11 @@ class Act:
 
 @dataclass(frozen=True)
 class Identities:
-    """The fingerprints of what lies outside the study file. Asked once per corpus and hub model."""
+    """The fingerprints of what lies outside the study file. Asked once per corpus, hub model and task."""
 
     data: Callable[[Pretrain], str]  # the key of the run's shards
     hub: Callable[[Hub], str]
+    task: Callable[[Task], str] = key  # the key of a dataset as it is asked
 
 
 def acts(run: Pretrain) -> tuple[Act, ...]:
@@ -91,6 +105,8 @@ class Keyring:
         """The key of the run's state after `step` steps."""
         if isinstance(run.start, Pretrain) and step == 0:
             return self.at(run.start, run.start.steps)
+        if isinstance(run.start, Hub) and not run.stages:  # a model as it is: nothing else has touched it
+            return key({"generation": GENERATION, "start": self._start(run)})
         place = (id(run), step)
         if place not in self._keys:
             _, fixed, spans = self._of(run)
@@ -134,6 +150,29 @@ def _rate_until(run: Pretrain, step: int) -> list[object]:
     if step > decay:
         law += [decay, run.steps]
     return law
+
+
+def training_key(model: str, task: str, spec: Finetune, *, lr: float, seed: int) -> str:
+    """The key of a fine-tuned model: which model, on which dataset, how."""
+    return key(
+        {
+            "generation": LEAF_GENERATION,
+            "model": model,
+            "task": task,
+            "lr": lr,
+            "seed": seed,
+            "protocol": spec.protocol,
+            "precision": spec.precision,
+            "length": spec.length,
+            "warmup": spec.warmup,
+            "optimizer": encode(spec.optimizer),
+        }
+    )
+
+
+def leaf_key(training: str, task: str, documents: str) -> str:
+    """The key of the scores of a fine-tuned model on a dataset; `documents` is empty where nothing is retrieved."""
+    return key({"training": training, "task": task, "documents": documents})
 
 
 def label(objective: Objective) -> str:

@@ -1,4 +1,4 @@
-"""Named values: model sizes, corpora, tasks, devices.
+"""Named values: model sizes, corpora, devices.
 
 210m, 610m and 1b are the paper's, to the unit; 2b is EuroBERT's largest. Smaller ones are named by the
 parameters of their blocks, for laptops and single-GPU studies, in the proportions of the 210m: heads of
@@ -8,7 +8,7 @@ parameters of their blocks, for laptops and single-GPU studies, in the proportio
 from __future__ import annotations
 
 from biphase.errors import SpecError, nearest
-from biphase.specs import BPE, Corpus, Pretrain, Pretrained, Size, Task
+from biphase.specs import BPE, Corpus, Pretrain, Pretrained, Size
 
 SIZES = {
     size.name: size
@@ -40,21 +40,6 @@ CORPORA = {
         Corpus("builtin", "builtin:corpus.jsonl.zst", BPE(2_048), heldout="heldout.jsonl.zst"),
     )
 }
-
-TASKS = (
-    Task("sst2", "SC"),
-    Task("mnli", "SC"),
-    Task("qqp", "SC"),
-    Task("conll2003", "TC"),
-    Task("ontonotes5", "TC"),
-    Task("uner_en", "TC"),
-    Task("squad", "QA"),
-    Task("squad_v2", "QA"),
-    Task("record", "QA"),
-    Task("msmarco", "IR"),
-    Task("nq", "IR", trained_on="msmarco"),
-    Task("mldr_en", "IR", trained_on="msmarco"),
-)
 
 # Dense peak of one device in FLOP/s: bf16 where it has it, fp32 for the CPU (measured: two AVX2 cores).
 DEVICES = {

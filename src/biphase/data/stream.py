@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -110,9 +111,12 @@ def share(first_draw: int, rows: int, rank: int, world: int) -> Tensor:
     return torch.arange(first_draw + rows * rank // world, first_draw + rows * (rank + 1) // world)
 
 
+Made = TypeVar("Made")
+
+
 def load_ahead(
-    make: Callable[[int], list[Batch]], first: int, until: int, *, loaders: int, ahead: int = 4
-) -> Iterator[list[Batch]]:
+    make: Callable[[int], Made], first: int, until: int, *, loaders: int, ahead: int = 4
+) -> Iterator[Made]:
     """The batches of steps `first`…`until`−1 in order, prepared by `loaders` threads (0: when asked for).
 
     Threads, not processes: the work is memory-mapped reads and integer tensor operations, which let go of
@@ -122,7 +126,7 @@ def load_ahead(
         yield from map(make, range(first, until))
         return
     with ThreadPoolExecutor(loaders, thread_name_prefix="loader") as pool:
-        waiting: deque[Future[list[Batch]]] = deque()
+        waiting: deque[Future[Made]] = deque()
         step = first
         try:
             while step < until or waiting:

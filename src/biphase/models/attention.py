@@ -7,8 +7,9 @@ token may look at is decided here and nowhere else. A `Sight` travels as a forwa
     segments, CUDA, 16-bit             varlen kernel: no mask exists, no work is done across segments
     segments, otherwise                scaled_dot_product_attention with a mask, the plain path
 
-Every path is tested against the plain one. Arguments of a family that change who sees whom or how scores are
-made (windows, caps, sinks) are refused rather than ignored.
+Every path is tested against the plain one. A layer's sliding window narrows what its tokens see: backwards where
+attention is causal, to both sides where it is not. Other arguments of a family that change how scores are made
+(caps, sinks, biases) are refused rather than ignored.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ with contextlib.suppress(ImportError):  # a torch without it still has the plain
     from torch.nn.attention.varlen import varlen_attn
 
 NAME = "biphase"
-CHANGES_THE_SCORES = ("sliding_window", "softcap", "s_aux", "position_bias", "cache_position_bias")
+CHANGES_THE_SCORES = ("softcap", "s_aux", "position_bias", "cache_position_bias")
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ def attend(
     scaling: float | None = None,
     dropout: float = 0.0,
     sight: Sight | None = None,
+    sliding_window: int | None = None,
     **rest: Any,
 ) -> tuple[Tensor, None]:
     """Attention as `sight` says. Gives (B, T, H, D), as transformers wants it."""
@@ -89,23 +91,42 @@ def attend(
             raise ModelError(
                 f"{type(module).__name__} asks for {name}={rest[name]!r}, which is not supported yet"
             )
+    # transformers counts the token itself: a window of w reaches w - 1 tokens.
+    reach = -1 if sliding_window is None else sliding_window - 1
     if sight.boundaries is not None:
-        return _varlen(query, key, value, sight, scaling, dropout), None
+        return _varlen(query, key, value, sight, reach, scaling, dropout), None
+    mask = sight.mask
+    if 0 <= reach < query.shape[2] - 1:
+        near = _near(query.shape[2], reach, causal=sight.causal, device=query.device)
+        mask = near if mask is None else mask & near
     out = F.scaled_dot_product_attention(
         query,
         key,
         value,
-        attn_mask=sight.mask,
+        attn_mask=mask,
         dropout_p=dropout,
-        is_causal=sight.causal and sight.mask is None,
+        is_causal=sight.causal and mask is None,
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
     )
     return out.transpose(1, 2).contiguous(), None
 
 
+def _near(length: int, reach: int, *, causal: bool, device: torch.device) -> Tensor:
+    """True where a key stands within `reach` of its query, and not after it where attention is causal."""
+    places = torch.arange(length, device=device)
+    distance = places[:, None] - places[None, :]
+    return (distance <= reach) & (distance >= (0 if causal else -reach))
+
+
 def _varlen(
-    query: Tensor, key: Tensor, value: Tensor, sight: Sight, scaling: float | None, dropout: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sight: Sight,
+    reach: int,
+    scaling: float | None,
+    dropout: float,
 ) -> Tensor:
     if dropout:
         raise ModelError(
@@ -125,7 +146,7 @@ def _varlen(
         sight.longest,
         sight.longest,
         scale=scaling,
-        window_size=(-1, 0) if sight.causal else (-1, -1),
+        window_size=(reach, 0) if sight.causal else (reach, reach),
         **grouped,
     )
     return out.view(rows, length, heads, width)

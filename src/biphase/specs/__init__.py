@@ -7,7 +7,8 @@ The paper's recipe (arXiv 2507.00994) is the default of every field: a departure
 
 from biphase.specs.objectives import CLM, MLM, MNTP, Cosine, Linear, Objective
 from biphase.specs.sources import BPE, Chunks, Corpus, Hub, Pretrained, Rows, Size
-from biphase.specs.study import Finetune, Study, Task
+from biphase.specs.study import Finetune, Study
+from biphase.specs.tasks import Answer, Classify, Family, Retrieve, Splits, Tag, Task
 from biphase.specs.training import WSD, AdamW, Pretrain, Stage
 
 __all__ = [
@@ -17,18 +18,24 @@ __all__ = [
     "MNTP",
     "WSD",
     "AdamW",
+    "Answer",
     "Chunks",
+    "Classify",
     "Corpus",
     "Cosine",
+    "Family",
     "Finetune",
     "Hub",
     "Linear",
     "Objective",
     "Pretrain",
     "Pretrained",
+    "Retrieve",
     "Rows",
     "Size",
+    "Splits",
     "Stage",
     "Study",
+    "Tag",
     "Task",
 ]

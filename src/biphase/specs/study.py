@@ -7,26 +7,42 @@ from typing import Literal
 from biphase.errors import SpecError, nearest
 from biphase.records import record
 from biphase.specs.checks import one_name
-from biphase.specs.training import Pretrain
-
-
-@record
-class Task:
-    """A dataset to fine-tune on. `trained_on` names the task whose fine-tuned model it is scored with."""
-
-    name: str
-    family: Literal["SC", "TC", "QA", "IR"]
-    trained_on: str = ""
+from biphase.specs.tasks import Task
+from biphase.specs.training import INHERIT, AdamW, Pretrain
 
 
 @record
 class Finetune:
-    """Every result of the study × tasks × learning rates × seeds."""
+    """Every result of the study × tasks × learning rates × seeds.
+
+    Two protocols, the same splits, texts, steps and SC, TC and IR heads:
+    - "paper": weights and moments in bf16, QA as tagging of tokens, retrieval among judged documents only, and the
+      learning rate chosen by the paper's own metrics;
+    - "standard": fp32 weights, QA by start and end with windows over long contexts, retrieval among all documents,
+      and the learning rate chosen by entity F1, SQuAD F1 and NDCG@10 as they are commonly defined.
+    Both kinds of metric are computed under either.
+    """
 
     tasks: tuple[Task, ...]
     lrs: tuple[float, ...] = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     protocol: Literal["paper", "standard"] = "paper"
+    precision: Literal["pure-bf16", "bf16", "fp32"] = (
+        INHERIT  # paper: pure-bf16, standard: bf16 over fp32 weights
+    )
+    documents: Literal["judged", "all"] = INHERIT  # paper: judged, standard: all
+    length: int = 0  # the longest input in tokens; 0: 99% of the model's context
+    warmup: float = 0.1  # of the steps; then down in a line to 0
+    optimizer: AdamW = AdamW()  # weight decay spares biases and LayerNorms, as transformers' Trainer does
+
+    def settle(self) -> None:
+        if isinstance(self.tasks, Task):
+            object.__setattr__(self, "tasks", (self.tasks,))
+        paper = self.protocol == "paper"
+        if self.precision is INHERIT:
+            object.__setattr__(self, "precision", "pure-bf16" if paper else "bf16")
+        if self.documents is INHERIT:
+            object.__setattr__(self, "documents", "judged" if paper else "all")
 
     def check(self) -> None:
         for name in ("tasks", "lrs", "seeds"):
@@ -35,13 +51,34 @@ class Finetune:
                 raise SpecError(f"Finetune.{name} must be distinct and not empty")
         if not all(0 < lr < 1 for lr in self.lrs):
             raise SpecError(f"Finetune.lrs must lie between 0 and 1, not {self.lrs}")
-        names = [task.name for task in self.tasks]
+        if not all(0 <= seed < 2**31 for seed in self.seeds):
+            raise SpecError(f"Finetune.seeds must lie in [0, 2³¹), not {self.seeds}")
+        if self.length < 0 or not 0 <= self.warmup < 1:
+            raise SpecError("Finetune.length must not be negative, and warmup a share below 1")
+        self._check_tasks()
+
+    def _check_tasks(self) -> None:
+        known = {task.name: task for task in self.tasks}
+        if len(known) != len(self.tasks):
+            raise SpecError("Finetune.tasks has two tasks of one name; rename one")
         for task in self.tasks:
-            if task.trained_on and task.trained_on not in names:
+            if not task.trained_on:
+                continue
+            if task.trained_on not in known:
                 raise SpecError(
                     f"task {task.name!r} is scored with the model of {task.trained_on!r}, which is not among "
-                    f"Finetune.tasks; {nearest(task.trained_on, names)}"
+                    f"Finetune.tasks; {nearest(task.trained_on, known)}"
                 )
+            lender = known[task.trained_on]
+            if lender.trained_on or lender.family != task.family:
+                raise SpecError(
+                    f"task {task.name!r} cannot be scored with the model of {lender.name!r}: that one must be "
+                    f"trained itself and be of the family {task.family}"
+                )
+
+    def lender(self, task: Task) -> Task:
+        """The task whose model `task` is scored with: itself, unless it borrows."""
+        return next(one for one in self.tasks if one.name == (task.trained_on or task.name))
 
     @property
     def trainings(self) -> int:

@@ -106,11 +106,14 @@ class Pretrain:
             if getattr(self, name) is INHERIT:
                 object.__setattr__(self, name, getattr(parent, name) if parent else value)
         if self.corpus is INHERIT:
-            if parent is None:
+            if isinstance(self.start, Hub) and not self.stages:  # a model as it is reads no corpus
+                object.__setattr__(self, "corpus", "")
+            elif parent is None:
                 raise SpecError(
                     f"Pretrain {self.name!r} needs a corpus: corpus='fineweb-edu', 'builtin' or Corpus(…)"
                 )
-            object.__setattr__(self, "corpus", parent.corpus)
+            else:
+                object.__setattr__(self, "corpus", parent.corpus)
         if isinstance(self.stages, Stage):
             object.__setattr__(self, "stages", (self.stages,))
         self._settle_schedule(parent)

@@ -1,4 +1,4 @@
-"""The fingerprints a plan needs of what lies outside the study file: corpora and hub models."""
+"""The fingerprints a plan needs of what lies outside the study file: corpora, hub models and tasks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from biphase.files import Store
 from biphase.keys import Identities
 from biphase.presets import corpus_of
 from biphase.records import key
-from biphase.specs import Corpus, Hub, Pretrain
+from biphase.specs import Corpus, Hub, Pretrain, Task
+from biphase.tasks.places import task_key
 
 
 def identities(store: Store) -> Identities:
     """Fingerprints as this machine and store see them, each worked out once."""
     corpora: dict[Corpus, str] = {}
     hubs: dict[Hub, str] = {}
+    tasks: dict[Task, str] = {}
 
     def data(run: Pretrain) -> str:
         corpus = corpus_of(run)
@@ -29,7 +31,12 @@ def identities(store: Store) -> Identities:
             hubs[model] = _hub_fingerprint(model, store)
         return hubs[model]
 
-    return Identities(data, hub)
+    def task(asked: Task) -> str:
+        if asked not in tasks:
+            tasks[asked] = task_key(asked, store)
+        return tasks[asked]
+
+    return Identities(data, hub, task)
 
 
 def _hub_fingerprint(model: Hub, store: Store) -> str:

@@ -79,6 +79,7 @@ class Plan:
     states: dict[str, State]
     results: dict[str, str]  # name → key of a state or a root
     steps_written: int
+    tasks: dict[str, str]  # name → key of a dataset to fine-tune on
 
     @property
     def pieces(self) -> int:
@@ -173,7 +174,9 @@ def make_plan(study: Study, identities: Identities, question: str = "") -> Plan:
     results = {name: key for key, several in names.items() for name in several}
     in_order = {name: results[name] for run in study.runs for name in _result_names(run)}
     written = sum(run.steps for run in everyone)
-    return Plan(study, question, roots, dict(_depth_first(roots, states)), in_order, written)
+    tasks = study.finetune.tasks if study.finetune else ()
+    task_keys = {task.name: identities.task(task) for task in tasks}
+    return Plan(study, question, roots, dict(_depth_first(roots, states)), in_order, written, task_keys)
 
 
 def resolve(study: Study) -> Study:
@@ -183,7 +186,7 @@ def resolve(study: Study) -> Study:
     def resolved(run: Pretrain) -> Pretrain:
         if run not in known:
             start = resolved(run.start) if isinstance(run.start, Pretrain) else run.start
-            known[run] = replace(run, start=start, corpus=corpus_of(run))
+            known[run] = replace(run, start=start, corpus=corpus_of(run) if run.corpus else "")
             if run.stages:
                 _check_tokenizer(known[run])
         return known[run]

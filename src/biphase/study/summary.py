@@ -9,7 +9,7 @@ from biphase.errors import BiphaseError
 from biphase.files import Store, read_json
 from biphase.leases import Leases
 from biphase.presets import corpus_of
-from biphase.study import ledger
+from biphase.study import leaves, ledger, scores
 from biphase.study.costs import piece_flops, shape_of
 from biphase.study.ledger import Entry
 from biphase.study.plan import Plan, State
@@ -24,27 +24,33 @@ def opening(plan: Plan, store: Store) -> str:
     """The first lines of a run."""
     done = len(ledger.done_keys(plan, store))
     question = f": {plan.question}" if plan.question else ""
-    return f"{plan.study.name}{question}\n  {plan.pieces} pieces, {done} done"
+    parts = [f"{plan.pieces} pieces, {done} done"] if plan.pieces else []
+    if plan.study.finetune:
+        tuned = leaves.count(plan, store)
+        parts.append(f"{tuned.of:,} fine-tunings, {tuned.done:,} done")
+    return f"{plan.study.name}{question}\n  {'; '.join(parts)}"
 
 
-def closing(plan: Plan, store: Store, failed: dict[str, str], *, stopped: bool, command_path: str) -> str:
+def closing(plan: Plan, store: Store, failed: dict[str, str], *, stopped: bool, command: str) -> str:
     """The last lines of a run: results, and how to go on."""
     done = ledger.done_keys(plan, store)
     left = plan.left(done)
-    lines = results_table(plan, store)
+    lines = [*results_table(plan, store), *scores.table(plan, store)]
     lines += [f"failed  {key[:6]}  {error}" for key, error in failed.items()]
-    again = f"To go on: biphase run {command_path}"
+    tuned = leaves.count(plan, store)
+    where = [f"{len(done)} of {plan.pieces} pieces"] if plan.pieces else []
+    where += [f"{tuned.done:,} of {tuned.of:,} fine-tunings"] if tuned.of else []
+    standing, again = f"{' and '.join(where)} done", f"To go on: biphase {command}"
     if stopped:
-        lines.append(f"stopped. {len(done)} of {plan.pieces} pieces done, nothing lost. {again}")
+        lines.append(f"stopped. {standing}, nothing lost. {again}")
     elif failed:
-        lines.append(f"{len(done)} of {plan.pieces} pieces done, {len(failed)} failed. {again}")
-    elif left:
-        lines.append(f"{len(done)} of {plan.pieces} pieces done. {again}")
+        lines.append(f"{standing}, {len(failed)} failed. {again}")
+    elif left or tuned.done < tuned.of:
+        lines.append(f"{standing}. {again}")
     else:
-        lines.append(f"all {plan.pieces} pieces are done; checkpoints are in {store.states}")
-        if plan.study.finetune:
-            count = plan.study.finetune.trainings * len(plan.results)
-            lines.append(f"its {count:,} fine-tunings are planned but cannot be run by this version yet")
+        every = [f"{plan.pieces} pieces"] if plan.pieces else []
+        every += [f"{tuned.of:,} fine-tunings"] if tuned.of else []
+        lines.append(f"all {' and '.join(every)} are done; they are in {store.root}")
     return "\n".join(lines)
 
 
@@ -74,7 +80,7 @@ def results_table(plan: Plan, store: Store) -> list[str]:
 
 def _entropy_line(plan: Plan, store: Store) -> list[str]:
     lines = []
-    for corpus in dict.fromkeys(corpus_of(run) for run in plan.study.runs):
+    for corpus in dict.fromkeys(corpus_of(run) for run in plan.study.runs if run.corpus):
         card = store.shards / shards_key(corpus, store) / CARD
         if card.is_file():
             nats = read_json(card)["unigram_entropy"]
@@ -96,35 +102,57 @@ def sparkline(values: list[float]) -> str:
 def status_text(plan: Plan, store: Store, *, command_path: str) -> str:
     """What `biphase status` prints."""
     entries = ledger.survey(plan, store)
+    tuned = leaves.survey(plan, store)
     done = sum(entry.standing == "done" for entry in entries.values())
-    filled = round(BAR * done / max(1, len(entries)))
-    left = ledger.seconds_left(entries, _cost)
     unfinished = plan.left([key for key, entry in entries.items() if entry.standing == "done"])
-    to_go = f"   about {duration(left)} left" if left and unfinished else ""
-    lines = [f"{plan.study.name}   {'█' * filled}{'░' * (BAR - filled)}  {done}/{len(entries)} pieces{to_go}"]
+    lines = [plan.study.name]
+    if entries:
+        left = ledger.seconds_left(entries, _cost) if unfinished else None
+        lines.append(_bar(done, len(entries), "pieces", left))
+    if tuned.of:
+        lines.append(_bar(tuned.done, tuned.of, "fine-tunings", tuned.seconds_left))
     for key, entry in entries.items():
         name = ", ".join(entry.state.results) or entry.state.run.name
         if entry.standing == "running" and entry.holder:
             lines.append(f"  running {key[:6]}  {name}  on {entry.holder.host}, process {entry.holder.pid}")
         if entry.standing == "failed":
             lines.append(f"  failed  {key[:6]}  {name}  {entry.error}")
+    for key, (training, holder) in tuned.running.items():
+        lines.append(f"  running {key[:6]}  {training.title(plan)}  on {holder.host}, process {holder.pid}")
+    for key, (training, error) in tuned.failed.items():
+        lines.append(f"  failed  {key[:6]}  {training.title(plan)}  {error}")
     takeovers = len(Leases(store.leases).takeovers())
     if takeovers:
         lines.append(f"  {takeovers} jobs of this store were taken over from workers that died or stalled")
-    if unfinished:
+    if unfinished or tuned.done < tuned.of:
         lines.append(f"next: biphase run {command_path}")
-    return "\n".join([*lines, *results_table(plan, store)])
+    return "\n".join([*lines, *results_table(plan, store), *scores.table(plan, store)])
+
+
+def _bar(done: int, of: int, what: str, left: float | None) -> str:
+    filled = round(BAR * done / max(1, of))
+    to_go = f"   about {duration(left)} left" if left and done < of else ""
+    return f"  {'█' * filled}{'░' * (BAR - filled)}  {done:,}/{of:,} {what}{to_go}"
 
 
 def status_json(plan: Plan, store: Store) -> dict[str, Any]:
     """The same for a program."""
     entries = ledger.survey(plan, store)
+    tuned = leaves.survey(plan, store)
     return {
         "study": plan.study.name,
         "seconds_left": ledger.seconds_left(entries, _cost),
         "takeovers": len(Leases(store.leases).takeovers()),
         "states": [_entry_json(entry) for entry in entries.values()],
         "heldout": {name: ledger.heldout(ledger.curve(plan, store, name)) for name in plan.results},
+        "finetunings": {
+            "done": tuned.done,
+            "of": tuned.of,
+            "seconds_left": tuned.seconds_left,
+            "running": [training.title(plan) for training, _ in tuned.running.values()],
+            "failed": {training.title(plan): error for training, error in tuned.failed.values()},
+        },
+        "scores": scores.as_json(plan, store),
     }
 
 

@@ -32,15 +32,19 @@ class _Row:
     results: str
 
 
-def render(plan: Plan, *, done: Collection[str], device: str, efficiency: float, command_path: str) -> str:
-    """What `biphase plan` prints."""
+def render(
+    plan: Plan, *, done: Collection[str], tuned: int, device: str, efficiency: float, command_path: str
+) -> str:
+    """What `biphase plan` prints. `tuned` is how many fine-tunings are done."""
     name, question = plan.study.name, plan.question
     head = textwrap.wrap(f"{name}: {question}" if question else name, PAGE, subsequent_indent="  ")
     body = _tree(plan, done)
-    return "\n".join([*head, "", *body, "", *_summary(plan, done, device, efficiency, command_path)])
+    return "\n".join([*head, "", *body, "", *_summary(plan, done, tuned, device, efficiency, command_path)])
 
 
-def plan_json(plan: Plan, *, done: Collection[str], device: str, efficiency: float) -> dict[str, Any]:
+def plan_json(
+    plan: Plan, *, done: Collection[str], tuned: int, device: str, efficiency: float
+) -> dict[str, Any]:
     """The same for a program."""
     every, left = costs(plan), costs(plan, plan.left(done))
 
@@ -57,6 +61,7 @@ def plan_json(plan: Plan, *, done: Collection[str], device: str, efficiency: flo
         "costs_left": numbers(left),
         "notes": list(every.notes),
         "finetunings": trainings,
+        "finetunings_done": tuned,
         "scores": scores,
     }
 
@@ -171,6 +176,8 @@ def _title(run: Pretrain, *, trained: bool) -> str:
 
 def _particulars(run: Pretrain) -> dict[str, str]:
     """Everything a root's key looks at, as words by what they tell."""
+    if not run.corpus:  # a model as it is
+        return _fields(run.start)
     corpus, tokenizer = corpus_of(run), corpus_of(run).tokenizer
     optimizer, packing = run.optimizer, run.packing
     words = {
@@ -213,20 +220,21 @@ def _fields(record: Any, but: Collection[str] = ()) -> dict[str, str]:
 
 
 def _summary(
-    plan: Plan, done: Collection[str], device: str, efficiency: float, command_path: str
+    plan: Plan, done: Collection[str], tuned: int, device: str, efficiency: float, command_path: str
 ) -> list[str]:
     every = costs(plan)
     hours = every.device_hours(device, efficiency)
     trainings, scores = _leaves(plan)
     written, to_compute = plan.steps_written, plan.steps_to_compute
     shared = f" ({written:,} as written, {written - to_compute:,} shared)" if written > to_compute else ""
-    parts = [
-        _count(len(plan.study.runs), "run"),
-        _count(plan.pieces, "piece"),
-        f"{_count(to_compute, 'step')} to compute{shared}",
-        f"{short(every.tokens)} tokens",
-    ]
-    if every.flops is not None and hours is not None and every.disk is not None:
+    parts = [_count(len(plan.study.runs), "run")]
+    if plan.states:
+        parts += [
+            _count(plan.pieces, "piece"),
+            f"{_count(to_compute, 'step')} to compute{shared}",
+            f"{short(every.tokens)} tokens",
+        ]
+    if plan.states and every.flops is not None and hours is not None and every.disk is not None:
         parts += [
             f"{every.flops:.2e} FLOPs",
             f"{_hours(hours, device)} on {device} at {efficiency:.0%}",
@@ -235,21 +243,26 @@ def _summary(
     if trainings:
         parts += [_count(trainings, "fine-tuning"), _count(scores, "score")]
     left = plan.left(done)
-    return [*_flow(parts), *every.notes, _next(plan, left, device, efficiency, command_path)]
+    return [*_flow(parts), *every.notes, _next(plan, left, tuned, device, efficiency, command_path)]
 
 
-def _next(plan: Plan, left: list[str], device: str, efficiency: float, command_path: str) -> str:
-    if not plan.states:
+def _next(plan: Plan, left: list[str], tuned: int, device: str, efficiency: float, command_path: str) -> str:
+    trainings, _ = _leaves(plan)
+    if not plan.states and not trainings:
         return "nothing to train."
-    if not left:
-        return f"all {_count(plan.pieces, 'piece')} computed. See: biphase status {command_path}"
-    if len(left) == plan.pieces:
+    if not left and tuned == trainings:
+        every = [_count(plan.pieces, "piece")] if plan.states else []
+        every += [_count(trainings, "fine-tuning")] if trainings else []
+        return f"all {' and '.join(every)} computed. See: biphase status {command_path}"
+    if len(left) == plan.pieces and not tuned:
         return f"nothing computed yet. Next: biphase run {command_path}"
     hours = costs(plan, left).device_hours(device, efficiency)
     steps = sum(plan.states[key].steps for key in left)
     time = f", {_hours(hours, device)}" if hours is not None else ""
-    did = plan.pieces - len(left)
-    return f"{did:,} of {_count(plan.pieces, 'piece')} done, {steps:,} steps left{time}. Next: biphase run {command_path}"
+    done = [f"{plan.pieces - len(left):,} of {_count(plan.pieces, 'piece')}"] if plan.states else []
+    done += [f"{tuned:,} of {_count(trainings, 'fine-tuning')}"] if trainings else []
+    to_go = f", {steps:,} steps left{time}" if left else ""
+    return f"{' and '.join(done)} done{to_go}. Next: biphase run {command_path}"
 
 
 def _leaves(plan: Plan) -> tuple[int, int]:

@@ -1,8 +1,9 @@
 """A worker computes jobs of a plan until none is left that it could do.
 
-It takes the first state, depth first, whose parent is done and whose lease it gets; trains up to it; publishes;
-looks again. Any number of workers, on any machines, may share a store: leases keep them apart, and a dead
-one's job is taken over. With several processes (torchrun) the first one chooses and the others follow.
+A finished result is fine-tuned before the next piece is trained. Else the worker takes the first state, depth first,
+whose parent is done and whose lease it gets; trains up to it; publishes; looks again. Any number of workers, on any
+machines, may share a store: leases keep them apart, and a dead one's job is taken over. With several processes
+(torchrun) the first one chooses and the others follow: a piece is trained by all together, fine-tunings by each alone.
 """
 
 from __future__ import annotations
@@ -10,21 +11,20 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from biphase.data.shards import Shards
-from biphase.data.tokenize import tokenize
 from biphase.errors import DataError, SpecError, one_line
 from biphase.files import Store
+from biphase.finetune.families import Scored
 from biphase.keys import Identities, label
 from biphase.leases import Lease, Leases
-from biphase.presets import corpus_of
 from biphase.study import ledger
 from biphase.study.costs import piece_flops, shape_of
+from biphase.study.leaves import Training, finished, trainings
 from biphase.study.plan import Plan, State, needed_keys
+from biphase.study.shard_maker import ShardMaker, Stopped
+from biphase.study.tuner import Live, Tuner
 from biphase.training.devices import Ranks, poor_precision
 from biphase.training.pretrain import Manner, Pretraining
 from biphase.wording import duration, si
@@ -51,6 +51,7 @@ class Worker:
         manner: Manner,
         *,
         wanted: set[str],
+        evaluated: set[str] | None = None,  # results to fine-tune; None: all
         say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
     ) -> None:
         self.plan, self.store, self.identities, self.ranks, self.manner = (
@@ -63,14 +64,18 @@ class Worker:
         self.wanted = wanted
         self.say = say if ranks.first else lambda text: None
         self.leases = Leases(store.leases)
+        self.shards = ShardMaker(store, identities, self.leases, ranks, stop=manner.stop, say=self.say)
         self.outcome = Outcome()
         self.warned: set[str] = set()
+        self.open = {one.key: one for one in trainings(plan, evaluated)}  # fine-tunings not known to be done
+        self.planned = len(self.open)
+        self.tuner: Tuner | None = None
 
     def work(self) -> Outcome:
         """Compute until nothing is left to do here, or somebody asks to stop."""
         while True:
             stopping = self.ranks.sum(self.manner.stop())[0] > 0  # whoever was told, all must know
-            lease, order = self._choose(stopping) if self.ranks.first else (None, None)
+            leases, order = self._choose(stopping) if self.ranks.first else ([], None)
             order = self.ranks.share(order)
             if order["do"] == "end":
                 return self.outcome
@@ -78,17 +83,23 @@ class Worker:
                 time.sleep(POLL_SECONDS)
                 continue
             try:
-                self._compute(self.plan.states[order["key"]], lease)
+                if order["do"] == "tune":
+                    self._tune(order["keys"], leases)
+                else:
+                    self._compute(self.plan.states[order["key"]], leases[0] if leases else None)
             finally:
-                if lease:
+                for lease in leases:
                     lease.release()
 
-    def _choose(self, stopping: bool) -> tuple[Lease | None, dict[str, Any]]:
-        """The next job, with its lease."""
+    def _choose(self, stopping: bool) -> tuple[list[Lease], dict[str, Any]]:
+        """The next job, with its lease; of fine-tunings one for each process."""
         if stopping:
             self.outcome.stopped = True
-            return None, {"do": "end"}
+            return [], {"do": "end"}
         done = ledger.done_keys(self.plan, self.store)
+        tuned = self._choose_trainings(done)
+        if tuned:
+            return tuned, {"do": "tune", "keys": [lease.key for lease in tuned]}
         pending = [key for key in self.plan.left(done) if key in self.wanted and not self._doomed(key)]
         for key in pending:
             parent = self.plan.states[key].parent
@@ -98,13 +109,96 @@ class Worker:
             if lease is None:
                 continue
             if not self.store.has(self.store.states / key):  # its last holder may just have published it
-                return lease, {"do": "train", "key": key}
+                return [lease], {"do": "train", "key": key}
             lease.release()
-        return None, {"do": "wait" if pending else "end"}
+        others = any(
+            one.key not in self.outcome.failed and self._ready(one, done) for one in self.open.values()
+        )
+        return [], {"do": "wait" if pending or others else "end"}
+
+    def _choose_trainings(self, done: set[str]) -> list[Lease]:
+        taken: list[Lease] = []
+        for training in list(self.open.values()):
+            if len(taken) == self.ranks.world:
+                break
+            if training.key in self.outcome.failed or not self._ready(training, done):
+                continue
+            if finished(training, self.store):
+                del self.open[training.key]
+                continue
+            lease = self.leases.take(training.key)
+            if lease is None:
+                continue
+            if finished(training, self.store):  # its last holder may just have published it
+                lease.release()
+                del self.open[training.key]
+                continue
+            taken.append(lease)
+        return taken
+
+    def _ready(self, training: Training, done: set[str]) -> bool:
+        """Is its model there?"""
+        return training.model in self.plan.roots or training.model in done
 
     def _doomed(self, key: str) -> bool:
         """Did this job, or one it needs, fail here?"""
         return any(state.key in self.outcome.failed for state in self.plan.path(key))
+
+    def _tune(self, keys: list[str], leases: list[Lease]) -> None:
+        """This process's fine-tuning of those chosen, if there is one for it."""
+        failed = ""
+        if self.ranks.rank < len(keys):
+            training = self.open[keys[self.ranks.rank]]
+            failed = self._tune_one(training, lambda: any(lease.lost for lease in leases))
+        if self.ranks.world > 1:  # the first process must know, lest it choose the same one again
+            for rank, key in enumerate(keys):
+                if self.ranks.sum(bool(failed) and rank == self.ranks.rank)[0]:
+                    self.outcome.failed.setdefault(key, failed or "see the failures of the study")
+
+    def _tune_one(self, training: Training, lost: Callable[[], bool]) -> str:
+        """Gives what went wrong, if something did."""
+        if self.tuner is None:
+            self._warn_of(
+                self.plan.study.finetune.precision if self.plan.study.finetune else "", "Finetune(…)"
+            )
+            self.tuner = Tuner(
+                self.plan,
+                self.store,
+                self.ranks,
+                shards=self.shards.alone,
+                stop=self.manner.stop,
+                live=Live(enabled=self.ranks.first and not self.manner.quiet),
+            )
+        title, began = training.title(self.plan), time.monotonic()
+        try:
+            scored = self.tuner.compute(training, lost)
+        except Stopped:
+            return ""
+        except (DataError, SpecError):
+            raise  # the study's input is wrong: its author has to act
+        except Exception as error:
+            ledger.note_failure(self.plan, self.store, training.key, error)
+            self.outcome.failed[training.key] = one_line(error)
+            self.tuner.live("")
+            self.say(f"  {title}  {training.key[:6]}  failed: {one_line(error)}")
+            return one_line(error)
+        self.tuner.live("")
+        if scored is not None:
+            del self.open[training.key]
+            self.outcome.computed += 1
+            ledger.forget_failure(self.plan, self.store, training.key)
+            self.say(
+                f"  {self._place()}  {title}   {_validation(scored)}{time.monotonic() - began:.1f} s{self._to_go()}"
+            )
+        return ""
+
+    def _place(self) -> str:
+        return f"{self.planned - len(self.open):>{len(str(self.planned))}}/{self.planned} fine-tunings"
+
+    def _to_go(self) -> str:
+        assert self.tuner is not None
+        left = self.tuner.seconds_left(list(self.open.values()))
+        return f"   about {duration(left / self.ranks.world)} of fine-tuning left" if left else ""
 
     def _compute(self, state: State, lease: Lease | None) -> None:
         number = len(ledger.done_keys(self.plan, self.store)) + 1
@@ -117,14 +211,14 @@ class Worker:
             if self.ranks.first
             else None,
         )
-        self._warn(state)
+        self._warn_of(state.run.precision, f"Pretrain({state.run.name!r}, …)")
         began = time.monotonic()
         try:
             piece = Pretraining(
                 state.run,
                 state.step,
                 store=self.store,
-                shards=self._shards(state),
+                shards=self.shards.together(state.run),
                 identities=self.identities,
                 ranks=self.ranks,
                 needed=lambda: needed_keys(self.store),
@@ -133,7 +227,7 @@ class Worker:
                 title=title,
             )
             finished = piece.train()
-        except _Stopped:
+        except Stopped:
             return
         except (DataError, SpecError):
             raise  # the study's input is wrong: its author has to act
@@ -151,64 +245,17 @@ class Worker:
                 ledger.forget_failure(self.plan, self.store, state.key)
                 self.say(f"  {title}  {state.key[:6]}  {_summary(piece, time.monotonic() - began)}")
 
-    def _warn(self, state: State) -> None:
-        warning = poor_precision(self.ranks.device, state.run.precision)
+    def _warn_of(self, precision: str, where: str) -> None:
+        warning = poor_precision(self.ranks.device, precision, where)
         if warning and warning not in self.warned:
             self.warned.add(warning)
-            self.say(f"  note: {warning} (run {state.run.name!r})")
-
-    def _shards(self, state: State) -> Shards:
-        """The tokenized corpus that the state's key names, made if it is missing."""
-        folder = self.store.shards / self.identities.data(state.run)
-        if self.ranks.world == 1:
-            self._make_shards(state, folder)
-            return Shards.open(folder)
-        # The first process makes them on the side and tells the others how it stands: whoever waits in silence
-        # for another process would never learn that it stopped or failed.
-        with ThreadPoolExecutor(1) as pool:
-            job = pool.submit(self._make_shards, state, folder) if self.ranks.first else None
-            while (standing := self.ranks.share(_standing(job))) == "working":
-                time.sleep(POLL_SECONDS)
-        if standing == "stopped":
-            raise _Stopped
-        if job:
-            job.result()
-        if standing == "failed":
-            raise DataError("the first process could not tokenize the corpus; see its error")
-        return Shards.open(folder)
-
-    def _make_shards(self, state: State, folder: Path) -> None:
-        corpus = corpus_of(state.run)
-
-        def report(text: str) -> None:
-            if self.manner.stop():  # what is tokenized so far stays, and the next run goes on from it
-                raise _Stopped
-            self.say(f"  {text}")
-
-        while not self.store.has(folder):
-            if self.manner.stop():
-                raise _Stopped
-            lease = self.leases.take(f"shards-{folder.name}")
-            if lease is None:  # somebody else makes them
-                time.sleep(POLL_SECONDS)
-                continue
-            with lease:
-                if tokenize(corpus, self.store, report=report, lost=lambda held=lease: held.lost) != folder:
-                    raise DataError(
-                        f"the files of corpus {corpus.name!r} have changed since the study was planned; "
-                        "start the run again to plan with what is there now"
-                    )
+            self.say(f"  note: {warning}")
 
 
-def _standing(job: Future[None] | None) -> str:
-    if job is None or not job.done():
-        return "working"
-    error = job.exception()
-    return "done" if error is None else "stopped" if isinstance(error, _Stopped) else "failed"
-
-
-class _Stopped(Exception):
-    """Somebody asked to stop while a corpus was being tokenized."""
+def _validation(scored: Scored) -> str:
+    """The first metric of a part, as percent."""
+    metrics = list(scored.metrics.items())
+    return f"{metrics[0][0]} {metrics[0][1] * 100:.1f}% on validation   " if metrics else ""
 
 
 def _flops_per_token(state: State) -> float | None:

@@ -139,13 +139,13 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
             raise TrainingError(f"precision={precision!r} is not available yet; say precision='bf16'")
 
 
-def poor_precision(device: torch.device, precision: str) -> str:
+def poor_precision(device: torch.device, precision: str, where: str) -> str:
     """What to tell a user whose machine cannot do `precision` well; empty if it can."""
-    if precision != "bf16" or device.type != "cpu" or _cpu_has_bf16():
+    if precision not in ("bf16", "pure-bf16") or device.type != "cpu" or _cpu_has_bf16():
         return ""
     return (
         "this CPU has no bf16 units and computes bf16 about 50 times slower than fp32; "
-        "for a run here, say precision='fp32' in its Pretrain(…)"
+        f"here, say precision='fp32' in {where}"
     )
 
 

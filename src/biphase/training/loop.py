@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from biphase.batch import Batch
 from biphase.training.devices import Ranks
 from biphase.training.optimizer import clip_gradients, update
+
+
+class MicroBatch(Protocol):
+    """What the loop must know of the data: how many labels it has, and how to bring it to a device."""
+
+    @property
+    def count(self) -> int: ...
+
+    def to(self, device: torch.device) -> Self: ...
+
+
+Micro = TypeVar("Micro", bound=MicroBatch)
 
 
 @dataclass(frozen=True)
@@ -32,8 +44,8 @@ class Done:
 def train(
     parameters: list[nn.Parameter],
     optimizer: torch.optim.AdamW,
-    loss_sum: Callable[[Batch], Tensor],
-    batches: Iterable[list[Batch]],
+    loss_sum: Callable[[Micro], Tensor],
+    batches: Iterable[list[Micro]],
     *,
     first: int,
     rate: Callable[[int], float],

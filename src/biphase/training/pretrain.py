@@ -138,19 +138,9 @@ class Pretraining:
         return lines
 
     def _model(self, *, fresh: bool) -> LanguageModel:
-        run, root = self.run, self.run.start
-        while isinstance(root, Pretrain):
-            run, root = root, root.start
-        match root:
-            case Size():
-                shards, length = self.shards, self.run.packing.length
-                model = from_scratch(
-                    root, vocab=shards.vocab, mask_id=shards.mask_id, length=length, seed=run.seed
-                )
-            case Hub():
-                model = from_hub(root, vocab=self.shards.vocab, length=self.run.packing.length)
-                if fresh:
-                    probe(model, vocab=self.shards.vocab)
+        model = starting_model(self.run, self.shards)
+        if fresh and isinstance(root_of(self.run).start, Hub):
+            probe(model, vocab=self.shards.vocab)
         return model.to(self.ranks.device).train()
 
     def _adopt_arithmetic(self) -> None:
@@ -164,7 +154,7 @@ class Pretraining:
             torch.set_num_threads(progress.threads)
         self.progress.micro_rows, self.progress.world = self.micro_rows, ranks.world
         self.progress.threads = torch.get_num_threads() if ranks.device.type == "cpu" else 0
-        self.progress.machine = _machine(ranks.device) | {"compiled": str(self.compiled)}
+        self.progress.machine = machine(ranks.device) | {"compiled": str(self.compiled)}
 
     # ------------------------------------------------------------ during
 
@@ -298,7 +288,21 @@ class Pretraining:
         self.ranks.wait()
 
 
-def _machine(device: torch.device) -> dict[str, str]:
+def root_of(run: Pretrain) -> Pretrain:
+    """The run that this one goes on from in the end: the one with a start of its own."""
+    return root_of(run.start) if isinstance(run.start, Pretrain) else run
+
+
+def starting_model(run: Pretrain, shards: Shards) -> LanguageModel:
+    """The model that a run's weights belong in, with those of its start."""
+    root, length = root_of(run), run.packing.length
+    if isinstance(root.start, Hub):
+        return from_hub(root.start, vocab=shards.vocab, length=length)
+    assert isinstance(root.start, Size)
+    return from_scratch(root.start, vocab=shards.vocab, mask_id=shards.mask_id, length=length, seed=root.seed)
+
+
+def machine(device: torch.device) -> dict[str, str]:
     """What computed a state: recorded, never part of its key."""
     name = (
         torch.cuda.get_device_name(device)

@@ -1,0 +1,302 @@
+"""The four families of tasks: which head, which loss, which predictions, which scores.
+
+A family object holds a dataset in tokens, ready to be trained on and scored with any model that reads alike; it is
+made once and serves the whole grid of learning rates and seeds.
+
+    family   head                          loss                                    chosen by (paper / standard)
+    SC       mean pool, Linear-GELU-Linear cross-entropy                            accuracy
+    TC       Linear on tokens              cross-entropy, every sub-token           sentence_f1 / entity_f1
+    QA       Linear on tokens              in the answer or not / start and end     token_f1 / f1
+    IR       mean pool, cosine             InfoNCE, in-batch negatives, 1/20        paper_ndcg@10 / ndcg@10
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from biphase.batch import IGNORE
+from biphase.finetune.model import Setting, TaskBatch, Tuned, packs, per_text, per_token
+from biphase.finetune.retrieval import search
+from biphase.models.heads import EmbeddingHead, TextHead, TokenHead
+from biphase.specs import Answer, Classify, Retrieve, Tag, Task
+from biphase.tasks.decoding import Decoded, decode_spans, decode_tagged
+from biphase.tasks.encoding import Ragged, Reading, encode_texts, encode_words
+from biphase.tasks.examples import Examples
+from biphase.tasks.metrics.answers import answer_f1, exact_match, token_set_f1
+from biphase.tasks.metrics.classification import accuracy
+from biphase.tasks.metrics.ranking import score_rankings
+from biphase.tasks.metrics.tagging import entity_counts, entity_f1, sentence_macro_f1, word_votes
+from biphase.tasks.questions import encode_questions
+
+Part = Literal["validation", "test"]
+PARTS: tuple[Part, Part] = ("validation", "test")
+TEMPERATURE = 0.05
+STRIDE = 128  # tokens that neighbouring windows of a long context share
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The scores of one part: each metric over all examples, and what it is made of, example by example."""
+
+    metrics: dict[str, float]
+    values: dict[str, np.ndarray]
+
+    @classmethod
+    def means(cls, values: dict[str, np.ndarray]) -> Scored:
+        return cls({name: float(each.mean()) for name, each in values.items()}, values)
+
+
+class Family:
+    """What all families share."""
+
+    def __init__(self, task: Task, examples: Examples, *, protocol: str) -> None:
+        self.task, self.paper = task, protocol == "paper"
+        self.examples = examples
+        self.size = len(examples.train)  # what an epoch goes through
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of a fine-tuning; a batch never crosses the end of an epoch."""
+        per_epoch = -(-self.size // self.task.batch)
+        return per_epoch * self.task.epochs if self.task.epochs else self.task.steps
+
+    @property
+    def metric(self) -> str:
+        """The one that learning rates are chosen by."""
+        raise NotImplementedError
+
+    def head(self, width: int) -> nn.Module:
+        raise NotImplementedError
+
+    def batch(self, rows: np.ndarray, setting: Setting, draw: int) -> list[TaskBatch]:
+        """The training examples `rows` as micro-batches."""
+        raise NotImplementedError
+
+    def loss_sum(self, model: Tuned, batch: TaskBatch) -> Tensor:
+        """The sum of the losses of a micro-batch over its labels."""
+        logits = model(batch.inputs[0])
+        return F.cross_entropy(logits.float(), batch.targets, reduction="sum", ignore_index=IGNORE)
+
+    def score(self, model: Tuned, setting: Setting) -> dict[Part, Scored]:
+        return {part: self.score_part(model, part, setting) for part in PARTS}
+
+    def score_part(self, model: Tuned, part: Part, setting: Setting) -> Scored:
+        raise NotImplementedError
+
+
+class TextClassification(Family):
+    metric = "accuracy"
+
+    def __init__(self, task: Task, examples: Any, reading: Reading, *, protocol: str) -> None:
+        super().__init__(task, examples, protocol=protocol)
+        self.ids = {
+            part: encode_texts(reading, [one.text for one in getattr(examples, part)])
+            for part in ("train", *PARTS)
+        }
+        self.labels = {
+            part: np.array([one.label for one in getattr(examples, part)]) for part in ("train", *PARTS)
+        }
+
+    def head(self, width: int) -> nn.Module:
+        assert isinstance(self.task.form, Classify)
+        return TextHead(width, len(self.task.form.labels))
+
+    def batch(self, rows: np.ndarray, setting: Setting, draw: int) -> list[TaskBatch]:
+        return [
+            TaskBatch((packed,), torch.from_numpy(self.labels["train"][chosen]), len(chosen), draw)
+            for chosen, packed in packs(self.ids["train"], rows, setting, setting.train_tokens)
+        ]
+
+    def score_part(self, model: Tuned, part: Part, setting: Setting) -> Scored:
+        said = per_text(model, self.ids[part], setting).argmax(-1).cpu().numpy()
+        return Scored.means({"accuracy": accuracy(said, self.labels[part])})
+
+
+class TokenClassification(Family):
+    def __init__(self, task: Task, examples: Any, reading: Reading, *, protocol: str) -> None:
+        super().__init__(task, examples, protocol=protocol)
+        self.encoded = {part: encode_words(reading, getattr(examples, part)) for part in ("train", *PARTS)}
+        assert isinstance(task.form, Tag)
+        self.tags = task.form.labels
+
+    @property
+    def metric(self) -> str:
+        return "sentence_f1" if self.paper else "entity_f1"
+
+    def head(self, width: int) -> nn.Module:
+        return TokenHead(width, len(self.tags))
+
+    def batch(self, rows: np.ndarray, setting: Setting, draw: int) -> list[TaskBatch]:
+        train = self.encoded["train"]
+        return _token_batches(train.ids, train.labels, rows, setting, draw)
+
+    def score_part(self, model: Tuned, part: Part, setting: Setting) -> Scored:
+        encoded = self.encoded[part]
+        said = per_token(model, encoded.ids, setting).argmax(-1)
+        outside = self.tags.index("O")
+        macro, counts = np.empty(len(encoded.ids), np.float32), np.empty((len(encoded.ids), 3), np.int32)
+        for number in range(len(encoded.ids)):
+            labels = said[encoded.ids.starts[number] : encoded.ids.starts[number + 1]]
+            belongs = encoded.word_of[number].tolist()
+            words = word_votes(labels.tolist(), belongs, int(encoded.words[number]), outside)
+            gold = encoded.gold[number].tolist()
+            macro[number] = sentence_macro_f1(words, gold)
+            counts[number] = entity_counts(
+                [self.tags[tag] for tag in words], [self.tags[tag] for tag in gold]
+            )
+        metrics = {"entity_f1": entity_f1(counts), "sentence_f1": float(macro.mean())}
+        return Scored(metrics, {"entity_counts": counts, "sentence_f1": macro})
+
+
+class QuestionAnswering(Family):
+    def __init__(self, task: Task, examples: Any, reading: Reading, *, protocol: str) -> None:
+        super().__init__(task, examples, protocol=protocol)
+        assert isinstance(task.form, Answer)
+        self.unanswerable = task.form.unanswerable
+        # A window must keep more new text than it repeats, also of a model that reads little.
+        stride = None if self.paper else min(STRIDE, reading.length // 4)
+        self.encoded = {
+            part: encode_questions(reading, getattr(examples, part), stride=stride)
+            for part in ("train", *PARTS)
+        }
+        self.size = len(self.encoded["train"].ids)  # windows
+
+    @property
+    def metric(self) -> str:
+        return "token_f1" if self.paper else "f1"
+
+    def head(self, width: int) -> nn.Module:
+        return TokenHead(width, 2)
+
+    def batch(self, rows: np.ndarray, setting: Setting, draw: int) -> list[TaskBatch]:
+        train = self.encoded["train"]
+        if self.paper:
+            return _token_batches(train.ids, train.inside, rows, setting, draw)
+        return [
+            TaskBatch((packed,), torch.from_numpy(train.bounds[chosen].astype(np.int64)), len(chosen), draw)
+            for chosen, packed in packs(train.ids, rows, setting, setting.train_tokens)
+        ]
+
+    def loss_sum(self, model: Tuned, batch: TaskBatch) -> Tensor:
+        if self.paper:
+            return super().loss_sum(model, batch)
+        packed = batch.inputs[0]
+        logits = model(packed).float()  # (N, 2)
+        # Each window by itself, padded: (windows, longest, 2). Places beyond a window's end can never win.
+        longest, windows = packed.longest, len(packed)
+        ends = packed.lengths.cumsum(0)
+        place = torch.arange(len(packed.owner), device=logits.device) - (ends - packed.lengths)[packed.owner]
+        padded = logits.new_full((windows * longest, 2), float("-inf"))
+        padded = padded.index_copy(0, packed.owner * longest + place, logits).view(windows, longest, 2)
+        start, end = (
+            F.cross_entropy(padded[..., which], batch.targets[:, which], reduction="sum") for which in (0, 1)
+        )
+        return (start + end) / 2
+
+    def score_part(self, model: Tuned, part: Part, setting: Setting) -> Scored:
+        encoded = self.encoded[part]
+        logits = per_token(model, encoded.ids, setting)
+        if self.paper:
+            decoded = decode_tagged(encoded, Ragged(logits[:, 1] - logits[:, 0], encoded.ids.starts))
+        else:
+            starts, ends = (Ragged(logits[:, which], encoded.ids.starts) for which in (0, 1))
+            decoded = decode_spans(encoded, starts, ends, unanswerable=self.unanswerable)
+        return self._compare(decoded, part)
+
+    def _compare(self, decoded: list[Decoded], part: Part) -> Scored:
+        questions: Any = getattr(self.examples, part)
+        answers = [[span.text for span in question.answers] for question in questions]
+        pairs = list(zip(decoded, answers, strict=True))
+        sets = zip(decoded, self.encoded[part].gold, strict=True)
+        values = {
+            "f1": [answer_f1(said.text, right) for said, right in pairs],
+            "exact_match": [exact_match(said.text, right) for said, right in pairs],
+            "token_f1": [token_set_f1(said.tokens, right) for said, right in sets],
+        }
+        return Scored.means({name: np.array(each, np.float32) for name, each in values.items()})
+
+
+class Retrieval(Family):
+    def __init__(self, task: Task, examples: Any, reading: Reading, *, protocol: str) -> None:
+        super().__init__(task, examples, protocol=protocol)
+        self.train = tuple(
+            encode_texts(reading, [getattr(one, side) for one in examples.train])
+            for side in ("query", "document")
+        )
+        self.documents = encode_texts(reading, examples.validation.library.texts)
+        self.queries = {part: encode_texts(reading, getattr(examples, part).queries) for part in PARTS}
+
+    @property
+    def metric(self) -> str:
+        return "paper_ndcg@10" if self.paper else "ndcg@10"
+
+    def head(self, width: int) -> nn.Module:
+        return EmbeddingHead()
+
+    def batch(self, rows: np.ndarray, setting: Setting, draw: int) -> list[TaskBatch]:
+        # All pairs of a step stand in one loss, since each one's negatives are the others.
+        both = Ragged.from_lists([side[row] for side in self.train for row in rows])
+        parts = list(packs(both, np.arange(len(both)), setting, setting.train_tokens))
+        order = torch.from_numpy(np.argsort(np.concatenate([chosen for chosen, _ in parts])))
+        return [TaskBatch(tuple(packed for _, packed in parts), order, len(rows), draw)]
+
+    def loss_sum(self, model: Tuned, batch: TaskBatch) -> Tensor:
+        if len(batch.inputs) == 1:
+            vectors = model(batch.inputs[0])
+        else:  # too much to keep for the backward pass: each part is computed again there
+            parts = [checkpoint(model, one, use_reentrant=False) for one in batch.inputs]
+            vectors = torch.cat([one for one in parts if isinstance(one, Tensor)])
+        queries, documents = vectors[batch.targets].chunk(2)
+        similar = queries @ documents.T / TEMPERATURE
+        own = torch.arange(len(queries), device=similar.device)
+        return F.cross_entropy(similar, own, reduction="sum")
+
+    def score(self, model: Tuned, setting: Setting) -> dict[Part, Scored]:
+        """Both parts at once: they search the same documents."""
+        assert isinstance(self.task.form, Retrieve)
+        asked = {part: per_text(model, self.queries[part], setting) for part in PARTS}
+
+        def embed(numbers: Tensor) -> Tensor:
+            rows = numbers.numpy()
+            return per_text(model, Ragged.from_lists([self.documents[row] for row in rows]), setting)
+
+        order = torch.from_numpy(np.argsort(self.documents.lengths, kind="stable"))
+        found = search(torch.cat(list(asked.values())), len(self.documents), embed, order).cpu().numpy()
+        scored: dict[Part, Scored] = {}
+        first = 0
+        for part in PARTS:
+            judged: Any = getattr(self.examples, part).judged
+            mine = found[first : first + len(judged)]
+            first += len(judged)
+            scored[part] = Scored.means(score_rankings(mine, list(judged), self.task.form.relevant))
+        return scored
+
+
+def _token_batches(
+    ids: Ragged, labels: Ragged, rows: np.ndarray, setting: Setting, draw: int
+) -> list[TaskBatch]:
+    batches = []
+    for chosen, packed in packs(ids, rows, setting, setting.train_tokens):
+        targets = np.concatenate([labels[row] for row in chosen]).astype(np.int64)
+        batches.append(TaskBatch((packed,), torch.from_numpy(targets), int((targets != IGNORE).sum()), draw))
+    return batches
+
+
+_FAMILIES: dict[type, Any] = {
+    Classify: TextClassification,
+    Tag: TokenClassification,
+    Answer: QuestionAnswering,
+    Retrieve: Retrieval,
+}
+
+
+def family_of(task: Task, examples: Examples, reading: Reading, *, protocol: str) -> Family:
+    """The dataset of a task, in the tokens of a model."""
+    return _FAMILIES[type(task.form)](task, examples, reading, protocol=protocol)

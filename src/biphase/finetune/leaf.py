@@ -1,0 +1,157 @@
+"""One fine-tuning: a model, a task, a learning rate, a seed. The loop is the one that pretrains.
+
+The seed fixes the head's weights, the order of the examples and what dropout drops, each by counters: a leaf that is
+computed again, in whatever company, sees the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from biphase.data.stream import load_ahead
+from biphase.finetune.families import Family, Part, Scored
+from biphase.finetune.model import Setting, TaskBatch, Tuned
+from biphase.models.encoder import Encoder
+from biphase.models.heads import initialise
+from biphase.randomness import permute, salt
+from biphase.specs import AdamW, Finetune
+from biphase.training.devices import Ranks
+from biphase.training.loop import Done, train
+from biphase.training.schedule import linear_rate
+
+CURVE = 50  # points of the loss curve that are kept
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a fine-tuning leaves behind, apart from the model."""
+
+    steps: int
+    examples: int
+    seconds: float
+    losses: dict[int, float]  # some steps, evenly spread, and the mean loss of each
+    skipped: int  # steps without finite numbers
+    finished: bool
+
+
+class Bench:
+    """A model on which fine-tunings are made one after another: its weights are put back before each."""
+
+    def __init__(self, encoder: Encoder, setting: Setting) -> None:
+        self.setting = setting
+        self.weights = {name: value.clone() for name, value in encoder.state_dict().items()}
+        self.encoder = encoder.to(setting.device, setting.dtype)
+
+    def fresh(self, family: Family, seed: int) -> Tuned:
+        """The model as it came, with a new head."""
+        self.encoder.load_state_dict(self.weights)
+        head = family.head(self.encoder.width)
+        initialise(head, std=self.encoder.init_std, seed=salt(seed, "head"))
+        return Tuned(self.encoder, head.to(self.setting.device, self.setting.dtype))
+
+    def finetune(
+        self,
+        family: Family,
+        spec: Finetune,
+        *,
+        lr: float,
+        seed: int,
+        stop: Callable[[], bool] = lambda: False,
+        loaders: int = 0,
+        tell: Callable[[int, int], None] = lambda step, steps: None,
+    ) -> tuple[Tuned, Trained]:
+        """Train a fresh model on the task; what it scores is asked afterwards."""
+        setting, steps = self.setting, family.steps
+        model = self.fresh(family, seed).train()
+        adam = build_optimizer(model, spec.optimizer)
+        began, every = time.monotonic(), max(1, steps // CURVE)
+        losses: dict[int, Tensor] = {}
+        skipped = torch.zeros((), device=setting.device)
+        last = 0
+
+        def note(done: Done) -> None:
+            nonlocal last
+            last = done.step + 1
+            skipped.add_(done.unsound)
+            if done.step % every == 0 or last == steps:
+                losses[last] = done.loss
+            tell(last, steps)
+
+        def loss_sum(batch: TaskBatch) -> Tensor:
+            torch.manual_seed(salt(seed, "dropout", batch.draw))
+            return family.loss_sum(model, batch)
+
+        train(
+            [parameter for parameter in model.parameters() if parameter.requires_grad],
+            adam,
+            loss_sum,
+            load_ahead(lambda step: batches_of(family, step, seed, setting), 0, steps, loaders=loaders),
+            first=0,
+            rate=lambda step: linear_rate(step, steps, peak=lr, warmup=spec.warmup),
+            clip=spec.optimizer.clip,
+            ranks=Ranks(0, 1, setting.device),
+            autocast=setting.autocast,
+            after=(note,),
+            stop=stop,
+        )
+        curve = {step: float(loss) for step, loss in losses.items()}
+        examples = sum(len(rows_of(family, step, seed)) for step in range(last))
+        trained = Trained(
+            last, examples, time.monotonic() - began, curve, int(skipped.item()), finished=last == steps
+        )
+        return model.eval(), trained
+
+
+def rows_of(family: Family, step: int, seed: int) -> np.ndarray:
+    """The training examples of a step: each epoch another order, and no batch across two epochs."""
+    batch, size = family.task.batch, family.size
+    per_epoch = -(-size // batch)
+    epoch, place = divmod(step, per_epoch)
+    numbers = torch.arange(place * batch, min((place + 1) * batch, size))
+    return permute(numbers, size, salt(seed, "order", epoch)).numpy()
+
+
+def batches_of(family: Family, step: int, seed: int, setting: Setting) -> list[TaskBatch]:
+    return family.batch(rows_of(family, step, seed), setting, step)
+
+
+def build_optimizer(model: nn.Module, spec: AdamW) -> torch.optim.AdamW:
+    """AdamW whose weight decay spares biases and LayerNorms, as transformers' Trainer spares them.
+
+    RMSNorms do decay, as they did in the paper, whose norm class the Trainer did not know.
+    """
+    norms = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, nn.LayerNorm)
+        for parameter in module.parameters(recurse=False)
+    }
+    decayed: list[nn.Parameter] = []
+    spared: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            is_spared = name.endswith("bias") or id(parameter) in norms
+            (spared if is_spared else decayed).append(parameter)
+    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": spec.weight_decay}]
+    groups += [{"params": spared, "weight_decay": 0.0}] if spared else []
+    return torch.optim.AdamW(groups, lr=0.0, betas=spec.betas, eps=spec.eps, fused=True)
+
+
+def score(model: Tuned, family: Family, setting: Setting) -> dict[Part, Scored]:
+    """The scores of a fine-tuned model on a task, which may be another one than it was trained on."""
+    own_head = model.head
+    if not list(
+        own_head.parameters()
+    ):  # retrieval: nothing of the head was learned, so any task can be asked
+        model.head = family.head(model.encoder.width)
+    try:
+        return family.score(model, setting)
+    finally:
+        model.head = own_head

@@ -1,0 +1,110 @@
+"""An encoder with a head, and how inputs get through it: in micro-batches by tokens, grouped by length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from biphase.models.encoder import Encoder
+from biphase.models.packed import Packed, pack
+from biphase.tasks.encoding import Ragged, by_length
+from biphase.training import devices
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How to compute, never what: nothing here is part of a key but the precision."""
+
+    device: torch.device
+    precision: str  # "pure-bf16", "bf16" or "fp32"
+    varlen: bool  # the kernel for texts end to end
+    train_tokens: int  # the most tokens of a micro-batch, unless one text alone is longer
+    score_tokens: int
+
+    @classmethod
+    def of(cls, device: torch.device, precision: str, *, varlen: bool) -> Setting:
+        """What keeps this kind of device busy without filling it."""
+        cuda = device.type == "cuda"
+        return cls(device, precision, varlen, 32_768 if cuda else 4_096, 131_072 if cuda else 4_096)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return torch.bfloat16 if self.precision == "pure-bf16" else torch.float32
+
+    def autocast(self) -> torch.autocast | devices.contextlib.AbstractContextManager[object]:
+        return devices.autocast(self.device, "bf16" if self.precision == "bf16" else "fp32")
+
+
+@dataclass(frozen=True)
+class TaskBatch:
+    """A micro-batch of a task. Most have one input; retrieval has as many as memory asks for."""
+
+    inputs: tuple[Packed, ...]
+    targets: Tensor
+    count: int
+    draw: int  # which one of the run this is, for dropout
+
+    def to(self, device: torch.device) -> TaskBatch:
+        if device.type == "cpu":
+            return self
+        targets = self.targets.pin_memory().to(device, non_blocking=True)
+        return TaskBatch(tuple(one.to(device) for one in self.inputs), targets, self.count, self.draw)
+
+
+class Tuned(nn.Module):
+    """An encoder and the head of a task."""
+
+    def __init__(self, encoder: Encoder, head: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = head
+
+    def forward(self, packed: Packed) -> Tensor:
+        return self.head(self.encoder(packed.ids, packed.positions, packed.sight), packed)
+
+
+def packs(
+    ids: Ragged, rows: np.ndarray, setting: Setting, budget: int
+) -> Iterator[tuple[np.ndarray, Packed]]:
+    """The texts of `rows` in micro-batches of at most `budget` tokens, similar lengths together."""
+    for group in by_length(ids.lengths[rows], budget):
+        chosen = rows[group]
+        yield chosen, pack([ids[row] for row in chosen], varlen=setting.varlen)
+
+
+@torch.no_grad()
+def per_text(model: Tuned, ids: Ragged, setting: Setting) -> Tensor:
+    """What the head says of each text, in their order, in fp32 on the device. (n, …)"""
+    rows, outputs = [], []
+    for chosen, packed in packs(ids, np.arange(len(ids)), setting, setting.score_tokens):
+        with setting.autocast():
+            outputs.append(model(packed.to(setting.device)).float())
+        rows.append(chosen)
+    back = torch.from_numpy(np.argsort(np.concatenate(rows))).to(setting.device)
+    return torch.cat(outputs)[back]
+
+
+def per_token(model: Tuned, ids: Ragged, setting: Setting) -> np.ndarray:
+    """What the head says of each token, text after text, as `ids.flat` lists them. (N, labels)"""
+    result: np.ndarray | None = None
+    parts: list[tuple[np.ndarray, Tensor]] = []
+    with torch.no_grad():
+        for chosen, packed in packs(ids, np.arange(len(ids)), setting, setting.score_tokens):
+            with setting.autocast():
+                parts.append((chosen, model(packed.to(setting.device)).float()))
+    for (
+        chosen,
+        said,
+    ) in parts:  # read back only when all is on its way: the device is never waited for in between
+        values = said.cpu().numpy()
+        if result is None:
+            result = np.empty((len(ids.flat), values.shape[1]), np.float32)
+        places = np.concatenate([np.arange(ids.starts[row], ids.starts[row + 1]) for row in chosen])
+        result[places] = values
+    assert result is not None
+    return result

@@ -1,0 +1,95 @@
+"""The model that is evaluated: its encoder, and how it reads text.
+
+A model trained here reads a text as it read documents: the text, then the end token (and a beginning token before it
+if its corpus had one). A hub model that was not trained further reads it as its tokenizer's own template says; where
+that ends with nothing, the end token follows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from biphase.data.shards import Shards
+from biphase.data.tokenizer import load_saved
+from biphase.errors import ModelError, SpecError, one_line
+from biphase.files import Store
+from biphase.models.encoder import Encoder, encoder_from_hub
+from biphase.presets import corpus_of
+from biphase.records import key
+from biphase.specs import Finetune, Hub, Pretrain
+from biphase.tasks.encoding import Reading
+from biphase.training import checkpoint
+from biphase.training.pretrain import starting_model
+
+SHARE_OF_CONTEXT = 0.99  # the paper's longest input is 2,028 of 2,048 tokens
+
+
+@dataclass(frozen=True)
+class Subject:
+    encoder: Encoder
+    reading: Reading
+
+
+def subject_of_state(
+    run: Pretrain, state: str | None, store: Store, shards: Shards, spec: Finetune
+) -> Subject:
+    """A model that was trained here: the state with that key, or its start where there is none."""
+    model = starting_model(run, shards)
+    if state is not None:
+        checkpoint.load(store, state, model, None)
+    saved = load_saved(shards.tokenizer)
+    special = saved.special
+    before = (special.bos,) if corpus_of(run).bos and special.bos is not None else ()
+    encoder = Encoder(model.model.base_model, context=run.packing.length)
+    return Subject(encoder, _reading(saved.model, before, (special.eos,), encoder.context, spec))
+
+
+def subject_of_hub(hub: Hub, spec: Finetune) -> Subject:
+    """A hub model or local folder, as it is."""
+    encoder = encoder_from_hub(hub)
+    where: dict[str, Any] = {} if hub.local else {"revision": hub.revision}
+    source = str(Path(hub.source).expanduser()) if hub.local else hub.source
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **where)
+        backend = tokenizer.backend_tokenizer
+    except (OSError, ValueError, KeyError, AttributeError, ImportError) as wrong:
+        raise ModelError(
+            f"{hub.source} has no tokenizer that can be loaded ({one_line(wrong)}); put its tokenizer.json beside it"
+        ) from None
+    backend.no_truncation()
+    backend.no_padding()
+    before, after = _template(backend, hub)
+    if not after and tokenizer.eos_token_id is not None:
+        after = (int(tokenizer.eos_token_id),)
+    with contextlib.suppress(AttributeError):  # in a text, "[SEP]" is text
+        backend.encode_special_tokens = True
+    return Subject(encoder, _reading(backend, before, after, encoder.context, spec))
+
+
+def _template(backend: Any, hub: Hub) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What the tokenizer puts before and after a text."""
+    bare = backend.encode("a b", add_special_tokens=False).ids
+    full = backend.encode("a b", add_special_tokens=True).ids
+    for start in range(len(full) - len(bare) + 1):
+        if full[start : start + len(bare)] == bare:
+            return tuple(full[:start]), tuple(full[start + len(bare) :])
+    raise ModelError(
+        f"{hub.source}: its tokenizer changes a text when it adds special tokens; it cannot be used"
+    )
+
+
+def _reading(
+    tokenizer: Any, before: tuple[int, ...], after: tuple[int, ...], context: int, spec: Finetune
+) -> Reading:
+    if spec.length > context:
+        raise SpecError(
+            f"Finetune.length is {spec.length:,} and the model reads {context:,} tokens; say length={context} or 0"
+        )
+    length = spec.length or round(SHARE_OF_CONTEXT * context)
+    identity = key({"tokenizer": tokenizer.to_str(), "around": [list(before), list(after)], "length": length})
+    return Reading(tokenizer, before, after, length, identity)

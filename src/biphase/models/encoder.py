@@ -1,0 +1,112 @@
+"""Any model as an encoder: a trunk that reads packed text in both directions, whatever it was trained for.
+
+Differences between families are read from the model itself: an offset of its positions, a second kind of
+embedding, the longest text it can read.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel
+
+from biphase.errors import ModelError, one_line
+from biphase.models.attention import NAME, Sight, segment_mask
+from biphase.specs import Hub
+
+_ATTENTION_DROPOUT = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
+PROBE_LENGTH = 16
+
+
+class Encoder(nn.Module):
+    """(B, T) ids → (B, T, width) hidden states."""
+
+    def __init__(self, trunk: nn.Module, *, context: int) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.context = context  # the most tokens it can read
+        config: Any = trunk.config
+        self.width: int = config.hidden_size
+        self.init_std: float = getattr(config, "initializer_range", None) or 0.02
+        self.first_position = _first_position(trunk)
+        self.typed = "token_type_ids" in inspect.signature(trunk.forward).parameters
+
+    def forward(self, ids: Tensor, positions: Tensor, sight: Sight) -> Tensor:
+        more = {"token_type_ids": torch.zeros_like(ids)} if self.typed else {}
+        return self.trunk(
+            input_ids=ids, position_ids=positions + self.first_position, use_cache=False, sight=sight, **more
+        ).last_hidden_state
+
+
+def encoder_from_hub(hub: Hub) -> Encoder:
+    """The trunk of an existing model, in fp32, with our attention; refused if it cannot read in both directions."""
+    where: dict[str, Any] = {} if hub.local else {"revision": hub.revision}
+    source = str(Path(hub.source).expanduser()) if hub.local else hub.source
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False, **where)
+        for name in _ATTENTION_DROPOUT:  # kernels for packed text have none; other dropouts stay
+            if getattr(config, name, None):
+                setattr(config, name, 0.0)
+        trunk: Any = AutoModel.from_pretrained(
+            source,
+            config=config,
+            attn_implementation=NAME,
+            dtype=torch.float32,
+            use_safetensors=True,
+            **where,
+        )
+    except (OSError, ValueError, KeyError) as wrong:
+        raise ModelError(
+            f"{hub.source} cannot be loaded: {one_line(wrong)}; check the name, or give a local folder"
+        ) from None
+    if getattr(trunk.config, "is_encoder_decoder", False):
+        raise ModelError(f"{hub.source} is an encoder and a decoder; give a model that is one of them")
+    if getattr(trunk, "pooler", None) is not None:
+        trunk.pooler = None  # a head for another purpose: not evaluated, and it would never get a gradient
+    encoder = Encoder(trunk, context=_context(trunk))
+    probe_encoder(encoder)
+    return encoder
+
+
+@torch.no_grad()
+def probe_encoder(encoder: Encoder) -> None:
+    """Refuse a model that does not look ahead, or looks into its neighbour in a packed row."""
+    was_training, name = encoder.training, type(encoder.trunk).__name__
+    encoder.eval()
+    config: Any = encoder.trunk.config
+    vocab = int(config.vocab_size)
+    ids = torch.randint(0, vocab, (1, PROBE_LENGTH), generator=torch.Generator().manual_seed(0))
+    changed = ids.clone()
+    changed[0, -1] = (changed[0, -1] + 1) % vocab
+    positions = torch.arange(PROBE_LENGTH)[None]
+    segments = (positions >= PROBE_LENGTH // 2).long()
+
+    def moved(sight: Sight) -> Tensor:
+        before, after = (encoder(one, positions, sight)[0] for one in (ids, changed))
+        return (before != after).any(-1)
+
+    try:
+        if not moved(Sight(causal=False))[:-1].any():
+            raise ModelError(f"{name} stays blind to later tokens; it cannot be used as an encoder here")
+        if moved(Sight(False, mask=segment_mask(segments, causal=False)))[: PROBE_LENGTH // 2].any():
+            raise ModelError(f"{name} looks across the boundary of a text in a packed row; it would leak")
+    finally:
+        encoder.train(was_training)
+
+
+def _first_position(trunk: nn.Module) -> int:
+    """Some families (RoBERTa's) count positions from behind their padding index."""
+    for name, module in trunk.named_modules():
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            return int(module.padding_idx) + 1
+    return 0
+
+
+def _context(trunk: nn.Module) -> int:
+    config: Any = trunk.config
+    longest = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    return int(longest or 2048) - _first_position(trunk)

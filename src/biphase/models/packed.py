@@ -1,0 +1,102 @@
+"""Texts of different lengths as one input: end to end for the varlen kernel, else side by side in full rows.
+
+A batch of 32 short sentences padded to the longest is more than half padding. Here there is none on a GPU, and on
+a CPU only what is left at the ends of rows after texts have been fitted into them, longest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from biphase.models.attention import Sight, segment_mask
+
+ROW = 128  # a row is as long as the longest text, or this: short texts share rows, and attention stays cheap
+
+
+@dataclass(frozen=True)
+class Packed:
+    """n texts with N tokens together, in B rows of T places."""
+
+    ids: Tensor  # (B, T)
+    positions: Tensor  # (B, T) counted from the start of each text
+    segments: Tensor  # (B, T) number of the text in its row; places left over have one of their own
+    boundaries: (
+        Tensor | None
+    )  # (n+1,) int32: cumulative lengths, where there is one row for the varlen kernel
+    longest: int
+    at: Tensor  # (N,) where each token stands in the B·T places, text after text
+    owner: Tensor  # (N,) which text it belongs to
+    lengths: Tensor  # (n,)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def sight(self) -> Sight:
+        """Every text sees all of itself and nothing else."""
+        if self.boundaries is not None:
+            return Sight(False, self.boundaries, self.longest)
+        return Sight(False, mask=segment_mask(self.segments, causal=False))
+
+    def to(self, device: torch.device) -> Packed:
+        """The same on `device`, without waiting for the copy."""
+        if device.type == "cpu":
+            return self
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved = {
+            name: value.pin_memory().to(device, non_blocking=True)
+            for name, value in values.items()
+            if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
+
+
+def pack(texts: Sequence[np.ndarray], *, varlen: bool, pad: int = 0) -> Packed:
+    """Put texts (their ids) into one input. `varlen`: one row, without padding."""
+    lengths = np.fromiter((len(text) for text in texts), np.int64, len(texts))
+    longest = int(lengths.max())
+    if varlen:
+        rows, starts, width = 1, np.cumsum(lengths) - lengths, int(lengths.sum())
+        row_of, number = np.zeros(len(texts), np.int64), np.arange(len(texts))
+    else:
+        row_of, starts, number = _fit(lengths, max(longest, ROW))
+        rows, width = int(row_of.max()) + 1, int((starts + lengths).max())
+    owner = np.repeat(np.arange(len(texts)), lengths)
+    position = np.arange(len(owner)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    at = (row_of * width + starts)[owner] + position
+    ids = np.full(rows * width, pad, np.int64)
+    positions, segments = np.zeros(rows * width, np.int64), np.full(rows * width, -1, np.int64)
+    ids[at], positions[at], segments[at] = np.concatenate(texts), position, number[owner]
+    boundaries = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32) if varlen else None
+    return Packed(
+        ids=torch.from_numpy(ids).view(rows, width),
+        positions=torch.from_numpy(positions).view(rows, width),
+        segments=torch.from_numpy(segments).view(rows, width),
+        boundaries=None if boundaries is None else torch.from_numpy(boundaries),
+        longest=longest,
+        at=torch.from_numpy(at),
+        owner=torch.from_numpy(owner),
+        lengths=torch.from_numpy(lengths),
+    )
+
+
+def _fit(lengths: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """First fit, longest first: the row of each text, its place there, and its number in the row."""
+    row_of, starts, number = (np.zeros(len(lengths), np.int64) for _ in range(3))
+    used: list[int] = []
+    count: list[int] = []
+    for text in np.argsort(-lengths, kind="stable"):
+        length = int(lengths[text])
+        row = next((row for row, full in enumerate(used) if full + length <= width), len(used))
+        if row == len(used):
+            used.append(0)
+            count.append(0)
+        row_of[text], starts[text], number[text] = row, used[row], count[row]
+        used[row] += length
+        count[row] += 1
+    return row_of, starts, number

@@ -1,0 +1,123 @@
+"""The leaves of a plan: every result × task × learning rate × seed, and what the store knows of them. No torch.
+
+grid       a result and a task that is trained on: all its learning rates and seeds
+training   one fine-tuning of a grid
+leaf       the scores of a training on a task: the one it was trained on, or one that borrows its model
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from biphase.files import Store, read_json
+from biphase.holders import Holder
+from biphase.keys import leaf_key, training_key
+from biphase.leases import Leases
+from biphase.specs import Finetune, Task
+from biphase.study import ledger
+from biphase.study.plan import Plan
+
+LEAF = "leaf.json"
+VALUES = "values.safetensors"
+
+
+@dataclass(frozen=True)
+class Leaf:
+    key: str
+    task: Task
+
+
+@dataclass(frozen=True)
+class Training:
+    """One fine-tuning, and the leaves that are scored with it."""
+
+    key: str
+    model: str  # key of a state or a root
+    task: Task
+    lr: float
+    seed: int
+    leaves: tuple[Leaf, ...]
+
+    def title(self, plan: Plan) -> str:
+        """As a person says it: which result, on which task, how."""
+        names = [name for name, key in plan.results.items() if key == self.model]
+        return f"{', '.join(names)} · {self.task.name} · lr {self.lr:g} · seed {self.seed}"
+
+
+def trainings(plan: Plan, models: Collection[str] | None = None) -> Iterator[Training]:
+    """The fine-tunings of a plan, grid after grid, in the order in which models become ready."""
+    spec = plan.study.finetune
+    if spec is None:
+        return
+    scored = {task.name: tuple(one for one in spec.tasks if spec.lender(one) is task) for task in spec.tasks}
+    wanted = set(plan.results.values())
+    for model in (*plan.roots, *plan.states):
+        if model not in wanted or (models is not None and model not in models):
+            continue
+        for task in spec.tasks:
+            if scored[task.name]:
+                yield from _grid(plan, spec, model, task, scored[task.name])
+
+
+def _grid(plan: Plan, spec: Finetune, model: str, task: Task, scored: tuple[Task, ...]) -> Iterator[Training]:
+    for lr in spec.lrs:
+        for seed in spec.seeds:
+            key = training_key(model, plan.tasks[task.name], spec, lr=lr, seed=seed)
+            leaves = tuple(
+                Leaf(leaf_key(key, plan.tasks[one.name], spec.documents if one.family == "IR" else ""), one)
+                for one in scored
+            )
+            yield Training(key, model, task, lr, seed, leaves)
+
+
+def finished(training: Training, store: Store) -> bool:
+    return all(store.has(store.leaves / leaf.key) for leaf in training.leaves)
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many of something are done."""
+
+    done: int
+    of: int
+
+
+def count(plan: Plan, store: Store) -> Count:
+    """Fine-tunings done and planned."""
+    every = list(trainings(plan))
+    there = store.leaves.is_dir()
+    return Count(sum(there and finished(one, store) for one in every), len(every))
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The fine-tunings of a plan, as they stand."""
+
+    done: int
+    of: int
+    running: dict[str, tuple[Training, Holder]]
+    failed: dict[str, tuple[Training, str]]
+    seconds_left: float | None  # at the speed measured so far, on as many workers as compute now
+
+
+def survey(plan: Plan, store: Store) -> Survey:
+    every = list(trainings(plan))
+    holders = {key: one for key, one in Leases(store.leases).holders().items() if one.alive is not False}
+    noted = ledger.failures(plan, store)
+    done, left = [], []
+    for one in every:
+        (done if finished(one, store) else left).append(one)
+    running = {one.key: (one, holders[one.key]) for one in left if one.key in holders}
+    failed = {
+        one.key: (one, noted[one.key]["error"]) for one in left if one.key in noted and one.key not in running
+    }
+    took = [sum(read_leaf(store, leaf.key)["seconds"].values()) for one in done for leaf in one.leaves]
+    each = sum(took) / len(done) if done else 0.0
+    seconds_left = each * len(left) / max(1, len(running)) if done else None
+    return Survey(len(done), len(every), running, failed, seconds_left)
+
+
+def read_leaf(store: Store, key: str) -> dict[str, Any]:
+    return read_json(store.leaves / key / LEAF)

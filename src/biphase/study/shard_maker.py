@@ -1,0 +1,93 @@
+"""The tokenized corpora a worker needs: found in the store, or made there once, by whoever comes first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from biphase.data.shards import Shards
+from biphase.data.tokenize import tokenize
+from biphase.errors import DataError
+from biphase.files import Store
+from biphase.keys import Identities
+from biphase.leases import Leases
+from biphase.presets import corpus_of
+from biphase.specs import Pretrain
+from biphase.training.devices import Ranks
+
+POLL_SECONDS = 1.0
+
+
+class Stopped(Exception):
+    """Somebody asked to stop while a corpus was being tokenized."""
+
+
+class ShardMaker:
+    def __init__(
+        self,
+        store: Store,
+        identities: Identities,
+        leases: Leases,
+        ranks: Ranks,
+        *,
+        stop: Callable[[], bool],
+        say: Callable[[str], None],
+    ) -> None:
+        self.store, self.identities, self.leases, self.ranks = store, identities, leases, ranks
+        self.stop, self.say = stop, say
+
+    def alone(self, run: Pretrain) -> Shards:
+        """The shards that a run's keys name, made by this process if they are missing."""
+        folder = self.store.shards / self.identities.data(run)
+        self._make(run, folder)
+        return Shards.open(folder)
+
+    def together(self, run: Pretrain) -> Shards:
+        """The same for all processes at once."""
+        if self.ranks.world == 1:
+            return self.alone(run)
+        folder = self.store.shards / self.identities.data(run)
+        # The first process makes them on the side and tells the others how it stands: whoever waits in silence
+        # for another process would never learn that it stopped or failed.
+        with ThreadPoolExecutor(1) as pool:
+            job = pool.submit(self._make, run, folder) if self.ranks.first else None
+            while (standing := self.ranks.share(_standing(job))) == "working":
+                time.sleep(POLL_SECONDS)
+        if standing == "stopped":
+            raise Stopped
+        if job:
+            job.result()
+        if standing == "failed":
+            raise DataError("the first process could not tokenize the corpus; see its error")
+        return Shards.open(folder)
+
+    def _make(self, run: Pretrain, folder: Path) -> None:
+        corpus = corpus_of(run)
+
+        def report(text: str) -> None:
+            if self.stop():  # what is tokenized so far stays, and the next run goes on from it
+                raise Stopped
+            self.say(f"  {text}")
+
+        while not self.store.has(folder):
+            if self.stop():
+                raise Stopped
+            lease = self.leases.take(f"shards-{folder.name}")
+            if lease is None:  # somebody else makes them
+                time.sleep(POLL_SECONDS)
+                continue
+            with lease:
+                if tokenize(corpus, self.store, report=report, lost=lambda held=lease: held.lost) != folder:
+                    raise DataError(
+                        f"the files of corpus {corpus.name!r} have changed since the study was planned; "
+                        "start the run again to plan with what is there now"
+                    )
+
+
+def _standing(job: Future[None] | None) -> str:
+    if job is None or not job.done():
+        return "working"
+    error = job.exception()
+    return "done" if error is None else "stopped" if isinstance(error, Stopped) else "failed"

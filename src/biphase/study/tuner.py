@@ -1,0 +1,205 @@
+"""Computes fine-tunings for a worker: what is loaded and tokenised once serves the whole grid.
+
+A grid is a model and a task; its learning rates and seeds run one after another in this process. The model's
+weights, the tokenised datasets and the measured times are kept from one to the next, so a training costs its steps
+and its scores and nothing else.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from biphase.data.shards import Shards
+from biphase.errors import ModelError
+from biphase.files import Store, publish, write_json
+from biphase.finetune.families import Family, Part, Scored, family_of
+from biphase.finetune.leaf import Bench, Trained, score
+from biphase.finetune.model import Setting
+from biphase.finetune.subject import Subject, subject_of_hub, subject_of_state
+from biphase.models.attention import varlen_works
+from biphase.records import encode
+from biphase.specs import Finetune, Hub, Pretrain, Task
+from biphase.study.leaves import LEAF, VALUES, Leaf, Training
+from biphase.study.plan import Plan
+from biphase.tasks.load import load
+from biphase.training.devices import Ranks
+from biphase.training.pretrain import machine
+
+SHOWN_EVERY = 0.5  # seconds between two updates of the live line
+
+
+class Live:
+    """One line that is written over and over, on a terminal; nothing in a log."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self.on = enabled and sys.stderr.isatty()
+
+    def __call__(self, text: str) -> None:
+        if self.on:
+            sys.stderr.write(f"\r\x1b[K{'  ' if text else ''}{text}")
+            sys.stderr.flush()
+
+
+class Tuner:
+    def __init__(
+        self,
+        plan: Plan,
+        store: Store,
+        ranks: Ranks,
+        *,
+        shards: Callable[[Pretrain], Shards],
+        stop: Callable[[], bool],
+        live: Callable[[str], None],
+    ) -> None:
+        assert plan.study.finetune is not None
+        self.plan, self.store, self.ranks = plan, store, ranks
+        self.spec: Finetune = plan.study.finetune
+        self.shards, self.stop, self.live = shards, stop, live
+        precision = "bf16" if self.spec.precision != "fp32" else "fp32"
+        varlen = varlen_works(ranks.device, precision)
+        self.setting = Setting.of(ranks.device, self.spec.precision, varlen=varlen)
+        self.families: dict[tuple[str, str], Family] = {}
+        self.bench: tuple[str, Bench, Subject] | None = None  # of the model at hand
+        self.seconds: dict[str, list[float]] = defaultdict(list)  # measured, by task
+
+    def compute(self, training: Training, lost: Callable[[], bool]) -> Scored | None:
+        """Fine-tune, score, publish. Gives the validation scores of the task itself, or None if it was stopped."""
+        began = time.monotonic()
+        bench, subject = self._bench(training.model)
+        family = self._family(training.task, subject)
+        title = training.title(self.plan)
+        shown = 0.0
+
+        def tell(step: int, steps: int) -> None:
+            nonlocal shown
+            if time.monotonic() - shown > SHOWN_EVERY:
+                shown = time.monotonic()
+                self.live(f"{title}   step {step:,} of {steps:,}")
+
+        model, trained = bench.finetune(
+            family,
+            self.spec,
+            lr=training.lr,
+            seed=training.seed,
+            stop=lambda: self.stop() or lost(),
+            loaders=1 if self.setting.device.type == "cuda" else 0,
+            tell=tell,
+        )
+        if not trained.finished:
+            return None
+        own: Scored | None = None
+        for leaf in training.leaves:
+            if self.store.has(self.store.leaves / leaf.key):
+                continue
+            self.live(f"{title}   scoring {leaf.task.name}")
+            asked = self._family(leaf.task, subject)
+            at = time.monotonic()
+            scored = score(model, asked, self.setting)
+            if lost():
+                return None
+            self._publish(leaf, training, trained, asked, scored, time.monotonic() - at)
+            if leaf.task is training.task:
+                own = scored["validation"]
+        self.seconds[training.task.name].append(time.monotonic() - began)
+        return own or Scored({}, {})
+
+    def seconds_left(self, left: list[Training]) -> float | None:
+        """At the speed measured here; tasks not measured yet are taken for an average one."""
+        every = [seconds for some in self.seconds.values() for seconds in some]
+        if not every:
+            return None
+        usual = sum(every) / len(every)
+        means = {name: sum(some) / len(some) for name, some in self.seconds.items()}
+        return sum(means.get(training.task.name, usual) for training in left)
+
+    # ------------------------------------------------------------ what is kept
+
+    def _bench(self, model: str) -> tuple[Bench, Subject]:
+        if self.bench is None or self.bench[0] != model:
+            self.bench = None  # the old one's memory first
+            subject = self._subject(model)
+            self.bench = model, Bench(subject.encoder, self.setting), subject
+        return self.bench[1:]
+
+    def _subject(self, model: str) -> Subject:
+        if model in self.plan.states:
+            run = self.plan.states[model].run
+            return subject_of_state(run, model, self.store, self.shards(run), self.spec)
+        run = self.plan.roots[model].run
+        if isinstance(run.start, Hub):
+            return subject_of_hub(run.start, self.spec)
+        return subject_of_state(run, None, self.store, self.shards(run), self.spec)
+
+    def _family(self, task: Task, subject: Subject) -> Family:
+        place = self.plan.tasks[task.name], subject.reading.identity
+        if place not in self.families:
+            self.live(f"reading {task.name}")
+            examples = load(task, documents=self.spec.documents)
+            self.families[place] = family_of(task, examples, subject.reading, protocol=self.spec.protocol)
+        return self.families[place]
+
+    # ------------------------------------------------------------ what comes out
+
+    def _publish(
+        self,
+        leaf: Leaf,
+        training: Training,
+        trained: Trained,
+        family: Family,
+        scored: dict[Part, Scored],
+        seconds: float,
+    ) -> None:
+        borrowed = leaf.task is not training.task
+        about = {
+            "key": leaf.key,
+            "training": training.key,
+            "model": training.model,
+            "task": encode(leaf.task),
+            "trained_on": encode(training.task) if borrowed else None,
+            "finetune": {k: v for k, v in encode(self.spec).items() if k not in ("tasks", "lrs", "seeds")},
+            "lr": training.lr,
+            "seed": training.seed,
+            "metric": family.metric,
+            "scores": {part: one.metrics for part, one in scored.items()},
+            "examples": {part: len(next(iter(one.values.values()))) for part, one in scored.items()},
+            "steps": trained.steps,
+            "trained_examples": trained.examples,
+            "losses": [[step, loss] for step, loss in trained.losses.items()],
+            "skipped": trained.skipped,
+            "seconds": {"train": 0.0 if borrowed else round(trained.seconds, 3), "score": round(seconds, 3)},
+            "machine": machine(self.setting.device),
+        }
+        with self.store.attempt(f"leaf-{leaf.key}") as folder:
+            write_json(folder / LEAF, _finite(about))
+            _save_values(folder / VALUES, scored)
+            publish(folder, self.store.leaves / leaf.key)
+
+
+def _save_values(path: Path, scored: dict[Part, Scored]) -> None:
+    values = {
+        f"{part}/{name}": np.ascontiguousarray(each)
+        for part, one in scored.items()
+        for name, each in one.values.items()
+    }
+    save_file(values, str(path))
+
+
+def _finite(about: dict[str, object]) -> dict[str, object]:
+    """A loss that was not finite is written as null; a score always is finite, or something is wrong."""
+    losses = about["losses"]
+    assert isinstance(losses, list)
+    about["losses"] = [[step, loss if np.isfinite(loss) else None] for step, loss in losses]
+    scores = about["scores"]
+    assert isinstance(scores, dict)
+    for part, metrics in scores.items():
+        for name, value in metrics.items():
+            if not np.isfinite(value):
+                raise ModelError(f"{name} on the {part} part is {value}; the model gives no finite numbers")
+    return about

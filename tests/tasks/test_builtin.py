@@ -1,0 +1,179 @@
+"""The four small tasks that ship with the package: complete, sound, clean between parts, and attributed."""
+
+import json
+from itertools import combinations
+
+import pyarrow
+import pytest
+
+from biphase.data.listing import ASSETS
+
+TASKS = ASSETS / "tasks"
+PARTS = ("train", "validation", "test")
+ROWS = {"sources": (402, 102, 102), "wikiann": (800, 100, 100), "squadshifts": (400, 100, 100)}
+LICENCES = {
+    "sources": ("CC BY-SA 3.0", "CC BY 4.0", "CC0", "public domain"),
+    "wikiann": ("CC BY-SA 3.0",),
+    "squadshifts": ("CC BY 4.0", "CC BY-SA 3.0"),
+    "scifact": ("CC BY 4.0", "ODC-By 1.0"),
+}
+TAGS = {"O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC"}
+
+
+def content(path) -> str:
+    with pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd") as stream:
+        return stream.read().decode()
+
+
+def rows(path) -> list[dict]:
+    return [json.loads(line) for line in content(path).split("\n") if line]
+
+
+def parts(task) -> dict[str, list[dict]]:
+    return {part: rows(TASKS / task / f"{part}.jsonl.zst") for part in PARTS}
+
+
+def judgments(part) -> list[tuple[str, str, str]]:
+    head, *lines = content(TASKS / "scifact" / "qrels" / f"{part}.tsv.zst").splitlines()
+    assert head == "query-id\tcorpus-id\tscore"
+    return [(query, document, score) for query, document, score in (line.split("\t") for line in lines)]
+
+
+def shared(task, values) -> list[set]:
+    """What each two parts of a task have in common."""
+    found = [{values(row) for row in some} for some in parts(task).values()]
+    return [one & other for one, other in combinations(found, 2)]
+
+
+def words(text) -> int:
+    return len(text.split())
+
+
+def test_only_the_files_of_the_four_tasks_are_there_and_they_are_small():
+    three = {f"{task}/{part}.jsonl.zst" for task in ROWS for part in PARTS}
+    beir = {"corpus.jsonl.zst", "queries.jsonl.zst", *(f"qrels/{part}.tsv.zst" for part in PARTS)}
+    files = [path for path in TASKS.rglob("*") if path.is_file()]
+    assert {path.relative_to(TASKS).as_posix() for path in files} == three | {
+        f"scifact/{one}" for one in beir
+    }
+    assert sum(path.stat().st_size for path in files) < 400_000
+
+
+@pytest.mark.parametrize("task", ROWS)
+def test_the_parts_have_the_rows_the_attribution_says(task):
+    counts = tuple(map(len, parts(task).values()))
+    assert counts == ROWS[task]
+    assert " / ".join(map(str, counts)) in line_of(task)
+
+
+def line_of(task) -> str:
+    (line,) = [
+        line
+        for line in (ASSETS / "ATTRIBUTION.md").read_text("utf-8").splitlines()
+        if line.startswith(f"| `{task}`")
+    ]
+    return line
+
+
+@pytest.mark.parametrize("task", LICENCES)
+def test_every_task_names_its_licences(task):
+    assert [one for one in LICENCES[task] if one not in line_of(task)] == []
+    assert f"- **{task}**: " in (ASSETS / "ATTRIBUTION.md").read_text("utf-8")
+
+
+# ---------------------------------------------------------------- sources
+
+
+def test_sources_has_as_many_texts_of_each_label():
+    for some in parts("sources").values():
+        labels = [row["label"] for row in some]
+        assert {labels.count(one) for one in ("wikipedia", "elife-digest", "books")} == {len(some) / 3}
+
+
+def test_sources_are_pieces_of_40_to_80_words_all_different():
+    texts = [row["text"] for some in parts("sources").values() for row in some]
+    assert all(40 <= words(text) <= 80 and "\n" not in text for text in texts)
+    assert len(set(texts)) == len(texts)
+
+
+def test_no_document_and_no_novel_is_in_two_parts_of_sources():
+    def work(row):  # the id of a chapter begins with its novel
+        return row["document"].split("/")[0] if row["label"] == "books" else row["document"]
+
+    assert shared("sources", work) == [set(), set(), set()]
+
+
+def test_nothing_of_sources_is_in_the_corpus_that_is_pretrained_on():
+    corpus = rows(ASSETS / "corpus.jsonl.zst")
+    names, text = {one["id"] for one in corpus}, "\n".join(one["text"] for one in corpus)
+    for some in parts("sources").values():
+        assert [row["document"] for row in some if row["document"] in names or row["text"] in text] == []
+
+
+def test_the_label_of_a_held_out_document_is_its_source():
+    heldout = {one["id"]: one for one in rows(ASSETS / "heldout.jsonl.zst")}
+    known = [row for some in parts("sources").values() for row in some if row["document"] in heldout]
+    assert len({row["document"] for row in known}) == 52
+    for row in known:
+        document = heldout[row["document"]]
+        assert row["label"] == document["source"]
+        assert row["text"].split(". ")[0] in document["text"]
+
+
+def test_no_novel_of_sources_is_without_attribution():
+    attribution = (ASSETS / "ATTRIBUTION.md").read_text("utf-8")
+    books = [row["document"] for some in parts("sources").values() for row in some if row["label"] == "books"]
+    assert [one for one in books if one.split("/")[0] not in attribution] == []
+
+
+# ---------------------------------------------------------------- the other three
+
+
+def test_wikiann_has_a_sound_tag_for_each_word():
+    for some in parts("wikiann").values():
+        for row in some:
+            tags = row["ner_tags"]
+            assert len(row["tokens"]) == len(tags) > 0
+            assert all(row["tokens"])
+            assert set(tags) <= TAGS
+            for before, tag in zip(["O", *tags], tags, strict=False):
+                assert tag[:2] != "I-" or before in ("B" + tag[1:], tag)
+        assert {tag for row in some for tag in row["ner_tags"]} == TAGS
+
+
+def test_no_sentence_is_in_two_parts_of_wikiann():
+    assert shared("wikiann", lambda row: " ".join(row["tokens"]).lower()) == [set(), set(), set()]
+
+
+def test_every_answer_of_squadshifts_stands_where_it_is_said_to():
+    for some in parts("squadshifts").values():
+        assert len({row["id"] for row in some}) == len(some)
+        for row in some:
+            assert row["question"] == row["question"].strip() != ""
+            assert words(row["context"]) <= 90
+            assert row["answers"]["text"]
+            for text, start in zip(row["answers"]["text"], row["answers"]["answer_start"], strict=True):
+                assert row["context"][start : start + len(text)] == text != ""
+
+
+@pytest.mark.parametrize("column", ["context", "title"])
+def test_no_context_and_no_article_is_in_two_parts_of_squadshifts(column):
+    assert shared("squadshifts", lambda row: row[column]) == [set(), set(), set()]
+
+
+def test_every_judgment_of_scifact_names_a_query_and_a_document_that_are_there():
+    documents = [row["_id"] for row in rows(TASKS / "scifact" / "corpus.jsonl.zst")]
+    queries = [row["_id"] for row in rows(TASKS / "scifact" / "queries.jsonl.zst")]
+    judged = {part: judgments(part) for part in PARTS}
+    asked = {part: {query for query, _, _ in some} for part, some in judged.items()}
+    assert len(set(documents)) == len(documents) == 400
+    assert (len(judged["train"]), len(asked["validation"]), len(asked["test"])) == (250, 60, 60)
+    assert sorted(queries) == sorted(query for some in asked.values() for query in some)  # each in one part
+    assert {document for some in judged.values() for _, document, _ in some} < set(documents)
+    assert {score for some in judged.values() for _, _, score in some} == {"1"}
+
+
+def test_abstracts_of_scifact_are_cut_to_60_words():
+    corpus = rows(TASKS / "scifact" / "corpus.jsonl.zst")
+    assert all(row["title"] and 0 < words(row["text"]) <= 60 for row in corpus)
+    assert max(words(row["text"]) for row in corpus) == 60

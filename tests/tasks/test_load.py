@@ -1,0 +1,612 @@
+"""Examples from files: every layout is read, every bad row is named, validation is cut as `datasets` cuts it."""
+
+import json
+import time
+from dataclasses import replace
+
+import datasets
+import pyarrow
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from biphase.catalog import CATALOG
+from biphase.errors import DataError
+from biphase.specs import Answer, Classify, Retrieve, Splits, Tag, Task
+from biphase.tasks.cuts import cut
+from biphase.tasks.examples import Pair, Question, Span, Text, Words
+from biphase.tasks.labels import Numbering
+from biphase.tasks.load import load
+
+
+def write(path, rows):
+    """Rows as JSON lines or parquet, by the name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        return
+    raw = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    codec = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix)
+    if codec:
+        with pyarrow.CompressedOutputStream(str(path), codec) as sink:
+            sink.write(raw)
+    else:
+        path.write_bytes(raw)
+
+
+def lay(folder, **parts):
+    for name, rows in parts.items():
+        write(folder / f"{name}.jsonl", rows)
+    return str(folder)
+
+
+def refused(task, words, documents="all"):
+    with pytest.raises(DataError, match=words) as caught:
+        load(task, documents=documents)
+    assert "\n" not in str(caught.value)
+    assert "task" in str(caught.value)
+
+
+# ---------------------------------------------------------------- cutting
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 3000), st.sampled_from([0.01, 0.05, 0.1, 0.2, 0.25, 0.3, 0.5]), st.integers(0, 2**31))
+def test_validation_is_cut_as_the_datasets_library_cuts(count, share, seed):
+    first, rest = cut(count, Splits(cut=share, seed=seed))
+    assert sorted(first + rest) == list(range(count))
+    if not rest:
+        return  # the library refuses what we refuse later
+    whole = datasets.Dataset.from_dict({"row": list(range(count))})
+    parts = whole.train_test_split(train_size=1 - share, seed=seed)
+    assert parts["test"]["row"][:] == first
+    assert parts["train"]["row"][:] == rest
+
+
+def test_the_papers_cut_is_the_default():
+    whole = datasets.Dataset.from_dict({"row": list(range(67_349))})
+    parts = whole.train_test_split(train_size=0.95, seed=42)
+    first, rest = cut(67_349, Splits())
+    assert len(first) == 3_368
+    assert (parts["test"]["row"][:], parts["train"]["row"][:]) == (first, rest)
+
+
+# ---------------------------------------------------------------- labels
+
+
+@pytest.mark.parametrize(
+    ("labels", "value", "number"),
+    [
+        (("no", "yes"), "yes", 1),
+        (("no", "yes"), 1, 1),
+        (("no", "yes"), "1", 1),
+        (("no", "yes"), 1.0, 1),
+        (("no", "yes"), True, 1),
+        (("no", "yes"), False, 0),
+        (("no", "yes"), "True", 1),
+        (("true", "false"), True, 0),
+        (("a", "b", "c"), True, None),
+        (("no", "yes"), 2, None),
+        (("no", "yes"), -1, None),
+        (("no", "yes"), 0.5, None),
+        (("no", "yes"), None, None),
+        (("no", "yes"), ["yes"], None),
+        (("no", "yes"), "maybe", None),
+        (("1", "2", "3"), 1, 0),
+        (("1", "2", "3"), "3", 2),
+        (("1", "2", "3"), 0, None),
+        (("1", "0"), 0, 1),
+        (("0", "1"), True, 1),
+    ],
+)
+def test_a_label_is_a_name_or_a_number_and_a_name_goes_first(labels, value, number):
+    assert Numbering(labels)(value) == number
+
+
+def test_true_and_one_are_not_the_same_thing():
+    number = Numbering(("a", "b", "c"))
+    assert [number(1), number(True), number(1), number("1")] == [1, None, 1, 1]
+
+
+# ---------------------------------------------------------------- sequence classification
+
+NLI = Classify("Premise: {premise}\nHypothesis: {hypothesis}", ("entailment", "neutral", "contradiction"))
+
+
+def sentences(count, **more):
+    return [{"premise": f"p{n}", "hypothesis": f"h{n}", "label": n % 3, **more} for n in range(count)]
+
+
+def test_texts_fill_the_template_and_parts_are_cut_and_limited(tmp_path):
+    source = lay(tmp_path, train=sentences(40), test=sentences(9), validation=sentences(5))
+    task = Task("nli", NLI, source)
+    made = load(task, documents="all")
+    assert (len(made.train), len(made.validation), len(made.test)) == (38, 2, 9)
+    assert made.test[4] == Text("Premise: p4\nHypothesis: h4", 1)
+    first, rest = cut(40, Splits())
+    assert [one.text for one in made.validation] == [f"Premise: p{n}\nHypothesis: h{n}" for n in first]
+    assert [one.text for one in made.train] == [f"Premise: p{n}\nHypothesis: h{n}" for n in rest]
+    few = load(replace(task, splits=Splits(rows=(3, 1, 2))), documents="all")
+    assert (few.train, few.validation, few.test) == (made.train[:3], made.validation[:1], made.test[:2])
+    own = load(replace(task, splits=Splits(validation="validation*")), documents="all")
+    assert (len(own.train), len(own.validation)) == (40, 5)
+    halves = load(replace(task, splits=Splits(cut_from="test", cut=0.5)), documents="all")
+    assert (len(halves.train), len(halves.validation), len(halves.test)) == (40, 5, 4)
+
+
+def test_a_task_that_borrows_a_model_has_nothing_to_train_on(tmp_path):
+    source = lay(tmp_path, train=sentences(40), test=sentences(9))
+    made = load(Task("nli", NLI, source, trained_on="mnli"), documents="all")
+    assert (len(made.train), len(made.validation), len(made.test)) == (0, 2, 9)
+
+
+def test_booleans_of_parquet_are_labels(tmp_path):
+    rows = [{"question": f"q{n}", "passage": "p", "answer": n % 2 == 1} for n in range(20)]
+    for part in ("train", "validation"):
+        write(tmp_path / f"{part}-00000-of-00001.parquet", rows)
+    task = CATALOG["boolq"].at(str(tmp_path))
+    assert [one.label for one in load(task, documents="all").test[:4]] == [0, 1, 0, 1]
+
+
+def test_unlabelled_rows_are_refused_with_where_to_find_others(tmp_path):
+    source = lay(tmp_path, train=sentences(40), test=sentences(9, label=-1))
+    refused(
+        Task("nli", NLI, source),
+        r"'nli': test.jsonl:1 has the label -1: .*unlabelled.*Splits\(test='validation\*'\)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"label": 3}, r"train.jsonl:3 has the label 3, which is none of entailment, neutral, contradiction"),
+        ({"label": "neutrall"}, r"train.jsonl:3 has the label 'neutrall'"),
+        ({"label": None}, r"train.jsonl:3 has the label None"),
+        ({"premise": None}, r"train.jsonl:3 has no text in 'premise'"),
+        ({"premise": ["x"]}, r"train.jsonl:3 has no text in 'premise'"),
+    ],
+)
+def test_a_bad_row_of_texts_is_named(row, words, tmp_path):
+    rows = sentences(5)
+    rows[2] |= row
+    refused(Task("nli", NLI, lay(tmp_path, train=rows, test=sentences(5))), words)
+
+
+def test_a_text_that_is_empty_is_refused(tmp_path):
+    task = Task(
+        "x",
+        Classify("{premise}", NLI.labels),
+        lay(tmp_path, train=sentences(5, premise="  "), test=sentences(5)),
+    )
+    refused(task, r"train.jsonl:1 has no text")
+
+
+def test_empty_parts_are_refused(tmp_path):
+    (tmp_path / "empty.jsonl").touch()
+    source = lay(tmp_path, train=sentences(40), one=sentences(1))
+    refused(Task("x", NLI, source, Splits(test="empty*")), r"its test part has no rows; put rows")
+    refused(
+        Task("x", NLI, source, Splits("one*", "", "train*")), r"its train part has no rows; .*cut at 0.05"
+    )
+    refused(Task("x", NLI, source, Splits("train*", "empty*", "train*")), r"its validation part has no rows")
+
+
+# ---------------------------------------------------------------- token classification
+
+TAGS = ("O", "B-PER", "I-PER")
+
+
+def test_tags_are_read_as_numbers_and_as_names(tmp_path):
+    named = [{"words": ["Ada", "Lovelace", "wrote"], "ner_tags": ["B-PER", "I-PER", "O"]}] * 3
+    numbered = [{"tokens": ["Ada", "Lovelace", "wrote"], "tags": [1, 2, 0]}] * 3
+    write(tmp_path / "dataset" / "train00.json", numbered[:2])
+    write(tmp_path / "dataset" / "train01.json", numbered[2:])
+    write(tmp_path / "dataset" / "valid.json", numbered)
+    write(tmp_path / "dataset" / "test.jsonl.zst", named)
+    form = Tag(TAGS, words="tokens|words", tags="tags|ner_tags")
+    made = load(Task("ner", form, str(tmp_path / "dataset"), Splits(validation="valid*")), documents="all")
+    one = Words(("Ada", "Lovelace", "wrote"), (1, 2, 0))
+    assert (made.train, made.validation, made.test) == ([one] * 3, [one] * 3, [one] * 3)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"tags": [0]}, r"train.jsonl:2 has 2 words and 1 tags"),
+        ({"tokens": [], "tags": []}, r"train.jsonl:2 has no words"),
+        ({"tags": [0, 3]}, r"train.jsonl:2 has the label 3, which is none of O, B-PER, I-PER"),
+        ({"tags": ["O", "B-LOC"]}, r"train.jsonl:2 has the label 'B-LOC'"),
+        ({"tokens": ["a", ""]}, r"train.jsonl:2 has a word that is empty"),
+        ({"tokens": "a b"}, r"train.jsonl:2 does not hold a list"),
+        ({"tags": None}, r"train.jsonl:2 does not hold a list"),
+    ],
+)
+def test_a_bad_sentence_is_named(row, words, tmp_path):
+    good = {"tokens": ["a", "b"], "tags": [0, 1]}
+    source = lay(tmp_path, train=[good, good | row, good], test=[good])
+    refused(Task("ner", Tag(TAGS), source), words)
+
+
+# ---------------------------------------------------------------- question answering
+
+CONTEXT = "Ada wrote notes. Ada was a countess."
+
+
+def asked(**fields):
+    return {
+        "id": "7",
+        "question": "Who?",
+        "context": CONTEXT,
+        "answers": {"text": ["Ada"], "answer_start": [0]},
+    } | fields
+
+
+def questions(tmp_path, *rows, form=Answer()):  # noqa: B008
+    source = lay(tmp_path, train=[asked()] * 20, test=list(rows) or [asked()])
+    return Task("qa", form, source)
+
+
+@pytest.mark.parametrize(
+    ("answers", "spans"),
+    [
+        ({"text": ["Ada", "a countess"], "answer_start": [17, 25]}, [("Ada", 17), ("a countess", 25)]),
+        ({"text": "notes", "answer_start": 10}, [("notes", 10)]),
+        ([{"text": "Ada", "answer_start": 17}], [("Ada", 17)]),
+        ("Ada", [("Ada", 0)]),
+        (["countess", "notes"], [("countess", 27), ("notes", 10)]),
+    ],
+)
+def test_answers_are_read_in_every_way_they_are_written(answers, spans, tmp_path):
+    made = load(questions(tmp_path, asked(answers=answers)), documents="all").test[0]
+    assert made == Question("7", "Question: Who?\nContext: ", CONTEXT, tuple(Span(*one) for one in spans))
+
+
+@pytest.mark.parametrize("answers", [{"text": [], "answer_start": []}, "", None, []])
+def test_no_answer_is_an_answer_only_where_the_task_says_so(answers, tmp_path):
+    row = asked(answers=answers)
+    made = load(questions(tmp_path, row, form=Answer(unanswerable=True)), documents="all")
+    assert made.test[0].answers == ()
+    refused(questions(tmp_path, row), r"test.jsonl:1 has no answer; .*unanswerable=True")
+
+
+def test_a_question_without_an_id_is_called_by_its_place(tmp_path):
+    row = asked()
+    del row["id"]
+    assert load(questions(tmp_path, row), documents="all").test[0].name == "test.jsonl:1"
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"answers": {"text": ["Ada"], "answer_start": [1]}}, r"test.jsonl:1 has the answer 'Ada' at 1, where the context says 'da '"),
+        ({"answers": {"text": ["Ada"], "answer_start": [-3]}}, r"starts at -3"),
+        ({"answers": {"text": ["Ada"], "answer_start": ["0"]}}, r"starts at '0'"),
+        ({"answers": {"text": ["Ada", "Ada"], "answer_start": [0]}}, r"has 2 answers and 1 starts"),
+        ({"answers": {"text": [""], "answer_start": [0]}}, r"an answer without text"),
+        ({"answers": {"texts": ["Ada"]}}, r"an answer without text"),
+        ({"answers": "Babbage"}, r"the answer 'Babbage', which is not in its context"),
+        ({"context": " "}, r"no question or no context"),
+        ({"question": None}, r"no question or no context"),
+    ],
+)  # fmt: skip
+def test_a_bad_question_is_named(row, words, tmp_path):
+    refused(questions(tmp_path, asked(**row)), words)
+
+
+# ---------------------------------------------------------------- retrieval
+
+
+def documents(count):
+    return [{"_id": f"d{n}", "title": f"t{n}" if n % 2 else "", "text": f"x{n}"} for n in range(count)]
+
+
+def asks(count):
+    return [{"_id": f"q{n}", "text": f"y{n}"} for n in range(count)]
+
+
+def judge(path, rows, header="query-id\tcorpus-id\tscore\n"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(header + "".join("\t".join(map(str, row)) + "\n" for row in rows))
+
+
+def beir(folder, *, train=(), test=(), count=20):
+    write(folder / "corpus.jsonl", documents(count))
+    write(folder / "queries.jsonl", asks(count))
+    if train:
+        judge(folder / "qrels" / "train.tsv", train)
+    judge(folder / "qrels" / "test.tsv", test)
+    return folder
+
+
+IR = Retrieve(document="Document: {title}. {text}")
+QRELS = Splits("qrels/train*", "", "qrels/test*", cut=0.5)
+SOME = [("q1", "d1", 1), ("q2", "d2", 2), ("q2", "d3", 0), ("q3", "d3", 0), ("q4", "d9", 1)]
+
+
+def test_judged_documents_and_pairs_of_the_train_judgments(tmp_path):
+    train = [("q5", "d11", 1), ("q6", "d12", 1), ("q5", "d13", 0), ("q6", "d14", 2)]
+    task = Task("ir", IR, str(beir(tmp_path, train=train, test=SOME)), QRELS)
+    made = load(task, documents="judged")
+    first, rest = cut(2, QRELS)  # the queries of train: q5 and q6
+    kept, left = f"q{5 + first[0]}", f"q{5 + rest[0]}"
+    assert made.validation.names == (kept,)
+    assert [one.query for one in made.train] == [f"Query: y{left[1:]}"] * len(made.train)
+    assert len(made.train) == sum(query == left and grade >= 1 for query, _, grade in train)
+    validated = {document for query, document, _ in train if query == kept}
+    assert set(made.test.library.names) == validated | {"d1", "d2", "d3", "d9"}
+    assert made.test.library is made.validation.library
+    assert list(made.test.library.names) == sorted(made.test.library.names, key=lambda name: int(name[1:]))
+    assert made.test.names == ("q1", "q2", "q4")  # nothing is relevant to q3
+    at = {name: place for place, name in enumerate(made.test.library.names)}
+    assert made.test.judged == ({at["d1"]: 1}, {at["d2"]: 2, at["d3"]: 0}, {at["d9"]: 1})
+    assert made.test.library.texts[at["d1"]] == "Document: t1. x1"
+    assert made.test.library.texts[at["d2"]] == "Document: . x2"
+    assert made.test.queries[0] == "Query: y1"
+
+
+def test_all_documents_are_the_whole_corpus_in_its_order(tmp_path):
+    task = Task("ir", IR, str(beir(tmp_path, train=[("q5", "d11", 1), ("q6", "d5", 1)], test=SOME)), QRELS)
+    made = load(task, documents="all")
+    assert made.test.library.names == tuple(f"d{n}" for n in range(20))
+    assert made.test.judged[0] == {1: 1}
+
+
+def test_queries_of_the_test_are_cut_in_the_order_they_appear(tmp_path):
+    test = [(f"q{n}", f"d{n}", 1) for n in (3, 1, 7, 5, 9, 0)] + [("q3", "d4", 1)]
+    splits = Splits("", "", "qrels/test*", cut=0.5, cut_from="test")
+    task = Task("ir", IR, str(beir(tmp_path, test=test)), splits, trained_on="msmarco")
+    made = load(task, documents="judged")
+    order = ["q3", "q1", "q7", "q5", "q9", "q0"]
+    first, rest = cut(6, splits)
+    assert made.validation.names == tuple(order[place] for place in first)
+    assert made.test.names == tuple(order[place] for place in rest)
+    assert made.train == []
+    assert len(made.test.library.names) == 7
+    few = load(replace(task, splits=replace(splits, rows=(0, 1, 2))), documents="judged")
+    assert (len(few.validation), len(few.test)) == (1, 2)
+    assert few.test.library == made.test.library
+
+
+@pytest.mark.parametrize("grade", [1, 2])
+def test_pairs_are_those_of_the_grade_that_counts_as_relevant(grade, tmp_path):
+    train = [("q1", "d1", 2), ("q1", "d2", 1), ("q2", "d1", 2)]
+    folder = beir(tmp_path, train=train, test=SOME)
+    judge(folder / "qrels" / "validation.tsv", [("q9", "d9", 1)])
+    splits = Splits("qrels/train*", "qrels/validation*", "qrels/test*")
+    made = load(Task("ir", replace(IR, relevant=grade), str(folder), splits), documents="judged")
+    expected = [Pair("Query: y1", "Document: t1. x1"), Pair("Query: y2", "Document: t1. x1")]
+    if grade == 1:
+        expected.insert(1, Pair("Query: y1", "Document: . x2"))
+    assert made.train == expected
+
+
+def test_pairs_of_files_fill_the_templates_with_nothing_but_text(tmp_path):
+    folder = beir(tmp_path, test=SOME)
+    rows = [{"query": f"a{n}", "positive": f"b{n}", "negative": "c"} for n in range(4)]
+    write(folder / "triplet" / "train-00000-of-00001.parquet", rows)
+    form = replace(IR, pairs="triplet/train*")
+    splits = Splits("", "", "qrels/test*", cut=0.5, cut_from="test", rows=(3, 0, 0))
+    made = load(Task("ir", form, str(folder), splits), documents="judged")
+    assert made.train == [Pair(f"Query: a{n}", f"Document: . b{n}") for n in range(3)]
+    write(folder / "triplet" / "train-00000-of-00001.parquet", [rows[0], {"query": "a", "positive": ""}])
+    refused(Task("ir", form, str(folder), splits), r"parquet:2 has no text in 'positive\|document'")
+
+
+def test_beir_in_parquet_and_in_two_repositories(tmp_path):
+    """As BeIR/nq and BeIR/nq-qrels stand on the hub, copied side by side."""
+    write(tmp_path / "nq" / "corpus" / "corpus-00000-of-00002.parquet", documents(10)[:6])
+    write(tmp_path / "nq" / "corpus" / "corpus-00001-of-00002.parquet", documents(10)[6:])
+    write(tmp_path / "nq" / "queries" / "queries-00000-of-00001.parquet", asks(10))
+    judge(tmp_path / "nq-qrels" / "test.tsv", SOME)
+    task = Task(
+        "nq",
+        replace(CATALOG["nq"].form, queries="queries/*"),
+        str(tmp_path / "nq"),
+        Splits("", "", f"{tmp_path}/nq-qrels/test*", cut=0.5, cut_from="test"),
+        trained_on="msmarco",
+    )
+    made = load(task, documents="judged")
+    assert made.test.library.names == ("d1", "d2", "d3", "d9")
+    assert len(made.validation) + len(made.test) == 3
+    assert (
+        load(replace(task, form=replace(task.form, corpus="corpus*")), documents="all").test.library.names[-1]
+        == "d9"
+    )
+
+
+@pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
+def test_compressed_beir_with_numbers_as_ids(packed, tmp_path):
+    write(tmp_path / f"corpus.jsonl{packed}", [{"id": n, "text": f"x{n}"} for n in range(5)])
+    write(tmp_path / f"queries.jsonl{packed}", [{"id": n, "text": f"y{n}"} for n in range(5)])
+    qrels = [{"query-id": n, "corpus-id": n, "score": 1.0} for n in range(4)]
+    write(tmp_path / "qrels" / f"test.jsonl{packed}", qrels)
+    splits = Splits("", "", "qrels/test*", cut=0.5, cut_from="test")
+    made = load(Task("ir", Retrieve(), str(tmp_path), splits, trained_on="x"), documents="judged")
+    assert made.test.library.texts == tuple(f"Document: x{n}" for n in range(4))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        "q1 0 d1 1\nq2 0 d2 2\n",
+        "q1\t0\td1\t1\nq2\t0\td2\t2\n",
+        "q1\td1\t1\r\nq2\td2\t2\r\n",
+        "corpus-id\tscore\tquery-id\nd1\t1\tq1\nd2\t2\tq2\n",
+        "query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td1\t1\nq2\td2\t2",
+    ],
+    ids=["trec", "trec with tabs", "no header", "another order", "twice the same"],
+)
+def test_judgments_are_read_in_every_way_they_are_written(raw, tmp_path):
+    folder = beir(tmp_path, test=SOME)
+    (folder / "qrels" / "test.tsv").write_bytes(raw.encode())
+    splits = Splits("", "qrels/test*", "qrels/test*")
+    made = load(Task("ir", IR, str(folder), splits, trained_on="x"), documents="judged")
+    assert made.test.names == ("q1", "q2")
+    assert made.test.judged == ({0: 1}, {1: 2})
+
+
+def long_rows(*queries):
+    """As in MLDR: the query's text, and its documents with theirs, stand beside the judgment."""
+    passages = {"negative_passages": [{"docid": "doc-9", "text": "z"}]}
+    return [
+        {"query_id": query, "query": f"about {query}", "positive_passages": [{"docid": f"doc-{n}", "text": "z"}], **passages}
+        for n, query in enumerate(queries)
+    ]  # fmt: skip
+
+
+def test_mldr_says_queries_and_judgments_in_one(tmp_path):
+    write(tmp_path / "dev.jsonl.gz", long_rows("v1"))
+    write(tmp_path / "test.jsonl.gz", long_rows("t1", "t2"))
+    write(tmp_path / "corpus.jsonl.gz", [{"docid": f"doc-{n}", "text": f"x{n}"} for n in range(5)])
+    task = replace(CATALOG["mldr_en"], source=str(tmp_path))
+    made = load(task, documents="judged")
+    assert made.test.queries == ("Query: about t1", "Query: about t2")
+    assert made.test.library.texts == (
+        "Document: x0",
+        "Document: x1",
+    )  # of negative passages nothing is judged
+    assert made.test.judged == ({0: 1}, {1: 1})
+    assert len(load(task, documents="all").test.library.names) == 5
+    write(tmp_path / "dev.jsonl.gz", long_rows("t2"))
+    write(tmp_path / "test.jsonl.gz", [row | {"query": "another"} for row in long_rows("t2")])
+    refused(task, r"two parts have the query 't2' with other texts")
+    write(tmp_path / "test.jsonl.gz", long_rows("t1", "t1"))
+    refused(task, r"test.jsonl.gz:2 is the second query 't1'")
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([("q1", "d99", 1)], r"test.tsv:7 judges document 'd99', which is not in the corpus"),
+        ([("q99", "d1", 1)], r"test.tsv:7 judges query 'q99', which is not among the queries"),
+        ([("q1", "d1", "x")], r"test.tsv:7 has the grade 'x'; write a whole number"),
+        ([("q1", "d5", 0.5)], r"test.tsv:7 has the grade '0.5'"),
+        ([("q1", "d5", "nan")], r"test.tsv:7 has the grade 'nan'"),
+        ([("q1", "d1", 2)], r"test.tsv:7 grades document 'd1' for query 'q1' as 2, and an earlier row as 1"),
+        ([("q1", "d1")], r"test.tsv:7 has 2 columns where others have 3"),
+        ([("", "d1", 1)], r"test.tsv:7 has the id ''"),
+    ],
+)
+def test_a_bad_judgment_is_named(rows, words, tmp_path):
+    splits = Splits("", "", "qrels/test*", cut=0.5, cut_from="test")
+    refused(Task("ir", IR, str(beir(tmp_path, test=SOME + rows)), splits, trained_on="x"), words, "judged")
+
+
+def test_a_file_that_is_no_judgments_is_refused(tmp_path):
+    folder = beir(tmp_path, test=SOME)
+    for raw in ("a\tb\tc\n1\t2\t3\n", "1 2 3 4 5\n"):
+        (folder / "qrels" / "test.tsv").write_text(raw)
+        splits = Splits("", "", "qrels/test*", cut_from="test")
+        refused(
+            Task("ir", IR, str(folder), splits, trained_on="x"),
+            r"test.tsv:1 is neither a header nor a judgment",
+        )
+
+
+@pytest.mark.parametrize("searched", ["judged", "all"])
+def test_ids_must_be_there_and_differ(searched, tmp_path):
+    folder = beir(tmp_path, test=SOME)
+    task = Task(
+        "ir", IR, str(folder), Splits("", "", "qrels/test*", cut=0.5, cut_from="test"), trained_on="x"
+    )
+    write(folder / "corpus.jsonl", [*documents(12), documents(3)[2]])
+    refused(task, r"corpus.jsonl:13 is the second with the id 'd2'", searched)
+    write(folder / "corpus.jsonl", documents(12))
+    write(folder / "queries.jsonl", [*asks(12), asks(3)[2]])
+    refused(task, r"queries.jsonl:13 is the second with the id 'q2'", searched)
+    write(folder / "queries.jsonl", asks(12))
+    write(folder / "corpus.jsonl", [{"_id": row["_id"], "text": row["text"]} for row in documents(12)])
+    refused(task, r"corpus.jsonl:\d+ has no column 'title'", searched)
+    write(folder / "corpus.jsonl", [row | {"text": ["x"]} for row in documents(12)])
+    refused(task, r"corpus.jsonl:\d+ has no text in 'text'", searched)
+
+
+def test_an_empty_part_of_retrieval_is_refused(tmp_path):
+    folder = beir(tmp_path, test=[("q1", "d1", 0)])
+    judge(folder / "qrels" / "validation.tsv", [("q1", "d1", 1)])
+    task = Task("ir", IR, str(folder), Splits("", "qrels/validation*", "qrels/test*"), trained_on="x")
+    refused(task, r"its test part has no query with a relevant document")
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"query": None}, r"dev.jsonl:1 has no text in 'query'"),
+        ({"query_id": 1.5}, r"dev.jsonl:1 has the id 1.5"),
+        ({"positive_passages": [{"text": "z"}]}, r"dev.jsonl:1 has the id None"),
+        ({"positive_passages": ["doc-1"]}, r"dev.jsonl:1 has passages that are no list of objects"),
+        ({"positive_passages": 7}, r"dev.jsonl:1 has passages that are no list of objects"),
+    ],
+)
+def test_a_bad_row_with_passages_is_named(row, words, tmp_path):
+    write(tmp_path / "dev.jsonl", [long_rows("v1")[0] | row])
+    write(tmp_path / "test.jsonl", long_rows("t1"))
+    write(tmp_path / "corpus.jsonl", [{"docid": "doc-0", "text": "x"}])
+    refused(replace(CATALOG["mldr_en"], source=str(tmp_path)), words)
+
+
+def test_a_document_without_a_title_has_an_empty_one(tmp_path):
+    folder = beir(tmp_path, test=SOME)
+    write(folder / "corpus.parquet", [row | {"title": None} for row in documents(12)])
+    splits = Splits("", "", "qrels/test*", cut=0.5, cut_from="test")
+    task = Task("ir", replace(IR, corpus="corpus.parquet"), str(folder), splits, trained_on="x")
+    assert load(task, documents="judged").test.library.texts[0] == "Document: . x1"
+
+
+# ---------------------------------------------------------------- whatever files hold
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats(allow_nan=False) | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["text", "answer_start", "docid", "x"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+FORMS = {
+    "SC": (NLI, ("premise", "hypothesis", "label")),
+    "TC": (Tag(TAGS), ("tokens", "tags")),
+    "QA": (Answer(), ("question", "context", "answers", "id")),
+    "IR": (Retrieve(queries="", corpus="test*"), ("query_id", "query", "positive_passages", "docid", "text")),
+    "qrels": (Retrieve(queries="test*", corpus="test*"), ("query-id", "corpus-id", "score", "text", "_id")),
+}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+@given(st.data(), st.sampled_from(list(FORMS)))
+def test_whatever_the_rows_hold_it_is_read_or_refused_in_one_line(tmp_path, data, kind):
+    form, columns = FORMS[kind]
+    row = st.fixed_dictionaries(dict.fromkeys(columns, ANYTHING))
+    source = lay(tmp_path, test=data.draw(st.lists(row, min_size=1, max_size=4)))
+    task = Task("x", form, source, Splits("test*", "test*", "test*"))
+    said = ""
+    try:
+        load(task, documents="all")
+    except DataError as wrong:
+        said = str(wrong)
+    assert "\n" not in said
+
+
+# ---------------------------------------------------------------- the tasks that ship, and speed
+
+
+@pytest.mark.parametrize("name", [name for name in CATALOG if name.endswith("-mini")])
+def test_the_tasks_that_ship_load(name):
+    made = load(CATALOG[name], documents="judged")
+    assert min(len(made.train), len(made.validation), len(made.test)) >= 20
+
+
+def test_as_many_rows_as_sst2_has_load_in_a_second(tmp_path):
+    texts = [f"a {n} film of no great wit but of some charm , and then some" for n in range(67_349)]
+    made = pyarrow.table({"sentence": texts, "label": [n % 2 for n in range(67_349)]})
+    parquet.write_table(made, tmp_path / "train.parquet")
+    parquet.write_table(made.slice(0, 872), tmp_path / "validation.parquet")
+    task = CATALOG["sst2"].at(str(tmp_path))
+    seconds = []
+    for _ in range(3):  # the machine may be busy once
+        start = time.process_time()
+        examples = load(task, documents="all")
+        seconds.append(time.process_time() - start)
+    assert (len(examples.train), len(examples.validation), len(examples.test)) == (63_981, 3_368, 872)
+    assert min(seconds) < 1

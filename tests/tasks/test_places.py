@@ -1,0 +1,352 @@
+"""The files of a task: patterns mean what they say, the content counts, and the hub's cache is enough."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from biphase.data.listing import Absent
+from biphase.errors import DataError, SpecError
+from biphase.files import Store
+from biphase.specs import Answer, Classify, Retrieve, Splits, Task
+from biphase.tasks.hub import HubPlace
+from biphase.tasks.places import files_of, kind_of, matching, parts_of, task_fingerprint, task_key
+
+FORM = Classify("{text}", ("a", "b"))
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store")
+
+
+def fill(folder, *names):
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"text,label\n{name},a\n")
+    return folder
+
+
+def mine(source, **fields):
+    return Task("mine", **{"form": FORM, "source": str(source), **fields})
+
+
+def names(task, part):
+    return [path.name for path in files_of(task)[part]]
+
+
+def test_importing_it_is_light():
+    code = (
+        "import sys, biphase.tasks.places, biphase.study.tasks\n"
+        "print([m for m in ('numpy', 'pyarrow', 'huggingface_hub') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("train.parquet", (".parquet", "")),
+        ("train.jsonl.zst", (".jsonl", "zstd")),
+        ("A.TSV.GZ", (".tsv", "gzip")),
+        ("train.json", (".json", "")),
+        ("train.parquet.gz", ("", "")),
+        ("README.md", ("", "")),
+        ("train.gz", ("", "")),
+        ("train", ("", "")),
+    ],
+)
+def test_a_table_is_known_by_its_name(name, kind):
+    assert kind_of(name) == kind
+
+
+def test_a_pattern_means_shards_and_compressed_files_but_no_other_folder_or_kind(tmp_path):
+    fill(
+        tmp_path, "train-00001-of-00002.csv", "train-00000-of-00002.csv", "train_extra/more.csv", "train.md",
+        ".train.csv", "test.csv.gz", "data/test.csv",
+    )  # fmt: skip
+    assert names(mine(tmp_path), "train") == ["train-00000-of-00002.csv", "train-00001-of-00002.csv"]
+    assert names(mine(tmp_path), "test") == ["test.csv.gz"]
+    assert names(mine(tmp_path, splits=Splits(test="test.csv")), "test") == ["test.csv.gz"]
+    assert names(mine(tmp_path, splits=Splits(test="data/*")), "test") == ["test.csv"]
+    assert names(mine(tmp_path, splits=Splits(test="d?ta/test*")), "test") == ["test.csv"]
+
+
+def test_where_no_file_matches_the_folder_of_that_name_is_meant(tmp_path):
+    fill(
+        tmp_path, "corpus/corpus-00000-of-00001.csv", "corpus_old/x.csv", "queries/q.csv", "corpus/deep/x.csv"
+    )
+    assert [path.name for path in matching(tmp_path, "corpus*")] == ["corpus-00000-of-00001.csv"]
+    assert [path.name for path in matching(tmp_path, "queries")] == ["q.csv"]
+    assert matching(tmp_path, "pairs*") == ()
+
+
+def test_what_exists_is_no_pattern(tmp_path):
+    folder = fill(tmp_path / "[1]" / "data*", "train.csv", "test.csv")
+    assert names(mine(folder), "train") == ["train.csv"]
+    assert names(mine(tmp_path, splits=Splits("[1]/data*/train*", "", "[1]/data*/test*")), "train") == [
+        "train.csv"
+    ]
+
+
+def test_files_that_may_hold_the_same_rows_are_refused(tmp_path):
+    fill(tmp_path, "train.csv", "train.jsonl", "test.csv")
+    with pytest.raises(
+        DataError, match=r"several kinds \(train.csv, train.jsonl\).*name one of them, e.g. 'train.csv'"
+    ):
+        files_of(mine(tmp_path))
+    fill(tmp_path, "train.csv.gz")
+    (tmp_path / "train.jsonl").unlink()
+    with pytest.raises(DataError, match=r"may hold the same rows"):
+        files_of(mine(tmp_path))
+
+
+def test_a_pattern_without_files_names_the_folder_the_pattern_and_what_is_near(tmp_path):
+    fill(tmp_path, "training.csv", "testing.csv", "zebra.csv")
+    with pytest.raises(Absent, match=r"no file in .* matches 'tran\*' .*there are training.csv") as caught:
+        files_of(mine(tmp_path, splits=Splits(train="tran*")))
+    assert str(tmp_path) in str(caught.value)
+    with pytest.raises(Absent, match="nothing like it is there"):
+        files_of(mine(tmp_path / "nowhere"))
+    with pytest.raises(DataError, match=r"\*\* is not known here"):
+        files_of(mine(tmp_path, splits=Splits(train="**/train*")))
+
+
+def test_one_file_is_the_train_part_and_the_others_stand_beside_it(tmp_path):
+    fill(tmp_path, "rows.csv", "held.csv", "train.csv")
+    task = mine(tmp_path / "rows.csv", splits=Splits(test="held*"))
+    assert {part: [path.name for path in paths] for part, paths in files_of(task).items()} == {
+        "train": ["rows.csv"],
+        "test": ["held.csv"],
+    }
+    with pytest.raises(SpecError, match="let the source be the folder"):
+        files_of(mine(tmp_path / "rows.csv", splits=Splits(train="train.csv", test="held*")))
+    with pytest.raises(SpecError, match="retrieval needs a folder"):
+        files_of(mine(tmp_path / "rows.csv", form=Retrieve(), splits=Splits(test="held*")))
+
+
+def test_the_builtin_tasks_are_below_the_package():
+    task = mine("builtin:tasks/wikiann", splits=Splits(validation="validation*"))
+    assert all(path.is_file() for paths in files_of(task).values() for path in paths)
+
+
+def test_only_the_parts_that_are_used_are_looked_for():
+    pairs = Retrieve(pairs="pairs*")
+    test_half = Splits("qrels/train*", "", "qrels/test*", cut=0.5, cut_from="test")
+    assert set(parts_of(mine("./x"))) == {"train", "test"}
+    assert set(parts_of(mine("./x", form=pairs, splits=test_half))) == {"test", "queries", "corpus", "pairs"}
+    assert set(parts_of(mine("./x", form=pairs, splits=test_half, trained_on="y"))) == {
+        "test",
+        "queries",
+        "corpus",
+    }
+    assert set(parts_of(mine("./x", trained_on="y"))) == {"train", "test"}  # validation is cut from train
+    assert set(parts_of(mine("./x", splits=Splits("", "v", "t"), trained_on="y"))) == {"validation", "test"}
+    inline = Retrieve(queries="")
+    assert set(parts_of(mine("./x", form=inline))) == {"train", "test", "corpus"}
+
+
+def test_a_cut_from_nothing_is_refused_with_what_to_type():
+    for task in (
+        mine("./x", form=Retrieve(pairs="pairs*")),
+        mine("./x", splits=Splits(train=""), trained_on="y"),
+    ):
+        with pytest.raises(SpecError, match=r"cut from the train part.*Splits\(cut_from='test', cut=0.5\)"):
+            parts_of(task)
+    with pytest.raises(SpecError, match="names no files"):
+        parts_of(mine("./x", form=Retrieve(corpus="")))
+
+
+# ---------------------------------------------------------------- identity
+
+
+def test_the_content_counts_and_not_the_place_or_the_name(tmp_path, store):
+    one = fill(tmp_path / "one", "train.csv", "test.csv")
+    two = fill(tmp_path / "two", "train.csv", "test.csv")
+    before = task_key(mine(one), store)
+    assert task_key(replace(mine(two), name="other"), store) == before
+    moved = mine(tmp_path, splits=Splits("one/train.csv", "", "two/test*"))
+    assert task_fingerprint(moved, store) == task_fingerprint(mine(one), store)
+    assert task_key(moved, store) == before
+    (two / "train.csv").write_text("text,label\nelse,a\n")
+    assert task_key(mine(two), store) != before
+    assert task_key(mine(one), store) == before
+
+
+def changes(splits):
+    """A task by name, and the same with one thing changed each."""
+    yield "label", {"form": replace(FORM, label="other")}
+    yield "text", {"form": replace(FORM, text="{text}!")}
+    yield "labels", {"form": Classify("{text}", ("b", "a"))}
+    yield "seed", {"splits": replace(splits, seed=1)}
+    yield "cut", {"splits": replace(splits, cut=0.1)}
+    yield "from", {"splits": replace(splits, cut_from="test")}
+    yield "rows", {"splits": replace(splits, rows=(1, 0, 0))}
+    yield "steps", {"steps": 7}
+    yield "epochs", {"epochs": 1}
+    yield "batch", {"batch": 7}
+
+
+def test_whatever_changes_the_examples_or_the_training_changes_the_key(tmp_path, store):
+    source = fill(tmp_path / "data", "train.csv", "test.csv")
+    made = {name: task_key(mine(source, **fields), store) for name, fields in changes(Splits())}
+    made["plain"] = task_key(mine(source), store)
+    assert len(set(made.values())) == len(made)
+
+
+def test_what_has_no_effect_is_not_in_the_key(tmp_path, store):
+    source = fill(tmp_path / "data", "train.csv", "test.csv", "validation.csv")
+    named = Splits(validation="validation*")
+    for one, other in (
+        (mine(source, splits=named), mine(source, splits=replace(named, seed=1, cut=0.2, cut_from="test"))),
+        (mine(source, epochs=1), mine(source, epochs=1, steps=7)),
+        (
+            mine(source, splits=named, trained_on="x"),
+            mine(source, splits=replace(named, train="", rows=(5, 0, 0)), trained_on="y", batch=1),
+        ),
+    ):
+        assert task_key(one, store) == task_key(other, store)
+    assert task_key(mine(source, epochs=1), store) != task_key(mine(source, epochs=2), store)
+
+
+def test_the_places_of_retrieval_are_not_in_the_key_but_its_pairs_are(tmp_path, store):
+    folder = fill(
+        tmp_path / "ir", "corpus.csv", "queries.csv", "qrels/test.tsv", "qrels/train.tsv", "pairs.csv"
+    )
+    splits = Splits("qrels/train*", "", "qrels/test*", cut_from="test")
+    plain = mine(folder, form=Retrieve(), splits=splits)
+    spelled = mine(tmp_path, form=Retrieve(queries="ir/queries*", corpus="ir/corpus.csv", pair=("a", "b")),
+                   splits=Splits("ir/qrels/train*", "", "ir/qrels/test*", cut_from="test"))  # fmt: skip
+    assert task_key(plain, store) == task_key(spelled, store)
+    paired = replace(plain, form=Retrieve(pairs="pairs*"))
+    assert task_key(paired, store) != task_key(plain, store)
+    assert task_key(replace(paired, form=Retrieve(pairs="pairs*", pair=("a", "b"))), store) != task_key(
+        paired, store
+    )
+
+
+def test_a_hub_task_is_its_pinned_places_however_they_are_written(store):
+    one = mine(f"hf://owner/name@{COMMIT}/data")
+    spelled = mine("./nowhere", splits=Splits(f"{one.source}/train*", "", f"{one.source}/test*"))
+    assert task_key(one, store) == task_key(spelled, store)
+    assert task_key(one, store) != task_key(mine(f"hf://owner/name@{COMMIT[::-1]}/data"), store)
+    assert task_key(mine("hf://owner/name/data"), store) != task_key(
+        one, store
+    )  # it can be planned, not read
+
+
+# ---------------------------------------------------------------- the hub
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache of the hub as its library leaves it: files, and the list of all that the repository has."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+
+    def make(repository, *names, listed=(), commit=COMMIT):
+        folder = tmp_path / "cache" / f"datasets--{repository.replace('/', '--')}"
+        fill(folder / "snapshots" / commit, *names)
+        (folder / "trees").mkdir(parents=True)
+        files = {name: {"size": 1, "blob_id": "0" * 40} for name in (*names, *listed)}
+        (folder / "trees" / f"{commit}.json").write_text(json.dumps({"format_version": 1, "files": files}))
+        return folder / "snapshots" / commit
+
+    return make
+
+
+def test_a_hub_address_is_taken_apart():
+    assert HubPlace.of("", f"hf://o/n@{COMMIT}/a/b*") == HubPlace("o/n", COMMIT, "a/b*")
+    assert HubPlace.of("", "hf://o/n/a") == HubPlace("o/n", "", "a")
+    assert HubPlace.of("", f"hf://o/n@{COMMIT}").below("x").address == f"hf://o/n@{COMMIT}/x"
+    for wrong in ("hf://o", "hf://o/", "hf:///n@1/x", "hf://o/n@/x"):
+        with pytest.raises(DataError, match="is not hf://owner/name@revision/folder"):
+            HubPlace.of("task", wrong)
+    for wrong in ("hf://o/n@1/../x", "hf://o/n@1//etc/x", "hf://o/n@1/~/x"):
+        with pytest.raises(DataError, match="leaves its repository"):
+            HubPlace.of("task", wrong)
+
+
+def test_what_is_in_the_cache_needs_no_network(cache):
+    cache(
+        "owner/one",
+        "sst2/train-00000-of-00001.csv",
+        "sst2/test.csv",
+        "sst2/README.md",
+        listed=["rte/train.csv"],
+    )
+    cache("owner/two", "qrels/test.tsv", "qrels/deep/test.tsv")
+    task = mine(f"hf://owner/one@{COMMIT}/sst2", splits=Splits(test=f"hf://owner/two@{COMMIT}/qrels/test*"))
+    found = files_of(task)
+    assert [path.name for path in found["train"]] == ["train-00000-of-00001.csv"]
+    assert [path.parts[-3:] for path in found["test"]] == [(COMMIT, "qrels", "test.tsv")]
+    assert all(path.is_file() for paths in found.values() for path in paths)
+
+
+def test_a_copy_that_was_broken_off_is_no_copy(cache):
+    cache("owner/one", "train-0-of-2.csv", "test.csv", listed=["train-1-of-2.csv"])
+    with pytest.raises(
+        DataError, match=r"cannot be downloaded.*type: hf download owner/one .*--data FOLDER"
+    ) as caught:
+        files_of(mine(f"hf://owner/one@{COMMIT}"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line_with_the_way_around_it(cache, tmp_path):
+    with pytest.raises(DataError) as caught:
+        files_of(mine(f"hf://owner/absent@{COMMIT}/data"))
+    text = str(caught.value)
+    command = f"hf download owner/absent --repo-type dataset --revision {COMMIT} --local-dir FOLDER/absent"
+    assert command in text
+    assert "--data FOLDER" in text
+    assert "\n" not in text
+
+
+def test_an_unpinned_place_is_not_read_from_the_hub():
+    with pytest.raises(
+        DataError, match=r"no commit of owner/name is pinned.*task.pin.*hf download owner/name"
+    ):
+        files_of(mine("hf://owner/name/data"))
+
+
+def test_a_hub_pattern_that_means_nothing_names_what_is_there(cache):
+    cache("owner/one", "data/training.csv", "data/test.csv", "other/x.csv")
+    with pytest.raises(DataError, match=r"matches 'data/trian\*'.*there are data/training.csv"):
+        files_of(mine(f"hf://owner/one@{COMMIT}/data", splits=Splits(train="trian*")))
+
+
+def test_a_repository_is_listed_and_then_only_the_files_that_are_meant_are_fetched(
+    cache, monkeypatch, tmp_path
+):
+    import huggingface_hub
+
+    there = fill(tmp_path / "there", "data/train.csv", "data/test.csv")
+    asked = []
+
+    def listed(self, repository, *, repo_type, revision):
+        return ["data/train.csv", "data/test.csv", "data/[x].csv", ".gitattributes"]
+
+    def fetched(repository, *, repo_type, revision, allow_patterns):
+        asked.extend(allow_patterns)
+        return str(there)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", listed)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetched)
+    found = files_of(mine(f"hf://owner/new@{COMMIT}/data", form=Answer()))
+    assert found == {"train": (there / "data" / "train.csv",), "test": (there / "data" / "test.csv",)}
+    assert asked == ["data/train.csv", "data/test.csv"]
+
+
+def test_part_of_a_hub_task_may_be_a_local_copy(cache, tmp_path):
+    cache("owner/one", "train.csv")
+    local = fill(tmp_path / "copy", "test.csv")
+    task = mine(f"hf://owner/one@{COMMIT}", splits=Splits(test=f"{local}/test*"))
+    assert files_of(task)["test"] == (local / "test.csv",)
+    assert Path(files_of(task)["train"][0]).is_file()

@@ -1,0 +1,180 @@
+"""Rows of files: every kind gives the same, and what is wrong is named with its place."""
+
+import gzip
+import json
+
+import pyarrow
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyarrow import csv as arrow_csv
+from pyarrow import parquet
+
+from biphase.errors import DataError
+from biphase.tasks import tables
+from biphase.tasks.tables import Only, column_names, lines, read
+
+TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\r\x00"), max_size=20)
+
+
+def write(path, rows):
+    """Rows as a file of the kind its name says."""
+    kind, _, packed = path.name.split(".", 1)[1].partition(".")
+    if kind == "parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        return path
+    if kind in ("jsonl", "json"):
+        raw = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    elif kind == "csv":
+        sink = pyarrow.BufferOutputStream()
+        arrow_csv.write_csv(pyarrow.Table.from_pylist(rows), sink)
+        raw = sink.getvalue().to_pybytes()
+    else:
+        raw = "".join("\t".join(line) + "\n" for line in (rows[0], *(row.values() for row in rows))).encode()
+    if packed == "gz":
+        raw = gzip.compress(raw)
+    elif packed == "zst":
+        raw = pyarrow.Codec("zstd").compress(raw, asbytes=True)
+    path.write_bytes(raw)
+    return path
+
+
+def table(*paths, wanted=("a",), **named):
+    """All rows in one."""
+    columns, places = {}, []
+    for rows in read("task 'x'", paths, wanted, **named):
+        assert {len(values) for values in rows.columns.values()} == {len(rows)}
+        places += [rows.place(row) for row in range(len(rows))]
+        for name, values in rows.columns.items():
+            columns.setdefault(name, []).extend(values)
+    return columns, places
+
+
+KINDS = ["parquet", "jsonl", "json.gz", "jsonl.zst", "csv", "csv.gz", "tsv", "tsv.zst"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_file_gives_the_same_rows(kind, tmp_path):
+    rows = [{"a": f"text {n}", "b": str(n), "c": "x"} for n in range(5)]
+    path = write(tmp_path / f"train.{kind}", rows)
+    columns, places = table(path, wanted=("b", "a"))
+    assert columns == {"b": ["0", "1", "2", "3", "4"], "a": [row["a"] for row in rows]}
+    first = 2 if kind.startswith(("csv", "tsv")) else 1
+    assert places[0] == f"train.{kind}:{first}"
+    assert column_names("task 'x'", path) == ("a", "b", "c")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@given(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=8))
+def test_any_text_comes_back_as_it_was(tmp_path, values):
+    rows = [{"a": one, "b": f"x{two}"} for one, two in values]
+    for kind in ("parquet", "jsonl", "jsonl.zst", "csv"):
+        columns, _ = table(write(tmp_path / f"train.{kind}", rows), wanted=("a", "b"))
+        assert columns == {"a": [row["a"] for row in rows], "b": [row["b"] for row in rows]}, kind
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl.zst"])
+def test_small_pieces_make_the_same_whole(kind, tmp_path, monkeypatch):
+    rows = [{"a": f"{n}" * (n % 7)} for n in range(50)]
+    path = write(tmp_path / f"train.{kind}", rows)
+    whole = table(path)
+    monkeypatch.setattr(tables, "PIECE_BYTES", 16)
+    monkeypatch.setattr(tables, "PIECE_ROWS", 3)
+    assert len(list(read("x", [path], ("a",)))) > 5
+    assert table(path) == whole
+
+
+def test_files_follow_one_another_and_places_name_each(tmp_path):
+    paths = [write(tmp_path / f"train{n:02}.jsonl", [{"a": n}, {"a": -n}]) for n in (1, 2)]
+    columns, places = table(*paths)
+    assert columns == {"a": [1, -1, 2, -2]}
+    assert places == ["train01.jsonl:1", "train01.jsonl:2", "train02.jsonl:1", "train02.jsonl:2"]
+
+
+def test_the_first_alternative_that_is_there_is_read(tmp_path):
+    path = write(tmp_path / "x.jsonl", [{"words": 1, "b": 2}, {"words": 3, "b": 4}])
+    assert table(path, wanted=("tokens|words",))[0] == {"tokens|words": [1, 3]}
+    assert table(path, wanted=("b|words",))[0] == {"b|words": [2, 4]}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv"])
+def test_an_optional_column_may_be_absent(kind, tmp_path):
+    path = write(tmp_path / f"x.{kind}", [{"a": "1"}, {"a": "2"}])
+    assert table(path, optional=("id",))[0] == {"a": ["1", "2"], "id": [None, None]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_missing_column_is_named_with_the_nearest(kind, tmp_path):
+    path = write(tmp_path / f"train.{kind}", [{"sentence": "x", "label": "1"}])
+    with pytest.raises(
+        DataError, match=rf"task 'x': train.{kind}.* has no column 'sentense'; did you mean 'sentence'"
+    ):
+        table(path, wanted=("sentense",))
+
+
+def test_a_line_that_lacks_a_column_is_named(tmp_path):
+    path = write(tmp_path / "x.jsonl", [{"a": 1, "b": 1}, {"b": 1}])
+    with pytest.raises(DataError, match=r"x.jsonl:2 has no column 'a'"):
+        table(path)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl.gz", "csv"])
+def test_only_the_rows_that_are_wanted_are_kept_with_their_places(kind, tmp_path):
+    rows = [{"id": n if kind != "csv" else str(n), "a": str(n * n)} for n in range(9)]
+    path = write(tmp_path / f"x.{kind}", rows)
+    columns, places = table(path, wanted=("id|_id", "a"), only=Only("id|_id", {"3", "7"}))
+    assert columns["a"] == ["9", "49"]
+    shift = 2 if kind == "csv" else 1
+    assert places == [f"x.{kind}:{3 + shift}", f"x.{kind}:{7 + shift}"]
+
+
+def test_blank_lines_a_byte_order_mark_and_no_last_newline_are_no_rows(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\r\n\n  \n{"a": 2}')
+    assert table(path) == ({"a": [1, 2]}, ["x.jsonl:1", "x.jsonl:4"])
+    assert [number for number, _ in lines(path)] == [1, 4]
+    path = tmp_path / "x.csv"
+    path.write_bytes(b'\xef\xbb\xbfa,b\r\n\r\n"x\r\ny",1\r\nz,2')
+    assert table(path) == ({"a": ["x\r\ny", "z"]}, ["x.csv:3", "x.csv:5"])
+
+
+def test_tabs_know_no_quotes(tmp_path):
+    path = tmp_path / "x.tsv"
+    path.write_text('a\tb\n"open\t1\nsay "no"\t2\n')
+    assert table(path)[0] == {"a": ['"open', 'say "no"']}
+
+
+def test_a_field_may_be_longer_than_the_csv_module_likes(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text(f"a\n{'x' * 300_000}\n")
+    assert len(table(path)[0]["a"][0]) == 300_000
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "words"),
+    [
+        ("x.jsonl", b'{"a": 1}\n{"a": \n', r"x.jsonl:2 is no JSON .*; write one object a line"),
+        ("x.json", b'[\n {"a": 1}\n]', r"x.json:1 is no JSON"),
+        ("x.jsonl", b"[1]\n", r"x.jsonl:1 is no JSON object"),
+        ("x.jsonl", b'{"a": "\xff"}\n', r"x.jsonl:1 is not UTF-8"),
+        ("x.jsonl", b'{"a": "\\ud800"}\n', r"x.jsonl:1 holds half of a surrogate pair"),
+        ("x.csv", b"a,b\n1,2\n1,2,3\n", r"x.csv:3 has 3 columns where the header has 2"),
+        ("x.csv", b'a,b\n1,2\n"1"x,2\n', r"x.csv:3 is malformed"),
+        ("x.csv", b"a,b\n1,\xff\n", r"x.csv:2 is not UTF-8"),
+        ("x.csv", b"", r"x.csv is empty"),
+        ("x.parquet", b"not parquet", r"x.parquet cannot be read .*; put a sound copy in its place"),
+        ("x.jsonl.zst", b"not zstd", r"x.jsonl.zst cannot be read"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_one_line_with_its_place(name, raw, words, tmp_path):
+    (tmp_path / name).write_bytes(raw)
+    with pytest.raises(DataError, match=words) as caught:
+        table(tmp_path / name)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.jsonl", "x.csv.gz"])
+def test_the_columns_of_a_damaged_file_are_refused_too(name, tmp_path):
+    (tmp_path / name).write_bytes(b"" if name == "x.jsonl" else b"junk")
+    with pytest.raises(DataError, match=r"is empty|cannot be read"):
+        column_names("task 'x'", tmp_path / name)

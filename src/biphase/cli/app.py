@@ -1,0 +1,73 @@
+"""What all verbs share. Results go to stdout, progress to stderr; every refusal is one line that ends with what to type.
+
+Exit codes: 0 done, 1 jobs failed, 2 wrong use. Imports stand inside the functions, so that a verb pays for
+what it needs: `plan`, `status` and `--help` never import torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from biphase.files import Store
+    from biphase.keys import Identities
+    from biphase.study.plan import Plan
+
+app = typer.Typer(
+    help="biphase: the workbench for pretraining text encoders.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+StudyFile = Annotated[
+    Path, typer.Argument(metavar="STUDY", help="a study file (.py), or the plan.json of one")
+]
+StoreFolder = Annotated[
+    Path, typer.Option("--store", envvar="BIPHASE_STORE", help="the folder of all results", show_default=True)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="for a program to read")]
+DEFAULT_STORE = Path("store")
+
+
+def main() -> None:
+    """Run a verb; a refusal becomes one line and exit code 2."""
+    from biphase.errors import BiphaseError
+
+    try:
+        app(standalone_mode=True)
+    except BiphaseError as refusal:
+        tell(f"error: {refusal}")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        tell("stopped at once; what was published is whole, the rest will be computed again")
+        sys.exit(130)
+    except OSError as wrong:
+        if isinstance(wrong, BrokenPipeError):  # the reader of our output has gone, e.g. `| head`
+            sys.stderr.close()
+            sys.exit(0)
+        tell(
+            f"error: {wrong.filename or 'the disk'}: {wrong.strerror or wrong}; free room there, or choose another --store"
+        )
+        sys.exit(2)
+
+
+def tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def planned(path: Path, store_folder: Path) -> tuple[Plan, Store, Identities]:
+    from biphase.files import Store
+    from biphase.study.identities import identities
+    from biphase.study.load import load
+    from biphase.study.plan import make_plan
+
+    loaded = load(path)
+    store = Store(store_folder)
+    fingerprints = identities(store)
+    return make_plan(loaded.study, fingerprints, loaded.question), store, fingerprints

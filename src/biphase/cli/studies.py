@@ -1,0 +1,179 @@
+"""`plan`, `run` and `status`: a study file and its store."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, StudyFile, app, planned, tell
+
+if TYPE_CHECKING:
+    from biphase.files import Store
+    from biphase.keys import Identities
+    from biphase.study.plan import Plan
+    from biphase.training.pretrain import Manner
+
+
+@app.command()
+def plan(
+    study: StudyFile,
+    store: StoreFolder = DEFAULT_STORE,
+    device: Annotated[str, typer.Option(help="price the work on this device")] = "h200",
+    efficiency: Annotated[
+        float, typer.Option(min=0.001, max=1, help="share of its peak that is reached")
+    ] = 0.4,
+    as_json: AsJson = False,
+) -> None:
+    """The tree: what is shared, what is done, what the rest costs. Runs nothing."""
+    from biphase.study.leaves import count
+    from biphase.study.ledger import done_keys
+    from biphase.study.tree import plan_json, render
+
+    made, where, _ = planned(study, store)
+    done, tuned = done_keys(made, where), count(made, where).done
+    if as_json:
+        told = plan_json(made, done=done, tuned=tuned, device=device, efficiency=efficiency)
+        print(json.dumps(told, indent=1))
+    else:
+        print(
+            render(
+                made, done=done, tuned=tuned, device=device, efficiency=efficiency, command_path=str(study)
+            )
+        )
+
+
+@app.command()
+def run(
+    study: StudyFile,
+    store: StoreFolder = DEFAULT_STORE,
+    only: Annotated[str, typer.Option(help="results whose name matches, e.g. 'clm-10k-*'")] = "*",
+    for_time: Annotated[
+        str, typer.Option("--for", metavar="TIME", help="stop cleanly after e.g. 9m or 2h")
+    ] = "",
+    processes: Annotated[
+        int, typer.Option(min=1, help="train each piece in this many processes (torchrun)")
+    ] = 1,
+    loaders: Annotated[int, typer.Option(min=0, help="threads that prepare batches")] = 1,
+    micro_batch: Annotated[int, typer.Option(min=0, help="rows at a time; 0: what suits the device")] = 0,
+    checkpoint: Annotated[
+        str, typer.Option(metavar="TIME|STEPS", help="how often to save on the way")
+    ] = "10m",
+    compiled: Annotated[bool | None, typer.Option("--compile/--no-compile", help="default: on CUDA")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="no progress while a piece runs")] = False,
+) -> None:
+    """Compute what is missing, with progress. Stop and start freely."""
+    import os
+
+    from biphase.study import launch
+
+    made, where, fingerprints = planned(study, store)
+    wanted = _wanted(made, only)
+    steps, seconds = launch.checkpoint_rule(checkpoint)
+    limit = launch.seconds(for_time) if for_time else None
+    if processes > 1 and "RANK" not in os.environ:
+        _check_processes(made, wanted, processes)
+        sys.exit(launch.in_processes(processes, sys.argv[1:]))
+
+    from biphase.training.pretrain import Manner
+
+    manner = Manner(
+        loaders=loaders,
+        micro_rows=micro_batch,
+        checkpoint_steps=steps,
+        checkpoint_seconds=seconds,
+        compiled=compiled,
+        quiet=quiet,
+    )
+    results = _matching(made, only)
+    work(made, where, fingerprints, manner, wanted, results, limit=limit, command=f"run {study}")
+
+
+def work(
+    made: Plan,
+    where: Store,
+    fingerprints: Identities,
+    manner: Manner,
+    wanted: set[str],
+    results: set[str],
+    *,
+    limit: float | None,
+    command: str,
+    as_json: bool = False,
+) -> None:
+    """Compute what is missing of a plan, here; then say what came out, and end."""
+    from dataclasses import replace
+
+    from biphase.study import launch
+    from biphase.study.plan import save_plan
+    from biphase.study.summary import closing, opening, status_json
+    from biphase.study.worker import Worker
+    from biphase.training import devices
+
+    ranks = devices.join()
+    say = tell if ranks.first else lambda text: None
+    if ranks.first:
+        save_plan(made, where)
+    ranks.wait()
+    manner = replace(manner, stop=launch.Stop(limit, say))
+    say(opening(made, where))
+    worker = Worker(made, where, fingerprints, ranks, manner, wanted=wanted, evaluated=results, say=say)
+    outcome = worker.work()
+    if ranks.first:
+        text = closing(made, where, outcome.failed, stopped=outcome.stopped, command=command)
+        print(json.dumps(status_json(made, where), indent=1) if as_json else text, flush=True)
+    devices.leave()
+    sys.exit(1 if outcome.failed else 0)
+
+
+def _check_processes(made: Plan, wanted: set[str], processes: int) -> None:
+    """Refuse here what would otherwise be refused by every process at once."""
+    import torch
+
+    from biphase.errors import SpecError
+
+    devices = torch.cuda.device_count()
+    if devices and processes > devices:
+        raise SpecError(
+            f"--processes {processes}: this machine has {devices} GPUs; type --processes {devices}"
+        )
+    for key in wanted:
+        run = made.states[key].run
+        if run.rows_per_step < processes:
+            raise SpecError(
+                f"--processes {processes}: run {run.name!r} has {run.rows_per_step} rows a step, one for each at most; "
+                f"type --processes {run.rows_per_step}"
+            )
+
+
+def _wanted(made: Plan, only: str) -> set[str]:
+    """The states on the way to every result whose name matches."""
+    return {state.key for key in _matching(made, only) for state in made.path(key)}
+
+
+def _matching(made: Plan, only: str) -> set[str]:
+    """The keys of the results whose name matches."""
+    from fnmatch import fnmatch
+
+    from biphase.errors import SpecError, nearest
+
+    matching = [key for name, key in made.results.items() if fnmatch(name, only)]
+    if not matching:
+        raise SpecError(
+            f"no result of {made.study.name} matches --only {only!r}; {nearest(only, made.results)}"
+        )
+    return set(matching)
+
+
+@app.command()
+def status(study: StudyFile, store: StoreFolder = DEFAULT_STORE, as_json: AsJson = False) -> None:
+    """Done, running, failed, left, and the time to go."""
+    from biphase.study.summary import status_json, status_text
+
+    made, where, _ = planned(study, store)
+    if as_json:
+        print(json.dumps(status_json(made, where), indent=1))
+    else:
+        print(status_text(made, where, command_path=str(study)))

@@ -1,6 +1,8 @@
 """On a laptop, in minutes: what do causal, masked and causal-then-masked pretraining learn at equal steps?"""
 
-from biphase import CLM, MLM, SIZES, WSD, Chunks, Pretrain, Stage, Study
+from dataclasses import replace
+
+from biphase import CATALOG, CLM, MLM, SIZES, WSD, Chunks, Finetune, Pretrain, Stage, Study
 
 STEPS, SWITCH = 240, 120
 
@@ -19,11 +21,28 @@ def run(name, *stages):
     )
 
 
+def task(name, steps, batch):
+    return replace(CATALOG[name], steps=steps, batch=batch)
+
+
 study = Study(
     "quickstart",
     runs=(
         run("clm", Stage(CLM(), STEPS)),
         run("clm-mlm40", Stage(CLM(), SWITCH), Stage(MLM(0.4), STEPS - SWITCH)),
         run("mlm40", Stage(MLM(0.4), STEPS)),
+    ),
+    finetune=Finetune(
+        (
+            task("sources-mini", steps=14, batch=16),
+            task("wikiann-mini", steps=25, batch=32),
+            task("squadshifts-mini", steps=12, batch=16),
+            task("scifact-mini", steps=12, batch=12),
+        ),
+        lrs=(3e-4, 1e-3),
+        seeds=(0, 1),
+        protocol="standard",
+        precision="fp32",  # a laptop's CPU computes bf16 slowly
+        documents="judged",
     ),
 )

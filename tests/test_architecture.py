@@ -34,10 +34,12 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
-# What `biphase plan` imports.
+# What `biphase plan` and `biphase status` import, and what says which tasks and models are meant.
 LIGHT = [
     "errors", "records", "specs", "presets", "catalog", "files", "holders", "leases", "keys", "wording", "data.identity",
-    "study.load", "study.plan", "study.costs", "study.tree", "study.identities",
+    "tasks.places", "tasks.hub", "study.load", "study.plan", "study.costs", "study.tree", "study.identities",
+    "study.leaves", "study.select", "study.scores", "study.ledger", "study.summary", "study.evaluation", "study.tasks",
+    "study.launch",
 ]  # fmt: skip
 HEAVY = [
     "torch",
@@ -47,6 +49,7 @@ HEAVY = [
     "pyarrow",
     "safetensors",
     "huggingface_hub",
+    "scipy",
     "typer",
     "rich",
 ]

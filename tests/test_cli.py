@@ -226,3 +226,184 @@ def test_an_unusable_store_gets_one_line(study):
 
 def test_more_processes_than_rows_are_refused_before_any_starts(study, store):
     assert "type --processes 8" in refused("run", study, "--store", store.root, "--processes", "9")
+
+
+# ---------------------------------------------------------------- a study that is fine-tuned
+
+
+TUNED = '''
+"""Do the verbs fine-tune?"""
+from dataclasses import replace
+
+from biphase import (
+    BPE, CATALOG, CLM, WSD, Chunks, Classify, Corpus, Finetune, Pretrain, Retrieve, Size, Splits, Stage, Study, Task,
+)
+
+clm = Pretrain(
+    "clm", start=Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32"),
+    corpus=Corpus("tiny", {source!r}, BPE(320), heldout="heldout.jsonl"), stages=(Stage(CLM(), 6),), keep=(3,),
+    packing=Chunks(32, shortest=4), batch_tokens=256, schedule=WSD(peak=3e-3, warmup=1, decay=2),
+    heldout_every=6, heldout_tokens=512,
+)
+own = Task("own", Classify("{{text}}", ("even", "odd")), {folder!r}, steps={steps}, batch=8)
+facts = replace(CATALOG["scifact-mini"], steps=2, batch=4)
+facts = replace(facts, splits=replace(facts.splits, rows=(16, 6, 8)))
+lent = replace(
+    facts, name="lent", form=Retrieve(), splits=replace(facts.splits, train=""), trained_on="scifact-mini"
+)
+study = Study("tuned", runs=(clm,), finetune=Finetune(
+    (own, facts, lent), lrs=(1e-3, 4e-3), seeds=range({seeds}), protocol="standard", precision="fp32", documents="judged",
+))
+'''
+
+
+@pytest.fixture
+def tuned(corpus, tmp_path):
+    """Writes the study file: 2 results × 2 trained tasks × 2 rates × seeds, and a task that borrows."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    for part, first in (("train", 0), ("test", 40)):
+        rows = ({"text": f"{('cat', 'river')[n % 2]} {n}", "label": n % 2} for n in range(first, first + 40))
+        (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def write(*, steps=2, seeds=2):
+        path = tmp_path / "tuned.py"
+        path.write_text(TUNED.format(source=corpus.source, folder=str(folder), steps=steps, seeds=seeds))
+        return path
+
+    return write
+
+
+def leaf_stamps(store):
+    return {path: path.stat().st_mtime_ns for path in store.leaves.glob("*/*")}
+
+
+def test_a_study_is_fine_tuned_whole_and_only_once(tuned, store):
+    study = tuned()
+    planned = biphase("plan", study, "--store", store.root)
+    assert "16 fine-tunings · 24 scores" in planned
+    assert "nothing computed yet" in planned
+    assert "0/16 fine-tunings" in biphase("status", study, "--store", store.root)
+
+    ran = biphase("run", study, "--store", store.root, "--quiet")
+    assert "all 3 pieces and 16 fine-tunings are done" in ran
+    assert "intervals are over 2 fine-tuning seeds" in ran
+    for task in ("own", "scifact-mini", "lent"):
+        assert sum(line.split()[1:2] == [task] for line in ran.splitlines()) == 2
+    before = leaf_stamps(store)
+    assert len({path.parent for path in before}) == 24
+    assert not list(store.attempts.iterdir())
+
+    status = biphase("status", study, "--store", store.root)
+    assert "16/16 fine-tunings" in status
+    assert "next: biphase run" not in status
+    read = json.loads(biphase("status", study, "--store", store.root, "--json"))
+    assert read["finetunings"] == {"done": 16, "of": 16, "seconds_left": 0.0, "running": [], "failed": {}}
+    assert read["takeovers"] == 0
+    assert {(one["result"], one["task"], one["done"], one["of"]) for one in read["scores"]} == {
+        (result, task, 4, 4) for result in ("clm-3", "clm") for task in ("own", "scifact-mini", "lent")
+    }
+    told = json.loads(biphase("plan", study, "--store", store.root, "--json"))
+    assert (told["finetunings"], told["finetunings_done"], told["scores"]) == (16, 16, 24)
+    assert "all 3 pieces and 16 fine-tunings computed" in biphase("plan", study, "--store", store.root)
+
+    again = biphase("run", store.studies / "tuned" / "plan.json", "--store", store.root, "--quiet")
+    assert "all 3 pieces and 16 fine-tunings are done" in again
+    assert leaf_stamps(store) == before, "nothing is computed a second time"
+
+
+def test_only_restricts_fine_tuning_too(tuned, store):
+    study = tuned()
+    said = biphase("run", study, "--store", store.root, "--quiet", "--only", "clm-*")
+    assert "1 of 3 pieces and 8 of 16 fine-tunings done. To go on: biphase run" in said
+    read = json.loads(biphase("status", study, "--store", store.root, "--json"))
+    assert {one["result"]: one["done"] for one in read["scores"]} == {"clm-3": 4, "clm": 0}
+    assert read["finetunings"]["done"] == 8
+    planned = biphase("plan", study, "--store", store.root)
+    assert "1 of 3 pieces and 8 of 16 fine-tunings done, 3 steps left" in planned
+
+
+def test_for_stops_between_and_within_fine_tunings_and_goes_on(tuned, store):
+    study = tuned(steps=8, seeds=4)
+    limit, rounds, done = 0.3, 0, 0
+    said = "stopped."
+    while "stopped." in said:
+        said = biphase("run", study, "--store", store.root, "--quiet", "--for", f"{limit}s")
+        rounds, limit = rounds + 1, limit * 2  # on a slow machine, too, it comes to an end
+        read = json.loads(biphase("status", study, "--store", store.root, "--json"))
+        assert read["finetunings"]["done"] >= done, "nothing is lost"
+        done = read["finetunings"]["done"]
+        assert not list(store.leases.glob("*.lease"))
+        assert not list(store.attempts.iterdir())
+    assert rounds > 1
+    assert "all 3 pieces and 32 fine-tunings are done" in said
+    assert len(list(store.leaves.iterdir())) == 48
+
+
+def test_a_failed_fine_tuning_gives_exit_code_one_and_is_tried_again(tuned, store):
+    study = tuned(seeds=1)
+    biphase("run", study, "--store", store.root, "--quiet")
+    results = json.loads(biphase("plan", study, "--store", store.root, "--json"))["results"]
+    for place in store.leaves.iterdir():
+        store.discard(place)
+    weights = store.states / results["clm-3"] / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-8])
+    said = biphase("run", study, "--store", store.root, "--quiet", code=1)
+    assert "4 of 8 fine-tunings done, 4 failed. To go on" in said
+    status = biphase("status", study, "--store", store.root)
+    assert "4/8 fine-tunings" in status
+    assert status.count("is missing or cut short") == 4
+    assert "next: biphase run" in status
+    failed = json.loads(biphase("status", study, "--store", store.root, "--json"))["finetunings"]["failed"]
+    assert "clm-3 · own · lr 0.001 · seed 0" in failed
+    weights.write_bytes(whole)
+    assert "all 3 pieces and 8 fine-tunings are done" in biphase(
+        "run", study, "--store", store.root, "--quiet"
+    )
+    assert "failed" not in biphase("status", study, "--store", store.root)
+
+
+# Imports once, forks twice: what is slow about a process is not what is asked here.
+TWO_WORKERS = """
+import os, sys
+import biphase.study.worker
+from biphase.cli import main
+
+study, store, *said = sys.argv[1:]
+children = []
+for path in said:
+    child = os.fork()
+    if not child:
+        out = os.open(path, os.O_WRONLY | os.O_CREAT)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        sys.argv = ["biphase", "run", study, "--store", store, "--quiet"]
+        main()
+    children.append(child)
+print(*(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+"""
+
+
+def test_two_workers_in_two_processes_share_a_grid(tuned, store, tmp_path):
+    study = tuned()
+    said = [tmp_path / "one.txt", tmp_path / "two.txt"]
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_WORKERS, study, store.root, *said],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.split() == ["0", "0"], [path.read_text() for path in said]
+    assert all("all 3 pieces and 16 fine-tunings are done" in path.read_text() for path in said)
+    computed = [
+        line.split("fine-tunings  ")[1].split("   ")[0]
+        for path in said
+        for line in path.read_text().splitlines()
+        if "% on validation " in line
+    ]
+    assert len(computed) == len(set(computed)) == 16, "each by one of them"
+    assert len(list(store.leaves.iterdir())) == 24
+    assert json.loads(biphase("status", study, "--store", store.root, "--json"))["takeovers"] == 0
+    assert not list(store.leases.glob("*.lease"))
+    assert not list(store.attempts.iterdir())

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from biphase.catalog import TASKS
 from biphase.keys import (
     Act,
     Identities,
@@ -15,9 +16,11 @@ from biphase.keys import (
     data_key,
     decay_start,
     label,
+    leaf_key,
     origin_draw,
     origin_step,
     state_key,
+    training_key,
 )
 from biphase.presets import SIZES, corpus_of
 from biphase.specs import (
@@ -30,6 +33,7 @@ from biphase.specs import (
     Chunks,
     Corpus,
     Cosine,
+    Finetune,
     Hub,
     Linear,
     Pretrain,
@@ -200,3 +204,81 @@ def test_shards_are_named_by_content_tokenizer_and_rules_not_by_place():
         data_key(replace(corpus, tokens=5), "content", "tokenizer"),
     ):
         assert other != one
+
+
+def test_a_hub_model_as_it_is_has_one_key_whatever_its_run_says():
+    as_is = Pretrain("as-is", Hub("./m"), "builtin")
+    for other in (
+        replace(as_is, name="other", seed=3),
+        replace(as_is, corpus="fineweb-edu"),
+        Pretrain("no-corpus", Hub("./m")),
+    ):
+        assert keys(other) == keys(as_is)
+    assert keys(Pretrain("other", Hub("./n")))[0] != keys(as_is)[0]
+    assert keys(replace(RUN, start=Hub("./m"), precision="fp32"))[0] != keys(as_is)[0]
+
+
+# ---------------------------------------------------------------- leaves
+
+GRID = Finetune(TASKS[:1])
+
+
+def tuned(spec=GRID, *, model="model", task="task", lr=1e-4, seed=0):
+    return training_key(model, task, spec, lr=lr, seed=seed)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lr": 2e-4},
+        {"seed": 1},
+        {"model": "other"},
+        {"task": "other"},
+        {"spec": replace(GRID, protocol="standard")},
+        {"spec": replace(GRID, precision="fp32")},
+        {"spec": replace(GRID, length=128)},
+        {"spec": replace(GRID, warmup=0.2)},
+        {"spec": replace(GRID, optimizer=AdamW(weight_decay=0.0))},
+        {"spec": replace(GRID, optimizer=AdamW(eps=1e-8))},
+        {"spec": replace(GRID, optimizer=AdamW(betas=(0.9, 0.999)))},
+        {"spec": replace(GRID, optimizer=AdamW(clip=0.5))},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_whatever_determines_a_fine_tuned_model_is_in_its_key(change):
+    assert tuned(**change) != tuned()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        replace(GRID, tasks=TASKS),
+        replace(GRID, lrs=(1e-4,)),
+        replace(GRID, seeds=(0, 9)),
+        replace(GRID, documents="all"),
+        replace(GRID, precision="pure-bf16", documents="judged"),
+    ],
+    ids=["tasks", "lrs", "seeds", "documents", "what the protocol says anyway"],
+)
+def test_the_rest_of_a_grid_is_not_in_the_key_of_one_of_its_models(spec):
+    assert tuned(spec) == tuned()
+
+
+@given(st.floats(1e-7, 0.5), st.integers(0, 2**31 - 1), st.floats(1e-7, 0.5), st.integers(0, 2**31 - 1))
+def test_two_cells_of_a_grid_share_a_key_only_if_they_are_one(lr, seed, other_lr, other_seed):
+    assert (tuned(lr=lr, seed=seed) == tuned(lr=other_lr, seed=other_seed)) == (
+        (lr, seed) == (other_lr, other_seed)
+    )
+
+
+def test_scores_are_named_by_the_model_the_task_and_what_is_searched():
+    own = leaf_key(tuned(), "task", "judged")
+    others = {leaf_key(tuned(seed=1), "task", "judged"), leaf_key(tuned(), "other", "judged")}
+    others |= {leaf_key(tuned(), "task", "all"), leaf_key(tuned(), "task", ""), tuned()}
+    assert len(others | {own}) == 6
+
+
+def test_the_key_of_a_leaf_is_the_same_on_every_machine():
+    # Were this to change unmeant, every score of every store would be lost: raise LEAF_GENERATION instead.
+    assert tuned() == "fa70803db6d45d045a40019277d71b35"
+    assert leaf_key("training", "task", "judged") == "82297c7a2f493366422daf8f1c5428a7"

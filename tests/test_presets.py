@@ -3,7 +3,7 @@
 import pytest
 
 from biphase.errors import SpecError
-from biphase.presets import CORPORA, DEVICES, LLAMA3, SIZES, TASKS, corpus_of
+from biphase.presets import CORPORA, DEVICES, LLAMA3, SIZES, corpus_of
 from biphase.specs import BPE, CLM, Corpus, Pretrain, Stage
 
 # Blocks and final norm, as counted in the reference implementation's released shapes.
@@ -37,14 +37,6 @@ def test_small_sizes_are_named_by_their_blocks_and_keep_the_proportions(name):
 @pytest.mark.parametrize("table", [SIZES, CORPORA])
 def test_every_preset_is_filed_under_its_own_name(table):
     assert all(name == one.name for name, one in table.items())
-
-
-def test_there_are_three_tasks_of_each_family_and_retrieval_shares_one_model():
-    families = [task.family for task in TASKS]
-    assert {family: families.count(family) for family in families} == {"SC": 3, "TC": 3, "QA": 3, "IR": 3}
-    names = {task.name for task in TASKS}
-    assert len(names) == 12
-    assert {task.trained_on for task in TASKS} == {"", "msmarco"} <= names | {""}
 
 
 def test_devices_have_a_peak():

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from biphase.catalog import CATALOG, TASKS
 from biphase.errors import SpecError
-from biphase.presets import SIZES, TASKS
+from biphase.presets import SIZES
 from biphase.specs import (
     BPE,
     CLM,
@@ -13,7 +14,9 @@ from biphase.specs import (
     MNTP,
     WSD,
     AdamW,
+    Answer,
     Chunks,
+    Classify,
     Corpus,
     Cosine,
     Finetune,
@@ -21,10 +24,13 @@ from biphase.specs import (
     Linear,
     Pretrain,
     Pretrained,
+    Retrieve,
     Rows,
     Size,
+    Splits,
     Stage,
     Study,
+    Tag,
     Task,
 )
 
@@ -37,6 +43,14 @@ def run(name="run", start=SIZES["1m"], *, steps=10, **fields):
 
 def size(**fields):
     return Size(**({"name": "x", "layers": 2, "hidden": 64, "heads": 2, "kv_heads": 1, "ffn": 128} | fields))
+
+
+TWO = Classify("{text}", ("bad", "good"))
+LENT = CATALOG["msmarco"], CATALOG["nq"]
+
+
+def task(form=TWO, source="./data", **fields):
+    return Task("t", form, source, **fields)
 
 
 REFUSED = {
@@ -152,8 +166,119 @@ REFUSED = {
         lambda: run("b", run("a"), corpus="fineweb-edu"),
         "because corpus differs; say data='restart'",
     ),
-    "unknown family": (lambda: Task("t", "NER"), "Task.family must be 'SC' or 'TC' or 'QA' or 'IR'"),
+    "unknown family": (
+        lambda: task("NER"),
+        "Task.form must be Classify or Tag or Answer or Retrieve, not 'NER'",
+    ),
+    "task without a place": (lambda: Task("t", TWO), "missing .*'source'; it takes name, form, source"),
+    "task without a source": (lambda: task(source=""), "Task 't' needs a source: a folder, a file, or hf://"),
+    "task with a slash": (lambda: Task("a/b", TWO, "x"), "Task: a name is one word without slashes"),
+    "task without steps": (lambda: task(steps=0), "Task 't': steps and batch must be at least 1"),
+    "task without a batch": (lambda: task(batch=0), "Task 't': steps and batch must be at least 1"),
+    "negative epochs": (lambda: task(epochs=-1), "epochs not negative"),
+    "nothing to train on": (
+        lambda: task(splits=Splits(train="")),
+        "Task 't' has no train part; .*trained_on='…'",
+    ),
+    "retrieval with nothing to train on": (
+        lambda: task(Retrieve(), splits=Splits(train="")),
+        "Task 't' has no train part",
+    ),
+    "task on a branch": (lambda: task(source="hf://a/b@main/x"), "'main' is a branch and moves"),
+    "judgments on a branch": (
+        lambda: task(Retrieve(), splits=Splits(test="hf://a/b@master/test*")),
+        "'master' is a branch and moves",
+    ),
+    "pin of a local task": (lambda: task().pin("123"), "Task 't' is not on the hub, its source is './data'"),
+    "no test part": (lambda: Splits(test=""), "Splits.test names no files"),
+    "nothing cut off": (lambda: Splits(cut=0), "Splits.cut is 0; .*a share between 0 and 1"),
+    "cut in percent": (lambda: Splits(cut=5), "Splits.cut is 5; .*a share between 0 and 1"),
+    "cut from elsewhere": (
+        lambda: Splits(cut_from="dev"),
+        "Splits.cut_from must be 'train' or 'test', not 'dev'",
+    ),
+    "negative rows": (lambda: Splits(rows=(1, -1, 0)), r"Splits.rows must not be negative, .*\(1, -1, 0\)"),
+    "rows of two parts": (lambda: Splits(rows=(1, 1)), "Splits.rows must be 3 values"),
+    "text without a column": (
+        lambda: Classify("text", ("a", "b")),
+        "Classify.text: 'text' must name columns and nothing else, e.g. '{sentence}'",
+    ),
+    "column without a name": (lambda: Classify("{}", ("a", "b")), "'{}' must name columns"),
+    "numbered column": (lambda: Classify("{0}", ("a", "b")), "'{0}' must name columns"),
+    "column with a format": (lambda: Classify("{text:>5}", ("a", "b")), "must name columns and nothing else"),
+    "column with a conversion": (lambda: Classify("{text!r}", ("a", "b")), "must name columns and nothing"),
+    "template that never ends": (
+        lambda: Classify("{text", ("a", "b")),
+        r"'{text' is no template \(.*\); write {column}",
+    ),
+    "one label": (lambda: Classify("{text}", ("a",)), "Classify.labels must be at least two, all different"),
+    "a label twice": (lambda: Classify("{text}", ("a", "a")), "Classify.labels must be at least two"),
+    "tags without O": (lambda: Tag(("B-PER", "I-PER")), "Tag.labels must be O, B-… and I-…, not without O"),
+    "tags in another scheme": (
+        lambda: Tag(("O", "PER", "S-LOC")),
+        "not PER, S-LOC; write them in IOB2",
+    ),
+    "a tag twice": (lambda: Tag(("O", "O")), "Tag.labels must be at least two, all different"),
+    "no question": (lambda: Answer(text="Question: "), "Answer.text: 'Question: ' must name columns"),
+    "the context twice": (
+        lambda: Answer(text="{question} {context}"),
+        "Answer.text must name {question} and nothing else",
+    ),
+    "query without a column": (lambda: Retrieve(query="query"), "Retrieve.query: 'query' must name columns"),
+    "document without a column": (lambda: Retrieve(document="{}"), "Retrieve.document: '{}' must name"),
+    "everything relevant": (lambda: Retrieve(relevant=0), "Retrieve.relevant must be at least 1, it is 0"),
+    "half a pair": (lambda: Retrieve(pair=("query",)), "Retrieve.pair must be 2 values"),
     "no tasks": (lambda: Finetune(()), "Finetune.tasks must be distinct and not empty"),
+    "a task twice": (lambda: Finetune(TASKS[:1] * 2), "Finetune.tasks must be distinct and not empty"),
+    "two tasks of one name": (
+        lambda: Finetune((task(), task(source="./other"))),
+        "Finetune.tasks has two tasks of one name; rename one",
+    ),
+    "a rate twice": (lambda: Finetune(TASKS, lrs=(1e-5, 1e-5)), "Finetune.lrs must be distinct"),
+    "a rate of zero": (lambda: Finetune(TASKS, lrs=(0,)), "Finetune.lrs must lie between 0 and 1"),
+    "a rate of one": (lambda: Finetune(TASKS, lrs=(1e-5, 1.0)), "Finetune.lrs must lie between 0 and 1"),
+    "no seeds": (lambda: Finetune(TASKS, seeds=()), "Finetune.seeds must be distinct and not empty"),
+    "negative seed of a fine-tuning": (
+        lambda: Finetune(TASKS, seeds=(-1,)),
+        r"Finetune.seeds must lie in \[0, 2³¹\)",
+    ),
+    "huge seed of a fine-tuning": (lambda: Finetune(TASKS, seeds=(2**31,)), "Finetune.seeds must lie in"),
+    "negative length": (lambda: Finetune(TASKS, length=-1), "Finetune.length must not be negative"),
+    "all warmup": (lambda: Finetune(TASKS, warmup=1.0), "warmup a share below 1"),
+    "warmup in steps": (lambda: Finetune(TASKS, warmup=100), "warmup a share below 1"),
+    "unknown precision of a fine-tuning": (
+        lambda: Finetune(TASKS, precision="fp16"),
+        "'pure-bf16' or 'bf16' or 'fp32', not 'fp16'",
+    ),
+    "unknown documents": (lambda: Finetune(TASKS, documents="some"), "'judged' or 'all', not 'some'"),
+    "a borrower without its lender": (
+        lambda: Finetune(LENT[1]),
+        "'nq' is scored with the model of 'msmarco', which is not among Finetune.tasks; known: nq",
+    ),
+    "a misspelt lender": (
+        lambda: Finetune((LENT[0], replace(LENT[1], trained_on="msmarko"))),
+        "did you mean 'msmarco'?",
+    ),
+    "a lender of another family": (
+        lambda: Finetune((CATALOG["squad"], task(trained_on="squad"))),
+        "'t' cannot be scored with the model of 'squad': that one must be trained itself and be of the family SC",
+    ),
+    "a lender that borrows": (
+        lambda: Finetune((*LENT, task(Retrieve(), trained_on="nq"))),
+        "'t' cannot be scored with the model of 'nq': that one must be trained itself",
+    ),
+    "a task that lends to itself": (
+        lambda: Finetune(task(trained_on="t")),
+        "that one must be trained itself",
+    ),
+    "a lender of other labels": (
+        lambda: Finetune((CATALOG["sst2"], task(trained_on="sst2"))),
+        "'t' has other labels than 'sst2'.*the same labels, in the same order",
+    ),
+    "a lender of labels in another order": (
+        lambda: Finetune((Task("l", replace(TWO, labels=("good", "bad")), "x"), task(trained_on="l"))),
+        "'t' has other labels than 'l'",
+    ),
     "a seed twice": (lambda: Finetune(TASKS, seeds=(1, 1)), "Finetune.seeds must be distinct and not empty"),
     "no learning rates": (lambda: Finetune(TASKS, lrs=()), "Finetune.lrs must be distinct and not empty"),
     "unknown protocol": (lambda: Finetune(TASKS, protocol="mine"), "'paper' or 'standard', not 'mine'"),
@@ -240,6 +365,43 @@ def test_a_tokenizer_file_is_local_and_a_pinned_hub_corpus_is_not():
     assert Pretrained("tokenizer.json").local
     assert Corpus("c", "hf://a/b@1/x/*.parquet", BPE(300)).hub
     assert not Corpus("c", "./c.txt", BPE(300)).hub
+
+
+def test_a_task_may_borrow_whose_labels_are_the_same_in_any_family():
+    lender = Task("lender", Tag(("O", "B-X", "I-X")), "./a")
+    borrower = Task("borrower", Tag(("O", "B-X", "I-X"), words="words"), "./b", trained_on="lender")
+    grid = Finetune((borrower, lender), lrs=(1e-4,), seeds=(0,))
+    assert grid.lender(borrower) is lender
+    assert grid.lender(lender) is lender
+    assert (grid.trainings, grid.scores) == (1, 2)
+
+
+def test_the_protocol_says_precision_and_documents_unless_they_are_said():
+    assert (Finetune(TASKS).precision, Finetune(TASKS).documents) == ("pure-bf16", "judged")
+    standard = Finetune(TASKS, protocol="standard")
+    assert (standard.precision, standard.documents) == ("bf16", "all")
+    mixed = Finetune(TASKS, protocol="standard", precision="fp32", documents="judged")
+    assert (mixed.precision, mixed.documents) == ("fp32", "judged")
+
+
+def test_one_task_need_not_be_a_tuple():
+    assert Finetune(task()).tasks == (task(),)
+
+
+def test_a_task_is_pinned_and_moved_without_changing_anything_else():
+    hub = Task("t", TWO, "hf://owner/name@1/some/folder")
+    assert hub.pin("2").source == "hf://owner/name@2/some/folder"
+    assert Task("t", TWO, "hf://owner/name").pin("2").source == "hf://owner/name@2"
+    assert replace(hub.pin("2"), source=hub.source) == hub
+    moved = CATALOG["scifact"].at("data/scifact")
+    assert moved.source == "./data/scifact"
+    assert (moved.splits.train, moved.splits.validation, moved.splits.test) == (
+        "qrels/train*",
+        "",
+        "qrels/test*",
+    )
+    assert CATALOG["msmarco"].at("~/x").form.pairs == "pairs*"
+    assert CATALOG["sst2"].at("/x").splits == CATALOG["sst2"].splits
 
 
 def test_tasks_that_borrow_a_model_train_none():

@@ -46,6 +46,7 @@ class Identities:
     data: Callable[[Pretrain], str]  # the key of the run's shards
     hub: Callable[[Hub], str]
     task: Callable[[Task], str] = key  # the key of a dataset as it is asked
+    reads: Callable[[Hub], str] = lambda model: ""  # the tokenizer beside a model, where no revision pins it
 
 
 def acts(run: Pretrain) -> tuple[Act, ...]:
@@ -106,7 +107,8 @@ class Keyring:
         if isinstance(run.start, Pretrain) and step == 0:
             return self.at(run.start, run.start.steps)
         if isinstance(run.start, Hub) and not run.stages:  # a model as it is: nothing else has touched it
-            return key({"generation": GENERATION, "start": self._start(run)})
+            reads = self._identities.reads(run.start)
+            return key({"generation": GENERATION, "start": self._start(run), "reads": reads})
         place = (id(run), step)
         if place not in self._keys:
             _, fixed, spans = self._of(run)

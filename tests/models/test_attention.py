@@ -5,24 +5,30 @@ import sys
 
 import pytest
 import torch
+from torch import nn
 from transformers import (
     EuroBertConfig,
     EuroBertForMaskedLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 
 from biphase.errors import ModelError
-from biphase.models.attention import NAME, Sight, segment_mask
+from biphase.models.attention import CHANGES_THE_SCORES, NAME, Sight, attend, segment_mask
 from biphase.models.backbone import LanguageModel, from_scratch
 from biphase.models.probe import probe
 from biphase.specs import Size
 
 T = 24
+HALVES = (slice(0, 10), slice(10, T))
 SHAPE = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -156,11 +162,80 @@ def test_the_causal_eurobert_equals_a_llama_with_its_weights():
         )
 
 
-def test_a_model_whose_attention_has_windows_is_refused_not_ignored():
-    config = Gemma3TextConfig(**SHAPE, head_dim=8, attn_implementation=NAME, sliding_window=4)
-    model = LanguageModel(Gemma3ForCausalLM(config))
-    with pytest.raises(ModelError, match="sliding_window"):
-        probe(model, vocab=64)
+WINDOW = 5
+MIXED = ["sliding_attention", "full_attention"]
+WINDOWED = {
+    "gemma3": lambda: Gemma3ForCausalLM(
+        Gemma3TextConfig(**SHAPE, head_dim=8, sliding_window=WINDOW, layer_types=MIXED)
+    ),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=WINDOW)),
+    "qwen3": lambda: Qwen3ForCausalLM(
+        Qwen3Config(
+            **SHAPE, head_dim=8, use_sliding_window=True, sliding_window=WINDOW, layer_types=MIXED[::-1]
+        )
+    ),
+}
+
+
+def windowed(name):
+    """A model as transformers has it, and the same under our attention."""
+    torch.manual_seed(0)
+    theirs = WINDOWED[name]().eval()
+    theirs.set_attn_implementation("sdpa")
+    ours = WINDOWED[name]().eval()
+    ours.load_state_dict(theirs.state_dict())
+    ours.set_attn_implementation(NAME)
+    return theirs.base_model, LanguageModel(ours)
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+@torch.no_grad()
+def test_windows_are_those_of_transformers_own_causal_forward(name):
+    theirs, ours = windowed(name)
+    ids, positions = inputs()
+    wanted = theirs(input_ids=ids).last_hidden_state
+    torch.testing.assert_close(ours.hidden(ids, positions, Sight(True)), wanted, rtol=1e-5, atol=1e-5)
+    theirs.config.sliding_window = WINDOW + 1
+    assert (theirs(input_ids=ids).last_hidden_state - wanted).abs().max() > 1e-3, "the window must matter"
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+@torch.no_grad()
+def test_windows_end_at_the_boundaries_of_chunks(name):
+    """Each chunk of a packed row as transformers reads it alone."""
+    theirs, ours = windowed(name)
+    ids, _ = inputs()
+    positions = torch.cat([torch.arange(10), torch.arange(T - 10)])[None]
+    sight = Sight(True, mask=segment_mask(segments()[:1], causal=True))
+    wanted = torch.cat([theirs(input_ids=ids[:1, some]).last_hidden_state for some in HALVES], 1)
+    torch.testing.assert_close(ours.hidden(ids[:1], positions, sight), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_the_probe_passes_a_model_with_windows(name):
+    probe(windowed(name)[1], vocab=64)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [1, 2, 7, T, 3 * T])
+def test_a_window_is_a_band_of_the_mask(window, causal):
+    """One attention by hand: a window counts the token itself, backwards, or to both sides."""
+    query, key, value = torch.randn(3, 2, 4, T, 8, generator=torch.Generator().manual_seed(0))
+    out, _ = attend(nn.Module(), query, key, value, None, sight=masked(causal), sliding_window=window)
+    distance = torch.arange(T)[:, None] - torch.arange(T)[None, :]
+    near = (distance < window) & (distance >= 0 if causal else distance > -window)
+    band = near & segment_mask(segments(), causal=False)
+    scores = (query @ key.transpose(-1, -2) / 8**0.5).masked_fill(~band, float("-inf"))
+    torch.testing.assert_close(out, (scores.softmax(-1) @ value).transpose(1, 2), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CHANGES_THE_SCORES)
+@pytest.mark.parametrize("value", [50.0, torch.ones(3, 3)], ids=["number", "matrix"])
+def test_what_would_change_the_scores_is_refused_in_one_line(name, value):
+    query = torch.randn(1, 2, T, 8)
+    with pytest.raises(ModelError, match=f"asks for {name}=") as refused:
+        attend(nn.Module(), query, query, query, None, sight=Sight(False), **{name: value})
+    assert "\n" not in str(refused.value)
 
 
 def test_a_model_that_drops_the_sight_is_refused():
@@ -177,6 +252,14 @@ def test_the_probe_refuses_a_leak():
         probe(model, vocab=64)
     model.hidden = lambda ids, positions, sight: true_hidden(ids, positions, Sight(True))
     with pytest.raises(ModelError, match="blind"):
+        probe(model, vocab=64)
+
+
+def test_the_probe_refuses_what_reaches_only_the_next_token():
+    """Convolutions that look back over two tokens, and never ahead: attention knows nothing of them."""
+    kinds = ["conv", "full_attention"]
+    model = LanguageModel(Lfm2ForCausalLM(Lfm2Config(**SHAPE, layer_types=kinds, attn_implementation=NAME)))
+    with pytest.raises(ModelError, match="looks across the boundary"):
         probe(model, vocab=64)
 
 

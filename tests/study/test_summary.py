@@ -1,6 +1,7 @@
 """What `run` and `status` say, for every way a study may stand."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -32,9 +33,10 @@ def finish(store, key, *, step, seconds=1.0, lines=()):
 
 
 def test_a_study_not_begun(plan, store):
-    assert opening(plan, store) == "study: Is it said?\n  2 pieces, 0 done"
+    assert opening(plan, store) == "study: Is it said?\n  2 pieces, 0 done; 30 fine-tunings, 0 done"
     text = status_text(plan, store, command_path="s.py")
     assert "0/2 pieces" in text
+    assert "0/30 fine-tunings" in text
     assert "left" not in text
     assert text.endswith("next: biphase run s.py")
     assert results_table(plan, store) == []
@@ -47,18 +49,18 @@ def test_half_a_study_tells_the_time_to_go(plan, store):
     assert "1/2 pieces   about 30 s left" in text
     assert status_json(plan, store)["seconds_left"] == pytest.approx(30)
     assert [state["standing"] for state in status_json(plan, store)["states"]] == ["done", "ready"]
-    assert "1 of 2 pieces done. To go on: biphase run s.py" in closing(
-        plan, store, {}, stopped=False, command_path="s.py"
+    assert "1 of 2 pieces and 0 of 30 fine-tunings done. To go on: biphase run s.py" in closing(
+        plan, store, {}, stopped=False, command="run s.py"
     )
-    assert "stopped. 1 of 2 pieces done, nothing lost." in closing(
-        plan, store, {}, stopped=True, command_path="s.py"
+    assert "stopped. 1 of 2 pieces and 0 of 30 fine-tunings done, nothing lost." in closing(
+        plan, store, {}, stopped=True, command="run s.py"
     )
-    said = closing(plan, store, {second: "out of memory"}, stopped=False, command_path="s.py")
+    said = closing(plan, store, {second: "out of memory"}, stopped=False, command="run s.py")
     assert f"failed  {second[:6]}  out of memory" in said
     assert "1 failed" in said
 
 
-def test_a_finished_study_shows_its_losses_and_what_is_not_there_yet(plan, store):
+def test_what_is_trained_shows_its_losses_before_it_is_fine_tuned(plan, store):
     first, second = plan.states
     lines = [
         {"step": 5, "heldout": {"clm": 6.0, "mlm40": 6.5}},
@@ -66,11 +68,13 @@ def test_a_finished_study_shows_its_losses_and_what_is_not_there_yet(plan, store
     ]
     finish(store, first, step=9, lines=lines[:1])
     finish(store, second, step=12, lines=lines)
-    said = closing(plan, store, {}, stopped=False, command_path="s.py")
-    assert "all 2 pieces are done" in said
+    said = closing(plan, store, {}, stopped=False, command="run s.py")
+    assert "2 of 2 pieces and 0 of 30 fine-tunings done. To go on: biphase run s.py" in said
     assert "5.250 █▁" in said
     assert "0.50" in said
-    assert "30 fine-tunings are planned but cannot be run by this version yet" in said
+    bare = make_plan(replace(plan.study, finetune=None), identities(store))
+    said = closing(bare, store, {}, stopped=False, command="run s.py")
+    assert f"all 2 pieces are done; they are in {store.root}" in said
 
 
 def test_who_is_running_and_what_failed_is_said(plan, store):

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from biphase.catalog import TASKS
 from biphase.errors import SpecError
 from biphase.keys import Identities
-from biphase.presets import LLAMA3, SIZES, TASKS
+from biphase.presets import LLAMA3, SIZES
 from biphase.specs import (
     BPE,
     CLM,
@@ -44,8 +45,8 @@ def plan_of(*runs, question="Why?", finetune=None):
     return make_plan(Study("s", runs, finetune), OUTSIDE, question)
 
 
-def shown(plan, done=(), device="cpu", efficiency=0.5):
-    return render(plan, done=done, device=device, efficiency=efficiency, command_path="s.py")
+def shown(plan, done=(), tuned=0, device="cpu", efficiency=0.5):
+    return render(plan, done=done, tuned=tuned, device=device, efficiency=efficiency, command_path="s.py")
 
 
 def family():
@@ -270,13 +271,40 @@ def test_packings_and_hub_models_that_differ_are_told_apart():
     assert "org/m on mine, revision two" in shown(make_plan(Study("s", tuple(hubs)), outside, ""))
 
 
-def test_a_start_that_is_both_a_result_and_trained_from_is_one_root():
+def test_a_model_as_it_is_stands_apart_from_what_is_trained_from_it_and_is_one_root():
     hub, still = Hub("org/m", revision="1"), {"decay": 0}
-    text = shown(plan_of(run("as-is", start=hub, **still), run("more", (CLM(), 1_000), start=hub, **still)))
-    lines = text.splitlines()
-    assert lines[2].startswith("org/m on mine ")
-    assert lines[2].endswith("  as-is")
-    assert lines[3].endswith("  more")
+    as_is = run("as-is", start=hub, **still)
+    other = run("other-data", start=hub, corpus=replace(CORPUS, name="others"), seed=3, **still)
+    plan = plan_of(as_is, run("more", (CLM(), 1_000), start=hub, **still), other)
+    assert [line.split("  ")[0] for line in shown(plan).splitlines()[2:5]] == [
+        "org/m, as it is",
+        "org/m on mine",
+        "└─ clm",
+    ]
+    assert shown(plan).splitlines()[2].endswith("as-is, other-data")
+
+
+def test_fine_tunings_that_are_done_are_counted_and_what_is_left_is_not_all_of_it():
+    plan = plan_of(run("a", (CLM(), 9_000)), finetune=Finetune(TASKS[:1], lrs=(1e-4,)))
+    assert shown(plan).endswith("nothing computed yet. Next: biphase run s.py")
+    done = list(plan.states)
+    assert shown(plan, done, tuned=2).endswith(
+        "2 of 2 pieces and 2 of 5 fine-tunings done. Next: biphase run s.py"
+    )
+    assert "0 of 2 pieces and 2 of 5 fine-tunings done, 9,000 steps left" in shown(plan, tuned=2)
+    assert shown(plan, done, tuned=5).endswith(
+        "all 2 pieces and 5 fine-tunings computed. See: biphase status s.py"
+    )
+
+
+def test_a_model_as_it_is_may_be_all_that_is_fine_tuned():
+    hub = run("as-is", start=Hub("org/m", revision="1"), decay=0)
+    plan = plan_of(hub, finetune=Finetune(TASKS[:1], lrs=(1e-4,), seeds=(0,)))
+    assert "1 run · 1 fine-tuning · 1 score" in shown(plan)
+    assert shown(plan).endswith("nothing computed yet. Next: biphase run s.py")
+    assert shown(plan, tuned=1).endswith("all 1 fine-tuning computed. See: biphase status s.py")
+    data = plan_json(plan, done=(), tuned=1, device="h200", efficiency=0.4)
+    assert (data["finetunings"], data["finetunings_done"], data["scores"]) == (1, 1, 1)
 
 
 def test_a_long_question_is_wrapped():
@@ -293,7 +321,7 @@ def test_keys_are_shown_as_short_as_they_differ():
 def test_a_program_gets_the_same_numbers():
     plan = family()
     done = list(plan.states)[:2]
-    data = plan_json(plan, done=done, device="h200", efficiency=0.4)
+    data = plan_json(plan, done=done, tuned=0, device="h200", efficiency=0.4)
     assert json.loads(json.dumps(data)) == data
     assert data["done"] == done
     assert data["costs"]["tokens"] == 21_000 * 128

@@ -30,11 +30,13 @@ def test_micro_batches_fit_the_batch_and_the_device(rows, length, expected):
 
 def test_a_machine_that_is_poor_at_bf16_says_which_line_to_change(monkeypatch):
     monkeypatch.setattr(devices, "_cpu_has_bf16", lambda: False)
-    assert "precision='fp32'" in devices.poor_precision(CPU, "bf16")
-    assert not devices.poor_precision(CPU, "fp32")
-    assert not devices.poor_precision(CUDA, "bf16")
+    for precision in ("bf16", "pure-bf16"):
+        said = devices.poor_precision(CPU, precision, "Finetune(…)")
+        assert said.endswith("say precision='fp32' in Finetune(…)")
+        assert not devices.poor_precision(CUDA, precision, "here")
+    assert not devices.poor_precision(CPU, "fp32", "here")
     monkeypatch.setattr(devices, "_cpu_has_bf16", lambda: True)
-    assert not devices.poor_precision(CPU, "bf16")
+    assert not devices.poor_precision(CPU, "bf16", "here")
 
 
 def test_fp8_is_refused_while_it_is_not_there():

@@ -54,8 +54,27 @@ def deaf(model: Any, special: frozenset[int]) -> Any:
     return made
 
 
+def literal(model: Any, special: frozenset[int], source: str) -> Any:
+    """The tokenizer, or its deaf copy where text spells one of `special`; refused where nothing else would spell it."""
+    spelled = _spelled(model, special)
+    copy = deaf(model, special) if spelled else model
+    for token, text in spelled.items():
+        ids = _ids(copy, text)
+        if not ids or special & ids:
+            raise DataError(
+                f"tokenizer {source!r}: its special token {token!r} is also the only way to write that text; name "
+                "another in its tokenizer_config.json, or use another tokenizer"
+            )
+    return copy
+
+
 def refuse_unspeakable(model: Any, special: frozenset[int], source: str) -> None:
     """Refuse a tokenizer one of whose special tokens is the only way to write some text."""
+    literal(model, special, source)
+
+
+def _spelled(model: Any, special: frozenset[int]) -> dict[str, str]:
+    """Those of `special` that come out of text, each with that text."""
     added = {one.content for one in model.get_added_tokens_decoder().values()}
     spelled = {}
     for number in sorted(special):
@@ -66,14 +85,7 @@ def refuse_unspeakable(model: Any, special: frozenset[int], source: str) -> None
         )  # a piece may be letters that stand for bytes
         if special & _ids(model, text):
             spelled[token] = text
-    copy = deaf(model, special) if spelled else None
-    for token, text in spelled.items():
-        ids = _ids(copy, text)
-        if not ids or special & ids:
-            raise DataError(
-                f"tokenizer {source!r}: its special token {token!r} is also the only way to write that text; name "
-                "another in its tokenizer_config.json, or use another tokenizer"
-            )
+    return spelled
 
 
 def _ids(model: Any, text: str) -> set[int]:

@@ -47,7 +47,9 @@ class Bench:
     def __init__(self, encoder: Encoder, setting: Setting) -> None:
         self.setting = setting
         self.weights = {name: value.clone() for name, value in encoder.state_dict().items()}
-        self.encoder = encoder.to(setting.device, setting.dtype)
+        self.encoder = encoder.to(setting.device)
+        for parameter in encoder.parameters():  # and no buffer: rotations in bf16 would be wrong by radians
+            parameter.data = parameter.data.to(setting.dtype)
 
     def fresh(self, family: Family, seed: int) -> Tuned:
         """The model as it came, with a new head."""
@@ -102,9 +104,9 @@ class Bench:
             stop=stop,
         )
         curve = {step: float(loss) for step, loss in losses.items()}
-        examples = sum(len(rows_of(family, step, seed)) for step in range(last))
+        seconds = time.monotonic() - began
         trained = Trained(
-            last, examples, time.monotonic() - began, curve, int(skipped.item()), finished=last == steps
+            last, examples_of(family, last), seconds, curve, int(skipped.item()), finished=last == steps
         )
         return model.eval(), trained
 
@@ -116,6 +118,12 @@ def rows_of(family: Family, step: int, seed: int) -> np.ndarray:
     epoch, place = divmod(step, per_epoch)
     numbers = torch.arange(place * batch, min((place + 1) * batch, size))
     return permute(numbers, size, salt(seed, "order", epoch)).numpy()
+
+
+def examples_of(family: Family, steps: int) -> int:
+    """How many examples `rows_of` gives in so many steps."""
+    epochs, more = divmod(steps, -(-family.size // family.task.batch))
+    return epochs * family.size + min(more * family.task.batch, family.size)
 
 
 def batches_of(family: Family, step: int, seed: int, setting: Setting) -> list[TaskBatch]:

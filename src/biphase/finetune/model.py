@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from biphase.errors import ModelError
 from biphase.models.encoder import Encoder
 from biphase.models.packed import Packed, pack
 from biphase.tasks.encoding import Ragged, by_length
@@ -86,7 +87,9 @@ def per_text(model: Tuned, ids: Ragged, setting: Setting) -> Tensor:
             outputs.append(model(packed.to(setting.device)).float())
         rows.append(chosen)
     back = torch.from_numpy(np.argsort(np.concatenate(rows))).to(setting.device)
-    return torch.cat(outputs)[back]
+    every = torch.cat(outputs)[back]
+    _refuse_unless(bool(every.isfinite().all()))
+    return every
 
 
 def per_token(model: Tuned, ids: Ragged, setting: Setting) -> np.ndarray:
@@ -102,9 +105,18 @@ def per_token(model: Tuned, ids: Ragged, setting: Setting) -> np.ndarray:
         said,
     ) in parts:  # read back only when all is on its way: the device is never waited for in between
         values = said.cpu().numpy()
+        _refuse_unless(bool(np.isfinite(values).all()))
         if result is None:
             result = np.empty((len(ids.flat), values.shape[1]), np.float32)
         places = np.concatenate([np.arange(ids.starts[row], ids.starts[row + 1]) for row in chosen])
         result[places] = values
     assert result is not None
     return result
+
+
+def _refuse_unless(finite: bool) -> None:
+    """The largest of numbers that are none is the first: such a model would pass for one that guesses."""
+    if not finite:
+        raise ModelError(
+            "the model gives no finite numbers; take a lower learning rate, or look at its weights for NaN"
+        )

@@ -7,13 +7,13 @@ that ends with nothing, the end token follows.
 
 from __future__ import annotations
 
-import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
 
+from biphase.data.literals import literal, unknown_id
 from biphase.data.shards import Shards
 from biphase.data.tokenizer import load_saved
 from biphase.errors import ModelError, SpecError, one_line
@@ -46,7 +46,8 @@ def subject_of_state(
     special = saved.special
     before = (special.bos,) if corpus_of(run).bos and special.bos is not None else ()
     encoder = Encoder(model.model.base_model, context=run.packing.length)
-    return Subject(encoder, _reading(saved.model, before, (special.eos,), encoder.context, spec))
+    reading = _reading(saved.model, before, (special.eos,), encoder.context, spec)
+    return Subject(encoder, _literally(reading, saved.unspoken, str(shards.tokenizer)))
 
 
 def subject_of_hub(hub: Hub, spec: Finetune) -> Subject:
@@ -57,6 +58,8 @@ def subject_of_hub(hub: Hub, spec: Finetune) -> Subject:
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **where)
         backend = tokenizer.backend_tokenizer
+        if backend.get_vocab(with_added_tokens=False).keys() <= set(tokenizer.all_special_tokens):
+            raise ValueError("its vocabulary is empty")  # what transformers makes of a folder without one
     except (OSError, ValueError, KeyError, AttributeError, ImportError) as wrong:
         raise ModelError(
             f"{hub.source} has no tokenizer that can be loaded ({one_line(wrong)}); put its tokenizer.json beside it"
@@ -66,21 +69,39 @@ def subject_of_hub(hub: Hub, spec: Finetune) -> Subject:
     before, after = _template(backend, hub)
     if not after and tokenizer.eos_token_id is not None:
         after = (int(tokenizer.eos_token_id),)
-    with contextlib.suppress(AttributeError):  # in a text, "[SEP]" is text
-        backend.encode_special_tokens = True
-    return Subject(encoder, _reading(backend, before, after, encoder.context, spec))
+    reading = _reading(backend, before, after, encoder.context, spec)
+    return Subject(encoder, _literally(reading, _unspoken(tokenizer), hub.source))
 
 
 def _template(backend: Any, hub: Hub) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What the tokenizer puts before and after a text."""
-    bare = backend.encode("a b", add_special_tokens=False).ids
-    full = backend.encode("a b", add_special_tokens=True).ids
+    try:
+        bare, full = (backend.encode("a b", add_special_tokens=more).ids for more in (False, True))
+    except Exception as wrong:  # a word list without an unknown token raises a plain Exception
+        raise ModelError(
+            f"{hub.source}: its tokenizer cannot read a plain text ({one_line(wrong)}); give it an unknown token"
+        ) from None
     for start in range(len(full) - len(bare) + 1):
         if full[start : start + len(bare)] == bare:
             return tuple(full[:start]), tuple(full[start + len(bare) :])
     raise ModelError(
         f"{hub.source}: its tokenizer changes a text when it adds special tokens; it cannot be used"
     )
+
+
+def _unspoken(tokenizer: Any) -> frozenset[int]:
+    """The special ids that no text may give. The unknown one may, unless it means something else as well."""
+    backend = tokenizer.backend_tokenizer
+    names = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id", "pad_token_id")
+    meant = {getattr(tokenizer, name, None) for name in names} - {None}
+    added = {number for number, token in backend.get_added_tokens_decoder().items() if token.special}
+    return frozenset((added - {unknown_id(backend)}) | meant)
+
+
+def _literally(reading: Reading, special: frozenset[int], source: str) -> Reading:
+    """In a text, "[SEP]" is text."""
+    reading.tokenizer.encode_special_tokens = True
+    return replace(reading, tokenizer=literal(reading.tokenizer, special, source))
 
 
 def _reading(

@@ -6,7 +6,6 @@ embedding, the longest text it can read.
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,8 @@ class Encoder(nn.Module):
         self.width: int = config.hidden_size
         self.init_std: float = getattr(config, "initializer_range", None) or 0.02
         self.first_position = _first_position(trunk)
-        self.typed = "token_type_ids" in inspect.signature(trunk.forward).parameters
+        # GPT-2's forward takes types too, but looks them up among its words: zeros would add its first word to each.
+        self.typed = any(name.endswith("token_type_embeddings") for name, _ in trunk.named_modules())
 
     def forward(self, ids: Tensor, positions: Tensor, sight: Sight) -> Tensor:
         more = {"token_type_ids": torch.zeros_like(ids)} if self.typed else {}
@@ -51,48 +51,69 @@ def encoder_from_hub(hub: Hub) -> Encoder:
         for name in _ATTENTION_DROPOUT:  # kernels for packed text have none; other dropouts stay
             if getattr(config, name, None):
                 setattr(config, name, 0.0)
-        trunk: Any = AutoModel.from_pretrained(
+        loaded: Any = AutoModel.from_pretrained(
             source,
             config=config,
             attn_implementation=NAME,
             dtype=torch.float32,
             use_safetensors=True,
+            output_loading_info=True,
             **where,
         )
-    except (OSError, ValueError, KeyError) as wrong:
+    except Exception as wrong:  # absent, damaged, of other shapes: many kinds
         raise ModelError(
             f"{hub.source} cannot be loaded: {one_line(wrong)}; check the name, or give a local folder"
         ) from None
+    trunk, said = loaded
+    lacking = sorted(name for name in said["missing_keys"] if not name.startswith("pooler."))
+    if lacking:
+        raise ModelError(
+            f"{hub.source} lacks {len(lacking)} of its weights, {lacking[0]} among them, which would be random; "
+            "give a complete checkpoint"
+        )
     if getattr(trunk.config, "is_encoder_decoder", False):
         raise ModelError(f"{hub.source} is an encoder and a decoder; give a model that is one of them")
     if getattr(trunk, "pooler", None) is not None:
         trunk.pooler = None  # a head for another purpose: not evaluated, and it would never get a gradient
-    encoder = Encoder(trunk, context=_context(trunk))
-    probe_encoder(encoder)
+    try:
+        encoder = Encoder(trunk, context=_context(trunk))
+        probe_encoder(encoder)
+    except ModelError:
+        raise
+    except Exception as wrong:  # a forward made for other inputs (images, masks of its own) fails in its own way
+        raise ModelError(
+            f"{hub.source} ({type(trunk).__name__}) cannot read packed text ({one_line(wrong)}); give another model"
+        ) from None
     return encoder
 
 
 @torch.no_grad()
 def probe_encoder(encoder: Encoder) -> None:
-    """Refuse a model that does not look ahead, or looks into its neighbour in a packed row."""
+    """Refuse a model that does not look ahead, or looks into its neighbour in a packed row.
+
+    The tokens that change stand right at the boundary, on either side: what mixes tokens outside attention
+    (convolutions, recurrences) may reach only the next one, and only in one direction.
+    """
     was_training, name = encoder.training, type(encoder.trunk).__name__
     encoder.eval()
     config: Any = encoder.trunk.config
     vocab = int(config.vocab_size)
     ids = torch.randint(0, vocab, (1, PROBE_LENGTH), generator=torch.Generator().manual_seed(0))
-    changed = ids.clone()
-    changed[0, -1] = (changed[0, -1] + 1) % vocab
     positions = torch.arange(PROBE_LENGTH)[None]
-    segments = (positions >= PROBE_LENGTH // 2).long()
+    half = PROBE_LENGTH // 2
 
-    def moved(sight: Sight) -> Tensor:
+    def moved(sight: Sight, at: int) -> Tensor:
+        """Which positions feel a change of the token there."""
+        changed = ids.clone()
+        changed[0, at] = (changed[0, at] + 1) % vocab
         before, after = (encoder(one, positions, sight)[0] for one in (ids, changed))
         return (before != after).any(-1)
 
+    apart = Sight(False, mask=segment_mask((positions >= half).long(), causal=False))
     try:
-        if not moved(Sight(causal=False))[:-1].any():
+        if not moved(Sight(causal=False), half)[:half].any():
             raise ModelError(f"{name} stays blind to later tokens; it cannot be used as an encoder here")
-        if moved(Sight(False, mask=segment_mask(segments, causal=False)))[: PROBE_LENGTH // 2].any():
+        if moved(apart, half)[:half].any() or moved(apart, half - 1)[half:].any():
             raise ModelError(f"{name} looks across the boundary of a text in a packed row; it would leak")
     finally:
         encoder.train(was_training)

@@ -75,6 +75,11 @@ class Finetune:
                     f"task {task.name!r} cannot be scored with the model of {lender.name!r}: that one must be "
                     f"trained itself and be of the family {task.family}"
                 )
+            if getattr(lender.form, "labels", ()) != getattr(task.form, "labels", ()):
+                raise SpecError(
+                    f"task {task.name!r} has other labels than {lender.name!r}, whose model says those of its own; "
+                    "give both the same labels, in the same order"
+                )
 
     def lender(self, task: Task) -> Task:
         """The task whose model `task` is scored with: itself, unless it borrows."""

@@ -147,7 +147,8 @@ class Task:
             raise SpecError(f"{where} needs a source: a folder, a file, or hf://owner/name@revision/folder")
         for place in self.places:
             if place.startswith("hf://") and "@" in place:
-                pinned(where, place.split("@")[1].split("/")[0])
+                after = place.split("@", 1)[1]
+                pinned(where, after if after.startswith("refs/") else after.split("/")[0])
         if self.steps < 1 or self.batch < 1 or self.epochs < 0:
             raise SpecError(f"{where}: steps and batch must be at least 1, epochs not negative")
         if not self.trained_on and not self.trains:

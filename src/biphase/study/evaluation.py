@@ -10,7 +10,7 @@ from typing import Any
 from biphase.errors import SpecError
 from biphase.files import Store, read_json
 from biphase.keys import decay_start
-from biphase.records import decode, key
+from biphase.records import decode, encode, key
 from biphase.specs import WSD, Finetune, Hub, Pretrain, Stage, Study, Task
 
 SHORTEST_PREFIX = 6
@@ -19,7 +19,7 @@ SHORTEST_PREFIX = 6
 def evaluation(model: str, finetune: Finetune, store: Store) -> Study:
     """The study of one model: a local folder, owner/name@revision, or the key of a state of this store."""
     run = _run_of(model, store)
-    digest = key({"model": model, "finetune": finetune})[:8]
+    digest = key({"model": model, "finetune": encode(finetune)})[:8]
     return Study(f"evaluate-{run.name}-{digest}", runs=(run,), finetune=finetune)
 
 
@@ -80,7 +80,7 @@ def _run_of(model: str, store: Store) -> Pretrain:
             return _run_up_to(found[0], store)
         said = f"{len(found)} states begin with it; type more digits" if found else "there is no such state"
         raise SpecError(f"{model} names no one state of {store.states}: {said}")
-    if re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w.-]+)?", model):
+    if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*(@[\w.-]+)?", model):
         source, _, revision = model.partition("@")
         if not revision:
             raise SpecError(
@@ -99,7 +99,7 @@ def _run_up_to(state: str, store: Store) -> Pretrain:
     about = read_json(store.states / state / "state.json")
     run, step = decode(about["run"]), int(about["progress"]["step"])
     if step == run.steps:
-        return run
+        return replace(run, keep=())  # what else the run kept was not asked for
     if step > decay_start(run):
         raise SpecError(
             f"{state[:SHORTEST_PREFIX]} was saved in the middle of a decay; give the key of its beginning or its end"

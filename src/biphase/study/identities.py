@@ -13,11 +13,14 @@ from biphase.records import key
 from biphase.specs import Corpus, Hub, Pretrain, Task
 from biphase.tasks.places import task_key
 
+TOKENIZER = ("*token*.json", "vocab*", "merges*", "*.model", "tekken.json")
+
 
 def identities(store: Store) -> Identities:
     """Fingerprints as this machine and store see them, each worked out once."""
     corpora: dict[Corpus, str] = {}
     hubs: dict[Hub, str] = {}
+    tokenizers: dict[Hub, str] = {}
     tasks: dict[Task, str] = {}
 
     def data(run: Pretrain) -> str:
@@ -36,7 +39,12 @@ def identities(store: Store) -> Identities:
             tasks[asked] = task_key(asked, store)
         return tasks[asked]
 
-    return Identities(data, hub, task)
+    def reads(model: Hub) -> str:
+        if model not in tokenizers:
+            tokenizers[model] = _tokenizer_fingerprint(model, store)
+        return tokenizers[model]
+
+    return Identities(data, hub, task, reads)
 
 
 def _hub_fingerprint(model: Hub, store: Store) -> str:
@@ -49,6 +57,19 @@ def _hub_fingerprint(model: Hub, store: Store) -> str:
         raise SpecError(
             f"Hub({model.source!r}): no safetensors there; give a folder with config.json and weights"
         )
+    return _content(files, store)
+
+
+def _tokenizer_fingerprint(model: Hub, store: Store) -> str:
+    """What a model that is evaluated as it is reads with: of a local folder, the files transformers may look for."""
+    if not model.local:
+        return ""
+    folder = Path(model.source).expanduser()
+    files = {path for name in TOKENIZER for path in folder.glob(name) if path.is_file()}
+    return _content(sorted(files), store)
+
+
+def _content(files: list[Path], store: Store) -> str:
     memory = HashMemory(store)
     hashes = [[path.name, memory.sha256(path)] for path in files]
     memory.save()

@@ -20,7 +20,7 @@ from biphase.files import Store, read_json, write_json
 from biphase.keys import Identities, Keyring, act_at, acts, decay_start, label, origin_step
 from biphase.presets import corpus_of
 from biphase.records import encode
-from biphase.specs import BPE, Hub, Objective, Pretrain, Study
+from biphase.specs import BPE, Finetune, Hub, Objective, Pretrain, Study
 
 PLAN = "plan.json"
 
@@ -174,9 +174,21 @@ def make_plan(study: Study, identities: Identities, question: str = "") -> Plan:
     results = {name: key for key, several in names.items() for name in several}
     in_order = {name: results[name] for run in study.runs for name in _result_names(run)}
     written = sum(run.steps for run in everyone)
-    tasks = study.finetune.tasks if study.finetune else ()
-    task_keys = {task.name: identities.task(task) for task in tasks}
-    return Plan(study, question, roots, dict(_depth_first(roots, states)), in_order, written, task_keys)
+    tasks = _task_keys(study.finetune, identities) if study.finetune else {}
+    return Plan(study, question, roots, dict(_depth_first(roots, states)), in_order, written, tasks)
+
+
+def _task_keys(finetune: Finetune, identities: Identities) -> dict[str, str]:
+    """The key of each dataset. One under two names would be one grid that is planned, counted and titled twice."""
+    keys = {task.name: identities.task(task) for task in finetune.tasks}
+    known: dict[tuple[str, str], str] = {}
+    for task in finetune.tasks:
+        name = known.setdefault((keys[finetune.lender(task).name], keys[task.name]), task.name)
+        if name != task.name:
+            raise SpecError(
+                f"tasks {name!r} and {task.name!r} are the same data, asked and trained alike; leave out one of them"
+            )
+    return keys
 
 
 def resolve(study: Study) -> Study:

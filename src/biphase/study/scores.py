@@ -95,11 +95,11 @@ def with_interval(values: list[float]) -> str:
 
 
 def table(plan: Plan, store: Store) -> list[str]:
-    """The rows as text. Empty before any leaf is there."""
+    """The rows as text, and a blank line. Empty before any leaf is there."""
     every = rows(plan, store)
     if not any(row.done for row in every):
         return []
-    head = ("test score, %", "task", "metric", "mean ± 95%", "lr", "lr per seed", "time")
+    head = ("test score, %", "task", "metric", "mean ± 95%", "lr", "with an lr per seed", "time")
     lines = [head]
     for row in every:
         if row.by_mean is None or row.by_seed is None:
@@ -122,7 +122,7 @@ def table(plan: Plan, store: Store) -> list[str]:
     seeds = len(plan.study.finetune.seeds) if plan.study.finetune else 0
     note = f"  Learning rates are chosen on validation scores; intervals are over {seeds} fine-tuning seeds."
     body = ["  " + "  ".join(f"{cell:<{wide[i]}}" for i, cell in enumerate(line)).rstrip() for line in lines]
-    return ["", *body, *([note] if seeds > 1 else []), ""]
+    return [*body, *([note] if seeds > 1 else []), ""]
 
 
 def as_json(plan: Plan, store: Store) -> list[dict[str, Any]]:

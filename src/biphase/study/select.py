@@ -7,6 +7,7 @@ fine-tuning might have been the best.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -27,7 +28,8 @@ def choose(validation: Mapping[Cell, float]) -> Choice | None:
         return None
 
     def mean(lr: float) -> float:
-        return sum(validation[lr, seed] for seed in seeds) / len(seeds)
+        # Exact before it is rounded: the same scores in another order of seeds are equals.
+        return math.fsum(validation[lr, seed] for seed in seeds) / len(seeds)
 
     return Choice(
         by_mean=max(rates, key=mean),

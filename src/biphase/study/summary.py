@@ -35,7 +35,7 @@ def closing(plan: Plan, store: Store, failed: dict[str, str], *, stopped: bool, 
     """The last lines of a run: results, and how to go on."""
     done = ledger.done_keys(plan, store)
     left = plan.left(done)
-    lines = [*results_table(plan, store), *scores.table(plan, store)]
+    lines = tables(plan, store)
     lines += [f"failed  {key[:6]}  {error}" for key, error in failed.items()]
     tuned = leaves.count(plan, store)
     where = [f"{len(done)} of {plan.pieces} pieces"] if plan.pieces else []
@@ -52,6 +52,12 @@ def closing(plan: Plan, store: Store, failed: dict[str, str], *, stopped: bool, 
         every += [f"{tuned.of:,} fine-tunings"] if tuned.of else []
         lines.append(f"all {' and '.join(every)} are done; they are in {store.root}")
     return "\n".join(lines)
+
+
+def tables(plan: Plan, store: Store) -> list[str]:
+    """What came out so far: held-out losses, then scores, each followed by a blank line."""
+    lines = [*results_table(plan, store), *scores.table(plan, store)]
+    return ["", *lines] if lines else []
 
 
 def results_table(plan: Plan, store: Store) -> list[str]:
@@ -71,7 +77,7 @@ def results_table(plan: Plan, store: Store) -> list[str]:
         return []
     wide = max(len("held-out loss, nats"), *(len(name) for name, *_ in rows))
     cell = 6 + CURVE
-    lines = ["", f"  {'held-out loss, nats':<{wide}}  {'causal':<{cell}}  {'masked 40%':<{cell}}  epochs"]
+    lines = [f"  {'held-out loss, nats':<{wide}}  {'causal':<{cell}}  {'masked 40%':<{cell}}  epochs"]
     for name, last, curves, epochs in rows:
         cells = [f"{last[what]:.3f} {sparkline(curves[what]):<{CURVE}}" for what in ("clm", "mlm40")]
         lines.append(f"  {name:<{wide}}  {'  '.join(cells)}  {epochs:.2f}")
@@ -126,7 +132,7 @@ def status_text(plan: Plan, store: Store, *, command_path: str) -> str:
         lines.append(f"  {takeovers} jobs of this store were taken over from workers that died or stalled")
     if unfinished or tuned.done < tuned.of:
         lines.append(f"next: biphase run {command_path}")
-    return "\n".join([*lines, *results_table(plan, store), *scores.table(plan, store)])
+    return "\n".join([*lines, *tables(plan, store)])
 
 
 def _bar(done: int, of: int, what: str, left: float | None) -> str:

@@ -30,6 +30,7 @@ from biphase.training.pretrain import Manner, Pretraining
 from biphase.wording import duration, si
 
 POLL_SECONDS = 1.0
+LOOKED_AT = 500  # fine-tunings whose results are looked for after each
 
 
 @dataclass
@@ -153,7 +154,8 @@ class Worker:
         if self.ranks.world > 1:  # the first process must know, lest it choose the same one again
             for rank, key in enumerate(keys):
                 if self.ranks.sum(bool(failed) and rank == self.ranks.rank)[0]:
-                    self.outcome.failed.setdefault(key, failed or "see the failures of the study")
+                    noted = ledger.failures(self.plan, self.store).get(key, {})
+                    self.outcome.failed.setdefault(key, noted.get("error", "failed in another process"))
 
     def _tune_one(self, training: Training, lost: Callable[[], bool]) -> str:
         """Gives what went wrong, if something did."""
@@ -193,12 +195,20 @@ class Worker:
         return ""
 
     def _place(self) -> str:
+        """How far the grid is, others' work included where looking costs little."""
+        if len(self.open) <= LOOKED_AT:
+            for training in list(self.open.values()):
+                if finished(training, self.store):
+                    del self.open[training.key]
         return f"{self.planned - len(self.open):>{len(str(self.planned))}}/{self.planned} fine-tunings"
 
     def _to_go(self) -> str:
         assert self.tuner is not None
         left = self.tuner.seconds_left(list(self.open.values()))
-        return f"   about {duration(left / self.ranks.world)} of fine-tuning left" if left else ""
+        if not left:
+            return ""
+        workers = max(self.ranks.world, sum(key in self.open for key in self.leases.holders()))
+        return f"   about {duration(left / workers)} of fine-tuning left"
 
     def _compute(self, state: State, lease: Lease | None) -> None:
         number = len(ledger.done_keys(self.plan, self.store)) + 1

@@ -33,7 +33,7 @@ class Meter:
         lines: list[dict[str, Any]] | None = None,
         unsound_in_a_row: int = 0,
         board: Path | None = None,
-        out: TextIO = sys.stderr,
+        out: TextIO | None = None,  # stderr, as it is now
         quiet: bool = False,
     ) -> None:
         self.lines = list(lines or [])
@@ -44,7 +44,8 @@ class Meter:
         self.skipped = 0
         self.last_shown = time.monotonic()
         self.board = _board(board)
-        self.out, self.quiet, self.live = out, quiet, out.isatty() and not quiet
+        self.out = out or sys.stderr
+        self.quiet, self.live = quiet, self.out.isatty() and not quiet
         self.rate = math.nan
         self._mark = (time.monotonic(), first)
 

@@ -1,0 +1,100 @@
+"""Shared by the tests of fine-tuning: tiny encoders, tokens, and small datasets made in memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import EuroBertConfig, EuroBertModel
+
+from biphase.data.tokenizer import load_saved, train
+from biphase.finetune.families import family_of
+from biphase.finetune.model import Setting
+from biphase.models.attention import NAME
+from biphase.models.encoder import Encoder
+from biphase.specs import BPE, Classify, Corpus, Task
+from biphase.tasks.encoding import Reading
+from biphase.tasks.examples import Examples, Text
+
+
+@pytest.fixture
+def setting():
+    """Makes settings for this CPU: `setting(train_tokens=64)`."""
+
+    def make(precision="fp32", *, train_tokens=4_096, score_tokens=4_096, varlen=False):
+        return Setting(torch.device("cpu"), precision, varlen, train_tokens, score_tokens)
+
+    return make
+
+
+@pytest.fixture
+def encoder():
+    """Makes small EuroBERTs, their weights a function of the seed."""
+
+    def make(*, vocab=320, width=32, layers=2, context=512, seed=0):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            config = EuroBertConfig(
+                vocab_size=vocab,
+                hidden_size=width,
+                intermediate_size=2 * width,
+                num_hidden_layers=layers,
+                num_attention_heads=2,
+                num_key_value_heads=1,
+                max_position_embeddings=context,
+                pad_token_id=None,
+                bos_token_id=None,
+                eos_token_id=None,
+                mask_token_id=3,
+            )
+            config._attn_implementation = NAME
+            return Encoder(EuroBertModel(config), context=context)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def reading(shards):
+    """How a model trained on the tiny corpus reads."""
+    saved = load_saved(shards / "tokenizer")
+    return Reading(saved.model, (), (saved.special.eos,), 64, "tiny")
+
+
+@pytest.fixture(scope="session")
+def reading_of():
+    """Makes a reading whose vocabulary is trained on the texts themselves."""
+
+    def make(texts, *, length=256, vocab=900):
+        made = train(Corpus("mine", "./x", BPE(vocab)), texts, lambda text: None)
+        return Reading(made.model, (), (made.special.eos,), length, "mine")
+
+    return make
+
+
+SUBJECTS = ("the cat", "a dog", "our teacher", "the river", "every student", "the old house")
+VERBS = ("sees", "likes", "crosses", "remembers", "paints")
+OBJECTS = ("the mountain", "a small boat", "the garden", "its own shadow", "the long road", "two birds")
+
+
+def sentence(number: int, label: int) -> Text:
+    """Of one to five clauses; label 1 has nothing but a dog in it, label 0 no dog at all."""
+    clauses = []
+    for k in range(1 + number % 5):
+        subject = "a dog" if label else SUBJECTS[(number * 7 + k) % 6].replace("a dog", "a hen")
+        clauses.append(f"{subject} {VERBS[(number * 3 + k) % 5]} {OBJECTS[(number + k * k) % 6]}")
+    return Text(f"{'. '.join(clauses)}. {number * 7919 % 10007}", label)
+
+
+@pytest.fixture(scope="session")
+def two_kinds(reading):
+    """Makes a task of telling two kinds of sentences apart: `two_kinds(train=40, batch=8, steps=5)`."""
+
+    def make(*, train=40, held_out=20, labels=None, protocol="paper", **fields):
+        kinds = [number % 2 for number in range(train + 2 * held_out)]
+        texts = [sentence(number, kind) for number, kind in enumerate(kinds)]
+        if labels is not None:  # others than the texts say
+            texts = [Text(text.text, label) for text, label in zip(texts, labels, strict=True)]
+        parts = texts[:train], texts[train : train + held_out], texts[train + held_out :]
+        task = Task("kinds", Classify("{text}", ("other", "dog")), "./nowhere", **fields)
+        return family_of(task, Examples(*parts), reading, protocol=protocol)
+
+    return make

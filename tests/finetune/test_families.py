@@ -1,0 +1,244 @@
+"""The four families: losses as in plain words, small data learned by heart, and nothing learned from chance."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from biphase import CATALOG
+from biphase.batch import IGNORE
+from biphase.finetune.families import family_of
+from biphase.finetune.leaf import Bench, batches_of, rows_of, score
+from biphase.models.attention import Sight
+from biphase.specs import Finetune
+from biphase.tasks.examples import Examples, Library, Search
+from biphase.tasks.load import load
+
+SPEC = Finetune((CATALOG["sources-mini"],))
+PROTOCOLS = pytest.mark.parametrize("protocol", ["paper", "standard"])
+TOKENS = pytest.mark.parametrize(
+    "tokens", [10_000, 300, 1], ids=["one micro-batch", "several", "a text each"]
+)
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    """The examples of the tasks that ship with the package, each read once."""
+    return {name: load(task, documents="all") for name, task in CATALOG.items() if name.endswith("-mini")}
+
+
+# As every part the same few examples, the short ones: what is learned is what is asked.
+
+
+def texts(shipped, count=12):
+    """As many of each label."""
+    short = sorted(shipped["sources-mini"].train, key=lambda one: len(one.text))
+    some = [
+        one for label in range(3) for one in [each for each in short if each.label == label][: count // 3]
+    ]
+    return Examples(some, some, some)
+
+
+def questions(shipped, count=8):
+    some = sorted(shipped["squadshifts-mini"].train, key=lambda one: len(one.context))[:count]
+    return Examples(some, some, some)
+
+
+def sentences(shipped, count=8):
+    """With an entity in each."""
+    some = [one for one in shipped["wikiann-mini"].train if any(one.tags)][:count]
+    return Examples(some, some, some)
+
+
+def pairs(shipped, count=8):
+    some = sorted(shipped["scifact-mini"].train, key=lambda one: len(one.document))[:count]
+    documents = tuple(dict.fromkeys(one.document for one in some))
+    library = Library(tuple(map(str, range(len(documents)))), documents)
+    judged = tuple({documents.index(one.document): 1} for one in some)
+    part = Search(library, tuple(map(str, range(count))), tuple(one.query for one in some), judged)
+    return Examples(some, part, part)
+
+
+FEW = {
+    "sources-mini": texts,
+    "wikiann-mini": sentences,
+    "squadshifts-mini": questions,
+    "scifact-mini": pairs,
+}
+
+
+def all_text(examples):
+    """Everything that is read, for a vocabulary of its own."""
+    kinds = {
+        "Text": lambda one: one.text,
+        "Words": lambda one: " ".join(one.words),
+        "Question": lambda one: one.before + one.context,
+        "Pair": lambda one: f"{one.query}\n{one.document}",
+    }
+    return [kinds[type(one).__name__](one) for one in examples.train]
+
+
+def family(name, examples, reading, *, protocol="paper", **fields):
+    return family_of(replace(CATALOG[name], **fields), examples, reading, protocol=protocol)
+
+
+# ---------------------------------------------------------------- losses
+
+
+def alone(model, ids):
+    """What the head says of each token of one text, without a pack."""
+    ids = torch.from_numpy(np.asarray(ids, np.int64))[None]
+    hidden = model.encoder(ids, torch.arange(ids.shape[1])[None], Sight(False))[0]
+    return model.head.out(hidden)
+
+
+def loss_of(some, bench, step=0, seed=0):
+    """The mean loss of a step, as the loop makes it of micro-batches."""
+    batches = batches_of(some, step, seed, bench.setting)
+    model = bench.fresh(some, seed)
+    with torch.no_grad():
+        total = sum(some.loss_sum(model, batch).item() for batch in batches)
+    return total / sum(batch.count for batch in batches), len(batches)
+
+
+@TOKENS
+@torch.no_grad()
+def test_the_loss_of_spans_is_that_of_two_choices_among_the_tokens_of_a_padded_window(
+    tokens, shipped, reading_of, encoder, setting
+):
+    examples = questions(shipped, 10)
+    reading = reading_of(all_text(examples), length=56, vocab=400)  # most contexts take several windows
+    some = family("squadshifts-mini", examples, reading, protocol="standard", batch=9)
+    assert some.size > 20
+    bench = Bench(encoder(vocab=400), setting(train_tokens=tokens))
+    loss, count = loss_of(some, bench)
+    assert count in {10_000: {1}, 300: range(2, 9), 1: {9}}[tokens]
+
+    model = bench.fresh(some, 0)
+    rows = rows_of(some, 0, 0)
+    train = some.encoded["train"]
+    padded = torch.full((len(rows), 70, 2), -1e9)
+    for place, row in enumerate(rows):
+        padded[place, : len(train.ids[row])] = alone(model, train.ids[row])
+    bounds = torch.from_numpy(train.bounds[rows])
+    assert 0 < (bounds > 0).all(1).sum() < 9, "some windows hold the answer, some do not"
+    wanted = sum(F.cross_entropy(padded[..., side], bounds[:, side]) for side in (0, 1)) / 2
+    assert loss == pytest.approx(wanted.item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["squadshifts-mini", "wikiann-mini"])
+@TOKENS
+@torch.no_grad()
+def test_the_loss_of_tokens_is_a_mean_over_all_labelled_tokens_of_the_step(
+    name, tokens, shipped, reading_of, encoder, setting
+):
+    examples = FEW[name](shipped, 10)
+    reading = reading_of(all_text(examples), length=100)
+    some = family(name, examples, reading, batch=6)
+    bench = Bench(encoder(vocab=900), setting(train_tokens=tokens))
+    loss, _ = loss_of(some, bench)
+
+    model = bench.fresh(some, 0)
+    train = some.encoded["train"]
+    labels = train.inside if name == "squadshifts-mini" else train.labels
+    rows = rows_of(some, 0, 0)
+    logits = torch.cat([alone(model, train.ids[row]) for row in rows])
+    right = torch.from_numpy(np.concatenate([labels[row] for row in rows]).astype(np.int64))
+    counted = right != IGNORE
+    assert (~counted).any() == (name == "wikiann-mini"), (
+        "a sentence's end has no tag; every token is in or out"
+    )
+    each = -logits.log_softmax(-1)[counted, right[counted]]
+    assert loss == pytest.approx(each.mean().item(), abs=1e-5)
+
+
+# ---------------------------------------------------------------- by heart
+
+
+def learned(some, bench, lr):
+    """The scores before and after."""
+    before = score(bench.fresh(some, 0).eval(), some, bench.setting)["test"]
+    model, trained = bench.finetune(some, SPEC, lr=lr, seed=0)
+    assert trained.skipped == 0
+    return before.metrics, score(model, some, bench.setting)["test"].metrics
+
+
+@PROTOCOLS
+def test_answers_are_learned_by_heart(protocol, shipped, reading_of, encoder, setting):
+    examples = questions(shipped)
+    reading = reading_of(all_text(examples), vocab=500)
+    some = family("squadshifts-mini", examples, reading, protocol=protocol, batch=8, steps=60)
+    before, after = learned(some, Bench(encoder(vocab=500, width=64), setting()), lr=5e-3)
+    assert before["f1"] < 0.5
+    for metric in ("f1", "exact_match", "token_f1"):
+        assert after[metric] > 0.8, metric
+
+
+def test_tags_are_learned_by_heart(shipped, reading_of, encoder, setting):
+    examples = sentences(shipped)
+    some = family("wikiann-mini", examples, reading_of(all_text(examples), vocab=400), batch=8, steps=40)
+    before, after = learned(some, Bench(encoder(vocab=400), setting()), lr=1e-2)
+    assert before["entity_f1"] < 0.3
+    assert after["entity_f1"] > 0.9
+    assert after["sentence_f1"] > 0.9
+
+
+def test_labels_are_learned_by_heart(shipped, reading_of, encoder, setting):
+    examples = texts(shipped)
+    some = family("sources-mini", examples, reading_of(all_text(examples), vocab=400), batch=12, steps=40)
+    before, after = learned(some, Bench(encoder(vocab=400), setting()), lr=5e-3)
+    assert before["accuracy"] < 0.7
+    assert after["accuracy"] == 1
+
+
+@PROTOCOLS
+def test_pairs_are_learned_by_heart(protocol, shipped, reading_of, encoder, setting):
+    examples = pairs(shipped)
+    reading = reading_of(all_text(examples), vocab=500)
+    some = family("scifact-mini", examples, reading, protocol=protocol, batch=8, steps=40)
+    before, after = learned(some, Bench(encoder(vocab=500), setting()), lr=5e-3)
+    assert before["ndcg@10"] < 0.9
+    assert after["ndcg@10"] > 0.95
+    assert after["mrr@10"] > 0.95
+
+
+# ---------------------------------------------------------------- what chooses, and what chance teaches
+
+
+@pytest.mark.parametrize(
+    ("name", "paper", "standard"),
+    [
+        ("sources-mini", "accuracy", "accuracy"),
+        ("wikiann-mini", "sentence_f1", "entity_f1"),
+        ("squadshifts-mini", "token_f1", "f1"),
+        ("scifact-mini", "paper_ndcg@10", "ndcg@10"),
+    ],
+)
+def test_each_protocol_chooses_by_its_own_metric_and_both_are_there(
+    name, paper, standard, shipped, reading_of, encoder, setting
+):
+    examples = FEW[name](shipped)
+    reading = reading_of(all_text(examples), vocab=400)
+    for protocol, metric in (("paper", paper), ("standard", standard)):
+        some = family(name, examples, reading, protocol=protocol)
+        assert some.metric == metric
+        bench = Bench(encoder(vocab=400), setting())
+        for scored in score(bench.fresh(some, 0).eval(), some, bench.setting).values():
+            assert {paper, standard} <= set(scored.metrics)
+
+
+def test_random_labels_teach_nothing_and_true_ones_do(two_kinds, encoder, setting):
+    draw = random.Random(0)
+    shuffled = [draw.randrange(2) for _ in range(64 + 2 * 200)]
+    accuracies = {}
+    for kind, labels in (("true", None), ("random", shuffled)):
+        some = two_kinds(train=64, held_out=200, labels=labels, batch=16, steps=40)
+        bench = Bench(encoder(), setting())
+        model, _ = bench.finetune(some, SPEC, lr=5e-3, seed=0)
+        scored = score(model, some, bench.setting)
+        accuracies[kind] = [scored[part].metrics["accuracy"] for part in ("validation", "test")]
+    assert min(accuracies["true"]) > 0.95
+    assert all(abs(one - 0.5) < 0.13 for one in accuracies["random"]), "200 coins: 3.7 standard deviations"

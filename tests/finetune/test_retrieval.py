@@ -1,0 +1,225 @@
+"""Search is exact and ranks ties by number, whatever the blocks; the loss is InfoNCE, whatever the memory."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from biphase import CATALOG
+from biphase.finetune import retrieval
+from biphase.finetune.families import family_of
+from biphase.finetune.leaf import Bench, batches_of, rows_of, score
+from biphase.finetune.retrieval import search
+from biphase.models.attention import Sight
+from biphase.specs import Finetune, Retrieve, Splits, Task
+from biphase.tasks.examples import Examples, Library, Pair, Search
+
+SPEC = Finetune((CATALOG["sources-mini"],))
+WORDS = [
+    "cat",
+    "dog",
+    "teacher",
+    "river",
+    "student",
+    "house",
+    "mountain",
+    "boat",
+    "garden",
+    "shadow",
+    "road",
+    "bird",
+]
+
+
+# ---------------------------------------------------------------- search
+
+
+def brute_force(queries, documents, kept):
+    """All scores, sorted: highest first, then by number."""
+    scores = queries @ documents.T
+    ranked = [sorted(range(len(documents)), key=lambda at: (-row[at], at)) for row in scores.tolist()]
+    return [one[:kept] for one in ranked], scores.tolist()
+
+
+def whole_numbers(draw, rows, width, spread):
+    """Small integers: their products are exact, and often equal."""
+    return torch.from_numpy(draw.integers(-spread, spread + 1, (rows, width))).float()
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    seed=st.integers(0, 2**31),
+    queries=st.integers(1, 5),
+    documents=st.integers(1, 60),
+    kept=st.integers(1, 70),
+    block=st.integers(1, 70),
+    spread=st.sampled_from([1, 3, 50]),
+)
+def test_search_is_a_full_sort_whatever_the_blocks_and_their_order(
+    seed, queries, documents, kept, block, spread
+):
+    draw = np.random.default_rng(seed)
+    asked, there = whole_numbers(draw, queries, 3, spread), whole_numbers(draw, documents, 3, spread)
+    order = torch.from_numpy(draw.permutation(documents))
+    found = search(asked, documents, lambda numbers: there[numbers], order, kept=kept, block=block).tolist()
+    wanted, scores = brute_force(asked, there, kept)
+    for mine, right, row in zip(found, wanted, scores, strict=True):
+        assert len(mine) == len(set(mine)) == min(kept, documents)
+        assert mine == sorted(mine, key=lambda at: (-row[at], at)), "best first, equal ones by number"
+        last = row[right[-1]]
+        # Where the last score is shared, any of those that share it may be left out; all else is certain.
+        assert [at for at in mine if row[at] > last] == [at for at in right if row[at] > last]
+        assert all(row[at] >= last for at in mine)
+        if kept >= documents:
+            assert mine == right
+
+
+@pytest.mark.parametrize("block", [1, 4, 7, 50, 100])
+def test_documents_that_tie_rank_by_number_across_blocks(block):
+    queries, documents = torch.ones(2, 3), torch.ones(50, 3)
+    documents[[40, 3]] = 2.0
+    order = torch.arange(49, -1, -1)
+    found = search(queries, 50, lambda numbers: documents[numbers], order, kept=50, block=block)
+    assert found.tolist() == [[3, 40, *(at for at in range(50) if at not in (3, 40))]] * 2
+
+
+@pytest.mark.parametrize("scores", [1, 40, 10_000])
+def test_search_in_many_pieces_of_scores_finds_the_same(scores, monkeypatch):
+    """The bound on memory splits the queries; what is found must not change."""
+    draw = np.random.default_rng(0)
+    queries, documents = whole_numbers(draw, 23, 4, 50), whole_numbers(draw, 200, 4, 50)
+    wanted, _ = brute_force(queries, documents, 200)
+    monkeypatch.setattr(retrieval, "SCORES", scores)
+    found = search(queries, 200, lambda numbers: documents[numbers], kept=200, block=17)
+    assert found.tolist() == wanted
+
+
+def test_every_document_is_embedded_once_in_the_order_asked_for():
+    asked = []
+
+    def embed(numbers):
+        asked.extend(numbers.tolist())
+        return torch.zeros(len(numbers), 2)
+
+    order = torch.randperm(33, generator=torch.Generator().manual_seed(0))
+    search(torch.zeros(4, 2), 33, embed, order, block=10)
+    assert asked == order.tolist()
+
+
+# ---------------------------------------------------------------- loss
+
+
+def pairs_task(reading, *, pairs=12, batch=6, protocol="standard", **fields):
+    """Queries and documents that share no word: which belong together must be learned."""
+    made = [
+        Pair(f"Query: {WORDS[k]}", f"Document: {'on and ' * (k % 4)}{WORDS[(5 * k + 3) % 12]}")
+        for k in range(pairs)
+    ]
+    library = Library(tuple(str(k) for k in range(pairs)), tuple(one.document for one in made))
+    judged = tuple({k: 1} for k in range(pairs))
+    part = Search(library, library.names, tuple(one.query for one in made), judged)
+    task = Task("pairs", Retrieve(), "./nowhere", Splits(), batch=batch, **fields)
+    return family_of(task, Examples(made, part, part), reading, protocol=protocol)
+
+
+def by_hand(bench, some, rows):
+    """-log of each pair's share among all documents of the batch: cosines over a temperature of 0.05."""
+    model = bench.fresh(some, 0)
+
+    def embed(ids):
+        ids = torch.from_numpy(ids.astype(np.int64))[None]
+        positions = torch.arange(ids.shape[1])[None]
+        hidden = model.encoder(ids, positions, Sight(False))[0]
+        return hidden.mean(0)
+
+    queries, documents = (torch.stack([embed(side[row]) for row in rows]) for side in some.train)
+    total = torch.zeros(())
+    for number, query in enumerate(queries):
+        similar = torch.stack([F.cosine_similarity(query, one, dim=0) for one in documents]) * 20
+        total = total - (similar[number] - similar.logsumexp(0))
+    return model, total / len(rows)
+
+
+def gradients(model):
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("tokens", [10_000, 60, 1], ids=["at once", "in parts", "text by text"])
+def test_the_loss_is_infonce_over_the_batch_also_where_memory_asks_for_parts(
+    tokens, encoder, reading, setting
+):
+    some = pairs_task(reading)
+    bench = Bench(encoder(), setting(train_tokens=tokens))
+    rows = rows_of(some, 0, 1)
+    model, wanted = by_hand(bench, some, rows)
+    wanted.backward()
+    theirs = gradients(model)
+
+    model = bench.fresh(some, 0).train()
+    model.zero_grad()
+    (batch,) = batches_of(some, 0, 1, bench.setting)
+    assert len(batch.inputs) in {10_000: {1}, 60: range(3, 8), 1: {12}}[tokens]
+    assert batch.count == 6
+    loss = some.loss_sum(model, batch) / batch.count
+    loss.backward()
+    assert loss.item() == pytest.approx(wanted.item(), abs=1e-5)
+    for name, gradient in gradients(model).items():
+        assert (gradient - theirs[name]).abs().max() < 1e-5 * theirs[name].abs().max(), name
+
+
+def test_training_in_parts_takes_the_same_steps(encoder, reading, setting):
+    some = pairs_task(reading, steps=6)
+    tuned = [
+        Bench(encoder(), setting(train_tokens=tokens)).finetune(some, SPEC, lr=2e-3, seed=0)
+        for tokens in (10_000, 40)
+    ]
+    (one, first), (other, second) = tuned
+    assert list(first.losses.values()) == pytest.approx(list(second.losses.values()), abs=1e-4)
+    for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+# ---------------------------------------------------------------- scores
+
+
+@pytest.mark.parametrize("protocol", ["paper", "standard"])
+def test_pairs_that_were_learned_are_found_first(protocol, encoder, reading, setting):
+    some = pairs_task(reading, batch=12, steps=60, protocol=protocol)
+    bench = Bench(encoder(), setting())
+    before = score(bench.fresh(some, 0).eval(), some, bench.setting)["test"].metrics[some.metric]
+    model, _ = bench.finetune(some, SPEC, lr=3e-3, seed=0)
+    after = score(model, some, bench.setting)
+    assert after["test"].metrics[some.metric] > 0.9 > 0.7 > before
+    assert after["validation"].metrics == after["test"].metrics, "both parts hold the same queries here"
+
+
+def test_what_is_found_is_the_full_sort_of_the_models_own_cosines(encoder, reading, setting):
+    some = pairs_task(reading)
+    bench = Bench(encoder(), setting(score_tokens=50))
+    model = bench.fresh(some, 0).eval()
+    values = score(model, some, bench.setting)["test"].values
+    with torch.no_grad():
+        queries, documents = (
+            torch.stack([vector(model, side[row]) for row in range(12)]) for side in some.train
+        )
+    ranks = (queries @ documents.T).argsort(dim=1, descending=True).argsort(dim=1).diagonal()
+    gains = np.where(ranks < 10, 1 / np.log2(ranks.numpy() + 2), 0)
+    np.testing.assert_allclose(values["ndcg@10"], gains, atol=1e-6)
+
+
+def vector(model, ids):
+    ids = torch.from_numpy(ids.astype(np.int64))[None]
+    hidden = model.encoder(ids, torch.arange(ids.shape[1])[None], Sight(False))[0]
+    return F.normalize(hidden.mean(0), dim=0)
+
+
+def test_a_model_can_be_asked_about_another_collection(encoder, reading, setting):
+    """NQ is scored with the model that was fine-tuned on MS MARCO."""
+    some, others = pairs_task(reading, steps=2), pairs_task(reading, pairs=9)
+    bench = Bench(encoder(), setting())
+    model, _ = bench.finetune(some, SPEC, lr=1e-3, seed=0)
+    head = model.head
+    assert len(score(model, others, bench.setting)["test"].values["ndcg@10"]) == 9
+    assert model.head is head

@@ -1,0 +1,255 @@
+"""How a model reads text: its tokenizer's own template, ends, and letters that only look like special tokens."""
+
+import json
+
+import pytest
+import torch
+from tokenizers import Tokenizer as Model
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+from biphase import CATALOG
+from biphase.data.shards import Shards
+from biphase.data.tokenizer import load_saved
+from biphase.errors import DataError, ModelError, SpecError
+from biphase.files import Store
+from biphase.finetune.subject import subject_of_hub, subject_of_state
+from biphase.keys import state_key
+from biphase.specs import Finetune, Hub
+from biphase.study.identities import identities
+from biphase.tasks.encoding import encode_texts
+from biphase.training.devices import Ranks
+from biphase.training.pretrain import Manner, Pretraining
+
+SPEECH = [
+    "the old house sees a small boat",
+    "every student paints the garden",
+    "a b c [ ] < / > s S E P C L | _",
+]
+SPECIAL = ["[UNK]", "[CLS]", "[SEP]", "[MASK]", "[PAD]"]
+CONTEXT = 100
+
+
+def spec(**fields):
+    return Finetune((CATALOG["sources-mini"],), **fields)
+
+
+def pieces(template=None):
+    """A word-piece vocabulary as BERT's, with a template around a text."""
+    model = Model(models.WordPiece(unk_token="[UNK]"))
+    model.normalizer = normalizers.BertNormalizer(lowercase=False)
+    model.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(vocab_size=200, special_tokens=SPECIAL, show_progress=False)
+    model.train_from_iterator(SPEECH, trainer)
+    if template:
+        known = [(token, model.token_to_id(token)) for token in SPECIAL]
+        model.post_processor = processors.TemplateProcessing(single=template, special_tokens=known)
+    return model
+
+
+def marks(template=None):
+    """A Unigram vocabulary as XLM-R's, which holds "</s>" as a piece like any other."""
+    letters = [(letter, -5.0) for letter in "abcdefghijklmnopqrstuvwxyz</>"]
+    model = Model(
+        models.Unigram(
+            [("<s>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), ("▁the", -3.0), *letters], 2
+        )
+    )
+    model.pre_tokenizer = pre_tokenizers.Metaspace()
+    model.decoder = decoders.Metaspace()
+    model.add_special_tokens(["<s>", "</s>", "<unk>"])
+    if template:
+        model.post_processor = processors.TemplateProcessing(
+            single=template, special_tokens=[("<s>", 0), ("</s>", 1)]
+        )
+    return model
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """Makes a folder with a tiny model and a tokenizer."""
+
+    def make(tokenizer, **named):
+        torch.manual_seed(0)
+        shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+        config = BertConfig(vocab_size=200, max_position_embeddings=CONTEXT, **shape)
+        BertModel(config).save_pretrained(tmp_path)
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named).save_pretrained(tmp_path)
+        return Hub(str(tmp_path))
+
+    return make
+
+
+def ids(reading, text):
+    return encode_texts(reading, [text])[0].tolist()
+
+
+# ---------------------------------------------------------------- templates
+
+
+@pytest.mark.parametrize(
+    ("template", "named", "around"),
+    [
+        ("[CLS] $A [SEP]", {}, (["[CLS]"], ["[SEP]"])),
+        ("[CLS] $A [SEP]", {"eos_token": "[MASK]"}, (["[CLS]"], ["[SEP]"])),
+        ("[CLS] $A", {}, (["[CLS]"], [])),
+        ("[CLS] $A", {"eos_token": "[SEP]"}, (["[CLS]"], ["[SEP]"])),
+        ("[CLS] [MASK] $A [SEP] [SEP]", {}, (["[CLS]", "[MASK]"], ["[SEP]", "[SEP]"])),
+        ("$A [SEP]", {}, ([], ["[SEP]"])),
+        (None, {}, ([], [])),
+        (None, {"eos_token": "[SEP]"}, ([], ["[SEP]"])),
+    ],
+)
+def test_the_tokenizers_own_template_is_found_and_the_end_token_follows_where_it_has_no_end(
+    hub, template, named, around
+):
+    reading = subject_of_hub(hub(pieces(template), **named), spec()).reading
+    names = [reading.tokenizer.id_to_token(number) for number in range(len(SPECIAL))]
+    assert ([names[one] for one in reading.before], [names[one] for one in reading.after]) == around
+
+
+def test_a_text_is_read_as_transformers_own_tokenizer_reads_it(hub):
+    where = hub(pieces("[CLS] $A [SEP]"))
+    theirs = PreTrainedTokenizerFast.from_pretrained(where.source)
+    reading = subject_of_hub(where, spec()).reading
+    for text in (*SPEECH, "naïve ünknown 中", "x" * 30):
+        assert ids(reading, text) == theirs(text)["input_ids"]
+
+
+def test_reading_the_same_files_twice_has_one_identity_and_another_length_another(hub):
+    for tokenizer in (pieces("[CLS] $A [SEP]"), marks("<s> $A </s>")):
+        where = hub(tokenizer)
+        one, same = (subject_of_hub(where, spec()).reading.identity for _ in range(2))
+        assert one == same != subject_of_hub(where, spec(length=20)).reading.identity
+
+
+# ---------------------------------------------------------------- letters that spell special tokens
+
+
+def test_special_tokens_written_out_in_a_text_stay_text(hub):
+    reading = subject_of_hub(hub(pieces("[CLS] $A [SEP]")), spec()).reading
+    read = ids(reading, "the [SEP] house [CLS][MASK]")
+    assert read[0] == 1
+    assert read[-1] == 2
+    assert not set(read[1:-1]) & {1, 2, 3, 4}
+    spelled = reading.tokenizer.encode("[SEP]", add_special_tokens=False).tokens
+    assert (spelled[0], spelled[-1]) == ("[", "]")
+
+
+@pytest.mark.parametrize("named", [{}, {"eos_token": "</s>", "bos_token": "<s>", "unk_token": "<unk>"}])
+def test_special_tokens_that_are_pieces_of_the_vocabulary_stay_text_too(hub, named):
+    plain = marks()
+    plain.encode_special_tokens = True
+    assert 1 in plain.encode("a</s>b").ids, "what would be read if nothing were done"
+    reading = subject_of_hub(hub(marks("<s> $A </s>"), **named), spec()).reading
+    assert (reading.before, reading.after) == ((0,), (1,))
+    read = ids(reading, "a</s>b <s>")
+    assert not set(read[1:-1]) & {0, 1}
+    assert read[1:-1] == [plain.token_to_id(one) for one in ("▁", *"a</s>b", "▁", *"<s>")]
+    for text in ("the house", "x y the", "ü"):
+        assert ids(reading, text)[1:-1] == plain.encode(text, add_special_tokens=False).ids
+
+
+def test_a_vocabulary_that_has_no_other_way_to_write_its_end_is_refused(hub):
+    model = Model(models.WordLevel({"a": 0, "</s>": 1, "b": 2}))
+    model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    model.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    model.add_special_tokens(["</s>"])
+    with pytest.raises(DataError, match="'</s>' is also the only way to write that text") as refused:
+        subject_of_hub(hub(model), spec())
+    assert "\n" not in str(refused.value)
+
+
+# ---------------------------------------------------------------- length
+
+
+def test_truncation_and_padding_saved_with_a_tokenizer_are_switched_off(hub):
+    where = hub(pieces("[CLS] $A [SEP]"))
+    path = f"{where.source}/tokenizer.json"
+    saved = Model.from_file(path)
+    saved.enable_truncation(5)
+    saved.enable_padding(length=12)
+    saved.save(path)
+    assert len(Model.from_file(path).encode("the old house sees a small boat " * 4).ids) == 12
+    reading = subject_of_hub(where, spec()).reading
+    assert len(ids(reading, "the")) == 3
+    assert len(ids(reading, "the house " * 30)) == 62
+
+
+def test_the_longest_input_is_a_little_less_than_the_context_unless_said(hub):
+    where = hub(pieces("[CLS] $A [SEP]"))
+    assert subject_of_hub(where, spec()).reading.length == 99
+    for length in (7, CONTEXT):
+        reading = subject_of_hub(where, spec(length=length)).reading
+        assert len(ids(reading, "the house " * 80)) == reading.length == length
+
+
+def test_a_length_beyond_the_context_is_refused(hub):
+    with pytest.raises(SpecError, match=r"Finetune\.length is 101 and the model reads 100 .* say length=100"):
+        subject_of_hub(hub(pieces()), spec(length=CONTEXT + 1))
+
+
+def test_a_length_without_room_for_text_is_refused(hub):
+    with pytest.raises(SpecError, match="no room for text"):
+        subject_of_hub(hub(pieces("[CLS] $A [SEP]")), spec(length=2))
+
+
+# ---------------------------------------------------------------- what is missing or odd
+
+
+def test_a_model_without_a_tokenizer_is_refused_in_one_line(hub, tmp_path):
+    where = hub(pieces())
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).unlink()
+    with pytest.raises(ModelError, match=r"put its tokenizer\.json beside it") as refused:
+        subject_of_hub(where, spec())
+    assert "\n" not in str(refused.value)
+
+
+def test_a_tokenizer_that_cannot_read_plain_letters_is_refused_in_one_line(hub):
+    with pytest.raises(ModelError, match="its tokenizer cannot read a plain text") as refused:
+        subject_of_hub(hub(Model(models.WordLevel({"the": 0, "house": 1}))), spec())
+    assert "\n" not in str(refused.value)
+
+
+def test_a_damaged_tokenizer_is_refused_in_one_line(hub, tmp_path):
+    where = hub(pieces())
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
+    with pytest.raises(ModelError) as refused:
+        subject_of_hub(where, spec())
+    assert "\n" not in str(refused.value)
+
+
+# ---------------------------------------------------------------- models trained here
+
+
+def test_a_model_trained_here_reads_a_text_as_a_document_and_starts_where_its_state_is(
+    tiny_run, store: Store, shards
+):
+    run, opened, known = tiny_run(), Shards.open(shards), identities(store)
+    key = state_key(run, run.steps, known)
+    Pretraining(
+        run,
+        run.steps,
+        store=store,
+        shards=opened,
+        identities=known,
+        ranks=Ranks(0, 1, torch.device("cpu")),
+        needed=lambda: {key},
+        flops_per_token=1.0,
+        manner=Manner(quiet=True, loaders=0),
+    ).train()
+    saved = load_saved(opened.tokenizer)
+    end = saved.special.eos
+    trained = subject_of_state(run, key, store, opened, spec())
+    start = subject_of_state(run, None, store, opened, spec())
+    assert (trained.reading.before, trained.reading.after) == ((), (end,))
+    assert trained.reading.length == round(0.99 * 32)
+    assert end not in ids(trained.reading, "a cat <|end_of_text|> sees")[:-1]
+    assert trained.encoder.context == 32
+    weights = [
+        {name: value.clone() for name, value in one.encoder.state_dict().items()} for one in (trained, start)
+    ]
+    assert all(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    with pytest.raises(SpecError, match="say length=32 or 0"):
+        subject_of_state(run, None, store, opened, spec(length=33))

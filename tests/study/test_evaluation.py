@@ -1,0 +1,438 @@
+"""`biphase evaluate`: any model on any tasks, by the same leaves as a study; a mistake costs one line."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from biphase import CATALOG, CLM, MLM, TASKS, Finetune, Hub, Linear, Stage, Study
+from biphase.cli import main
+from biphase.errors import SpecError
+from biphase.files import Store, publish, read_json, write_json
+from biphase.study.evaluation import evaluation, finetuning
+from biphase.study.identities import identities
+from biphase.study.leaves import LEAF, VALUES, count, read_leaf, trainings
+from biphase.study.plan import make_plan, save_plan
+from biphase.training.pretrain import Manner
+
+GRID = Finetune(TASKS[0])
+
+
+@pytest.fixture
+def verb(monkeypatch, capsys):
+    """Type a command in this process; gives its exit code, what it printed, and what it told."""
+
+    def typed(*words):
+        monkeypatch.setattr(sys, "argv", ["biphase", *map(str, words)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return ended.value.code or 0, said.out, said.err
+
+    return typed
+
+
+def published(store):
+    """Every leaf: what it says but for times, and the bytes of its values."""
+    return {
+        place.name: (
+            {k: v for k, v in read_json(place / LEAF).items() if k != "seconds"},
+            (place / VALUES).read_bytes(),
+        )
+        for place in store.leaves.iterdir()
+    }
+
+
+def stamps(store):
+    return {path: path.stat().st_mtime_ns for path in store.leaves.rglob("*")}
+
+
+# ---------------------------------------------------------------- what is evaluated
+
+
+def asked(model, store, finetune=GRID):
+    return evaluation(str(model), finetune, store)
+
+
+def refused(words, call):
+    with pytest.raises(SpecError, match=words) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_every_saved_state_is_evaluated_under_its_own_key(tiny_run, store, grid):
+    first = tiny_run("first", Stage(CLM(), 4), Stage(MLM(Linear(0.4, 0.2, 5)), 6), keep=(2, 6))
+    runs = (
+        first,
+        tiny_run("plain", Stage(CLM(), 4), Stage(CLM(), 5), keep=(3,)),
+        tiny_run("on", Stage(MLM(0.4), 4), start=first, keep=(1,)),
+    )
+    plan = make_plan(Study("s", runs, grid), identities(store))
+    save_plan(plan, store)
+    _train(plan, store)
+    leaves = {one.model: [leaf.key for leaf in one.leaves] for one in trainings(plan)}
+    for key, state in plan.states.items():
+        made = make_plan(asked(key[:8], store, grid), identities(store))
+        assert list(made.results.values()) == [key], f"{state.run.name} at {state.step}"
+        if state.results:
+            own = {one.model: [leaf.key for leaf in one.leaves] for one in trainings(made)}
+            assert own == {key: leaves[key]}
+    assert plan.pieces == 10
+    assert [run.name for run in asked(plan.results["on-1"], store).runs] == ["on-1"]
+
+
+def _train(plan, store):
+    import torch
+
+    from biphase.study.worker import Worker
+    from biphase.training.devices import Ranks
+
+    manner = Manner(quiet=True, loaders=0)
+    alone = Ranks(0, 1, torch.device("cpu"))
+    Worker(
+        plan, store, identities(store), alone, manner,
+        wanted=set(plan.states), evaluated=set(), say=lambda text: None,
+    ).work()  # fmt: skip
+
+
+def with_state(store, key, *, copy_of, step):
+    """Another state in the store: as if it had been saved at that step of the same run."""
+    built = store.root / "built"
+    shutil.copytree(store.states / copy_of, built)
+    (built / "manifest.json").unlink()
+    about = read_json(built / "state.json")
+    about["progress"]["step"] = step
+    write_json(built / "state.json", about)
+    publish(built, store.states / key)
+
+
+def test_a_state_on_the_way_down_or_up_cannot_be_asked_for(plan, finished):
+    whole = plan.results["clm"]
+    with_state(finished, "d" * 32, copy_of=whole, step=6)
+    refused("dddddd was saved in the middle of a decay; give the key", lambda: asked("d" * 32, finished))
+    with_state(finished, "e" * 32, copy_of=whole, step=1)
+    refused("eeeeee was saved in the middle of a warmup; give a later", lambda: asked("e" * 32, finished))
+
+
+def test_digits_that_name_no_state_or_several_are_refused(plan, finished):
+    whole = plan.results["clm"]
+    refused("000000 names no one state of .*there is no such state", lambda: asked("0" * 6, finished))
+    with_state(finished, whole[:10] + "0" * 22, copy_of=whole, step=8)
+    refused("2 states begin with it; type more digits", lambda: asked(whole[:6], finished))
+    assert asked(whole, finished).runs[0].name == "clm"
+    (finished.states / whole / "manifest.json").unlink()  # no manifest, no result
+    refused("there is no such state", lambda: asked(whole, finished))
+
+
+def test_a_hub_model_needs_its_commit(tmp_path):
+    store = Store(tmp_path)
+    made = asked("org/some-model@abc123", store)
+    assert made.runs[0].start == Hub("org/some-model", revision="abc123")
+    assert made.runs[0].name == "some-model"
+    refused(
+        "org/some-model needs the commit .*type org/some-model@<commit>",
+        lambda: asked("org/some-model", store),
+    )
+    refused("'main' is a branch and moves", lambda: asked("org/some-model@main", store))
+
+
+@pytest.mark.parametrize("model", ["no-such-folder", "./nowhere", "abc12", "a/b/c", "", "hf://a/b@1"])
+def test_what_is_no_model_is_refused_with_what_could_be_typed(model, tmp_path, monkeypatch):
+    (tmp_path / "store").mkdir()
+    monkeypatch.chdir(tmp_path / "store")
+    words = "there is no model" if model else "has no config.json"  # nothing at all is this folder
+    refused(words, lambda: asked(model, Store(tmp_path)))
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    refused(
+        "has no config.json; give the folder of a transformers model",
+        lambda: asked(tmp_path, Store(tmp_path)),
+    )
+
+
+def test_a_folder_is_known_by_what_it_holds_not_by_where_it_is(model_folders, tmp_path, monkeypatch):
+    store = Store(tmp_path / "store")
+    shutil.copytree(model_folders["bert"], tmp_path / "my model")
+    monkeypatch.chdir(tmp_path)
+
+    def key_of(model):
+        made = make_plan(asked(model, store), identities(store))
+        return next(iter(made.results.items()))
+
+    assert key_of("my model")[0] == "my-model"
+    one = key_of(model_folders["bert"])[1]
+    assert key_of("my model")[1] == key_of("./my model")[1] == one
+    assert key_of(model_folders["eurobert"])[1] != one
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
+        shutil.rmtree("my model")
+        shutil.copytree(model_folders["bert"], "my model")
+        Path("my model", name).write_bytes(Path("my model", name).read_bytes() + b" ")
+        assert key_of("my model")[1] != one, name
+
+
+def test_the_name_of_an_evaluation_tells_models_and_grids_apart(tmp_path):
+    store = Store(tmp_path)
+    names = {
+        asked("org/m@1", store).name,
+        asked("org/m@2", store).name,
+        asked("org/m@1", store, replace(GRID, seeds=(0,))).name,
+        asked("org/m@1", store, replace(GRID, tasks=TASKS[1:2])).name,
+    }
+    assert len(names) == 4
+    assert asked("org/m@1", store).name == asked("org/m@1", store).name
+
+
+# ---------------------------------------------------------------- the grid
+
+
+def said(tasks=(CATALOG["scifact-mini"],), **fields):
+    words = {
+        "lrs": "1e-5",
+        "seeds": "0",
+        "protocol": "standard",
+        "precision": "fp32",
+        "documents": "",
+        "length": 0,
+    }
+    return finetuning(tasks, **(words | fields))
+
+
+def test_rates_and_seeds_are_listed_or_counted():
+    assert said(lrs="1e-5, 3e-5,1e-4").lrs == (1e-5, 3e-5, 1e-4)
+    assert said(seeds="0-4").seeds == (0, 1, 2, 3, 4)
+    assert said(seeds="7,3").seeds == (7, 3)
+    assert said(seeds="3-3").seeds == (3,)
+    made = said(protocol="paper", precision="bf16", documents="all", length=64)
+    assert (made.protocol, made.precision, made.documents, made.length) == ("paper", "bf16", "all", 64)
+    assert said(documents="").documents == "all"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"lrs": "fast"}, "--lrs: 'fast' is no number; type for example --lrs 1e-5,3e-5"),
+        ({"lrs": "1e-5,"}, "--lrs: '' is no number"),
+        ({"lrs": "nan"}, "Finetune.lrs must be a tuple of a number"),
+        ({"lrs": "3"}, "Finetune.lrs must lie between 0 and 1"),
+        ({"seeds": "0-x"}, "--seeds: 'x' is no number; type for example --seeds 0-4 or 0,1,2"),
+        ({"seeds": "1.5"}, "--seeds: '1.5' is no number"),
+        ({"seeds": "4-0"}, "Finetune.seeds must be distinct and not empty"),
+        ({"seeds": "-1"}, "--seeds: '' is no number"),
+        ({"seeds": "1,1"}, "Finetune.seeds must be distinct"),
+        ({"protocol": "mine"}, "'paper' or 'standard', not 'mine'"),
+        ({"precision": "fp16"}, "not 'fp16'"),
+        ({"documents": "some"}, "'judged' or 'all', not 'some'"),
+    ],
+)
+def test_a_grid_that_makes_no_sense_is_refused_in_one_line(fields, words):
+    refused(words, lambda: said(**fields))
+
+
+def test_a_machine_without_a_gpu_computes_in_fp32_unless_it_is_told_otherwise(monkeypatch):
+    from biphase.study import evaluation as file
+
+    monkeypatch.setattr(file, "_has_gpu", lambda: False)
+    assert said(precision="").precision == "fp32"
+    assert said(precision="bf16").precision == "bf16"
+    monkeypatch.setattr(file, "_has_gpu", lambda: True)
+    assert said(precision="").precision == "bf16"
+    assert said(precision="", protocol="paper").precision == "pure-bf16"
+
+
+# ---------------------------------------------------------------- the verb
+
+
+@pytest.fixture
+def own_csv(tmp_path):
+    """Reviews of one's own: train.csv and test.csv."""
+    folder = tmp_path / "reviews"
+    folder.mkdir()
+    for part, rows in (("train", 48), ("test", 10)):
+        with (folder / f"{part}.csv").open("w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(["text", "label"])
+            table.writerows(
+                (f"the {'cat, a' if n % 2 else 'river'} {n}", ("bad", "good")[n % 2]) for n in range(rows)
+            )
+    return folder
+
+
+SMALL = ("--lrs", "1e-3,4e-3", "--seeds", "0-1", "--steps", "2", "--quiet")
+
+
+@pytest.mark.parametrize("name", ["bert", "eurobert"])
+def test_a_transformers_folder_on_data_of_ones_own(verb, model_folders, own_csv, tmp_path, name):
+    store = Store(tmp_path / "store")
+    command = ("evaluate", model_folders[name], "--tasks", own_csv, "--store", store.root, *SMALL)
+    code, out, told = verb(*command)
+    assert code == 0
+    assert "4 fine-tunings, 0 done" in told
+    assert "4/4 fine-tunings" in told
+    assert f"all 4 fine-tunings are done; they are in {store.root}" in out
+    row = next(line for line in out.splitlines() if "reviews" in line)
+    assert row.split()[:3] == [name, "reviews", "accuracy"]
+    assert " ± " in row
+    assert len(published(store)) == 4
+    for about, _ in published(store).values():
+        assert about["task"]["form"]["labels"] == ["bad", "good"]
+        assert about["examples"] == {"validation": 3, "test": 10}
+        assert about["steps"] == 2
+
+    before = stamps(store)
+    code, again, told = verb(*command, "--json")
+    assert code == 0
+    assert "4 fine-tunings, 4 done" in told
+    assert "fine-tunings  " not in told, "nothing is computed again"
+    assert stamps(store) == before
+    (scores,) = json.loads(again)["scores"]
+    assert (scores["done"], scores["of"], scores["task"]) == (4, 4, "reviews")
+    assert f"{sum(scores['test']) / 2 * 100:.2f}" in row
+
+
+def test_known_tasks_with_a_borrower_are_read_and_counted(verb, model_folders, tmp_path, grid):
+    from biphase.data.listing import ASSETS
+
+    beir = tmp_path / "mine"
+    shutil.copytree(ASSETS / "tasks" / "scifact", beir)
+    (beir / "qrels" / "train.tsv.zst").unlink()
+    (beir / "qrels" / "validation.tsv.zst").unlink()
+    code, out, _ = verb(
+        "evaluate", model_folders["bert"], "--tasks", f"scifact-mini,{beir}", "--trained-on", "scifact-mini",
+        "--lrs", "1e-3", "--seeds", "0", "--steps", "1", "--store", tmp_path / "s", "--documents", "judged", "--json", "--quiet",
+    )  # fmt: skip
+    assert code == 0
+    told = json.loads(out)
+    assert told["finetunings"]["of"] == told["finetunings"]["done"] == 1
+    assert [one["task"] for one in told["scores"]] == ["scifact-mini", "mine"]
+    assert len(list((tmp_path / "s" / "leaves").iterdir())) == 2
+
+
+def test_a_state_of_the_store_by_its_first_digits(verb, plan, finished, own_csv):
+    before = stamps(finished)
+    for result in ("clm", "clm-4"):
+        key = plan.results[result]
+        code, out, _ = verb(
+            "evaluate", key[:7], "--tasks", own_csv, "--store", finished.root, *SMALL, "--json"
+        )
+        assert code == 0
+        (scores,) = json.loads(out)["scores"]
+        assert (scores["result"], scores["done"]) == (result, 4)
+    new = {path.parent.name for path in stamps(finished) if path not in before and path.is_file()}
+    assert {read_leaf(finished, key)["model"] for key in new} == {plan.results["clm"], plan.results["clm-4"]}
+    assert len(new) == 8
+    assert len(list(finished.states.iterdir())) == plan.pieces, "nothing is trained"
+    assert before.items() <= stamps(finished).items() | {(finished.leaves, before.get(finished.leaves))}
+
+
+def test_scores_of_a_study_are_not_computed_again_by_evaluate(plan, finished, grid):
+    for result in ("clm-4", "clm", "both"):
+        made = make_plan(evaluation(plan.results[result], grid, finished), identities(finished))
+        assert count(made, finished).done == count(made, finished).of == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("evaluate", "org/model", "--tasks", "sst2"), "type org/model@<commit>"),
+        (("evaluate", "./nowhere", "--tasks", "sst2"), "there is no model './nowhere'"),
+        (("evaluate", "0123456789ab", "--tasks", "sst2"), "there is no such state"),
+        (("evaluate", "org/m@1", "--tasks", "sst3"), "did you mean 'sst2'?"),
+        (("evaluate", "org/m@1", "--tasks", "sst2", "--for", "soon"), "90s, 9m or 2h"),
+        (("evaluate", "org/m@1", "--tasks", "sst2", "--label", "x"), "name it: --tasks FOLDER"),
+        (("evaluate", "org/m@1", "--tasks", "sst2", "--seeds", "many"), "--seeds 0-4 or 0,1,2"),
+        (("evaluate", "org/m@1", "--tasks", "sst2", "--data", "./nowhere"), "is no folder"),
+    ],
+    ids=lambda value: " ".join(value[1:]) if isinstance(value, tuple) else "",
+)
+def test_mistakes_get_one_line_and_exit_code_two(verb, words, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, told = verb(*words, "--store", tmp_path / "s")
+    assert (code, out) == (2, "")
+    lines = told.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    assert said in lines[0]
+    assert not (tmp_path / "s" / "studies").exists()
+
+
+def test_bad_rows_of_ones_own_are_refused_with_their_place(verb, model_folders, own_csv, tmp_path):
+    with (own_csv / "test.csv").open("a") as file:
+        file.write("x,neither\n")
+    code, _, told = verb(
+        "evaluate", model_folders["bert"], "--tasks", own_csv, "--store", tmp_path / "s", *SMALL
+    )
+    assert code == 2
+    assert "error: task 'reviews': test.csv:12 has the label 'neither'" in told.splitlines()[-1]
+    assert "Traceback" not in told
+
+
+def test_a_folder_without_a_tokenizer_is_a_failure_that_is_said(verb, model_folders, own_csv, tmp_path):
+    shutil.copytree(model_folders["bert"], tmp_path / "mute")
+    for path in (tmp_path / "mute").glob("tokenizer*"):
+        path.unlink()
+    code, out, _ = verb("evaluate", tmp_path / "mute", "--tasks", own_csv, "--store", tmp_path / "s", *SMALL)
+    assert code == 1
+    assert "4 failed" in out
+    assert "tokenizer" in out
+
+
+def test_for_stops_and_the_same_command_goes_on(verb, model_folders, own_csv, tmp_path):
+    store = Store(tmp_path / "store")
+    command = ["evaluate", model_folders["bert"], "--tasks", own_csv, "--store", store.root, "--quiet"]
+    command += ["--lrs", "1e-3", "--seeds", "0-19", "--steps", "5"]
+    code, out, told = verb(*command, "--for", "0.01s")
+    assert code == 0
+    assert "stopped. " in out
+    assert f"To go on: biphase {' '.join(map(str, command))}" in out
+    first = len(list(store.leaves.iterdir())) if store.leaves.exists() else 0
+    assert first < 20
+    code, out, told = verb(*command)
+    assert "all 20 fine-tunings are done" in out
+    assert told.count("on validation") == 20 - first
+
+
+@pytest.mark.campaign
+def test_two_processes_give_the_leaves_of_one(model_folders, own_csv, tmp_path):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    stores = []
+    for processes in (1, 2):
+        stores.append(Store(tmp_path / f"store-{processes}"))
+        done = subprocess.run(
+            [
+                sys.executable, "-m", "biphase", "evaluate", model_folders["bert"],
+                "--tasks", f"{own_csv},scifact-mini", "--store", stores[-1].root,
+                "--processes", str(processes), *SMALL[:4], "--steps", "5", "--documents", "judged",
+            ],
+            capture_output=True, text=True, env=environment, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "all 8 fine-tunings are done" in done.stdout
+    assert published(stores[0]) == published(stores[1])
+    assert len(published(stores[0])) == 8
+    assert not list(stores[1].leases.glob("*.lease"))
+
+
+@pytest.mark.campaign
+def test_what_fails_in_another_process_is_said_and_tried_only_once(model_folders, own_csv, tmp_path):
+    shutil.copytree(model_folders["bert"], tmp_path / "mute")
+    for path in (tmp_path / "mute").glob("tokenizer*"):
+        path.unlink()
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "biphase", "evaluate", tmp_path / "mute", "--tasks", own_csv,
+            "--store", tmp_path / "s", "--processes", "2", *SMALL,
+        ],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "0 of 4 fine-tunings done, 4 failed" in done.stdout
+    assert done.stdout.count("tokenizer") >= 4
+    assert len(list((tmp_path / "s" / "studies").glob("*/failures/*.json"))) == 4

@@ -1,0 +1,411 @@
+"""Fine-tunings of a worker: whole leaves, once each, the same in whatever company; failures noted, others go on."""
+
+import io
+import json
+import random
+import shutil
+import sys
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from safetensors.torch import load_file as load_tensors
+from safetensors.torch import save_file
+
+from biphase.errors import DataError, ModelError, SpecError
+from biphase.files import MANIFEST, publish, verify
+from biphase.leases import Leases
+from biphase.study import leaves, ledger
+from biphase.study.identities import identities
+from biphase.study.leaves import LEAF, VALUES, read_leaf, trainings
+from biphase.study.plan import make_plan
+from biphase.study.summary import closing, status_json, status_text
+from biphase.study.tuner import Live, Tuner, _finite
+from biphase.study.worker import Worker
+from biphase.training.devices import Ranks
+from biphase.training.pretrain import Manner
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
+
+
+def worker(plan, store, said=None, **manner):
+    return Worker(
+        plan,
+        store,
+        identities(store),
+        ALONE,
+        Manner(quiet=True, loaders=0, **manner),
+        wanted=set(plan.states),
+        say=(said if said is not None else []).append,
+    )
+
+
+def made(store):
+    """What every leaf says: its scores, losses and the bytes of its values. Times may differ, nothing else."""
+    return {
+        place.name: (
+            {k: v for k, v in json.loads((place / LEAF).read_text()).items() if k != "seconds"},
+            (place / VALUES).read_bytes(),
+        )
+        for place in store.leaves.iterdir()
+    }
+
+
+def keys(plan, *, of=lambda training, leaf: True):
+    return {leaf.key for one in trainings(plan) for leaf in one.leaves if of(one, leaf)}
+
+
+def discard(store, some):
+    for key in some:
+        store.discard(store.leaves / key)
+
+
+# ---------------------------------------------------------------- what comes out
+
+
+def test_every_leaf_of_the_plan_is_published_whole_and_nothing_else(plan, finished):
+    assert {place.name for place in finished.leaves.iterdir()} == keys(plan)
+    for training in trainings(plan):
+        for leaf in training.leaves:
+            assert set(verify(finished.leaves / leaf.key)) == {LEAF, VALUES}
+            about = read_leaf(finished, leaf.key)
+            assert (about["key"], about["training"]) == (leaf.key, training.key)
+            assert (about["model"], about["lr"], about["seed"]) == (
+                training.model,
+                training.lr,
+                training.seed,
+            )
+            assert about["steps"] == training.task.steps
+            assert about["trained_examples"] == training.task.steps * training.task.batch
+            assert [step for step, _ in about["losses"]] == list(range(1, training.task.steps + 1))
+            assert about["skipped"] == 0
+            assert about["finetune"]["protocol"] == "standard"
+            assert not {"tasks", "lrs", "seeds"} & set(about["finetune"])
+    assert not list(finished.attempts.iterdir()) if finished.attempts.exists() else True
+
+
+def test_the_values_of_a_leaf_are_what_its_scores_are_made_of(plan, finished):
+    rows = {"toys": (12, 16), "facts": (6, 8), "facts-untitled": (6, 8)}
+    for training in trainings(plan):
+        for leaf in training.leaves:
+            about, values = read_leaf(finished, leaf.key), load_file(finished.leaves / leaf.key / VALUES)
+            for part, count in zip(("validation", "test"), rows[leaf.task.name], strict=True):
+                assert about["examples"][part] == count
+                for name, score in about["scores"][part].items():
+                    each = values[f"{part}/{name}"]
+                    assert len(each) == count
+                    assert np.isfinite(each).all()
+                    assert score == pytest.approx(each.mean(), abs=1e-6)
+
+
+def test_what_borrows_is_scored_with_the_training_it_borrows_and_says_so(plan, finished):
+    both = [one for one in trainings(plan) if one.task.name == "facts"]
+    assert len(both) == 3 * 4
+    for training in both:
+        own, borrowed = (read_leaf(finished, leaf.key) for leaf in training.leaves)
+        assert own["training"] == borrowed["training"] == training.key
+        assert own["losses"] == borrowed["losses"]
+        assert own["trained_on"] is None
+        assert borrowed["trained_on"]["name"] == "facts"
+        assert borrowed["task"]["name"] == "facts-untitled"
+        assert own["seconds"]["train"] > 0
+        assert borrowed["seconds"]["train"] == 0
+        assert borrowed["seconds"]["score"] > 0
+
+
+def test_seeds_and_rates_and_models_give_other_scores(plan, finished):
+    losses = {tuple(map(tuple, read_leaf(finished, key)["losses"])) for key in keys(plan)}
+    assert len(losses) == 24, "no two fine-tunings were the same"
+
+
+def test_a_second_worker_computes_nothing_and_touches_nothing(plan, finished):
+    before = {path: path.stat().st_mtime_ns for path in finished.leaves.rglob("*")}
+    outcome = worker(plan, finished).work()
+    assert (outcome.computed, outcome.failed, outcome.stopped) == (0, {}, False)
+    assert {path: path.stat().st_mtime_ns for path in finished.leaves.rglob("*")} == before
+    assert not Leases(finished.leases).holders()
+
+
+def test_a_leaf_that_is_computed_again_in_other_company_is_the_same(plan, finished):
+    before = made(finished)
+    chance = random.Random(1)
+    lost = set(chance.sample(sorted(keys(plan)), 7))
+    discard(finished, lost)
+    again = worker(plan, finished).work()
+    assert made(finished) == before
+    assert again.computed == len({read_leaf(finished, key)["training"] for key in lost})
+
+
+def test_only_the_missing_leaf_of_a_shared_training_is_published(plan, finished):
+    before = made(finished)
+    borrowed = keys(plan, of=lambda training, leaf: leaf.task is not training.task)
+    kept = {
+        path: path.stat().st_mtime_ns
+        for path in finished.leaves.rglob("*")
+        if path.parent.name not in borrowed
+    }
+    discard(finished, borrowed)
+    said = []
+    assert worker(plan, finished, said).work().computed == 12
+    assert made(finished) == before
+    assert {path: stamp for path, stamp in kept.items() if path.is_file()} == {
+        path: path.stat().st_mtime_ns for path in kept if path.is_file()
+    }
+
+
+def test_a_task_or_rate_added_to_a_finished_study_costs_only_itself(plan, finished):
+    spec = plan.study.finetune
+    more = replace(spec, lrs=(*spec.lrs, 1e-2), seeds=(0, 1))
+    larger = make_plan(replace(plan.study, finetune=more), identities(finished))
+    assert leaves.count(larger, finished) == leaves.Count(24, 36)
+    assert worker(larger, finished).work().computed == 12
+    assert leaves.count(larger, finished) == leaves.Count(36, 36)
+
+
+def test_a_start_that_was_never_trained_is_fine_tuned_too(study, store):
+    start = replace(
+        study.runs[0],
+        name="start",
+        stages=(),
+        keep=(),
+        schedule=replace(study.runs[0].schedule, warmup=0, decay=0),
+    )
+    spec = replace(study.finetune, tasks=study.finetune.tasks[:1], lrs=(1e-3,), seeds=(0,))
+    plan = make_plan(replace(study, runs=(start,), finetune=spec), identities(store))
+    assert plan.pieces == 0
+    said = []
+    assert worker(plan, store, said).work().computed == 1
+    assert "1/1 fine-tunings  start · toys · lr 0.001 · seed 0   accuracy " in said[0]
+
+
+# ---------------------------------------------------------------- the order of work
+
+
+def test_a_result_is_fine_tuned_before_the_next_piece_is_trained(plan, store):
+    said = []
+    outcome = worker(plan, store, said).work()
+    assert outcome.computed == 5 + 24
+    order = ["tune" if "fine-tunings" in line else "train" for line in said if "note:" not in line]
+    # clm-4, its grid; clm to its decay and its end, its grid; both to its decay and its end, its grid.
+    assert order == ["train", *["tune"] * 8, "train", "train", *["tune"] * 8, "train", "train", *["tune"] * 8]
+    assert said[1].startswith("   1/24 fine-tunings  clm-4 · toys · lr 0.001 · seed 0   accuracy ")
+    assert "of fine-tuning left" in said[1]
+    assert "left" not in said[-1]
+
+
+def test_two_workers_share_the_grid_and_publish_nothing_twice(plan, finished):
+    before = made(finished)
+    shutil.rmtree(finished.leaves)
+    workers = [worker(plan, finished) for _ in range(2)]
+    threads = [threading.Thread(target=one.work) for one in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [one.outcome.failed for one in workers] == [{}, {}]
+    assert sum(one.outcome.computed for one in workers) == 24
+    assert all(one.outcome.computed for one in workers)
+    assert made(finished) == before
+    assert not Leases(finished.leases).takeovers()
+
+
+def test_only_results_that_are_asked_for_are_fine_tuned(plan, finished):
+    shutil.rmtree(finished.leaves)
+    some = worker(plan, finished)
+    some = Worker(
+        plan, finished, some.identities, ALONE, some.manner,
+        wanted=set(plan.states), evaluated={plan.results["both"]}, say=[].append,
+    )  # fmt: skip
+    assert some.work().computed == 8
+    assert {read_leaf(finished, place.name)["model"] for place in finished.leaves.iterdir()} == {
+        plan.results["both"]
+    }
+
+
+def test_a_stop_in_the_middle_of_a_training_leaves_whole_leaves_and_the_rest_follows(plan, finished):
+    before = made(finished)
+    shutil.rmtree(finished.leaves)
+    asked = iter(range(10_000))
+    stopped = worker(plan, finished, stop=lambda: next(asked) >= 17).work()
+    assert stopped.stopped
+    assert 0 < len(list(finished.leaves.iterdir())) < 36
+    assert not list(finished.attempts.iterdir())
+    assert not Leases(finished.leases).holders()
+    for place in finished.leaves.iterdir():
+        verify(place)
+        assert made(finished)[place.name] == before[place.name]
+    said = closing(plan, finished, {}, stopped=True, command="run s.py")
+    assert f"{leaves.count(plan, finished).done} of 24 fine-tunings done, nothing lost. To go on" in said
+    assert worker(plan, finished).work().computed == 24 - stopped.computed
+    assert made(finished) == before
+
+
+def test_a_training_whose_lease_was_lost_publishes_nothing(plan, finished):
+    discard(finished, keys(plan))
+    one = next(trainings(plan))
+    tuner = Tuner(
+        plan, finished, ALONE, shards=worker(plan, finished).shards.alone, stop=lambda: False, live=[].append
+    )
+    assert tuner.compute(one, lambda: True) is None
+    assert not list(finished.leaves.iterdir())
+    assert tuner.seconds_left([one]) is None
+    assert tuner.compute(one, lambda: False).metrics["accuracy"] >= 0
+    assert tuner.seconds_left([one, one]) == pytest.approx(2 * tuner.seconds["toys"][0])
+    other = next(training for training in trainings(plan) if training.task.name == "facts")
+    assert tuner.seconds_left([other]) == pytest.approx(tuner.seconds["toys"][0]), "taken for an average one"
+
+
+# ---------------------------------------------------------------- failures
+
+
+def with_broken_weights(plan, store, result):
+    """The store after the weights of a result became NaN. Gives what puts them right."""
+    place = store.states / plan.results[result]
+    whole = store.root / "whole"
+    shutil.copytree(place, whole)
+    broken = store.root / "broken"
+    place.rename(broken)
+    (broken / MANIFEST).unlink()
+    weights = load_tensors(broken / "model.safetensors")
+    weights["model.norm.weight"].fill_(float("nan"))
+    save_file(weights, broken / "model.safetensors")
+    assert publish(broken, place)
+
+    def mend():
+        store.discard(place)
+        whole.rename(place)
+
+    return mend
+
+
+def test_a_model_without_finite_numbers_fails_alone_and_the_next_run_tries_again(plan, finished):
+    before = made(finished)
+    shutil.rmtree(finished.leaves)
+    mend = with_broken_weights(plan, finished, "clm")
+    said = []
+    outcome = worker(plan, finished, said).work()
+    model = plan.results["clm"]
+    failed = {one.key for one in trainings(plan, {model})}
+    assert set(outcome.failed) == set(ledger.failures(plan, finished)) == failed
+    assert outcome.computed == 16
+    assert {"no finite numbers" in error for error in outcome.failed.values()} == {True}
+    assert sum("failed: the model gives no finite numbers" in line for line in said) == 8
+    assert {place.name for place in finished.leaves.iterdir()} == keys(
+        plan, of=lambda training, leaf: training.model != model
+    )
+
+    seen = leaves.survey(plan, finished)
+    assert (seen.done, seen.of, set(seen.failed)) == (16, 24, failed)
+    text = status_text(plan, finished, command_path="s.py")
+    assert "16/24 fine-tunings" in text
+    assert text.count("the model gives no finite numbers") == 8
+    assert "clm · toys · lr 0.001 · seed 0" in text
+    told = status_json(plan, finished)["finetunings"]
+    assert (told["done"], told["of"], len(told["failed"])) == (16, 24, 8)
+    assert "8 failed. To go on" in closing(plan, finished, outcome.failed, stopped=False, command="run s.py")
+
+    mend()
+    again = worker(plan, finished).work()
+    assert (again.computed, again.failed) == (8, {})
+    assert not ledger.failures(plan, finished)
+    assert made(finished) == before
+
+
+def test_a_damaged_state_fails_only_its_own_leaves(plan, finished):
+    shutil.rmtree(finished.leaves)
+    weights = finished.states / plan.results["both"] / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    outcome = worker(plan, finished).work()
+    assert len(outcome.failed) == 8
+    assert {error for error in outcome.failed.values() if "\n" in error} == set()
+    assert outcome.computed == 16
+
+
+def test_one_rate_that_raises_leaves_a_hole_in_its_grid_and_no_score(plan, finished, monkeypatch):
+    shutil.rmtree(finished.leaves)
+    plain = Tuner.compute
+
+    def fails(self, training, lost):
+        if (training.task.name, training.lr, training.seed) == ("toys", 4e-3, 1):
+            raise RuntimeError("out of\nmemory")
+        return plain(self, training, lost)
+
+    monkeypatch.setattr(Tuner, "compute", fails)
+    outcome = worker(plan, finished).work()
+    assert set(outcome.failed.values()) == {"RuntimeError: out of memory"}
+    assert (len(outcome.failed), outcome.computed) == (3, 21)
+    told = {(one["result"], one["task"]): one for one in status_json(plan, finished)["scores"]}
+    assert {(result, one["done"], one["lr"]) for (result, task), one in told.items() if task == "toys"} == {
+        ("clm-4", 3, None),
+        ("clm", 3, None),
+        ("both", 3, None),
+    }
+    assert all(one["lr"] for (_, task), one in told.items() if task != "toys")
+    monkeypatch.setattr(Tuner, "compute", plain)
+    assert worker(plan, finished).work().computed == 3
+
+
+def test_bad_rows_end_the_worker_in_one_line_because_its_author_has_to_act(study, finished, tmp_path):
+    folder = tmp_path / "mine"
+    shutil.copytree(study.finetune.tasks[0].source, folder)
+    with (folder / "test.jsonl").open("a") as file:
+        file.write('{"text": "x", "label": "neither"}\n')
+    spec = replace(study.finetune, tasks=(replace(study.finetune.tasks[0], source=str(folder)),))
+    plan = make_plan(replace(study, finetune=spec), identities(finished))
+    with pytest.raises(DataError, match=r"task 'toys': test.jsonl:17 has the label 'neither'") as refused:
+        worker(plan, finished).work()
+    assert "\n" not in str(refused.value)
+    assert not Leases(finished.leases).holders()
+
+
+def test_a_length_beyond_the_model_is_refused_with_the_one_that_fits(study, finished):
+    plan = make_plan(replace(study, finetune=replace(study.finetune, length=33)), identities(finished))
+    with pytest.raises(SpecError, match="length is 33 and the model reads 32 tokens; say length=32 or 0"):
+        worker(plan, finished).work()
+
+
+def test_scores_that_are_not_finite_are_never_written():
+    about = {"losses": [[1, 2.0], [2, float("nan")]], "scores": {"test": {"f1": 0.5}}}
+    assert _finite(dict(about))["losses"] == [[1, 2.0], [2, None]]
+    with pytest.raises(ModelError, match="f1 on the test part is nan"):
+        _finite(about | {"scores": {"test": {"f1": float("nan")}}})
+
+
+# ---------------------------------------------------------------- who is told
+
+
+def test_a_live_line_is_written_over_and_only_on_a_terminal(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    for stream, enabled, shown in (
+        (Terminal(), True, True),
+        (Terminal(), False, False),
+        (io.StringIO(), True, False),
+    ):
+        monkeypatch.setattr(sys, "stderr", stream)
+        live = Live(enabled=enabled)
+        live("step 3")
+        live("")
+        assert stream.getvalue() == ("\r\x1b[K  step 3\r\x1b[K" if shown else "")
+
+
+def test_somebody_elses_training_is_waited_for(plan, finished):
+    lost = next(trainings(plan))
+    discard(finished, {lost.leaves[0].key})
+    held = Leases(finished.leases).take(lost.key)
+    assert held
+    waiting = worker(plan, finished)
+    thread = threading.Thread(target=waiting.work)
+    thread.start()
+    thread.join(1.5)
+    assert thread.is_alive()
+    assert leaves.survey(plan, finished).running[lost.key][0] == lost
+    held.release()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert waiting.outcome.computed == 1

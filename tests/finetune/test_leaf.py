@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from transformers import BertConfig, BertModel
 
 from biphase import CATALOG
+from biphase.errors import ModelError
 from biphase.finetune.families import Family
-from biphase.finetune.leaf import Bench, batches_of, build_optimizer, rows_of, score
+from biphase.finetune.leaf import Bench, batches_of, build_optimizer, examples_of, rows_of, score
 from biphase.models.encoder import encoder_from_hub
 from biphase.specs import Classify, Finetune, Hub, Task
 from biphase.tasks.examples import Examples, Text
@@ -65,6 +66,13 @@ def test_epochs_count_whole_passes_and_steps_count_steps():
     assert family(100, 32, epochs=1).steps == 4
     assert family(100, 32, epochs=3).steps == 12
     assert family(100, 32, steps=7).steps == 7
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(0, 40))
+def test_examples_are_counted_as_they_are_given(size, batch, steps):
+    some = family(size, batch)
+    assert examples_of(some, steps) == sum(len(rows_of(some, step, 0)) for step in range(steps))
 
 
 @pytest.mark.parametrize("tokens", [1, 50, 10_000])
@@ -195,6 +203,17 @@ def test_a_leaf_that_is_asked_to_stop_says_so(encoder, two_kinds, setting):
     )
     assert (trained.steps, trained.examples, trained.finished) == (3, 24, False)
     assert told == [(1, 9), (2, 9), (3, 9)]
+
+
+def test_a_model_that_gives_no_numbers_has_no_score(encoder, two_kinds, setting):
+    """The largest of many NaN is the first: it would pass for a model that guesses."""
+    some = two_kinds()
+    bench = Bench(encoder(), setting())
+    model = bench.fresh(some, 0).eval()
+    with torch.no_grad():
+        model.encoder.trunk.embed_tokens.weight.fill_(float("nan"))
+    with pytest.raises(ModelError, match="no finite numbers"):
+        score(model, some, bench.setting)
 
 
 # ---------------------------------------------------------------- precision

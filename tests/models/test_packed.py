@@ -66,20 +66,31 @@ def test_in_rows_a_text_stays_in_one_piece(lengths):
         assert len(places) == length
 
 
-@settings(deadline=None, max_examples=100)
-@given(SHORT)
-def test_at_most_one_row_is_less_than_half_full(lengths):
-    packed = pack(texts(lengths), varlen=False)
-    full = (packed.segments >= 0).sum(1)
-    assert (full * 2 <= packed.ids.shape[1]).sum() <= 1
-    assert len(full) <= 2 * -(-sum(lengths) // ROW), "no more than twice the rows of a perfect fit"
+def places_of_first_fit(lengths):
+    """Longest first, each into the first row with room: the plain way, and the most that may be used."""
+    rows = []
+    for length in sorted(lengths, reverse=True):
+        row = next((one for one in rows if sum(one) + length <= max(*lengths, ROW)), None)
+        rows.append([length]) if row is None else row.append(length)
+    return len(rows) * max(map(sum, rows))
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.one_of(SHORT, LENGTHS))
+def test_no_more_places_are_used_than_by_plain_first_fit(lengths):
+    assert sum(lengths) <= pack(texts(lengths), varlen=False).ids.numel() <= places_of_first_fit(lengths)
 
 
 def test_little_is_padded_where_texts_are_as_long_as_sentences_are():
-    lengths = np.random.default_rng(0).gamma(3.0, 9.0, 160).astype(int).clip(4, 120)
-    packed = pack(texts(lengths), varlen=False)
-    assert lengths.sum() / packed.ids.numel() > 0.95
-    assert lengths.sum() / (len(lengths) * lengths.max()) < 0.5, "side by side, more than half were padding"
+    draw = np.random.default_rng(0)
+    used = padded = 0
+    for _ in range(50):
+        lengths = draw.gamma(1.7, 7.6, 32).astype(int).clip(2, 66)  # 13 tokens on average
+        packed = pack(texts(lengths), varlen=False)
+        used, padded = used + packed.ids.numel() - lengths.sum(), padded + 32 * lengths.max() - lengths.sum()
+        assert lengths.sum() / packed.ids.numel() > 0.9
+    assert used < 0.03 * 50 * 32 * 13
+    assert padded > used * 30
 
 
 def test_long_texts_have_rows_of_their_own_length_and_short_ones_share():

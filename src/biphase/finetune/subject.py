@@ -93,7 +93,7 @@ def _unspoken(tokenizer: Any) -> frozenset[int]:
     """The special ids that no text may give. The unknown one may, unless it means something else as well."""
     backend = tokenizer.backend_tokenizer
     names = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id", "pad_token_id")
-    meant = {getattr(tokenizer, name, None) for name in names} - {None}
+    meant = {int(number) for name in names if (number := getattr(tokenizer, name, None)) is not None}
     added = {number for number, token in backend.get_added_tokens_decoder().items() if token.special}
     return frozenset((added - {unknown_id(backend)}) | meant)
 

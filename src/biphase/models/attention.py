@@ -88,8 +88,8 @@ def attend(
         )
     for name in CHANGES_THE_SCORES:
         if rest.get(name) is not None:
-            value = "…" if isinstance(rest[name], Tensor) else rest[name]  # a matrix is many lines
-            raise ModelError(f"{type(module).__name__} asks for {name}={value}, which is not supported yet")
+            asked = "…" if isinstance(rest[name], Tensor) else rest[name]  # a matrix is many lines
+            raise ModelError(f"{type(module).__name__} asks for {name}={asked}, which is not supported yet")
     # transformers counts the token itself: a window of w reaches w - 1 tokens.
     reach = -1 if sliding_window is None else sliding_window - 1
     if sight.boundaries is not None:

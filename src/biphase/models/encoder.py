@@ -80,7 +80,7 @@ def encoder_from_hub(hub: Hub) -> Encoder:
         probe_encoder(encoder)
     except ModelError:
         raise
-    except Exception as wrong:  # a forward made for other inputs (images, masks of its own) fails in its own way
+    except Exception as wrong:  # a forward made for other inputs fails in its own way
         raise ModelError(
             f"{hub.source} ({type(trunk).__name__}) cannot read packed text ({one_line(wrong)}); give another model"
         ) from None

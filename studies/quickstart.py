@@ -36,10 +36,10 @@ study = Study(
         (
             task("sources-mini", steps=14, batch=16),
             task("wikiann-mini", steps=25, batch=32),
-            task("squadshifts-mini", steps=12, batch=16),
-            task("scifact-mini", steps=12, batch=12),
+            task("squadshifts-mini", steps=6, batch=16),
+            task("scifact-mini", steps=8, batch=12),
         ),
-        lrs=(3e-4, 1e-3),
+        lrs=(2e-3, 4e-3),
         seeds=(0, 1),
         protocol="standard",
         precision="fp32",  # a laptop's CPU computes bf16 slowly

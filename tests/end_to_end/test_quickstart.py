@@ -24,9 +24,14 @@ def test_the_quickstart_learns_in_minutes(tmp_path):
     status = subprocess.run(
         [*command, "status", *study, "--json"], capture_output=True, text=True, cwd=ROOT, check=True
     )
+    told = json.loads(status.stdout)
+    assert (told["finetunings"]["done"], told["finetunings"]["of"]) == (48, 48)
+    scores = {(one["result"], one["task"]): one for one in told["scores"]}
+    for model in ("clm", "clm-mlm40", "mlm40"):
+        test = scores[model, "sources-mini"]["test"]
+        assert sum(test) / len(test) >= 1 / 3 + 0.1, f"{model} should beat the majority class by 10 points"
     losses = {
-        name: {int(step): one for step, one in curve.items()}
-        for name, curve in json.loads(status.stdout)["heldout"].items()
+        name: {int(step): one for step, one in curve.items()} for name, curve in told["heldout"].items()
     }
     card = json.loads(next((tmp_path / "shards").glob("*/card.json")).read_text())
     clm, two, mlm = losses["clm"], losses["clm-mlm40"], losses["mlm40"]

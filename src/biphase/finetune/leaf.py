@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from biphase.training.devices import Ranks
 from biphase.training.loop import Done, train
 from biphase.training.schedule import linear_rate
 
+MOST_MICRO = 2**12  # micro-batches of a step
 CURVE = 50  # points of the loss curve that are kept
 
 
@@ -127,7 +128,9 @@ def examples_of(family: Family, steps: int) -> int:
 
 
 def batches_of(family: Family, step: int, seed: int, setting: Setting) -> list[TaskBatch]:
-    return family.batch(rows_of(family, step, seed), setting, step)
+    """The micro-batches of a step, each with a draw of its own, so that dropout differs between them."""
+    made = family.batch(rows_of(family, step, seed), setting, step)
+    return [replace(batch, draw=step * MOST_MICRO + number) for number, batch in enumerate(made)]
 
 
 def build_optimizer(model: nn.Module, spec: AdamW) -> torch.optim.AdamW:

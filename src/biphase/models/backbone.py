@@ -19,6 +19,7 @@ from transformers import (
     EuroBertForMaskedLM,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
+from transformers.utils.logging import disable_progress_bar
 
 from biphase.batch import Batch
 from biphase.errors import ModelError
@@ -101,6 +102,8 @@ def from_hub(hub: Hub, *, vocab: int, length: int) -> LanguageModel:
     """An existing model, in fp32, with our attention. A vocabulary that grew gets the mean embedding."""
     where: dict[str, Any] = {} if hub.local else {"revision": hub.revision}
     source = str(Path(hub.source).expanduser()) if hub.local else hub.source
+    if hub.local:  # a bar is for downloads; files here are read in a moment
+        disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False, **where)
         masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING

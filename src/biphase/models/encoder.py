@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
+from transformers.utils.logging import disable_progress_bar
 
 from biphase.errors import ModelError, one_line
 from biphase.models.attention import NAME, Sight, segment_mask
@@ -46,6 +47,8 @@ def encoder_from_hub(hub: Hub) -> Encoder:
     """The trunk of an existing model, in fp32, with our attention; refused if it cannot read in both directions."""
     where: dict[str, Any] = {} if hub.local else {"revision": hub.revision}
     source = str(Path(hub.source).expanduser()) if hub.local else hub.source
+    if hub.local:  # a bar is for downloads; files here are read in a moment
+        disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False, **where)
         for name in _ATTENTION_DROPOUT:  # kernels for packed text have none; other dropouts stay
@@ -61,6 +64,11 @@ def encoder_from_hub(hub: Hub) -> Encoder:
             **where,
         )
     except Exception as wrong:  # absent, damaged, of other shapes: many kinds
+        if isinstance(wrong, KeyError) and wrong.args == (NAME,):
+            raise ModelError(
+                f"{hub.source}: its class does not let its attention be replaced, so it cannot be made to read in "
+                "both directions; give another model"
+            ) from None
         raise ModelError(
             f"{hub.source} cannot be loaded: {one_line(wrong)}; check the name, or give a local folder"
         ) from None

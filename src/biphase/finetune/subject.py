@@ -8,7 +8,6 @@ that ends with nothing, the end token follows.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
@@ -53,10 +52,8 @@ def subject_of_state(
 def subject_of_hub(hub: Hub, spec: Finetune) -> Subject:
     """A hub model or local folder, as it is."""
     encoder = encoder_from_hub(hub)
-    where: dict[str, Any] = {} if hub.local else {"revision": hub.revision}
-    source = str(Path(hub.source).expanduser()) if hub.local else hub.source
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **where)
+        tokenizer: Any = AutoTokenizer.from_pretrained(**hub.address, trust_remote_code=False)
         backend = tokenizer.backend_tokenizer
         if backend.get_vocab(with_added_tokens=False).keys() <= set(tokenizer.all_special_tokens):
             raise ValueError("its vocabulary is empty")  # what transformers makes of a folder without one

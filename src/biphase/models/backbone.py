@@ -6,7 +6,6 @@ on labelled positions only. The same weights serve causal and masked training, i
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -100,16 +99,14 @@ def from_scratch(size: Size, *, vocab: int, mask_id: int, length: int, seed: int
 
 def from_hub(hub: Hub, *, vocab: int, length: int) -> LanguageModel:
     """An existing model, in fp32, with our attention. A vocabulary that grew gets the mean embedding."""
-    where: dict[str, Any] = {} if hub.local else {"revision": hub.revision}
-    source = str(Path(hub.source).expanduser()) if hub.local else hub.source
     if hub.local:  # a bar is for downloads; files here are read in a moment
         disable_progress_bar()
     try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False, **where)
+        config = AutoConfig.from_pretrained(**hub.address, trust_remote_code=False)
         masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING
         family = AutoModelForMaskedLM if masked else AutoModelForCausalLM
         model = family.from_pretrained(
-            source, attn_implementation=NAME, dtype=torch.float32, use_safetensors=True, **where
+            **hub.address, attn_implementation=NAME, dtype=torch.float32, use_safetensors=True
         )
     except (OSError, ValueError) as wrong:
         first = str(wrong).strip().splitlines()[0]

@@ -6,7 +6,6 @@ embedding, the longest text it can read.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,23 +44,20 @@ class Encoder(nn.Module):
 
 def encoder_from_hub(hub: Hub) -> Encoder:
     """The trunk of an existing model, in fp32, with our attention; refused if it cannot read in both directions."""
-    where: dict[str, Any] = {} if hub.local else {"revision": hub.revision}
-    source = str(Path(hub.source).expanduser()) if hub.local else hub.source
     if hub.local:  # a bar is for downloads; files here are read in a moment
         disable_progress_bar()
     try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False, **where)
+        config = AutoConfig.from_pretrained(**hub.address, trust_remote_code=False)
         for name in _ATTENTION_DROPOUT:  # kernels for packed text have none; other dropouts stay
             if getattr(config, name, None):
                 setattr(config, name, 0.0)
         loaded: Any = AutoModel.from_pretrained(
-            source,
+            **hub.address,
             config=config,
             attn_implementation=NAME,
             dtype=torch.float32,
             use_safetensors=True,
             output_loading_info=True,
-            **where,
         )
     except Exception as wrong:  # absent, damaged, of other shapes: many kinds
         if isinstance(wrong, KeyError) and wrong.args == (NAME,):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from biphase.errors import SpecError
@@ -67,6 +68,13 @@ class Hub:
     @property
     def local(self) -> bool:
         return self.source.startswith((".", "/", "~"))
+
+    @property
+    def address(self) -> dict[str, str]:
+        """What transformers' `from_pretrained` takes to find it."""
+        if self.local:
+            return {"pretrained_model_name_or_path": str(Path(self.source).expanduser())}
+        return {"pretrained_model_name_or_path": self.source, "revision": self.revision}
 
 
 @record

@@ -20,6 +20,11 @@ def short(count: float) -> str:
     return si(count).replace(" ", "").replace("G", "B")
 
 
+def counted(number: int, word: str) -> str:
+    """1 piece, 2 pieces."""
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
 def duration(seconds: float) -> str:
     """A length of time as a person says it."""
     if not math.isfinite(seconds):

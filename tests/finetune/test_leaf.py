@@ -1,5 +1,7 @@
 """One fine-tuning: which examples each step sees, the same bits whenever it is made again, and its precision."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from biphase import CATALOG
 from biphase.errors import ModelError
 from biphase.finetune.families import Family
 from biphase.finetune.leaf import Bench, batches_of, build_optimizer, examples_of, rows_of, score
+from biphase.finetune.model import Setting
 from biphase.models.encoder import encoder_from_hub
 from biphase.specs import Classify, Finetune, Hub, Task
 from biphase.tasks.examples import Examples, Text
@@ -269,3 +272,61 @@ def test_pure_bf16_learns_at_a_high_rate_and_loses_small_steps(encoder, two_kind
     assert moved("pure-bf16", 5e-3)[1] < 0.5
     assert not moved("pure-bf16", 1e-5)[0]
     assert moved("fp32", 1e-5)[0]
+
+
+# ---------------------------------------------------------------- what went wrong before
+
+
+def test_a_fine_tuning_that_failed_on_its_way_leaves_no_trace_in_the_next(two_kinds, encoder, setting):
+    some = two_kinds(train=40, batch=8, steps=4)
+    cut = setting(train_tokens=40)  # several micro-batches a step
+
+    def weights(bench):
+        model, _ = bench.finetune(some, SPEC, lr=1e-3, seed=1)
+        return {name: value.clone() for name, value in model.state_dict().items()}
+
+    alone = weights(Bench(encoder(), cut))
+    bench = Bench(encoder(), cut)
+    plain, calls = some.loss_sum, []
+
+    def breaks(model, batch):
+        calls.append(batch.draw)
+        if len(calls) == 3:
+            raise RuntimeError("out of memory")
+        return plain(model, batch)
+
+    some.loss_sum = breaks
+    with pytest.raises(RuntimeError, match="out of memory"):
+        bench.finetune(some, SPEC, lr=1e-3, seed=0)
+    del some.loss_sum
+    after = weights(bench)
+    assert len(set(calls)) == 3, "each micro-batch has a draw of its own"
+    assert all(torch.equal(alone[name], after[name]) for name in alone)
+
+
+def test_scoring_can_be_stopped_between_micro_batches(two_kinds, encoder, setting):
+    class Enough(Exception):
+        pass
+
+    asked = []
+
+    def pause():
+        asked.append(1)
+        if len(asked) == 3:
+            raise Enough
+
+    some = two_kinds(train=40, batch=8, steps=1)
+    bench = Bench(encoder(), replace(setting(score_tokens=40), pause=pause))
+    model, _ = bench.finetune(some, SPEC, lr=1e-3, seed=0)
+    with pytest.raises(Enough):
+        score(model, some, bench.setting)
+
+
+def test_deep_and_wide_models_get_smaller_micro_batches_on_a_gpu(encoder):
+    cuda = torch.device("cuda")
+    usual = Setting.of(cuda, "bf16", varlen=True)
+    large = encoder()
+    large.layers, large.width = 28, 1728
+    assert Setting.of(cuda, "bf16", varlen=True, encoder=encoder()).train_tokens == usual.train_tokens
+    assert Setting.of(cuda, "bf16", varlen=True, encoder=large).train_tokens < usual.train_tokens / 4
+    assert Setting.of(cuda, "bf16", varlen=False).score_tokens < usual.score_tokens

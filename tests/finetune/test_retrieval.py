@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from biphase import CATALOG
 from biphase.finetune import retrieval
-from biphase.finetune.families import family_of
+from biphase.finetune.families import Retrieval, family_of
 from biphase.finetune.leaf import Bench, batches_of, rows_of, score
+from biphase.finetune.model import TaskBatch
 from biphase.finetune.retrieval import search
 from biphase.models.attention import Sight
 from biphase.specs import Finetune, Retrieve, Splits, Task
@@ -223,3 +224,20 @@ def test_a_model_can_be_asked_about_another_collection(encoder, reading, setting
     head = model.head
     assert len(score(model, others, bench.setting)["test"].values["ndcg@10"]) == 9
     assert model.head is head
+
+
+def test_the_similarities_are_fp32_where_the_layers_compute_in_bf16(encoder, setting):
+    """Under autocast a product of unit vectors would be rounded to bf16, and then divided by 0.05."""
+    vectors = torch.nn.functional.normalize(
+        torch.randn(16, 32, generator=torch.Generator().manual_seed(0)), dim=-1
+    )
+
+    class Given(torch.nn.Module):
+        def forward(self, packed):
+            return vectors
+
+    batch = TaskBatch((None,), torch.arange(16), 8, 0)
+    plain = Retrieval.loss_sum(None, Given(), batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = Retrieval.loss_sum(None, Given(), batch)
+    assert torch.equal(plain, cast)

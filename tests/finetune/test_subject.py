@@ -6,7 +6,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer as Model
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from biphase import CATALOG
 from biphase.data.shards import Shards
@@ -15,6 +15,7 @@ from biphase.errors import DataError, ModelError, SpecError
 from biphase.files import Store
 from biphase.finetune.subject import subject_of_hub, subject_of_state
 from biphase.keys import state_key
+from biphase.models.backbone import from_hub
 from biphase.specs import Finetune, Hub
 from biphase.study.identities import identities
 from biphase.tasks.encoding import encode_texts
@@ -30,8 +31,8 @@ SPECIAL = ["[UNK]", "[CLS]", "[SEP]", "[MASK]", "[PAD]"]
 CONTEXT = 100
 
 
-def spec(**fields):
-    return Finetune((CATALOG["sources-mini"],), **fields)
+def spec(protocol="standard", **fields):
+    return Finetune((CATALOG["sources-mini"],), protocol=protocol, **fields)
 
 
 def pieces(template=None):
@@ -106,6 +107,28 @@ def test_the_tokenizers_own_template_is_found_and_the_end_token_follows_where_it
     reading = subject_of_hub(hub(pieces(template), **named), spec()).reading
     names = [reading.tokenizer.id_to_token(number) for number in range(len(SPECIAL))]
     assert ([names[one] for one in reading.before], [names[one] for one in reading.after]) == around
+
+
+def test_the_papers_protocol_reads_the_text_and_its_end_token(hub):
+    folder = hub(pieces("[CLS] $A"), eos_token="[SEP]")
+    reading = subject_of_hub(folder, spec("paper")).reading
+    assert (reading.before, [reading.tokenizer.id_to_token(one) for one in reading.after]) == ((), ["[SEP]"])
+
+
+def test_the_papers_protocol_keeps_the_template_of_a_tokenizer_without_an_end_token(hub):
+    reading = subject_of_hub(hub(pieces("[CLS] $A [SEP]")), spec("paper")).reading
+    names = [reading.tokenizer.id_to_token(one) for one in (*reading.before, *reading.after)]
+    assert names == ["[CLS]", "[SEP]"]
+
+
+def test_attention_dropout_is_off_for_a_model_trained_further_here_too(tmp_path):
+    shape = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64, "vocab_size": 320}
+    GPT2LMHeadModel(GPT2Config(**shape)).save_pretrained(tmp_path)
+    drops = {}
+    for on in (True, False):
+        model = from_hub(Hub(str(tmp_path)), vocab=320, length=32, attention_dropout=on).model
+        drops[on] = model.transformer.h[0].attn.attn_dropout.p, model.transformer.h[0].attn.resid_dropout.p
+    assert drops == {True: (0.1, 0.1), False: (0.0, 0.1)}
 
 
 def test_a_text_is_read_as_transformers_own_tokenizer_reads_it(hub):

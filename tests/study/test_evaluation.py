@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from biphase import CATALOG, CLM, MLM, TASKS, Finetune, Hub, Linear, Stage, Study
 from biphase.cli import main
@@ -220,13 +221,15 @@ def test_rates_and_seeds_are_listed_or_counted():
     [
         ({"lrs": "fast"}, "--lrs: 'fast' is no number; type for example --lrs 1e-5,3e-5"),
         ({"lrs": "1e-5,"}, "--lrs: '' is no number"),
-        ({"lrs": "nan"}, "Finetune.lrs must be a tuple of a number"),
-        ({"lrs": "3"}, "Finetune.lrs must lie between 0 and 1"),
+        ({"lrs": "nan"}, "--lrs nan: rates lie between 0 and 1"),
+        ({"lrs": "3"}, "--lrs 3: rates lie between 0 and 1, each once"),
+        ({"lrs": "1e-3,1e-3"}, "each once"),
         ({"seeds": "0-x"}, "--seeds: 'x' is no number; type for example --seeds 0-4 or 0,1,2"),
         ({"seeds": "1.5"}, "--seeds: '1.5' is no number"),
-        ({"seeds": "4-0"}, "Finetune.seeds must be distinct and not empty"),
+        ({"seeds": "4-0"}, "--seeds 4-0: at least one"),
         ({"seeds": "-1"}, "--seeds: '' is no number"),
-        ({"seeds": "1,1"}, "Finetune.seeds must be distinct"),
+        ({"seeds": "1,1"}, "--seeds 1,1: at least one, each once"),
+        ({"seeds": "0-2,1"}, "each once"),
         ({"protocol": "mine"}, "'paper' or 'standard', not 'mine'"),
         ({"precision": "fp16"}, "not 'fp16'"),
         ({"documents": "some"}, "'judged' or 'all', not 'some'"),
@@ -378,10 +381,59 @@ def test_a_folder_without_a_tokenizer_is_a_failure_that_is_said(verb, model_fold
     shutil.copytree(model_folders["bert"], tmp_path / "mute")
     for path in (tmp_path / "mute").glob("tokenizer*"):
         path.unlink()
-    code, out, _ = verb("evaluate", tmp_path / "mute", "--tasks", own_csv, "--store", tmp_path / "s", *SMALL)
-    assert code == 1
-    assert "4 failed" in out
-    assert "tokenizer" in out
+    code, out, told = verb(
+        "evaluate", tmp_path / "mute", "--tasks", own_csv, "--store", tmp_path / "s", *SMALL
+    )
+    assert code == 2
+    assert out == ""
+    assert told.splitlines()[-1].startswith("error: ")
+    assert told.count("tokenizer") >= 1
+    assert "Traceback" not in told
+
+
+def test_weights_that_are_no_numbers_are_called_so(verb, model_folders, own_csv, tmp_path):
+    shutil.copytree(model_folders["bert"], tmp_path / "broken")
+    weights = load_file(tmp_path / "broken" / "model.safetensors")
+    name = next(name for name in weights if name.endswith("word_embeddings.weight"))
+    save_file(
+        weights | {name: weights[name] * float("nan")},
+        tmp_path / "broken" / "model.safetensors",
+        {"format": "pt"},
+    )
+    code, _, told = verb(
+        "evaluate", tmp_path / "broken", "--tasks", own_csv, "--store", tmp_path / "s", *SMALL
+    )
+    assert code == 2
+    assert "gives numbers that are not finite" in told.splitlines()[-1]
+
+
+def test_the_plan_that_is_left_can_be_read_from_another_folder(
+    verb, model_folders, own_csv, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(Path(own_csv).parent)
+    store = tmp_path / "s"
+    code, _, told = verb(
+        "evaluate", model_folders["bert"], "--tasks", f"./{Path(own_csv).name}", "--store", store, *SMALL
+    )
+    assert code == 0, told
+    monkeypatch.chdir("/")
+    (left,) = store.glob("studies/*/plan.json")
+    code, out, told = verb("status", left, "--store", store)
+    assert code == 0, told
+    assert "4/4 fine-tunings" in out
+
+
+def test_a_bad_row_is_found_before_anything_is_computed(verb, model_folders, own_csv, tmp_path):
+    shutil.copytree(own_csv, tmp_path / "second")
+    with (tmp_path / "second" / "test.csv").open("a") as file:
+        file.write("a text,neither\n")
+    store = Store(tmp_path / "s")
+    tasks = f"{own_csv},{tmp_path / 'second'}"
+    code, _, told = verb("evaluate", model_folders["bert"], "--tasks", tasks, "--store", store.root, *SMALL)
+    assert code == 2
+    assert "has the label 'neither'" in told.splitlines()[-1]
+    assert not store.leaves.exists()
+    assert not store.studies.exists()
 
 
 def test_for_stops_and_the_same_command_goes_on(verb, model_folders, own_csv, tmp_path):
@@ -433,6 +485,6 @@ def test_what_fails_in_another_process_is_said_and_tried_only_once(model_folders
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
-    assert "0 of 4 fine-tunings done, 4 failed" in done.stdout
-    assert done.stdout.count("tokenizer") >= 4
-    assert len(list((tmp_path / "s" / "studies").glob("*/failures/*.json"))) == 4
+    assert "0 of 4 fine-tunings done, 2 failed" in done.stdout
+    assert done.stdout.count("tokenizer") >= 2
+    assert len(list((tmp_path / "s" / "studies").glob("*/failures/*.json"))) == 2

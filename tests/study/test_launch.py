@@ -42,7 +42,7 @@ def test_a_signal_asks_to_stop_and_a_second_interrupt_insists(handlers):
     assert not stop()
     os.kill(os.getpid(), signal.SIGTERM)
     assert stop()
-    assert "a checkpoint is being written" in said[0]
+    assert "stopping after this step" in said[0]
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
 

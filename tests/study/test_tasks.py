@@ -9,7 +9,7 @@ import pytest
 import biphase
 from biphase.catalog import CATALOG, TASKS
 from biphase.data.listing import Absent
-from biphase.errors import SpecError
+from biphase.errors import DataError, SpecError
 from biphase.specs import Answer, Classify, Finetune, Retrieve, Splits, Tag, Task
 from biphase.study.tasks import tasks_named
 from biphase.tasks.load import load
@@ -66,6 +66,15 @@ def test_unknown_names_and_idle_options_are_refused():
     refused("there is no task and no file 'sst3'; did you mean 'sst2'", "sst3")
     refused("names no task", " , ")
     refused("describe data of your own", "sst2", label="x")
+
+
+def test_two_tasks_of_one_name_are_refused_and_one_named_twice_is_one(tmp_path):
+    a, b = (lay(tmp_path / side / "same", train=reviews(), test=reviews(9)) for side in "ab")
+    refused(f"two tasks 'same': {a} and {b}; rename one of the folders", f"{a},{b}")
+    assert len(tasks_named(f"{a},{a}")) == 1
+    own = lay(tmp_path / "sst2", train=reviews(), test=reviews(9))
+    refused("two tasks 'sst2'", f"sst2,{own}")
+    refused("two tasks 'sst2'", f"{own},sst2")
 
 
 # ---------------------------------------------------------------- local copies
@@ -184,8 +193,53 @@ def test_what_cannot_be_labels_is_refused(tmp_path):
     refused("holds measures, not labels", lay(tmp_path / "a", train=rows, test=rows))
     rows = [{"text": "x", "label": str(n)} for n in range(1_001)]
     refused("over 1,000 values", lay(tmp_path / "b", train=rows, test=rows))
-    rows = [{"text": "x", "label": None}]
-    refused("train.jsonl:1 has no label in 'label'", lay(tmp_path / "c", train=rows, test=rows))
+    table = lay_csv(tmp_path / "d", train="text,label\nx,0.333\ny,1\n", test="text,label\nx,1\n")
+    refused("column 'label' holds measures, not labels, e.g. 0.333; .*--label COLUMN", table)
+    assert one(table, labels="0.333,1").form == Classify("{text}", ("0.333", "1"))
+
+
+def lay_csv(folder, **parts):
+    folder.mkdir(parents=True)
+    for name, raw in parts.items():
+        (folder / f"{name}.csv").write_text(raw)
+    return str(folder)
+
+
+@pytest.mark.parametrize("label", [None, "", "  ", float("nan"), ["good"], {"x": 1}])
+def test_a_row_without_a_label_is_named(label, tmp_path):
+    rows = [*reviews(4), {"text": "x", "label": label}]
+    refused("train.jsonl:5 has no label in 'label'", lay(tmp_path, train=rows, test=reviews()))
+
+
+@pytest.mark.parametrize("label", ["good ", " good", "good\t"])
+def test_a_space_around_a_label_makes_no_class(label, tmp_path):
+    rows = [*reviews(4), {"text": "x", "label": label}]
+    refused("train.jsonl:5 has the label ' ?good.*space", lay(tmp_path / "a", train=rows, test=reviews()))
+    table = lay_csv(tmp_path / "b", train=f"text,label\nx,bad\ny,{label}\n", test="text,label\nx,bad\n")
+    refused("train.csv:3 has the label", table)
+
+
+def test_fewer_than_two_labels_are_refused_with_the_column(tmp_path):
+    rows = [{"text": "x", "label": "good", "kind": n % 2} for n in range(30)]
+    folder = lay(tmp_path / "a", train=rows, test=rows)
+    refused("task 'a': column 'label' of the train part holds only 'good', .*--label COLUMN", folder)
+    assert one(folder, label="kind").form.labels == ("0", "1")
+    assert one(folder, labels="bad,good").form.labels == ("bad", "good")
+    for said in ("good", "good,good", "good,"):
+        refused("--labels 'good.* must be two names or more, all different", folder, labels=said)
+    bare = lay_csv(tmp_path / "b", train="text,label\n", test="text,label\nx,a\n")
+    refused("column 'label' of the train part holds nothing", bare)
+
+
+def test_a_column_of_two_words_cannot_stand_in_a_template(tmp_path):
+    rows = [{"review text": "x", "b": "y", "label": n % 2} for n in range(30)]
+    folder = lay(tmp_path, train=rows, test=rows)
+    for text in ("review text", "{b}: {review text}"):
+        refused(
+            "the column 'review text' cannot .*rename it in the files, e.g. review_text", folder, text=text
+        )
+    refused("'revew text' is no column; did you mean 'review text'", folder, text="revew text")
+    assert one(folder, text="{{b b}} {b}").form.text == "{{b b}} {b}"
 
 
 def test_parts_that_are_absent_or_ambiguous_are_refused(tmp_path):
@@ -219,7 +273,27 @@ def test_words_and_tags_are_token_classification(tmp_path):
         train=[{"tokens": ["Ada"], "tags": ["PER"]}],
         test=[{"tokens": ["x"], "tags": ["O"]}],
     )
-    refused("write them in IOB2", odd)
+    refused("task 'odd': column 'tags' of the train part holds PER; write tags in IOB2", odd)
+    refused("--labels holds PER; write tags in IOB2", odd, labels="O,PER")
+    refused("--labels lacks O", odd, labels="B-PER,I-PER")
+
+
+@pytest.mark.parametrize(
+    ("tags", "words"),
+    [
+        ([None], "train.jsonl:2 has no label in 'tags"),
+        ([["O"]], "train.jsonl:2 has no label in 'tags"),
+        ([{"a": 1}], "train.jsonl:2 has no label in 'tags"),
+        (["O "], "train.jsonl:2 has the label 'O ', with a space"),
+        ("O", "train.jsonl:2 has no list of labels in 'tags"),
+        ([1.5], "its tags are numbers"),
+        (["1"], "its tags are numbers"),
+        (["O"], "column 'tags' of the train part holds O only"),
+    ],
+)
+def test_tags_that_are_none_are_refused_in_one_line(tags, words, tmp_path):
+    rows = [{"tokens": ["a"], "tags": ["O"]}, {"tokens": ["a"], "tags": tags}]
+    refused(words, lay(tmp_path, train=rows, test=rows))
 
 
 @pytest.mark.parametrize("empty", [False, True])
@@ -231,6 +305,17 @@ def test_questions_and_contexts_are_question_answering(empty, tmp_path):
     task = one(lay(tmp_path, train=rows + more, test=rows), text="Q: {question}\nC: ")
     assert task.form == Answer(answers="answers|answer", text="Q: {question}\nC: ", unanswerable=empty)
     assert load(task, documents="all").test[0].before == "Q: q\nC: "
+
+
+@pytest.mark.parametrize("part", ["train", "validation", "test"])
+@pytest.mark.parametrize("nothing", [{"text": [], "answer_start": []}, "", None, [], [""]])
+def test_questions_without_an_answer_are_looked_for_in_every_part(part, nothing, tmp_path):
+    row = {"question": "q", "context": "some context", "answers": "some"}
+    parts = {name: [row] * 30 for name in ("train", "validation", "test")}
+    parts[part] = [*parts[part], row | {"answers": nothing}]
+    task = one(lay(tmp_path, **parts))
+    assert task.form.unanswerable
+    assert [len(rows.answers) for rows in getattr(load(task, documents="all"), part)][-1] == 0
 
 
 def test_the_family_may_be_said(tmp_path):
@@ -283,6 +368,25 @@ def test_retrieval_without_judgments_to_train_on(tmp_path):
     refused("no judgments to be scored by", beir(tmp_path / "none", "train"))
 
 
+def test_a_borrowed_model_goes_before_what_the_folder_could_train_on(tmp_path):
+    folder = beir(tmp_path / "mine", "train", "test")
+    write(tmp_path / "mine" / "pairs.jsonl", [{"query": "a", "document": "b"}])
+    _, task = tasks_named(folder, trained_on="msmarco")
+    assert (task.trained_on, task.trains) == ("msmarco", False)
+    made = load(task, documents="all")
+    assert (len(made.train), len(made.validation), len(made.test)) == (0, 10, 10)
+    lender, borrower = tasks_named(f"{folder},{beir(tmp_path / 'other', 'test')}", trained_on="mine")
+    assert (lender.trained_on, borrower.trained_on) == ("", "mine")
+    assert Finetune((lender, borrower)).trainings
+
+
+def test_train_judgments_beside_pairs_are_not_used(tmp_path):
+    folder = beir(tmp_path, "train", "test")
+    write(tmp_path / "pairs.jsonl", [{"query": "a", "document": "b"}])
+    made = load(one(folder), documents="all")
+    assert (len(made.train), len(made.validation), len(made.test)) == (1, 10, 10)
+
+
 # ---------------------------------------------------------------- the page
 
 
@@ -301,6 +405,15 @@ def test_the_page_names_every_task_and_its_records_can_be_made(tmp_path, monkeyp
         assert shown
         if made.get("boolq"):
             assert made["boolq"] == CATALOG["boolq"]
+
+
+def test_the_page_shows_the_refusal_that_a_bad_row_gets(tmp_path):
+    folder = tmp_path / "reviews"
+    good = "text,label\n" + "x,good\ny,bad\n" * 20
+    table = lay_csv(folder, train=good, test="text,label\n" + "x,good\n" * 15 + "x,goood\n")
+    with pytest.raises(DataError) as caught:
+        load(one(table), documents="all")
+    assert f"```text\n{caught.value}\n```" in DOCS
 
 
 def test_the_page_says_how_the_twelve_are_cut_and_asked():

@@ -319,7 +319,7 @@ def test_a_damaged_state_fails_only_its_own_leaves(plan, finished):
     weights = finished.states / plan.results["both"] / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     outcome = worker(plan, finished).work()
-    assert len(outcome.failed) == 8
+    assert len(outcome.failed) == 1, "the first one that needs it says so, the others are left out"
     assert {error for error in outcome.failed.values() if "\n" in error} == set()
     assert outcome.computed == 16
 

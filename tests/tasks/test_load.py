@@ -389,8 +389,11 @@ def test_pairs_of_files_fill_the_templates_with_nothing_but_text(tmp_path):
     splits = Splits("", "", "qrels/test*", cut=0.5, cut_from="test", rows=(3, 0, 0))
     made = load(Task("ir", form, str(folder), splits), documents="judged")
     assert made.train == [Pair(f"Query: a{n}", f"Document: . b{n}") for n in range(3)]
-    write(folder / "triplet" / "train-00000-of-00001.parquet", [rows[0], {"query": "a", "positive": ""}])
-    refused(Task("ir", form, str(folder), splits), r"parquet:2 has no text in 'positive\|document'")
+    for blank in ("", " "):
+        write(
+            folder / "triplet" / "train-00000-of-00001.parquet", [rows[0], {"query": "a", "positive": blank}]
+        )
+        refused(Task("ir", form, str(folder), splits), r"parquet:2 has no text in 'positive\|document'")
 
 
 def test_beir_in_parquet_and_in_two_repositories(tmp_path):
@@ -478,14 +481,17 @@ def test_mldr_says_queries_and_judgments_in_one(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([("q1", "d99", 1)], r"test.tsv:7 judges document 'd99', which is not in the corpus"),
-        ([("q99", "d1", 1)], r"test.tsv:7 judges query 'q99', which is not among the queries"),
-        ([("q1", "d1", "x")], r"test.tsv:7 has the grade 'x'; write a whole number"),
-        ([("q1", "d5", 0.5)], r"test.tsv:7 has the grade '0.5'"),
-        ([("q1", "d5", "nan")], r"test.tsv:7 has the grade 'nan'"),
-        ([("q1", "d1", 2)], r"test.tsv:7 grades document 'd1' for query 'q1' as 2, and an earlier row as 1"),
-        ([("q1", "d1")], r"test.tsv:7 has 2 columns where others have 3"),
-        ([("", "d1", 1)], r"test.tsv:7 has the id ''"),
+        ([("q1", "d99", 1)], r"qrels/test.tsv:7 judges document 'd99', which is not in the corpus"),
+        ([("q99", "d1", 1)], r"qrels/test.tsv:7 judges query 'q99', which is not among the queries"),
+        ([("q1", "d1", "x")], r"qrels/test.tsv:7 has the grade 'x'; write a whole number"),
+        ([("q1", "d5", 0.5)], r"qrels/test.tsv:7 has the grade '0.5'"),
+        ([("q1", "d5", "nan")], r"qrels/test.tsv:7 has the grade 'nan'"),
+        (
+            [("q1", "d1", 2)],
+            r"qrels/test.tsv:7 grades document 'd1' for query 'q1' as 2, and an earlier row as 1",
+        ),
+        ([("q1", "d1")], r"qrels/test.tsv:7 has 2 columns where others have 3"),
+        ([("", "d1", 1)], r"qrels/test.tsv:7 has the id ''"),
     ],
 )
 def test_a_bad_judgment_is_named(rows, words, tmp_path):
@@ -522,6 +528,37 @@ def test_ids_must_be_there_and_differ(searched, tmp_path):
     refused(task, r"corpus.jsonl:\d+ has no text in 'text'", searched)
 
 
+@pytest.mark.parametrize("searched", ["judged", "all"])
+@pytest.mark.parametrize("blank", ["", "  ", None])
+def test_a_judged_query_or_document_without_text_is_named(blank, searched, tmp_path):
+    folder = beir(tmp_path, test=SOME)
+    task = Task(
+        "ir", IR, str(folder), Splits("", "", "qrels/test*", cut=0.5, cut_from="test"), trained_on="x"
+    )
+    rows, queries = documents(12), asks(12)
+    rows[5] |= {"title": blank, "text": blank}  # nobody judges it
+    rows[1]["text"] = blank  # it has a title
+    queries[5]["text"] = blank
+    write(folder / "corpus.jsonl", rows)
+    write(folder / "queries.jsonl", queries)
+    made = load(task, documents=searched)
+    assert len(made.validation) + len(made.test) == 3
+    rows[3] |= {"title": blank, "text": blank}
+    write(folder / "corpus.jsonl", rows)
+    refused(task, r"corpus.jsonl:4 is judged and has no text in 'title' or 'text'", searched)
+    write(folder / "corpus.jsonl", documents(12))
+    queries[2]["text"] = blank
+    write(folder / "queries.jsonl", queries)
+    refused(task, r"queries.jsonl:3 is judged and has no text in 'text'", searched)
+
+
+def test_judgments_in_other_tables_are_named_with_their_folder_too(tmp_path):
+    folder = beir(tmp_path, test=SOME)
+    write(folder / "qrels" / "dev.jsonl", [{"query-id": "q1", "corpus-id": "d99", "score": 1}])
+    task = Task("ir", IR, str(folder), Splits("", "qrels/dev*", "qrels/test*"), trained_on="x")
+    refused(task, r"'ir': qrels/dev.jsonl:1 judges document 'd99'")
+
+
 def test_an_empty_part_of_retrieval_is_refused(tmp_path):
     folder = beir(tmp_path, test=[("q1", "d1", 0)])
     judge(folder / "qrels" / "validation.tsv", [("q1", "d1", 1)])
@@ -533,6 +570,7 @@ def test_an_empty_part_of_retrieval_is_refused(tmp_path):
     ("row", "words"),
     [
         ({"query": None}, r"dev.jsonl:1 has no text in 'query'"),
+        ({"query": " "}, r"dev.jsonl:1 has no text in 'query'"),
         ({"query_id": 1.5}, r"dev.jsonl:1 has the id 1.5"),
         ({"positive_passages": [{"text": "z"}]}, r"dev.jsonl:1 has the id None"),
         ({"positive_passages": ["doc-1"]}, r"dev.jsonl:1 has passages that are no list of objects"),

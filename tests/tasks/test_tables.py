@@ -154,8 +154,9 @@ def test_a_field_may_be_longer_than_the_csv_module_likes(tmp_path):
     ("name", "raw", "words"),
     [
         ("x.jsonl", b'{"a": 1}\n{"a": \n', r"x.jsonl:2 is no JSON .*; write one object a line"),
-        ("x.json", b'[\n {"a": 1}\n]', r"x.json:1 is no JSON"),
-        ("x.jsonl", b"[1]\n", r"x.jsonl:1 is no JSON object"),
+        ("x.json", b'[\n {"a": 1}\n]', r"x.json:1: one object a line is expected, this file holds an array"),
+        ("x.jsonl", b' [{"a": 1}]\n', r"x.jsonl:1: one object a line is expected, this file holds an array"),
+        ("x.jsonl", b"1\n", r"x.jsonl:1 is no JSON object"),
         ("x.jsonl", b'{"a": "\xff"}\n', r"x.jsonl:1 is not UTF-8"),
         ("x.jsonl", b'{"a": "\\ud800"}\n', r"x.jsonl:1 holds half of a surrogate pair"),
         ("x.csv", b"a,b\n1,2\n1,2,3\n", r"x.csv:3 has 3 columns where the header has 2"),

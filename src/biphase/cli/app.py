@@ -6,6 +6,8 @@ what it needs: `plan`, `status` and `--help` never import torch.
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -71,3 +73,10 @@ def planned(path: Path, store_folder: Path) -> tuple[Plan, Store, Identities]:
     store = Store(store_folder)
     fingerprints = identities(store)
     return make_plan(loaded.study, fingerprints, loaded.question), store, fingerprints
+
+
+def with_store(study: Path, store: Path) -> str:
+    """A study as it is typed after a verb, with its store where that is not the one taken without saying."""
+    usual = os.environ.get("BIPHASE_STORE") or str(DEFAULT_STORE)
+    words = [str(study)] if str(store) == usual else [str(study), "--store", str(store)]
+    return shlex.join(words)

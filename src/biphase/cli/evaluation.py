@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, app
-from biphase.cli.studies import work
+from biphase.cli.studies import check_processes, work
 
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="a folder, owner/name@commit, or the first digits of a key")
@@ -33,7 +33,8 @@ OwnText = Annotated[
     ),
 ]
 TrainedOn = Annotated[
-    str, typer.Option(help="own retrieval data with nothing to train on: the task whose model is scored")
+    str,
+    typer.Option(help="own retrieval data: the task whose model is scored; nothing is trained on the folder"),
 ]
 ForTime = Annotated[str, typer.Option("--for", metavar="TIME", help="stop cleanly after e.g. 9m or 2h")]
 
@@ -70,6 +71,7 @@ def evaluate(
     from biphase.study.evaluation import evaluation, finetuning
     from biphase.study.identities import identities
     from biphase.study.plan import make_plan
+    from biphase.study.preflight import check_tasks
     from biphase.study.tasks import tasks_named
 
     limit = launch.seconds(for_time) if for_time else None
@@ -88,7 +90,10 @@ def evaluate(
     grid = finetuning(asked, lrs, seeds, protocol, precision, documents, length)
     fingerprints = identities(where)
     made = make_plan(evaluation(model, grid, where), fingerprints)
+    if "RANK" not in os.environ:
+        check_tasks(made, where)
     if processes > 1 and "RANK" not in os.environ:
+        check_processes(processes, [])
         sys.exit(launch.in_processes(processes, sys.argv[1:]))
 
     from biphase.training.pretrain import Manner

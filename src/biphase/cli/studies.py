@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, StudyFile, app, planned, tell
+from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, StudyFile, app, planned, tell, with_store
 
 if TYPE_CHECKING:
     from biphase.files import Store
     from biphase.keys import Identities
+    from biphase.specs import Pretrain
     from biphase.study.plan import Plan
     from biphase.training.pretrain import Manner
 
@@ -40,7 +42,12 @@ def plan(
     else:
         print(
             render(
-                made, done=done, tuned=tuned, device=device, efficiency=efficiency, command_path=str(study)
+                made,
+                done=done,
+                tuned=tuned,
+                device=device,
+                efficiency=efficiency,
+                command_path=with_store(study, store),
             )
         )
 
@@ -68,13 +75,16 @@ def run(
     import os
 
     from biphase.study import launch
+    from biphase.study.preflight import check_tasks
 
     made, where, fingerprints = planned(study, store)
     wanted = _wanted(made, only)
     steps, seconds = launch.checkpoint_rule(checkpoint)
     limit = launch.seconds(for_time) if for_time else None
+    if "RANK" not in os.environ:
+        check_tasks(made, where)
     if processes > 1 and "RANK" not in os.environ:
-        _check_processes(made, wanted, processes)
+        check_processes(processes, [made.states[key].run for key in wanted])
         sys.exit(launch.in_processes(processes, sys.argv[1:]))
 
     from biphase.training.pretrain import Manner
@@ -88,7 +98,8 @@ def run(
         quiet=quiet,
     )
     results = _matching(made, only)
-    work(made, where, fingerprints, manner, wanted, results, limit=limit, command=f"run {study}")
+    command = f"run {with_store(study, store)}" + ("" if only == "*" else f" --only {shlex.quote(only)}")
+    work(made, where, fingerprints, manner, wanted, results, limit=limit, command=command)
 
 
 def work(
@@ -128,7 +139,7 @@ def work(
     sys.exit(1 if outcome.failed else 0)
 
 
-def _check_processes(made: Plan, wanted: set[str], processes: int) -> None:
+def check_processes(processes: int, runs: list[Pretrain]) -> None:
     """Refuse here what would otherwise be refused by every process at once."""
     import torch
 
@@ -139,8 +150,7 @@ def _check_processes(made: Plan, wanted: set[str], processes: int) -> None:
         raise SpecError(
             f"--processes {processes}: this machine has {devices} GPUs; type --processes {devices}"
         )
-    for key in wanted:
-        run = made.states[key].run
+    for run in runs:
         if run.rows_per_step < processes:
             raise SpecError(
                 f"--processes {processes}: run {run.name!r} has {run.rows_per_step} rows a step, one for each at most; "
@@ -176,4 +186,4 @@ def status(study: StudyFile, store: StoreFolder = DEFAULT_STORE, as_json: AsJson
     if as_json:
         print(json.dumps(status_json(made, where), indent=1))
     else:
-        print(status_text(made, where, command_path=str(study)))
+        print(status_text(made, where, command_path=with_store(study, store)))

@@ -50,7 +50,7 @@ class Scored:
 
     @classmethod
     def means(cls, values: dict[str, np.ndarray]) -> Scored:
-        return cls({name: float(each.mean()) for name, each in values.items()}, values)
+        return cls({name: float(each.mean(dtype=float)) for name, each in values.items()}, values)
 
 
 class Family:
@@ -58,7 +58,6 @@ class Family:
 
     def __init__(self, task: Task, examples: Examples, *, protocol: str) -> None:
         self.task, self.paper = task, protocol == "paper"
-        self.examples = examples
         self.size = len(examples.train)  # what an epoch goes through
 
     @property
@@ -167,6 +166,9 @@ class QuestionAnswering(Family):
             for part in ("train", *PARTS)
         }
         self.size = len(self.encoded["train"].ids)  # windows
+        self.answers = {
+            part: [[span.text for span in one.answers] for one in getattr(examples, part)] for part in PARTS
+        }
 
     @property
     def metric(self) -> str:
@@ -211,9 +213,7 @@ class QuestionAnswering(Family):
         return self._compare(decoded, part)
 
     def _compare(self, decoded: list[Decoded], part: Part) -> Scored:
-        questions: Any = getattr(self.examples, part)
-        answers = [[span.text for span in question.answers] for question in questions]
-        pairs = list(zip(decoded, answers, strict=True))
+        pairs = list(zip(decoded, self.answers[part], strict=True))
         sets = zip(decoded, self.encoded[part].gold, strict=True)
         values = {
             "f1": [answer_f1(said.text, right) for said, right in pairs],
@@ -232,6 +232,7 @@ class Retrieval(Family):
         )
         self.documents = encode_texts(reading, examples.validation.library.texts)
         self.queries = {part: encode_texts(reading, getattr(examples, part).queries) for part in PARTS}
+        self.judged = {part: list(getattr(examples, part).judged) for part in PARTS}
 
     @property
     def metric(self) -> str:
@@ -254,7 +255,9 @@ class Retrieval(Family):
             parts = [checkpoint(model, one, use_reentrant=False) for one in batch.inputs]
             vectors = torch.cat([one for one in parts if isinstance(one, Tensor)])
         queries, documents = vectors[batch.targets].chunk(2)
-        similar = queries @ documents.T / TEMPERATURE
+        # Divided by 0.05, a rounding of cosines to bf16 would be large: fp32, whatever the layers use.
+        with torch.autocast(vectors.device.type, enabled=False):
+            similar = queries @ documents.T / TEMPERATURE
         own = torch.arange(len(queries), device=similar.device)
         return F.cross_entropy(similar, own, reduction="sum")
 
@@ -272,10 +275,10 @@ class Retrieval(Family):
         scored: dict[Part, Scored] = {}
         first = 0
         for part in PARTS:
-            judged: Any = getattr(self.examples, part).judged
+            judged = self.judged[part]
             mine = found[first : first + len(judged)]
             first += len(judged)
-            scored[part] = Scored.means(score_rankings(mine, list(judged), self.task.form.relevant))
+            scored[part] = Scored.means(score_rankings(mine, judged, self.task.form.relevant))
         return scored
 
 

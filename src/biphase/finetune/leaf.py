@@ -55,6 +55,9 @@ class Bench:
     def fresh(self, family: Family, seed: int) -> Tuned:
         """The model as it came, with a new head."""
         self.encoder.load_state_dict(self.weights)
+        self.encoder.zero_grad(
+            set_to_none=True
+        )  # a fine-tuning that failed on its way may have left gradients
         head = family.head(self.encoder.width)
         initialise(head, std=self.encoder.init_std, seed=salt(seed, "head"))
         return Tuned(self.encoder, head.to(self.setting.device, self.setting.dtype))

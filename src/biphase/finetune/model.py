@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,8 @@ from biphase.models.packed import Packed, pack
 from biphase.tasks.encoding import Ragged, by_length
 from biphase.training import devices
 
+USUAL = 12 * 768  # layers × width of the model that the budgets of tokens are made for
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -25,19 +28,26 @@ class Setting:
     varlen: bool  # the kernel for texts end to end
     train_tokens: int  # the most tokens of a micro-batch, unless one text alone is longer
     score_tokens: int
+    pause: Callable[[], None] = lambda: None  # asked between micro-batches of scoring; raises to stop
 
     @classmethod
-    def of(cls, device: torch.device, precision: str, *, varlen: bool) -> Setting:
-        """What keeps this kind of device busy without filling it."""
-        cuda = device.type == "cuda"
-        return cls(device, precision, varlen, 32_768 if cuda else 4_096, 131_072 if cuda else 4_096)
+    def of(
+        cls, device: torch.device, precision: str, *, varlen: bool, encoder: Encoder | None = None
+    ) -> Setting:
+        """What keeps this kind of device busy without filling it, also with a deep and wide `encoder`."""
+        if device.type != "cuda":
+            return cls(device, precision, varlen, 4_096, 4_096)
+        share = min(1.0, USUAL / (encoder.layers * encoder.width)) if encoder else 1.0
+        # Fitting texts into rows is work for the host, and the more of it at once the worse.
+        scored = 131_072 if varlen else 16_384
+        return cls(device, precision, varlen, int(32_768 * share), int(scored * share))
 
     @property
     def dtype(self) -> torch.dtype:
         """Of the weights."""
         return torch.bfloat16 if self.precision == "pure-bf16" else torch.float32
 
-    def autocast(self) -> torch.autocast | devices.contextlib.AbstractContextManager[object]:
+    def autocast(self) -> AbstractContextManager[object]:
         return devices.autocast(self.device, "bf16" if self.precision == "bf16" else "fp32")
 
 
@@ -83,6 +93,7 @@ def per_text(model: Tuned, ids: Ragged, setting: Setting) -> Tensor:
     """What the head says of each text, in their order, in fp32 on the device. (n, …)"""
     rows, outputs = [], []
     for chosen, packed in packs(ids, np.arange(len(ids)), setting, setting.score_tokens):
+        setting.pause()
         with setting.autocast():
             outputs.append(model(packed.to(setting.device)).float())
         rows.append(chosen)
@@ -98,6 +109,7 @@ def per_token(model: Tuned, ids: Ragged, setting: Setting) -> np.ndarray:
     parts: list[tuple[np.ndarray, Tensor]] = []
     with torch.no_grad():
         for chosen, packed in packs(ids, np.arange(len(ids)), setting, setting.score_tokens):
+            setting.pause()
             with setting.autocast():
                 parts.append((chosen, model(packed.to(setting.device)).float()))
     for (

@@ -2,7 +2,8 @@
 
 A model trained here reads a text as it read documents: the text, then the end token (and a beginning token before it
 if its corpus had one). A hub model that was not trained further reads it as its tokenizer's own template says; where
-that ends with nothing, the end token follows.
+that ends with nothing, the end token follows. Under the paper's protocol it too reads the text and its end token, if it
+has one.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def subject_of_state(
     run: Pretrain, state: str | None, store: Store, shards: Shards, spec: Finetune
 ) -> Subject:
     """A model that was trained here: the state with that key, or its start where there is none."""
-    model = starting_model(run, shards)
+    model = starting_model(run, shards, attention_dropout=False)
     if state is not None:
         checkpoint.load(store, state, model, None)
     saved = load_saved(shards.tokenizer)
@@ -64,7 +65,8 @@ def subject_of_hub(hub: Hub, spec: Finetune) -> Subject:
     backend.no_truncation()
     backend.no_padding()
     before, after = _template(backend, hub)
-    if not after and tokenizer.eos_token_id is not None:
+    if tokenizer.eos_token_id is not None and (spec.protocol == "paper" or not after):
+        before = () if spec.protocol == "paper" else before
         after = (int(tokenizer.eos_token_id),)
     reading = _reading(backend, before, after, encoder.context, spec)
     return Subject(encoder, _literally(reading, _unspoken(tokenizer), hub.source))

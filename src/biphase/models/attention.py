@@ -63,6 +63,13 @@ def segment_mask(segments: Tensor, *, causal: bool) -> Tensor:
     return mask
 
 
+def without_attention_dropout(config: Any) -> None:
+    """Switch it off in a model's configuration: kernels for packed text have none. Other dropout stays."""
+    for name in ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop"):
+        if getattr(config, name, None):
+            setattr(config, name, 0.0)
+
+
 def varlen_works(device: torch.device, precision: str) -> bool:
     return device.type == "cuda" and precision != "fp32" and varlen_attn is not None
 

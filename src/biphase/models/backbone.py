@@ -23,7 +23,7 @@ from transformers.utils.logging import disable_progress_bar
 from biphase.batch import Batch
 from biphase.errors import ModelError
 from biphase.loss import cross_entropy_sum
-from biphase.models.attention import NAME, Sight
+from biphase.models.attention import NAME, Sight, without_attention_dropout
 from biphase.randomness import salt
 from biphase.specs import Hub, Size
 
@@ -97,16 +97,18 @@ def from_scratch(size: Size, *, vocab: int, mask_id: int, length: int, seed: int
         return LanguageModel(EuroBertForMaskedLM(config).float())
 
 
-def from_hub(hub: Hub, *, vocab: int, length: int) -> LanguageModel:
+def from_hub(hub: Hub, *, vocab: int, length: int, attention_dropout: bool = True) -> LanguageModel:
     """An existing model, in fp32, with our attention. A vocabulary that grew gets the mean embedding."""
     if hub.local:  # a bar is for downloads; files here are read in a moment
         disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(**hub.address, trust_remote_code=False)
+        if not attention_dropout:
+            without_attention_dropout(config)
         masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING
         family = AutoModelForMaskedLM if masked else AutoModelForCausalLM
         model = family.from_pretrained(
-            **hub.address, attn_implementation=NAME, dtype=torch.float32, use_safetensors=True
+            **hub.address, config=config, attn_implementation=NAME, dtype=torch.float32, use_safetensors=True
         )
     except (OSError, ValueError) as wrong:
         first = str(wrong).strip().splitlines()[0]

@@ -14,10 +14,9 @@ from transformers import AutoConfig, AutoModel
 from transformers.utils.logging import disable_progress_bar
 
 from biphase.errors import ModelError, one_line
-from biphase.models.attention import NAME, Sight, segment_mask
+from biphase.models.attention import NAME, Sight, segment_mask, without_attention_dropout
 from biphase.specs import Hub
 
-_ATTENTION_DROPOUT = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
 PROBE_LENGTH = 16
 
 
@@ -30,6 +29,7 @@ class Encoder(nn.Module):
         self.context = context  # the most tokens it can read
         config: Any = trunk.config
         self.width: int = config.hidden_size
+        self.layers: int = getattr(config, "num_hidden_layers", None) or 12
         self.init_std: float = getattr(config, "initializer_range", None) or 0.02
         self.first_position = _first_position(trunk)
         # GPT-2's forward takes types too, but looks them up among its words: zeros would add its first word to each.
@@ -48,9 +48,7 @@ def encoder_from_hub(hub: Hub) -> Encoder:
         disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(**hub.address, trust_remote_code=False)
-        for name in _ATTENTION_DROPOUT:  # kernels for packed text have none; other dropouts stay
-            if getattr(config, name, None):
-                setattr(config, name, 0.0)
+        without_attention_dropout(config)
         loaded: Any = AutoModel.from_pretrained(
             **hub.address,
             config=config,
@@ -115,6 +113,10 @@ def probe_encoder(encoder: Encoder) -> None:
 
     apart = Sight(False, mask=segment_mask((positions >= half).long(), causal=False))
     try:
+        plain = encoder(ids, positions, Sight(causal=False))
+        if not plain.isfinite().all():
+            raise ModelError(f"{name} gives numbers that are not finite; look at its weights")
+        encoder.width = plain.shape[-1]  # which a few models make narrower than they are inside
         if not moved(Sight(causal=False), half)[:half].any():
             raise ModelError(f"{name} stays blind to later tokens; it cannot be used as an encoder here")
         if moved(apart, half)[:half].any() or moved(apart, half - 1)[half:].any():

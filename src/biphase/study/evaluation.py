@@ -39,17 +39,31 @@ def finetuning(
     if documents:
         said["documents"] = documents
     rates = [_number(one, float, "--lrs", "1e-5,3e-5") for one in lrs.split(",")]
-    return Finetune(tasks, lrs=tuple(rates), seeds=tuple(_seeds(seeds)), **said)
+    if len(set(rates)) < len(rates) or not all(0 < rate < 1 for rate in rates):
+        raise SpecError(
+            f"--lrs {lrs}: rates lie between 0 and 1, each once; type for example --lrs 1e-5,3e-5"
+        )
+    numbers = _seeds(seeds)
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise SpecError(f"--seeds {seeds}: at least one, each once; type for example --seeds 0-4 or 0,1,2")
+    placed = tuple(replace(task, source=_absolute(task.source)) for task in tasks)
+    return Finetune(placed, lrs=tuple(rates), seeds=tuple(numbers), **said)
+
+
+def _absolute(source: str) -> str:
+    """The plan that is saved is read from other folders too."""
+    return source if source.startswith(("hf://", "builtin:")) else str(Path(source).expanduser().resolve())
 
 
 def _seeds(text: str) -> list[int]:
-    first, dash, last = text.partition("-")
-    if dash:
-        example = "0-4 or 0,1,2"
-        return list(
-            range(_number(first, int, "--seeds", example), _number(last, int, "--seeds", example) + 1)
-        )
-    return [_number(one, int, "--seeds", "0-4 or 0,1,2") for one in text.split(",")]
+    """0,1,2 or 0-4, or both: 0-2,7."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        ends = (first, last) if dash else (first,)
+        numbers = [_number(one, int, "--seeds", "0-4 or 0,1,2") for one in ends]
+        found += range(numbers[0], numbers[-1] + 1)
+    return found
 
 
 def _number(text: str, kind: type, option: str, example: str) -> Any:
@@ -72,8 +86,8 @@ def _run_of(model: str, store: Store) -> Pretrain:
             raise SpecError(
                 f"{model} has no config.json; give the folder of a transformers model, or the key of a state"
             )
-        local = model if model.startswith((".", "/", "~")) else f"./{model}"
-        return Pretrain(_name(folder.resolve().name), start=Hub(local))
+        place = str(folder.resolve())  # the plan that is saved is read from other folders too
+        return Pretrain(_name(folder.resolve().name), start=Hub(place))
     if re.fullmatch(rf"[0-9a-f]{{{SHORTEST_PREFIX},}}", model):
         found = sorted(path.name for path in store.states.glob(f"{model}*") if store.has(path))
         if len(found) == 1:

@@ -42,7 +42,10 @@ class Stop:
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.asked = True
-        self.say("stopping after this step; a checkpoint is being written (again ^C to stop at once)")
+        self.say(
+            "stopping after this step: a piece keeps what it has, a fine-tuning will start again "
+            "(again ^C to stop at once)"
+        )
 
     def __call__(self) -> bool:
         return self.asked or (self.until is not None and time.monotonic() >= self.until)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from biphase.files import Store
@@ -63,13 +63,8 @@ def _row(result: str, task: str, cells: dict[Cell, dict[str, Any] | None]) -> Ro
 
     seeds = sorted(choice.by_seed)
     names = next(iter(done.values()))["scores"]["test"]
-    return Row(
-        result,
-        task,
-        metric,
-        len(done),
-        len(cells),
-        seconds,
+    return replace(
+        row,
         by_mean=(choice.by_mean, [test(choice.by_mean, seed) for seed in seeds]),
         by_seed=(choice.by_seed, [test(choice.by_seed[seed], seed) for seed in seeds]),
         metrics={name: [test(choice.by_mean, seed, name) for seed in seeds] for name in names},

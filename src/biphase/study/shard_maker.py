@@ -21,7 +21,7 @@ POLL_SECONDS = 1.0
 
 
 class Stopped(Exception):
-    """Somebody asked to stop while a corpus was being tokenized."""
+    """Somebody asked to stop in the middle of something that cannot be kept half done."""
 
 
 class ShardMaker:

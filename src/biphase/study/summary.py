@@ -13,7 +13,7 @@ from biphase.study import leaves, ledger, scores
 from biphase.study.costs import piece_flops, shape_of
 from biphase.study.ledger import Entry
 from biphase.study.plan import Plan, State
-from biphase.wording import duration
+from biphase.wording import counted, duration
 
 BAR = 20
 CURVE = 20  # columns of a curve
@@ -48,9 +48,10 @@ def closing(plan: Plan, store: Store, failed: dict[str, str], *, stopped: bool, 
     elif left or tuned.done < tuned.of:
         lines.append(f"{standing}. {again}")
     else:
-        every = [f"{plan.pieces} pieces"] if plan.pieces else []
-        every += [f"{tuned.of:,} fine-tunings"] if tuned.of else []
-        lines.append(f"all {' and '.join(every)} are done; they are in {store.root}")
+        every = [counted(plan.pieces, "piece")] if plan.pieces else []
+        every += [counted(tuned.of, "fine-tuning")] if tuned.of else []
+        words = f"all {' and '.join(every)} are done" if plan.pieces + tuned.of > 1 else f"{every[0]} is done"
+        lines.append(f"{words}; they are in {store.root}")
     return "\n".join(lines)
 
 

@@ -6,13 +6,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from biphase.catalog import CATALOG, TASKS
 from biphase.data.listing import Absent
 from biphase.errors import SpecError, nearest
 from biphase.specs import Answer, Classify, Family, Retrieve, Splits, Tag, Task
 from biphase.tasks.hub import SIGN, HubPlace
+from biphase.tasks.labels import in_order, is_number, values_of
 from biphase.tasks.places import kind_of, local_files, matching
 from biphase.tasks.tables import column_names, read
 
@@ -20,8 +21,8 @@ FAMILIES = get_args(Family)
 VALIDATION = ("validation*", "valid*", "dev*")
 TEXTS = ("text", "sentence", "content", "review")
 LABELS = ("label", "class", "category", "target")
+Files = dict[str, tuple[Path, ...]]
 WORDS, TAGS, ANSWERS = "tokens|words", "tags|ner_tags|labels", "answers|answer"
-MOST_LABELS = 1_000
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,12 @@ def tasks_named(
             lender = CATALOG.get(task.trained_on)
             for one in (lender, task) if lender else (task,):
                 known = one is CATALOG.get(one.name)
-                found.setdefault(one.name, _copy_of(one, data) if known and data else one)
+                made = _copy_of(one, data) if known and data else one
+                if found.setdefault(one.name, made) != made:
+                    raise SpecError(
+                        f"--tasks names two tasks {one.name!r}: {found[one.name].source} and {made.source}; "
+                        "rename one of the folders"
+                    )
     if not found:
         raise SpecError(
             f"--tasks {names!r} names no task; type --tasks paper, or some of {', '.join(CATALOG)}"
@@ -146,14 +152,15 @@ def _own_task(name: str, own: Own) -> Task:
         return _own_retrieval(whose, short, path, own)
     if own.trained_on:
         raise SpecError(f"--trained-on {own.trained_on}: {path} is no retrieval data; leave it out")
-    splits, train = _own_splits(path, own)
-    columns = column_names(whose, train[0])
+    task = Task(short, Answer(), str(path), _own_splits(path, own))  # its form is not known yet
+    files = local_files(task)
+    columns = column_names(whose, files["train"][0])
     maker = {"SC": _classify, "TC": _tag, "QA": _answer}[own.family or _family(columns)]
-    return Task(short, maker(whose, train, columns, own), str(path), splits)
+    return replace(task, form=maker(whose, files, columns, own))
 
 
-def _own_splits(path: Path, own: Own) -> tuple[Splits, tuple[Path, ...]]:
-    """The parts of own data, and the files of the train part."""
+def _own_splits(path: Path, own: Own) -> Splits:
+    """The parts of own data."""
     if path.is_file():
         if not kind_of(path.name)[0]:
             raise SpecError(f"{path} is no table; give .csv, .tsv, .jsonl or .parquet")
@@ -162,7 +169,7 @@ def _own_splits(path: Path, own: Own) -> tuple[Splits, tuple[Path, ...]]:
                 f"{path} is one file, to train on; name another to be scored by: --test FILE, "
                 "or a folder with train and test files"
             )
-        return Splits(train=path.name, test=_test(own.test)), (path,)
+        return Splits(train=path.name, test=_test(own.test))
     train = _part(path, ("train*",))
     validation = _part(path, VALIDATION)
     test = _test(own.test) if own.test else _part(path, ("test*",))
@@ -170,7 +177,7 @@ def _own_splits(path: Path, own: Own) -> tuple[Splits, tuple[Path, ...]]:
         raise SpecError(f"{path} needs files train* and test*, e.g. train.csv and test.csv; put them there")
     if not test:  # as GLUE is used: scored on validation, and validation is cut from train
         test, validation = validation, ""
-    return Splits(train=train, validation=validation, test=test), matching(path, train)
+    return Splits(train=train, validation=validation, test=test)
 
 
 def _test(path: Path) -> str:
@@ -201,40 +208,84 @@ def _family(columns: Sequence[str]) -> str:
     return "QA" if {"question", "context"} <= there and there & set(ANSWERS.split("|")) else "SC"
 
 
-def _classify(whose: str, train: Sequence[Path], columns: Sequence[str], own: Own) -> Classify:
+def _classify(whose: str, files: Files, columns: Sequence[str], own: Own) -> Classify:
     label = own.label or next((one for one in LABELS if one in columns), "")
     if label not in columns:
         raise SpecError(
             f"{whose}: say which column holds the label: --label COLUMN, one of {', '.join(columns)}"
         )
-    text = own.text or next((f"{{{one}}}" for one in TEXTS if one in columns), "")
+    text = own.text or next((one for one in TEXTS if one in columns), "")
     if not text:
         raise SpecError(
             f"{whose}: say what the text is: --text COLUMN, or a template like --text 'A: {{a}} B: {{b}}', "
             f"of the columns {', '.join(columns)}"
         )
-    text = text if "{" in text else f"{{{text}}}"
-    labels = own.labels or _sorted(whose, label, _distinct(whose, train, label))
-    return Classify(text, labels, label=label)
+    labels = _listed(whose, own) or in_order(whose, label, values_of(whose, files["train"], label))
+    if len(labels) < 2:
+        raise SpecError(
+            f"{whose}: column {label!r} of the train part holds {f'only {labels[0]!r}' if labels else 'nothing'}, "
+            "and there must be two labels or more; name another: --label COLUMN, or say them: --labels NAMES"
+        )
+    return Classify(_template(whose, text, columns), labels, label=label)
 
 
-def _tag(whose: str, train: Sequence[Path], columns: Sequence[str], own: Own) -> Tag:
+def _listed(whose: str, own: Own) -> tuple[str, ...]:
+    """The labels that are said, if any."""
+    if own.labels and (len(set(own.labels)) < max(2, len(own.labels)) or "" in own.labels):
+        raise SpecError(
+            f"{whose}: --labels {','.join(own.labels)!r} must be two names or more, all different; correct it"
+        )
+    return own.labels
+
+
+def _template(whose: str, text: str, columns: Sequence[str]) -> str:
+    """A template, or the one that is nothing but a column."""
+    bare = text.replace("{{", "").replace("}}", "")  # they stand for braces
+    named = re.findall(r"\{([^{}]*)\}", bare) if "{" in text else [text]
+    for name in named:
+        if not name.isidentifier() and name in columns:
+            raise SpecError(
+                f"{whose}: the column {name!r} cannot stand in a template, where a column is one word; "
+                f"rename it in the files, e.g. {re.sub(r'[^0-9a-zA-Z]+', '_', name)}"
+            )
+        if not name.isidentifier():
+            raise SpecError(f"{whose}: --text {text!r}: {name!r} is no column; {nearest(name, columns)}")
+    return text if "{" in text else f"{{{text}}}"
+
+
+def _tag(whose: str, files: Files, columns: Sequence[str], own: Own) -> Tag:
     tags = own.label or TAGS
-    if own.labels:
-        return Tag(own.labels, words=own.text or WORDS, tags=tags)
-    found = _distinct(whose, train, tags)
-    if any(isinstance(one, int) for one in found):
-        raise SpecError(f"{whose}: its tags are numbers; say their names in order: --labels O,B-PER,I-PER,…")
-    kinds = sorted({one[2:] for one in found if one[:2] in ("B-", "I-")})
-    iob = ["O", *(f"{side}-{kind}" for kind in kinds for side in "BI")]
-    strange = sorted(one for one in found if one not in iob)
-    return Tag((*iob, *strange), words=own.text or WORDS, tags=tags)
+    there = next((one for one in tags.split("|") if one in columns), tags)
+    labels = _listed(whose, own)
+    source = "--labels" if labels else f"column {there!r} of the train part"
+    if not labels:
+        found = values_of(whose, files["train"], tags, lists=True)
+        if any(is_number(one) for one in found):
+            raise SpecError(
+                f"{whose}: its tags are numbers; say their names in order: --labels O,B-PER,I-PER,…"
+            )
+        names = {str(one) for one in found}
+        kinds = sorted({one[2:] for one in names if one[:2] in ("B-", "I-")})
+        iob = ["O", *(f"{side}-{kind}" for kind in kinds for side in "BI")]
+        labels = (*iob, *sorted(names.difference(iob)))
+    strange = [one for one in labels if one != "O" and one[:2] not in ("B-", "I-")]
+    if strange or len(labels) < 2 or "O" not in labels:
+        said = (
+            f"holds {', '.join(strange[:8])}" if strange else "lacks O" if len(labels) > 1 else "holds O only"
+        )
+        raise SpecError(
+            f"{whose}: {source} {said}; write tags in IOB2 (O, B-PER, I-PER, …), "
+            "or name another column: --label COLUMN"
+        )
+    return Tag(labels, words=own.text or WORDS, tags=tags)
 
 
-def _answer(whose: str, train: Sequence[Path], columns: Sequence[str], own: Own) -> Answer:
+def _answer(whose: str, files: Files, columns: Sequence[str], own: Own) -> Answer:
     answers = own.label or ANSWERS
-    found = (one for rows in read(whose, train, (answers,)) for one in rows.columns[answers])
-    empty = any(not (one.get("text") if isinstance(one, dict) else one) for one in found)
+    every = [path for paths in files.values() for path in paths]
+    found = (one for rows in read(whose, every, (answers,)) for one in rows.columns[answers])
+    texts = (one.get("text") if isinstance(one, dict) else one for one in found)
+    empty = any(not any(one) if isinstance(one, list) else not one for one in texts)
     form = Answer(answers=answers, unanswerable=empty)
     return replace(form, text=own.text) if own.text else form
 
@@ -244,44 +295,18 @@ def _own_retrieval(whose: str, name: str, folder: Path, own: Own) -> Task:
     test = _test(own.test) if own.test else _part(folder, ("qrels/test*",))
     if not test:
         raise SpecError(f"{whose}: {folder} has no judgments to be scored by; put qrels/test.tsv there")
-    if not (train or pairs or own.trained_on):
+    borrowed = "" if own.trained_on == name else own.trained_on
+    if borrowed:  # what the folder has to train on is not used
+        train, pairs = "", ""
+    if not (train or pairs or borrowed):
         raise SpecError(
             f"{whose}: {folder} has nothing to train on; put qrels/train.tsv or pairs.jsonl there, or score another "
             "task's model on it: --trained-on msmarco"
         )
-    titled = "title" in column_names(whose, matching(folder, "corpus*")[0])
-    document = own.text or ("Document: {title}. {text}" if titled else "Document: {text}")
+    columns = column_names(whose, matching(folder, "corpus*")[0])
+    usual = "Document: {title}. {text}" if "title" in columns else "Document: {text}"
+    document = _template(whose, own.text or usual, columns)
     splits = Splits(train, _part(folder, [f"qrels/{one}" for one in VALIDATION]), test)
     if pairs or not train:  # there are no judgments to spare but those of the test
         splits = replace(splits, cut=0.5, cut_from="test")
-    borrowed = "" if train or pairs else own.trained_on
     return Task(name, Retrieve(document=document, pairs=pairs), str(folder), splits, trained_on=borrowed)
-
-
-def _distinct(whose: str, files: Sequence[Path], column: str) -> set[Any]:
-    """The values of a column, or those in its lists."""
-    found: set[Any] = set()
-    for rows in read(whose, files, (column,)):
-        for row, value in enumerate(rows.columns[column]):
-            if value is None or isinstance(value, dict):
-                raise SpecError(
-                    f"{whose}: {rows.place(row)} has no label in {column!r}; correct or remove the row"
-                )
-            found.update(value) if isinstance(value, list) else found.add(value)
-        if len(found) > MOST_LABELS:
-            raise SpecError(
-                f"{whose}: column {column!r} has over {MOST_LABELS:,} values; name that of the labels: --label COLUMN"
-            )
-    return found
-
-
-def _sorted(whose: str, column: str, values: set[Any]) -> tuple[str, ...]:
-    """Labels in order: numbers by size, everything else by name."""
-    if any(isinstance(one, float) and not one.is_integer() for one in values):
-        raise SpecError(
-            f"{whose}: column {column!r} holds measures, not labels; name another: --label COLUMN"
-        )
-    names = {str(int(one)) if isinstance(one, float) else str(one) for one in values}
-    if all(re.fullmatch(r"-?\d+", one) for one in names):
-        return tuple(sorted(names, key=int))
-    return tuple(sorted(names))

@@ -16,7 +16,7 @@ from biphase.presets import corpus_of
 from biphase.specs import Chunks, Pretrain
 from biphase.study.costs import Costs, costs
 from biphase.study.plan import Plan, Root, State
-from biphase.wording import short, si
+from biphase.wording import counted, short, si
 
 PAGE = 110
 SHORTEST_KEY = 6
@@ -227,11 +227,11 @@ def _summary(
     trainings, scores = _leaves(plan)
     written, to_compute = plan.steps_written, plan.steps_to_compute
     shared = f" ({written:,} as written, {written - to_compute:,} shared)" if written > to_compute else ""
-    parts = [_count(len(plan.study.runs), "run")]
+    parts = [counted(len(plan.study.runs), "run")]
     if plan.states:
         parts += [
-            _count(plan.pieces, "piece"),
-            f"{_count(to_compute, 'step')} to compute{shared}",
+            counted(plan.pieces, "piece"),
+            f"{counted(to_compute, 'step')} to compute{shared}",
             f"{short(every.tokens)} tokens",
         ]
     if plan.states and every.flops is not None and hours is not None and every.disk is not None:
@@ -241,7 +241,7 @@ def _summary(
             f"{si(every.disk)}B of disk",
         ]
     if trainings:
-        parts += [_count(trainings, "fine-tuning"), _count(scores, "score")]
+        parts += [counted(trainings, "fine-tuning"), counted(scores, "score")]
     left = plan.left(done)
     return [*_flow(parts), *every.notes, _next(plan, left, tuned, device, efficiency, command_path)]
 
@@ -251,16 +251,16 @@ def _next(plan: Plan, left: list[str], tuned: int, device: str, efficiency: floa
     if not plan.states and not trainings:
         return "nothing to train."
     if not left and tuned == trainings:
-        every = [_count(plan.pieces, "piece")] if plan.states else []
-        every += [_count(trainings, "fine-tuning")] if trainings else []
+        every = [counted(plan.pieces, "piece")] if plan.states else []
+        every += [counted(trainings, "fine-tuning")] if trainings else []
         return f"all {' and '.join(every)} computed. See: biphase status {command_path}"
     if len(left) == plan.pieces and not tuned:
         return f"nothing computed yet. Next: biphase run {command_path}"
     hours = costs(plan, left).device_hours(device, efficiency)
     steps = sum(plan.states[key].steps for key in left)
     time = f", {_hours(hours, device)}" if hours is not None else ""
-    done = [f"{plan.pieces - len(left):,} of {_count(plan.pieces, 'piece')}"] if plan.states else []
-    done += [f"{tuned:,} of {_count(trainings, 'fine-tuning')}"] if trainings else []
+    done = [f"{plan.pieces - len(left):,} of {counted(plan.pieces, 'piece')}"] if plan.states else []
+    done += [f"{tuned:,} of {counted(trainings, 'fine-tuning')}"] if trainings else []
     to_go = f", {steps:,} steps left{time}" if left else ""
     return f"{' and '.join(done)} done{to_go}. Next: biphase run {command_path}"
 
@@ -280,10 +280,6 @@ def _flow(parts: list[str]) -> list[str]:
         else:
             lines[-1] += f" · {part}"
     return lines
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 def _hours(hours: float, device: str) -> str:

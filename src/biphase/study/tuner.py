@@ -11,6 +11,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +25,12 @@ from biphase.finetune.leaf import Bench, Trained, score
 from biphase.finetune.model import Setting
 from biphase.finetune.subject import Subject, subject_of_hub, subject_of_state
 from biphase.models.attention import varlen_works
+from biphase.models.encoder import Encoder
 from biphase.records import encode
 from biphase.specs import Finetune, Hub, Pretrain, Task
 from biphase.study.leaves import LEAF, VALUES, Leaf, Training
 from biphase.study.plan import Plan
+from biphase.study.shard_maker import Stopped
 from biphase.tasks.load import load
 from biphase.training.devices import Ranks
 from biphase.training.pretrain import machine
@@ -62,16 +65,15 @@ class Tuner:
         self.plan, self.store, self.ranks = plan, store, ranks
         self.spec: Finetune = plan.study.finetune
         self.shards, self.stop, self.live = shards, stop, live
-        precision = "bf16" if self.spec.precision != "fp32" else "fp32"
-        varlen = varlen_works(ranks.device, precision)
-        self.setting = Setting.of(ranks.device, self.spec.precision, varlen=varlen)
+        self.lost: Callable[[], bool] = lambda: False  # is the training at hand another's now?
         self.families: dict[tuple[str, str], Family] = {}
-        self.bench: tuple[str, Bench, Subject] | None = None  # of the model at hand
+        self.at_hand: tuple[str, Bench, Subject] | None = None  # the model, its bench
         self.seconds: dict[str, list[float]] = defaultdict(list)  # measured, by task
 
     def compute(self, training: Training, lost: Callable[[], bool]) -> Scored | None:
         """Fine-tune, score, publish. Gives the validation scores of the task itself, or None if it was stopped."""
         began = time.monotonic()
+        self.lost = lost
         bench, subject = self._bench(training.model)
         family = self._family(training.task, subject)
         title = training.title(self.plan)
@@ -89,7 +91,7 @@ class Tuner:
             lr=training.lr,
             seed=training.seed,
             stop=lambda: self.stop() or lost(),
-            loaders=1 if self.setting.device.type == "cuda" else 0,
+            loaders=1 if self.ranks.device.type == "cuda" else 0,
             tell=tell,
         )
         if not trained.finished:
@@ -101,7 +103,7 @@ class Tuner:
             self.live(f"{title}   scoring {leaf.task.name}")
             asked = self._family(leaf.task, subject)
             at = time.monotonic()
-            scored = score(model, asked, self.setting)
+            scored = score(model, asked, bench.setting)
             if lost():
                 return None
             self._publish(leaf, training, trained, asked, scored, time.monotonic() - at)
@@ -122,11 +124,25 @@ class Tuner:
     # ------------------------------------------------------------ what is kept
 
     def _bench(self, model: str) -> tuple[Bench, Subject]:
-        if self.bench is None or self.bench[0] != model:
-            self.bench = None  # the old one's memory first
+        if self.at_hand is None or self.at_hand[0] != model:
+            self.at_hand = None  # the old one's memory first
             subject = self._subject(model)
-            self.bench = model, Bench(subject.encoder, self.setting), subject
-        return self.bench[1:]
+            reads = subject.reading.identity
+            self.families = {place: kept for place, kept in self.families.items() if place[1] == reads}
+            self.at_hand = model, Bench(subject.encoder, self._setting(subject.encoder)), subject
+        return self.at_hand[1:]
+
+    def _setting(self, encoder: Encoder) -> Setting:
+        precision = "fp32" if self.spec.precision == "fp32" else "bf16"
+        device = self.ranks.device
+        varlen = varlen_works(device, precision)
+        setting = Setting.of(device, self.spec.precision, varlen=varlen, encoder=encoder)
+        return replace(setting, pause=self._pause)
+
+    def _pause(self) -> None:
+        """Asked while a model is scored, which may take long."""
+        if self.stop() or self.lost():
+            raise Stopped
 
     def _subject(self, model: str) -> Subject:
         if model in self.plan.states:
@@ -174,7 +190,7 @@ class Tuner:
             "losses": [[step, loss] for step, loss in trained.losses.items()],
             "skipped": trained.skipped,
             "seconds": {"train": 0.0 if borrowed else round(trained.seconds, 3), "score": round(seconds, 3)},
-            "machine": machine(self.setting.device),
+            "machine": machine(self.ranks.device),
         }
         with self.store.attempt(f"leaf-{leaf.key}") as folder:
             write_json(folder / LEAF, _finite(about))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from biphase.errors import DataError, SpecError, one_line
+from biphase.errors import DataError, ModelError, SpecError, one_line
 from biphase.files import Store
 from biphase.finetune.families import Scored
 from biphase.keys import Identities, label
@@ -70,6 +70,7 @@ class Worker:
         self.warned: set[str] = set()
         self.open = {one.key: one for one in trainings(plan, evaluated)}  # fine-tunings not known to be done
         self.planned = len(self.open)
+        self.doomed: set[str] = set()  # models that cannot be loaded here
         self.tuner: Tuner | None = None
 
     def work(self) -> Outcome:
@@ -139,7 +140,9 @@ class Worker:
 
     def _ready(self, training: Training, done: set[str]) -> bool:
         """Is its model there?"""
-        return training.model in self.plan.roots or training.model in done
+        return training.model not in self.doomed and (
+            training.model in self.plan.roots or training.model in done
+        )
 
     def _doomed(self, key: str) -> bool:
         """Did this job, or one it needs, fail here?"""
@@ -177,12 +180,19 @@ class Worker:
         except Stopped:
             return ""
         except (DataError, SpecError):
+            self.tuner.live("")
             raise  # the study's input is wrong: its author has to act
         except Exception as error:
+            self.tuner.live("")
+            if self.tuner.at_hand is None:  # the model cannot be had, and none of its fine-tunings can
+                only = len(set(self.plan.results.values())) == 1 and self.ranks.world == 1
+                if only and isinstance(error, ModelError):
+                    raise
+                self.doomed.add(training.model)
             ledger.note_failure(self.plan, self.store, training.key, error)
             self.outcome.failed[training.key] = one_line(error)
-            self.tuner.live("")
-            self.say(f"  {title}  {training.key[:6]}  failed: {one_line(error)}")
+            others = "; this model's other fine-tunings are left out" if training.model in self.doomed else ""
+            self.say(f"  {title}  {training.key[:6]}  failed: {one_line(error)}{others}")
             return one_line(error)
         self.tuner.live("")
         if scored is not None:

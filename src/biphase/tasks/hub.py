@@ -60,13 +60,18 @@ class HubPlace:
         )
 
 
-def listing(whose: str, place: HubPlace) -> list[str]:
-    """The names of all files of the repository."""
+def refuse_unpinned(whose: str, place: HubPlace) -> None:
+    """What is on the hub is read at a commit, or not at all."""
     if not place.revision:
         raise DataError(
             f"{whose}: no commit of {place.repository} is pinned; name the one its page shows: task.pin('…'); "
             f"or read a copy: {place.remedy}"
         )
+
+
+def listing(whose: str, place: HubPlace) -> list[str]:
+    """The names of all files of the repository."""
+    refuse_unpinned(whose, place)
     try:
         from huggingface_hub import HfApi, get_cached_repo_tree
         from huggingface_hub.errors import CachedRepoTreeNotFoundError

@@ -73,7 +73,7 @@ def _table(whose: str, path: Path) -> Iterator[Judgment]:
     for rows in read(whose, [path], (QUERY, DOCUMENT, GRADE)):
         columns = (rows.columns[QUERY], rows.columns[DOCUMENT], rows.columns[GRADE])
         for row, (query, document, grade) in enumerate(zip(*columns, strict=True)):
-            yield _judgment(whose, query, document, grade, rows.place(row))
+            yield _judgment(whose, query, document, grade, f"{path.parent.name}/{rows.place(row)}")
 
 
 def _separated(whose: str, path: Path) -> Iterator[Judgment]:
@@ -81,7 +81,7 @@ def _separated(whose: str, path: Path) -> Iterator[Judgment]:
     order: tuple[int, ...] = ()
     width = 0
     for number, line in lines(path):
-        place = f"{path.name}:{number}"
+        place = f"{path.parent.name}/{path.name}:{number}"  # a test.tsv may stand elsewhere too
         text = line.decode(errors="replace").rstrip("\r")
         fields = [one.strip() for one in text.split("\t")] if "\t" in text else text.split()
         if not order:
@@ -122,7 +122,7 @@ def _passages(whose: str, path: Path, texts: dict[str, str]) -> Iterator[Judgmen
                 raise DataError(
                     f"{whose}: {rows.place(row)} is the second query {query!r}; give it another id"
                 )
-            if not isinstance(text, str):
+            if not isinstance(text, str) or not text.strip():
                 raise DataError(f"{whose}: {rows.place(row)} has no text in 'query'; correct the row")
             if not isinstance(passages, list) or not all(isinstance(one, dict) for one in passages):
                 raise DataError(

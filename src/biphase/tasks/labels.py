@@ -1,4 +1,4 @@
-"""Labels as files write them → their numbers.
+"""Labels as files write them → their numbers; and the labels of data that nobody has listed.
 
 A label may stand there as its name, as its number (2, 2.0, "2"), or as true or false where there are two. A name
 goes before a number: where labels are called "1" to "5", a 1 is the one called "1", and 0 is none of them.
@@ -6,9 +6,17 @@ goes before a number: where labels are called "1" to "5", a 1 is the one called 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from biphase.errors import SpecError
+from biphase.tasks.tables import read
+
+MOST_LABELS = 1_000
+_WHOLE = re.compile(r"-?\d+")
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _TRUTH = {"false": 0, "true": 1}
 
 
@@ -58,3 +66,55 @@ def _whole(text: str) -> int | None:
         return int(text)
     except ValueError:
         return None
+
+
+# ---------------------------------------------------------------- labels of data that nobody has listed
+
+
+def values_of(whose: str, files: Sequence[Path], column: str, *, lists: bool = False) -> set[Any]:
+    """The values of a column, or of the lists it holds. A blank, or a space around one, makes no label."""
+    found: set[Any] = set()
+    for rows in read(whose, files, (column,)):
+        for row, value in enumerate(rows.columns[column]):
+            wrong = "has no list of labels" if lists and not isinstance(value, list) else ""
+            for one in value if isinstance(value, list) and lists else (value,):
+                wrong = wrong or _no_label(one)
+            if wrong:
+                raise SpecError(
+                    f"{whose}: {rows.place(row)} {wrong} in {column!r}; correct or remove the row"
+                )
+            found.update(value) if lists else found.add(value)
+        if len(found) > MOST_LABELS:
+            raise SpecError(
+                f"{whose}: column {column!r} has over {MOST_LABELS:,} values; name that of the labels: --label COLUMN"
+            )
+    return found
+
+
+def in_order(whose: str, column: str, values: set[Any]) -> tuple[str, ...]:
+    """Labels in order: numbers by size, everything else by name."""
+    numbers = (one for one in values if is_number(one) and not isinstance(one, int))
+    measure = next((one for one in numbers if not float(one).is_integer()), None)
+    if measure is not None:
+        raise SpecError(
+            f"{whose}: column {column!r} holds measures, not labels, e.g. {measure}; "
+            "name another: --label COLUMN, or say the labels: --labels NAMES"
+        )
+    names = {str(int(one)) if isinstance(one, float) else str(one) for one in values}
+    return tuple(sorted(names, key=int) if all(map(_WHOLE.fullmatch, names)) else sorted(names))
+
+
+def is_number(value: Any) -> bool:
+    """Is it a number, or the text of one?"""
+    return isinstance(value, (int, float)) or (isinstance(value, str) and bool(_NUMBER.fullmatch(value)))
+
+
+def _no_label(value: Any) -> str:
+    """What is wrong with a value that can be no label."""
+    if value is None or isinstance(value, (list, dict)) or value != value:  # NaN is not itself
+        return "has no label"
+    if isinstance(value, str) and not value.strip():
+        return "has no label"
+    if isinstance(value, str) and value != value.strip():
+        return f"has the label {value!r}, with a space before or after it,"
+    return ""

@@ -53,6 +53,11 @@ def files_of(task: Task) -> dict[str, tuple[Path, ...]]:
     return found
 
 
+def on_hub(task: Task) -> list[HubPlace]:
+    """The places of a task that are not on this machine, its cache aside."""
+    return [place for place in _places(task).values() if isinstance(place, HubPlace)]
+
+
 def local_files(task: Task) -> dict[str, tuple[Path, ...]]:
     """The files of those parts that are not on the hub. Nothing is downloaded."""
     return {

@@ -23,6 +23,9 @@ Files = dict[str, tuple[Path, ...]]
 Grades = dict[str, dict[str, int]]
 
 
+EMPTY = 0.01  # the share of judged documents that may lack any text, as a few do in old collections
+
+
 def load_retrieval(task: Task, files: Files, documents: Literal["judged", "all"]) -> Examples:
     """The examples of a retrieval task."""
     form = task.form
@@ -38,12 +41,13 @@ def load_retrieval(task: Task, files: Files, documents: Literal["judged", "all"]
     pairs_of = [] if task.trained_on else [one for one in trained if one.grade >= form.relevant]
 
     wanted = searched | {one.document for one in pairs_of}
-    texts = _texts(whose, form.document, files["corpus"], DOCUMENT_ID, None if documents == "all" else wanted)
+    whole = documents == "all"
+    texts = _texts(whose, form.document, files["corpus"], DOCUMENT_ID, wanted, whole=whole, spared=EMPTY)
     asked = [one for part in judged.values() for one in part.rows]
     queries = _queries(whose, form, files, judged, {one.query for one in asked})
     _refuse_missing(whose, asked, queries, texts, wanted)
 
-    names = tuple(name for name in texts if documents == "all" or name in searched)
+    names = tuple(name for name in texts if whole or name in searched)
     library = Library(names, tuple(texts[name] for name in names))
     if "pairs" in files:
         pairs = _pairs(whose, form, files["pairs"])
@@ -126,12 +130,20 @@ def _queries(
 
 
 def _texts(
-    whose: str, template: str, files: Sequence[Path], name_column: str, wanted: set[str] | None
+    whose: str,
+    template: str,
+    files: Sequence[Path],
+    name_column: str,
+    wanted: set[str],
+    *,
+    whole: bool = False,
+    spared: float = 0.0,
 ) -> dict[str, str]:
-    """Texts by id, in the order of the files: those that are wanted, or all."""
+    """Texts by id, in the order of the files: those that are wanted, or all. Of the wanted, so many may be empty."""
     columns = columns_of("Retrieve", template)
-    only = None if wanted is None else Only(name_column, wanted)
+    only = None if whole else Only(name_column, wanted)
     found: dict[str, str] = {}
+    empty: list[str] = []
     for rows in read(whose, files, (name_column, *columns), only=only):
         values = zip(*(rows.columns[column] for column in columns), strict=True)
         for row, (name, filled) in enumerate(zip(rows.columns[name_column], values, strict=True)):
@@ -142,7 +154,14 @@ def _texts(
                 column: _text(whose, value, column, rows, row)
                 for column, value in zip(columns, filled, strict=True)
             }
+            if known in wanted and not any(value.strip() for value in named.values()):
+                empty.append(rows.place(row))
             found[known] = template.format(**named)
+    if len(empty) > spared * len(wanted):
+        raise DataError(
+            f"{whose}: {empty[0]} is judged and has no text in {' or '.join(map(repr, columns))}; "
+            "correct it, or remove it and its judgments"
+        )
     return found
 
 
@@ -172,6 +191,6 @@ def _text(whose: str, value: Any, column: str, rows: Rows, row: int, *, needed: 
     """A column as text. An empty title is usual; an empty document is one that nobody finds."""
     if value is None and not needed:
         return ""
-    if not isinstance(value, (str, int, float)) or (needed and value == ""):
+    if not isinstance(value, (str, int, float)) or (needed and not str(value).strip()):
         raise DataError(f"{whose}: {rows.place(row)} has no text in {column!r}; correct or remove the row")
     return str(value)

@@ -204,6 +204,10 @@ def _json_lines(asked: _Asked, path: Path) -> Iterator[Rows]:
 
 
 def _object(where: str, line: bytes) -> dict[str, Any]:
+    if line.lstrip().startswith(b"["):
+        raise DataError(
+            f"{where}: one object a line is expected, this file holds an array; write it as JSON lines"
+        )
     try:
         found = json.loads(line.decode())  # json's own guess of the encoding would hide bad UTF-8
         if b"\\u" in line:

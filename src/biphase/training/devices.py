@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from torch import Tensor, nn
 
 from biphase.errors import TrainingError
 
+# Processes wait for each other's fine-tunings, of which one may take hours longer. One that died is noticed at once.
+PATIENCE = timedelta(days=7)
 BUCKET = 2**25  # elements a bucket: 128 MB of fp32 gradients, large enough to fill a link
 
 
@@ -115,7 +118,8 @@ def join() -> Ranks:
         torch.cuda.set_device(device)
     if world > 1 and not dist.is_initialized():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo") if _one_machine() else None
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=PATIENCE)
     return Ranks(rank, world, device)
 
 

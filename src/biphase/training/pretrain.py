@@ -293,11 +293,11 @@ def root_of(run: Pretrain) -> Pretrain:
     return root_of(run.start) if isinstance(run.start, Pretrain) else run
 
 
-def starting_model(run: Pretrain, shards: Shards) -> LanguageModel:
+def starting_model(run: Pretrain, shards: Shards, *, attention_dropout: bool = True) -> LanguageModel:
     """The model that a run's weights belong in, with those of its start."""
     root, length = root_of(run), run.packing.length
     if isinstance(root.start, Hub):
-        return from_hub(root.start, vocab=shards.vocab, length=length)
+        return from_hub(root.start, vocab=shards.vocab, length=length, attention_dropout=attention_dropout)
     assert isinstance(root.start, Size)
     return from_scratch(root.start, vocab=shards.vocab, mask_id=shards.mask_id, length=length, seed=root.seed)
 

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.campaign
+@pytest.mark.alone
 def test_the_quickstart_learns_in_minutes(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     command = [sys.executable, "-m", "biphase"]

@@ -236,7 +236,7 @@ def test_the_similarities_are_fp32_where_the_layers_compute_in_bf16(encoder, set
         def forward(self, packed):
             return vectors
 
-    batch = TaskBatch((None,), torch.arange(16), 8, 0)
+    batch = TaskBatch((None,), torch.arange(16), 8)
     plain = Retrieval.loss_sum(None, Given(), batch)
     with torch.autocast("cpu", torch.bfloat16):
         cast = Retrieval.loss_sum(None, Given(), batch)

@@ -74,7 +74,7 @@ class Family:
     def head(self, width: int) -> nn.Module:
         raise NotImplementedError
 
-    def batch(self, rows: np.ndarray, setting: Setting, draw: int) -> list[TaskBatch]:
+    def batch(self, rows: np.ndarray, setting: Setting) -> list[TaskBatch]:
         """The training examples `rows` as micro-batches."""
         raise NotImplementedError
 
@@ -107,9 +107,9 @@ class TextClassification(Family):
         assert isinstance(self.task.form, Classify)
         return TextHead(width, len(self.task.form.labels))
 
-    def batch(self, rows: np.ndarray, setting: Setting, draw: int) -> list[TaskBatch]:
+    def batch(self, rows: np.ndarray, setting: Setting) -> list[TaskBatch]:
         return [
-            TaskBatch((packed,), torch.from_numpy(self.labels["train"][chosen]), len(chosen), draw)
+            TaskBatch((packed,), torch.from_numpy(self.labels["train"][chosen]), len(chosen))
             for chosen, packed in packs(self.ids["train"], rows, setting, setting.train_tokens)
         ]
 
@@ -132,9 +132,9 @@ class TokenClassification(Family):
     def head(self, width: int) -> nn.Module:
         return TokenHead(width, len(self.tags))
 
-    def batch(self, rows: np.ndarray, setting: Setting, draw: int) -> list[TaskBatch]:
+    def batch(self, rows: np.ndarray, setting: Setting) -> list[TaskBatch]:
         train = self.encoded["train"]
-        return _token_batches(train.ids, train.labels, rows, setting, draw)
+        return _token_batches(train.ids, train.labels, rows, setting)
 
     def score_part(self, model: Tuned, part: Part, setting: Setting) -> Scored:
         encoded = self.encoded[part]
@@ -150,7 +150,7 @@ class TokenClassification(Family):
             counts[number] = entity_counts(
                 [self.tags[tag] for tag in words], [self.tags[tag] for tag in gold]
             )
-        metrics = {"entity_f1": entity_f1(counts), "sentence_f1": float(macro.mean())}
+        metrics = {"entity_f1": entity_f1(counts), "sentence_f1": float(macro.mean(dtype=float))}
         return Scored(metrics, {"entity_counts": counts, "sentence_f1": macro})
 
 
@@ -177,12 +177,12 @@ class QuestionAnswering(Family):
     def head(self, width: int) -> nn.Module:
         return TokenHead(width, 2)
 
-    def batch(self, rows: np.ndarray, setting: Setting, draw: int) -> list[TaskBatch]:
+    def batch(self, rows: np.ndarray, setting: Setting) -> list[TaskBatch]:
         train = self.encoded["train"]
         if self.paper:
-            return _token_batches(train.ids, train.inside, rows, setting, draw)
+            return _token_batches(train.ids, train.inside, rows, setting)
         return [
-            TaskBatch((packed,), torch.from_numpy(train.bounds[chosen].astype(np.int64)), len(chosen), draw)
+            TaskBatch((packed,), torch.from_numpy(train.bounds[chosen].astype(np.int64)), len(chosen))
             for chosen, packed in packs(train.ids, rows, setting, setting.train_tokens)
         ]
 
@@ -241,12 +241,12 @@ class Retrieval(Family):
     def head(self, width: int) -> nn.Module:
         return EmbeddingHead()
 
-    def batch(self, rows: np.ndarray, setting: Setting, draw: int) -> list[TaskBatch]:
+    def batch(self, rows: np.ndarray, setting: Setting) -> list[TaskBatch]:
         # All pairs of a step stand in one loss, since each one's negatives are the others.
         both = Ragged.from_lists([side[row] for side in self.train for row in rows])
         parts = list(packs(both, np.arange(len(both)), setting, setting.train_tokens))
         order = torch.from_numpy(np.argsort(np.concatenate([chosen for chosen, _ in parts])))
-        return [TaskBatch(tuple(packed for _, packed in parts), order, len(rows), draw)]
+        return [TaskBatch(tuple(packed for _, packed in parts), order, len(rows))]
 
     def loss_sum(self, model: Tuned, batch: TaskBatch) -> Tensor:
         if len(batch.inputs) == 1:
@@ -282,13 +282,11 @@ class Retrieval(Family):
         return scored
 
 
-def _token_batches(
-    ids: Ragged, labels: Ragged, rows: np.ndarray, setting: Setting, draw: int
-) -> list[TaskBatch]:
+def _token_batches(ids: Ragged, labels: Ragged, rows: np.ndarray, setting: Setting) -> list[TaskBatch]:
     batches = []
     for chosen, packed in packs(ids, rows, setting, setting.train_tokens):
         targets = np.concatenate([labels[row] for row in chosen]).astype(np.int64)
-        batches.append(TaskBatch((packed,), torch.from_numpy(targets), int((targets != IGNORE).sum()), draw))
+        batches.append(TaskBatch((packed,), torch.from_numpy(targets), int((targets != IGNORE).sum())))
     return batches
 
 

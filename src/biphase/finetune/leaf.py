@@ -132,7 +132,7 @@ def examples_of(family: Family, steps: int) -> int:
 
 def batches_of(family: Family, step: int, seed: int, setting: Setting) -> list[TaskBatch]:
     """The micro-batches of a step, each with a draw of its own, so that dropout differs between them."""
-    made = family.batch(rows_of(family, step, seed), setting, step)
+    made = family.batch(rows_of(family, step, seed), setting)
     return [replace(batch, draw=step * MOST_MICRO + number) for number, batch in enumerate(made)]
 
 

@@ -58,7 +58,7 @@ class TaskBatch:
     inputs: tuple[Packed, ...]
     targets: Tensor
     count: int
-    draw: int  # which one of the run this is, for dropout
+    draw: int = 0  # which one of the run this is, for dropout
 
     def to(self, device: torch.device) -> TaskBatch:
         if device.type == "cpu":

@@ -12,6 +12,7 @@ made once and serves the whole grid of learning rates and seeds.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -53,7 +54,7 @@ class Scored:
         return cls({name: float(each.mean(dtype=float)) for name, each in values.items()}, values)
 
 
-class Family:
+class Family(ABC):
     """What all families share."""
 
     def __init__(self, task: Task, examples: Examples, *, protocol: str) -> None:
@@ -67,27 +68,26 @@ class Family:
         return per_epoch * self.task.epochs if self.task.epochs else self.task.steps
 
     @property
+    @abstractmethod
     def metric(self) -> str:
         """The one that learning rates are chosen by."""
-        raise NotImplementedError
 
+    @abstractmethod
     def head(self, width: int) -> nn.Module:
-        raise NotImplementedError
+        """A new one, its weights yet to be drawn."""
 
+    @abstractmethod
     def batch(self, rows: np.ndarray, setting: Setting) -> list[TaskBatch]:
         """The training examples `rows` as micro-batches."""
-        raise NotImplementedError
 
     def loss_sum(self, model: Tuned, batch: TaskBatch) -> Tensor:
         """The sum of the losses of a micro-batch over its labels."""
         logits = model(batch.inputs[0])
         return F.cross_entropy(logits.float(), batch.targets, reduction="sum", ignore_index=IGNORE)
 
+    @abstractmethod
     def score(self, model: Tuned, setting: Setting) -> dict[Part, Scored]:
-        return {part: self.score_part(model, part, setting) for part in PARTS}
-
-    def score_part(self, model: Tuned, part: Part, setting: Setting) -> Scored:
-        raise NotImplementedError
+        """What a model is worth on both parts."""
 
 
 class TextClassification(Family):
@@ -113,7 +113,10 @@ class TextClassification(Family):
             for chosen, packed in packs(self.ids["train"], rows, setting, setting.train_tokens)
         ]
 
-    def score_part(self, model: Tuned, part: Part, setting: Setting) -> Scored:
+    def score(self, model: Tuned, setting: Setting) -> dict[Part, Scored]:
+        return {part: self._score(model, part, setting) for part in PARTS}
+
+    def _score(self, model: Tuned, part: Part, setting: Setting) -> Scored:
         said = per_text(model, self.ids[part], setting).argmax(-1).cpu().numpy()
         return Scored.means({"accuracy": accuracy(said, self.labels[part])})
 
@@ -136,7 +139,10 @@ class TokenClassification(Family):
         train = self.encoded["train"]
         return _token_batches(train.ids, train.labels, rows, setting)
 
-    def score_part(self, model: Tuned, part: Part, setting: Setting) -> Scored:
+    def score(self, model: Tuned, setting: Setting) -> dict[Part, Scored]:
+        return {part: self._score(model, part, setting) for part in PARTS}
+
+    def _score(self, model: Tuned, part: Part, setting: Setting) -> Scored:
         encoded = self.encoded[part]
         said = per_token(model, encoded.ids, setting).argmax(-1)
         outside = self.tags.index("O")
@@ -202,7 +208,10 @@ class QuestionAnswering(Family):
         )
         return (start + end) / 2
 
-    def score_part(self, model: Tuned, part: Part, setting: Setting) -> Scored:
+    def score(self, model: Tuned, setting: Setting) -> dict[Part, Scored]:
+        return {part: self._score(model, part, setting) for part in PARTS}
+
+    def _score(self, model: Tuned, part: Part, setting: Setting) -> Scored:
         encoded = self.encoded[part]
         logits = per_token(model, encoded.ids, setting)
         if self.paper:

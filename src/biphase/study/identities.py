@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from biphase.data.identity import HashMemory, shards_key
@@ -10,7 +11,7 @@ from biphase.files import Store
 from biphase.keys import Identities
 from biphase.presets import corpus_of
 from biphase.records import key
-from biphase.specs import Corpus, Hub, Pretrain, Task
+from biphase.specs import Hub
 from biphase.tasks.places import task_key
 
 TOKENIZER = ("*token*.json", "vocab*", "merges*", "*.model", "tekken.json")
@@ -18,33 +19,13 @@ TOKENIZER = ("*token*.json", "vocab*", "merges*", "*.model", "tekken.json")
 
 def identities(store: Store) -> Identities:
     """Fingerprints as this machine and store see them, each worked out once."""
-    corpora: dict[Corpus, str] = {}
-    hubs: dict[Hub, str] = {}
-    tokenizers: dict[Hub, str] = {}
-    tasks: dict[Task, str] = {}
-
-    def data(run: Pretrain) -> str:
-        corpus = corpus_of(run)
-        if corpus not in corpora:
-            corpora[corpus] = shards_key(corpus, store)
-        return corpora[corpus]
-
-    def hub(model: Hub) -> str:
-        if model not in hubs:
-            hubs[model] = _hub_fingerprint(model, store)
-        return hubs[model]
-
-    def task(asked: Task) -> str:
-        if asked not in tasks:
-            tasks[asked] = task_key(asked, store)
-        return tasks[asked]
-
-    def reads(model: Hub) -> str:
-        if model not in tokenizers:
-            tokenizers[model] = _tokenizer_fingerprint(model, store)
-        return tokenizers[model]
-
-    return Identities(data, hub, task, reads)
+    shards_of = cache(lambda corpus: shards_key(corpus, store))
+    return Identities(
+        data=lambda run: shards_of(corpus_of(run)),
+        hub=cache(lambda model: _hub_fingerprint(model, store)),
+        task=cache(lambda asked: task_key(asked, store)),
+        reads=cache(lambda model: _tokenizer_fingerprint(model, store)),
+    )
 
 
 def _hub_fingerprint(model: Hub, store: Store) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, app
-from biphase.cli.studies import check_processes, work
+from biphase.cli.studies import prepare, work
 
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="a folder, owner/name@commit, or the first digits of a key")
@@ -64,14 +64,11 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune and score any encoder or decoder on tasks: learning rates × seeds, to a table with intervals."""
-    import os
-
     from biphase.files import Store
     from biphase.study import launch
     from biphase.study.evaluation import evaluation, finetuning
     from biphase.study.identities import identities
     from biphase.study.plan import make_plan
-    from biphase.study.preflight import check_tasks
     from biphase.study.tasks import tasks_named
 
     limit = launch.seconds(for_time) if for_time else None
@@ -90,11 +87,7 @@ def evaluate(
     grid = finetuning(asked, lrs, seeds, protocol, precision, documents, length)
     fingerprints = identities(where)
     made = make_plan(evaluation(model, grid, where), fingerprints)
-    if "RANK" not in os.environ:
-        check_tasks(made, where)
-    if processes > 1 and "RANK" not in os.environ:
-        check_processes(processes, [])
-        sys.exit(launch.in_processes(processes, sys.argv[1:]))
+    prepare(made, where, processes, runs=[])
 
     from biphase.training.pretrain import Manner
 

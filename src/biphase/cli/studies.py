@@ -72,20 +72,13 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", help="no progress while a piece runs")] = False,
 ) -> None:
     """Compute what is missing, with progress. Stop and start freely."""
-    import os
-
     from biphase.study import launch
-    from biphase.study.preflight import check_tasks
 
     made, where, fingerprints = planned(study, store)
     wanted = _wanted(made, only)
     steps, seconds = launch.checkpoint_rule(checkpoint)
     limit = launch.seconds(for_time) if for_time else None
-    if "RANK" not in os.environ:
-        check_tasks(made, where)
-    if processes > 1 and "RANK" not in os.environ:
-        check_processes(processes, [made.states[key].run for key in wanted])
-        sys.exit(launch.in_processes(processes, sys.argv[1:]))
+    prepare(made, where, processes, [made.states[key].run for key in wanted])
 
     from biphase.training.pretrain import Manner
 
@@ -139,7 +132,22 @@ def work(
     sys.exit(1 if outcome.failed else 0)
 
 
-def check_processes(processes: int, runs: list[Pretrain]) -> None:
+def prepare(made: Plan, where: Store, processes: int, runs: list[Pretrain]) -> None:
+    """Before any job: refuse what is wrong with the tasks, and hand over to several processes if they are asked for."""
+    import os
+
+    from biphase.study import launch
+    from biphase.study.preflight import check_tasks
+
+    if "RANK" in os.environ:  # one of those processes: all this was done before it was started
+        return
+    check_tasks(made, where)
+    if processes > 1:
+        _check_processes(processes, runs)
+        sys.exit(launch.in_processes(processes, sys.argv[1:]))
+
+
+def _check_processes(processes: int, runs: list[Pretrain]) -> None:
     """Refuse here what would otherwise be refused by every process at once."""
     import torch
 

@@ -89,12 +89,13 @@ def publish(built: Path, place: Path) -> bool:
     return True
 
 
-def verify(place: Path, *, contents: bool = True) -> dict[str, Any]:
-    """The manifest of a published folder, after checking that every file is as it was written."""
+def verify(place: Path, *, contents: bool = True, only: str = "") -> dict[str, Any]:
+    """The manifest of a published folder, after checking that every file, or `only` one, is as it was written."""
     manifest = read_json(place / MANIFEST)
     try:
         entries = manifest["files"]
-        expected = [(place / name, entry["bytes"], entry["sha256"]) for name, entry in entries.items()]
+        names = [only] if only else entries
+        expected = [(place / name, entries[name]["bytes"], entries[name]["sha256"]) for name in names]
     except (TypeError, KeyError, AttributeError):
         raise StoreError(
             f"{place / MANIFEST} is no manifest; remove {place} and run the study again"

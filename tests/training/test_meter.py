@@ -98,3 +98,22 @@ def test_numbers_have_three_digits_and_a_unit(value, text):
 )
 def test_times_are_said_as_a_person_would(seconds, text):
     assert duration(seconds) == text
+
+
+def test_who_watches_sees_every_line_at_once_and_those_before_a_resume(tmp_path):
+    place = tmp_path / "live" / "key.jsonl"
+    made = meter(live=place, lines=[{"step": 100, "loss": 2.0}])
+    step(made, 0, loss=1.5)
+    made.event(1, heldout={"clm": 3.0})
+    seen = [json.loads(line) for line in place.read_text().splitlines()]  # before anything is closed
+    assert seen == made.lines
+    assert [line["step"] for line in seen] == [100, 101, 101]
+    made.close()
+
+
+def test_a_disk_that_refuses_the_file_of_watchers_stops_nothing(tmp_path):
+    (tmp_path / "live").write_text("not a folder")
+    made = meter(live=tmp_path / "live" / "key.jsonl")
+    step(made, 0)
+    made.close()
+    assert len(made.lines) == 1

@@ -16,7 +16,7 @@ from biphase.files import Store
 from biphase.keys import state_key
 from biphase.models.backbone import from_hub
 from biphase.study.identities import identities
-from biphase.training import checkpoint
+from biphase.training import checkpoint, devices
 from biphase.training.devices import Ranks
 from biphase.training.heldout import heldout_losses
 from biphase.training.pretrain import Manner, Pretraining
@@ -381,3 +381,15 @@ def test_micro_rows_are_not_carried_to_rows_of_another_length(tiny_run, store):
     on = tiny_run("on", Stage(CLM(), 6), start=base, packing=Chunks(64), batch_tokens=512, data="restart")
     train(base, 12, store, micro_rows=2)
     assert train(on, 6, store).micro_rows == 8
+
+
+def test_energy_adds_up_over_a_resume_and_is_unknown_where_a_part_was_not_measured(
+    tiny_run, store, monkeypatch
+):
+    counter = iter(range(0, 1000, 10))
+    monkeypatch.setattr(devices, "joules", lambda device: float(next(counter)))
+    run = tiny_run("run", Stage(CLM(), 12))
+    assert train(run, 4, store).progress.joules == 10.0
+    assert train(run, 8, store).progress.joules == 20.0  # the first part's and this one's
+    monkeypatch.setattr(devices, "joules", lambda device: None)
+    assert train(run, 10, store).progress.joules is None

@@ -105,6 +105,11 @@ def curve(plan: Plan, store: Store, result: str) -> list[dict[str, Any]]:
     return []
 
 
+def live_file(plan: Plan, store: Store, key: str) -> Path:
+    """Where a worker leaves the lines of the piece it computes, for whoever watches."""
+    return store.studies / plan.study.name / "live" / f"{key}.jsonl"
+
+
 def heldout(lines: list[dict[str, Any]]) -> dict[int, dict[str, float]]:
     """The held-out losses of a curve, by step."""
     return {line["step"]: line["heldout"] for line in lines if "heldout" in line}

@@ -230,6 +230,7 @@ class Worker:
             board=self.store.studies / self.plan.study.name / "tensorboard" / state.key
             if self.ranks.first
             else None,
+            live=ledger.live_file(self.plan, self.store, state.key),
         )
         self._warn_of(state.run.precision, f"Pretrain({state.run.name!r}, …)")
         began = time.monotonic()
@@ -263,6 +264,7 @@ class Worker:
             self.outcome.computed += 1
             if self.ranks.first:
                 ledger.forget_failure(self.plan, self.store, state.key)
+                ledger.live_file(self.plan, self.store, state.key).unlink(missing_ok=True)
                 self.say(f"  {title}  {state.key[:6]}  {_summary(piece, time.monotonic() - began)}")
 
     def _warn_of(self, precision: str, where: str) -> None:

@@ -38,6 +38,7 @@ class Progress:
     seconds: float = 0.0  # of training, over the whole path from the root
     flops: float | None = 0.0  # None: not known for this model
     tokens: int = 0
+    joules: float | None = None  # of the GPUs, over the whole path; None: some part of it was not measured
     skipped: int = 0  # steps left out because a number was not finite
     unsound_in_a_row: int = 0  # of these, the ones just before this state
     micro_rows: int = 0

@@ -164,3 +164,17 @@ def micro_rows(device: torch.device, rows: int, length: int) -> int:
     most = max(1, min(rows, tokens // length))
     # Equal micro-batches if that costs little: a smaller last one would be one more shape to compile.
     return next((count for count in range(most, most // 2, -1) if rows % count == 0), most)
+
+
+def joules(device: torch.device) -> float | None:
+    """What the GPU has used since its driver was loaded; None where nothing tells: a CPU, or no nvidia-ml-py."""
+    if device.type != "cuda":
+        return None
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        return pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000
+    except Exception:  # no library, no driver, or a GPU that does not count: whatever NVML calls it
+        return None

@@ -6,6 +6,7 @@ Losses stay on the device until a line is due, so that the step never waits for 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import sys
 import time
@@ -33,6 +34,7 @@ class Meter:
         lines: list[dict[str, Any]] | None = None,
         unsound_in_a_row: int = 0,
         board: Path | None = None,
+        live: Path | None = None,  # a file for those who watch: every line at once
         out: TextIO | None = None,  # stderr, as it is now
         quiet: bool = False,
     ) -> None:
@@ -44,6 +46,7 @@ class Meter:
         self.skipped = 0
         self.last_shown = time.monotonic()
         self.board = _board(board)
+        self.live_lines = _live(live, self.lines)
         self.out = out or sys.stderr
         self.quiet, self.live = quiet, self.out.isatty() and not quiet
         self.rate = math.nan
@@ -75,8 +78,7 @@ class Meter:
             else:
                 self.unsound_in_a_row = 0
                 line.pop("draws", None)
-            self.lines.append(line)
-            self._to_board(line)
+            self._keep(line)
         if self.waiting:
             now, done = time.monotonic(), self.waiting[-1][0] + 1
             elapsed = now - self._mark[0]
@@ -89,9 +91,7 @@ class Meter:
     def event(self, step: int, **facts: Any) -> None:
         """Note something that is not a step: held-out losses, a switch of stages."""
         self.flush()
-        line = {"step": self.origin + step, **facts}
-        self.lines.append(line)
-        self._to_board(line)
+        self._keep({"step": self.origin + step, **facts})
 
     def say(self, text: str) -> None:
         """A line of its own, above the progress line."""
@@ -105,6 +105,8 @@ class Meter:
             self.out.write("\r\x1b[K")
         if self.board:
             self.board.close()
+        if self.live_lines:
+            self.live_lines.close()
 
     def _show(self, line: dict[str, Any], done: int) -> None:
         now = time.monotonic()
@@ -120,6 +122,13 @@ class Meter:
         self.out.write(f"\r\x1b[K{text}" if self.live else f"  {text}\n")
         self.out.flush()
 
+    def _keep(self, line: dict[str, Any]) -> None:
+        self.lines.append(line)
+        self._to_board(line)
+        if self.live_lines:
+            self.live_lines.write(json.dumps(line) + "\n")
+            self.live_lines.flush()
+
     def _to_board(self, line: dict[str, Any]) -> None:
         if self.board:
             for name, value in _scalars(line):
@@ -134,6 +143,19 @@ def _board(folder: Path | None) -> Any:
         from torch.utils.tensorboard import SummaryWriter
 
         return SummaryWriter(str(folder))
+    return None
+
+
+def _live(path: Path | None, lines: list[dict[str, Any]]) -> TextIO | None:
+    """The file of those who watch, with the lines so far. It is only looked at: a disk that refuses it stops nothing."""
+    if path is None:
+        return None
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w", encoding="utf-8")
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+        file.flush()
+        return file
     return None
 
 

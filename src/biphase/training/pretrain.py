@@ -6,6 +6,7 @@ find the nearest state on the run's path, load it, take the steps that are missi
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 from biphase.batch import Batch
 from biphase.data.shards import Shards
@@ -36,6 +38,7 @@ from biphase.training.heldout import heldout_losses, yardsticks
 from biphase.training.loop import Done, train
 from biphase.training.meter import Meter
 from biphase.training.schedule import rate
+from biphase.version import code_version
 
 UNSOUND_LIMIT = 20  # steps in a row
 
@@ -50,6 +53,7 @@ class Manner:
     checkpoint_seconds: float = 600.0
     compiled: bool | None = None  # None: on CUDA
     board: Path | None = None
+    live: Path | None = None
     quiet: bool = False
     stop: Callable[[], bool] = lambda: False
     lost: Callable[[], bool] = lambda: False  # the lease is another's now: stop, and publish nothing more
@@ -106,6 +110,7 @@ class Pretraining:
             lines=lines,
             unsound_in_a_row=self.progress.unsound_in_a_row,
             board=self.manner.board if ranks.first else None,
+            live=self.manner.live if ranks.first else None,
             quiet=self.manner.quiet or not ranks.first,
         )
 
@@ -122,7 +127,7 @@ class Pretraining:
             )
         self.model = self._model(fresh=found is None)
         self.optimizer = optimizer.build(self.model, run.optimizer)
-        self.progress = Progress(step=0, draw=origin_draw(run))
+        self.progress = Progress(step=0, draw=origin_draw(run), joules=0.0)
         if found is None:
             return []
         step, key = found
@@ -161,6 +166,7 @@ class Pretraining:
     def train(self) -> bool:
         """Take the missing steps. True when the target stands in the store, False when stopped before."""
         self.clock = self.last_save = time.monotonic()
+        self.energy = devices.joules(self.ranks.device)
         self.published = self.progress.step == self.target
         steps = load_ahead(self._batches, self.progress.step, self.target, loaders=self.manner.loaders)
         try:
@@ -262,6 +268,7 @@ class Pretraining:
         if done.lost or not (finished or done.save or done.stop):
             return
         self.meter.flush()
+        self._count_energy()
         self.progress.skipped += self.meter.skipped
         self.meter.skipped = 0
         self.progress.unsound_in_a_row = self.meter.unsound_in_a_row
@@ -287,6 +294,14 @@ class Pretraining:
         self.last_save = self.clock = time.monotonic()
         self.ranks.wait()
 
+    def _count_energy(self) -> None:
+        """Add what all GPUs used since the last time. A part that nobody measured leaves the whole unknown."""
+        now = devices.joules(self.ranks.device)
+        used = math.nan if now is None or self.energy is None else now - self.energy
+        before = math.nan if self.progress.joules is None else self.progress.joules
+        total = before + self.ranks.sum_float(used)
+        self.energy, self.progress.joules = now, total if math.isfinite(total) else None
+
 
 def root_of(run: Pretrain) -> Pretrain:
     """The run that this one goes on from in the end: the one with a start of its own."""
@@ -309,4 +324,9 @@ def machine(device: torch.device) -> dict[str, str]:
         if device.type == "cuda"
         else platform.processor() or platform.machine()
     )
-    return {"device": name, "torch": torch.__version__, "python": platform.python_version()}
+    versions = {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "biphase": code_version(),
+    }
+    return {"device": name, **versions, "python": platform.python_version()}

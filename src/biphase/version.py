@@ -1,0 +1,30 @@
+"""Which code this is: the version, and the commit where it runs from a git checkout."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+__version__ = "0.1.0"
+
+
+@cache
+def code_version() -> str:
+    """0.1.0, or 0.1.0+2a3f7c4 in a checkout. Changes that were not committed do not show."""
+    commit = _commit(Path(__file__).resolve().parents[2] / ".git")
+    return f"{__version__}+{commit[:7]}" if commit else __version__
+
+
+def _commit(git: Path) -> str:
+    """The commit that is checked out; read from git's own files, so that git need not be there."""
+    try:
+        head = (git / "HEAD").read_text(encoding="utf-8").strip()
+        if not head.startswith("ref: "):
+            return head
+        name = head.removeprefix("ref: ")
+        if (git / name).is_file():
+            return (git / name).read_text(encoding="utf-8").strip()
+        packed = (git / "packed-refs").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((line.split()[0] for line in packed if line.endswith(f" {name}")), "")

@@ -11,6 +11,7 @@ from biphase.specs import (
     AdamW,
     Answer,
     Chunks,
+    Claim,
     Classify,
     Corpus,
     Cosine,
@@ -28,11 +29,10 @@ from biphase.specs import (
     Tag,
     Task,
 )
-
-__version__ = "0.1.0"
+from biphase.version import __version__
 
 __all__ = [
     "BPE", "CATALOG", "CLM", "CORPORA", "LLAMA3", "MLM", "MNTP", "SIZES", "TASKS", "WSD", "AdamW", "Answer",
-    "Chunks", "Classify", "Corpus", "Cosine", "Finetune", "Hub", "Linear", "Pretrain", "Pretrained", "Retrieve",
-    "Rows", "Size", "Splits", "Stage", "Study", "Tag", "Task", "__version__",
+    "Chunks", "Claim", "Classify", "Corpus", "Cosine", "Finetune", "Hub", "Linear", "Pretrain", "Pretrained",
+    "Retrieve", "Rows", "Size", "Splits", "Stage", "Study", "Tag", "Task", "__version__",
 ]  # fmt: skip

@@ -89,25 +89,44 @@ def publish(built: Path, place: Path) -> bool:
     return True
 
 
-def verify(place: Path, *, contents: bool = True, only: str = "") -> dict[str, Any]:
-    """The manifest of a published folder, after checking that every file, or `only` one, is as it was written."""
-    manifest = read_json(place / MANIFEST)
-    try:
-        entries = manifest["files"]
-        names = [only] if only else entries
-        expected = [(place / name, entries[name]["bytes"], entries[name]["sha256"]) for name in names]
-    except (TypeError, KeyError, AttributeError):
-        raise StoreError(
-            f"{place / MANIFEST} is no manifest; remove {place} and run the study again"
-        ) from None
-    for path, size, digest in expected:
-        if not path.is_file() or path.stat().st_size != size:
+def verify(place: Path, *, contents: bool = True) -> dict[str, Any]:
+    """The manifest of a published folder, after checking that every file is as it was written."""
+    entries = _entries(place)
+    for name, entry in entries.items():
+        path = place / name
+        if not path.is_file() or path.stat().st_size != entry["bytes"]:
             raise StoreError(f"{path} is missing or cut short; remove {place} and run the study again")
-        if contents and sha256(path) != digest:
+        if contents and sha256(path) != entry["sha256"]:
             raise StoreError(
                 f"{path} has changed since it was written; remove {place} and run the study again"
             )
     return entries
+
+
+def read_verified(place: Path, name: str) -> bytes:
+    """One file of a published folder, as it was written. Read once: what was checked is what is used."""
+    path, entry = place / name, _entries(place).get(name)
+    try:
+        content = path.read_bytes()
+    except OSError:
+        content = b""
+    if entry is None or len(content) != entry["bytes"]:
+        raise StoreError(f"{path} is missing or cut short; remove {place} and run the study again")
+    if hashlib.sha256(content).hexdigest() != entry["sha256"]:
+        raise StoreError(f"{path} has changed since it was written; remove {place} and run the study again")
+    return content
+
+
+def _entries(place: Path) -> dict[str, Any]:
+    """The files of a manifest, each with its size and its hash."""
+    manifest = read_json(place / MANIFEST)
+    try:
+        entries = manifest["files"]
+        if all({"bytes", "sha256"} <= entry.keys() for entry in entries.values()):
+            return entries
+    except (TypeError, KeyError, AttributeError):
+        pass
+    raise StoreError(f"{place / MANIFEST} is no manifest; remove {place} and run the study again")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -50,12 +50,12 @@ def test_half_a_study_tells_the_time_to_go(plan, store):
     assert status_json(plan, store)["seconds_left"] == pytest.approx(30)
     assert [state["standing"] for state in status_json(plan, store)["states"]] == ["done", "ready"]
     assert "1 of 2 pieces and 0 of 30 fine-tunings done. To go on: biphase run s.py" in closing(
-        plan, store, {}, stopped=False, command="run s.py"
+        plan, store, {}, stopped=False, command="run s.py", study="s.py"
     )
     assert "stopped. 1 of 2 pieces and 0 of 30 fine-tunings done, nothing lost." in closing(
-        plan, store, {}, stopped=True, command="run s.py"
+        plan, store, {}, stopped=True, command="run s.py", study="s.py"
     )
-    said = closing(plan, store, {second: "out of memory"}, stopped=False, command="run s.py")
+    said = closing(plan, store, {second: "out of memory"}, stopped=False, command="run s.py", study="s.py")
     assert f"failed  {second[:6]}  out of memory" in said
     assert "1 failed" in said
 
@@ -68,12 +68,12 @@ def test_what_is_trained_shows_its_losses_before_it_is_fine_tuned(plan, store):
     ]
     finish(store, first, step=9, lines=lines[:1])
     finish(store, second, step=12, lines=lines)
-    said = closing(plan, store, {}, stopped=False, command="run s.py")
+    said = closing(plan, store, {}, stopped=False, command="run s.py", study="s.py")
     assert "2 of 2 pieces and 0 of 30 fine-tunings done. To go on: biphase run s.py" in said
     assert "5.250 █▁" in said
     assert "0.50" in said
     bare = make_plan(replace(plan.study, finetune=None), identities(store))
-    said = closing(bare, store, {}, stopped=False, command="run s.py")
+    said = closing(bare, store, {}, stopped=False, command="run s.py", study="s.py")
     assert f"all 2 pieces are done; they are in {store.root}" in said
 
 

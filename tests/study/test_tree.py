@@ -46,7 +46,9 @@ def plan_of(*runs, question="Why?", finetune=None):
 
 
 def shown(plan, done=(), tuned=0, device="cpu", efficiency=0.5):
-    return render(plan, done=done, tuned=tuned, device=device, efficiency=efficiency, command_path="s.py")
+    return render(
+        plan, done=done, tuned=tuned, device=device, efficiency=efficiency, command_path="s.py", claims=[]
+    )
 
 
 def family():
@@ -144,7 +146,7 @@ def test_what_is_left_is_counted():
 def test_what_leads_only_to_finished_states_is_not_left():
     plan = family()
     done = [key for key, state in plan.states.items() if state.results]
-    assert shown(plan, done).splitlines()[-1] == "all 8 pieces computed. See: biphase status s.py"
+    assert shown(plan, done).splitlines()[-1] == "all 8 pieces computed. See: biphase report s.py"
 
 
 def test_a_state_that_an_unfinished_one_begins_from_is_left_even_without_a_name():
@@ -293,7 +295,7 @@ def test_fine_tunings_that_are_done_are_counted_and_what_is_left_is_not_all_of_i
     )
     assert "0 of 2 pieces and 2 of 5 fine-tunings done, 9,000 steps left" in shown(plan, tuned=2)
     assert shown(plan, done, tuned=5).endswith(
-        "all 2 pieces and 5 fine-tunings computed. See: biphase status s.py"
+        "all 2 pieces and 5 fine-tunings computed. See: biphase report s.py"
     )
 
 
@@ -302,7 +304,7 @@ def test_a_model_as_it_is_may_be_all_that_is_fine_tuned():
     plan = plan_of(hub, finetune=Finetune(TASKS[:1], lrs=(1e-4,), seeds=(0,)))
     assert "1 run · 1 fine-tuning · 1 score" in shown(plan)
     assert shown(plan).endswith("nothing computed yet. Next: biphase run s.py")
-    assert shown(plan, tuned=1).endswith("all 1 fine-tuning computed. See: biphase status s.py")
+    assert shown(plan, tuned=1).endswith("all 1 fine-tuning computed. See: biphase report s.py")
     data = plan_json(plan, done=(), tuned=1, device="h200", efficiency=0.4)
     assert (data["finetunings"], data["finetunings_done"], data["scores"]) == (1, 1, 1)
 

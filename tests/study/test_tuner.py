@@ -237,7 +237,7 @@ def test_a_stop_in_the_middle_of_a_training_leaves_whole_leaves_and_the_rest_fol
     for place in finished.leaves.iterdir():
         verify(place)
         assert made(finished)[place.name] == before[place.name]
-    said = closing(plan, finished, {}, stopped=True, command="run s.py")
+    said = closing(plan, finished, {}, stopped=True, command="run s.py", study="s.py")
     assert f"{leaves.count(plan, finished).done} of 24 fine-tunings done, nothing lost. To go on" in said
     assert worker(plan, finished).work().computed == 24 - stopped.computed
     assert made(finished) == before
@@ -305,7 +305,9 @@ def test_a_model_without_finite_numbers_fails_alone_and_the_next_run_tries_again
     assert "clm · toys · lr 0.001 · seed 0" in text
     told = status_json(plan, finished)["finetunings"]
     assert (told["done"], told["of"], len(told["failed"])) == (16, 24, 8)
-    assert "8 failed. To go on" in closing(plan, finished, outcome.failed, stopped=False, command="run s.py")
+    assert "8 failed. To go on" in closing(
+        plan, finished, outcome.failed, stopped=False, command="run s.py", study="s.py"
+    )
 
     mend()
     again = worker(plan, finished).work()

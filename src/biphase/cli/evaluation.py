@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, app
+from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, app, with_store
 from biphase.cli.studies import prepare, work
 
 Model = Annotated[
@@ -68,7 +68,7 @@ def evaluate(
     from biphase.study import launch
     from biphase.study.evaluation import evaluation, finetuning
     from biphase.study.identities import identities
-    from biphase.study.plan import make_plan
+    from biphase.study.plan import PLAN, make_plan
     from biphase.study.tasks import tasks_named
 
     limit = launch.seconds(for_time) if for_time else None
@@ -94,5 +94,5 @@ def evaluate(
     command = shlex.join(["evaluate", *sys.argv[2:]])
     work(
         made, where, fingerprints, Manner(quiet=quiet), set(), set(made.results.values()),
-        limit=limit, command=command, as_json=as_json,
+        limit=limit, command=command, study=with_store(where.studies / made.study.name / PLAN, store), as_json=as_json,
     )  # fmt: skip

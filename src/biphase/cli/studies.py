@@ -14,7 +14,9 @@ from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, StudyFile, app, 
 if TYPE_CHECKING:
     from biphase.files import Store
     from biphase.keys import Identities
+    from biphase.report.prospects import Prospect
     from biphase.specs import Pretrain
+    from biphase.study.leaves import Count
     from biphase.study.plan import Plan
     from biphase.training.pretrain import Manner
 
@@ -29,27 +31,43 @@ def plan(
     ] = 0.4,
     as_json: AsJson = False,
 ) -> None:
-    """The tree: what is shared, what is done, what the rest costs. Runs nothing."""
+    """The tree: what is shared, what is done, what the rest costs, what it will show. Runs nothing."""
+    from biphase.report import prospects
     from biphase.study.leaves import count
     from biphase.study.ledger import done_keys
     from biphase.study.tree import plan_json, render
 
     made, where, _ = planned(study, store)
-    done, tuned = done_keys(made, where), count(made, where).done
+    done, tuned = done_keys(made, where), count(made, where)
+    to_come = _to_come(made, where, tuned)
     if as_json:
-        told = plan_json(made, done=done, tuned=tuned, device=device, efficiency=efficiency)
-        print(json.dumps(told, indent=1))
+        told = plan_json(made, done=done, tuned=tuned.done, device=device, efficiency=efficiency)
+        print(json.dumps(told | {"claims": prospects.as_json(to_come)}, indent=1))
     else:
         print(
             render(
                 made,
                 done=done,
-                tuned=tuned,
+                tuned=tuned.done,
                 device=device,
                 efficiency=efficiency,
                 command_path=with_store(study, store),
+                claims=prospects.render(to_come) if to_come else [],
             )
         )
+
+
+def _to_come(made: Plan, where: Store, tuned: Count) -> list[Prospect]:
+    """What a study that is to be fine-tuned, and is not done, will be able to say; by the noise measured so far."""
+    from biphase.report.prospects import prospects
+
+    if not tuned.of or tuned.done == tuned.of:
+        return []
+    if not tuned.done:
+        return prospects(made)
+    from biphase.report.evidence import gather
+
+    return prospects(made, gather(made, where))
 
 
 @app.command()
@@ -91,8 +109,9 @@ def run(
         quiet=quiet,
     )
     results = _matching(made, only)
-    command = f"run {with_store(study, store)}" + ("" if only == "*" else f" --only {shlex.quote(only)}")
-    work(made, where, fingerprints, manner, wanted, results, limit=limit, command=command)
+    named = with_store(study, store)
+    command = f"run {named}" + ("" if only == "*" else f" --only {shlex.quote(only)}")
+    work(made, where, fingerprints, manner, wanted, results, limit=limit, command=command, study=named)
 
 
 def work(
@@ -105,9 +124,10 @@ def work(
     *,
     limit: float | None,
     command: str,
+    study: str,
     as_json: bool = False,
 ) -> None:
-    """Compute what is missing of a plan, here; then say what came out, and end."""
+    """Compute what is missing of a plan, here; then say what came out, and end. `study`: as a verb after it names it."""
     from dataclasses import replace
 
     from biphase.study import launch
@@ -126,7 +146,7 @@ def work(
     worker = Worker(made, where, fingerprints, ranks, manner, wanted=wanted, evaluated=results, say=say)
     outcome = worker.work()
     if ranks.first:
-        text = closing(made, where, outcome.failed, stopped=outcome.stopped, command=command)
+        text = closing(made, where, outcome.failed, stopped=outcome.stopped, command=command, study=study)
         print(json.dumps(status_json(made, where), indent=1) if as_json else text, flush=True)
     devices.leave()
     sys.exit(1 if outcome.failed else 0)

@@ -5,6 +5,7 @@ can be written out, hashed and read back; nothing in them names a device or a fo
 The paper's recipe (arXiv 2507.00994) is the default of every field: a departure is a field that says so.
 """
 
+from biphase.specs.claims import Claim
 from biphase.specs.objectives import CLM, MLM, MNTP, Cosine, Linear, Objective
 from biphase.specs.sources import BPE, Chunks, Corpus, Hub, Pretrained, Rows, Size
 from biphase.specs.study import Finetune, Study
@@ -20,6 +21,7 @@ __all__ = [
     "AdamW",
     "Answer",
     "Chunks",
+    "Claim",
     "Classify",
     "Corpus",
     "Cosine",

@@ -7,6 +7,7 @@ from typing import Literal
 from biphase.errors import SpecError, nearest
 from biphase.records import record
 from biphase.specs.checks import one_name
+from biphase.specs.claims import Claim
 from biphase.specs.tasks import Task
 from biphase.specs.training import INHERIT, AdamW, Pretrain
 
@@ -98,11 +99,16 @@ class Finetune:
 
 @record
 class Study:
-    """Many runs, and what is done with their results."""
+    """Many runs, and what is done with their results, and what is expected of them."""
 
     name: str
     runs: tuple[Pretrain, ...]
     finetune: Finetune | None = None
+    claims: tuple[Claim, ...] = ()  # of your own; those of the paper are tested wherever the runs can speak
+
+    def settle(self) -> None:
+        if isinstance(self.claims, Claim):
+            object.__setattr__(self, "claims", (self.claims,))
 
     def check(self) -> None:
         one_name("Study", self.name)
@@ -114,3 +120,9 @@ class Study:
         for name in names:
             if names.count(name) > 1:
                 raise SpecError(f"Study {self.name!r} has two results called {name!r}; rename one")
+        tasks = {task.name: task.family for task in self.finetune.tasks} if self.finetune else {}
+        claimed = [claim.name for claim in self.claims]
+        for claim in self.claims:
+            if claimed.count(claim.name) > 1:
+                raise SpecError(f"Study {self.name!r} has two claims called {claim.name!r}; rename one")
+            claim.check_within(names, tasks)

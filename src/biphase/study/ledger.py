@@ -46,9 +46,7 @@ def survey(plan: Plan, store: Store) -> dict[str, Entry]:
     entries = {}
     for key, state in plan.states.items():
         if key in done:
-            entries[key] = Entry(
-                state, "done", progress=read_json(store.states / key / "state.json")["progress"]
-            )
+            entries[key] = _done(state, store)
         elif key in holders:
             entries[key] = Entry(state, "running", holder=holders[key])
         elif key in failed:
@@ -58,6 +56,17 @@ def survey(plan: Plan, store: Store) -> dict[str, Entry]:
                 state, "ready" if state.parent is None or state.parent in done else "waiting"
             )
     return entries
+
+
+def _done(state: State, store: Store) -> Entry:
+    """A state that is there: done, unless it cannot say what it is."""
+    path = store.states / state.key / "state.json"
+    try:
+        return Entry(state, "done", progress=read_json(path)["progress"])
+    except (StoreError, KeyError, TypeError) as wrong:
+        return Entry(
+            state, "failed", error=str(wrong) if isinstance(wrong, StoreError) else f"{path} is no state"
+        )
 
 
 # ---------------------------------------------------------------- failures

@@ -31,7 +31,9 @@ def opening(plan: Plan, store: Store) -> str:
     return f"{plan.study.name}{question}\n  {'; '.join(parts)}"
 
 
-def closing(plan: Plan, store: Store, failed: dict[str, str], *, stopped: bool, command: str) -> str:
+def closing(
+    plan: Plan, store: Store, failed: dict[str, str], *, stopped: bool, command: str, study: str
+) -> str:
     """The last lines of a run: results, and how to go on."""
     done = ledger.done_keys(plan, store)
     left = plan.left(done)
@@ -52,6 +54,7 @@ def closing(plan: Plan, store: Store, failed: dict[str, str], *, stopped: bool, 
         every += [counted(tuned.of, "fine-tuning")] if tuned.of else []
         words = f"all {' and '.join(every)} are done" if plan.pieces + tuned.of > 1 else f"{every[0]} is done"
         lines.append(f"{words}; they are in {store.root}")
+        lines.append(f"What they show: biphase report {study}")
     return "\n".join(lines)
 
 

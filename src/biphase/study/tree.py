@@ -33,12 +33,20 @@ class _Row:
 
 
 def render(
-    plan: Plan, *, done: Collection[str], tuned: int, device: str, efficiency: float, command_path: str
+    plan: Plan,
+    *,
+    done: Collection[str],
+    tuned: int,
+    device: str,
+    efficiency: float,
+    command_path: str,
+    claims: list[str],
 ) -> str:
-    """What `biphase plan` prints. `tuned` is how many fine-tunings are done."""
+    """What `biphase plan` prints. `tuned` is how many fine-tunings are done; `claims` stand between tree and costs."""
     name, question = plan.study.name, plan.question
     head = textwrap.wrap(f"{name}: {question}" if question else name, PAGE, subsequent_indent="  ")
     body = _tree(plan, done)
+    body += ["", *claims] if claims else []
     return "\n".join([*head, "", *body, "", *_summary(plan, done, tuned, device, efficiency, command_path)])
 
 
@@ -92,12 +100,12 @@ def _tree(plan: Plan, done: Collection[str]) -> list[str]:
         mark = "✓" if state.key in done else ""
         return _Row(text, steps(first), steps(until), state.key[:digits], mark, ", ".join(state.results))
 
-    titles = _titles(list(plan.roots.values()), trained=set(below))
+    named = titles(list(plan.roots.values()), trained=set(below))
     lines: list[str] = []
     for branch, flat in ((3, False), (2, False), (2, True), (1, True)):
         rows: list[_Row] = []
         for key, root in plan.roots.items():
-            rows.append(_Row(titles[key], "", "", key[:digits], "", ", ".join(root.results)))
+            rows.append(_Row(named[key], "", "", key[:digits], "", ", ".join(root.results)))
             rows.extend(row(text, state) for text, state in _branches(below, key, branch, flat))
         lines = _aligned(rows)
         if max(map(len, lines)) <= PAGE:
@@ -154,19 +162,19 @@ def _aligned(rows: list[_Row]) -> list[str]:
     return lines
 
 
-def _titles(roots: list[Root], trained: set[str]) -> dict[str, str]:
+def titles(roots: list[Root], trained: set[str]) -> dict[str, str]:
     """What each root is; roots that read alike also say in what they differ."""
     plain = {root.key: _title(root.run, trained=root.key in trained) for root in roots}
     alike: dict[str, list[dict[str, str]]] = {}
     for root in roots:
         alike.setdefault(plain[root.key], []).append(_particulars(root.run))
-    titles = {}
+    made = {}
     for root in roots:
         others = alike[plain[root.key]]
         mine = _particulars(root.run)
         differing = [words for what, words in mine.items() if any(one.get(what) != words for one in others)]
-        titles[root.key] = ", ".join([plain[root.key], *differing])
-    return titles
+        made[root.key] = ", ".join([plain[root.key], *differing])
+    return made
 
 
 def _title(run: Pretrain, *, trained: bool) -> str:
@@ -253,7 +261,7 @@ def _next(plan: Plan, left: list[str], tuned: int, device: str, efficiency: floa
     if not left and tuned == trainings:
         every = [counted(plan.pieces, "piece")] if plan.states else []
         every += [counted(trainings, "fine-tuning")] if trainings else []
-        return f"all {' and '.join(every)} computed. See: biphase status {command_path}"
+        return f"all {' and '.join(every)} computed. See: biphase report {command_path}"
     if len(left) == plan.pieces and not tuned:
         return f"nothing computed yet. Next: biphase run {command_path}"
     hours = costs(plan, left).device_hours(device, efficiency)

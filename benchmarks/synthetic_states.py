@@ -1,0 +1,114 @@
+"""The states of an invented ledger: what is left of pretraining, but for the weights. See `synthetic_ledger.py`.
+
+Losses fall as a power of the steps; a step under the other objective counts half, so a switch shows as a jump.
+"""
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from biphase.files import MANIFEST, Store
+from biphase.keys import acts, label, origin_draw, origin_step
+from biphase.records import encode
+from biphase.report.pretraining import flops_of
+from biphase.specs import CLM, MLM, Objective, Pretrain
+from biphase.study.plan import Plan, State
+
+MACHINE = {"device": "synthetic", **dict.fromkeys(("torch", "transformers", "biphase", "python"), "none")}
+DEVICES, SPEED = 192, 20e12  # the paper's, and FLOP/s of each as its GPU-hours imply
+WATTS = 280.0  # of each: half of what its maker allows
+
+
+def write_states(plan: Plan, store: Store, *, lines: int) -> None:
+    """Every state of a plan; a run of its own leaves about so many `lines` of losses."""
+    known: dict[str | None, tuple[dict[str, Any], list[dict[str, Any]]]] = {None: ({}, [])}
+    for state in plan.states.values():
+        before, so_far = known[state.parent]
+        progress = _progress(state, before)
+        known[state.key] = progress, [*so_far, *_lines(state, before, progress, lines)]
+        about = {
+            "key": state.key,
+            "run": encode(state.run),
+            "origin_step": origin_step(state.run),
+            "epochs": 0.0,
+            "tokens_left_out": 0,
+            "progress": progress,
+        }
+        text = "".join(json.dumps(line) + "\n" for line in known[state.key][1])
+        put(store.states / state.key, {"metrics.jsonl": text.encode(), "state.json": as_json(about)})
+
+
+def _progress(state: State, before: dict[str, Any]) -> dict[str, Any]:
+    run, flops, known = state.run, flops_of(state), before.get("flops", 0.0)
+    seconds = before.get("seconds", 0.0) + (flops or 1e15 * state.steps) / (DEVICES * SPEED)
+    return {
+        "step": state.step,
+        "draw": origin_draw(run) + state.step * run.rows_per_step,
+        "seconds": seconds,
+        "flops": None if flops is None or known is None else known + flops,
+        "tokens": before.get("tokens", 0) + state.tokens,
+        "joules": seconds * DEVICES * WATTS,
+        "skipped": 0,
+        "unsound_in_a_row": 0,
+        "micro_rows": 1,
+        "world": DEVICES,
+        "threads": 0,
+        "machine": MACHINE | {"compiled": "True"},
+    }
+
+
+def _lines(state: State, before: dict[str, Any], after: dict[str, Any], lines: int) -> list[dict[str, Any]]:
+    """What the steps of a piece logged, every so many of them, and the held-out losses as often as the run asks."""
+    run, objective, made = state.run, state.objective, []
+    origin, every = origin_step(run), max(1, run.steps // lines)
+    began, tokens = before.get("seconds", 0.0), before.get("tokens", 0)
+    for step in range(state.first + 1, state.step + 1):
+        last = step == state.step
+        if step % every == 0 or last:
+            wiggle = 0.02 * math.sin((origin + step) * 12.9898)
+            taken = step - state.first
+            line = {
+                "step": origin + step,
+                "loss": _loss(run, objective, step, decaying=state.decaying) + wiggle,
+                "norm": 0.5 + wiggle,
+                "rate": run.schedule.peak,
+                "labels": run.batch_tokens // 2,
+                "objective": label(objective),
+                "tokens": tokens + taken * run.batch_tokens,
+                "seconds": round(began + (after["seconds"] - began) * taken / state.steps, 3),
+            }
+            made.append(line)
+        if step % run.heldout_every == 0 or last:
+            asked: dict[str, Objective] = {"clm": CLM(), "mlm40": MLM(0.4)}
+            losses = {
+                name: _loss(run, one, step, decaying=state.decaying) + 0.02 for name, one in asked.items()
+            }
+            made.append({"step": origin + step, "heldout": losses})
+    return made
+
+
+def _loss(run: Pretrain, asked: Objective, step: int, *, decaying: bool) -> float:
+    """Of an objective at a step of a run, which may have trained another one so far."""
+    causal, learned = isinstance(asked, CLM), origin_step(run) / 2
+    for act in acts(run):
+        steps = max(0, min(act.until, step) - act.first)
+        learned += steps if isinstance(act.objective, CLM) == causal else steps / 2
+    share = learned / (origin_step(run) + run.steps)
+    return (2.3 if causal else 1.9) + 7.0 * (1 + 400 * share) ** -0.5 - (0.05 if decaying else 0.0)
+
+
+def put(place: Path, files: dict[str, bytes]) -> None:
+    """A folder as `files.publish` leaves it, without its waits for the disk."""
+    place.mkdir(parents=True)
+    entries = {}
+    for name, content in sorted(files.items()):
+        (place / name).write_bytes(content)
+        entries[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (place / MANIFEST).write_bytes(as_json({"files": entries}))
+
+
+def as_json(value: Any) -> bytes:
+    """As `files.write_json` writes it."""
+    return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()

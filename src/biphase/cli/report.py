@@ -1,0 +1,45 @@
+"""`report`: what a study found, as one page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, StudyFile, app, planned, tell
+
+Out = Annotated[
+    Path | None,
+    typer.Option(help="folder to write into; default: report/ beside the study's plan in the store"),
+]
+Watch = Annotated[
+    bool, typer.Option("--watch", help="serve the page on this machine and refresh it while the study runs")
+]
+
+
+@app.command()
+def report(
+    study: StudyFile,
+    store: StoreFolder = DEFAULT_STORE,
+    out: Out = None,
+    print_figures: Annotated[
+        bool, typer.Option("--print/--no-print", help="also draw the figures for print: SVG and PDF")
+    ] = True,
+    watch: Watch = False,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="with --watch; 0: any that is free")] = 8_642,
+    as_json: AsJson = False,
+) -> None:
+    """Statistics, verdicts, figures and tables of a study, on one page that needs no network."""
+    from biphase.report.build import build
+
+    made, where, _ = planned(study, store)
+    folder = out or where.studies / made.study.name / "report"
+    if watch:
+        from biphase.report.watch import serve
+
+        serve(lambda: planned(study, store)[0], where, folder, port=port, say=tell)
+        return
+    built = build(made, where, folder, static=print_figures)
+    print(json.dumps(built.to_json(), indent=1) if as_json else built.words())

@@ -1,0 +1,118 @@
+"""The scores of a study with their intervals: every model on every task, and on every family of tasks.
+
+Several intervals stand beside a mean, since each answers another question. Over fine-tuning seeds: would the same
+model and the same test set give this again? Over test examples: would another test set? Over both: would either? Where
+a recipe was pretrained with several seeds, the first covers those too, and says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from biphase.report.draws import Draws
+from biphase.report.evidence import Evidence, Floats
+from biphase.report.recipes import Model
+from biphase.report.statistics.components import Decomposition, decompose
+from biphase.report.statistics.intervals import Estimate, across, kept
+from biphase.report.statistics.resampling import interval
+
+
+@dataclass(frozen=True)
+class Score:
+    """One model on one task, or on one family: the mean of its tasks, seed by seed. Between 0 and 1."""
+
+    model: str
+    on: str  # a task or a family
+    metric: str  # of a task; a family mixes those of its tasks
+    seeds: Estimate  # NaN where nothing is complete
+    by_seed: Floats  # (pretraining seeds, fine-tuning seeds); NaN: missing
+    examples: tuple[float, float] | None  # over test examples: a bootstrap interval
+    noise: (
+        Decomposition | None
+    )  # of a family: which noise is how large, and the intervals over several of them
+    done: int  # leaves
+    of: int
+
+    @property
+    def known(self) -> bool:
+        return bool(np.isfinite(self.seeds.mean))
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """All scores of a study: by model and task, and by model and family."""
+
+    tasks: dict[tuple[str, str], Score]
+    families: dict[tuple[str, str], Score]
+
+
+def estimate(evidence: Evidence, draws: Draws | None = None) -> Estimates:
+    """The scores of every model. `draws`: those that others also ask, so that they are made once."""
+    draws = draws or Draws(evidence)
+    models = evidence.models.values()
+    tasks = {
+        (model.name, task): _score(evidence, draws, model, task, (task,))
+        for task in evidence.tasks
+        for model in models
+    }
+    families = {
+        (model.name, family): _score(evidence, draws, model, family, names, decomposed=True)
+        for family, names in evidence.families.items()
+        for model in models
+    }
+    return Estimates(tasks, families)
+
+
+def _score(
+    evidence: Evidence,
+    draws: Draws,
+    model: Model,
+    on: str,
+    tasks: tuple[str, ...],
+    *,
+    decomposed: bool = False,
+) -> Score:
+    grids = [evidence.grids[result, task] for result in model.results for task in tasks]
+    matrix = evidence.on(model, tasks)
+    metrics = dict.fromkeys(grid.metric for grid in grids if grid.metric)
+    known = bool(kept(matrix)[1].any())
+    return Score(
+        model=model.name,
+        on=on,
+        metric=", ".join(metrics),
+        seeds=across(matrix),
+        by_seed=matrix,
+        examples=_over_examples(evidence, draws, model, tasks, matrix) if known else None,
+        noise=_noise(evidence, model, tasks) if known and decomposed else None,
+        done=sum(grid.done for grid in grids),
+        of=sum(grid.of for grid in grids),
+    )
+
+
+def _over_examples(
+    evidence: Evidence, draws: Draws, model: Model, tasks: tuple[str, ...], matrix: Floats
+) -> tuple[float, float] | None:
+    """The mean over the seeds that count, on redrawn test sets; None where a task has no values by example."""
+    rows, columns = kept(matrix)
+    each = [draws.of(model, task) for task in tasks]
+    drawn = [one for one in each if one is not None]
+    if len(drawn) < len(each):
+        return None
+    mean = np.mean([one[:, rows][:, :, columns].mean(axis=(1, 2)) for one in drawn], axis=0)
+    fewest = min(evidence.grids[model.results[0], task].examples for task in tasks)
+    if fewest < 2 or not np.isfinite(mean).all():
+        return None
+    point = np.asarray(matrix[np.ix_(rows, columns)].mean())
+    low, high = interval(mean, point, examples=fewest)
+    return (float(low), float(high)) if np.isfinite(low) else None
+
+
+def _noise(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> Decomposition | None:
+    values = [evidence.values(model, task) for task in tasks]
+    known = [one for one in values if one is not None]
+    if len(known) < len(values) or any(one.shape[2] < 2 for one in known):
+        return None
+    complete = np.all([np.isfinite(one).all(axis=tuple(range(2, one.ndim))) for one in known], axis=0)
+    return decompose(known) if kept(np.where(complete, 1.0, np.nan))[1].any() else None

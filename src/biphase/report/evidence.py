@@ -1,0 +1,277 @@
+"""The ledger as arrays: what every fine-tuning of a study scored, and what its pretraining cost. No torch.
+
+A missing leaf is NaN and stays NaN: nothing is imputed. The learning rate of each seed is chosen among the validation
+scores of that seed, once all its rates are there; so the scores of two seeds are two draws of the whole procedure,
+selection included, and a study that is half done speaks through the seeds that are complete.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from biphase.errors import StoreError, one_line
+from biphase.files import MANIFEST, Store, read_verified
+from biphase.report.recipes import Model, models
+from biphase.specs import Family, Task
+from biphase.study import ledger
+from biphase.study.leaves import LEAF, VALUES, trainings
+from biphase.study.plan import Plan
+from biphase.study.select import choose
+
+Floats = NDArray[np.float64]
+FAMILIES: tuple[Family, ...] = ("SC", "TC", "QA", "IR")
+PARTS = ("validation", "test")
+JOULES = "joules"  # stands beside the seconds where the device reports its energy
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One result on one task. Arrays are (learning rates, seeds); NaN: that leaf is missing."""
+
+    result: str
+    task: Task
+    metric: str  # the one that learning rates are chosen by
+    lrs: tuple[float, ...]
+    seeds: tuple[int, ...]
+    keys: tuple[tuple[str, ...], ...]  # of the leaves: [rate][seed]
+    validation: dict[str, Floats]
+    test: dict[str, Floats]
+    seconds: Floats
+    examples: int  # in the test part
+    machines: tuple[dict[str, Any], ...]  # what computed the leaves that are done, each as it was recorded
+    joules: float  # of the leaves that recorded them; 0: none did
+    missing: dict[str, str] = field(
+        default_factory=dict
+    )  # key of a leaf → why it is missing, where more is known
+
+    @property
+    def done(self) -> int:
+        return int(np.isfinite(self.seconds).sum())
+
+    @property
+    def of(self) -> int:
+        return self.seconds.size
+
+    @cached_property
+    def chosen(self) -> dict[int, int]:
+        """Seed → the place of its rate, for seeds whose rates are all there."""
+        if self.metric not in self.validation:
+            return {}
+        found = {}
+        for column, seed in enumerate(self.seeds):
+            scores = {
+                (lr, seed): float(score)
+                for lr, score in zip(self.lrs, self.validation[self.metric][:, column], strict=True)
+                if math.isfinite(score)
+            }
+            choice = choose(scores) if len(scores) == len(self.lrs) else None
+            if choice:
+                found[seed] = self.lrs.index(choice.by_seed[seed])
+        return found
+
+    def at_chosen(self, part: dict[str, Floats], metric: str = "") -> Floats:
+        """The score of each seed at its own rate; NaN for a seed that is not complete."""
+        scores = np.full(len(self.seeds), np.nan)
+        values = part.get(metric or self.metric)
+        for column, seed in enumerate(self.seeds):
+            if values is not None and seed in self.chosen:
+                scores[column] = values[self.chosen[seed], column]
+        return scores
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything a report speaks of."""
+
+    plan: Plan
+    store: Store
+    models: dict[str, Model]
+    tasks: dict[str, Task]
+    grids: dict[tuple[str, str], Grid]  # result, task
+    unreadable: dict[
+        str, str
+    ]  # key of a leaf that is there and cannot be trusted → why; grows as files are read
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Of fine-tuning, in the order of the columns of every array."""
+        finetune = self.plan.study.finetune
+        return tuple(sorted(finetune.seeds)) if finetune else ()
+
+    @property
+    def families(self) -> dict[Family, tuple[str, ...]]:
+        """The tasks of each family that the study has, in the paper's order."""
+        found = {f: tuple(name for name, task in self.tasks.items() if task.family == f) for f in FAMILIES}
+        return {family: names for family, names in found.items() if names}
+
+    @property
+    def count(self) -> tuple[int, int]:
+        """Leaves done and planned."""
+        return sum(grid.done for grid in self.grids.values()), sum(grid.of for grid in self.grids.values())
+
+    def scores(self, model: Model, task: str, metric: str = "", *, part: str = "test") -> Floats:
+        """(pretraining seeds, fine-tuning seeds), each at the rate its validation score chose. NaN: missing."""
+        rows = []
+        for result in model.results:
+            grid = self.grids[result, task]
+            rows.append(grid.at_chosen(grid.test if part == "test" else grid.validation, metric))
+        return np.stack(rows)
+
+    def on(self, model: Model, tasks: Iterable[str], metric: str = "", *, part: str = "test") -> Floats:
+        """The unweighted mean over tasks, seed by seed: NaN where any of them is missing."""
+        return np.mean([self.scores(model, task, metric, part=part) for task in tasks], axis=0)
+
+    def by_rate(self, model: Model, task: str, metric: str = "") -> Floats:
+        """(pretraining seeds, learning rates, fine-tuning seeds), with nothing chosen. NaN: missing."""
+        grids = [self.grids[result, task] for result in model.results]
+        blank = np.full((len(grids[0].lrs), len(grids[0].seeds)), np.nan)
+        return np.stack([grid.test.get(metric or grid.metric, blank) for grid in grids])
+
+    def values(self, model: Model, task: str, metric: str = "") -> NDArray[np.float32] | None:
+        """Example by example at the chosen rates: (pretraining seeds, fine-tuning seeds, examples[, counts]).
+
+        Rows of seeds that are not complete, or whose values cannot be read, are NaN. Entity F1 has three counts for
+        each example (right, said, true); everything else one number whose mean is the score. None: there is no row.
+        """
+        made: list[list[NDArray[np.float32] | None]] = []
+        for result in model.results:
+            grid = self.grids[result, task]
+            name = metric or grid.metric
+            made.append(
+                [
+                    self._values(grid.keys[grid.chosen[seed]][column], name, grid.examples)
+                    if seed in grid.chosen
+                    else None
+                    for column, seed in enumerate(grid.seeds)
+                ]
+            )
+        known = next((one for row in made for one in row if one is not None), None)
+        if known is None:
+            return None
+        blank = np.full_like(known, np.nan)
+        return np.stack([np.stack([blank if one is None else one for one in row]) for row in made])
+
+    def _values(self, key: str, metric: str, examples: int) -> NDArray[np.float32] | None:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+
+        name = "test/entity_counts" if metric == "entity_f1" else f"test/{metric}"
+        try:
+            found = load(read_verified(self.store.leaves / key, VALUES)).get(name)
+        except (StoreError, SafetensorError) as wrong:
+            self.unreadable[key] = one_line(wrong)
+            return None
+        if found is not None and len(found) != examples:
+            self.unreadable[key] = f"{key}: {len(found):,} values of {name} for {examples:,} examples"
+            return None
+        return None if found is None else found.astype(np.float32, copy=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """What a report needs of a leaf. The rest of its file, its loss curve above all, is not kept."""
+
+    metric: str
+    scores: dict[str, dict[str, float]]  # part → metric → score
+    examples: int  # in the test part
+    seconds: float
+    joules: float
+    machine: dict[str, Any]
+
+
+Cells = dict[tuple[float, int], tuple[str, Leaf | None]]  # rate and seed → the key of the leaf, and the leaf
+
+
+def gather(plan: Plan, store: Store) -> Evidence:
+    """Read everything a store knows of a plan."""
+    finetune = plan.study.finetune
+    tasks = {task.name: task for task in finetune.tasks} if finetune else {}
+    known = models(plan)
+    unreadable: dict[str, str] = {}
+    names = {plan.results[result]: result for model in known.values() for result in model.results}
+    cells: dict[tuple[str, str], Cells] = {(result, task): {} for result in names.values() for task in tasks}
+    failed = ledger.failures(plan, store)
+    whys: dict[str, str] = {}
+    for training in trainings(plan):
+        for leaf in training.leaves:
+            about = _read(store, leaf.key, unreadable)
+            cells[names[training.model], leaf.task.name][training.lr, training.seed] = leaf.key, about
+            note = failed.get(training.key)
+            if about is None and isinstance(note, dict):
+                whys[leaf.key] = str(note.get("error", ""))
+    whys |= unreadable
+    grids = {(result, task): _grid(result, tasks[task], some, whys) for (result, task), some in cells.items()}
+    return Evidence(plan, store, known, tasks, grids, unreadable)
+
+
+def _read(store: Store, key: str, unreadable: dict[str, str]) -> Leaf | None:
+    """A leaf that is whole, or None; one that cannot be trusted counts as missing, and is named."""
+    place = store.leaves / key
+    try:
+        about = json.loads(read_verified(place, LEAF))
+        if about["key"] != key:
+            raise StoreError(f"{place} holds the leaf {about['key']}; remove it and run the study again")
+        took = about["seconds"]
+        return Leaf(
+            metric=about["metric"],
+            scores={
+                part: {name: float(score) for name, score in about["scores"][part].items()} for part in PARTS
+            },
+            examples=int(about["examples"]["test"]),
+            seconds=float(sum(spent for what, spent in took.items() if what != JOULES)),
+            joules=float(took.get(JOULES, 0.0)),
+            machine=dict(about.get("machine", {})),
+        )
+    except StoreError as wrong:
+        if store.has(place):
+            unreadable[key] = str(wrong)
+        elif place.exists():  # else it is not computed yet, and nothing is wrong
+            unreadable[key] = (
+                f"{place} has no {MANIFEST}, so it is no result; remove it and run the study again"
+            )
+    except (ValueError, KeyError, TypeError, AttributeError) as wrong:
+        unreadable[key] = (
+            f"{place / LEAF} is no leaf ({one_line(wrong)}); remove {place} and run the study again"
+        )
+    return None
+
+
+def _grid(result: str, task: Task, cells: Cells, whys: dict[str, str]) -> Grid:
+    lrs, seeds = sorted({lr for lr, _ in cells}), sorted({seed for _, seed in cells})
+    done = [leaf for _, leaf in cells.values() if leaf is not None]
+    shape = len(lrs), len(seeds)
+    parts: dict[str, dict[str, Floats]] = {part: {} for part in PARTS}
+    seconds = np.full(shape, np.nan)
+    for (lr, seed), (_, leaf) in cells.items():
+        if leaf is None:
+            continue
+        at = lrs.index(lr), seeds.index(seed)
+        seconds[at] = leaf.seconds
+        for part, scores in parts.items():
+            for name, value in leaf.scores[part].items():
+                if name not in scores:
+                    scores[name] = np.full(shape, np.nan)
+                scores[name][at] = value
+    return Grid(
+        result=result,
+        task=task,
+        metric=done[0].metric if done else "",
+        lrs=tuple(lrs),
+        seeds=tuple(seeds),
+        keys=tuple(tuple(cells[lr, seed][0] for seed in seeds) for lr in lrs),
+        validation=parts["validation"],
+        test=parts["test"],
+        seconds=seconds,
+        examples=done[0].examples if done else 0,
+        machines=tuple(leaf.machine for leaf in done),
+        joules=sum(leaf.joules for leaf in done),
+        missing={key: whys[key] for key, _ in cells.values() if key in whys},
+    )

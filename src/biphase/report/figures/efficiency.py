@@ -1,0 +1,98 @@
+"""What a model has learnt on its way: scores of kept checkpoints over tokens, FLOPs and seconds.
+
+Checkpoints on the way have not been decayed, the end has; so the end is a mark of its own, and the way to it dotted.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from biphase.report.estimates import Estimates
+from biphase.report.evidence import Evidence
+from biphase.report.figures.chosen import objective_name
+from biphase.report.figures.description import Axis, Figure, Numbers, View
+from biphase.report.figures.palette import in_turn, role_of
+from biphase.report.figures.scored import Line, Point, score_panels
+from biphase.report.figures.ticks import on_log, spaced
+from biphase.report.pretraining import cost
+from biphase.report.recipes import Model
+from biphase.wording import short
+
+VIEWS = ("tokens", "FLOPs", "seconds")
+PRINTED = ("tokens", "FLOPs")  # seconds depend on the machine
+
+
+def figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
+    ways = _ways(evidence)
+    xs = {one.name: _x(evidence, one) for way in ways for one in way}
+    views = [n for n in range(len(VIEWS)) if any(math.isfinite(x[n]) for x in xs.values())]
+    names = _names(ways)
+    lines: list[Line] = []
+    for way, name, look in zip(ways, names, in_turn([role_of(way[-1].recipe) for way in ways]), strict=True):
+        points = [Point(tuple(xs[one.name][n] for n in views), one) for one in way]
+        on_the_way = [point for point in points if not point.model.recipe.decayed]
+        end = [point for point in points if point.model.recipe.decayed]
+        lines.append(Line(name, look, tuple(on_the_way)))
+        if end:
+            tail = replace(look, dash="dot", width=0.6)
+            lines.append(Line(name, tail, (*on_the_way[-1:], *end), draws="line", legend=False))
+            lines.append(Line(name, replace(look, hollow=True), tuple(end), draws="points", legend=False))
+    shown = tuple(_view(VIEWS[n], [x[n] for x in xs.values()]) for n in views)
+    drawn = score_panels(evidence, estimates, lines, shown[0].axis if shown else Axis(), views=len(views))
+    if not drawn.panels:
+        return None
+    caption = (
+        "Checkpoints on the way, whose learning rate has not come down; hollow marks are the decayed ends. "
+        f"FLOPs are the model's own; seconds compare only where machines were alike. {drawn.notes()}"
+    )
+    return Figure(
+        "efficiency", "What is learnt by when", caption, drawn.panels, shown if len(shown) > 1 else ()
+    )
+
+
+def _ways(evidence: Evidence) -> list[list[Model]]:
+    """The checkpoints of each run that keeps some, in order of steps, its end last. Each model stands once."""
+    plan = evidence.plan
+    of = {plan.results[result]: one for one in evidence.models.values() for result in one.results}
+    ways, seen = [], set()
+    for run in plan.study.runs:
+        names = [*(f"{run.name}-{step}" for step in sorted(run.keep)), run.name]
+        way = list({of[plan.results[name]].name: of[plan.results[name]] for name in names}.values())
+        if run.keep and way[-1].name not in seen:
+            seen.add(way[-1].name)
+            ways.append(way)
+    return ways
+
+
+def _x(evidence: Evidence, model: Model) -> Numbers:
+    """Tokens, FLOPs and seconds up to a model; seconds are means over its pretraining seeds, NaN where unknown."""
+    costs = [cost(evidence.plan, evidence.store, result) for result in model.results]
+    took = [one.seconds for one in costs if one.seconds is not None]
+    flops = costs[0].flops
+    return (
+        float(costs[0].tokens),
+        math.nan if flops is None else flops,
+        math.nan if len(took) < len(costs) else sum(took) / len(took),
+    )
+
+
+def _view(name: str, values: list[float]) -> View:
+    ticks = on_log(values)
+    say = (lambda one: f"{one:.0e}".replace("e+", "e")) if name == "FLOPs" else short
+    axis = Axis(
+        f"training {name}",
+        "log",
+        ticks,
+        spaced(ticks, map(say, ticks), 0.22 if name == "FLOPs" else 0.14, log=True),
+    )
+    return View(name, axis, printed=name in PRINTED)
+
+
+def _names(ways: list[list[Model]]) -> list[str]:
+    """The objective of each way; the name of its end where that is not enough."""
+    sizes = len({way[-1].recipe.size for way in ways})
+    names = [
+        f"{f'{way[-1].recipe.size} ' if sizes > 1 else ''}{objective_name(way[-1].recipe)}" for way in ways
+    ]
+    return [way[-1].name if names.count(name) > 1 else name for way, name in zip(ways, names, strict=True)]

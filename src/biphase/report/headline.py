@@ -1,0 +1,257 @@
+"""The answer of a study in plain sentences, before any table.
+
+The best recipe is chosen by validation scores and spoken of by test scores: choosing and reporting with the same
+numbers would favour whoever was lucky. It is compared with the best of every other kind, chosen in the same way, at the
+same size and the same number of steps; the differences are paired, seed by seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from biphase.report.claims import Finding
+from biphase.report.evidence import Evidence, Floats
+from biphase.report.numerals import fixed, interval, listed, percent
+from biphase.report.recipes import Model
+from biphase.report.statistics.intervals import Estimate, across
+from biphase.wording import counted, short
+
+KINDS = {
+    "clm": "causal only",
+    "mlm": "masked only",
+    "clm-mlm": "causal, then masked",
+    "start": "no training",
+    "other": "another order",
+}
+Verdicts = ("reproduced", "direction only", "not reproduced", "underpowered", "not tested")
+
+
+@dataclass(frozen=True)
+class Lead:
+    """How the best recipe stands to the best of another kind: paired differences in points."""
+
+    kind: str
+    name: str  # of the other model
+    note: str
+    average: Estimate
+    families: tuple[tuple[str, Estimate], ...]
+
+    @property
+    def clear(self) -> bool:
+        """The interval of the average leaves nought out, on the side of the best."""
+        return self.average.low > 0
+
+    @property
+    def rival(self) -> str:
+        about = f"{self.name}, {self.note}" if self.note else self.name
+        return f"{self.kind} ({about})" if self.kind else about
+
+    @property
+    def told(self) -> str:
+        lead = self.average
+        if not math.isfinite(lead.mean):
+            return "no seed in common yet"
+        told = f"{fixed(abs(lead.mean))} points {'ahead' if lead.mean >= 0 else 'behind'}"
+        low, high = (lead.low, lead.high) if lead.mean >= 0 else (-lead.high, -lead.low)
+        if not math.isfinite(low):
+            return f"{told} ({no_interval(lead)})"
+        return f"{told} {interval(low, high)}{'' if low > 0 else '; this study cannot tell it from no difference'}"
+
+
+@dataclass(frozen=True)
+class Headline:
+    """What stands at the top of a report."""
+
+    answer: str
+    subject: str  # the words of the answer that name the best recipe
+    against: tuple[Lead, ...]
+    scale: str
+    noise: str
+    verdicts: dict[str, int]
+
+
+def headline(evidence: Evidence, findings: Iterable[Finding]) -> Headline:
+    counted_verdicts = Counter(one.verdict for one in findings)
+    answer, subject, against = _answer(evidence)
+    return Headline(
+        answer=answer,
+        subject=subject,
+        against=against,
+        scale=_scale(evidence),
+        noise=noise(evidence),
+        verdicts={verdict: counted_verdicts[verdict] for verdict in Verdicts},
+    )
+
+
+# ---------------------------------------------------------------- the answer
+
+
+def _answer(evidence: Evidence) -> tuple[str, str, tuple[Lead, ...]]:
+    """The answer, its subject, and the leads it rests on."""
+    if not evidence.tasks:
+        return "This study fine-tunes nothing, so no recipe is judged; its losses stand below.", "", ()
+    group = _comparable([model for model in evidence.models.values() if _known(evidence, model)])
+    if not group:
+        done, of = evidence.count
+        return f"Not answered yet: no model has a complete seed ({done:,} of {counted(of, 'score')} done).", "", ()
+    best = _best(evidence, group)
+    score = across(_average(evidence, best))
+    value = f"{percent(score.mean)}%{_spread(score)}, averaged over {listed(list(evidence.families))}"
+    what = _what(best)
+    if len(group) == 1:
+        return f"{what} ({best.recipe.size}) scores {value}.", what, ()
+    leads = tuple(_against(evidence, best, group))
+    if any(lead.clear for lead in leads):
+        return f"{_setting(group)}{what} scores best of {_number(group)}: {value}.", what, leads
+    told = f"{_setting(group)}{what} has the highest score of {_number(group)}: {value}."
+    return f"No recipe is clearly ahead. {told}", what, leads
+
+
+def _known(evidence: Evidence, model: Model) -> bool:
+    """Has it at least one seed that is complete on every family?"""
+    return bool(np.isfinite(_average(evidence, model)).any())
+
+
+def _average(evidence: Evidence, model: Model, part: str = "test") -> Floats:
+    """The mean over families, each counting the same, seed by seed."""
+    return np.mean([evidence.on(model, tasks, part=part) for tasks in evidence.families.values()], axis=0)
+
+
+def _comparable(models: list[Model]) -> list[Model]:
+    """The models at one size and one number of steps that hold most kinds of recipes, then most models.
+
+    Checkpoints on the way are left out: their learning rate has not come down. Models that nothing was trained for
+    (`biphase evaluate`) are compared as they are.
+    """
+    groups: dict[tuple[object, ...], list[Model]] = {}
+    for model in models:
+        recipe = model.recipe
+        if recipe.kind == "start":
+            groups.setdefault(("start",), []).append(model)
+        elif recipe.decayed:
+            groups.setdefault((recipe.size, recipe.steps, recipe.setting), []).append(model)
+
+    def worth(group: list[Model]) -> tuple[int, int, int, int]:
+        recipe = group[0].recipe
+        return len({one.recipe.kind for one in group}), len(group), recipe.parameters or 0, recipe.steps
+
+    return max(groups.values(), key=worth, default=[]) or models[:1]
+
+
+def _best(evidence: Evidence, models: list[Model]) -> Model:
+    """By validation alone; of equals the first of the study."""
+    return max(models, key=lambda one: float(np.nanmean(_average(evidence, one, "validation"))))
+
+
+def _against(evidence: Evidence, best: Model, group: list[Model]) -> Iterable[Lead]:
+    """Its lead over the best of each other kind; where all are of one kind, over the next."""
+    kinds = dict.fromkeys(one.recipe.kind for one in group)
+    if len(kinds) == 1:
+        rival = _best(evidence, [one for one in group if one is not best])
+        yield _lead(evidence, best, rival, "", "the next")
+        return
+    for kind in kinds:
+        if kind != best.recipe.kind:
+            of_kind = [one for one in group if one.recipe.kind == kind]
+            note = "the best of its kind" if len(of_kind) > 1 else ""
+            yield _lead(evidence, best, _best(evidence, of_kind), KINDS[kind], note)
+
+
+def _lead(evidence: Evidence, best: Model, rival: Model, kind: str, note: str) -> Lead:
+    families = evidence.families
+    return Lead(
+        kind=kind,
+        name=rival.name,
+        note=note,
+        average=across(difference(evidence, best, rival, families.values())),
+        families=tuple(
+            (family, across(difference(evidence, best, rival, [tasks]))) for family, tasks in families.items()
+        ),
+    )
+
+
+def difference(
+    evidence: Evidence, one: Model, other: Model, families: Iterable[tuple[str, ...]]
+) -> Floats:
+    """Test scores of `one` minus those of `other`, in points: paired by pretraining seed, then by fine-tuning seed.
+
+    Where no pretraining seed is common to both, their first ones are compared.
+    """
+    common = [seed for seed in one.seeds if seed in other.seeds]
+    places = [(one.seeds.index(seed), other.seeds.index(seed)) for seed in common] or [(0, 0)]
+    groups = list(families)
+    mine, theirs = (np.mean([evidence.on(model, tasks) for tasks in groups], axis=0) for model in (one, other))
+    return 100 * np.stack([mine[i] - theirs[j] for i, j in places])
+
+
+def no_interval(of: Estimate) -> str:
+    """Why there is none."""
+    return "one seed: no interval" if of.n < 2 else "all seeds alike: no interval"
+
+
+def _spread(score: Estimate) -> str:
+    if not math.isfinite(score.low):
+        return f" ({no_interval(score)})"
+    return f" {interval(100 * score.low, 100 * score.high)}"
+
+
+def _setting(group: list[Model]) -> str:
+    recipe = group[0].recipe
+    if recipe.kind == "start":
+        return ""
+    return f"At equal steps ({recipe.size}, {recipe.steps:,} steps, {short(recipe.tokens)} tokens), "
+
+
+def _what(model: Model) -> str:
+    """The recipe without its size, which stands before it; a model that was not trained here by its name."""
+    return model.name if model.recipe.kind == "start" else model.recipe.words().split(" · ", 1)[1]
+
+
+def _number(group: list[Model]) -> str:
+    return counted(len(group), "model" if group[0].recipe.kind == "start" else "recipe")
+
+
+# ---------------------------------------------------------------- scale and noise
+
+
+def _scale(evidence: Evidence) -> str:
+    sizes = list(dict.fromkeys(model.recipe.size for model in evidence.models.values()))
+    parts = [counted(len(evidence.models), "model"), f"{listed(sizes)}" if len(sizes) <= 4 else f"{len(sizes)} sizes"]
+    finetune = evidence.plan.study.finetune
+    if finetune:
+        done, of = evidence.count
+        parts += [
+            counted(len(evidence.tasks), "task"),
+            counted(len(finetune.lrs), "learning rate"),
+            counted(len(finetune.seeds), "fine-tuning seed"),
+            f"{done:,} scores" if done == of else f"{done:,} of {of:,} scores",
+        ]
+    return " · ".join(parts)
+
+
+def noise(evidence: Evidence) -> str:
+    """Which noise the intervals cover, and which they do not."""
+    if not evidence.tasks:
+        return ""
+    several = [model for model in evidence.models.values() if len(model.results) > 1]
+    alone = len(evidence.models) - len(several)
+    seeds = len(evidence.seeds)
+    if seeds < 2 and not several:
+        return "One seed of everything: no interval can be given."
+    if not several:
+        return (
+            f"Intervals cover {seeds} fine-tuning seeds. There is one pretraining seed: "
+            "they do not cover the noise of pretraining."
+        )
+    if not alone:
+        return "Intervals cover pretraining seeds and fine-tuning seeds."
+    have = "model has" if len(several) == 1 else "models have"
+    return (
+        f"{len(several)} {have} several pretraining seeds, and intervals that cover them; "
+        f"the other {alone} have one, and their intervals cover fine-tuning seeds only."
+    )

@@ -1,0 +1,172 @@
+"""The report as text, for a repository: question, answer, claims, scores, figures, provenance, commands."""
+
+from __future__ import annotations
+
+import re
+
+from biphase.report.claims import Finding
+from biphase.report.content import Content
+from biphase.report.missing import Missing
+from biphase.report.numerals import MISSING, fixed, interval, p_value, percent, signed
+from biphase.report.reading import READING
+from biphase.report.tables import Board, Cell
+
+LOSSES = 50  # listed one by one; more are counted, and stand in leaves.csv
+SYMBOLS = {
+    "reproduced": "✓",
+    "direction only": "↗",
+    "not reproduced": "✗",
+    "underpowered": "~",
+    "not tested": "·",
+}
+
+
+def markdown(content: Content, *, drawn: bool = True) -> str:
+    """The whole report. Figures are linked beside it, where they were drawn for print."""
+    parts = [
+        _opening(content),
+        _missing(content.missing),
+        _claims(content),
+        *(_board(board) for board in content.boards if board.lines and board.columns),
+        _figures(content, drawn=drawn),
+        _provenance(content),
+        "## How to read this\n\n" + "\n\n".join(f"**{word}** {_text(told)}" for word, told in READING),
+        _commands(),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _text(words: str) -> str:
+    """Words of others, so that no sign in them is taken for markup or ends a table's cell."""
+    flat = " ".join(words.split())
+    return re.sub(r"([\\`*_<>|\[\]#])", r"\\\1", flat).replace("&", "&amp;")
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _table(head: list[str], rows: list[list[str]], right: int = 1) -> str:
+    """Columns from the `right`-th on hold numbers."""
+    rule = ["---" if place < right else "--:" for place in range(len(head))]
+    return "\n".join([_row(head), f"|{'|'.join(rule)}|", *(_row(one) for one in rows)])
+
+
+# ---------------------------------------------------------------- parts
+
+
+def _opening(content: Content) -> str:
+    top = content.headline
+    against = "\n".join(f"- against {_text(one.rival)}: {_text(one.told)}" for one in top.against)
+    counts = ", ".join(f"{number} {verdict}" for verdict, number in top.verdicts.items() if number)
+    lines = [f"# {_text(content.question)}", f"*{_text(content.name)}*: {_text(top.answer)}", against]
+    lines += [f"Claims: {counts}." if counts else "", _text(top.scale), _text(top.noise)]
+    return "\n\n".join(line for line in lines if line)
+
+
+def _missing(missing: Missing) -> str:
+    if not missing.any:
+        return ""
+    lines = ["## What is missing", _text(missing.words())]
+    if missing.gaps:
+        rows = [[_text(gap.result), _text(gap.task), f"{gap.missing:,}", f"{gap.of:,}"] for gap in missing.gaps]
+        lines.append(_table(["result", "task", "missing", "of"], rows, right=2))
+    for title, losses in (("Failed", missing.failed), ("Cannot be read", missing.unreadable)):
+        if losses:
+            listed = [f"- {_text(one.title)} (`{one.key[:8]}`): {_text(one.why)}" for one in losses[:LOSSES]]
+            more = len(losses) - LOSSES
+            listed += [f"- and {more:,} more: see leaves.csv"] if more > 0 else []
+            lines.append("\n".join([f"{title}:", "", *listed]))
+    return "\n\n".join(lines)
+
+
+def _claims(content: Content) -> str:
+    if not content.findings:
+        return ""
+    rows = [
+        [
+            _text(one.id),
+            _text(one.says),
+            f"{SYMBOLS[one.verdict]} {one.verdict}",
+            _text(one.why),
+            p_value(one.p_holm),
+        ]
+        for one in content.findings
+    ]
+    table = _table(["", "claim", "verdict", "why", "p (Holm)"], rows, right=4)
+    return f"## Claims\n\n{table}\n\n{_parts(content.findings)}"
+
+
+def _parts(findings: tuple[Finding, ...]) -> str:
+    """The tests behind the verdicts, in points."""
+    rows = [
+        [
+            _text(one.id),
+            _text(part.title),
+            signed(part.estimate.mean),
+            interval(part.estimate.low, part.estimate.high, sign=True) or MISSING,
+            p_value(part.estimate.p),
+            MISSING if part.paper is None else signed(part.paper),
+            fixed(part.detectable),
+            part.supports,
+        ]
+        for one in findings
+        for part in one.parts
+    ]
+    if not rows:
+        return ""
+    head = ["", "test", "points", "95%", "p", "paper", "detectable", "supports"]
+    table = _table(head, rows, right=2)
+    return f"<details><summary>The tests behind the verdicts</summary>\n\n{table}\n\n</details>"
+
+
+def _board(board: Board) -> str:
+    rows = [[_text(line.model.name), *(_cell(cell) for cell in line.cells)] for line in board.lines]
+    title = {"families": "Families", "tasks": "Tasks"}[board.name]
+    return f"## {title}\n\nTest scores in percent, ± 95%; the best mean of each column in bold.\n\n" + _table(
+        ["model", *(_text(one) for one in board.columns)], rows
+    )
+
+
+def _cell(cell: Cell) -> str:
+    score = cell.score
+    if not score.known:
+        return f"{MISSING} ({score.done}/{score.of})"
+    value = f"**{percent(score.seeds.mean)}**" if cell.best else percent(score.seeds.mean)
+    half = percent(cell.half)
+    return value if half == MISSING else f"{value} ± {half}"
+
+
+def _figures(content: Content, *, drawn: bool) -> str:
+    if not content.figures:
+        return ""
+    shown = []
+    for one in content.figures:
+        picture = f"![{_text(one.title)}](figures/{one.id}.svg)\n\n" if drawn else ""
+        shown.append(f"### {_text(one.title)}\n\n{picture}{_text(one.caption)}")
+    return "\n\n".join(["## Figures", *shown])
+
+
+def _provenance(content: Content) -> str:
+    about = content.provenance
+    lines = [f"- biphase {_text(about.version)}, study `{about.study}`"]
+    lines += [f"- {_text(word)}: {_text(told)}" for word, told in (*about.protocol, *about.spent)]
+    if about.joules:
+        lines.append(f"- Energy: {about.joules / 3.6e6:,.2f} kWh, as the devices reported it")
+    for one in about.machines:
+        lines.append(f"- {_text(one.device)} ({_text(one.software)}): {one.pieces:,} pieces, {one.leaves:,} scores")
+    data = [[_text(one.name), one.what, _text(one.source), f"`{one.key or '?'}`", _text(one.note)] for one in about.data]
+    table = _table(["data", "", "source", "key", ""], data, right=5)
+    return "\n\n".join(["## Provenance", "\n".join(lines), *([table] if data else [])])
+
+
+def _commands() -> str:
+    return (
+        "## Make it again\n\n"
+        "```sh\n"
+        "biphase run STUDY      # compute what is missing; STUDY is the study file, or its plan.json in the store\n"
+        "biphase report STUDY   # write this again\n"
+        "```\n\n"
+        "The same ledger gives the same bytes. Beside this file: `report.html`, the page; `scores.csv`, `families.csv`, "
+        "`noise.csv`, `claims.csv`, `runs.csv`, `leaves.csv`; `tables/*.tex`; `figures/*.svg` and `*.pdf`."
+    )

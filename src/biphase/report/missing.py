@@ -1,0 +1,99 @@
+"""What a report cannot speak of: leaves that are not there, that failed, or that cannot be trusted, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from biphase.report.evidence import Evidence, Grid
+from biphase.report.runs import Run
+from biphase.wording import counted
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A result and a task of which some leaves are missing."""
+
+    result: str
+    task: str
+    missing: int
+    of: int
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One leaf or state that failed or cannot be read."""
+
+    title: str  # result · task · rate · seed, or the result alone
+    key: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Missing:
+    done: int
+    of: int
+    gaps: tuple[Gap, ...]
+    failed: tuple[Loss, ...]
+    unreadable: tuple[Loss, ...]
+    untrained: tuple[str, ...]  # results whose pretraining is not done
+
+    @property
+    def count(self) -> int:
+        return self.of - self.done
+
+    @property
+    def any(self) -> bool:
+        return bool(self.count or self.failed or self.unreadable or self.untrained)
+
+    def words(self) -> str:
+        """One line for the top of a report; empty where nothing is missing."""
+        if not self.any:
+            return ""
+        parts = []
+        if self.count:
+            parts.append(
+                f"{self.done:,} of {counted(self.of, 'score')}; {self.count:,} missing, listed below. "
+                "What is said here rests on the seeds that are complete; nothing is filled in."
+            )
+        if self.untrained:
+            parts.append(f"{counted(len(self.untrained), 'result')} not pretrained yet.")
+        if self.failed:
+            parts.append(f"{counted(len(self.failed), 'score')} failed.")
+        if self.unreadable:
+            parts.append(f"{counted(len(self.unreadable), 'file')} cannot be read and {'counts' if len(self.unreadable) == 1 else 'count'} as missing.")
+        return " ".join(parts)
+
+
+def missing(evidence: Evidence, found: list[Run]) -> Missing:
+    """The gaps of a study, in the order of its results and tasks."""
+    done, of = evidence.count
+    places: dict[str, str] = {}
+    failed = []
+    for grid in evidence.grids.values():
+        for key, title in _titles(grid).items():
+            places[key] = title
+            if key in grid.missing and key not in evidence.unreadable:
+                failed.append(Loss(title, key, grid.missing[key]))
+    order = [run.name for run in found]
+    grids = sorted(evidence.grids.values(), key=lambda grid: order.index(grid.result))
+    return Missing(
+        done=done,
+        of=of,
+        gaps=tuple(
+            Gap(one.result, one.task.name, one.of - one.done, one.of) for one in grids if one.done < one.of
+        ),
+        failed=tuple(failed),
+        unreadable=(
+            *(Loss(run.name, run.key, run.wrong) for run in found if run.wrong),
+            *(Loss(places.get(key, key), key, why) for key, why in evidence.unreadable.items()),
+        ),
+        untrained=tuple(run.name for run in found if run.standing != "done" and not run.wrong),
+    )
+
+
+def _titles(grid: Grid) -> dict[str, str]:
+    return {
+        grid.keys[row][column]: f"{grid.result} · {grid.task.name} · lr {lr:g} · seed {seed}"
+        for row, lr in enumerate(grid.lrs)
+        for column, seed in enumerate(grid.seeds)
+    }

@@ -1,0 +1,217 @@
+// Tables that sort, filter and come out as CSV; claims by verdict; runs that open. All of it works on what `main` holds
+// now, so that a watched page can exchange it and call `start` again.
+"use strict";
+
+const one = (selector, within = document) => within.querySelector(selector);
+const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+const make = (tag, fields = {}, ...children) => {
+  const made = Object.assign(document.createElement(tag), fields);
+  made.append(...children);
+  return made;
+};
+const count = number => number.toLocaleString("en-US");
+
+// ---------------------------------------------------------------- data
+
+const data = {
+  read(id) { return JSON.parse(one(`#data-${id}`).textContent); },
+  tables: null,
+  table(name) {
+    this.tables ||= this.read("tables");
+    const {columns, cells, rows} = this.tables[name];
+    const cell = (place, row) => cells[place].all ? cells[place].all[row] : cells[place].of[cells[place].at[row]];
+    return {columns, rows: Array.from({length: rows}, (_, row) => columns.map((_, place) => cell(place, row)))};
+  },
+};
+
+const quoted = text => /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+const csv = rows => rows.map(row => row.map(quoted).join(",") + "\n").join("");
+
+function download(name, text) {
+  const address = URL.createObjectURL(new Blob([text], {type: "text/csv"}));
+  const link = make("a", {href: address, download: name});
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(address), 1000);
+}
+
+// The rows about what is shown: a filter of the table also holds for its file.
+function downloadTable(button) {
+  const {columns, rows} = data.table(button.dataset.csv);
+  const table = button.dataset.of && document.getElementById(button.dataset.of);
+  let wanted = () => true;
+  if (table) {
+    const shown = new Set(units(table).filter(unit => !unit.classList.contains("hidden")).map(unit => unit.dataset.id));
+    wanted = row => shown.has(row[0]);
+  }
+  download(`${button.dataset.csv}.csv`, csv([columns, ...rows.filter(wanted)]));
+}
+
+// ---------------------------------------------------------------- sorting and filtering
+
+const units = table => table.hasAttribute("data-grouped") ? [...table.tBodies] : [...table.tBodies[0].rows];
+const numeric = text => text !== "" && Number.isFinite(Number(text)) ? Number(text) : null;
+
+// Numbers by value, words as people order them, what is missing at the end whichever way.
+function compare(one, other, down) {
+  if (one === "" || other === "") return (one === "") - (other === "");
+  const [a, b] = [numeric(one), numeric(other)];
+  const order = a !== null && b !== null ? a - b : one.localeCompare(other, "en", {numeric: true});
+  return down ? -order : order;
+}
+
+function sortBy(table, column, down) {
+  all("thead th", table).forEach((head, place) => {
+    if (head.hasAttribute("aria-sort")) head.ariaSort = place === column ? (down ? "descending" : "ascending") : "none";
+  });
+  const value = unit => {
+    const cell = (unit.rows ? unit.rows[0] : unit).cells[column];
+    return column === 0 ? unit.dataset.id : cell.dataset.v ?? cell.textContent.trim();
+  };
+  const sorted = units(table).map(unit => [value(unit), unit]).sort((a, b) => compare(a[0], b[0], down));
+  (table.hasAttribute("data-grouped") ? table : table.tBodies[0]).append(...sorted.map(pair => pair[1]));
+}
+
+// The first click shows the highest scores first and names from a to z.
+function sortClicked(button) {
+  const head = button.closest("th"), table = head.closest("table");
+  const column = [...head.parentNode.cells].indexOf(head);
+  sortBy(table, column, head.ariaSort === "none" ? column > 0 : head.ariaSort === "ascending");
+}
+
+const words = text => text.toLowerCase().split(/\s+/).filter(Boolean);
+
+function filterTable(input) {
+  const table = document.getElementById(input.dataset.filter), asked = words(input.value);
+  let shown = 0;
+  for (const unit of units(table)) {
+    const row = unit.rows ? unit.rows[0] : unit;
+    const text = `${unit.dataset.id} ${row.cells[0].textContent} ${row.textContent}`.toLowerCase();
+    const hit = asked.every(word => text.includes(word));
+    unit.classList.toggle("hidden", !hit);
+    shown += hit;
+  }
+  const of = units(table).length, what = table.dataset.what;
+  one(`[data-count="${table.id}"]`).textContent = shown === of ? `${count(of)} ${what}` : `${count(shown)} of ${count(of)} ${what}`;
+}
+
+// ---------------------------------------------------------------- all fine-tunings
+
+const leaves = {
+  step: 200,
+
+  open() {
+    const {columns, rows} = data.table("leaves");
+    const place = one("[data-leaves]");
+    this.rows = this.shown = rows;
+    this.filter = make("input", {type: "search", placeholder: "Filter fine-tunings, e.g. sst2 5e-5", id: "filter-leaves"});
+    this.filter.setAttribute("aria-label", "Filter fine-tunings");
+    this.told = make("span", {className: "count"});
+    this.told.setAttribute("aria-live", "polite");
+    const file = make("button", {type: "button", className: "plain", textContent: "CSV"});
+    file.addEventListener("click", () => download("leaves.csv", csv([columns, ...this.shown])));
+    const heads = columns.map(name => {
+      const head = make("th", {scope: "col"}, make("button", {type: "button", textContent: name.replaceAll("_", " ")}));
+      head.ariaSort = "none";
+      return head;
+    });
+    heads.forEach((head, column) => head.firstChild.addEventListener("click", () => this.sort(heads, column)));
+    this.body = make("tbody");
+    this.more = make("button", {type: "button", className: "plain", textContent: "Show more"});
+    this.more.addEventListener("click", () => this.grow());
+    this.filter.addEventListener("input", () => this.draw());
+    const table = make("table", {id: "t-leaves"}, make("thead", {}, make("tr", {}, ...heads)), this.body);
+    place.replaceChildren(
+      make("div", {className: "tools"}, this.filter, this.told, file),
+      make("div", {className: "box tall"}, table),
+      make("div", {className: "tools"}, this.more),
+    );
+    this.draw();
+  },
+
+  sort(heads, column) {
+    const down = heads[column].ariaSort === "none" ? column > 5 : heads[column].ariaSort === "ascending";
+    heads.forEach((head, place) => { head.ariaSort = place === column ? (down ? "descending" : "ascending") : "none"; });
+    this.rows = [...this.rows].sort((a, b) => compare(a[column], b[column], down));
+    this.draw();
+  },
+
+  draw() {
+    const asked = words(this.filter.value);
+    this.shown = asked.length ? this.rows.filter(row => {
+      const text = row.join(" ").toLowerCase();
+      return asked.every(word => text.includes(word));
+    }) : this.rows;
+    this.told.textContent = `${count(this.shown.length)} of ${count(this.rows.length)} fine-tunings`;
+    this.body.replaceChildren();
+    this.grow();
+  },
+
+  grow() {
+    const from = this.body.rows.length, until = from + this.step;
+    this.body.append(...this.shown.slice(from, until).map(row => make("tr", {}, ...row.map((text, place) =>
+      make(place ? "td" : "th", {textContent: text || (place > 5 && place < 8 ? "—" : ""), className: place === 10 ? "key" : "", scope: place ? "" : "row"})))));
+    this.more.classList.toggle("hidden", until >= this.shown.length);
+  },
+};
+
+// ---------------------------------------------------------------- claims and runs
+
+function showClaims(verdict) {
+  all(".chip").forEach(chip => { chip.ariaPressed = String(chip.dataset.verdict === verdict); });
+  all(".claim").forEach(claim => claim.classList.toggle("hidden", verdict !== "" && claim.dataset.verdict !== verdict));
+  all(".claims").forEach(group => group.classList.toggle("hidden", !one(".claim:not(.hidden)", group)));
+}
+
+function openRun(button, open = button.getAttribute("aria-expanded") !== "true") {
+  button.setAttribute("aria-expanded", String(open));
+  document.getElementById(button.getAttribute("aria-controls")).classList.toggle("hidden", !open);
+}
+
+// A link to a claim opens it.
+function openTarget() {
+  const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (!target) return;
+  if (target.matches(".claim")) target.open = true;
+  if (target.matches(".run")) openRun(one(".open", target), true);
+}
+
+// ---------------------------------------------------------------- the bar
+
+let sections = null;
+
+function fillBar() {
+  one(".bar nav").replaceChildren(...all("main > section").map(section =>
+    make("a", {href: `#${section.id}`, textContent: section.dataset.title})));
+  sections?.disconnect();
+  sections = new IntersectionObserver(entries => {
+    for (const entry of entries.filter(entry => entry.isIntersecting)) {
+      all(".bar nav a").forEach(link => {
+        const here = link.hash === `#${entry.target.id}`;
+        here ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current");
+      });
+    }
+  }, {rootMargin: "-45% 0px -50% 0px"});
+  all("main > section").forEach(section => sections.observe(section));
+}
+
+function start() {
+  data.tables = null;
+  fillBar();
+  openTarget();
+}
+
+document.addEventListener("click", event => {
+  const button = event.target.closest("button");
+  if (!button) return;
+  if (button.matches(".theme")) switchTheme();
+  else if (button.matches("thead th[aria-sort] > button") && button.closest("table[data-what]")) sortClicked(button);
+  else if (button.matches("[data-csv]")) downloadTable(button);
+  else if (button.matches(".chip")) showClaims(button.dataset.verdict);
+  else if (button.matches(".run .open")) openRun(button);
+  else if (button.matches("#show-leaves")) leaves.open();
+});
+document.addEventListener("input", event => { if (event.target.dataset.filter) filterTable(event.target); });
+addEventListener("hashchange", openTarget);
+start();

@@ -1,0 +1,136 @@
+"""Puts the page together: templates, style, scripts and data become one text. User's words are always escaped."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from markupsafe import Markup
+
+from biphase.report.content import Content
+from biphase.report.figures import PALETTES, SCRIPT, plotly_json
+from biphase.report.page import view
+from biphase.report.reading import READING
+from biphase.report.tables import Table
+
+MOST = 200  # losses listed one by one
+FEW = 4096  # a column with at most so many different values is written as places in a list of them
+
+
+def page(content: Content, *, live: bool = False) -> str:
+    """The whole file."""
+    scripts = [f"const PALETTES = {_json(PALETTES)};", SCRIPT, _asset("page.js"), _asset("figures.js")]
+    if live:
+        scripts.append(_asset("live.js"))
+    return _template("template.html.j2").render(
+        **_told(content),
+        live=live,
+        main=Markup(main(content)),
+        style=Markup(_asset("style.css")),
+        theme_script=Markup(_asset("theme.js")),
+        plotly=_plotly(),
+        scripts=[Markup(_inside_script(one)) for one in scripts],
+    )
+
+
+def main(content: Content, *, with_figures: bool = True) -> str:
+    """What stands between the bar and the footer: all that a watched page exchanges."""
+    return _template("main.html.j2").render(
+        **_told(content),
+        top=content.headline,
+        answer=view.answer(content),
+        missing=content.missing,
+        most=MOST,
+        tally=view.tally(content),
+        tally_words=", ".join(f"{count} {word}" for word, count in content.headline.verdicts.items() if count),
+        findings=content.findings,
+        claims=view.claims(content),
+        figures=[_figure(one) for one in content.figures],
+        boards=view.boards(content),
+        noise=view.noise(content),
+        sources_of_noise=view.SOURCES_OF_NOISE,
+        runs=view.runs(content),
+        leaf_count=len(next(one for one in content.tables if one.name == "leaves").rows),
+        reading=READING,
+        tables_json=Markup(_json({table.name: packed(table) for table in content.tables})),
+        figures_json=Markup(_json(figures_data(content) if with_figures else {})),
+    )
+
+
+def figures_data(content: Content) -> dict[str, Any]:
+    """Figure id → what Plotly draws."""
+    return {one.id: plotly_json(one) for one in content.figures}
+
+
+def packed(table: Table) -> dict[str, Any]:
+    """A table for the page, columns first: a text that comes often is written once."""
+    columns = []
+    for place in range(len(table.columns)):
+        cells = [row[place] for row in table.rows]
+        distinct = list(dict.fromkeys(cells))
+        if len(distinct) <= min(FEW, len(cells) // 2):
+            at = {text: number for number, text in enumerate(distinct)}
+            columns.append({"of": distinct, "at": [at[text] for text in cells]})
+        else:
+            columns.append({"all": cells})
+    return {"columns": list(table.columns), "cells": columns, "rows": len(table.rows)}
+
+
+# ---------------------------------------------------------------- parts
+
+
+def _told(content: Content) -> dict[str, Any]:
+    return {"name": content.name, "question": content.question, "about": content.provenance}
+
+
+def _figure(figure: Any) -> dict[str, Any]:
+    return {
+        "id": figure.id,
+        "title": figure.title,
+        "caption": figure.caption,
+        "views": [one.name for one in figure.views],
+        "height": plotly_json(figure)["layout"].get("height", 420),
+    }
+
+
+@cache
+def _environment() -> Any:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader("biphase.report.page", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def _template(name: str) -> Any:
+    return _environment().get_template(name)
+
+
+@cache
+def _asset(name: str) -> str:
+    return files("biphase.report.page").joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def _plotly() -> Markup:
+    from plotly.offline import get_plotlyjs
+
+    return Markup(_inside_script(get_plotlyjs()))
+
+
+def _inside_script(code: str) -> str:
+    """Code that cannot end its own element, nor open a comment that hides the end."""
+    return code.replace("</script", r"<\/script").replace("<!--", r"<\!--")
+
+
+def _json(value: Any) -> str:
+    """Data inside a script element: no sign in it can end the element."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", r"\u003c").replace("\u2028", r"\u2028").replace("\u2029", r"\u2029")

@@ -1,0 +1,299 @@
+"""What the templates are told: the content of a report in the words and numbers that a page shows."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+from typing import Any
+
+from biphase.report.claims import Finding, Part
+from biphase.report.content import Content
+from biphase.report.numerals import MISSING, fixed, interval, p_value, percent, plain, signed
+from biphase.report.headline import Lead, no_interval
+from biphase.report.page.forest import Mark, Scale, axis, drawing, mark
+from biphase.report.pretraining import Piece
+from biphase.report.runs import Run
+from biphase.report.tables import Board, Cell, Line, widest_interval
+from biphase.wording import duration, short
+
+CSS = {
+    "reproduced": "reproduced",
+    "direction only": "direction",
+    "not reproduced": "against",
+    "underpowered": "underpowered",
+    "not tested": "untested",
+}
+SUPPORTS = {
+    "yes": ("yes", "reproduced"),
+    "direction": ("direction only", "direction"),
+    "against": ("against it", "against"),
+    "underpowered": ("underpowered", "underpowered"),
+    "missing": ("missing", "untested"),
+}
+SOURCES = {"paper": "Of the paper", "beyond": "Beyond the paper", "study": "Of this study"}
+LEAD_WIDTH = 330  # pixels of the drawing beside a lead
+FEW = 3  # parts whose numbers stand side by side in the row of a claim
+
+
+def tally(content: Content) -> list[dict[str, Any]]:
+    counts = content.headline.verdicts
+    return [{"verdict": verdict, "css": CSS[verdict], "count": counts[verdict]} for verdict in counts]
+
+
+def answer(content: Content) -> dict[str, Any]:
+    """The sentence around its subject, and the leads."""
+    top = content.headline
+    before, subject, after = top.answer.partition(top.subject) if top.subject else (top.answer, "", "")
+    return {"before": before, "subject": subject, "after": after, "leads": [_lead(one) for one in top.against]}
+
+
+def _lead(one: Lead) -> dict[str, Any]:
+    marks = {family: Mark(lead.mean, lead.low, lead.high) for family, lead in one.families}
+    scale = Scale(marks.values(), width=LEAD_WIDTH)
+    average = one.average
+    return {
+        "kind": one.kind or one.name,
+        "name": one.name if one.kind else "",
+        "note": one.note,
+        "clear": one.clear,
+        "points": signed(average.mean),
+        "interval": interval(average.low, average.high, sign=True) or no_interval(average),
+        "rows": [(family, drawing(each, scale), signed(each.mean)) for family, each in marks.items()],
+        "axis": axis(scale),
+    }
+
+
+# ---------------------------------------------------------------- claims
+
+
+def claims(content: Content) -> list[tuple[str, list[dict[str, Any]]]]:
+    """By where they come from; the order inside is kept."""
+    drawn = {figure.id for figure in content.figures}
+    found = []
+    for source, title in SOURCES.items():
+        some = [_claim(one, drawn) for one in content.findings if one.source == source]
+        if some:
+            found.append((title, some))
+    return found
+
+
+def _claim(one: Finding, drawn: set[str]) -> dict[str, Any]:
+    scale = Scale(mark(part) for part in one.parts)
+    covers = dict.fromkeys(part.estimate.covers for part in one.parts if math.isfinite(part.estimate.low))
+    return {
+        "id": one.id,
+        "says": one.says,
+        "verdict": one.verdict,
+        "css": CSS[one.verdict],
+        "why": one.why,
+        "ours": _summed([part.estimate.mean for part in one.parts]),
+        "paper": _summed([math.nan if part.paper is None else part.paper for part in one.parts]),
+        "parts": [_part(part, scale) for part in one.parts],
+        "axis": axis(scale),
+        "by_examples": any(part.examples for part in one.parts),
+        "contrast": one.contrast,
+        "paper_words": one.paper,
+        "p": _p(one.p) if math.isfinite(one.p) else "",
+        "p_holm": _p(one.p_holm),
+        "scale": one.scale,
+        "covers": "; ".join(covers),
+        "caveats": one.caveats,
+        "figure": one.figure if one.figure in drawn else "",
+    }
+
+
+def _p(p: float) -> str:
+    told = p_value(p)
+    return f"p {told}" if told.startswith("<") else f"p = {told}"
+
+
+def _summed(values: list[float]) -> str:
+    """The numbers of a few parts, or from the least to the most; empty where none is known."""
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return ""
+    if len(known) <= FEW:
+        digits = 2 if len(known) < FEW else 1
+        return " · ".join(signed(value, digits) for value in known)
+    return f"{signed(min(known), 1)} to {signed(max(known), 1)}"
+
+
+def _part(part: Part, scale: Scale) -> dict[str, Any]:
+    seeds = part.estimate
+    word, css = SUPPORTS[part.supports]
+    examples = part.examples or (math.nan, math.nan)
+    return {
+        "title": part.title,
+        "models": " vs ".join(part.models) if len(part.models) <= 2 else "",
+        "estimate": signed(seeds.mean),
+        "interval": interval(seeds.low, seeds.high, sign=True),
+        "forest": drawing(mark(part), scale),
+        "examples": interval(*examples, sign=True) or MISSING,
+        "n": seeds.n or MISSING,
+        "p": p_value(seeds.p),
+        "detectable": fixed(part.detectable),
+        "paper": MISSING if part.paper is None else signed(part.paper),
+        "supports": word,
+        "css": css,
+        "note": part.note,
+    }
+
+
+# ---------------------------------------------------------------- boards
+
+
+TITLES = {"families": "Families", "tasks": "Tasks"}
+FILES = {"families": "families", "tasks": "scores"}
+
+
+def boards(content: Content) -> list[dict[str, Any]]:
+    return [_board(one) for one in content.boards if one.columns]
+
+
+def _board(board: Board) -> dict[str, Any]:
+    ranks = []
+    for place in range(len(board.columns)):
+        scores = (line.cells[place].score for line in board.lines)
+        ranks.append(sorted({score.seeds.mean for score in scores if score.known}))
+    return {
+        "name": board.name,
+        "title": TITLES[board.name],
+        "csv": FILES[board.name],
+        "columns": board.columns,
+        "lines": [_line(line, ranks, with_recipe=board.name == "families") for line in board.lines],
+    }
+
+
+def _line(line: Line, ranks: list[list[float]], *, with_recipe: bool) -> dict[str, Any]:
+    return {
+        "name": line.model.name,
+        "recipe": line.model.recipe.words() if with_recipe else "",
+        "cells": [_cell(cell, means) for cell, means in zip(line.cells, ranks, strict=True)],
+    }
+
+
+def _cell(cell: Cell, means: list[float]) -> dict[str, Any]:
+    """Shaded by its rank in the column: a few models that were hardly trained would wash out a scale of scores."""
+    score = cell.score
+    if not score.known:
+        why = f"{score.done} of {score.of} fine-tunings are done; no seed has all its rates"
+        return {"known": False, "done": score.done, "of": score.of, "title": why}
+    seeds, half = score.seeds, percent(cell.half)
+    words = [f"{score.metric}, n = {seeds.n}"]
+    if math.isfinite(seeds.low):
+        words.append(f"95% over {seeds.covers}: {interval(100 * seeds.low, 100 * seeds.high)}")
+    if score.examples:
+        words.append(f"over test examples: {interval(*(100 * end for end in score.examples))}")
+    covers, widest = widest_interval(score.noise) if score.noise else ("", None)
+    if widest:
+        words.append(f"over {covers}: {interval(100 * widest.low, 100 * widest.high)}")
+    if score.done < score.of:
+        words.append(f"{score.done} of {score.of} fine-tunings done")
+    return {
+        "known": True,
+        "best": cell.best,
+        "value": plain(100 * seeds.mean, 6),
+        "mean": percent(seeds.mean),
+        "half": "" if half == MISSING else half,
+        "shade": plain((means.index(seeds.mean) / max(1, len(means) - 1)) ** 2, 2),
+        "title": "; ".join(words),
+    }
+
+
+SOURCES_OF_NOISE = (
+    "pretraining seed",
+    "fine-tuning seed",
+    "pretraining × fine-tuning seed",
+    "test example",
+    "seeds × test example",
+)
+
+
+def noise(content: Content) -> list[tuple[str, list[str]]]:
+    """Family → the standard deviation that each source brings to one score, in points: the median over models."""
+    rows = []
+    for family in content.evidence.families:
+        found = [content.estimates.families[model, family].noise for model in content.evidence.models]
+        known = [one for one in found if one is not None]
+        cells = []
+        for source in SOURCES_OF_NOISE:
+            singles = [part.single for one in known for part in one.components if part.source == source]
+            told = [math.sqrt(single) for single in singles if math.isfinite(single)]
+            cells.append(percent(median(told)) if told else MISSING)
+        if known:
+            rows.append((family, cells))
+    return rows
+
+
+# ---------------------------------------------------------------- runs
+
+
+def runs(content: Content) -> list[dict[str, Any]]:
+    tuned = bool(content.evidence.tasks)
+    return [_run(one, tuned=tuned) for one in content.runs]
+
+
+def _run(one: Run, *, tuned: bool) -> dict[str, Any]:
+    cells = [
+        _count(one.recipe.tokens),
+        _flops(one.flops),
+        _time(one.seconds, one.devices),
+        *(_fixed(one.heldout.get(name), 3) for name in ("clm", "mlm40")),
+        _fixed(one.epochs, 2),
+    ]
+    done, of = one.leaves
+    return {
+        "name": one.name,
+        "recipe": one.recipe.words(),
+        "cells": cells + ([(str(done), f"{done:,}/{of:,}")] if tuned else []),
+        "standing": one.standing,
+        "facts": _facts(one),
+        "way": [_piece(piece) for piece in one.way],
+    }
+
+
+def _facts(one: Run) -> list[tuple[str, str]]:
+    recipe = one.recipe
+    facts = [("Recipe", recipe.words()), ("Key", one.key), ("Pretraining seed", str(one.seed))]
+    if recipe.parameters:
+        facts.append(("Parameters", f"{recipe.parameters:,}"))
+    if recipe.steps:
+        facts.append(("Steps", f"{recipe.steps:,} of {recipe.tokens // recipe.steps:,} tokens each"))
+    if one.device:
+        facts.append(("Device", f"{one.devices} × {one.device}" if one.devices > 1 else one.device))
+    if one.heldout:
+        losses = [f"{name} {loss:.3f}" for name, loss in one.heldout.items()]
+        facts.append(("Held-out loss, nats", ", ".join(losses)))
+    if one.wrong:
+        facts.append(("Cannot be read", one.wrong))
+    if one.joules:
+        facts.append(("Energy", f"{one.joules / 3.6e6:,.3f} kWh"))
+    return facts
+
+
+def _piece(piece: Piece) -> tuple[str, ...]:
+    return (
+        piece.title + (" ↘" if piece.decaying else ""),
+        piece.key[:12],
+        _count(piece.tokens)[1],
+        _flops(piece.flops)[1],
+        _time(piece.seconds, piece.devices)[1],
+        piece.device,
+        piece.standing,
+    )
+
+
+def _count(number: int) -> tuple[str, str]:
+    return str(number), short(number) if number else MISSING
+
+
+def _flops(number: float | None) -> tuple[str, str]:
+    return ("", MISSING) if not number else (f"{number:.6g}", f"{number:.2e}".replace("e+", "e"))
+
+
+def _time(seconds: float | None, devices: int) -> tuple[str, str]:
+    return ("", MISSING) if seconds is None else (plain(seconds * devices, 1), duration(seconds * devices))
+
+
+def _fixed(value: float | None, digits: int) -> tuple[str, str]:
+    return ("", MISSING) if value is None else (plain(value, 6), fixed(value, digits))

@@ -1,0 +1,247 @@
+"""What pretraining cost and how its losses fell: pieces, results and curves of a plan, from files alone. No torch.
+
+FLOPs are the model's own, as `costs` counts them: the head only where it runs. Seconds were measured, on whatever
+machine computed the piece; so curves over seconds compare objectives only where the machines were alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+from biphase.errors import BiphaseError, StoreError
+from biphase.files import Store, read_verified
+from biphase.keys import decay_start, label
+from biphase.study import ledger
+from biphase.study.costs import piece_flops, shape_of
+from biphase.study.plan import Plan, State
+
+STATE, METRICS = "state.json", "metrics.jsonl"  # as checkpoints are written
+POINTS = 400  # of a drawn loss curve
+SAMPLE = 8  # lines that a point is the mean of, where it stands for more: a run logs every step
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The work between two states."""
+
+    key: str
+    parent: str | None
+    title: str  # clm 0 → 10,000
+    results: tuple[str, ...]
+    steps: tuple[int, int]
+    decaying: bool
+    tokens: int
+    flops: float | None
+    standing: str
+    seconds: (
+        float | None
+    )  # of this piece alone; None: not computed, or its beginning was removed with its times
+    devices: int
+    device: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What it took to come from the root to a result."""
+
+    tokens: int
+    flops: float | None
+    seconds: float | None
+    device: str
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A step at which something changes: another objective, or the decay begins."""
+
+    step: int
+    what: str
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The losses on the way to a result. Long curves are thinned: a point is the mean of neighbours, or of some."""
+
+    result: str
+    steps: list[int]
+    tokens: list[int]
+    losses: list[float]
+    objectives: list[str]  # of each point: losses of two objectives are not one curve
+    heldout: dict[str, list[tuple[int, float]]]  # objective → step, loss
+    switches: tuple[Switch, ...]
+    complete: bool
+
+
+def pieces(plan: Plan, store: Store) -> list[Piece]:
+    """Every piece of a plan, in the order in which it is computed."""
+    entries = {key: _trusted(entry, store) for key, entry in ledger.survey(plan, store).items()}
+    return [_piece(entry, entries) for entry in entries.values()]
+
+
+def _trusted(entry: ledger.Entry, store: Store) -> ledger.Entry:
+    """A done state says what it cost; one that was changed since it was written says nothing."""
+    if entry.standing != "done":
+        return entry
+    try:
+        about = json.loads(read_verified(store.states / entry.state.key, STATE))
+    except StoreError as wrong:
+        return replace(entry, standing="failed", progress=None, error=str(wrong))
+    return replace(entry, progress=about["progress"])
+
+
+def _piece(entry: ledger.Entry, entries: dict[str, ledger.Entry]) -> Piece:
+    state, progress = entry.state, entry.progress or {}
+    before = entries[state.parent].progress if state.parent else {"seconds": 0.0}
+    first, until = state.span
+    return Piece(
+        key=state.key,
+        parent=state.parent,
+        title=f"{label(state.objective)} {first:,} → {until:,}",
+        results=state.results,
+        steps=state.span,
+        decaying=state.decaying,
+        tokens=state.tokens,
+        flops=flops_of(state),
+        standing=entry.standing,
+        seconds=progress["seconds"] - before["seconds"] if progress and before else None,
+        devices=int(progress.get("world", 1)),
+        device=progress.get("machine", {}).get("device", ""),
+    )
+
+
+def flops_of(state: State) -> float | None:
+    """Model FLOPs of the piece that leads to a state; None where only a download would tell."""
+    try:
+        shape = shape_of(state.run)
+    except BiphaseError:
+        return None
+    return piece_flops(state, shape) if shape else None
+
+
+def cost(plan: Plan, store: Store, result: str) -> Cost:
+    """The whole way from the root to a result."""
+    path = plan.path(plan.results[result])
+    flops = [flops_of(state) for state in path]
+    try:
+        progress = about_state(plan, store, result).get("progress", {})
+    except StoreError:  # what was measured cannot be trusted; what was planned is known
+        progress = {}
+    return Cost(
+        tokens=sum(state.tokens for state in path),
+        flops=None if None in flops else sum(one for one in flops if one is not None),
+        seconds=progress.get("seconds"),
+        device=progress.get("machine", {}).get("device", ""),
+    )
+
+
+def about_state(plan: Plan, store: Store, result: str) -> dict[str, Any]:
+    """What a finished result's state.json says; empty for a start, and before it is computed."""
+    folder = store.states / plan.results[result]
+    return json.loads(read_verified(folder, STATE)) if store.has(folder) else {}
+
+
+def curve(plan: Plan, store: Store, result: str, *, live: bool = False) -> Curve:
+    """The losses on the way to a result, as far as they are known; `live` also reads what a worker is writing now."""
+    texts = _texts(plan, store, result, live=live)
+    trained = _thinned([text for text in texts if '"heldout"' not in text])
+    heldout: dict[str, list[tuple[int, float]]] = {}
+    for step, measured in ledger.heldout([_line(text) for text in texts if '"heldout"' in text]).items():
+        for objective, loss in measured.items():
+            heldout.setdefault(objective, []).append((step, loss))
+    end = plan.path(plan.results[result])
+    return Curve(
+        result,
+        steps=[one.step for one in trained],
+        tokens=[one.tokens for one in trained],
+        losses=[one.loss for one in trained],
+        objectives=[one.objective for one in trained],
+        heldout=heldout,
+        switches=switches(plan, result),
+        complete=bool(end) and _last_step(texts) >= end[-1].span[1],
+    )
+
+
+def switches(plan: Plan, result: str) -> tuple[Switch, ...]:
+    """Where the objective changes on the way to a result, and where decays begin."""
+    found = []
+    path = plan.path(plan.results[result])
+    for before, state in zip((None, *path), path, strict=False):
+        if before and label(before.objective) != label(state.objective):
+            found.append(Switch(state.span[0], label(state.objective)))
+        if state.decaying and state.first == decay_start(state.run):  # later pieces only go on with it
+            found.append(Switch(state.span[0], "decay"))
+    return tuple(found)
+
+
+# ---------------------------------------------------------------- lines of metrics
+
+
+def _texts(plan: Plan, store: Store, result: str, *, live: bool) -> list[str]:
+    """The lines on the way to a result, not yet parsed. A file that was changed since it was written is passed over."""
+    path = plan.path(plan.results[result])
+    found: list[str] = []
+    for state in reversed(path):  # a state holds the lines of its whole path
+        folder = store.states / state.key
+        if not found and store.has(folder):
+            with contextlib.suppress(StoreError):
+                found = read_verified(folder, METRICS).decode().splitlines()
+    for state in path if live else ():
+        with contextlib.suppress(OSError):  # there is none, or the piece was finished a moment ago
+            told = ledger.live_file(plan, store, state.key).read_text(encoding="utf-8").splitlines()
+            found = max(found, told, key=_last_step)  # it too begins at the root
+    return [text for text in found if text.endswith("}")]  # the last one may be on its way to the disk
+
+
+def _last_step(texts: list[str]) -> int:
+    return next((_line(text)["step"] for text in reversed(texts) if text.endswith("}")), 0)
+
+
+def _line(text: str) -> dict[str, Any]:
+    return json.loads(text)
+
+
+@dataclass(frozen=True)
+class _Point:
+    step: int
+    tokens: int
+    loss: float
+    objective: str
+
+
+def _thinned(texts: list[str]) -> list[_Point]:
+    """About `POINTS` means over neighbours that have one objective."""
+    width = max(1, -(-len(texts) // POINTS))
+    points = []
+    for first in range(0, len(texts), width):
+        group = texts[first : first + width]
+        objective = json.dumps(_line(group[0]).get("objective", ""))
+        if all(objective in text for text in group):
+            points += _mean(_spread(group))
+        else:
+            lines = [_line(text) for text in group]
+            points += [
+                point
+                for _, some in itertools.groupby(lines, key=lambda line: line.get("objective", ""))
+                for point in _mean(list(some))
+            ]
+    return points
+
+
+def _spread(group: list[str]) -> list[dict[str, Any]]:
+    """Some lines of a group, evenly spread, its first and last among them."""
+    if len(group) <= SAMPLE:
+        return [_line(text) for text in group]
+    return [_line(group[round(n * (len(group) - 1) / (SAMPLE - 1))]) for n in range(SAMPLE)]
+
+
+def _mean(lines: list[dict[str, Any]]) -> list[_Point]:
+    """The mean of lines as a point at the last of them; none where no loss was finite."""
+    known = [line for line in lines if line.get("loss") is not None]
+    if not known:
+        return []
+    loss, last = sum(line["loss"] for line in known) / len(known), known[-1]
+    return [_Point(last["step"], last.get("tokens", 0), loss, last.get("objective", ""))]

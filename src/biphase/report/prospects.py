@@ -1,0 +1,278 @@
+"""Before a study is run: which claims it will test, and how large an effect must be to be found with its seeds.
+
+How noisy scores are is taken from the ledger, where it already holds enough of them, and assumed otherwise, in numbers
+that are said. Recipes alone decide what is tested, so nothing is read but the plan.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from textwrap import wrap
+from typing import Any
+
+import numpy as np
+
+from biphase.report.claims.contrasts import AnyOf, Source, Statement, Test
+from biphase.report.claims.judging import needs, statements
+from biphase.report.claims.lines import Bench, bench, rows_in_common
+from biphase.report.claims.quantities import Noise
+from biphase.report.claims.verdicts import ALPHA, WORTH_FINDING, sought
+from biphase.report.evidence import Evidence
+from biphase.report.numerals import fixed
+from biphase.specs import Family
+from biphase.study.plan import Plan
+from biphase.wording import counted
+
+# Standard deviation of one score over fine-tuning seeds, in points. SC: the paper's Figure 1 has half widths of 0.11 to
+# 0.18 over five seeds for means of three tasks, so 0.12 for such a mean and √3 times as much for a task. The others are
+# not printed there: TC is taken to be alike, QA and IR to be noisier (ReCoRD; 43 queries of MS MARCO).
+ASSUMED: dict[Family, float] = {"SC": 0.2, "TC": 0.2, "QA": 0.85, "IR": 0.5}
+ENOUGH = 3  # degrees of freedom: a standard deviation measured with so many is better than an assumed one
+SCALE = 100.0  # points between the worst and the best score
+WIDTH, SAYS = 110, 44  # columns of the text, and of what is claimed
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A test to come."""
+
+    title: str
+    models: tuple[str, ...]
+    sd: float  # of the contrast, over fine-tuning seeds
+    seeds: tuple[int, int]  # of pretraining and of fine-tuning
+    detectable: (
+        float  # the smallest effect beyond the margin found with 80% power at the corrected level, in points
+    )
+    effect: float  # what it should find: the paper's effect beyond the margin, or half a point
+    paper: float | None
+    margin: float
+
+    @property
+    def weak(self) -> bool:
+        return self.detectable > self.effect
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """A claim, and what a study will be able to say to it."""
+
+    id: str
+    says: str
+    source: Source
+    tested: bool
+    parts: tuple[Expected, ...]
+    why: str  # why it will not be tested
+    noise: str  # where the standard deviations are from
+
+
+def prospects(plan: Plan, evidence: Evidence | None = None) -> list[Prospect]:
+    """Of every claim, in the order of the report. `evidence`: what the ledger already holds of this plan."""
+    over = bench(plan, evidence.models if evidence else None)
+    tuned = len(over.finetune.seeds) if over.finetune else 0
+    found = [(one, one.find(over)) for one in statements(over)]
+    tested = [any(max(_seeds(test, tuned)) > 1 for test in tests) for _, tests in found]
+    level = ALPHA / max(1, sum(tested))
+    measured = _measured(evidence) if evidence else {}
+    return [
+        _prospect(over, statement, tests if will else [], level, measured, bool(tests) and not will)
+        for (statement, tests), will in zip(found, tested, strict=True)
+    ]
+
+
+def _prospect(
+    over: Bench,
+    statement: Statement,
+    tests: list[Test],
+    level: float,
+    measured: dict[str, float],
+    one_seed: bool,
+) -> Prospect:
+    used = {task for test in tests for task in test.tasks}
+    if used:
+        known = used & set(measured)
+        noise = "from this ledger" if known == used else "partly from this ledger" if known else "assumed"
+    else:
+        noise = ""
+    seeds = len(over.finetune.seeds) if over.finetune else 0
+    why = "" if tests else "needs two fine-tuning seeds or more" if one_seed else needs(over, statement)
+
+    def sd_of(task: str) -> float:
+        return measured.get(task, ASSUMED[over.tasks[task].family])
+
+    return Prospect(
+        id=statement.id,
+        says=statement.says,
+        source=statement.source,
+        tested=bool(tests),
+        parts=tuple(_expected(test, seeds, level, sd_of) for test in tests),
+        why=why,
+        noise=noise,
+    )
+
+
+def _seeds(test: Test, tuned: int) -> tuple[int, int]:
+    """Pretraining seeds that all its models have, and fine-tuning seeds."""
+    return min(len(one) for one in rows_in_common(list(test.models)).values()), tuned
+
+
+def _expected(test: Test, tuned: int, level: float, noise: Noise) -> Expected:
+    seeds = _seeds(test, tuned)
+    if isinstance(test, AnyOf):
+        options = [_expected(one, tuned, level / len(test.options), noise) for one in test.options]
+        easiest = min(options, key=lambda one: one.detectable)
+        sd, least = easiest.sd, easiest.detectable
+    else:
+        sd = math.sqrt(test.quantity.variance(noise))
+        least = sd * _unit(*seeds, level)
+    return Expected(
+        title=test.title,
+        models=tuple(one.name for one in test.models),
+        sd=sd,
+        seeds=seeds,
+        detectable=least,
+        effect=sought(test.paper, test.margin),
+        paper=test.paper,
+        margin=test.margin,
+    )
+
+
+@cache
+def _unit(pretrained: int, tuned: int, level: float) -> float:
+    """The detectable effect for a standard deviation of 1 over fine-tuning seeds: it grows in proportion.
+
+    Pretraining again is taken to move a score as much as fine-tuning again does.
+    """
+    from biphase.report.statistics import power
+
+    if pretrained < 2:
+        return power.detectable(1.0, tuned, level)
+    return power.detectable_crossed(power.Noise(1.0, 0.0, 1.0), pretrained, tuned, level)
+
+
+def _measured(evidence: Evidence) -> dict[str, float]:
+    """Task → standard deviation over fine-tuning seeds in points, pooled over all models, where there are enough."""
+    found: dict[str, float] = {}
+    families: dict[Family, list[tuple[float, int]]] = {}
+    for task, about in evidence.tasks.items():
+        squares, free = 0.0, 0
+        for model in evidence.models.values():
+            for row in 100 * evidence.scores(model, task):
+                known = row[np.isfinite(row)]
+                if known.size > 1:
+                    squares += float(np.square(known - known.mean()).sum())
+                    free += known.size - 1
+        families.setdefault(about.family, []).append((squares, free))
+        if free >= ENOUGH and squares > 0:
+            found[task] = math.sqrt(squares / free)
+    for task, about in evidence.tasks.items():
+        squares, free = (sum(part) for part in zip(*families[about.family], strict=True))
+        if task not in found and free >= ENOUGH and squares > 0:
+            found[task] = math.sqrt(squares / free)
+    return found
+
+
+# ---------------------------------------------------------------- as text
+
+
+def as_json(found: list[Prospect]) -> list[dict[str, Any]]:
+    """The same for a program; what is not known is null."""
+    return [
+        {
+            "id": one.id,
+            "says": one.says,
+            "source": one.source,
+            "tested": one.tested,
+            "noise": one.noise,
+            "needs": one.why,
+            "tests": [
+                {
+                    "title": part.title,
+                    "models": list(part.models),
+                    "seeds": list(part.seeds),
+                    "sd": part.sd,
+                    "detectable": part.detectable if math.isfinite(part.detectable) else None,
+                    "paper": part.paper,
+                    "margin": part.margin,
+                    "weak": part.weak,
+                }
+                for part in one.parts
+            ],
+        }
+        for one in found
+    ]
+
+
+def render(found: list[Prospect]) -> list[str]:
+    """For a terminal: a line for each claim that will be tested, and one that names the others."""
+    tested = [one for one in found if one.tested]
+    if not tested:
+        return _untested(found)
+    lines = [
+        f"{len(tested)} of {counted(len(found), 'claim')} will be tested; effects in points, found with 80% power",
+        f"  noise of scores: {_noise(tested)}",
+        *(_line(one) for one in tested),
+    ]
+    if any(part.weak for one in tested for part in one.parts):
+        lines.append(
+            f"  weak: tests that would miss the paper's effect, or {WORTH_FINDING:g} where it gives none"
+        )
+    return [*lines, *_untested(found)]
+
+
+def _line(one: Prospect) -> str:
+    weak = sum(part.weak for part in one.parts)
+    finds = _span([part.detectable for part in one.parts])
+    return (
+        f"  {one.id:<4} {_cut(one.says, SAYS):<{SAYS}}  {counted(len(one.parts), 'test'):>8}  finds {finds:<11}  "
+        f"{_paper(one):<17}  {f'{weak} weak' if weak else ''}"
+    ).rstrip()
+
+
+def _noise(tested: list[Prospect]) -> str:
+    sources = {one.noise for one in tested}
+    if sources == {"from this ledger"}:
+        return "from this ledger"
+    assumed = ", ".join(f"{family} {sd:g}" for family, sd in ASSUMED.items())
+    some = "where this ledger does not tell, " if sources != {"assumed"} else ""
+    return f"{some}assumed, an sd over seeds for each task of {assumed}"
+
+
+def _untested(found: list[Prospect]) -> list[str]:
+    names = [one.id for one in found if not one.tested]
+    if not names:
+        return []
+    text = f"not tested: {', '.join(_runs(names))}; the report says what each would need"
+    return wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
+
+
+def _runs(names: list[str]) -> list[str]:
+    """C5, C6, C7 as C5–C7."""
+    runs: list[list[str]] = []
+    for name in names:
+        if runs and _follows(runs[-1][-1], name):
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    return [one[0] if len(one) == 1 else f"{one[0]}–{one[-1]}" for one in runs]
+
+
+def _follows(name: str, other: str) -> bool:
+    ours = all(one[:1] in ("C", "B") and one[1:].isdecimal() for one in (name, other))
+    return ours and name[0] == other[0] and int(other[1:]) == int(name[1:]) + 1
+
+
+def _paper(one: Prospect) -> str:
+    known = [part.effect for part in one.parts if part.paper is not None]
+    return f"paper {_span(known)}" if known else ""
+
+
+def _span(values: list[float]) -> str:
+    low, high = (fixed(value) if value <= SCALE else f">{SCALE:g}" for value in (min(values), max(values)))
+    return low if low == high else f"{low}–{high}"
+
+
+def _cut(text: str, width: int) -> str:
+    """At a word, where it is too long."""
+    return text if len(text) <= width else f"{text[:width].rsplit(' ', 1)[0].rstrip(',')}…"

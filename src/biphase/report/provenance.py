@@ -1,0 +1,193 @@
+"""Where the numbers come from: data and its fingerprints, the protocol, machines, versions, seconds, energy.
+
+Everything is read from the ledger. The only thing that is not is the version of biphase that wrote the report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from biphase.data.identity import CARD, shards_key
+from biphase.errors import BiphaseError, StoreError
+from biphase.files import Store, read_json, read_verified
+from biphase.presets import corpus_of
+from biphase.records import encode, key
+from biphase.report.evidence import Evidence
+from biphase.report.numerals import listed, rate
+from biphase.report.pretraining import STATE, pieces
+from biphase.specs import Corpus, Finetune, Pretrain
+from biphase.study.plan import Plan
+from biphase.version import code_version
+from biphase.wording import counted, duration, short
+
+
+@dataclass(frozen=True)
+class Data:
+    """A corpus or a dataset."""
+
+    name: str
+    what: str  # corpus, or the family of a task
+    source: str
+    key: str  # of its shards, or of the dataset as it is asked; empty: not known here
+    note: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A device and the software on it, with what it computed."""
+
+    device: str
+    software: str
+    pieces: int
+    leaves: int
+
+
+@dataclass(frozen=True)
+class Provenance:
+    version: str
+    study: str  # the hash of everything the study says
+    data: tuple[Data, ...]
+    machines: tuple[Machine, ...]
+    protocol: tuple[tuple[str, str], ...]
+    spent: tuple[tuple[str, str], ...]
+    joules: float | None
+
+
+def provenance(evidence: Evidence) -> Provenance:
+    plan, store = evidence.plan, evidence.store
+    finetune = plan.study.finetune
+    joules = _pretraining_joules(plan, store) + sum(grid.joules for grid in evidence.grids.values())
+    return Provenance(
+        version=code_version(),
+        study=key(encode(plan.study)),
+        data=(*_corpora(plan, store), *_datasets(evidence)),
+        machines=_machines(evidence),
+        protocol=_protocol(finetune, evidence) if finetune else (),
+        spent=_spent(evidence),
+        joules=joules or None,
+    )
+
+
+# ---------------------------------------------------------------- data
+
+
+def _corpora(plan: Plan, store: Store) -> Iterable[Data]:
+    for corpus in dict.fromkeys(corpus_of(run) for run in _lineage(plan) if run.corpus):
+        at, card = _shards(corpus, store)
+        tokens = f"{card['train_tokens']:,} tokens to train on" if card else "its shards are not in this store"
+        yield Data(corpus.name, "corpus", corpus.source, at, tokens)
+
+
+def _lineage(plan: Plan) -> Iterable[Pretrain]:
+    for run in plan.study.runs:
+        at: object = run
+        while isinstance(at, Pretrain):
+            yield at
+            at = at.start
+
+
+def _shards(corpus: Corpus, store: Store) -> tuple[str, dict[str, Any]]:
+    """The key of a corpus' shards and their card, as far as this machine knows them."""
+    try:
+        at = shards_key(corpus, store)
+        path = store.shards / at / CARD
+        return at, read_json(path) if path.is_file() else {}
+    except BiphaseError:
+        return "", {}
+
+
+def _datasets(evidence: Evidence) -> Iterable[Data]:
+    for name, task in evidence.tasks.items():
+        examples = max(
+            (grid.examples for (_, on), grid in evidence.grids.items() if on == name),
+            default=0,
+        )
+        note = counted(examples, "test example") if examples else "not scored yet"
+        if task.trained_on:
+            note += f"; scored with the model of {task.trained_on}"
+        yield Data(name, task.family, task.source, evidence.plan.tasks[name], note)
+
+
+# ---------------------------------------------------------------- machines, time, energy
+
+
+def _machines(evidence: Evidence) -> tuple[Machine, ...]:
+    """By device and software; most used first, then by name."""
+    plan, store = evidence.plan, evidence.store
+    trained = Counter(_words(one) for one in _progress(plan, store).values())
+    tuned = Counter(_words({"machine": one}) for grid in evidence.grids.values() for one in grid.machines)
+    every = sorted({*trained, *tuned}, key=lambda one: (-trained[one] - tuned[one], one))
+    return tuple(Machine(*one, trained[one], tuned[one]) for one in every)
+
+
+def _words(progress: dict[str, Any]) -> tuple[str, str]:
+    about = progress.get("machine", {})
+    software = [f"{name} {about[name]}" for name in sorted(about) if name not in ("device", "compiled", "joules")]
+    if about.get("compiled") == "True":
+        software.append("compiled")
+    return about.get("device") or "not recorded", ", ".join(software)
+
+
+def _progress(plan: Plan, store: Store) -> dict[str, dict[str, Any]]:
+    """What each state that is there says of its making; one that was changed since it was written says nothing."""
+    found = {}
+    for at in plan.states:
+        folder = store.states / at
+        if store.has(folder):
+            with contextlib.suppress(StoreError):
+                found[at] = json.loads(read_verified(folder, STATE))["progress"]
+    return found
+
+
+def _pretraining_joules(plan: Plan, store: Store) -> float:
+    """Each state counts from the root on, so the difference to its parent is what its own piece took.
+
+    A piece whose beginning is not known is left out.
+    """
+    known = {at: one["joules"] for at, one in _progress(plan, store).items() if "joules" in one}
+    parents = {at: plan.states[at].parent for at in known}
+    own = [known[at] - (known[parent] if parent else 0.0) for at, parent in parents.items() if not parent or parent in known]
+    return float(sum(own))
+
+
+def _spent(evidence: Evidence) -> tuple[tuple[str, str], ...]:
+    trained = pieces(evidence.plan, evidence.store)
+    known = [piece.seconds * piece.devices for piece in trained if piece.seconds is not None]
+    tuned = [float(np.nansum(grid.seconds)) for grid in evidence.grids.values()]
+    tokens = sum(piece.tokens for piece in trained if piece.standing == "done")
+    flops = [piece.flops for piece in trained if piece.standing == "done"]
+    made = [("Pretraining", f"{duration(sum(known))} of device time, {counted(len(known), 'piece')}")] if known else []
+    if tokens:
+        counts = "" if None in flops else f", {sum(one for one in flops if one):.3g} model FLOPs"
+        made.append(("Trained on", f"{short(tokens)} tokens{counts}"))
+    if any(tuned):
+        made.append(("Fine-tuning", f"{duration(sum(tuned))} of device time, {evidence.count[0]:,} scores"))
+    return tuple(made)
+
+
+# ---------------------------------------------------------------- protocol
+
+
+def _protocol(spec: Finetune, evidence: Evidence) -> tuple[tuple[str, str], ...]:
+    metrics = dict.fromkeys(grid.metric for grid in evidence.grids.values() if grid.metric)
+    return (
+        ("Protocol", spec.protocol),
+        ("Precision", spec.precision),
+        ("Learning rates", ", ".join(rate(lr) for lr in spec.lrs)),
+        ("Fine-tuning seeds", ", ".join(str(seed) for seed in spec.seeds)),
+        (
+            "Choice of the rate",
+            "for each seed the rate with the best validation score; of equals the lowest. Test scores play no part",
+        ),
+        ("Scores that choose", listed(list(metrics)) or "none yet"),
+        ("Retrieval among", "judged documents only" if spec.documents == "judged" else "all documents"),
+        ("Warm-up", f"{spec.warmup * 100:g}% of the steps, then down in a line to 0"),
+        ("Longest input", f"{spec.length:,} tokens" if spec.length else "99% of the model's context"),
+    )

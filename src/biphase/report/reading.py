@@ -1,0 +1,45 @@
+"""How to read a report: what its intervals cover, what its verdicts mean. Said the same way wherever it is said."""
+
+from __future__ import annotations
+
+READING: tuple[tuple[str, str], ...] = (
+    (
+        "Scores.",
+        "A score is measured on test examples, at the learning rate that was best on validation examples, seed by seed. "
+        "So each seed is one draw of the whole procedure, the choice of the rate included. Everything is in percent; "
+        "differences are in points of percent.",
+    ),
+    (
+        "Families.",
+        "SC: sequence classification. TC: token classification. QA: question answering. IR: retrieval. A family is the "
+        "plain mean of its tasks, seed by seed.",
+    ),
+    (
+        "Intervals.",
+        "The interval beside a mean is a 95% t-interval over fine-tuning seeds: would the same model give this again? "
+        "Where a recipe was pretrained with several seeds it covers those too, and says so. With one pretraining seed it "
+        "does not say what pretraining again would give. The interval over examples resamples the test set: would other "
+        "examples give this again?",
+    ),
+    (
+        "Comparisons.",
+        "Every comparison is a paired difference: the same fine-tuning seeds on both sides, so that what the seeds share "
+        "falls out. It can be clear although the intervals of the two means overlap.",
+    ),
+    (
+        "Verdicts.",
+        "Reproduced: every part has the claimed sign and the claim's p-value, corrected by Holm for all claims tested here, "
+        "is at most 0.05. Direction only: the sign is right and noise is not ruled out. Not reproduced: some part goes the "
+        "other way. Underpowered: the study could not have found an effect as large as the paper's. Not tested: no run can "
+        "speak to it, or too few seeds are complete.",
+    ),
+    (
+        "Detectable.",
+        "The smallest true effect that a test with this noise and so many seeds finds in 80 of 100 tries, at the level that "
+        "the correction asks of the first claim. An effect below it may be there and not be seen.",
+    ),
+    (
+        "Missing.",
+        "What is not computed, failed or cannot be read is missing. Nothing is filled in; a claim is judged on what is there.",
+    ),
+)

@@ -1,0 +1,260 @@
+"""What a result is, as a claim asks for it: its size, what it was asked in which order, for how long. From specs alone.
+
+Names play no part. Two results are comparable if they differ in nothing but what the comparison is about, so
+everything else that shapes a model is summed up in one word, its `setting`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from biphase.keys import acts, decay_start, label, origin_step
+from biphase.presets import corpus_of
+from biphase.records import encode, key
+from biphase.specs import CLM, MLM, Hub, Objective, Pretrain
+from biphase.study.costs import shape_of
+from biphase.study.plan import Plan
+
+Kind = Literal["start", "clm", "mlm", "clm-mlm", "other"]
+SETTING = ("packing", "batch_tokens", "optimizer", "precision", "moments", "data")
+SHAPE = ("layers", "hidden", "heads", "kv_heads", "ffn")  # what makes a size a size
+
+
+@dataclass(frozen=True)
+class Span:
+    """An objective over steps, counted from the root."""
+
+    objective: Objective
+    first: int
+    until: int
+
+    @property
+    def steps(self) -> int:
+        return self.until - self.first
+
+    @property
+    def label(self) -> str:
+        return label(self.objective)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a result was made."""
+
+    size: str
+    parameters: int | None  # embedding and head included; None: not known without a download
+    spans: tuple[Span, ...]  # from the root to here
+    tokens: int
+    decayed: bool  # the end of a run: its learning rate has come down
+    of: int  # steps from the root to the end of the run this is a step of
+    base: Recipe | None  # the decayed end it was continued from
+    setting: str  # equal: nothing else differs but size, objectives, steps, and the seed
+    seed: int  # of the first run on the way: another one is another draw of all of it
+    shape: str = ""  # equal: the same layers and widths, whatever the size is called
+
+    @property
+    def steps(self) -> int:
+        return self.spans[-1].until if self.spans else 0
+
+    @property
+    def own(self) -> tuple[Span, ...]:
+        """The spans since the base, or all."""
+        before = self.base.steps if self.base else 0
+        return tuple(
+            Span(one.objective, max(one.first, before), one.until) for one in self.spans if one.until > before
+        )
+
+    @property
+    def kind(self) -> Kind:
+        return kind_of(self.own)
+
+    @property
+    def causal_share(self) -> float:
+        """The share of its own steps that were causal."""
+        total = sum(one.steps for one in self.own)
+        return sum(one.steps for one in self.own if isinstance(one.objective, CLM)) / total if total else 0.0
+
+    @property
+    def ratio(self) -> float | None:
+        """The masking ratio of its last masked span, if it is one number and plainly MLM."""
+        last = next((one.objective for one in reversed(self.own) if isinstance(one.objective, MLM)), None)
+        return last.ratio if type(last) is MLM and isinstance(last.ratio, float) else None
+
+    @property
+    def continued(self) -> int:
+        """Steps since the base; 0 if it was made in one go."""
+        return self.steps - self.base.steps if self.base else 0
+
+    def words(self) -> str:
+        """As a person says it: 610m · clm 10,000 → mlm 40% 32,000."""
+        if not self.spans:
+            return f"{self.size} · as it is"
+        path = " → ".join(f"{one.label} {one.steps:,}" for one in self.own)
+        path = f"{path}, continued after {self.base.words().split(' · ', 1)[1]}" if self.base else path
+        way = f"on the way to {self.of:,}, " if self.steps < self.of else ""
+        return f"{self.size} · {path}{'' if self.decayed else f' ({way}not decayed)'}"
+
+
+@dataclass(frozen=True)
+class Model:
+    """Results that differ in nothing but the seed of their pretraining: several draws of one recipe."""
+
+    name: str  # of the first
+    recipe: Recipe
+    results: tuple[str, ...]  # in order of their seeds
+    seeds: tuple[int, ...]
+
+
+def kind_of(spans: tuple[Span, ...]) -> Kind:
+    masked = [type(one.objective) is MLM for one in spans]
+    causal = [isinstance(one.objective, CLM) for one in spans]
+    if not spans:
+        return "start"
+    if causal == [True]:
+        return "clm"
+    if masked == [True]:
+        return "mlm"
+    return "clm-mlm" if len(spans) == 2 and causal[0] and masked[1] else "other"
+
+
+def models(plan: Plan) -> dict[str, Model]:
+    """The models of a plan by name, in the order of its results. Two names of one state are one model, the first."""
+    groups: dict[tuple[object, ...], dict[int, str]] = {}
+    recipes: dict[str, Recipe] = {}
+    by_share = _by_share(plan)
+    names: dict[str, list[str]] = {}
+    for name, at in plan.results.items():
+        names.setdefault(at, []).append(name)
+    for first, *others in names.values():
+        # A checkpoint that several runs pass through speaks for the longest: it lies on the way to all of them.
+        known = [_recipe(*_made_by(plan, name), by_share=by_share) for name in (first, *others)]
+        recipe = recipes[first] = max(known, key=lambda one: one.of)
+        alike = _alike(recipe)
+        # Of one recipe and one seed there is one state; if not, something differs that a recipe does not tell.
+        number = next(n for n in range(len(names)) if recipe.seed not in groups.get((n, *alike), {}))
+        groups.setdefault((number, *alike), {})[recipe.seed] = first
+    made = {}
+    for by_seed in groups.values():
+        results = tuple(by_seed[seed] for seed in sorted(by_seed))
+        made[results[0]] = Model(results[0], recipes[results[0]], results, tuple(sorted(by_seed)))
+    order = {name: place for place, name in enumerate(plan.results)}
+    return dict(sorted(made.items(), key=lambda one: min(order[name] for name in one[1].results)))
+
+
+def recipe_of(plan: Plan, result: str) -> Recipe:
+    return _recipe(*_made_by(plan, result), by_share=_by_share(plan))
+
+
+def _made_by(plan: Plan, result: str) -> tuple[Pretrain, int]:
+    """The run that has this result, and its step: other runs may pass through the same state on other ways."""
+    for run in plan.study.runs:
+        steps = {f"{run.name}-{step}": step for step in run.keep} | {run.name: run.steps}
+        if result in steps:
+            return run, steps[result]
+    raise KeyError(result)
+
+
+def _alike(recipe: Recipe) -> tuple[object, ...]:
+    """What all draws of one recipe share."""
+    bases, at = [], recipe.base
+    while at:  # the same spans with a decay between them are another recipe
+        bases.append(at.steps)
+        at = at.base
+    return recipe.size, recipe.shape, recipe.spans, recipe.of, recipe.setting, tuple(bases)
+
+
+def _recipe(run: Pretrain, step: int, *, by_share: bool) -> Recipe:
+    before = origin_step(run)
+    start = (
+        _recipe(run.start, run.start.steps, by_share=by_share) if isinstance(run.start, Pretrain) else None
+    )
+    own = [
+        Span(act.objective, before + act.first, before + min(act.until, step))
+        for act in acts(run)
+        if act.first < step
+    ]
+    shape = shape_of(run) if run.corpus or isinstance(run.start, Hub) else None
+    root = _root(run)
+    return Recipe(
+        size=_size(root),
+        parameters=shape.parameters if shape and shape.vocab else None,
+        spans=_merged((*(start.spans if start else ()), *own)),
+        tokens=(start.tokens if start else 0) + step * run.batch_tokens,
+        decayed=step == run.steps and (decay_start(run) < run.steps or not run.stages),
+        of=before + run.steps,
+        # To go on from a rate that never came down is to have gone on all the time.
+        base=start if start is None or start.decayed else start.base,
+        setting=_setting(run, by_share=by_share),
+        seed=root.seed,
+        shape=key([getattr(root.start, name, "") for name in SHAPE]),
+    )
+
+
+def _merged(spans: tuple[Span, ...]) -> tuple[Span, ...]:
+    """Equal neighbours as one, unless their masking ratio counts steps from where each began."""
+    made: list[Span] = []
+    for one in spans:
+        moves = isinstance(one.objective, MLM) and not isinstance(one.objective.ratio, float)
+        if made and made[-1].objective == one.objective and not moves:
+            made[-1] = Span(one.objective, made[-1].first, one.until)
+        else:
+            made.append(one)
+    return tuple(made)
+
+
+def _root(run: Pretrain) -> Pretrain:
+    return _root(run.start) if isinstance(run.start, Pretrain) else run
+
+
+def _size(root: Pretrain) -> str:
+    start = root.start
+    return (
+        start.source.rstrip("/").rsplit("/", 1)[-1] if isinstance(start, Hub) else getattr(start, "name", "")
+    )
+
+
+def _by_share(plan: Plan) -> bool:
+    """Are warmup and decay the same shares of runs that differ in length, rather than the same steps?"""
+    trained = [(run.schedule, run.steps) for run in plan.study.runs if run.stages]
+    steps = {(one.warmup, one.decay) for one, _ in trained}
+    shares = {(round(one.warmup / of, 3), round(one.decay / of, 3)) for one, of in trained}
+    return len(shares) < len(steps)
+
+
+def _setting(run: Pretrain, *, by_share: bool) -> str:
+    """Everything that shapes a model apart from its size, its objectives and their steps, and its seed.
+
+    A run that goes on as the one before it went has that one's setting.
+    """
+    own, warmup = _ways(run, by_share=by_share), _part(run, run.schedule.warmup, by_share=by_share)
+    start = run.start
+    if isinstance(start, Pretrain):
+        before = _setting(start, by_share=by_share)
+        goes_on = not warmup and own == _ways(start, by_share=by_share)
+        return before if goes_on else key([before, own, warmup])
+    named = (*SHAPE, "kind", "name", "precision")
+    # A published model is what it is; of a size there is more to say than how large it is.
+    about = (
+        encode(start)
+        if isinstance(start, Hub)
+        else {k: v for k, v in encode(start).items() if k not in named}
+    )
+    return key([own, warmup, about])
+
+
+def _ways(run: Pretrain, *, by_share: bool) -> dict[str, object]:
+    """How a run trains, its warmup apart. The precision is the size's own where nothing else was said."""
+    fields = {name: encode(getattr(run, name)) for name in SETTING}
+    usual = run.precision == getattr(_root(run).start, "precision", "")
+    return {
+        **fields,
+        "precision": "" if usual else run.precision,
+        "corpus": encode(corpus_of(run)) if run.corpus else "",
+        "peak": run.schedule.peak,
+        "decay": _part(run, run.schedule.decay, by_share=by_share),
+    }
+
+
+def _part(run: Pretrain, steps: float, *, by_share: bool) -> float:
+    return round(steps / max(1, run.steps), 3) if by_share else steps

@@ -1,0 +1,90 @@
+"""Every result of a study as a run that somebody may ask about: its recipe, its way, its cost, where it stands."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+
+from biphase.errors import StoreError
+from biphase.files import Store, read_verified
+from biphase.report.evidence import Evidence
+from biphase.report.pretraining import METRICS, Piece, about_state, cost, pieces
+from biphase.report.recipes import Recipe, recipe_of
+from biphase.study.plan import Plan
+
+
+@dataclass(frozen=True)
+class Run:
+    """One result. What is not known yet is None, or empty."""
+
+    name: str
+    model: str  # the name it is reported under
+    seed: int
+    recipe: Recipe
+    key: str
+    way: tuple[Piece, ...]  # from the root
+    flops: float | None
+    seconds: float | None
+    joules: float | None
+    devices: int
+    device: str
+    epochs: float | None
+    heldout: dict[str, float]  # objective → the last loss that was measured
+    standing: str  # done, running, failed, ready, waiting
+    leaves: tuple[int, int]  # done, planned
+    wrong: str = ""  # why what its state says cannot be trusted
+
+
+def runs(evidence: Evidence) -> list[Run]:
+    """The results of every model, in the order of the plan."""
+    plan, store = evidence.plan, evidence.store
+    by_key = {piece.key: piece for piece in pieces(plan, store)}
+    models = {result: model.name for model in evidence.models.values() for result in model.results}
+    return [_run(evidence, name, models[name], by_key) for name in plan.results if name in models]
+
+
+def _run(evidence: Evidence, name: str, model: str, by_key: dict[str, Piece]) -> Run:
+    plan, store = evidence.plan, evidence.store
+    at = plan.results[name]
+    recipe = recipe_of(plan, name)
+    grids = [evidence.grids[name, task] for task in evidence.tasks]
+    spent = cost(plan, store, name)
+    try:
+        about, wrong = about_state(plan, store, name), ""
+    except StoreError as damage:
+        about, wrong = {}, str(damage)
+    progress = about.get("progress", {})
+    return Run(
+        name=name,
+        model=model,
+        seed=recipe.seed,
+        recipe=recipe,
+        key=at,
+        way=tuple(by_key[state.key] for state in plan.path(at)),
+        flops=spent.flops,
+        seconds=spent.seconds,
+        joules=progress.get("joules"),
+        devices=int(progress.get("world", 1)),
+        device=spent.device,
+        epochs=about.get("epochs"),
+        heldout=last_heldout(plan, store, name),
+        standing=by_key[at].standing if at in by_key else "done",
+        leaves=(sum(grid.done for grid in grids), sum(grid.of for grid in grids)),
+        wrong=wrong,
+    )
+
+
+def last_heldout(plan: Plan, store: Store, result: str) -> dict[str, float]:
+    """The held-out losses measured last on the way to a result.
+
+    Curves are long and few of their lines hold these, so the others are not parsed.
+    """
+    for state in reversed(plan.path(plan.results[result])):
+        folder = store.states / state.key
+        if store.has(folder):
+            with contextlib.suppress(StoreError):
+                lines = read_verified(folder, METRICS).decode().splitlines()
+                measured = [line for line in lines if '"heldout"' in line]
+                return json.loads(measured[-1])["heldout"] if measured else {}
+    return {}

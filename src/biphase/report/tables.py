@@ -1,0 +1,251 @@
+"""What a report knows, as tables: rows of text for files, and boards of models against tasks for people.
+
+Files hold percent with four decimals and an empty cell for what is missing. They are written the same way for every
+reader: commas, one line a row, a header, UTF-8.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from biphase.report.claims import Finding
+from biphase.report.estimates import Estimates, Score
+from biphase.report.evidence import Evidence, Grid
+from biphase.report.numerals import exponent, plain, rate
+from biphase.report.recipes import Model
+from biphase.report.runs import Run
+from biphase.report.statistics.components import Decomposition
+from biphase.report.statistics.intervals import Estimate
+
+DIGITS = 4
+
+
+@dataclass(frozen=True)
+class Table:
+    """A file of rows. The first column says what a row is about."""
+
+    name: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def csv(self) -> str:
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows(self.rows)
+        return out.getvalue()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One score of a board."""
+
+    score: Score
+    best: bool  # the highest mean of its column
+
+    @property
+    def half(self) -> float:
+        """Half of the interval over seeds."""
+        return (self.score.seeds.high - self.score.seeds.low) / 2
+
+
+@dataclass(frozen=True)
+class Line:
+    model: Model
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Board:
+    """Models against tasks or families."""
+
+    name: str
+    columns: tuple[str, ...]
+    lines: tuple[Line, ...]
+
+
+def boards(evidence: Evidence, estimates: Estimates) -> tuple[Board, Board]:
+    """Families, then tasks."""
+    models = list(evidence.models.values())
+    return (
+        _board("families", models, tuple(evidence.families), estimates.families),
+        _board("tasks", models, tuple(evidence.tasks), estimates.tasks),
+    )
+
+
+def _board(
+    name: str, models: list[Model], columns: tuple[str, ...], scores: dict[tuple[str, str], Score]
+) -> Board:
+    """Of equals all are best: bold type must not break a tie."""
+    best = {
+        on: max((scores[m.name, on].seeds.mean for m in models if scores[m.name, on].known), default=math.nan)
+        for on in columns
+    }
+    lines = []
+    for model in models:
+        found = [scores[model.name, on] for on in columns]
+        lines.append(Line(model, tuple(Cell(one, one.seeds.mean == best[one.on]) for one in found)))
+    return Board(name, columns, tuple(lines))
+
+
+# ---------------------------------------------------------------- files
+
+
+SCORE = ("mean", "low", "high", "sd", "n", "covers", "examples_low", "examples_high", "done", "of")
+
+
+def scores(evidence: Evidence, estimates: Estimates) -> Table:
+    """Every model on every task."""
+    rows = []
+    for name, model in evidence.models.items():
+        for task, spec in evidence.tasks.items():
+            score = estimates.tasks[name, task]
+            about = (name, model.recipe.words(), task, spec.family, score.metric)
+            rows.append((*about, *_score(score), _rates(evidence, model, task)))
+    return Table(
+        "scores", ("model", "recipe", "task", "family", "metric", *SCORE, "rate_of_each_seed"), tuple(rows)
+    )
+
+
+def families(evidence: Evidence, estimates: Estimates) -> Table:
+    """Every model on every family."""
+    rows = [
+        (name, model.recipe.words(), family, *_score(estimates.families[name, family]))
+        for name, model in evidence.models.items()
+        for family in evidence.families
+    ]
+    return Table("families", ("model", "recipe", "family", *SCORE), tuple(rows))
+
+
+NOISE = (
+    "model", "family", "pretraining_seeds", "finetuning_seeds", "test_examples", "sd_pretraining_seed",
+    "sd_finetuning_seed", "sd_both_seeds", "sd_test_example", "sd_seeds_and_example", "covers", "low", "high",
+)  # fmt: skip
+
+
+def noise(evidence: Evidence, estimates: Estimates) -> Table:
+    """What each source of noise brings to one score of a family, and the interval that covers most of them."""
+    rows = []
+    for name in evidence.models:
+        for family in evidence.families:
+            found = estimates.families[name, family].noise
+            if found is None:
+                continue
+            counts = (found.pretraining_seeds, found.finetuning_seeds, found.examples)
+            deviations = (_percent(math.sqrt(one.single)) for one in found.components)
+            covers, widest = widest_interval(found)
+            ends = (_percent(widest.low), _percent(widest.high)) if widest else ("", "")
+            rows.append((name, family, *(str(count) for count in counts), *deviations, covers, *ends))
+    return Table("noise", NOISE, tuple(rows))
+
+
+def widest_interval(noise: Decomposition) -> tuple[str, Estimate | None]:
+    """The interval that takes most to be random, where there is one: all of it, or seeds and examples."""
+    for covers in ("all", "fine-tuning seeds and test examples"):
+        found = noise.intervals.get(covers)
+        if found is not None and math.isfinite(found.low):
+            return found.covers, found
+    return "", None
+
+
+def _score(score: Score) -> tuple[str, ...]:
+    seeds = score.seeds
+    low, high = score.examples or (math.nan, math.nan)
+    numbers = [_percent(one) for one in (seeds.mean, seeds.low, seeds.high, seeds.sd)]
+    counts = str(score.done), str(score.of)
+    covers = seeds.covers if score.known else ""
+    return (*numbers, str(seeds.n), covers, _percent(low), _percent(high), *counts)
+
+
+def _percent(score: float) -> str:
+    return plain(score * 100, DIGITS)
+
+
+def _rates(evidence: Evidence, model: Model, task: str) -> str:
+    """The rate that validation chose for each seed, in order; a dash for a seed that is not complete."""
+    found = []
+    for result in model.results:
+        grid = evidence.grids[result, task]
+        found += [rate(grid.lrs[grid.chosen[seed]]) if seed in grid.chosen else "-" for seed in grid.seeds]
+    return " ".join(found)
+
+
+CLAIM = ("claim", "says", "source", "verdict", "why", "p", "p_holm", "scale")
+PART = (
+    "part", "models", "estimate", "low", "high", "n", "covers", "part_p", "margin", "paper", "detectable",
+    "examples_low", "examples_high", "supports", "note",
+)  # fmt: skip
+
+
+def claims(findings: Iterable[Finding]) -> Table:
+    """One row for each part of each claim; a claim without parts has one row."""
+    rows = []
+    for one in findings:
+        about = (one.id, one.says, one.source, one.verdict, one.why, exponent(one.p), exponent(one.p_holm))
+        for part in one.parts:
+            low, high = part.examples or (math.nan, math.nan)
+            seeds = part.estimate
+            row = (
+                part.title, " ".join(part.models), *(plain(v, DIGITS) for v in (seeds.mean, seeds.low, seeds.high)),
+                str(seeds.n), seeds.covers, exponent(seeds.p), plain(part.margin, 2), plain(part.paper, 2),
+                plain(part.detectable, DIGITS), plain(low, DIGITS), plain(high, DIGITS), part.supports, part.note,
+            )  # fmt: skip
+            rows.append((*about, one.scale, *row))
+        if not one.parts:
+            rows.append((*about, one.scale, *("" for _ in PART)))
+    return Table("claims", (*CLAIM, *PART), tuple(rows))
+
+
+LEAF = (
+    "model", "pretraining_seed", "task", "metric", "rate", "seed", "validation", "test", "chosen", "seconds",
+    "key", "missing",
+)  # fmt: skip
+
+
+def leaves(evidence: Evidence) -> Table:
+    """Every fine-tuning, done or not."""
+    rows: list[tuple[str, ...]] = []
+    for model in evidence.models.values():
+        for result, pretraining_seed in zip(model.results, model.seeds, strict=True):
+            for task in evidence.tasks:
+                rows += _leaves(model.name, pretraining_seed, evidence.grids[result, task])
+    return Table("leaves", LEAF, tuple(rows))
+
+
+def _leaves(model: str, pretraining_seed: int, grid: Grid) -> Iterable[tuple[str, ...]]:
+    validation, test = grid.validation.get(grid.metric), grid.test.get(grid.metric)
+    for row, lr in enumerate(grid.lrs):
+        for column, seed in enumerate(grid.seeds):
+            key = grid.keys[row][column]
+            scores = (math.nan if part is None else float(part[row, column]) for part in (validation, test))
+            chosen = "yes" if grid.chosen.get(seed) == row else ""
+            seconds = plain(float(grid.seconds[row, column]), 3)
+            about = model, str(pretraining_seed), grid.task.name, grid.metric, rate(lr), str(seed)
+            why = "" if seconds else grid.missing.get(key, "not computed")
+            yield (*about, *(_percent(one) for one in scores), chosen, seconds, key, why)
+
+
+RUN = (
+    "run", "model", "recipe", "size", "parameters", "steps", "tokens", "flops", "seconds", "devices", "device",
+    "joules", "epochs", "heldout_clm", "heldout_mlm40", "standing", "leaves_done", "leaves_of", "key",
+)  # fmt: skip
+
+
+def runs(found: Iterable[Run]) -> Table:
+    """Every result and what it took to make it."""
+    rows = []
+    for one in found:
+        recipe = one.recipe
+        losses = (plain(one.heldout.get(name), DIGITS) for name in ("clm", "mlm40"))
+        row = (
+            one.name, one.model, recipe.words(), recipe.size,
+            "" if recipe.parameters is None else str(recipe.parameters), str(recipe.steps), str(recipe.tokens),
+            exponent(one.flops), plain(one.seconds, 1), str(one.devices), one.device, plain(one.joules, 0),
+            plain(one.epochs, DIGITS), *losses, one.standing, *(str(n) for n in one.leaves), one.key,
+        )  # fmt: skip
+        rows.append(row)
+    return Table("runs", RUN, tuple(rows))

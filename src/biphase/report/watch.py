@@ -1,0 +1,287 @@
+"""The page of a study that runs, served to this machine alone and kept up to date.
+
+Nothing but three texts is served, from memory: no folder can be listed, no path leads to a file. Requests that name
+another host than this one are refused, so that a page from the net cannot reach in through a name it made up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from biphase.errors import BiphaseError, SpecError, one_line
+from biphase.files import Store
+from biphase.report.build import build
+from biphase.report.page.render import figures_data, main, page
+from biphase.report.pretraining import flops_of
+from biphase.study import leaves, ledger
+from biphase.study.plan import Plan
+from biphase.wording import duration
+
+HOST = "127.0.0.1"
+LOOK_SECONDS = 2.0  # between looks at the store
+REST = 3.0  # times as long as something took, before it is done again
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; connect-src 'self'"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is served now."""
+
+    texts: dict[str, tuple[str, bytes]]  # path → kind, content
+    content: str  # changes when anything but the figures does
+    figures: str
+
+
+def serve(
+    make_plan: Callable[[], Plan],
+    store: Store,
+    folder: Path,
+    *,
+    port: int,
+    say: Callable[[str], None] = print,
+    stop: threading.Event | None = None,
+) -> None:
+    """Serve the page of a study until ^C, or until `stop` is set. The plan is made anew with each look."""
+    stop = stop or threading.Event()
+    watcher = Watcher(make_plan, store, folder, say=say, stop=stop)
+    with listen(port) as server:
+        watcher.look()
+        server.watcher = watcher
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+        thread.start()
+        say(f"watching {watcher.plan.study.name}: http://{HOST}:{server.server_port}/   (^C to stop)")
+        with contextlib.suppress(KeyboardInterrupt):
+            watcher.run()
+        server.shutdown()
+    say(f"stopped watching; the page as it was last: {watcher.page}")
+
+
+class Server(ThreadingHTTPServer):
+    """Answers from what a watcher shows."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+    watcher: Watcher
+
+
+def listen(port: int) -> Server:
+    """A server on loopback; a port in use is refused in one line."""
+    try:
+        return Server((HOST, port), _Answer)
+    except OSError as wrong:
+        if wrong.errno not in (errno.EADDRINUSE, errno.EACCES):
+            raise
+        why = "is in use" if wrong.errno == errno.EADDRINUSE else "is not allowed"
+        raise SpecError(f"port {port} {why}; type --port 0 to take any that is free") from None
+
+
+class _Answer(BaseHTTPRequestHandler):
+    """GET and HEAD of a few known paths, and nothing else. HTTP/1.0: no connection outlives its answer."""
+
+    server: Server
+    timeout = 30
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def _answer(self, *, body: bool = True) -> None:
+        port = self.server.server_port
+        if self.headers.get("Host", "") not in (f"{HOST}:{port}", f"localhost:{port}"):
+            self._send(403, "text/plain", b"this page is for this machine only\n", body=body)
+            return
+        path = self.path.split("?", 1)[0]
+        found = self.server.watcher.served(path)
+        if found is None:
+            self._send(404, "text/plain", b"there is nothing here\n", body=body)
+        else:
+            self._send(200, *found, body=body)
+
+    def _send(self, code: int, kind: str, content: bytes, *, body: bool) -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("Content-Security-Policy", POLICY)
+        self.end_headers()
+        if body:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self.wfile.write(content)
+
+    def version_string(self) -> str:
+        return "biphase"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not worth a line each."""
+
+
+class Pace:
+    """When something is done again: after a change, and after a rest that grows with the time it takes."""
+
+    def __init__(self) -> None:
+        self._seen = ""
+        self._not_before = 0.0
+
+    @contextlib.contextmanager
+    def turn(self, seen: str) -> Generator[bool]:
+        began = time.monotonic()
+        if seen == self._seen or began < self._not_before:
+            yield False
+            return
+        try:
+            yield True
+            self._seen = seen
+        finally:
+            now = time.monotonic()
+            self._not_before = now + REST * (now - began)
+
+
+class Watcher:
+    """Looks at the store, makes the report anew when something changed, and knows how far the study is."""
+
+    def __init__(
+        self,
+        make_plan: Callable[[], Plan],
+        store: Store,
+        folder: Path,
+        *,
+        say: Callable[[str], None],
+        stop: threading.Event,
+    ) -> None:
+        self.make_plan, self.store, self.folder = make_plan, store, folder
+        self.say, self.stop = say, stop
+        self.plan = make_plan()
+        self.page = folder
+        self.progress: dict[str, Any] = {"said": "", "meters": {}, "running": []}
+        self.shown = Shown({}, "", "")
+        self._wrong = ""
+        self._progress, self._report = Pace(), Pace()
+
+    def run(self) -> None:
+        while not self.stop.wait(LOOK_SECONDS):
+            self.look()
+
+    def look(self) -> None:
+        """One look. What goes wrong is said once, and the page stays as it was."""
+        try:
+            seen = fingerprint(self.plan, self.store)
+            with self._progress.turn(seen) as due:
+                if due:
+                    self.progress = _progress(self.plan, self.store)
+            with self._report.turn(seen) as due:
+                if due:
+                    self._make()
+            self._wrong = ""
+        except (BiphaseError, OSError) as wrong:
+            if not self.shown.texts:
+                raise
+            told = one_line(wrong)
+            if told != self._wrong:
+                self.say(f"the page could not be made anew: {told}")
+            self._wrong = told
+
+    def _make(self) -> None:
+        self.plan = self.make_plan()
+        built = build(self.plan, self.store, self.folder, live=True, static=False)
+        self.page = built.page
+        self.shown = _shown(built.content)
+
+    def served(self, path: str) -> tuple[str, bytes] | None:
+        if path == "/state.json":
+            state = {
+                "content": self.shown.content,
+                "figures": self.shown.figures,
+                "progress": self.progress,
+            }
+            return "application/json", json.dumps(state).encode()
+        return self.shown.texts.get("/" if path == "/report.html" else path)
+
+
+def _shown(content: Any) -> Shown:
+    inner = main(content)
+    figures = json.dumps(figures_data(content), allow_nan=False)
+    texts = {
+        "/": ("text/html", page(content, live=True).encode()),
+        "/main.html": ("text/html", inner.encode()),
+        "/figures.json": ("application/json", figures.encode()),
+    }
+    return Shown(texts, _hash(main(content, with_figures=False)), _hash(figures))
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def fingerprint(plan: Plan, store: Store) -> str:
+    """Something that changes when the report would: names of results, of failures and leases, sizes of live files."""
+    study = store.studies / plan.study.name
+    parts = [_names(folder) for folder in (store.states, store.leaves, store.leases, study / "failures")]
+    for key in plan.states:
+        path = ledger.live_file(plan, store, key)
+        with contextlib.suppress(OSError):
+            parts.append(f"{key} {path.stat().st_size}")
+    return _hash("\n".join(parts))
+
+
+def _names(folder: Path) -> str:
+    try:
+        return " ".join(sorted(path.name for path in folder.iterdir()))
+    except OSError:
+        return ""
+
+
+def _progress(plan: Plan, store: Store) -> dict[str, Any]:
+    try:
+        return progress(plan, store)
+    except BiphaseError as wrong:
+        return {"said": f"how far it is cannot be told: {one_line(wrong)}", "meters": {}, "running": []}
+
+
+def progress(plan: Plan, store: Store) -> dict[str, Any]:
+    """How far a study is, in the words that the page shows."""
+    entries = ledger.survey(plan, store)
+    tuned = leaves.survey(plan, store)
+    trained = sum(entry.standing == "done" for entry in entries.values())
+    left = ledger.seconds_left(entries, flops_of) if trained < len(entries) else None
+    running = [
+        f"{', '.join(entry.state.results) or entry.state.run.name} on {entry.holder.host}"
+        for entry in entries.values()
+        if entry.standing == "running" and entry.holder
+    ]
+    running += [f"{training.title(plan)} on {holder.host}" for training, holder in tuned.running.values()]
+    failed = sum(entry.standing == "failed" for entry in entries.values()) + len(tuned.failed)
+    return {
+        "said": _said(len(running), failed, done=trained == len(entries) and tuned.done == tuned.of),
+        "meters": {
+            "pieces": {"done": trained, "of": len(entries), "left": _left(left)},
+            "fine-tunings": {
+                "done": tuned.done,
+                "of": tuned.of,
+                "left": _left(tuned.seconds_left if tuned.done < tuned.of else None),
+            },
+        },
+        "running": running,
+    }
+
+
+def _left(seconds: float | None) -> str:
+    return duration(seconds) if seconds else ""
+
+
+def _said(running: int, failed: int, *, done: bool) -> str:
+    said = "all done" if done else f"{running} running" if running else "nothing is running"
+    return f"{said}, {failed} failed" if failed else said

@@ -1,0 +1,85 @@
+"""What somebody expects of a study, said before it is run: one result scores above another, by how much, on what.
+
+A claim stands in the study file beside the runs it speaks of. The report tests it with the paper's own, and corrects
+for their number; so what is claimed afterwards, with the scores at hand, is best left out.
+"""
+
+from __future__ import annotations
+
+import re
+
+from biphase.errors import SpecError, nearest
+from biphase.records import record
+from biphase.specs.checks import one_name
+from biphase.specs.tasks import Family
+
+# What a leaf is scored with; `biphase.tasks.metrics` says how each is computed.
+METRICS: dict[Family, tuple[str, ...]] = {
+    "SC": ("accuracy",),
+    "TC": ("entity_f1", "sentence_f1"),
+    "QA": ("f1", "exact_match", "token_f1"),
+    "IR": ("ndcg@10", "mrr@10", "recall@100", "paper_ndcg@10"),
+}
+_OURS = re.compile(r"[CB]\d+")
+
+
+@record
+class Claim:
+    """`more` scores above `less` by more than `margin` percent points, on each of `on`.
+
+    A negative margin claims "not worse than by so much". Where a recipe was trained with several seeds, naming one of
+    its results means all of them.
+    """
+
+    name: str
+    says: str  # in words, for the report
+    more: str  # a result of the study
+    less: str  # another
+    on: tuple[str, ...] = ()  # families or tasks, each tested by itself; empty: every family the study has
+    margin: float = 0.0  # percent points
+    metric: str = ""  # empty: the one that learning rates are chosen by
+
+    def settle(self) -> None:
+        if isinstance(self.on, str):
+            object.__setattr__(self, "on", (self.on,))
+
+    def check(self) -> None:
+        where = f"Claim {self.name!r}"
+        one_name("Claim", self.name)
+        if _OURS.fullmatch(self.name):
+            raise SpecError(
+                f"{where}: C and B with a number are the names of the claims that every report tests; take a word"
+            )
+        if not self.says.strip():
+            raise SpecError(f"{where} says nothing; put it in words: says='causal first helps to tag'")
+        if self.more == self.less:
+            raise SpecError(f"{where} compares {self.more!r} with itself; name two results")
+        if len(set(self.on)) != len(self.on):
+            raise SpecError(f"{where}: on={self.on} names one thing twice")
+        if abs(self.margin) >= 100:
+            raise SpecError(f"{where}: a margin is in percent points of a score, not {self.margin:g}")
+        known = [metric for metrics in METRICS.values() for metric in metrics]
+        if self.metric and self.metric not in known:
+            raise SpecError(f"{where}: there is no metric {self.metric!r}; {nearest(self.metric, known)}")
+
+    def check_within(self, results: list[str], tasks: dict[str, Family]) -> None:
+        """Can a study with these results and tasks (name → family) speak to it?"""
+        where = f"Claim {self.name!r}"
+        for name in (self.more, self.less):
+            if name not in results:
+                raise SpecError(f"{where}: the study has no result {name!r}; {nearest(name, results)}")
+        if not tasks:
+            raise SpecError(
+                f"{where}: nothing is fine-tuned, so nothing is scored; say finetune=Finetune(TASKS)"
+            )
+        families: dict[str, Family] = {family: family for family in tasks.values()}
+        known = families | tasks
+        for name in self.on or families:
+            if name not in known:
+                raise SpecError(f"{where}: the study has no task or family {name!r}; {nearest(name, known)}")
+            metrics = METRICS[known[name]]
+            if self.metric and self.metric not in metrics:
+                raise SpecError(
+                    f"{where}: {name} is not scored with {self.metric!r} but with {', '.join(metrics)}; "
+                    "make one claim for each metric"
+                )

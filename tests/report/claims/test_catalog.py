@@ -1,0 +1,396 @@
+"""What each claim tests in the real study files: exactly which models, and the paper's number for the same contrast."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from biphase import CATALOG, CLM, MLM, SIZES, WSD, Claim, Finetune, Pretrain, Stage, Study
+from biphase.report.claims.catalog import STATEMENTS
+from biphase.report.claims.contrasts import AnyOf
+from biphase.report.claims.judging import statements
+from biphase.report.claims.lines import bench
+
+DOCS = Path(__file__).parents[3] / "docs" / "claims.md"
+FIGURES = {"objectives", "ratio", "efficiency", "rates", "splits", "robustness", "continued"}
+BY_ID = {one.id: one for one in STATEMENTS}
+K = 1_000
+
+
+def found(plan, name):
+    return {one.id: one for one in statements(bench(plan))}[name].find(bench(plan))
+
+
+def shown(tests, strip=""):
+    """title → the models of both sides, and the paper's number."""
+    return {
+        one.title: (
+            [model.name.removeprefix(strip) for model in one.models],
+            None if one.paper is None else round(one.paper, 2),
+        )
+        for one in tests
+    }
+
+
+def test_all_claims_are_there_in_order():
+    assert [one.id for one in STATEMENTS] == [
+        *(f"C{number}" for number in range(1, 22)),
+        *(f"B{number}" for number in range(1, 7)),
+    ]
+    assert {one.figure for one in STATEMENTS} == FIGURES
+    assert all(one.source == ("paper" if one.id[0] == "C" else "beyond") for one in STATEMENTS)
+    assert all(one.needs.startswith("needs ") and not one.needs.endswith(".") for one in STATEMENTS)
+
+
+PAIRS = {size: [f"{size}-mlm40-42k", f"{size}-clm-42k"] for size in ("210m", "610m", "1b")}
+BACK = {size: pair[::-1] for size, pair in PAIRS.items()}
+SIX = [*PAIRS["210m"], *PAIRS["610m"], *PAIRS["1b"]]
+RATIOS = ["mlm20-42k", "mlm30-42k", "mlm40-42k", "mlm50-42k"]
+ENDS_FIRST = ["610m-mlm20-42k", "610m-mlm50-42k", "610m-mlm30-42k", "610m-mlm40-42k"]
+QUARTER, HALF, MOST = (f"610m-clm-{causal}k-mlm40-42k" for causal in (10, 21, 32))
+MASKED, CAUSAL = "610m-mlm40-42k", "610m-clm-42k"
+AFTER = {
+    (base, until): f"610m-{base}-dec42k-mlm40-{until}k" for base in ("clm", "mlm40") for until in (54, 64)
+}
+
+PAPER = {
+    "C1": {f"{size} · SC": (PAIRS[size], n) for size, n in (("210m", 2.09), ("610m", 3.42), ("1b", 5.55))},
+    "C2": {
+        "210m · QA": (PAIRS["210m"], 10.17),
+        "210m · QA gap beyond the others": (PAIRS["210m"], 7.22),
+        "610m · QA": (PAIRS["610m"], 20.68),
+        "610m · QA gap beyond the others": (PAIRS["610m"], 17.26),
+        "1b · QA": (PAIRS["1b"], 25.80),
+        "1b · QA gap beyond the others": (PAIRS["1b"], 20.25),
+    },
+    "C3": {f"{size} · IR": (PAIRS[size], n) for size, n in (("210m", 2.95), ("610m", 3.35), ("1b", 1.27))},
+    "C4": {f"{size} · TC": (BACK[size], n) for size, n in (("210m", 0.05), ("610m", 0.48), ("1b", -0.05))},
+    "C5": {"SC gap over 3 sizes": (SIX, 1.55)},
+    "C6": {"IR gap over 3 sizes": (SIX, 0.7)},
+    "C8": {
+        "IR over ratios": ([f"{size}-{one}" for size in PAIRS for one in RATIOS], None),
+        "1b against 210m": ([f"{size}-{one}" for size in ("1b", "210m") for one in RATIOS], None),
+    },
+    "C9": {
+        f"{size} · {family}": ([one.replace("610m", size) for one in ENDS_FIRST], None)
+        for size in ("610m", "1b")
+        for family in ("TC", "QA")
+    },
+    "C10": {
+        f"610m · after 5,000 steps · {family}": ([f"{CAUSAL}-5000", f"{MASKED}-5000"], n)
+        for family, n in (("SC", 6.07), ("TC", 1.81), ("QA", 6.41), ("IR", 10.72))
+    },
+    "C11": {
+        f"610m · after 40,000 steps · {family}": (pair, n)
+        for family, pair, n in (
+            ("SC", [f"{MASKED}-40000", f"{CAUSAL}-40000"], 2.92),
+            ("TC", [f"{CAUSAL}-40000", f"{MASKED}-40000"], 0.63),
+            ("QA", [f"{MASKED}-40000", f"{CAUSAL}-40000"], 15.91),
+            ("IR", [f"{MASKED}-40000", f"{CAUSAL}-40000"], 3.21),
+        )
+    },
+    "C12": {
+        f"{size} · spread over 6 rates": (PAIRS[size], 6.1 if size == "610m" else None) for size in PAIRS
+    },
+    "C13": {
+        f"610m · {family}": ([QUARTER, MASKED], n)
+        for family, n in (("SC", 0.85), ("TC", 0.86), ("QA", 5.0), ("IR", 0.33))
+    },
+    "C14": {
+        "610m · SC · CLM→MLM 24-76 and 50-50 over CLM→MLM 76-24": ([QUARTER, HALF, MOST], 0.65),
+        "610m · SC · CLM→MLM 24-76 and 50-50 over MLM 40%": ([QUARTER, HALF, MASKED], 0.71),
+        "610m · SC · CLM→MLM 24-76 and 50-50 over CLM": ([QUARTER, HALF, CAUSAL], 4.13),
+        "610m · SC · CLM→MLM 76-24 no worse": ([MOST, MASKED], 0.06),
+        "610m · SC · MLM 40% no worse": ([MASKED, MOST], -0.06),
+    },
+    "C15": {
+        f"610m · {steps},000 steps · {family}": (
+            [f"610m-clm-{causal}k-mlm40-{steps}k", f"610m-mlm40-{steps}k"],
+            None,
+        )
+        for steps, causal in ((12, 3), (22, 5))
+        for family in ("SC", "TC", "QA", "IR")
+    },
+    "C16": {
+        "610m · spread over 4 ratios": (
+            [*(f"610m-{one}" for one in RATIOS), *(f"610m-clm-40k-{one}" for one in RATIOS)],
+            None,
+        )
+    },
+    "C17": {
+        f"610m · 22,000 steps on · {family}": ([AFTER["clm", 64], AFTER["mlm40", 64]], n)
+        for family, n in (("SC", 0.93), ("TC", 0.59), ("IR", 0.25))
+    },
+    "C18": {
+        "610m · QA · 22,000 steps on": ([MASKED, CAUSAL, AFTER["mlm40", 64], AFTER["clm", 64]], 1.03),
+    },
+    "C19": {
+        f"610m · 12,000 steps on · {family}": ([AFTER["clm", 54], AFTER["mlm40", 54]], n)
+        for family, n in (("SC", 0.23), ("TC", 0.5), ("IR", 0.35))
+    },
+    "C20": {
+        "610m · SC · the CLM base's rise": ([AFTER["clm", 64], AFTER["clm", 54]], 0.56),
+        "610m · SC · beyond the MLM base's rise": (
+            [AFTER["clm", 64], AFTER["clm", 54], AFTER["mlm40", 64], AFTER["mlm40", 54]],
+            0.70,
+        ),
+    },
+    "C21": {},
+    "B1": {
+        f"610m · {family}": ([QUARTER, *(f"610m-{one}" for one in RATIOS)], n)
+        for family, n in (("SC", 0.29), ("TC", 0.28), ("QA", 2.77), ("IR", 0.26))
+    },
+    "B2": {
+        f"610m · {family} · gain of the decay": ([MASKED, f"{MASKED}-40000", CAUSAL, f"{CAUSAL}-40000"], n)
+        for family, n in (("QA", 4.77), ("SC", 0.50))
+    },
+    "B3": {
+        f"{size} · pairs against single texts": (PAIRS[size], 6.02 if size == "610m" else None)
+        for size in PAIRS
+    },
+    "B4": {f"{size} · QA (f1)": (PAIRS[size], None) for size in PAIRS}
+    | {f"{size} · TC (entity_f1)": (BACK[size], None) for size in PAIRS},
+    "B5": {},
+    "B6": {},
+}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_study_tests(plan_of, name):
+    tests = found(plan_of("paper"), name)
+    assert shown(tests) == PAPER[name]
+    assert len({one.title for one in tests}) == len(tests)
+
+
+MARGINS = {"C4": {-0.5}, "C14": {0.0, -0.5}, "C19": {-0.5}, "B4": {0.0, -0.5}}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_margins_are_nought_but_where_no_worse_is_claimed(plan_of, name):
+    assert {one.margin for one in found(plan_of("paper"), name)} <= MARGINS.get(name, {0.0})
+    if name in MARGINS:
+        assert {one.margin for one in found(plan_of("paper"), name)} == MARGINS[name]
+
+
+def test_for_each_ratio_some_other_is_sought_that_beats_it(plan_of):
+    tests = found(plan_of("paper"), "C7")
+    assert [(one.title, one.paper and round(one.paper, 2)) for one in tests] == [
+        ("20%", None),
+        ("30%", None),
+        ("40%", 2.23),
+        ("50%", None),
+    ]
+    for test in tests:
+        assert isinstance(test, AnyOf)
+        assert len(test.options) == 3 * 3 * 4  # other ratios, sizes, families
+        sides = {(one.models[0].recipe.ratio, one.models[1].recipe.ratio) for one in test.options}
+        ratio = float(test.title.rstrip("%")) / 100
+        assert sides == {(other, ratio) for other in (0.2, 0.3, 0.4, 0.5) if other != ratio}
+
+
+TESTED = {
+    "paper": {f"C{n}" for n in range(1, 21)} | {"B1", "B2", "B3", "B4"},
+    "two_stage": {*(f"C{n}" for n in (1, 2, 3, 4, 7, 8, 9, 12, 13, 14)), "B1", "B3", "B4"},
+    "quickstart": {"C1", "C2", "C3", "C4", "B4"},
+}
+
+
+@pytest.mark.parametrize("study", TESTED)
+def test_which_claims_a_study_can_speak_to(plan_of, study):
+    assert {one.id for one in STATEMENTS if found(plan_of(study), one.id)} == TESTED[study]
+
+
+# ---------------------------------------------------------------- studies made for one claim
+
+
+def run(name, *stages, **fields):
+    return Pretrain(name, stages=stages, **({"start": SIZES["610m"], "corpus": "fineweb-edu"} | fields))
+
+
+def both(size="610m", steps=12 * K, **fields):
+    more = {"start": SIZES[size]} | fields
+    return (
+        run(f"{size}-clm-{steps}", Stage(CLM(), steps), **more),
+        run(f"{size}-mlm-{steps}", Stage(MLM(0.4), steps), **more),
+    )
+
+
+def quarter(size="610m", steps=12 * K, name="", **fields):
+    stages = Stage(CLM(), steps // 4), Stage(MLM(0.4), steps - steps // 4)
+    return run(name or f"{size}-two-{steps}", *stages, **({"start": SIZES[size]} | fields))
+
+
+def study(*runs, tasks=("sst2", "conll2003", "squad", "msmarco"), claims=(), **finetune):
+    return Study(
+        "s", runs, Finetune(tuple(CATALOG[one] for one in tasks), **finetune) if tasks else None, claims
+    )
+
+
+def test_the_longest_budget_of_both_is_compared(plan_of):
+    plan = plan_of(study(*both(), *both(steps=22 * K), run("long", Stage(CLM(), 42 * K))))
+    assert shown(found(plan, "C1")) == {"610m · SC": (["610m-mlm-22000", "610m-clm-22000"], None)}
+
+
+def test_runs_of_another_setting_are_not_compared(plan_of):
+    causal, masked = both()
+    for field in ({"schedule": WSD(peak=1e-3)}, {"corpus": "fineweb-edu-10b"}, {"precision": "fp32"}):
+        assert found(plan_of(study(causal, replace(masked, **field))), "C1") == []
+
+
+def test_each_setting_makes_its_own_parts(plan_of):
+    hot = tuple(replace(one, name=f"hot-{one.name}", schedule=WSD(peak=1e-3)) for one in both())
+    plan = plan_of(study(*both(), *hot))
+    assert shown(found(plan, "C1")) == {
+        "610m · peak 0.0005 · SC": (["610m-mlm-12000", "610m-clm-12000"], None),
+        "610m · peak 0.001 · SC": (["hot-610m-mlm-12000", "hot-610m-clm-12000"], None),
+    }
+
+
+def test_the_papers_numbers_are_shown_for_the_papers_recipes_only(plan_of):
+    plan = plan_of(study(*both(steps=42 * K)))
+    assert shown(found(plan, "C1"))["610m · SC"][1] == 3.42
+    small = tuple(replace(one, batch_tokens=2_359_296 // 8) for one in both(steps=42 * K))
+    assert shown(found(plan_of(study(*small)), "C1"))["610m · SC"][1] is None
+
+
+def test_sizes_are_compared_at_one_length(plan_of):
+    plan = plan_of(study(*both("210m"), *both("210m", 22 * K), *both("610m"), *both("1b", 22 * K)))
+    (slope,) = found(plan, "C5")
+    assert [one.name for one in slope.models] == [
+        "210m-mlm-22000",
+        "210m-clm-22000",
+        "1b-mlm-22000",
+        "1b-clm-22000",
+    ]
+    assert found(plan_of(study(*both("210m"), *both("610m", 22 * K))), "C5") == []
+
+
+def test_the_quarter_is_compared_at_the_smallest_size_and_then_at_the_larger_ones(plan_of):
+    runs = [one for size in ("1b", "210m", "610m") for one in (*both(size), quarter(size))]
+    runs.remove(next(one for one in runs if one.name == "210m-two-12000"))
+    plan = plan_of(study(*runs))
+    assert [test.models[0].name for test in found(plan, "C13")] == ["610m-two-12000"] * 4
+    assert [test.models[0].name for test in found(plan, "C21")] == ["1b-two-12000"] * 4
+
+
+def test_checkpoints_too_late_are_not_early_and_too_early_not_late(plan_of):
+    def kept(*steps):
+        return [replace(one, keep=steps) for one in both(steps=16 * K)]
+
+    early = [found(plan_of(study(*kept(step))), "C10") for step in (2 * K, 2 * K + 1)]
+    assert [len(tests) for tests in early] == [4, 0]  # an eighth of 16,000
+    late = [found(plan_of(study(*kept(step))), "C11") for step in (8 * K, 8 * K + 1)]
+    assert [len(tests) for tests in late] == [0, 4]
+
+
+def test_the_decay_is_measured_up_to_the_nearest_end(plan_of):
+    causal, masked = (replace(one, keep=(20 * K,)) for one in both(steps=42 * K))
+    plan = plan_of(study(causal, masked, *both(steps=22 * K)))
+    assert found(plan, "B2") == []  # 20,000 is not late in 42,000
+    causal, masked = (replace(one, keep=(30 * K,)) for one in both(steps=42 * K))
+    names = [one.name for one in found(plan_of(study(causal, masked)), "B2")[0].models]
+    assert names == ["610m-mlm-42000", "610m-mlm-42000-30000", "610m-clm-42000", "610m-clm-42000-30000"]
+
+
+def test_claims_about_families_that_are_not_there_are_not_tested(plan_of):
+    plan = plan_of(study(*both(), quarter(), tasks=("sst2",)))
+    asked = {one.id: len(found(plan, one.id)) for one in STATEMENTS if found(plan, one.id)}
+    assert asked == {"C1": 1, "C12": 1, "C13": 1}
+
+
+def test_two_texts_are_told_from_one_by_the_template(plan_of):
+    (test,) = found(plan_of(study(*both(), tasks=("sst2", "mnli", "cola", "qqp", "conll2003"))), "B3")
+    assert "more on mnli, qqp than on sst2, cola at" in test.above
+    assert found(plan_of(study(*both(), tasks=("mnli", "qqp"))), "B3") == []
+
+
+def test_all_documents_must_be_searched_for_b5(plan_of):
+    assert [len(found(plan_of(study(*both(), documents=one)), "B5")) for one in ("judged", "all")] == [0, 1]
+
+
+def test_three_rates_are_needed_for_their_spread(plan_of):
+    rates = (1e-5, 1e-4), (1e-5, 1e-4, 1e-3)
+    assert [len(found(plan_of(study(*both(), lrs=one)), "C12")) for one in rates] == [0, 1]
+
+
+def test_pretraining_seeds_make_b6(plan_of):
+    def several(seeds):
+        return [
+            replace(one, name=f"{one.name}-{seed}", seed=seed)
+            for one in (both()[1], quarter())
+            for seed in seeds
+        ]
+
+    assert found(plan_of(study(*several((1,)))), "B6") == []
+    tests = found(plan_of(study(*several((1, 2)))), "B6")
+    assert [[len(model.results) for model in one.models] for one in tests] == [[2, 2]] * 4
+
+
+def test_continued_claims_take_the_longest_bases_and_lengths_of_both(plan_of):
+    bases = (*both(steps=12 * K), *both(steps=22 * K))
+    more = [
+        run(f"{base.name}+{steps}", Stage(MLM(0.4), steps), start=base)
+        for base in bases
+        for steps in (2 * K, 4 * K, 6 * K)
+    ]
+    more = [one for one in more if one.name != "610m-mlm-22000+6000"]
+    plan = plan_of(study(*bases, *more))
+    assert [one.name for one in found(plan, "C17")[0].models] == [
+        "610m-clm-22000+4000",
+        "610m-mlm-22000+4000",
+    ]
+    assert [one.name for one in found(plan, "C19")[0].models] == [
+        "610m-clm-22000+2000",
+        "610m-mlm-22000+2000",
+    ]
+    assert [one.name for one in found(plan, "C18")[0].models][:2] == ["610m-mlm-22000", "610m-clm-22000"]
+
+
+# ---------------------------------------------------------------- the study's own
+
+
+def test_own_claims_are_tested_on_what_they_name(plan_of):
+    claims = (
+        Claim("tags", "two stages help to tag", "610m-two-12000", "610m-mlm-12000", on=("TC", "squad")),
+        Claim("all", "no worse anywhere", "610m-two-12000", "610m-clm-12000", margin=-1),
+        Claim("f1", "by F1", "610m-two-12000", "610m-clm-12000", on="QA", metric="f1"),
+    )
+    plan = plan_of(study(*both(), quarter(), claims=claims))
+    pair = ["610m-two-12000", "610m-mlm-12000"]
+    assert shown(found(plan, "tags")) == {"TC": (pair, None), "squad": (pair, None)}
+    assert [(one.title, one.margin) for one in found(plan, "all")] == [
+        ("SC", -1),
+        ("TC", -1),
+        ("QA", -1),
+        ("IR", -1),
+    ]
+    assert [one.title for one in found(plan, "f1")] == ["QA (f1)"]
+    assert [one.id for one in statements(bench(plan))][-3:] == ["tags", "all", "f1"]
+
+
+def test_a_claim_between_two_draws_of_one_recipe_cannot_be_tested(plan_of):
+    runs = [replace(both()[0], name=f"clm-{seed}", seed=seed) for seed in (1, 2)]
+    plan = plan_of(study(*runs, claims=Claim("x", "one seed is luckier", "clm-2", "clm-1")))
+    assert found(plan, "x") == []
+
+
+def test_a_claim_may_name_any_draw_of_a_recipe(plan_of):
+    runs = [replace(one, name=f"{one.name}-{seed}", seed=seed) for one in both() for seed in (1, 2)]
+    claim = Claim("x", "masks help", "610m-mlm-12000-2", "610m-clm-12000-2", on="SC")
+    (test,) = found(plan_of(study(*runs, claims=claim)), "x")
+    assert [model.results for model in test.models] == [
+        ("610m-mlm-12000-1", "610m-mlm-12000-2"),
+        ("610m-clm-12000-1", "610m-clm-12000-2"),
+    ]
+
+
+# ---------------------------------------------------------------- the guide
+
+
+@pytest.mark.parametrize("name", BY_ID)
+def test_the_guide_says_what_the_code_does(name):
+    row = next(line for line in DOCS.read_text().splitlines() if line.startswith(f"| {name} |"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    one = BY_ID[name]
+    assert cells[1:] == [one.says, one.contrast, re.sub(r"^needs ", "", one.needs), one.paper]

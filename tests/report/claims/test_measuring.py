@@ -1,0 +1,198 @@
+"""Contrasts with numbers: paired over seeds, tested against their margin, and over resampled examples."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from biphase import CATALOG, CLM, MLM, SIZES, Finetune, Pretrain, Stage, Study
+from biphase.report.claims.contrasts import AnyOf, Contrast
+from biphase.report.claims.lines import bench
+from biphase.report.claims.measuring import detectable, measure
+from biphase.report.claims.quantities import gap
+from biphase.report.draws import shared_draws
+from biphase.report.evidence import gather
+from biphase.report.statistics.intervals import over_seeds
+from biphase.report.statistics.power import power_of
+
+
+def run(name, objective, **fields):
+    return Pretrain(
+        name, start=SIZES["610m"], corpus="fineweb-edu", stages=Stage(objective, 12_000), **fields
+    )
+
+
+RUNS = (run("clm", CLM()), run("mlm40", MLM(0.4)), run("mlm20", MLM(0.2)))
+STUDY = Study("s", RUNS, Finetune((CATALOG["sst2"],), lrs=(1e-5,), seeds=(0, 1, 2, 3)))
+
+
+@pytest.fixture
+def case(plan_of, evidence_of):
+    """The bench and evidence of scores by model: one row of seeds each, in percent."""
+
+    def made(scores, study=STUDY):
+        plan = plan_of(study)
+        evidence = evidence_of(plan, lambda model, task, shape: [scores[model.name]])
+        return bench(plan, evidence.models), evidence
+
+    return made
+
+
+def contrast(over, more="mlm40", less="clm", **fields):
+    made = gap(over, over.models[more], over.models[less], "SC")
+    return Contrast(f"{more} over {less}", made, f"{more} scores {{}} above", "below {}", **fields)
+
+
+SCORES = {
+    "clm": [80.0, 80.5, 81.0, 80.2],
+    "mlm40": [81.0, 81.6, 81.9, 81.1],
+    "mlm20": [80.4, 80.2, 81.3, 80.1],
+}
+
+
+def test_differences_are_paired_by_seed(case):
+    over, evidence = case(SCORES)
+    found = measure(contrast(over), evidence, None)
+    differences = np.subtract(SCORES["mlm40"], SCORES["clm"])
+    interval = stats.t.interval(0.95, 3, differences.mean(), stats.sem(differences))
+    assert (found.estimate.low, found.estimate.high) == pytest.approx(interval)
+    assert found.estimate.p == pytest.approx(stats.ttest_1samp(differences, 0).pvalue)
+    assert found.excess == pytest.approx(1.0 - 0.025)
+    assert (found.models, found.shape, found.examples) == (("mlm40", "clm"), (1, 4), None)
+
+
+def test_the_margin_moves_the_p_value_and_nothing_else(case):
+    over, evidence = case(SCORES)
+    plain = measure(contrast(over), evidence, None)
+    for margin in (-0.5, 0.9):
+        found = measure(contrast(over, margin=margin), evidence, None)
+        differences = np.subtract(SCORES["mlm40"], SCORES["clm"])
+        assert found.estimate.p == pytest.approx(stats.ttest_1samp(differences, margin).pvalue)
+        assert replace(found.estimate, p=0) == replace(plain.estimate, p=0)
+        assert found.excess == pytest.approx(plain.estimate.mean - margin)
+
+
+def test_the_clearest_of_several_pays_for_their_number(case):
+    over, evidence = case(SCORES)
+    options = tuple(
+        contrast(over, more, less)
+        for more, less in (("mlm20", "clm"), ("mlm40", "clm"), ("mlm20", "mlm40"), ("clm", "mlm40"))
+    )
+    alone = measure(options[1], evidence, None)
+    found = measure(AnyOf("any", options, paper=2.0), evidence, None)
+    assert (found.title, found.said.title, found.paper, found.tries) == ("any", "mlm40 over clm", 2.0, 4)
+    assert found.estimate.mean == alone.estimate.mean
+    assert found.estimate.p == pytest.approx(4 * alone.estimate.p)
+    differences = np.subtract(SCORES["mlm40"], SCORES["clm"])
+    assert found.estimate.low == pytest.approx(over_seeds(differences, 1 - 0.05 / 4).low)
+    assert "clearest of 4 comparisons: mlm40 over clm" in found.note
+
+
+def test_where_no_option_holds_the_least_contrary_stands_for_all(case):
+    over, evidence = case(SCORES)
+    found = measure(
+        AnyOf("any", (contrast(over, "clm", "mlm40"), contrast(over, "clm", "mlm20"))), evidence, None
+    )
+    assert found.said.title == "clm over mlm20"
+    unclear = measure(contrast(over, "clm", "mlm20"), evidence, None)
+    assert found.estimate.p == pytest.approx(min(1, 2 * unclear.estimate.p))
+
+
+def test_options_that_are_missing_do_not_count(case):
+    over, evidence = case(SCORES | {"mlm20": [math.nan] * 4})
+    options = (contrast(over, "mlm40", "clm"), contrast(over, "mlm40", "mlm20"))
+    found = measure(AnyOf("any", options), evidence, None)
+    assert found.estimate.p == measure(options[0], evidence, None).estimate.p
+    assert found.note.endswith("; 1 more are not complete")
+    none = measure(AnyOf("any", options[1:]), evidence, None)
+    assert none.missing
+    assert none.title == "any"
+
+
+@pytest.mark.parametrize(
+    ("clm", "note"),
+    [
+        ([80.0, math.nan, math.nan, math.nan], "not yet: 5 of 8 leaves done"),
+        ([math.nan] * 4, "not yet: 4 of 8 leaves done"),
+        (
+            [one - 1 for one in SCORES["mlm40"]],
+            "every seed gives the same number, so there is no noise to judge it by",
+        ),
+    ],
+)
+def test_what_is_missing_says_why(case, clm, note):
+    over, evidence = case(SCORES | {"clm": clm})
+    found = measure(contrast(over), evidence, None)
+    assert found.missing
+    assert math.isnan(detectable(found, 0.05))
+    assert found.note == note
+
+
+def test_one_seed_gives_no_interval(case):
+    study = replace(STUDY, finetune=replace(STUDY.finetune, seeds=(0,)))
+    over, evidence = case({name: some[:1] for name, some in SCORES.items()}, study)
+    found = measure(contrast(over), evidence, None)
+    assert found.note == "one seed: an interval needs two"
+    assert found.estimate.mean == pytest.approx(1.0)
+
+
+def test_a_metric_that_was_not_scored_is_said(case):
+    over, evidence = case(SCORES)
+    unknown = gap(over, over.models["mlm40"], over.models["clm"], "SC", "entity_f1")
+    found = measure(replace(contrast(over), quantity=unknown), evidence, None)
+    assert found.note == "the metric it asks for was not scored"
+
+
+def test_half_a_ledger_speaks_through_its_complete_seeds(case):
+    over, evidence = case(SCORES | {"clm": [80.0, math.nan, 81.0, 80.2]})
+    found = measure(contrast(over), evidence, None)
+    assert (found.estimate.n, found.shape) == (3, (1, 3))
+    assert found.estimate.mean == pytest.approx(np.mean([1.0, 0.9, 0.9]))
+
+
+def test_the_detectable_effect_is_found_four_times_in_five(case):
+    over, evidence = case(SCORES)
+    found = measure(contrast(over), evidence, None)
+    for level in (0.05, 0.002):
+        effect = detectable(found, level)
+        assert power_of(effect, found.estimate.sd, 4, level) == pytest.approx(0.8, abs=1e-6)
+    assert detectable(replace(found, tries=10), 0.05) == pytest.approx(detectable(found, 0.005))
+
+
+def test_models_without_a_common_pretraining_seed_are_paired_in_order_and_it_is_said(plan_of, evidence_of):
+    def several(seeds):
+        runs = [
+            replace(one, name=f"{one.name}-{seed}", seed=seed)
+            for one, some in zip(RUNS, seeds, strict=False)
+            for seed in some
+        ]
+        plan = plan_of(replace(STUDY, runs=tuple(runs)))
+        draw = np.random.default_rng(5)
+        evidence = evidence_of(plan, lambda model, task, shape: draw.normal(80, 1, shape))
+        over = bench(plan, evidence.models)
+        clm, mlm = over.models.values()
+        return measure(contrast(over, mlm.name, clm.name), evidence, None)
+
+    apart, together = several(((1, 2), (3, 4, 5))), several(((1, 2, 3), (2, 3)))
+    assert (apart.shape, together.shape) == ((2, 4), (2, 4))
+    assert "no pretraining seed in common" in apart.note
+    assert together.note == ""
+    assert apart.estimate.covers == "pretraining and fine-tuning seeds"
+
+
+def test_the_interval_over_examples_is_that_of_the_same_contrast(ledger):
+    """With the values of a ledger: resampled differences, not differences of intervals."""
+    evidence = gather(*ledger)
+    over = bench(evidence.plan, evidence.models)
+    clm, mlm = over.models["clm"], over.models["mlm"]
+    test = Contrast("x", gap(over, mlm, clm, "SC"), "{}", "{}")
+    found = measure(test, evidence, shared_draws(evidence))
+    values = [evidence.values(one, "sst2")[0] for one in (mlm, clm)]
+    difference = (values[0] - values[1]).mean(axis=0, dtype=float)  # by example, over seeds
+    half = 1.96 * 100 * difference.std() / math.sqrt(len(difference))
+    low, high = found.examples
+    assert (low + high) / 2 == pytest.approx(found.estimate.mean, abs=0.15 * half)
+    assert (high - low) / 2 == pytest.approx(half, rel=0.1)
+    assert measure(test, evidence, None).examples is None

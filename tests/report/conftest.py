@@ -1,0 +1,135 @@
+"""Small ledgers as a study leaves them, made of known truth by benchmarks/synthetic_ledger.py."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from biphase import CATALOG, CLM, MLM, SIZES, WSD, Finetune, Pretrain, Rows, Stage, Study
+from biphase.files import Store
+from biphase.keys import Identities
+from biphase.study.plan import Plan, make_plan
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from synthetic_ledger import FAMILIES, LOST_ELSE, Ledger, Truth, flat_truth, write
+from synthetic_states import put
+
+OUTSIDE = Identities(
+    data=lambda run: str(run.corpus), hub=lambda hub: f"{hub.source}@{hub.revision}", reads=lambda hub: ""
+)
+
+
+def pretrain(name: str, *stages: Stage, **fields: Any) -> Pretrain:
+    """A run of a few steps, that is planned and never computed."""
+    usual: dict[str, Any] = {
+        "start": SIZES["1m"],
+        "corpus": "builtin",
+        "schedule": WSD(1e-3, warmup=2, decay=4),
+        "packing": Rows(64),
+        "batch_tokens": 128,
+        "heldout_every": 5,
+        "heldout_tokens": 64,
+    }
+    if isinstance(fields.get("start"), Pretrain):  # what is not said is as there
+        usual = {}
+    return Pretrain(name, stages=stages, **(usual | fields))
+
+
+def grid_of(*tasks: str, **fields: Any) -> Finetune:
+    usual = {"lrs": (2e-5, 5e-5, 2e-4), "seeds": (0, 1, 2)}
+    return Finetune(tuple(CATALOG[name] for name in tasks), **(usual | fields))
+
+
+def plan_of(study: Study) -> Plan:
+    return make_plan(study, OUTSIDE, "Is it so?")
+
+
+def invented(
+    study: Study,
+    folder: Path,
+    *,
+    means: dict[str, float] | None = None,  # result → percent on every family
+    results: tuple[str, ...] = (),  # whose leaves are there; none named: all
+    lines: int = 1_000,
+    **options: Any,
+) -> tuple[Plan, Store]:
+    """A ledger of this study, in full or in part, and its plan."""
+    plan, store = plan_of(study), Store(folder)
+    truth = flat_truth(plan)
+    if means:
+        told = {(name, family): mean for name, mean in means.items() for family in FAMILIES}
+        truth = Truth(told, dict.fromkeys(plan.results, LOST_ELSE))
+    options = {"shrink": 0.1, "every_metric": True} | options
+    write(Ledger(plan, store, truth, **options), results=results, lines=lines)
+    return plan, store
+
+
+@pytest.fixture(scope="session")
+def run() -> Callable[..., Pretrain]:
+    return pretrain
+
+
+@pytest.fixture(scope="session")
+def planned() -> Callable[..., Plan]:
+    """The plan of runs that are not fine-tuned, or of a study."""
+    return lambda *runs: plan_of(runs[0] if isinstance(runs[0], Study) else Study("s", runs))
+
+
+@pytest.fixture(scope="session")
+def grid() -> Callable[..., Finetune]:
+    return grid_of
+
+
+@pytest.fixture(scope="session")
+def invent() -> Callable[..., tuple[Plan, Store]]:
+    return invented
+
+
+@pytest.fixture(scope="session")
+def three() -> Study:
+    """CLM with a checkpoint, MLM, and one after the other; five tasks of four families, of which one borrows."""
+    return Study(
+        "three",
+        (
+            pretrain("clm", Stage(CLM(), 20), keep=(10,)),
+            pretrain("mlm", Stage(MLM(0.4), 20)),
+            pretrain("both", Stage(CLM(), 10), Stage(MLM(0.4), 10)),
+        ),
+        grid_of("sst2", "conll2003", "squad", "msmarco", "nq"),
+    )
+
+
+@pytest.fixture(scope="session")
+def _three_store(three: Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("three")
+    means = {"clm-10": 70.0, "clm": 80.0, "mlm": 82.0, "both": 85.0}
+    invented(three, folder, means=means)
+    return folder
+
+
+@pytest.fixture
+def ledger(three: Study, _three_store: Path, tmp_path: Path) -> tuple[Plan, Store]:
+    """The whole ledger of `three`: a copy, so that a test may break it."""
+    shutil.copytree(_three_store, tmp_path / "store")
+    return plan_of(three), Store(tmp_path / "store")
+
+
+@pytest.fixture(scope="session")
+def rewrite() -> Callable[..., None]:
+    """Publish a folder of a store anew with one JSON file changed: `change(content)` changes it in place."""
+
+    def anew(place: Path, name: str, change: Callable[[Any], Any]) -> None:
+        content = json.loads((place / name).read_text())
+        change(content)
+        files = {path.name: path.read_bytes() for path in place.iterdir() if path.name != "manifest.json"}
+        shutil.rmtree(place)
+        put(place, files | {name: json.dumps(content, indent=1).encode() + b"\n"})
+
+    return anew

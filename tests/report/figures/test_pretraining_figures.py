@@ -1,0 +1,312 @@
+"""Losses, the tree and the costs: from states on disk, whether or not anything was fine-tuned."""
+
+import itertools
+import json
+import math
+
+import pytest
+
+from biphase import CATALOG, CLM, MLM, MNTP, SIZES, WSD, Finetune, Pretrain, Rows, Stage, Study
+from biphase.files import Store, publish, write_json
+from biphase.keys import Identities, label
+from biphase.report.estimates import estimate
+from biphase.report.evidence import gather
+from biphase.report.figures import costs, figures, losses, tree
+from biphase.study.plan import make_plan
+
+OUTSIDE = Identities(data=lambda run: str(run.corpus), hub=lambda hub: f"{hub.source}@{hub.revision}")
+SECONDS = 10.0  # of each step
+USUAL = {
+    "start": SIZES["1m"],
+    "corpus": "builtin",
+    "schedule": WSD(1e-3, 2, 4),
+    "packing": Rows(64),
+    "batch_tokens": 128,
+}
+
+
+def small(name, *stages, **fields):
+    usual = {} if isinstance(fields.get("start"), Pretrain) else USUAL
+    return Pretrain(name, stages=stages, **(usual | fields))
+
+
+def compute(plan, store, *, world=1, device="x86_64", only=None):
+    """Leave the states of a plan as a worker would: loss = 10 − step / 10, held out every 5 steps."""
+    for state in plan.states.values():
+        if only is not None and state.key not in only:
+            continue
+        lines = []
+        for piece in plan.path(state.key):
+            for step in range(piece.span[0] + 1, piece.span[1] + 1):
+                lines.append(
+                    {
+                        "step": step,
+                        "loss": 10 - step / 10,
+                        "objective": label(piece.objective),
+                        "tokens": step * 128,
+                    }
+                )
+                if step % 5 == 0:
+                    lines.append({"step": step, "heldout": {"clm": 5 - step / 100, "mlm40": 6 - step / 100}})  # fmt: skip
+        with store.attempt("state") as folder:
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            progress = {"step": state.step, "seconds": SECONDS * state.span[1], "world": world, "machine": {"device": device}}  # fmt: skip
+            write_json(folder / "state.json", {"key": state.key, "progress": progress})
+            publish(folder, store.states / state.key)
+
+
+def evidence_for(runs, store, grid=None, **how):
+    plan = make_plan(Study("s", tuple(runs), grid), OUTSIDE)
+    compute(plan, store, **how)
+    return gather(plan, store)
+
+
+@pytest.fixture
+def three(tmp_path):
+    runs = [
+        small("clm", Stage(CLM(), 20), keep=(10,)),
+        small("both", Stage(CLM(), 10), Stage(MLM(0.4), 10)),
+        small("mlm", Stage(MLM(0.4), 20)),
+    ]
+    return evidence_for(runs, Store(tmp_path))
+
+
+# ---------------------------------------------------------------- losses
+
+
+def test_training_losses_are_drawn_once_and_never_joined_across_objectives(three):
+    training = losses.figure(three).panels[0]
+    lines = {(one.name, one.x[0], one.x[-1]) for one in training.series}
+    # What `both` shares with `clm` is drawn with `clm`; its own part begins with MLM.
+    assert lines == {("clm", 1, 20), ("both", 11, 20), ("mlm", 1, 20)}
+    clm = next(one for one in training.series if one.name == "clm")
+    assert list(clm.y) == pytest.approx([10 - step / 10 for step in range(1, 21)])
+
+
+def test_heldout_losses_begin_where_their_run_leaves_another(three):
+    figure = losses.figure(three)
+    assert [panel.title for panel in figure.panels] == ["Training", "Held out, CLM", "Held out, MLM 40%"]
+    causal = {one.name: one for one in figure.panels[1].series}
+    assert causal["clm"].x == (5, 10, 15, 20)
+    assert causal["both"].x == (10, 15, 20)  # from the last point both have
+    assert list(causal["both"].y) == pytest.approx([4.9, 4.85, 4.8])
+    assert "step 15" in causal["both"].hover[1]
+    assert [one.name for one in figure.entries] == ["clm", "both", "mlm"]
+
+
+def test_switches_and_decays_are_uprights_with_words_in_the_first_panel(three):
+    figure = losses.figure(three)
+    assert [(one.x, one.label) for one in figure.panels[0].verticals] == [(10, "→ MLM 40%"), (16, "decay")]
+    assert [(one.x, one.label) for one in figure.panels[1].verticals] == [(10, ""), (16, "")]
+
+
+def test_a_run_on_its_way_is_drawn_as_far_as_it_came_and_named(tmp_path):
+    store = Store(tmp_path)
+    runs = [small("clm", Stage(CLM(), 20), keep=(10,)), small("mlm", Stage(MLM(0.4), 20))]
+    plan = make_plan(Study("s", tuple(runs)), OUTSIDE)
+    compute(plan, store, only={plan.results["clm-10"]})
+    figure = losses.figure(gather(plan, store))
+    (line,) = figure.panels[0].series
+    assert line.x[-1] == 10
+    assert "Not complete: clm." in figure.caption
+    assert not figure.panels[0].verticals  # the decay lies ahead
+
+
+def test_live_losses_reach_further_than_what_is_saved(tmp_path):
+    from biphase.study.ledger import live_file
+
+    store = Store(tmp_path)
+    plan = make_plan(Study("s", (small("clm", Stage(CLM(), 20), keep=(10,)),)), OUTSIDE)
+    compute(plan, store, only={plan.results["clm-10"]})
+    key = next(state.key for state in plan.states.values() if state.span == (10, 16))
+    place = live_file(plan, store, key)
+    place.parent.mkdir(parents=True)
+    lines = [{"step": step, "loss": 1.0, "objective": "clm", "tokens": 0} for step in range(1, 15)]
+    place.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    evidence = gather(plan, store)
+    last = [losses.figure(evidence, live=live).panels[0].series[0].x[-1] for live in (False, True)]
+    assert last == [10, 14]
+
+
+def test_many_runs_share_the_names_of_their_objectives(tmp_path):
+    sizes = {"1m": SIZES["1m"], "2m": SIZES["2m"]}
+    runs = [
+        small(f"{size}-m{r}", Stage(MLM(r / 100), 20), start=start)
+        for size, start in sizes.items()
+        for r in (20, 30, 40, 50)
+    ]
+    figure = losses.figure(evidence_for(runs, Store(tmp_path)))
+    assert {one.name for one in figure.panels[0].series} == {"MLM"}
+    shades = {one.look.shade for one in figure.panels[0].series}
+    assert len(shades) == 2
+    assert "Shades are sizes" in figure.caption
+
+
+def test_only_the_commonest_steps_are_marked(tmp_path):
+    runs = [small(f"c{n}", Stage(CLM(), n), Stage(MLM(0.4), 20 - n)) for n in range(3, 13)]
+    figure = losses.figure(evidence_for(runs, Store(tmp_path)))
+    marked = [one.x for one in figure.panels[0].verticals]
+    assert len(marked) == 6
+    assert 16 in marked  # where all of them decay
+    assert "Of 11 such steps the 6 commonest are marked." in figure.caption
+
+
+# ---------------------------------------------------------------- the tree
+
+
+def segments(series):
+    """The pieces of a broken line: (first, last, row)."""
+    found, line = [], []
+    for x, y in [*zip(series.x, series.y, strict=True), (math.nan, math.nan)]:
+        if math.isnan(x):
+            found += [(line[0][0], line[-1][0], line[0][1])] if line else []
+            line = []
+        else:
+            line.append((x, y))
+    return found
+
+
+def test_the_tree_has_every_piece_once_and_every_result_at_its_end(paper):
+    plan = paper[0].plan
+    (panel,) = tree.figure(paper[0]).panels
+    lines = {one.name: one for one in panel.series if one.draws == "line"}
+    drawn = [span for name in ("CLM", "CLM, decay", "MLM", "MLM, decay") for span in segments(lines[name])]
+    assert sorted(span[:2] for span in drawn) == sorted(state.span for state in plan.states.values())
+    labels = [text for one in panel.series if one.draws == "text" for text in one.labels]
+    ends = [name for name in plan.results if "-42k-" not in name or "dec42k" in name]
+    assert len(ends) == 38
+    assert set(ends) <= set(labels)
+    marks = [x for one in panel.series if one.draws == "points" for x in one.x]
+    assert len(marks) == 50
+
+
+def test_no_two_pieces_lie_upon_each_other(paper):
+    (panel,) = tree.figure(paper[0]).panels
+    rows: dict[float, list[tuple[float, float]]] = {}
+    for one in panel.series:
+        if one.draws == "line" and one.name != "joints":
+            for first, last, row in segments(one):
+                rows.setdefault(row, []).append((first, last))
+    for spans in rows.values():
+        spans.sort()
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
+    # And no joint crosses a piece on a row between its ends.
+    joints = next(one for one in panel.series if one.name == "joints")
+    for at in range(0, len(joints.x), 3):
+        x, (top, bottom) = joints.x[at], joints.y[at : at + 2]
+        between = [span for row, spans in rows.items() if top < row < bottom for span in spans]
+        assert not [span for span in between if span[0] < x < span[1]]
+
+
+def test_names_of_a_row_do_not_cover_what_follows_on_it(paper):
+    (panel,) = tree.figure(paper[0]).panels
+    last = {}
+    for one in panel.series:
+        if one.draws == "line" and one.name != "joints":
+            for _, until, row in segments(one):
+                last[row] = max(last.get(row, 0), until)
+    right = next(one for one in panel.series if one.draws == "text" and "610m-clm-42k" in one.labels)
+    for x, y in zip(right.x, right.y, strict=True):
+        assert x == last[y]
+    assert panel.rows < 50  # a page holds it
+    assert panel.label_room >= max(map(len, right.labels))
+
+
+def test_the_tree_tells_what_is_done(three, tmp_path):
+    figure = tree.figure(three)
+    assert "Filled marks are computed: 7 of 7." in figure.caption
+    assert "(50 steps instead of 60)" in figure.caption
+    hollow = [one.look.hollow for one in figure.panels[0].series if one.draws == "points"]
+    assert hollow == [False]
+    store = Store(tmp_path / "other")
+    half = gather(three.plan, store)
+    assert [one.look.hollow for one in tree.figure(half).panels[0].series if one.draws == "points"] == [True]
+
+
+def test_decays_are_lighter_and_colours_are_objectives(three):
+    looks = {one.name: one.look for one in tree.figure(three).panels[0].series if one.legend}
+    assert {name: (look.role, look.shade) for name, look in looks.items()} == {
+        "CLM": ("clm", ""),
+        "CLM, decay": ("clm", "-soft"),
+        "MLM": ("mlm", ""),
+        "MLM, decay": ("mlm", "-soft"),
+    }
+    assert looks["CLM, decay"].width < looks["CLM"].width
+
+
+def test_checkpoints_on_a_row_are_named_by_their_steps(tmp_path):
+    store = Store(tmp_path)
+    plan = make_plan(Study("s", (small("clm", Stage(CLM(), 100), keep=(10, 12, 40)),)), OUTSIDE)
+    (panel,) = tree.figure(gather(plan, store)).panels
+    above = next(one for one in panel.series if one.side == "above")
+    assert above.labels == ("10", "40")  # 12 is too near to 10
+    assert above.x == (10, 40)
+
+
+# ---------------------------------------------------------------- costs
+
+
+def amounts(panel):
+    names = dict(enumerate(panel.y.labels))
+    found: dict[str, float] = {}
+    for one in panel.series:
+        if one.draws == "bars":
+            for x, y in zip(one.x, one.y, strict=True):
+                found[names[int(y)]] = found.get(names[int(y)], 0.0) + x
+    return found
+
+
+def test_costs_are_seconds_times_devices(tmp_path):
+    base = small("clm", Stage(CLM(), 20))
+    runs = [
+        base,
+        small("both", Stage(CLM(), 10), Stage(MLM(0.4), 10)),
+        small("mlm", Stage(MLM(0.2), 20)),
+        small("odd", Stage(MNTP(0.4), 20)),
+        small("more", Stage(MLM(0.4), 10), start=base),
+    ]
+    figure = costs.figure(evidence_for(runs, Store(tmp_path), world=72, device="NVIDIA H200"))
+    (panel,) = figure.panels
+    assert panel.x.title == "GPU-hours"
+    # 10 seconds a step on 72 devices: a fifth of an hour. The trunk that two share counts once.
+    expected = {
+        "CLM": 4.0,
+        "MLM 20%": 4.0,
+        "MLM 40% after CLM": 2.0,
+        "MLM 40%, continued": 2.0,
+        "MNTP 40%": 4.0,
+    }
+    assert amounts(panel) == pytest.approx(expected)
+    roles = {(one.look.role, one.look.shade): sum(one.x) for one in panel.series if one.draws == "bars"}
+    assert roles["clm", "-soft"] == pytest.approx(0.8)  # four steps of decay
+    assert {role for role, _ in roles} == {"clm", "mlm", "clm-mlm", "continued", "other"}
+    assert figure.caption.startswith("Pretraining 16 GPU-hours")
+
+
+def test_a_cpu_has_no_gpu_hours_and_short_work_is_told_in_minutes(three):
+    (panel,) = costs.figure(three).panels
+    assert panel.x.title == "minutes"
+    assert amounts(panel)["CLM"] == pytest.approx(200 / 60)
+
+
+def test_what_has_no_times_is_said(tmp_path):
+    store = Store(tmp_path)
+    plan = make_plan(Study("s", (small("clm", Stage(CLM(), 20), keep=(10,)),)), OUTSIDE)
+    compute(plan, store, only={plan.results["clm-10"]})
+    assert "2 pieces of 3 not computed, or without times." in costs.figure(gather(plan, store)).caption
+
+
+def test_finetuning_stands_beside_pretraining_by_task(evidence_of, tmp_path):
+    grid = Finetune((CATALOG["sst2"], CATALOG["conll2003"]), lrs=(1e-5, 5e-5), seeds=(0, 1, 2))
+    plan = make_plan(Study("s", (small("clm", Stage(CLM(), 20)),), grid), OUTSIDE)
+    evidence = evidence_of(plan, Store(tmp_path), lambda model, task: 60.0 if task.name == "sst2" else None)
+    figure = costs.figure(evidence)
+    (panel,) = figure.panels
+    assert panel.title == "Fine-tuning"
+    assert amounts(panel) == {"sst2": 6.0}  # six of a minute; the device's name is a GPU's
+    assert panel.x.title == "GPU-minutes"
+    assert "6 of 12 fine-tunings not computed." in figure.caption
+
+
+def test_a_study_that_is_not_evaluated_has_losses_tree_and_costs(three):
+    assert [one.id for one in figures(three, estimate(three))] == ["losses", "tree", "costs"]

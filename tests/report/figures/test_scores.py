@@ -1,0 +1,317 @@
+"""Figures of scores: the points are the numbers that were put in, the marks those of the paper, gaps are gaps."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from biphase import CATALOG, CLM, MLM, SIZES, WSD, Finetune, Hub, Pretrain, Rows, Stage, Study
+from biphase.files import Store
+from biphase.keys import Identities
+from biphase.report.estimates import estimate
+from biphase.report.figures import figures
+from biphase.report.figures.description import PAPER
+from biphase.report.figures.scored import FAMILY_NAMES
+from biphase.report.paper import family_mean
+from biphase.report.pretraining import cost
+from biphase.study.plan import make_plan
+
+SCORED = ["objectives", "ratio", "efficiency", "rates", "splits", "robustness", "continued"]
+PANELS = list(FAMILY_NAMES.values())
+T4 = 2.7764451051977987  # Student's t for five seeds
+
+
+@pytest.fixture(scope="module")
+def by_id(paper):
+    return {figure.id: figure for figure in figures(*paper)}
+
+
+def points(series):
+    return dict(zip(series.x, [round(y, 9) for y in series.y], strict=True))
+
+
+def test_a_whole_study_has_every_figure_in_the_order_of_the_paper(by_id):
+    assert [*by_id] == [*SCORED, "tree", "costs"]
+    for figure in (by_id[one] for one in SCORED):
+        assert [panel.title for panel in figure.panels] == PANELS
+        assert [panel.y.title for panel in figure.panels] == ["test score, %", "", "", ""]
+
+
+def test_objectives_by_size(by_id, drawn, paper):
+    models = paper[0].models
+    sizes = {float(models[f"{size}-clm-42k"].recipe.parameters): size for size in ("210m", "610m", "1b")}
+    figure = by_id["objectives"]
+    for family, panel in FAMILY_NAMES.items():
+        for name, word in (("CLM", "clm"), ("MLM 40%", "mlm40")):
+            expected = {
+                x: family_mean(models[f"{size}-{word}-42k"].recipe, family) + 1 for x, size in sizes.items()
+            }
+            assert points(drawn(figure, panel, name)) == pytest.approx(expected)
+    both = drawn(figure, "Sequence classification", "CLM → MLM 40%")
+    assert list(both.y) == pytest.approx(
+        [88.85]
+    )  # the split nearest to a quarter, at the one size that has it
+    assert figure.panels[0].x.labels == ("210m", "610m", "1b")
+    assert figure.panels[0].x.scale == "log"
+
+
+def test_marks_are_the_papers_table(by_id, drawn, paper):
+    models = paper[0].models
+    for id, names in {
+        "objectives": ["210m-clm-42k", "610m-clm-42k", "1b-clm-42k", "210m-mlm40-42k", "610m-mlm40-42k", "1b-mlm40-42k", "610m-clm-10k-mlm40-42k"],
+        "continued": ["610m-clm-42k", "610m-mlm40-42k", *(f"610m-{word}-dec42k-mlm40-{n}k" for word in ("clm", "mlm40") for n in (54, 64))],
+        "efficiency": [f"610m-{word}-42k{step}" for word in ("clm", "mlm40") for step in ("-5000", "-40000", "")],
+    }.items():  # fmt: skip
+        for family, panel in FAMILY_NAMES.items():
+            marks = drawn(by_id[id], panel, PAPER)
+            known = [family_mean(models[name].recipe, family) for name in names]
+            assert sorted(marks.y) == sorted(known), (id, panel)
+            assert marks.look.hollow
+            assert marks.look.marker == "diamond"
+            assert marks.look.role == PAPER
+            assert not marks.low
+
+
+def test_a_mark_stands_where_its_model_stands(by_id, drawn):
+    for id in ("objectives", "ratio", "efficiency", "splits", "continued"):
+        for panel in by_id[id].panels:
+            ours = {
+                (x, round(y - 1, 6))
+                for series in panel.series
+                if series.name != PAPER
+                for x, y in zip(series.x, series.y, strict=True)
+            }
+            for series in panel.series:
+                if series.name == PAPER:
+                    assert {(x, round(y, 6)) for x, y in zip(series.x, series.y, strict=True)} <= ours
+
+
+def test_intervals_are_students_over_seeds(by_id, drawn):
+    series = drawn(by_id["objectives"], "Token classification", "CLM")
+    half = T4 * 0.5 * math.sqrt(2.5) / math.sqrt(5)  # the sd of five values half a point apart
+    for low, y, high in zip(series.low, series.y, series.high, strict=True):
+        assert (y - low, high - y) == pytest.approx((half, half))
+
+
+def test_a_point_tells_what_it_is(by_id, drawn):
+    text = drawn(by_id["objectives"], "Question answering", "CLM").hover[1]
+    assert text.splitlines() == [
+        "610m-clm-42k",
+        "610m · clm 42,000",
+        "43.09 ± 0.98%",
+        "5 seeds, interval over fine-tuning seeds",
+        "learning rates 2e-5 ×15",
+    ]
+
+
+def test_ratios_by_size(by_id, drawn, mean_of, paper):
+    evidence = paper[0]
+    for size in ("210m", "610m", "1b"):
+        series = drawn(by_id["ratio"], "Retrieval", size)
+        expected = {
+            float(ratio): mean_of(evidence.models[f"{size}-mlm{ratio}-42k"], evidence.tasks["nq"])
+            for ratio in (20, 30, 40, 50)
+        }
+        assert points(series) == pytest.approx(expected)
+        assert series.look.role == "mlm"
+    assert by_id["ratio"].panels[0].x.labels == ("20%", "30%", "40%", "50%")
+    assert len(by_id["ratio"].entries) == 4  # a budget with one ratio is no line
+
+
+def test_splits_by_budget(by_id, drawn, mean_of, paper):
+    evidence = paper[0]
+    rows = {
+        "12k steps": ["mlm40-12k", "clm-3k-mlm40-12k", "clm-6k-mlm40-12k", "clm-9k-mlm40-12k", "clm-12k"],
+        "22k steps": ["mlm40-22k", "clm-5k-mlm40-22k", "clm-11k-mlm40-22k", "clm-17k-mlm40-22k", "clm-22k"],
+        "42k steps": ["mlm40-42k", "clm-10k-mlm40-42k", "clm-21k-mlm40-42k", "clm-32k-mlm40-42k", "clm-40k-mlm40-42k", "clm-42k"],
+    }  # fmt: skip
+    assert [one.name for one in by_id["splits"].entries] == [*rows, PAPER]
+    for name, models in rows.items():
+        series = drawn(by_id["splits"], "Sequence classification", name)
+        expected = [mean_of(evidence.models[f"610m-{one}"], evidence.tasks["sst2"]) for one in models]
+        assert list(series.y) == pytest.approx(expected)
+        assert (series.x[0], series.x[-1]) == (0, 100)
+    assert drawn(by_id["splits"], "Retrieval", "42k steps").x[1] == pytest.approx(100 * 10 / 42)
+
+
+def test_robustness_holds_the_same_ratios_with_and_without_clm(by_id, drawn):
+    after, alone = "CLM for 40k of 42k steps, then MLM", "MLM from scratch"
+    for panel in PANELS:
+        series = [drawn(by_id["robustness"], panel, name) for name in (alone, after)]
+        assert [one.x for one in series] == [(20, 30, 40, 50)] * 2
+        assert [one.look.role for one in series] == ["mlm", "clm-mlm"]
+
+
+def test_continued_begins_at_the_base(by_id, drawn, mean_of, paper):
+    evidence = paper[0]
+    for name, word, role in (("CLM base", "clm", "clm"), ("MLM 40% base", "mlm40", "mlm")):
+        series = drawn(by_id["continued"], "Sequence classification", name)
+        models = [f"610m-{word}-42k", *(f"610m-{word}-dec42k-mlm40-{n}k" for n in (44, 54, 64))]
+        assert series.x == (0, 2_000, 12_000, 22_000)
+        assert list(series.y) == pytest.approx(
+            [mean_of(evidence.models[one], evidence.tasks["sst2"]) for one in models]
+        )
+        assert series.look.role == role
+    assert by_id["continued"].panels[0].x.labels == ("base", "", "12k", "22k")
+
+
+def test_efficiency_over_tokens_flops_and_nothing_that_is_not_known(by_id, drawn, paper):
+    evidence = paper[0]
+    figure = by_id["efficiency"]
+    assert [view.name for view in figure.views] == ["tokens", "FLOPs"]  # nothing was computed, so no seconds
+    names = [f"610m-clm-42k-{step}" for step in (1000, 2000, 5000, 10000, 20000, 40000)]
+    costs = [cost(evidence.plan, evidence.store, name) for name in names]
+    series = drawn(figure, "Retrieval", "CLM")
+    assert series.views == (tuple(float(one.tokens) for one in costs), tuple(one.flops for one in costs))
+    assert series.x == series.views[0]
+    ends = [
+        one
+        for one in figure.panels[0].series
+        if one.look.hollow and one.name != PAPER and one.draws == "points"
+    ]
+    assert [one.x for one in ends] == [(42_000 * 2_359_296.0,)] * 2
+    assert {one.look.role for one in ends} == {"clm", "mlm"}
+
+
+def test_rates_show_every_rate_of_the_middle_size(by_id, drawn, paper):
+    figure = by_id["rates"]
+    assert "610m" in figure.caption
+    series = drawn(figure, "Sequence classification", "MLM 40%")
+    assert series.x == (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
+    assert list(series.y) == pytest.approx([85.0, 88.0, 85.0, 82.0, 79.0, 76.0])  # three less for each place
+    assert series.band
+    assert series.low[1] == pytest.approx(88 - 0.9816, abs=1e-3)
+    assert [one.name for one in figure.entries] == ["CLM", "MLM 40%", "CLM → MLM 40%"]
+
+
+# ---------------------------------------------------------------- studies of other shapes
+
+
+OUTSIDE = Identities(data=lambda run: str(run.corpus), hub=lambda hub: f"{hub.source}@{hub.revision}")
+GRID = Finetune((CATALOG["sst2"],), lrs=(1e-5, 5e-5), seeds=(0, 1, 2))
+
+
+def small(name, *stages, **fields):
+    usual = {
+        "start": SIZES["1m"],
+        "corpus": "builtin",
+        "schedule": WSD(1e-3, 2, 4),
+        "packing": Rows(64),
+        "batch_tokens": 128,
+    }
+    return Pretrain(name, stages=stages, **(usual | fields))  # fmt: skip
+
+
+def figures_of(runs, mean, evidence_of, tmp_path, grid=GRID):
+    evidence = evidence_of(make_plan(Study("s", tuple(runs), grid), OUTSIDE), Store(tmp_path), mean)
+    return {figure.id: figure for figure in figures(evidence, estimate(evidence))}
+
+
+def test_one_size_is_shown_side_by_side_with_its_seeds(evidence_of, tmp_path):
+    runs = [small("a", Stage(CLM(), 20)), small("b", Stage(MLM(0.3), 20)), small("c", Stage(CLM(), 8), Stage(MLM(0.3), 12))]  # fmt: skip
+    means = {"a": 70.0, "b": 71.0, "c": 72.0}
+    found = figures_of(runs, lambda model, task: means[model.name], evidence_of, tmp_path)
+    (panel,) = found["objectives"].panels
+    assert panel.x.labels == ("CLM", "MLM\n30%", "CLM →\nMLM 30%")
+    shown = [one for one in panel.series if one.low]
+    assert [(one.x, round(one.y[0], 9)) for one in shown] == [((0.0,), 70.0), ((1.0,), 71.0), ((2.0,), 72.0)]
+    seeds = [one for one in panel.series if not one.low]
+    assert [[round(y, 9) for y in one.y] for one in seeds] == [[m - 0.5, m, m + 0.5] for m in means.values()]
+    assert not any(one.name == PAPER for one in panel.series)  # the paper has no such size
+    assert not found["objectives"].entries
+    assert [*found] == ["objectives", "rates", "splits", "tree", "costs"]
+
+
+def test_no_score_decides_which_model_is_shown(evidence_of, tmp_path):
+    runs = [small("clm", Stage(CLM(), 20)), *(small(f"m{r}", Stage(MLM(r / 100), 20)) for r in (20, 50, 60))]
+    found = figures_of(runs, lambda model, task: 90.0 if model.name == "m20" else 50.0, evidence_of, tmp_path)
+    assert found["objectives"].panels[0].x.labels == ("CLM", "MLM\n50%")  # nearest to 40%, not best
+
+
+def test_missing_points_are_counted_and_not_drawn(evidence_of, tmp_path):
+    runs = [small(f"m{r}", Stage(MLM(r / 100), 20)) for r in (20, 40, 60)]
+    found = figures_of(runs, lambda model, task: None if model.name == "m40" else 60.0, evidence_of, tmp_path)
+    figure = found["ratio"]
+    assert figure.panels[0].series[0].x == (20.0, 60.0)
+    assert "1 of 3 points is missing" in figure.caption
+    assert "missing" not in figures_of(runs, lambda *_: 60.0, evidence_of, tmp_path)["ratio"].caption
+
+
+def test_a_seed_with_a_hole_is_left_out_and_its_point_says_so(evidence_of, tmp_path):
+    runs = [small("m20", Stage(MLM(0.2), 20)), small("m40", Stage(MLM(0.4), 20))]
+    evidence = evidence_of(
+        make_plan(Study("s", tuple(runs), GRID), OUTSIDE), Store(tmp_path), lambda *_: 60.0
+    )
+    grid = evidence.grids["m20", "sst2"]
+    for part in (grid.validation["accuracy"], grid.test["accuracy"], grid.seconds):
+        part[0, 2] = np.nan  # one rate of the third seed
+    found = {figure.id: figure for figure in figures(evidence, estimate(evidence))}
+    series = found["ratio"].panels[0].series[0]
+    assert series.y == pytest.approx((59.75, 60.0))  # the two seeds that are whole
+    assert "2 seeds" in series.hover[0]
+    assert "1 of 6 fine-tunings missing" in series.hover[0]
+    assert "missing" not in series.hover[1]
+
+
+def test_with_one_seed_there_is_no_interval_and_the_caption_says_so(evidence_of, tmp_path):
+    runs = [small("m20", Stage(MLM(0.2), 20)), small("m40", Stage(MLM(0.4), 20))]
+    found = figures_of(runs, lambda *_: 60.0, evidence_of, tmp_path, replace(GRID, seeds=(0,)))
+    series = found["ratio"].panels[0].series[0]
+    assert all(math.isnan(end) for end in (*series.low, *series.high))
+    assert "One seed: no intervals." in found["ratio"].caption
+    assert "±" not in series.hover[0]
+
+
+def test_settings_are_never_joined(evidence_of, tmp_path):
+    runs = [
+        *(small(f"m{r}", Stage(MLM(r / 100), 20)) for r in (20, 40)),
+        *(small(f"n{r}", Stage(MLM(r / 100), 20), schedule=WSD(2e-3, 2, 4)) for r in (20, 40)),
+    ]
+    found = figures_of(runs, lambda *_: 60.0, evidence_of, tmp_path)
+    assert [one.name for one in found["ratio"].entries] == ["1m (as m20)", "1m (as n20)"]
+    assert [len(one.x) for one in found["ratio"].panels[0].series] == [2, 2]
+
+
+def test_pretraining_seeds_are_one_point(evidence_of, tmp_path):
+    runs = [small(f"m{r}-{seed}", Stage(MLM(r / 100), 20), seed=seed) for r in (20, 40) for seed in (1, 2)]
+    found = figures_of(runs, lambda *_: 60.0, evidence_of, tmp_path)
+    (series,) = found["ratio"].panels[0].series
+    assert series.x == (20.0, 40.0)
+
+
+def test_an_interval_beyond_what_a_score_can_be_does_not_stretch_the_axis(evidence_of, tmp_path):
+    runs = [small("m20", Stage(MLM(0.2), 20)), small("m40", Stage(MLM(0.4), 20))]
+    grid = replace(GRID, seeds=(0, 1))  # two seeds half a point apart: ± 3.18
+    found = figures_of(runs, lambda *_: 99.0, evidence_of, tmp_path, grid)
+    panel = found["ratio"].panels[0]
+    assert panel.series[0].high[0] > 101
+    assert panel.y.range is not None
+    assert panel.y.range[1] == 101
+    assert figures_of(runs, lambda *_: 60.0, evidence_of, tmp_path, grid)["ratio"].panels[0].y.range is None
+
+
+def test_models_as_they_are_have_their_rates_and_costs(evidence_of, tmp_path):
+    runs = [Pretrain(name, start=Hub(f"owner/{name}", revision="a" * 40)) for name in ("one", "two")]
+    found = figures_of(runs, lambda *_: 60.0, evidence_of, tmp_path)
+    assert [*found] == ["objectives", "rates", "costs"]
+    assert found["objectives"].title == "Models side by side"
+    assert found["objectives"].panels[0].x.labels == ("one", "two")
+    assert [one.name for one in found["rates"].entries] == ["one", "two"]
+    alone = figures_of(runs[:1], lambda *_: 60.0, evidence_of, tmp_path)
+    assert [*alone] == ["rates", "costs"]
+
+
+def test_the_papers_single_runs_stand_beside_sst2_alone(evidence_of, tmp_path):
+    runs = [Pretrain("big", start=SIZES["610m"], corpus="fineweb-edu", stages=(Stage(MLM(0.4), 42_000),))]
+    found = figures_of(runs, lambda *_: 60.0, evidence_of, tmp_path)
+    marks = next(one for one in found["rates"].panels[0].series if one.name == PAPER)
+    assert points(marks) == {1e-5: 76.15, 5e-5: 90.25, 2e-4: 82.34, 5e-4: 81.77}
+    assert "single runs of the paper" in found["rates"].caption
+    two = replace(GRID, tasks=(CATALOG["sst2"], CATALOG["mnli"]))
+    assert not figures_of(runs, lambda *_: 60.0, evidence_of, tmp_path, two)["rates"].entries
+
+
+def test_nothing_computed_is_no_crash(evidence_of, tmp_path):
+    runs = [small("clm", Stage(CLM(), 20), keep=(10,)), small("mlm", Stage(MLM(0.4), 20))]
+    assert [*figures_of(runs, lambda *_: None, evidence_of, tmp_path)] == ["tree"]

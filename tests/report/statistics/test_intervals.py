@@ -1,0 +1,214 @@
+"""Intervals over seeds hold their level, agree with their p-values, and are NaN rather than narrow."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from biphase.report.statistics.intervals import across, both, complete, over_seeds, quantile, students
+
+VALUES = st.integers(-1000, 1000).map(lambda value: value / 100)
+
+
+def tables(rows, columns):
+    return st.tuples(rows, columns).flatmap(
+        lambda shape: st.lists(VALUES, min_size=shape[0] * shape[1], max_size=shape[0] * shape[1]).map(
+            lambda values: np.array(values).reshape(shape)
+        )
+    )
+
+
+def band(share, count):
+    """Three standard errors of a share that was counted."""
+    return 3 * math.sqrt(share * (1 - share) / count)
+
+
+@pytest.mark.parametrize("level", [0.8, 0.95, 0.99])
+@pytest.mark.parametrize("n", [2, 3, 5, 20])
+def test_a_row_of_seeds_gets_scipys_t(n, level):
+    values = np.random.default_rng(n).normal(0.3, 1, n)
+    made, theirs = over_seeds(values, level), stats.ttest_1samp(values, 0)
+    low, high = theirs.confidence_interval(level)
+    assert (made.low, made.high, made.p) == pytest.approx((low, high, theirs.pvalue), rel=1e-10)
+    assert (made.mean, made.sd, made.n) == pytest.approx((values.mean(), values.std(ddof=1), n))
+    assert (made.se, made.df) == pytest.approx((stats.sem(values), n - 1))
+
+
+def test_a_tiny_p_is_not_rounded_up():
+    values = np.array([1.0, 1.001, 0.999, 1.0005, 0.9995])
+    assert over_seeds(values).p == pytest.approx(stats.ttest_1samp(values, 0).pvalue, rel=1e-6)
+    assert over_seeds(values).p < 1e-11
+
+
+def test_missing_values_are_left_out_and_counted_out():
+    with_holes = over_seeds(np.array([0.5, np.nan, 0.7, np.nan, 0.9]))
+    assert with_holes == over_seeds(np.array([0.5, 0.7, 0.9]))
+    assert with_holes.n == 3
+
+
+def test_one_value_has_a_mean_and_no_interval_and_none_has_nothing():
+    one, none = over_seeds(np.array([0.5, np.nan])), over_seeds(np.array([np.nan]))
+    assert (one.mean, one.n) == (0.5, 1)
+    assert np.isnan([one.sd, one.low, one.high, one.p, one.se, one.df]).all()
+    assert none.n == 0
+    assert np.isnan([none.mean, none.low, none.high, none.p]).all()
+
+
+@pytest.mark.parametrize(
+    "values", [[0.25, 0.25], [0.0, 0.0, 0.0], [0.1 + 0.2, 0.3, 0.3], [[0.3, 0.1 + 0.2], [0.3, 0.3]]]
+)
+def test_equal_values_have_no_interval_instead_of_one_without_width(values):
+    values = np.array(values)
+    made = over_seeds(values) if values.ndim == 1 else across(values)
+    assert made.mean == pytest.approx(values.mean())
+    assert made.sd == 0
+    assert np.isnan([made.low, made.high, made.p]).all()
+
+
+def test_a_crossed_table_worked_by_hand():
+    # Row means 1.5 and 4.5, column means 2 and 4, residuals ±0.5: mean squares 9, 4 and 1.
+    made = across(np.array([[1.0, 2.0], [3.0, 6.0]]))
+    t = 12.706204736  # of one degree of freedom
+    half = t * math.sqrt((9 + 4 - 1) / 4)
+    assert (made.low, made.high) == pytest.approx((3 - half, 3 + half), rel=1e-9)
+    assert made.se == pytest.approx(math.sqrt(3))
+    assert made.df == pytest.approx(1)
+    assert made.n == 4
+
+
+def test_unequal_factors_each_have_their_own_quantile():
+    table = np.random.default_rng(0).normal(size=(2, 5)) + np.array([[0.0], [3.0]]) + np.arange(5)
+    rows = 5 * table.mean(axis=1).var(ddof=1)
+    columns = 2 * table.mean(axis=0).var(ddof=1)
+    rest = (table.var() * 10 - rows - 4 * columns) / 4
+    assert columns > rest
+    first, second = (stats.t.ppf(0.975, df) ** 2 for df in (1, 4))
+    half = math.sqrt((first * rows + second * (columns - rest)) / 10)
+    assert across(table).high - table.mean() == pytest.approx(half)
+
+
+def test_what_neither_factor_explains_does_not_narrow_the_interval():
+    # Means of rows and of columns are equal by accident, and cells still differ: a mean square of 0.01.
+    made = across(np.array([[0.1, 0.2], [0.2, 0.1]]))
+    assert made.high - made.mean == pytest.approx(1.959964 * math.sqrt(0.01 / 4))
+    assert made.se == pytest.approx(math.sqrt(0.01 / 4))
+    # Rows differ, columns by less than the rest: rows alone remain.
+    table = np.array([[4.0, 3.9, 4.1], [-4.0, -3.8, -4.3]])
+    rows, columns = 3 * table.mean(axis=1).var(ddof=1), 2 * table.mean(axis=0).var(ddof=1)
+    assert columns < (table.var() * 6 - rows - 2 * columns) / 2
+    made = across(table)
+    assert made.high - made.mean == pytest.approx(quantile(1, 0.05) * math.sqrt(rows / 6))
+    assert made.se == pytest.approx(math.sqrt(rows / 6))
+
+
+def test_it_says_what_it_covers():
+    table = np.random.default_rng(1).normal(size=(3, 4))
+    assert across(table).covers == "pretraining and fine-tuning seeds"
+    assert across(table[:1]) == over_seeds(table[0])
+    assert across(table[:1]).covers == "fine-tuning seeds"
+    assert across(table[:, :1]) == over_seeds(table[:, 0], covers="pretraining seeds")
+    assert across(table[:1, :1]).n == 1
+
+
+def test_of_a_table_with_holes_rows_with_any_score_and_columns_full_in_those_are_used():
+    nan = np.nan
+    table = np.array([[1.0, 2.0, nan, 4.0], [nan, nan, nan, nan], [5.0, nan, 7.0, 9.0]])
+    assert complete(table).tolist() == [[1.0, 4.0], [5.0, 9.0]]
+    assert across(table) == across(np.array([[1.0, 4.0], [5.0, 9.0]]))
+    # One row alone keeps all its seeds.
+    assert across(table[:2]) == over_seeds(np.array([1.0, 2.0, 4.0]))
+    nothing = across(np.array([[1.0, nan], [nan, 2.0]]))
+    assert nothing.n == 0
+    assert math.isnan(nothing.mean)
+    assert across(np.full((2, 3), nan)).n == 0
+
+
+@pytest.mark.parametrize("level", [0.9, 0.95, 0.99])
+@given(table=tables(st.integers(1, 4), st.integers(1, 4)))
+def test_the_interval_excludes_0_exactly_where_p_is_small(table, level):
+    made = across(table, level)
+    if math.isnan(made.p):
+        assert math.isnan(made.low)
+        return
+    excludes = made.low > 0 or made.high < 0
+    assert 0 < made.p <= 1
+    assert excludes == (made.p < 1 - level) or made.p == pytest.approx(1 - level, abs=1e-9)
+
+
+@given(table=tables(st.integers(2, 4), st.integers(2, 4)), factor=st.sampled_from([0.01, 3.0, 100.0]))
+def test_neither_order_nor_scale_nor_the_names_of_the_factors_matter(table, factor):
+    made = across(table)
+    others = (
+        across(table[::-1]),
+        across(table[:, ::-1]),
+        across(table.T),
+        across(-table),
+        across(table * factor),
+    )
+    for other, scale in zip(others, (1, 1, 1, -1, factor), strict=True):
+        bounds = sorted((scale * made.low, scale * made.high))
+        assert [other.low, other.high] == pytest.approx(bounds, rel=1e-6, abs=1e-9, nan_ok=True)
+        assert other.p == pytest.approx(made.p, rel=1e-6, nan_ok=True)
+
+
+@given(table=tables(st.integers(2, 4), st.integers(2, 4)))
+def test_the_interval_is_t_of_its_degrees_of_freedom(table):
+    made = across(table)
+    if not math.isnan(made.p):
+        assert made.df >= min(table.shape) - 1 - 1e-6
+        assert quantile(made.df, 0.05) * made.se == pytest.approx(made.high - made.mean, rel=1e-5)
+
+
+def test_tables_of_the_wrong_shape_are_refused():
+    with pytest.raises(ValueError, match="across"):
+        over_seeds(np.zeros((2, 2)))
+    with pytest.raises(ValueError, match="3 axes"):
+        across(np.zeros((2, 2, 2)))
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_students_interval_covers_95_percent(n):
+    rows = np.random.default_rng(n).normal(2, 3, (4000, n))
+    made = [over_seeds(row) for row in rows]
+    share = np.mean([one.low <= 2 <= one.high for one in made])
+    assert share == pytest.approx(0.95, abs=band(0.95, 4000))
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (5, 3)])
+@pytest.mark.parametrize("sds", [(1, 0, 0), (0.2, 1, 0.5)])
+def test_the_crossed_interval_covers_at_least_95_percent(shape, sds):
+    chance = np.random.default_rng(sum(shape))
+    count, (rows, columns) = 600, shape
+    pretraining = sds[0] * chance.normal(size=(count, rows, 1))
+    finetuning = sds[1] * chance.normal(size=(count, 1, columns))
+    found = [across(one) for one in pretraining + finetuning + sds[2] * chance.normal(size=(count, *shape))]
+    share = np.mean([one.low <= 0 <= one.high for one in found])
+    if sds == (1, 0, 0):  # one factor alone is Student's t
+        assert share == pytest.approx(0.95, abs=band(0.95, count))
+    assert 0.95 - band(0.95, count) <= share
+    assert np.mean([one.p < 0.05 for one in found]) == pytest.approx(1 - share, abs=1e-9)
+
+
+RATIOS = (0, 0.1, 0.5, 1, 3, 10, 100)
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (2, 3), (2, 5), (3, 3), (3, 5), (5, 5), (3, 40), (10, 10)])
+def test_whatever_the_variances_the_crossed_interval_holds_its_level(shape):
+    """Asked of mean squares directly, 40,000 tables at a time; the mean, which they do not depend on, integrated out."""
+    chance = np.random.default_rng(shape)
+    dfs = (shape[0] - 1, shape[1] - 1, (shape[0] - 1) * (shape[1] - 1))
+    chis = [chance.chisquare(df, 40_000) / df for df in dfs]
+    shares = []
+    for first in RATIOS:
+        for second in RATIOS:
+            expected = 1 + shape[1] * first, 1 + shape[0] * second, 1
+            rows, columns, rest = (e * chi for e, chi in zip(expected, chis, strict=True))
+            reach = both(students(rows, dfs[0]), students(columns, dfs[1]), shared=rest, df=max(dfs[:2]))
+            shares.append(
+                np.mean(2 * stats.norm.cdf(np.sqrt(reach(0.05) / (expected[0] + expected[1] - 1))) - 1)
+            )
+    assert min(shares) >= 0.9485
+    assert max(shares) <= 0.998

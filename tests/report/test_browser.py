@@ -1,0 +1,411 @@
+"""The page in a real browser: it opens without an error or a request, sorts, filters, draws, switches, and fits a phone.
+
+Chromium is Debian's (tests/system-packages installs it), driven by playwright. `BIPHASE_BROWSER` names another one.
+Without a browser these tests fail where a machine is to prove something (CI) and are left out elsewhere, with a line.
+"""
+
+import csv
+import io
+import os
+import shutil
+import threading
+
+import pytest
+
+from biphase.files import Store
+from biphase.report.build import build
+from biphase.report.watch import HOST, Watcher, listen
+from biphase.study.leaves import trainings
+
+ARGUMENTS = ["--no-sandbox", "--disable-background-networking"]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+
+def executable() -> str:
+    named = os.environ.get("BIPHASE_BROWSER", "")
+    found = named or next((path for name in BROWSERS if (path := shutil.which(name))), "")
+    if not found:
+        why = "no browser: run tests/system-packages, or name one in BIPHASE_BROWSER"
+        if os.environ.get("CI") or os.environ.get("BIPHASE_CI"):
+            pytest.fail(why)
+        pytest.skip(why)
+    return found
+
+
+@pytest.fixture(scope="module")
+def browser():
+    path = executable()
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as tool:
+        opened = tool.chromium.launch(executable_path=path, args=ARGUMENTS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def built(three, planned, _three_store, tmp_path_factory):
+    return build(planned(three), Store(_three_store), tmp_path_factory.mktemp("page"), static=False)
+
+
+@pytest.fixture
+def visit(browser, built):
+    """Open the page as `visit(width=…, scheme=…)`; at the end there was no error, no warning and no request."""
+    troubles, contexts = [], []
+
+    def go(width=1280, height=900, scheme="light", address="", context=None):
+        context = context or browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.on(
+            "console",
+            lambda message: troubles.append(message.text) if message.type in ("error", "warning") else None,
+        )
+        page.on("pageerror", lambda wrong: troubles.append(str(wrong)))
+        page.on(
+            "request", lambda asked: troubles.append(asked.url) if not allowed(asked.url, address) else None
+        )
+        page.goto(address or built.page.as_uri())
+        return page
+
+    yield go
+    for context in contexts:
+        context.close()
+    assert troubles == []
+
+
+def allowed(url, address):
+    return url.startswith("blob:") or (url.startswith(address) if address else url.startswith("file:"))
+
+
+def drawn(page, figure):
+    place = page.locator(f'[data-figure="{figure}"]')
+    place.scroll_into_view_if_needed()
+    page.wait_for_selector(f'[data-figure="{figure}"] .drawn .main-svg')
+    return place
+
+
+def shown(page, table, column=0):
+    rows = page.locator(f"#{table} tbody tr:not(.hidden):not(.detail)")
+    return [
+        text.split("\n")[0].strip()
+        for text in rows.locator(f":scope > :nth-child({column + 1})").all_inner_texts()
+    ]
+
+
+def test_the_answer_stands_at_the_top(visit, built):
+    page = visit()
+    assert page.title() == "three: Is it so?"
+    assert page.locator("h1").inner_text() == "Is it so?"
+    assert page.locator("html").get_attribute("lang") == "en"
+    answer = page.locator(".verdict")
+    assert answer.inner_text() == built.content.headline.answer
+    assert answer.bounding_box()["y"] < 500
+    links = page.locator(".bar nav a").all_inner_texts()
+    assert links[:5] == ["Answer", "Claims", "Figures", "Scores", "Runs"]
+
+
+def test_the_text_is_there_before_the_library_is_parsed(visit):
+    page = visit()
+    assert page.evaluate("typeof window.Plotly") == "undefined"
+    drawn(page, "objectives")
+    assert page.evaluate("typeof window.Plotly") == "object"
+
+
+def test_tables_sort_by_value_and_say_so(visit, built):
+    page = visit()
+    head = page.locator("#t-families thead th").nth(3)
+    means = {line.model.name: line.cells[2].score.seeds.mean for line in built.content.boards[0].lines}
+    head.get_by_role("button").click()
+    assert head.get_attribute("aria-sort") == "descending"
+    assert shown(page, "t-families") == sorted(means, key=means.get, reverse=True)
+    head.get_by_role("button").press("Enter")
+    assert head.get_attribute("aria-sort") == "ascending"
+    assert shown(page, "t-families") == sorted(means, key=means.get)
+    page.locator("#t-families thead th").nth(0).get_by_role("button").click()
+    assert head.get_attribute("aria-sort") == "none"
+    assert shown(page, "t-families") == sorted(means)
+
+
+def test_what_is_missing_sorts_to_the_end_either_way(ledger, visit, tmp_path):
+    plan, store = ledger
+    for training in trainings(plan):
+        if training.model == plan.results["mlm"] and training.lr == 2e-5 and training.task.name == "squad":
+            shutil.rmtree(store.leaves / training.leaves[0].key)
+    half = build(plan, store, tmp_path / "report", static=False)
+    page = visit(address=half.page.as_uri())
+    button = page.locator("#t-families thead th").nth(3).get_by_role("button")
+    for _ in range(2):
+        button.click()
+        assert shown(page, "t-families")[-1] == "mlm"
+    assert "177 of 180 scores; 3 missing" in page.locator(".notice").inner_text()
+    page.get_by_role("link", name="What is missing").click()
+    assert page.locator("#missing").is_visible()
+
+
+def test_tables_filter_by_every_word(visit):
+    page = visit()
+    page.locator("#filter-t-families").fill("clm mlm")
+    assert shown(page, "t-families") == ["both"]
+    assert page.locator('[data-count="t-families"]').inner_text() == "1 of 4 models"
+    page.locator("#filter-t-families").fill("")
+    assert len(shown(page, "t-families")) == 4
+
+
+def saved(page, click):
+    with page.expect_download() as caught:
+        click()
+    return caught.value.suggested_filename, caught.value.path().read_text()
+
+
+def test_csv_gives_the_rows_of_the_file_and_of_a_filtered_table_what_is_shown(visit, built):
+    page = visit()
+    for name in ("families", "scores", "runs", "claims", "leaves"):
+        assert saved(page, page.locator(f'[data-csv="{name}"]').click) == (
+            f"{name}.csv",
+            built.page.with_name(f"{name}.csv").read_text(),
+        )
+    page.locator("#filter-t-tasks").fill("both")
+    _, text = saved(page, page.locator('[data-csv="scores"]').click)
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert {row["model"] for row in rows} == {"both"}
+    assert len(rows) == 5
+
+
+def test_all_fine_tunings_come_on_demand_sort_and_filter(visit, built):
+    page = visit()
+    assert page.locator("#t-leaves").count() == 0
+    page.get_by_role("button", name="Show them").click()
+    rows = page.locator("#t-leaves tbody tr")
+    assert rows.count() == 180
+    page.locator("#filter-leaves").fill("both squad 5e-5")
+    assert rows.count() == 3
+    head = page.locator("#t-leaves thead th", has_text="test")
+    head.get_by_role("button").click()
+    assert head.get_attribute("aria-sort") == "descending"
+    tests = [float(text) for text in page.locator("#t-leaves tbody td:nth-child(8)").all_inner_texts()]
+    assert tests == sorted(tests, reverse=True)
+    _, text = saved(page, page.locator("[data-leaves]").get_by_role("button", name="CSV").click)
+    assert len(list(csv.reader(io.StringIO(text)))) == 4
+
+
+def test_claims_open_with_their_evidence_and_filter_by_verdict(visit, built):
+    page = visit()
+    finding = next(one for one in built.content.findings if one.parts)
+    claim = page.locator(f"#claim-{finding.id}")
+    assert not claim.locator(".evidence").is_visible()
+    claim.locator("summary").focus()
+    page.keyboard.press("Enter")
+    assert claim.locator(".why").inner_text() == finding.why
+    assert claim.locator("tbody tr").count() == len(finding.parts)
+    assert claim.locator("svg.forest .mean").count() == len(finding.parts)
+    page.locator('.chip[data-verdict="untested"]').click()
+    untested = [one.id for one in built.content.findings if one.verdict == "not tested"]
+    visible = [one.get_attribute("id") for one in page.locator(".claim").all() if one.is_visible()]
+    assert visible == [f"claim-{name}" for name in untested]
+    page.locator('.chip[data-verdict=""]').click()
+    assert page.locator(".claim:not(.hidden)").count() == len(built.content.findings)
+
+
+def test_a_link_to_a_claim_opens_it(visit, built):
+    page = visit()
+    page.goto(built.page.as_uri() + "#claim-C1")
+    assert page.locator("#claim-C1 .evidence").is_visible()
+    assert not page.locator("#claim-C2 .evidence").is_visible()
+
+
+def test_a_verdict_is_told_by_word_and_sign_and_not_by_colour_alone(visit, built):
+    page = visit()
+    for one in built.content.findings:
+        badge = page.locator(f"#claim-{one.id} > summary .badge")
+        assert badge.inner_text().strip() == one.verdict
+        assert badge.locator("use").get_attribute("href").startswith("#i-")
+
+
+def test_runs_open_with_their_way(visit, built):
+    page = visit()
+    run = page.locator("#run-both")
+    assert not run.locator(".detail").is_visible()
+    run.get_by_role("button", name="both").click()
+    text = run.locator(".detail").inner_text()
+    key = built.content.evidence.plan.results["both"]
+    assert key in text
+    assert "clm 0 → 10" in text
+    assert run.locator(".detail tbody tr").count() == len(built.content.evidence.plan.path(key))
+    page.locator("#t-runs thead th").nth(0).get_by_role("button").click()
+    assert [one.get_attribute("data-id") for one in page.locator("#t-runs tbody.run").all()] == [
+        "both",
+        "clm",
+        "clm-10",
+        "mlm",
+    ]
+    assert run.locator(".detail").is_visible(), "a run moves with what was opened of it"
+
+
+def test_figures_answer_to_hover_and_legend(visit, built):
+    page = visit()
+    place = drawn(page, "losses")
+    names = place.locator(".legend .traces")
+    assert names.count() > 1
+    hidden = "() => document.querySelector('[data-figure=losses] .drawn').data.filter(one => one.visible === 'legendonly').length"
+    assert page.evaluate(hidden) == 0
+    names.nth(0).locator(".legendtoggle").click()
+    page.wait_for_function(f"() => ({hidden})() > 0")
+    point = page.evaluate(
+        """() => {
+          const box = document.querySelector('[data-figure=losses] .drawn'), full = box._fullLayout;
+          const trace = box._fullData.find(one => one.visible === true && one.mode.includes('lines') && one.hoverinfo !== 'skip');
+          const [x, y] = [full[trace.xaxis.replace('x', 'xaxis')], full[trace.yaxis.replace('y', 'yaxis')]];
+          const at = Math.floor(trace.x.length / 2), around = box.getBoundingClientRect();
+          return [around.left + x._offset + x.d2p(trace.x[at]), around.top + y._offset + y.d2p(trace.y[at])];
+        }"""
+    )
+    page.mouse.move(*point)
+    page.wait_for_selector("[data-figure=losses] .hoverlayer .hovertext")
+
+
+def test_every_figure_is_drawn_when_it_comes_near(visit, built):
+    page = visit()
+    for figure in built.content.figures:
+        place = drawn(page, figure.id)
+        assert place.locator(".main-svg").first.bounding_box()["height"] > 100
+    assert page.locator(".plot .waiting").count() == 0
+
+
+@pytest.mark.parametrize("width", [380, 900])
+def test_the_page_never_scrolls_sideways(visit, built, width):
+    page = visit(width=width)
+    for figure in built.content.figures:
+        drawn(page, figure.id)
+    page.evaluate("document.querySelectorAll('.claim').forEach(claim => claim.open = true)")
+    page.evaluate("document.querySelectorAll('.run .open').forEach(button => button.click())")
+    page.get_by_role("button", name="Show them").click()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def colours(page):
+    return page.evaluate(
+        """() => [getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color,
+                  document.querySelector('[data-figure=objectives] .xtick text')?.style.fill]"""
+    )
+
+
+def test_themes_follow_the_system_and_the_switch_and_are_remembered(visit, built):
+    dark, light = visit(scheme="dark"), visit(scheme="light")
+    for page in (dark, light):
+        drawn(page, "objectives")
+    assert colours(dark)[0] == "rgb(20, 23, 28)"
+    assert colours(light)[0] == "rgb(255, 255, 255)"
+    assert all(one != other for one, other in zip(colours(dark), colours(light), strict=True)), "figures, too"
+    light.get_by_role("button", name="Switch between light and dark").click()
+    assert colours(light) == colours(dark)
+    again = visit(context=light.context)
+    assert again.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+def test_paper_is_light_and_shows_everything(visit, built):
+    page = visit(scheme="dark")
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate("document.documentElement.dataset.theme") == "light"
+    assert page.locator(".claim:not([open])").count() == 0
+    assert page.locator(".plot .drawn").count() == len(built.content.figures)
+    assert not page.locator(".bar").is_visible()
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert page.locator(".claim[open]").count() == 0
+
+
+def test_a_phone_shows_panels_below_each_other(visit):
+    page = visit(width=390)
+    place = drawn(page, "objectives")
+    tops = page.evaluate(
+        "() => { const full = document.querySelector('[data-figure=objectives] .drawn')._fullLayout; return [full.yaxis._offset, full.yaxis2._offset]; }"
+    )
+    assert tops[0] != tops[1]
+    assert place.bounding_box()["width"] <= 390
+
+
+def test_a_watched_page_changes_in_place(ledger, visit, tmp_path):
+    from playwright.sync_api import expect
+
+    plan, store = ledger
+    moved = [one for one in trainings(plan) if one.model == plan.results["mlm"] and one.task.name == "squad"]
+    for one in moved:
+        shutil.move(store.leaves / one.leaves[0].key, tmp_path / one.leaves[0].key)
+    watcher = Watcher(lambda: plan, store, tmp_path / "report", say=print, stop=threading.Event())
+    watcher.look()
+    with listen(0) as server:
+        server.watcher = watcher
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        page = visit(address=f"http://{HOST}:{server.server_port}/")
+        meter = page.locator('[data-meter="fine-tunings"] .numbers')
+        expect(meter).to_contain_text("135/144")
+        drawn(page, "losses")
+        page.locator("#claim-C1 summary").click()
+        page.locator("#filter-t-families").fill("clm")
+        page.locator("#t-families thead th").nth(0).get_by_role("button").click()
+        page.evaluate("window.kept = document.querySelector('[data-figure=losses] .drawn'); scrollTo(0, 700)")
+        for one in moved:
+            shutil.move(tmp_path / one.leaves[0].key, store.leaves / one.leaves[0].key)
+        watcher._report._not_before = watcher._progress._not_before = 0.0
+        watcher.look()
+        expect(meter).to_contain_text("144/144")
+        expect(page.locator(".notice")).to_have_count(0)
+        assert page.locator("#claim-C1").get_attribute("open") is not None
+        assert page.locator("#filter-t-families").input_value() == "clm"
+        assert shown(page, "t-families") == ["both", "clm", "clm-10"]
+        assert page.locator("#t-families thead th").nth(0).get_attribute("aria-sort") == "ascending"
+        assert page.evaluate("scrollY") == pytest.approx(700, abs=2)
+        assert page.evaluate("document.querySelector('[data-figure=losses] .drawn') === window.kept"), (
+            "not drawn anew"
+        )
+        expect(page.locator("#progress .said")).to_have_text("all done")
+        page.goto("about:blank")
+        server.shutdown()
+
+
+def test_a_watched_page_that_is_left_alone_stays_and_says_so(ledger, tmp_path, browser):
+    from playwright.sync_api import expect
+
+    plan, store = ledger
+    watcher = Watcher(lambda: plan, store, tmp_path / "report", say=print, stop=threading.Event())
+    watcher.look()
+    with listen(0) as server:
+        server.watcher = watcher
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(f"http://{HOST}:{server.server_port}/")
+        expect(page.locator("#progress .said")).to_have_text("all done")
+        server.shutdown()
+    page.wait_for_selector("#progress.lost")
+    assert "the watcher has stopped" in page.locator("#progress .said").inner_text()
+    assert page.locator("h1").inner_text() == "Is it so?"
+    context.close()
+
+
+def test_odd_names_do_no_harm(invent, run, grid, visit, tmp_path):
+    from dataclasses import replace
+
+    from biphase import CLM, MLM, Stage, Study
+
+    name = "a\"b'c<i>&#35; {d}"
+    study = Study(name, (run(name, Stage(CLM(), 20)), run("mlm", Stage(MLM(0.4), 20))), grid("squad"))
+    plan, store = invent(study, tmp_path / "store")
+    plan = replace(
+        plan, question="</script><script>window.harm = 1</script><img src=x onerror='window.harm = 2'>?"
+    )
+    odd = build(plan, store, tmp_path / "report", static=False)
+    page = visit(address=odd.page.as_uri())
+    for figure in odd.content.figures:
+        drawn(page, figure.id)
+    assert page.evaluate("window.harm") is None
+    assert page.locator("h1").inner_text() == plan.question
+    assert name in shown(page, "t-families")
+    _, text = saved(page, page.locator('[data-csv="families"]').click)
+    assert name in {row["model"] for row in csv.DictReader(io.StringIO(text))}
+    page.locator("#filter-t-families").fill("<i>")
+    assert shown(page, "t-families") == [name]

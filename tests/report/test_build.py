@@ -1,0 +1,242 @@
+"""The files of a report: whole, alone, the same for the same ledger, and honest about what is missing."""
+
+import csv
+import html
+import io
+import json
+import os
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from biphase import CLM, MLM, Stage, Study
+from biphase.files import Store
+from biphase.report.build import KNOWN, build
+from biphase.study import ledger as state_ledger
+from biphase.study.leaves import trainings
+
+CSVS = ["claims.csv", "families.csv", "leaves.csv", "runs.csv", "scores.csv"]
+
+
+def texts(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def data_of(page: str, name: str):
+    return json.loads(
+        re.search(rf'<script type="application/json" id="data-{name}">(.*?)</script>', page, re.S)[1]
+    )
+
+
+def words(page: str) -> str:
+    """What a reader sees, about."""
+    page = re.sub(r"<(script|style)\b.*?</\1>", "", page, flags=re.S)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page)).split())
+
+
+def test_everything_is_written_and_what_can_no_longer_be_drawn_is_taken_away(ledger, tmp_path):
+    figures = tmp_path / "report" / "figures"
+    figures.mkdir(parents=True)
+    for name in ("robustness.svg", "efficiency-flops.pdf", "mine.svg", "tree.txt"):
+        (figures / name).write_text("old")
+    built = build(*ledger, tmp_path / "report")
+    left = {path for path in figures.iterdir() if path.read_bytes() == b"old"}
+    assert {path.name for path in left} == {"mine.svg", "tree.txt"}, "files of others stay"
+    for path in left:
+        path.unlink()
+    made = texts(tmp_path / "report")
+    ids = [figure.id for figure in built.content.figures]
+    assert set(ids) <= set(KNOWN)
+    assert {"objectives", "losses", "tree", "costs"} <= set(ids)
+    for name in ids:
+        assert made[f"figures/{name}.svg"].startswith(b"<?xml")
+        assert made[f"figures/{name}.pdf"].startswith(b"%PDF")
+    assert {
+        *CSVS,
+        "report.html",
+        "report.md",
+        "tables/families.tex",
+        "tables/tasks.tex",
+        "tables/claims.tex",
+    } <= set(made)
+    assert sorted(made) == sorted(path.relative_to(tmp_path / "report").as_posix() for path in built.files)
+    assert not any(".part" in name for name in made)
+    assert str(built.page) in built.words()
+    assert built.content.headline.answer in built.words()
+    told = json.loads(json.dumps(built.to_json()))
+    assert told["scores"] == {"done": 180, "of": 180}
+    assert told["claims"]["C1"] == next(one.verdict for one in built.content.findings if one.id == "C1")
+
+
+def test_the_same_ledger_gives_the_same_bytes_wherever_it_lies(ledger, tmp_path):
+    plan, store = ledger
+    elsewhere = Store(tmp_path / "another" / "place")
+    shutil.copytree(store.root, elsewhere.root)
+    for path in elsewhere.root.rglob("*"):
+        os.utime(path, (1e9, 1e9))
+    build(plan, store, tmp_path / "one")
+    build(plan, elsewhere, tmp_path / "two")
+    one, two = texts(tmp_path / "one"), texts(tmp_path / "two")
+    assert list(one) == list(two)
+    assert [name for name in one if one[name] != two[name]] == []
+    for name, content in one.items():
+        assert str(tmp_path).encode() not in content, name
+
+
+def test_another_score_gives_another_report(ledger, rewrite, tmp_path):
+    plan, store = ledger
+    build(plan, store, tmp_path / "one", static=False)
+    leaf = next(iter(trainings(plan))).leaves[0]
+    rewrite(
+        store.leaves / leaf.key, "leaf.json", lambda about: about["scores"]["test"].update(accuracy=0.123)
+    )
+    build(plan, store, tmp_path / "two", static=False)
+    one, two = texts(tmp_path / "one"), texts(tmp_path / "two")
+    assert one["report.html"] != two["report.html"]
+    assert b"12.3000" in two["leaves.csv"]
+
+
+def test_the_page_asks_nothing_of_any_network(ledger, tmp_path):
+    page = build(*ledger, tmp_path, static=False).page.read_text()
+    own = page.split('<script type="text/plain" id="plotly">')[0]
+    assert not re.findall(r'(?:src|href|action)="(?!#)[^"]', own)
+    assert "@import" not in own
+    assert "url(" not in own
+    assert "connect-src 'none'" in own
+    assert page.count('id="plotly"') == 1
+    assert len(page) < 6e6
+    assert page.index("<h1") < page.index("data-figures") < page.index('id="plotly"'), "the text comes first"
+
+
+def test_words_of_a_user_are_only_words(invent, run, grid, tmp_path):
+    name = 'x"><img src=q onerror=alert(1)>&'
+    study = Study(name, (run(name, Stage(CLM(), 20)), run("mlm", Stage(MLM(0.4), 20))), grid("squad"))
+    plan, store = invent(study, tmp_path / "store")
+    plan = replace(plan, question="</script><script>alert(2)</script> {{ 7 * 7 }} <!-- ?")
+    built = build(plan, store, tmp_path / "report", static=False)
+    page = built.page.read_text()
+    own = page.split('<script type="text/plain" id="plotly">')[0]
+    assert "<img" not in own
+    assert "alert(2)</script>" not in own
+    assert "<script>alert(2)" not in own
+    assert "</script><script>alert(2)</script> {{ 7 * 7 }} <!-- ?" in words(own)
+    assert name in data_of(page, "tables")["families"]["cells"][0]["all"]
+    assert "<img" not in built.page.with_name("report.md").read_text().replace("\\<img", "")
+
+
+def test_half_a_study_says_at_the_top_what_is_missing(ledger, tmp_path):
+    plan, store = ledger
+    gone = [one for one in trainings(plan) if one.model == plan.results["mlm"] and one.task.name == "sst2"]
+    failed = next(
+        one for one in trainings(plan) if one.model == plan.results["both"] and one.task.name == "squad"
+    )
+    for one in (*gone, failed):
+        shutil.rmtree(store.leaves / one.leaves[0].key)
+    state_ledger.note_failure(plan, store, failed.key, ValueError("the loss was not finite"))
+    spoiled = next(
+        one for one in trainings(plan) if one.model == plan.results["clm"] and one.task.name == "squad"
+    )
+    (store.leaves / spoiled.leaves[0].key / "leaf.json").write_text("{}")
+    built = build(plan, store, tmp_path / "report", static=False)
+    top, _, below = words(built.page.read_text()).partition("Claims Each claim")
+    assert "169 of 180 scores; 11 missing" in top
+    assert "1 score failed." in top
+    assert "1 file cannot be read" in top
+    assert "the loss was not finite" in below
+    assert "leaf.json is missing or cut short" in below
+    assert "— 0 / 9" in below.replace("0/9", "0 / 9")
+    assert "11 missing" in built.words()
+    rows = {
+        row["key"]: row
+        for row in csv.DictReader(io.StringIO((tmp_path / "report" / "leaves.csv").read_text()))
+    }
+    assert rows[failed.leaves[0].key]["missing"].endswith("the loss was not finite")
+    assert rows[gone[0].leaves[0].key]["missing"] == "not computed"
+
+
+def test_a_study_that_has_just_begun_has_a_report(three, planned, tmp_path):
+    store = Store(tmp_path / "store")
+    built = build(planned(three), store, tmp_path / "report")
+    page = words(built.page.read_text())
+    assert "Not answered yet: no model has a complete seed (0 of 180 scores done)." in page
+    assert "4 results not pretrained yet" in page
+    assert all(one.verdict == "not tested" for one in built.content.findings)
+
+
+def test_a_study_that_only_pretrains_has_a_report(planned, run, tmp_path):
+    built = build(
+        planned(run("clm", Stage(CLM(), 20))), Store(tmp_path / "store"), tmp_path / "report", static=False
+    )
+    page = words(built.page.read_text())
+    assert "fine-tunes nothing" in page
+    assert "Runs" in page
+    assert not (tmp_path / "report" / "tables" / "families.tex").exists()
+
+
+def test_a_file_that_cannot_be_put_in_place_leaves_the_old_one_and_no_draft(ledger, tmp_path):
+    folder = tmp_path / "report"
+    build(*ledger, folder, static=False)
+    before = (folder / "report.html").read_bytes()
+    (folder / "report.md").unlink()
+    (folder / "report.md").mkdir()
+    with pytest.raises(OSError, match=r"report\.md"):
+        build(*ledger, folder, static=False)
+    assert (folder / "report.html").read_bytes() == before
+    assert not list(folder.rglob("*.part"))
+
+
+def test_tables_on_the_page_are_those_in_the_files(ledger, tmp_path):
+    page = build(*ledger, tmp_path, static=False).page.read_text()
+    held = data_of(page, "tables")
+    for name in CSVS:
+        table = held[name.removesuffix(".csv")]
+        columns = [c["all"] if "all" in c else [c["of"][at] for at in c["at"]] for c in table["cells"]]
+        rows = list(csv.reader(io.StringIO((tmp_path / name).read_text())))
+        assert rows[0] == table["columns"]
+        assert [list(row) for row in zip(*columns, strict=True)] == rows[1:]
+        assert table["rows"] == len(rows) - 1
+
+
+def test_every_claim_stands_on_the_page_with_its_verdict(ledger, tmp_path):
+    built = build(*ledger, tmp_path, static=False)
+    page = built.page.read_text()
+    shown = dict(re.findall(r'<details class="claim" id="claim-(\w+)" data-verdict="(\w+)">', page))
+    css = {"reproduced": "reproduced", "direction only": "direction", "not reproduced": "against"}
+    css |= {"underpowered": "underpowered", "not tested": "untested"}
+    assert shown == {one.id: css[one.verdict] for one in built.content.findings}
+    for one in built.content.findings:
+        assert html.escape(one.why, quote=True).replace("&#x27;", "&#39;").replace("&quot;", "&#34;") in page
+
+
+def test_a_damaged_state_is_named_and_the_rest_is_told(ledger, tmp_path):
+    plan, store = ledger
+    (store.states / plan.results["mlm"] / "state.json").write_text("{")
+    built = build(plan, store, tmp_path / "report", static=False)
+    page = words(built.page.read_text())
+    assert "1 file cannot be read and counts as missing" in page
+    assert f"{plan.results['mlm'][:8]} " in page
+    assert "state.json is missing or cut short" in page
+    assert built.content.headline.subject == "clm 10 → mlm 40% 10"
+
+
+def test_energy_is_told_where_it_was_measured(ledger, rewrite, tmp_path):
+    plan, store = ledger
+    for path in store.states.iterdir():
+        rewrite(path, "state.json", lambda about: about["progress"].pop("joules", None))
+    before = build(plan, store, tmp_path / "one", static=False)
+    assert before.content.provenance.joules is None
+    assert "Energy" not in words(before.page.read_text())
+    spent = {key: 3.6e6 * place for place, key in enumerate(plan.states, 1)}
+    for key, joules in spent.items():
+        rewrite(store.states / key, "state.json", lambda about, j=joules: about["progress"].update(joules=j))
+    total = sum(joules - spent.get(plan.states[key].parent, 0) for key, joules in spent.items())
+    after = build(plan, store, tmp_path / "two", static=False)
+    assert after.content.provenance.joules == pytest.approx(total)
+    assert f"{total / 3.6e6:.2f} kWh" in words(after.page.read_text())

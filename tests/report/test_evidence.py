@@ -1,0 +1,519 @@
+"""The ledger as arrays: what the leaves say, chosen without the test part; what is missing stays missing, and is named."""
+
+import contextlib
+import math
+import random
+import shutil
+
+import numpy as np
+import pytest
+
+from biphase import CLM, MLM, Stage, Study
+from biphase.files import MANIFEST, Store, verify
+from biphase.report.evidence import gather
+from biphase.study.leaves import LEAF, VALUES, read_leaf, trainings
+from biphase.study.ledger import note_failure
+from biphase.study.scores import rows
+from biphase.tasks.metrics.tagging import entity_f1
+
+SELECTS = {"SC": "accuracy", "TC": "sentence_f1", "QA": "token_f1", "IR": "paper_ndcg@10"}
+
+
+def leaves_of(plan):
+    """Every leaf: (result, task, rate, seed) → its training and its key."""
+    names = {key: name for name, key in reversed(plan.results.items())}
+    return {
+        (names[one.model], leaf.task.name, one.lr, one.seed): (one, leaf.key)
+        for one in trainings(plan)
+        for leaf in one.leaves
+    }
+
+
+def chosen(evidence):
+    return {place: grid.chosen for place, grid in evidence.grids.items()}
+
+
+def same(one, other, but=()):
+    """Do two readings agree on every grid, apart from those of some (result, task)?"""
+    return all(
+        np.array_equal(grid.test[name], other.grids[place].test[name], equal_nan=True)
+        for place, grid in one.grids.items()
+        if place not in but
+        for name in grid.test
+    )
+
+
+@pytest.fixture
+def tiny(run, grid, invent, tmp_path):
+    """One leaf: one result, one task, one rate, one seed."""
+    study = Study("tiny", (run("clm", Stage(CLM(), 20)),), grid("sst2", lrs=(5e-5,), seeds=(0,)))
+    plan, store = invent(study, tmp_path / "tiny", shrink=0.1)
+    ((training, key),) = leaves_of(plan).values()
+    return plan, store, training, key
+
+
+# ---------------------------------------------------------------- what the leaves say
+
+
+def test_every_score_stands_where_its_leaf_says(ledger):
+    plan, store = ledger
+    evidence = gather(plan, store)
+    assert evidence.count == (180, 180)
+    assert evidence.unreadable == {}
+    for (result, task, lr, seed), (_, key) in leaves_of(plan).items():
+        grid, about = evidence.grids[result, task], read_leaf(store, key)
+        at = grid.lrs.index(lr), grid.seeds.index(seed)
+        assert grid.keys[at[0]][at[1]] == key
+        assert {name: array[at] for name, array in grid.test.items()} == about["scores"]["test"]
+        assert {name: array[at] for name, array in grid.validation.items()} == about["scores"]["validation"]
+        assert grid.seconds[at] == pytest.approx(sum(about["seconds"].values()))
+        assert grid.metric == about["metric"] == SELECTS[grid.task.family]
+        assert grid.examples == about["examples"]["test"]
+
+
+def test_each_seed_is_scored_at_the_rate_its_own_validation_chose(ledger):
+    plan, store = ledger
+    evidence = gather(plan, store)
+    by_row = {(row.result, row.task): row for row in rows(plan, store)}
+    for model in evidence.models.values():
+        for task in evidence.tasks:
+            rates, scores = by_row[model.name, task].by_seed
+            grid = evidence.grids[model.name, task]
+            assert {seed: grid.lrs[place] for seed, place in grid.chosen.items()} == rates
+            assert evidence.scores(model, task).tolist() == [scores]
+            validation = evidence.scores(model, task, part="validation")
+            best = grid.validation[grid.metric].max(axis=0)
+            assert validation.tolist() == [best.tolist()]
+
+
+def test_a_family_is_the_mean_of_its_tasks_seed_by_seed(ledger):
+    evidence = gather(*ledger)
+    assert evidence.families == {
+        "SC": ("sst2",),
+        "TC": ("conll2003",),
+        "QA": ("squad",),
+        "IR": ("msmarco", "nq"),
+    }
+    model = evidence.models["both"]
+    two = evidence.scores(model, "msmarco"), evidence.scores(model, "nq")
+    assert evidence.on(model, ("msmarco", "nq")) == pytest.approx((two[0] + two[1]) / 2)
+    other = evidence.scores(model, "nq", "mrr@10")
+    assert other.shape == (1, 3)
+    assert not np.allclose(other, two[1])
+
+
+def test_nothing_is_chosen_by_rate(ledger):
+    evidence = gather(*ledger)
+    model = evidence.models["mlm"]
+    by_rate = evidence.by_rate(model, "squad")
+    assert by_rate.shape == (1, 3, 3)
+    assert np.array_equal(by_rate[0], evidence.grids["mlm", "squad"].test["token_f1"])
+    assert np.array_equal(
+        evidence.by_rate(model, "squad", "exact_match")[0], evidence.grids["mlm", "squad"].test["exact_match"]
+    )
+    assert np.isnan(evidence.by_rate(model, "squad", "no such metric")).all()
+    assert np.isnan(evidence.scores(model, "squad", "no such metric")).all()
+
+
+def test_seeds_and_rates_stand_in_order_however_a_study_lists_them(run, grid, invent, tmp_path):
+    finetune = grid("sst2", lrs=(2e-4, 1e-5, 5e-5), seeds=(9, 4))
+    plan, store = invent(Study("s", (run("clm", Stage(CLM(), 20)),), finetune), tmp_path)
+    evidence = gather(plan, store)
+    found = evidence.grids["clm", "sst2"]
+    assert evidence.seeds == found.seeds == (4, 9)
+    assert found.lrs == (1e-5, 5e-5, 2e-4)
+    for (_, _, lr, seed), (_, key) in leaves_of(plan).items():
+        score = read_leaf(store, key)["scores"]["test"]["accuracy"]
+        assert found.test["accuracy"][found.lrs.index(lr), evidence.seeds.index(seed)] == score
+
+
+def test_a_study_that_is_not_fine_tuned_has_models_and_no_scores(planned, run, tmp_path):
+    evidence = gather(planned(run("clm", Stage(CLM(), 20))), Store(tmp_path))
+    assert list(evidence.models) == ["clm"]
+    assert (evidence.grids, evidence.families, evidence.count, evidence.seeds) == ({}, {}, (0, 0), ())
+
+
+# ---------------------------------------------------------------- who chooses
+
+
+def test_test_scores_choose_nothing(ledger, rewrite):
+    plan, store = ledger
+    before, chance = gather(plan, store), random.Random(0)
+    for _, key in leaves_of(plan).values():
+
+        def invent_test(about):
+            about["scores"]["test"] = {name: chance.random() for name in about["scores"]["test"]}
+
+        rewrite(store.leaves / key, LEAF, invent_test)
+        verify(store.leaves / key)
+    after = gather(plan, store)
+    assert after.unreadable == {}
+    assert chosen(after) == chosen(before)
+    model = before.models["clm"]
+    assert not np.allclose(after.scores(model, "squad"), before.scores(model, "squad"))
+
+
+def test_validation_scores_choose_and_of_equals_the_lowest_rate(ledger, rewrite):
+    plan, store = ledger
+    for (result, task, lr, seed), (_, key) in leaves_of(plan).items():
+        if (result, task) != ("mlm", "nq"):
+            continue
+        best = {0: (2e-4,), 1: (5e-5, 2e-4), 2: (2e-5, 5e-5, 2e-4)}[seed]
+
+        def prefer(about, good=lr in best):
+            about["scores"]["validation"]["paper_ndcg@10"] = 0.9 if good else 0.1
+            about["scores"]["validation"]["mrr@10"] = 0.1 if good else 0.9
+
+        rewrite(store.leaves / key, LEAF, prefer)
+    evidence = gather(plan, store)
+    assert evidence.grids["mlm", "nq"].chosen == {0: 2, 1: 1, 2: 0}
+    expected = [
+        evidence.grids["mlm", "nq"].test["mrr@10"][place, column] for column, place in enumerate((2, 1, 0))
+    ]
+    assert evidence.scores(evidence.models["mlm"], "nq", "mrr@10").tolist() == [expected]
+
+
+# ---------------------------------------------------------------- what is missing
+
+
+def test_a_missing_leaf_takes_its_seed_and_nothing_else(ledger):
+    plan, store = ledger
+    whole = gather(plan, store)
+    _, key = leaves_of(plan)["mlm", "nq", 2e-5, 1]
+    store.discard(store.leaves / key)
+    evidence = gather(plan, store)
+    found, model = evidence.grids["mlm", "nq"], evidence.models["mlm"]
+    assert evidence.count == (179, 180)
+    assert (found.done, found.of, found.missing) == (8, 9, {})
+    assert sorted(found.chosen) == [0, 2]
+    for part in (found.test, found.validation):
+        assert all(np.argwhere(np.isnan(array)).tolist() == [[0, 1]] for array in part.values())
+    before, after = whole.scores(model, "nq")[0], evidence.scores(model, "nq")[0]
+    assert np.isnan(after).tolist() == [False, True, False]
+    assert after[[0, 2]].tolist() == before[[0, 2]].tolist()
+    assert np.isnan(evidence.on(model, ("msmarco", "nq"))[0]).tolist() == [False, True, False]
+    values = evidence.values(model, "nq")
+    assert np.isnan(values).all(axis=-1).tolist() == [[False, True, False]]
+    assert np.isfinite(values[0, [0, 2]]).all()
+    assert evidence.unreadable == {}, "what is not computed yet is no damage"
+    assert same(whole, evidence, but={("mlm", "nq")})
+
+
+def test_half_a_study_speaks_of_the_half_that_is_there(three, invent, ledger, tmp_path):
+    plan, store = invent(
+        three,
+        tmp_path / "half",
+        results=("clm",),
+        means=dict.fromkeys(("clm-10", "clm", "mlm", "both"), 80.0),
+    )
+    evidence = gather(plan, store)
+    assert evidence.count == (45, 180)
+    assert list(evidence.models) == ["clm-10", "clm", "mlm", "both"]
+    absent = evidence.models["both"]
+    grid = evidence.grids["both", "squad"]
+    assert (grid.metric, grid.examples, grid.chosen, grid.test, grid.done, grid.of) == ("", 0, {}, {}, 0, 9)
+    assert grid.lrs == (2e-5, 5e-5, 2e-4)
+    for array in (evidence.scores(absent, "squad"), evidence.on(absent, ("msmarco", "nq"))):
+        assert array.shape == (1, 3)
+        assert np.isnan(array).all()
+    assert evidence.by_rate(absent, "squad").shape == (1, 3, 3)
+    assert evidence.values(absent, "squad") is None
+    assert np.isfinite(evidence.scores(evidence.models["clm"], "squad")).all()
+
+
+def test_nothing_at_all_is_a_valid_ledger(three, planned, tmp_path):
+    evidence = gather(planned(three), Store(tmp_path / "empty"))
+    assert evidence.count == (0, 180)
+    assert np.isnan(evidence.scores(evidence.models["clm"], "sst2")).all()
+
+
+def test_a_failed_leaf_says_why(ledger):
+    plan, store = ledger
+    every = leaves_of(plan)
+    lender, own = every["mlm", "msmarco", 5e-5, 2]
+    _, borrowed = every["mlm", "nq", 5e-5, 2]
+    done, _ = every["clm", "sst2", 5e-5, 0]
+    for key in (own, borrowed):
+        store.discard(store.leaves / key)
+    note_failure(plan, store, lender.key, RuntimeError("out of\nmemory"))
+    note_failure(plan, store, done.key, RuntimeError("long ago, and tried again since"))
+    (store.studies / "three" / "failures" / f"{'0' * 32}.json").write_text("[]")
+    evidence = gather(plan, store)
+    assert evidence.grids["mlm", "msmarco"].missing == {own: "RuntimeError: out of memory"}
+    assert evidence.grids["mlm", "nq"].missing == {borrowed: "RuntimeError: out of memory"}
+    assert evidence.grids["clm", "sst2"].missing == {}
+    assert evidence.count == (178, 180)
+    (store.studies / "three" / "failures" / f"{lender.key}.json").write_text("[]")
+    assert gather(plan, store).grids["mlm", "nq"].missing == {}, "a note that says nothing"
+
+
+# ---------------------------------------------------------------- what cannot be trusted
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def flip(path, place=None, bit=2):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 if place is None else place] ^= 1 << bit
+    path.write_bytes(bytes(content))
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def delete(path):
+    path.unlink()
+
+
+def replace_by_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+def lengthen(path):
+    path.write_bytes(path.read_bytes() + b"\n")
+
+
+def nonsense(path):
+    path.write_bytes(b"[1, 2]\n")
+
+
+DAMAGE = [truncate, flip, empty, delete, replace_by_folder, lengthen, nonsense]
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """A published folder with one of its files damaged, for a while."""
+
+    @contextlib.contextmanager
+    def for_a_while(place, name, damage):
+        shutil.copytree(place, tmp_path / "whole")
+        damage(place / name)
+        yield
+        shutil.rmtree(place)
+        (tmp_path / "whole").rename(place)
+
+    return for_a_while
+
+
+@pytest.mark.parametrize("name", [LEAF, MANIFEST])
+def test_a_damaged_leaf_is_missing_and_named_and_harms_no_other(ledger, damaged, name):
+    plan, store = ledger
+    whole = gather(plan, store)
+    _, key = leaves_of(plan)["both", "conll2003", 5e-5, 0]
+    for damage in DAMAGE:
+        if (name, damage) == (MANIFEST, lengthen):  # a blank line changes nothing of what a manifest says
+            continue
+        with damaged(store.leaves / key, name, damage):
+            evidence = gather(plan, store)
+        assert list(evidence.unreadable) == [key], damage
+        why = evidence.unreadable[key]
+        assert key in why
+        assert "remove" in why
+        assert "\n" not in why
+        assert ("missing or cut short" in why) == (name == LEAF and damage not in (flip,)), damage
+        grid = evidence.grids["both", "conll2003"]
+        assert grid.missing == evidence.unreadable
+        assert np.argwhere(np.isnan(grid.test["sentence_f1"])).tolist() == [[1, 0]]
+        assert sorted(grid.chosen) == [1, 2]
+        assert evidence.count == (179, 180)
+        assert same(whole, evidence, but={("both", "conll2003")})
+
+
+def test_damaged_values_leave_the_score_and_are_named(ledger, damaged):
+    plan, store = ledger
+    whole = gather(plan, store)
+    model, grid = whole.models["both"], whole.grids["both", "conll2003"]
+    key = grid.keys[grid.chosen[1]][1]
+    before = whole.values(model, "conll2003")
+    for damage in DAMAGE:
+        with damaged(store.leaves / key, VALUES, damage):
+            evidence = gather(plan, store)
+            after = evidence.values(model, "conll2003")
+        assert np.isnan(after[0, 1]).all(), damage
+        assert np.array_equal(after[0, [0, 2]], before[0, [0, 2]])
+        assert list(evidence.unreadable) == [key]
+        assert VALUES in evidence.unreadable[key]
+        assert "\n" not in evidence.unreadable[key]
+        assert np.array_equal(evidence.scores(model, "conll2003"), whole.scores(model, "conll2003"))
+        assert evidence.count == (180, 180)
+
+
+@pytest.mark.parametrize("name", [LEAF, MANIFEST])
+def test_no_flipped_bit_ever_becomes_a_number(tiny, name):
+    plan, store, _, key = tiny
+    right = gather(plan, store).grids["clm", "sst2"].test["accuracy"][0, 0]
+    path = store.leaves / key / name
+    content = path.read_bytes()
+    chance = random.Random(0)
+    missing = 0
+    for place in range(0, len(content), 1 if name == MANIFEST else 11):
+        flip(path, place, chance.randrange(8))
+        evidence = gather(plan, store)
+        scores = evidence.grids["clm", "sst2"].test.get("accuracy", np.full((1, 1), np.nan))
+        if evidence.count == (0, 1):
+            assert list(evidence.unreadable) == [key]
+            missing += 1
+        else:  # a space, or what the manifest says of the values
+            assert name == MANIFEST
+            assert scores[0, 0] == right
+        path.write_bytes(content)
+    assert missing > 100
+
+
+def test_no_flipped_bit_of_the_values_is_read(tiny):
+    plan, store, _, key = tiny
+    path = store.leaves / key / VALUES
+    content = path.read_bytes()
+    for place in range(0, len(content), 3):
+        flip(path, place)
+        evidence = gather(plan, store)
+        assert evidence.values(evidence.models["clm"], "sst2") is None
+        assert list(evidence.unreadable) == [key]
+        path.write_bytes(content)
+
+
+def test_a_leaf_in_the_place_of_another_is_not_taken_for_it(ledger):
+    plan, store = ledger
+    every = leaves_of(plan)
+    _, key = every["mlm", "sst2", 5e-5, 0]
+    _, other = every["mlm", "sst2", 2e-4, 0]
+    shutil.rmtree(store.leaves / key)
+    shutil.copytree(store.leaves / other, store.leaves / key)
+    evidence = gather(plan, store)
+    assert list(evidence.unreadable) == [key]
+    assert other in evidence.unreadable[key]
+    assert math.isnan(evidence.grids["mlm", "sst2"].test["accuracy"][1, 0])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda about: about.pop("scores"),
+        lambda about: about["scores"].pop("test"),
+        lambda about: about["scores"].update(test=[0.5]),
+        lambda about: about["scores"]["test"].update(accuracy="high"),
+        lambda about: about["scores"]["test"].update(accuracy=None),
+        lambda about: about.pop("metric"),
+        lambda about: about.pop("key"),
+        lambda about: about.update(seconds=None),
+        lambda about: about.pop("examples"),
+    ],
+)
+def test_what_was_published_whole_and_is_no_leaf_is_named_too(tiny, rewrite, change):
+    plan, store, _, key = tiny
+    rewrite(store.leaves / key, LEAF, change)
+    verify(store.leaves / key)
+    evidence = gather(plan, store)
+    assert list(evidence.unreadable) == [key]
+    assert "is no leaf" in evidence.unreadable[key]
+    assert evidence.count == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "files", ["", "[]", "3", '{"leaf.json": {}}', '{"leaf.json": 3}', '{"leaf.json": {"bytes": 1}}', "{}"]
+)
+def test_a_manifest_that_does_not_say_what_was_written_vouches_for_nothing(tiny, files):
+    plan, store, _, key = tiny
+    (store.leaves / key / MANIFEST).write_text(f'{{"files": {files}}}' if files else "{}")
+    evidence = gather(plan, store)
+    assert list(evidence.unreadable) == [key]
+    expected = "leaf.json is missing" if files == "{}" else "manifest.json is no manifest"
+    assert expected in evidence.unreadable[key]
+
+
+def test_energy_is_no_time(tiny, rewrite):
+    plan, store, _, key = tiny
+    before = gather(plan, store).grids["clm", "sst2"]
+    assert before.joules == 0
+    rewrite(store.leaves / key, LEAF, lambda about: about["seconds"].update(joules=5000.0))
+    after = gather(plan, store).grids["clm", "sst2"]
+    assert after.seconds == before.seconds
+    assert after.joules == 5000
+
+
+def test_a_file_where_a_leaf_should_stand(tiny):
+    plan, store, _, key = tiny
+    shutil.rmtree(store.leaves / key)
+    (store.leaves / key).write_text("")
+    evidence = gather(plan, store)
+    assert list(evidence.unreadable) == [key]
+    assert evidence.count == (0, 1)
+
+
+def test_values_of_another_number_of_examples_are_not_used(tiny, rewrite):
+    plan, store, _, key = tiny
+    rewrite(store.leaves / key, LEAF, lambda about: about["examples"].update(test=86))
+    evidence = gather(plan, store)
+    assert evidence.values(evidence.models["clm"], "sst2") is None
+    assert "87 values of test/accuracy for 86 examples" in evidence.unreadable[key]
+
+
+# ---------------------------------------------------------------- example by example
+
+
+@pytest.mark.parametrize("protocol", ["paper", "standard"])
+def test_values_come_to_the_score(run, grid, invent, tmp_path, protocol):
+    finetune = grid("sst2", "conll2003", "squad", "msmarco", protocol=protocol)
+    plan, store = invent(Study("s", (run("clm", Stage(CLM(), 20)),), finetune), tmp_path)
+    evidence = gather(plan, store)
+    (model,) = evidence.models.values()
+    for task in evidence.tasks:
+        grid_ = evidence.grids["clm", task]
+        for metric in grid_.test:
+            values, scores = evidence.values(model, task, metric), evidence.scores(model, task, metric)[0]
+            assert values.dtype == np.float32
+            if metric == "entity_f1":
+                assert values.shape == (1, 3, grid_.examples, 3)
+                told = [entity_f1(one.astype(int)) for one in values[0]]
+            else:
+                assert values.shape == (1, 3, grid_.examples)
+                told = values[0].mean(axis=-1, dtype=float)
+            assert told == pytest.approx(scores, abs=1e-9), metric
+        assert np.array_equal(evidence.values(model, task), evidence.values(model, task, grid_.metric))
+    assert evidence.unreadable == {}
+
+
+def test_a_metric_whose_values_were_not_kept_is_no_damage(run, grid, invent, tmp_path):
+    study = Study("s", (run("clm", Stage(CLM(), 20)),), grid("squad"))
+    evidence = gather(*invent(study, tmp_path, every_metric=False))
+    (model,) = evidence.models.values()
+    assert evidence.values(model, "squad", "f1") is None
+    assert evidence.unreadable == {}
+    assert evidence.values(model, "squad") is not None
+    assert np.isfinite(evidence.scores(model, "squad", "f1")).all()
+
+
+# ---------------------------------------------------------------- names and seeds
+
+
+def test_two_names_of_one_state_are_counted_once(run, grid, invent, tmp_path):
+    runs = (run("one", Stage(CLM(), 20)), run("same", Stage(CLM(), 20)), run("mlm", Stage(MLM(0.4), 20)))
+    evidence = gather(*invent(Study("s", runs, grid("sst2")), tmp_path))
+    assert list(evidence.models) == ["one", "mlm"]
+    assert list(evidence.grids) == [("one", "sst2"), ("mlm", "sst2")]
+    assert evidence.count == (18, 18)
+
+
+def test_several_pretraining_seeds_are_rows_of_one_model(run, grid, invent, tmp_path):
+    runs = (run("late", Stage(CLM(), 20), seed=8), run("early", Stage(CLM(), 20), seed=5))
+    means = {"late": 60.0, "early": 80.0}
+    plan, store = invent(Study("s", runs, grid("sst2", "squad")), tmp_path, means=means, shrink=1.0)
+    evidence = gather(plan, store)
+    (model,) = evidence.models.values()
+    assert (model.name, model.results, model.seeds) == ("early", ("early", "late"), (5, 8))
+    scores = 100 * evidence.scores(model, "squad")
+    assert scores.shape == (2, 3)
+    assert scores.mean(axis=1) == pytest.approx([80, 60], abs=1)
+    assert evidence.by_rate(model, "squad").shape == (2, 3, 3)
+    assert evidence.values(model, "squad").shape == (2, 3, 10_570)
+    assert evidence.values(model, "squad").mean(axis=-1, dtype=float) == pytest.approx(scores / 100)
+    for lr, seed in ((5e-5, 0), (5e-5, 1), (5e-5, 2)):
+        store.discard(store.leaves / leaves_of(plan)["late", "squad", lr, seed][1])
+    half = gather(plan, store)
+    assert np.isnan(half.scores(model, "squad")).tolist() == [[False] * 3, [True] * 3]
+    assert np.isnan(half.values(model, "squad")).all(axis=-1).tolist() == [[False] * 3, [True] * 3]
+    assert half.values(model, "squad").shape == (2, 3, 10_570)

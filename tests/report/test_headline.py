@@ -1,0 +1,169 @@
+"""The first sentence of a report: chosen by validation, told by test, and no louder than the evidence."""
+
+import math
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from biphase import CLM, MLM, Stage, Study
+from biphase.report.evidence import gather
+from biphase.report.headline import difference, headline, noise
+from biphase.report.statistics.intervals import across
+from biphase.study.leaves import trainings
+
+
+def with_scores(evidence, part, change):
+    """The evidence with the scores of one part changed: `change(result, array)`."""
+    grids = {}
+    for (result, task), grid in evidence.grids.items():
+        changed = {name: change(result, scores.copy()) for name, scores in getattr(grid, part).items()}
+        grids[result, task] = replace(grid, **{part: changed})
+    return replace(evidence, grids=grids)
+
+
+@pytest.fixture
+def evidence(ledger):
+    return gather(*ledger)
+
+
+def test_the_best_recipe_is_named_with_its_score_and_its_leads(evidence):
+    top = headline(evidence, [])
+    assert top.subject == "clm 10 → mlm 40% 10"
+    assert f"{top.subject} scores best of 3 recipes" in top.answer
+    assert "(1m, 20 steps, 2.56k tokens)" in top.answer
+    assert "averaged over SC, TC, QA and IR" in top.answer
+    model = evidence.models["both"]
+    mean = np.mean([evidence.on(model, tasks).mean() for tasks in evidence.families.values()])
+    assert f"{100 * mean:.2f}%" in top.answer
+    assert [lead.rival for lead in top.against] == ["causal only (clm)", "masked only (mlm)"]
+    assert all(lead.clear for lead in top.against)
+    assert "points ahead [" in top.against[0].told
+
+
+def test_checkpoints_on_the_way_are_no_rivals(evidence):
+    better = with_scores(evidence, "validation", lambda name, array: array + 0.1 * (name == "clm-10"))
+    assert headline(better, []).subject == "clm 10 → mlm 40% 10"
+
+
+def test_validation_chooses_and_test_scores_play_no_part(evidence):
+    swapped = with_scores(evidence, "test", lambda name, array: array - 0.2 * (name == "both"))
+    top = headline(swapped, [])
+    assert top.subject == "clm 10 → mlm 40% 10", "chosen by validation, whatever the test says"
+    assert "points behind [" in top.against[0].told
+    assert not any(lead.clear for lead in top.against)
+    assert top.answer.startswith("No recipe is clearly ahead.")
+    chosen = with_scores(evidence, "validation", lambda name, array: array - 0.2 * (name == "both"))
+    assert headline(chosen, []).subject == "mlm 40% 20"
+
+
+def test_a_lead_within_the_noise_is_not_called_one(evidence):
+    rng = np.random.default_rng(0)
+    noisy = with_scores(evidence, "test", lambda name, array: array * 0 + 0.5 + 0.1 * rng.random(array.shape))
+    top = headline(noisy, [])
+    assert top.answer.startswith("No recipe is clearly ahead.")
+    assert "has the highest score of 3 recipes" in top.answer
+    assert all("cannot tell it from no difference" in lead.told for lead in top.against)
+
+
+def test_differences_are_paired_by_seed(evidence):
+    both, mlm = evidence.models["both"], evidence.models["mlm"]
+    tasks = evidence.families["QA"]
+    found = difference(evidence, both, mlm, [tasks])
+    assert found == pytest.approx(100 * (evidence.on(both, tasks) - evidence.on(mlm, tasks)))
+    wide = with_scores(evidence, "test", lambda name, array: array + np.array([0.0, 0.05, 0.1]))
+    paired = across(difference(wide, both, mlm, [tasks]))
+    assert paired.high - paired.low == pytest.approx(across(found).high - across(found).low)
+
+
+def test_pretraining_seeds_are_paired_by_their_number(invent, run, grid, tmp_path):
+    seeds = {"a": (7, 8), "b": (8, 9)}
+    runs = [
+        run(f"{name}{seed}", Stage(objective, 20), seed=seed)
+        for (name, some), objective in zip(seeds.items(), (CLM(), MLM(0.4)), strict=True)
+        for seed in some
+    ]
+    plan, store = invent(Study("seeds", tuple(runs), grid("squad")), tmp_path / "store")
+    evidence = gather(plan, store)
+    one, other = evidence.models["a7"], evidence.models["b8"]
+    assert (one.seeds, other.seeds) == ((7, 8), (8, 9))
+    found = difference(evidence, one, other, [("squad",)])
+    assert found.shape == (1, 3)
+    expected = 100 * (evidence.scores(one, "squad")[1] - evidence.scores(other, "squad")[0])
+    assert found[0] == pytest.approx(expected)
+    assert "cover pretraining seeds and fine-tuning seeds" in noise(evidence)
+
+
+def test_half_a_study_speaks_of_what_is_complete(ledger):
+    plan, store = ledger
+    for training in trainings(plan):
+        if training.model == plan.results["both"] and training.lr == 2e-5:
+            shutil.rmtree(store.leaves / training.leaves[0].key)
+    top = headline(gather(plan, store), [])
+    assert "of 2 recipes" in top.answer
+    assert "scores" in top.scale
+    assert " of 180 scores" in top.scale
+
+
+def test_nothing_complete_is_no_answer(ledger):
+    plan, store = ledger
+    for training in trainings(plan):
+        if training.seed or training.lr == 2e-5:
+            for leaf in training.leaves:
+                shutil.rmtree(store.leaves / leaf.key)
+    top = headline(gather(plan, store), [])
+    assert top.answer == "Not answered yet: no model has a complete seed (40 of 180 scores done)."
+    assert top.against == ()
+
+
+def test_a_study_without_fine_tuning_judges_nothing(planned, run, tmp_path):
+    from biphase.files import Store
+
+    plan = planned(run("clm", Stage(CLM(), 20)))
+    top = headline(gather(plan, Store(tmp_path)), [])
+    assert "fine-tunes nothing" in top.answer
+    assert top.noise == ""
+
+
+def test_one_seed_has_no_interval(invent, run, grid, tmp_path):
+    study = Study(
+        "one",
+        (run("clm", Stage(CLM(), 20)), run("mlm", Stage(MLM(0.4), 20))),
+        grid("squad", seeds=(0,)),
+    )
+    top = headline(gather(*invent(study, tmp_path / "store")), [])
+    assert "(one seed: no interval)" in top.answer
+    assert "(one seed: no interval)" in top.against[0].told
+    assert top.noise == "One seed of everything: no interval can be given."
+
+
+def test_one_model_is_told_alone(invent, run, grid, tmp_path):
+    study = Study("one", (run("clm", Stage(CLM(), 20)),), grid("squad"))
+    top = headline(gather(*invent(study, tmp_path / "store")), [])
+    assert top.answer.startswith("clm 20 (1m) scores ")
+    assert top.against == ()
+
+
+def test_verdicts_are_counted(evidence):
+    from biphase.report.claims import test_claims as found_in
+
+    findings = found_in(evidence)
+    top = headline(evidence, findings)
+    assert sum(top.verdicts.values()) == len(findings)
+    assert top.verdicts["not tested"] == sum(one.verdict == "not tested" for one in findings)
+    assert list(top.verdicts) == [
+        "reproduced",
+        "direction only",
+        "not reproduced",
+        "underpowered",
+        "not tested",
+    ]
+
+
+def test_equal_seeds_are_told_as_such(evidence):
+    flat = with_scores(evidence, "test", lambda name, array: array * 0 + 0.5)
+    lead = headline(flat, []).against[0]
+    assert math.isnan(lead.average.low)
+    assert lead.told == "0.00 points ahead (all seeds alike: no interval)"
+    assert not lead.clear

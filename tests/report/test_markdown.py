@@ -1,0 +1,82 @@
+"""The report as text: the same numbers, and no word of a user that acts as markup."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from biphase.report.content import collect
+from biphase.report.markdown import markdown
+from biphase.study.leaves import trainings
+
+
+@pytest.fixture
+def content(ledger):
+    return collect(*ledger)
+
+
+def test_it_begins_with_the_question_and_the_answer(content):
+    lines = markdown(content).splitlines()
+    assert lines[0] == "# Is it so?"
+    assert content.headline.answer.replace("|", r"\|") in lines[2].replace("\\", "")
+    assert "## What is missing" not in markdown(content)
+
+
+def test_every_claim_and_every_part_has_a_row(content):
+    text = markdown(content)
+    for one in content.findings:
+        assert f"| {one.id} |" in text
+    parts = text.split("The tests behind the verdicts")[1].split("</details>")[0]
+    assert parts.count("\n| ") == 1 + sum(len(one.parts) for one in content.findings)
+
+
+def rows(text, title):
+    table = text.split(f"## {title}\n")[1].split("\n\n")[1]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+
+
+def test_boards_show_means_intervals_and_the_best_in_bold(content):
+    table = rows(markdown(content), "Families")
+    assert table[0] == ["model", "SC", "TC", "QA", "IR"]
+    families = content.boards[0]
+    for line, row in zip(families.lines, table[2:], strict=True):
+        assert row[0] == line.model.name
+        for cell, shown in zip(line.cells, row[1:], strict=True):
+            mean = f"{100 * cell.score.seeds.mean:.2f}"
+            assert shown.split(" ± ")[0] == (f"**{mean}**" if cell.best else mean)
+
+
+def test_what_is_missing_is_said_and_shown(ledger):
+    plan, store = ledger
+    for training in trainings(plan):
+        if training.model == plan.results["mlm"] and training.lr == 2e-5 and training.task.name == "sst2":
+            shutil.rmtree(store.leaves / training.leaves[0].key)
+    text = markdown(collect(plan, store))
+    assert "177 of 180 scores; 3 missing" in text
+    assert "| mlm | sst2 | 3 | 9 |" in text
+    assert next(row for row in rows(text, "Families") if row[0] == "mlm")[1] == "— (6/9)"
+
+
+def test_words_of_a_user_stay_words(ledger):
+    plan, store = ledger
+    asked = "a | b <script>x</script> [link](y) `code` *star*\nnext"
+    text = markdown(collect(replace(plan, question=asked), store))
+    assert text.splitlines()[0] == (r"# a \| b \<script\>x\</script\> \[link\](y) \`code\` \*star\* next")
+
+
+def test_figures_are_linked_where_they_were_drawn(content):
+    drawn, bare = markdown(content), markdown(content, drawn=False)
+    assert content.figures
+    for figure in content.figures:
+        assert f"](figures/{figure.id}.svg)" in drawn
+        assert f"### {figure.title}" in bare
+    assert ".svg)" not in bare
+
+
+def test_provenance_names_data_and_protocol(content):
+    text = markdown(content)
+    for name, key in content.evidence.plan.tasks.items():
+        assert name.replace("_", r"\_") in text
+        assert key in text
+    assert "Learning rates: 2e-5, 5e-5, 2e-4" in text
+    assert content.provenance.study in text

@@ -1,0 +1,328 @@
+"""What pretraining cost and how its losses fell: sums that agree with the plan, curves that agree with the files."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from biphase import CLM, MLM, WSD, Corpus, Hub, Linear, Pretrain, Pretrained, Stage, Study
+from biphase.errors import StoreError
+from biphase.files import Store
+from biphase.report.pretraining import POINTS, SAMPLE, Switch, about_state, cost, curve, pieces, switches
+from biphase.study import ledger as states
+from biphase.study.costs import costs
+from biphase.study.ledger import live_file, note_failure
+from biphase.study.plan import save_plan
+
+
+@pytest.fixture
+def tree(run, invent, tmp_path):
+    """Two runs that share a trunk, and one that goes on from the first: no fine-tuning."""
+    both = run("both", Stage(CLM(), 10), Stage(MLM(0.4), 10))
+    clm = run("clm", Stage(CLM(), 20), keep=(5,))
+    more = run("more", Stage(MLM(0.4), 10), start=clm)
+    return invent(Study("tree", (clm, both, more)), tmp_path / "store")
+
+
+def lines_of(store, key):
+    return [json.loads(line) for line in (store.states / key / "metrics.jsonl").read_text().splitlines()]
+
+
+def relog(plan, store, result, lines):
+    """Publish the state of a result with other lines of metrics."""
+    from synthetic_states import put
+
+    place = store.states / plan.results[result]
+    about = (place / "state.json").read_bytes()
+    shutil.rmtree(place)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    put(place, {"state.json": about, "metrics.jsonl": text.encode()})
+
+
+def logged(steps, objective="clm", loss=float, first=1):
+    """Lines as a run logs them: one for every step."""
+    return [
+        {"step": step, "loss": loss(step), "objective": objective, "tokens": 128 * step, "seconds": step / 10}
+        for step in range(first, first + steps)
+    ]
+
+
+# ---------------------------------------------------------------- pieces and costs
+
+
+def test_pieces_sum_to_what_the_plan_costs(tree):
+    plan, store = tree
+    every, whole = pieces(plan, store), costs(plan)
+    assert [one.key for one in every] == list(plan.states)
+    assert sum(one.tokens for one in every) == whole.tokens
+    assert sum(one.flops for one in every) == pytest.approx(whole.flops, rel=1e-12)
+    assert [(one.title, one.results, one.decaying) for one in every] == [
+        ("clm 0 → 5", ("clm-5",), False),
+        ("clm 5 → 10", (), False),
+        ("clm 10 → 16", (), False),
+        ("clm 16 → 20", ("clm",), True),
+        ("mlm 40% 20 → 26", (), False),
+        ("mlm 40% 26 → 30", ("more",), True),
+        ("mlm 40% 10 → 16", (), False),
+        ("mlm 40% 16 → 20", ("both",), True),
+    ]
+    assert {(one.standing, one.device, one.devices) for one in every} == {("done", "synthetic", 192)}
+    parents = {one.key: one.parent for one in every}
+    assert parents == {key: state.parent for key, state in plan.states.items()}
+
+
+def test_a_result_costs_its_whole_way_and_shared_ways_count_for_each(tree):
+    plan, store = tree
+    every = {one.key: one for one in pieces(plan, store)}
+    for result, key in plan.results.items():
+        way = [state.key for state in plan.path(key)]
+        whole, told = costs(plan, way), cost(plan, store, result)
+        assert told.tokens == whole.tokens == sum(every[one].tokens for one in way)
+        assert told.flops == pytest.approx(whole.flops, rel=1e-12)
+        progress = json.loads((store.states / key / "state.json").read_text())["progress"]
+        assert told.seconds == progress["seconds"] == pytest.approx(sum(every[one].seconds for one in way))
+        assert told.device == "synthetic"
+    assert cost(plan, store, "more").tokens == 30 * 128
+
+
+def test_what_is_not_computed_has_no_seconds_and_what_was_removed_hides_its_childs(tree):
+    plan, store = tree
+    trunk, early = plan.path(plan.results["clm"])[1], plan.results["clm-5"]
+    store.discard(store.states / plan.results["more"])
+    store.discard(store.states / trunk.key)
+    note_failure(plan, store, trunk.key, RuntimeError("no luck"))
+    every = {one.key: one for one in pieces(plan, store)}
+    assert (every[trunk.key].standing, every[trunk.key].seconds) == ("failed", None)
+    assert every[plan.results["more"]].standing == "ready"
+    assert every[plan.results["more"]].flops
+    assert every[early].seconds > 0
+    children = [one for one in every.values() if one.parent == trunk.key]
+    assert len(children) == 2
+    assert all(one.standing == "done" and one.seconds is None for one in children)
+    assert cost(plan, store, "more").seconds is None
+    assert cost(plan, store, "both").seconds > 0, "a state knows its whole way"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"progress": {"seconds": 1e9}}'])
+def test_a_state_that_cannot_be_trusted_costs_nothing_that_is_told(tree, content):
+    plan, store = tree
+    key = plan.results["clm"]
+    whole = {one.key: one for one in pieces(plan, store)}
+    (store.states / key / "state.json").write_bytes(content)
+    every = {one.key: one for one in pieces(plan, store)}
+    assert (every[key].standing, every[key].seconds, every[key].device) == ("failed", None, "")
+    child = next(one for one in every.values() if one.parent == key)
+    assert child.seconds is None
+    others = [one for one in every if one not in (key, child.key)]
+    assert all(every[one] == whole[one] for one in others)
+    told = cost(plan, store, "clm")
+    assert (told.seconds, told.device) == (None, "")
+    assert told.flops == pytest.approx(sum(whole[state.key].flops for state in plan.path(key)))
+    with pytest.raises(StoreError, match=r"state\.json"):
+        about_state(plan, store, "clm")
+
+
+def test_the_status_of_a_study_survives_a_state_that_cannot_be_read(tree):
+    plan, store = tree
+    key = plan.results["clm"]
+    for content, why in ((b"{", "cannot be read"), (b"[]", "is no state")):
+        (store.states / key / "state.json").write_bytes(content)
+        entry = states.survey(plan, store)[key]
+        assert entry.standing == "failed"
+        assert why in entry.error
+        assert "\n" not in entry.error
+
+
+def test_a_start_costs_nothing_and_has_no_curve(planned, tmp_path):
+    plan, store = planned(Pretrain("as-is", Hub("./model"))), Store(tmp_path)
+    told = cost(plan, store, "as-is")
+    assert (told.tokens, told.flops, told.seconds, told.device) == (0, 0, None, "")
+    assert about_state(plan, store, "as-is") == {}
+    found = curve(plan, store, "as-is")
+    assert (found.steps, found.heldout, found.switches, found.complete) == ([], {}, (), False)
+    assert pieces(plan, store) == []
+
+
+def test_flops_of_a_shape_that_only_a_download_would_tell_are_not_known(planned, run, tmp_path):
+    corpus = Corpus("c", "./text", Pretrained("./tokens"))
+    start = Hub("someone/model", revision="a" * 40)
+    plan = planned(run("x", Stage(MLM(0.4), 20), start=start, corpus=corpus))
+    assert [one.flops for one in pieces(plan, Store(tmp_path))] == [None, None]
+    assert cost(plan, Store(tmp_path), "x").flops is None
+    assert cost(plan, Store(tmp_path), "x").tokens == 20 * 128
+
+
+# ---------------------------------------------------------------- switches
+
+
+def test_switches_are_told_where_they_are(planned, run):
+    clm = run("clm", Stage(CLM(), 20))
+    both = run("both", Stage(CLM(), 10), Stage(MLM(0.4), 10), keep=(5, 18))
+    more = run("more", Stage(MLM(0.4), 10), start=clm)
+    late = run("late", Stage(CLM(), 18), Stage(MLM(0.4), 2))
+    plan = planned(clm, both, more, late)
+    assert switches(plan, "clm") == (Switch(16, "decay"),)
+    assert switches(plan, "both") == (Switch(10, "mlm 40%"), Switch(16, "decay"))
+    assert switches(plan, "both-5") == ()
+    assert switches(plan, "both-18") == (Switch(10, "mlm 40%"), Switch(16, "decay"))
+    assert switches(plan, "more") == (Switch(16, "decay"), Switch(20, "mlm 40%"), Switch(26, "decay"))
+    assert switches(plan, "late") == (Switch(16, "decay"), Switch(18, "mlm 40%"))
+
+
+# ---------------------------------------------------------------- curves
+
+
+def test_a_short_curve_is_every_line_of_the_way(tree):
+    plan, store = tree
+    lines = lines_of(store, plan.results["more"])
+    found = curve(plan, store, "more")
+    trained = [line for line in lines if "loss" in line]
+    assert found.steps == [line["step"] for line in trained] == list(range(1, 31))
+    assert found.losses == [line["loss"] for line in trained]
+    assert found.tokens == [line["tokens"] for line in trained]
+    assert found.objectives == ["clm"] * 20 + ["mlm 40%"] * 10
+    measured = [line for line in lines if "heldout" in line]
+    assert len(measured) > 4
+    assert found.heldout == {
+        name: [(line["step"], line["heldout"][name]) for line in measured] for name in ("clm", "mlm40")
+    }
+    assert found.complete
+    assert found.switches == switches(plan, "more")
+
+
+@pytest.mark.parametrize("steps", [1, POINTS - 1, POINTS, POINTS + 1, 2 * POINTS, 5 * POINTS + 17, 42_000])
+def test_a_long_curve_is_thinned_to_means(tree, steps):
+    plan, store = tree
+    relog(plan, store, "clm", logged(steps))
+    found = curve(plan, store, "clm")
+    width = -(-steps // POINTS)
+    assert len(found.steps) == -(-steps // width) <= POINTS
+    assert found.steps[-1] == steps
+    assert found.tokens == [128 * step for step in found.steps]
+    firsts = [0, *found.steps[:-1]]
+    middles = [(first + 1 + last) / 2 for first, last in zip(firsts, found.steps, strict=True)]
+    near = 0 if width <= SAMPLE else 0.5  # of a wide group some lines are taken, and steps are whole
+    assert found.losses == pytest.approx(middles, abs=near + 1e-9)
+
+
+def test_a_mean_takes_lines_from_all_over_its_group(tree):
+    plan, store = tree
+    width = 105
+    noisy = logged(POINTS * width, loss=lambda step: 100.0 if (step - 1) % width < width // 2 else 0.0)
+    relog(plan, store, "clm", noisy)
+    assert all(35 < loss < 65 for loss in curve(plan, store, "clm").losses)
+
+
+@pytest.mark.parametrize("length", [3, 50, 700])
+def test_no_point_mixes_two_objectives(tree, length):
+    plan, store = tree
+    lines = []
+    for first in range(1, 3_000, length):
+        word, loss = (("clm", 1.0), ("mlm 40%", 2.0))[first // length % 2]
+        lines += logged(length, word, lambda step, loss=loss: loss, first)
+    relog(plan, store, "both", lines)
+    found = curve(plan, store, "both")
+    assert {(word, loss) for word, loss in zip(found.objectives, found.losses, strict=True)} == {
+        ("clm", 1.0),
+        ("mlm 40%", 2.0),
+    }
+    assert found.steps == sorted(set(found.steps))
+    assert found.steps[-1] == lines[-1]["step"]
+
+
+def test_skipped_steps_have_no_loss_and_the_curve_is_complete_without_them(tree):
+    plan, store = tree
+    lines = logged(20)
+    lines[4]["loss"] = lines[19]["loss"] = None
+    relog(plan, store, "clm", lines)
+    found = curve(plan, store, "clm")
+    assert found.steps == [step for step in range(1, 20) if step != 5]
+    assert found.complete
+    relog(plan, store, "clm", [line | {"loss": None} for line in logged(20)])
+    assert curve(plan, store, "clm").losses == []
+
+
+def test_half_a_way_is_half_a_curve(tree):
+    plan, store = tree
+    store.discard(store.states / plan.results["both"])
+    found = curve(plan, store, "both")
+    assert found.steps == list(range(1, 17))
+    assert not found.complete
+    for state in plan.path(plan.results["both"]):
+        store.discard(store.states / state.key)
+    assert curve(plan, store, "both").steps == []
+
+
+@pytest.mark.parametrize("damage", [b"", b'{"step": 1', None])
+def test_a_damaged_curve_is_told_up_to_the_last_whole_state(tree, damage):
+    plan, store = tree
+    path = store.states / plan.results["both"] / "metrics.jsonl"
+    if damage is None:
+        path.write_bytes(path.read_bytes().replace(b"2", b"3"))
+    else:
+        path.write_bytes(damage)
+    found = curve(plan, store, "both")
+    assert found.steps == list(range(1, 17))
+    assert found.losses == curve(plan, store, "both").losses
+    assert not found.complete
+    path.unlink()
+    assert curve(plan, store, "both").steps == list(range(1, 17))
+
+
+# ---------------------------------------------------------------- what is computed now
+
+
+@pytest.fixture
+def running(tree):
+    """The last piece of `both` is being computed: its worker has told of two steps, and is telling of a third."""
+    plan, store = tree
+    save_plan(plan, store)
+    store.discard(store.states / plan.results["both"])
+    before = lines_of(store, plan.path(plan.results["both"])[-2].key)
+    told = [*before, *logged(2, "mlm 40%", lambda step: 0.5, 17)]
+    path = live_file(plan, store, plan.results["both"])
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in told) + '{"step": 19, "lo')
+    return plan, store, path
+
+
+def test_whoever_watches_sees_the_lines_of_now(running):
+    plan, store, _ = running
+    assert curve(plan, store, "both").steps == list(range(1, 17))
+    found = curve(plan, store, "both", live=True)
+    assert found.steps == list(range(1, 19))
+    assert found.losses[-2:] == [0.5, 0.5]
+    assert found.objectives[-1] == "mlm 40%"
+    assert not found.complete
+    assert found.heldout == curve(plan, store, "both").heldout
+
+
+def test_what_was_published_since_counts_more_than_what_was_told(running):
+    plan, store, path = running
+    path.write_text(json.dumps(logged(1)[0]) + "\n")
+    assert curve(plan, store, "both", live=True) == curve(plan, store, "both")
+    path.unlink()
+    assert curve(plan, store, "both", live=True) == curve(plan, store, "both")
+    path.mkdir()
+    assert curve(plan, store, "both", live=True) == curve(plan, store, "both")
+
+
+def test_a_first_piece_is_watched_from_its_first_line(running, planned):
+    plan, store, _ = running
+    first = plan.path(plan.results["clm"])[0]
+    for state in plan.path(plan.results["clm"]):
+        store.discard(store.states / state.key)
+    assert curve(plan, store, "clm", live=True).steps == []
+    live_file(plan, store, first.key).write_text(json.dumps(logged(1)[0]) + "\n{")
+    assert curve(plan, store, "clm", live=True).steps == [1]
+
+
+def test_a_moving_ratio_and_its_curve(run, invent, tmp_path):
+    falls = run("falls", Stage(MLM(Linear(0.4, 0.2, 10)), 20), schedule=WSD(1e-3, warmup=2, decay=0))
+    plan, store = invent(Study("s", (replace(falls, heldout_every=100),)), tmp_path)
+    found = curve(plan, store, "falls")
+    assert set(found.objectives) == {"mlm 40→20%"}
+    assert found.switches == ()
+    assert found.complete
+    assert costs(plan).flops == pytest.approx(sum(one.flops for one in pieces(plan, store)))

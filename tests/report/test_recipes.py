@@ -1,0 +1,381 @@
+"""What a result is, from its spec: the paper's fifty against their names, and everything the paper does not have."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from biphase import (
+    BPE,
+    CLM,
+    MLM,
+    MNTP,
+    SIZES,
+    WSD,
+    AdamW,
+    Corpus,
+    Cosine,
+    Hub,
+    Linear,
+    Pretrain,
+    Pretrained,
+    Rows,
+    Stage,
+)
+from biphase.files import Store
+from biphase.report.recipes import models, recipe_of
+from biphase.study.identities import identities
+from biphase.study.load import load
+from biphase.study.plan import make_plan
+
+BATCH = 2_359_296
+NAME = re.compile(
+    r"(?P<size>\w+?)-(?P<first>clm|mlm\d\d)-(?:(?P<dec>dec)?(?P<until>\d+)k-(?P<second>mlm\d\d)-)?(?P<total>\d+)k(?:-(?P<kept>\d+))?"
+)
+
+
+@pytest.fixture(scope="module")
+def paper(tmp_path_factory):
+    study = load(Path(__file__).parents[2] / "studies" / "paper.py").study
+    return make_plan(study, identities(Store(tmp_path_factory.mktemp("none"))))
+
+
+@pytest.fixture
+def of(planned):
+    """The recipe of the last result of some runs."""
+
+    def recipe(*runs):
+        plan = planned(*runs)
+        return recipe_of(plan, list(plan.results)[-1])
+
+    return recipe
+
+
+# ---------------------------------------------------------------- the paper's fifty, as their names say
+
+
+def test_every_model_of_the_paper_is_what_its_name_says(paper):
+    known = models(paper)
+    assert list(known) == list(paper.results)
+    assert len(known) == 50
+    for name, model in known.items():
+        said = NAME.fullmatch(name)
+        assert said, name
+        recipe = model.recipe
+        total, kept = int(said["total"]) * 1000, int(said["kept"] or 0)
+        last = said["second"] or said["first"]
+        assert recipe.size == said["size"]
+        assert recipe.of == total
+        assert recipe.steps == (kept or total)
+        assert recipe.decayed == (not kept)
+        assert recipe.tokens == recipe.steps * BATCH
+        assert recipe.ratio == (int(last[3:]) / 100 if last.startswith("mlm") else None)
+        if said["dec"]:
+            assert recipe.kind == "mlm"
+            assert recipe.base == known[f"610m-{said['first']}-42k"].recipe
+            assert (recipe.continued, recipe.causal_share) == (total - 42_000, 0.0)
+        else:
+            two = said["second"] is not None
+            assert recipe.kind == ("clm-mlm" if two else said["first"][:3])
+            assert (recipe.base, recipe.continued) == (None, 0)
+            causal = int(said["until"]) * 1000 if two else recipe.steps * (said["first"] == "clm")
+            assert recipe.causal_share == causal / recipe.steps
+
+
+def test_the_papers_models_differ_in_nothing_but_size_objectives_and_steps(paper):
+    known = models(paper)
+    assert len({model.recipe.setting for model in known.values()}) == 1
+    assert {model.seeds for model in known.values()} == {(42,)}
+    assert all(model.results == (model.name,) == (name,) for name, model in known.items())
+    parameters = {model.recipe.size: model.recipe.parameters for model in known.values()}
+    assert parameters == {"210m": 310_266_624, "610m": 755_625_600, "1b": 1_409_482_944}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("610m-clm-10k-mlm40-42k", "610m · clm 10,000 → mlm 40% 32,000"),
+        ("610m-clm-42k-5000", "610m · clm 5,000 (on the way to 42,000, not decayed)"),
+        ("610m-clm-dec42k-mlm40-64k", "610m · mlm 40% 22,000, continued after clm 42,000"),
+        ("1b-mlm20-42k", "1b · mlm 20% 42,000"),
+    ],
+)
+def test_a_recipe_says_itself_in_words(paper, name, words):
+    assert recipe_of(paper, name).words() == words
+
+
+# ---------------------------------------------------------------- objectives the paper does not have
+
+
+@pytest.mark.parametrize(
+    ("stages", "kind", "share", "ratio"),
+    [
+        ((Stage(MLM(0.3), 8), Stage(CLM(), 12)), "other", 0.6, 0.3),
+        ((Stage(CLM(), 5), Stage(MLM(0.4), 10), Stage(CLM(), 5)), "other", 0.5, 0.4),
+        ((Stage(MLM(0.4), 10), Stage(MLM(0.2), 10)), "other", 0.0, 0.2),
+        ((Stage(MLM(0.4), 10), Stage(MLM(0.4), 10)), "mlm", 0.0, 0.4),
+        ((Stage(CLM(), 6), Stage(CLM(), 4), Stage(MLM(0.4), 10)), "clm-mlm", 0.5, 0.4),
+        ((Stage(MLM(Linear(0.4, 0.2, 20)), 20),), "mlm", 0.0, None),
+        ((Stage(CLM(), 10), Stage(MLM(Cosine(0.4, 0.2, 5)), 10)), "clm-mlm", 0.5, None),
+        ((Stage(MNTP(0.4), 20),), "other", 0.0, None),
+        ((Stage(CLM(), 10), Stage(MNTP(0.4), 10)), "other", 0.5, None),
+    ],
+)
+def test_what_was_asked_in_which_order(of, run, stages, kind, share, ratio):
+    recipe = of(run("x", *stages))
+    assert (recipe.kind, recipe.causal_share, recipe.ratio) == (kind, share, ratio)
+    assert recipe.steps == recipe.of == 20
+
+
+def test_a_moving_ratio_that_begins_again_is_two_spans(of, run):
+    falls = MLM(Linear(0.4, 0.2, 10))
+    recipe = of(run("x", Stage(falls, 10), Stage(falls, 10)))
+    assert [(one.first, one.until) for one in recipe.spans] == [(0, 10), (10, 20)]
+    assert recipe.kind == "other"
+
+
+def test_a_checkpoint_before_the_switch_knows_only_what_it_has_seen(planned, run):
+    plan = planned(run("x", Stage(CLM(), 10), Stage(MLM(0.4), 10), keep=(5, 15)))
+    early, late = recipe_of(plan, "x-5"), recipe_of(plan, "x-15")
+    assert (early.kind, early.steps, early.of, early.decayed) == ("clm", 5, 20, False)
+    assert (late.kind, late.steps, late.causal_share) == ("clm-mlm", 15, 10 / 15)
+    assert [one.steps for one in late.spans] == [10, 5]
+
+
+# ---------------------------------------------------------------- starts
+
+
+def test_a_published_model_as_it_is(of):
+    recipe = of(Pretrain("as-is", Hub("someone/Some-Model", revision="a" * 40)))
+    assert (recipe.kind, recipe.spans, recipe.steps, recipe.tokens) == ("start", (), 0, 0)
+    assert (recipe.size, recipe.parameters, recipe.causal_share, recipe.ratio) == (
+        "Some-Model",
+        None,
+        0.0,
+        None,
+    )
+    assert recipe.words() == "Some-Model · as it is"
+
+
+def test_a_published_model_that_is_gone_on_with(of, run):
+    corpus = Corpus("c", "./text", Pretrained("./tokens"))
+    recipe = of(run("x", Stage(MLM(0.4), 20), start=Hub("./models/mine/"), corpus=corpus))
+    assert (recipe.size, recipe.kind, recipe.base, recipe.continued) == ("mine", "mlm", None, 0)
+
+
+def test_an_untrained_size_is_a_start_whatever_else_starts_there(planned, run):
+    flat = WSD(1e-3, warmup=0, decay=4)
+    plan = planned(run("trained", Stage(CLM(), 20), schedule=flat), run("untrained", schedule=flat))
+    assert plan.results["untrained"] in plan.roots
+    assert plan.roots[plan.results["untrained"]].run.name == "trained", "the case at hand"
+    recipe = recipe_of(plan, "untrained")
+    assert (recipe.kind, recipe.steps, recipe.of, recipe.decayed) == ("start", 0, 0, True)
+
+
+def test_published_models_of_one_last_name_are_not_one_model(planned):
+    one = Pretrain("one", Hub("a/model", revision="a" * 40))
+    runs = one, replace(one, name="two", start=Hub("b/model", revision="a" * 40))
+    runs += (replace(one, name="three", start=Hub("a/model", revision="b" * 40)),)
+    known = models(planned(*runs))
+    assert list(known) == ["one", "two", "three"]
+    assert len({model.recipe.setting for model in known.values()}) == 3
+
+
+def test_parameters_that_nobody_can_know_are_not_guessed(of, run):
+    corpus = Corpus("c", "./text", Pretrained("./tokens"))
+    assert of(run("x", Stage(CLM(), 20), corpus=corpus)).parameters is None
+    told = replace(corpus, tokenizer=Pretrained("./tokens", vocab=1000))
+    assert (
+        of(run("x", Stage(CLM(), 20), corpus=told)).parameters
+        == SIZES["1m"].block_parameters + 2 * 1000 * 128
+    )
+
+
+# ---------------------------------------------------------------- going on
+
+
+def test_what_goes_on_from_a_decayed_end_has_a_base_and_is_judged_by_what_came_since(of, run):
+    base = run("base", Stage(CLM(), 20))
+    recipe = of(run("more", Stage(MLM(0.4), 10), start=base))
+    assert recipe.base == of(base)
+    assert (recipe.kind, recipe.continued, recipe.steps, recipe.of) == ("mlm", 10, 30, 30)
+    assert [(one.label, one.first, one.until) for one in recipe.own] == [("mlm 40%", 20, 30)]
+    assert recipe.tokens == 30 * 128
+    again = of(run("again", Stage(MLM(0.4), 6), start=run("more", Stage(MLM(0.4), 10), start=base)))
+    assert again.base == recipe
+    assert (again.kind, again.continued, again.steps) == ("mlm", 6, 36)
+    assert [(one.first, one.until) for one in again.spans] == [(0, 20), (20, 36)]
+
+
+def test_what_goes_on_from_an_end_that_never_decayed_went_on_all_the_time(of, run):
+    trunk = run("trunk", Stage(CLM(), 10), schedule=WSD(1e-3, warmup=2, decay=0))
+    assert of(trunk).words() == "1m · clm 10 (not decayed)"
+    recipe = of(run("more", Stage(MLM(0.4), 30), start=trunk, schedule=WSD(1e-3, decay=4)))
+    assert (recipe.base, recipe.kind, recipe.causal_share) == (None, "clm-mlm", 0.25)
+    assert (recipe.continued, recipe.of, recipe.decayed) == (0, 40, True)
+    decayed = run("decayed", Stage(CLM(), 10))
+    trunk = run("trunk", Stage(MLM(0.4), 10), start=decayed, schedule=WSD(1e-3, decay=0))
+    recipe = of(run("more", Stage(MLM(0.2), 10), start=trunk, schedule=WSD(1e-3, decay=4)))
+    assert recipe.base == of(decayed), "the last decay on the way is the base"
+    assert recipe.continued == 20
+
+
+def test_more_of_the_same_is_told_from_the_base_on(of, run):
+    base = run("base", Stage(MLM(0.4), 20))
+    recipe = of(run("more", Stage(MLM(0.4), 10), start=base))
+    assert [(one.first, one.until) for one in recipe.spans] == [(0, 30)]
+    assert [(one.first, one.until) for one in recipe.own] == [(20, 30)]
+    assert recipe.words() == "1m · mlm 40% 10, continued after mlm 40% 20"
+
+
+def test_the_same_steps_with_a_decay_between_them_are_another_recipe_and_no_draw(planned, run):
+    mlm = MLM(0.4)
+    whole = run("whole", Stage(mlm, 30), seed=1)
+    parts = run("parts", Stage(mlm, 10), start=run("base", Stage(mlm, 20), seed=2))
+    other = run("other", Stage(mlm, 15), start=run("early", Stage(mlm, 15), seed=3))
+    known = models(planned(whole, parts, other))
+    assert list(known) == ["whole", "parts", "other"]
+    assert len({model.recipe.spans for model in known.values()}) == 1, "the case at hand"
+
+
+def test_a_checkpoint_on_a_longer_way_is_no_draw_of_one_on_a_shorter(planned, run):
+    short = run("short", Stage(CLM(), 20), seed=1, keep=(10,))
+    long = run("long", Stage(CLM(), 40), seed=2, keep=(10,))
+    assert list(models(planned(short, long))) == ["short-10", "short", "long-10", "long"]
+
+
+# ---------------------------------------------------------------- one state, several names
+
+
+def test_two_names_of_one_state_are_one_model(planned, run):
+    known = models(
+        planned(run("one", Stage(CLM(), 20)), run("same", Stage(CLM(), 20)), run("mlm", Stage(MLM(0.4), 20)))
+    )
+    assert {name: model.results for name, model in known.items()} == {"one": ("one",), "mlm": ("mlm",)}
+
+
+def test_a_checkpoint_that_several_runs_pass_through_speaks_for_the_longest(planned, run):
+    short, long = run("short", Stage(CLM(), 12), keep=(5,)), run("long", Stage(CLM(), 40), keep=(5, 10))
+    for runs in ((short, long), (long, short)):
+        plan = planned(*runs)
+        assert plan.results["short-5"] == plan.results["long-5"], "the case at hand"
+        known = models(plan)
+        first = f"{runs[0].name}-5"
+        assert list(known) == [name for name in plan.results if name not in {"short-5", "long-5"} - {first}]
+        assert (known[first].recipe.of, known[first].recipe.steps) == (40, 5)
+
+
+def test_a_checkpoint_belongs_to_the_run_that_keeps_it_whoever_else_passes_there(planned, run):
+    passing = run("passing", Stage(CLM(), 6), Stage(MLM(0.4), 6))
+    plan = planned(passing, run("keeping", Stage(CLM(), 40), keep=(6,)))
+    assert plan.states[plan.results["keeping-6"]].run.name == "passing", "the case at hand"
+    assert recipe_of(plan, "keeping-6").of == 40
+    assert models(plan)["keeping-6"].recipe.of == 40
+
+
+# ---------------------------------------------------------------- several seeds
+
+
+def test_results_that_differ_only_in_the_seed_are_draws_of_one_model(planned, run):
+    runs = [run(f"{word}-{seed}", Stage(one, 20), seed=seed, keep=(10,)) for seed in (7, 3) for word, one in (("clm", CLM()), ("mlm", MLM(0.4)))]  # fmt: skip
+    known = models(planned(*runs))
+    assert {name: (model.results, model.seeds) for name, model in known.items()} == {
+        "clm-3-10": (("clm-3-10", "clm-7-10"), (3, 7)),
+        "clm-3": (("clm-3", "clm-7"), (3, 7)),
+        "mlm-3-10": (("mlm-3-10", "mlm-7-10"), (3, 7)),
+        "mlm-3": (("mlm-3", "mlm-7"), (3, 7)),
+    }
+    assert all(model.recipe.seed == 3 for model in known.values())
+
+
+def test_draws_go_on_as_draws(planned, run):
+    runs = [
+        run(f"more-{seed}", Stage(MLM(0.4), 10), start=run(f"base-{seed}", Stage(CLM(), 20), seed=seed))
+        for seed in (1, 2)
+    ]
+    (model,) = models(planned(*runs)).values()
+    assert (model.results, model.seeds) == (("more-1", "more-2"), (1, 2))
+
+
+def test_two_ways_on_from_one_base_are_no_two_draws(planned, run):
+    base = run("base", Stage(CLM(), 20), seed=1)
+    ways = [run(f"way-{seed}", Stage(MLM(0.4), 10), start=base, seed=seed, data="restart") for seed in (1, 2)]
+    assert [model.results for model in models(planned(*ways)).values()] == [("way-1",), ("way-2",)]
+
+
+# ---------------------------------------------------------------- what else may differ
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"schedule": WSD(2e-3, warmup=2, decay=4)},
+        {"schedule": WSD(1e-3, warmup=3, decay=4)},
+        {"schedule": WSD(1e-3, warmup=2, decay=5)},
+        {"optimizer": AdamW(eps=1e-8)},
+        {"batch_tokens": 256},
+        {"packing": Rows(64, document_mask=True)},
+        {"precision": "bf16"},
+        {"corpus": Corpus("other", "./text", BPE(2048))},
+        {"start": replace(SIZES["1m"], rope_base=5e4)},
+        {"start": replace(SIZES["1m"], tied=True)},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_anything_else_that_differs_is_another_setting_and_no_draw(planned, run, fields):
+    plan = planned(run("one", Stage(CLM(), 20), seed=1), run("two", Stage(CLM(), 20), seed=2, **fields))
+    known = models(plan)
+    assert list(known) == ["one", "two"]
+    assert known["one"].recipe.setting != known["two"].recipe.setting
+
+
+def test_another_shape_under_the_same_name_is_no_draw(planned, run):
+    slim = replace(SIZES["1m"], heads=4, kv_heads=4)
+    known = models(planned(run("one", Stage(CLM(), 20)), run("two", Stage(CLM(), 20), start=slim, seed=2)))
+    assert list(known) == ["one", "two"]
+    assert known["one"].recipe.parameters == known["two"].recipe.parameters, "the case at hand"
+
+
+def test_size_objective_steps_and_seed_are_no_setting(planned, run):
+    runs = (
+        run("one", Stage(CLM(), 20)),
+        run(
+            "large", Stage(CLM(), 20), start=SIZES["60m"]
+        ),  # which is habitually trained in another precision
+        run("long", Stage(MLM(0.4), 40)),
+        run("seed", Stage(CLM(), 20), seed=2),
+        run("more", Stage(MLM(0.4), 10), start=run("one", Stage(CLM(), 20))),
+    )
+    assert len({model.recipe.setting for model in models(planned(*runs)).values()}) == 1
+
+
+@pytest.mark.parametrize(
+    "fields", [{"moments": "reset"}, {"data": "restart"}, {"schedule": WSD(1e-3, warmup=1, decay=4)}]
+)
+def test_how_a_run_goes_on_is_a_setting(planned, run, fields):
+    base = run("base", Stage(CLM(), 20))
+    plan = planned(
+        base,
+        run("on", Stage(MLM(0.4), 10), start=base),
+        run("odd", Stage(MLM(0.4), 10), start=base, **fields),
+    )
+    settings = {name: model.recipe.setting for name, model in models(plan).items()}
+    assert settings["base"] == settings["on"] != settings["odd"]
+
+
+def test_a_schedule_in_shares_is_one_setting_at_every_length(planned, run):
+    shares = WSD(1e-3, warmup=0.1, decay=0.2)
+    budgets = [run(f"b{steps}", Stage(CLM(), steps), schedule=shares) for steps in (100, 200, 400)]
+    assert len({model.recipe.setting for model in models(planned(*budgets)).values()}) == 1
+    odd = run("odd", Stage(CLM(), 400), schedule=WSD(1e-3, warmup=0.1, decay=0.4))
+    settings = {name: model.recipe.setting for name, model in models(planned(*budgets, odd)).items()}
+    assert settings["b100"] == settings["b400"] != settings["odd"]
+
+
+def test_a_trunk_written_as_two_runs_is_not_taken_for_the_same_written_as_one(planned, run):
+    trunk = run("trunk", Stage(CLM(), 10), schedule=WSD(1e-3, warmup=2, decay=0))
+    parts = run("parts", Stage(MLM(0.4), 10), start=trunk, schedule=WSD(1e-3, decay=4))
+    known = models(planned(run("whole", Stage(CLM(), 10), Stage(MLM(0.4), 10)), parts))
+    assert list(known) == ["whole", "parts"]
+    assert known["whole"].recipe.kind == known["parts"].recipe.kind == "clm-mlm"

@@ -1,0 +1,119 @@
+"""Invented ledgers: written as real ones are, the same for the same seed, and never among measured scores."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from biphase import CATALOG, CLM, Finetune, Stage, Study
+from biphase.files import MANIFEST, verify
+from biphase.report.evidence import gather
+from biphase.study.leaves import LEAF
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_ledger_tells_the_truth_it_was_made_of(ledger):
+    evidence = gather(*ledger)
+    for name, mean in {"clm-10": 70.0, "clm": 80.0, "mlm": 82.0, "both": 85.0}.items():
+        for family, tasks in evidence.families.items():
+            told = 100 * evidence.on(evidence.models[name], tasks)
+            assert told.mean() == pytest.approx(mean, abs=1.0 if family == "SC" else 0.5), (name, family)
+
+
+def test_an_invented_ledger_is_written_as_a_real_one(tiny_run, store, invent, tmp_path):
+    import torch
+
+    from biphase.study.identities import identities
+    from biphase.study.plan import make_plan, save_plan
+    from biphase.study.worker import Worker
+    from biphase.training.devices import Ranks
+    from biphase.training.pretrain import Manner
+
+    task = replace(CATALOG["wikiann-mini"], steps=2, batch=4)
+    task = replace(task, splits=replace(task.splits, rows=(8, 4, 4)))
+    spec = Finetune((task,), lrs=(1e-3,), seeds=(0,), protocol="standard", precision="fp32")
+    study = Study("real", (tiny_run("clm", Stage(CLM(), 8)),), spec)
+    plan = make_plan(study, identities(store))
+    save_plan(plan, store)
+    alone = Ranks(0, 1, torch.device("cpu"))
+    manner = Manner(quiet=True, loaders=0)
+    Worker(
+        plan, store, identities(store), alone, manner, wanted=set(plan.states), say=lambda text: None
+    ).work()
+
+    _, made = invent(study, tmp_path / "made")
+    real = json.loads(next(store.leaves.glob(f"*/{LEAF}")).read_text())
+    mine = json.loads(next(made.leaves.glob(f"*/{LEAF}")).read_text())
+    assert shape_of(mine, but=("losses",)) == shape_of(real, but=("losses",))
+    states = [json.loads(next(one.states.glob("*/state.json")).read_text()) for one in (made, store)]
+    assert shape_of(states[0]) == shape_of(states[1])
+    files = [json.loads(next(one.leaves.glob(f"*/{MANIFEST}")).read_text()) for one in (made, store)]
+    assert shape_of(files[0]) == shape_of(files[1])
+    for folder in (*made.leaves.iterdir(), *made.states.iterdir()):
+        verify(folder)
+    real_lines, my_lines = (
+        [json.loads(line) for line in next(one.states.glob("*/metrics.jsonl")).read_text().splitlines()]
+        for one in (store, made)
+    )
+    assert {tuple(line) for line in my_lines} == {tuple(line) for line in real_lines}
+    assert gather(plan, store).count == (1, 1)
+
+
+def shape_of(value, but=()):
+    """The names in a JSON value, in order, without what stands under them."""
+    if isinstance(value, dict):
+        return {name: shape_of(one, but) for name, one in value.items() if name not in but}
+    return None
+
+
+def test_the_same_seed_invents_the_same_bytes_and_another_seed_others(run, grid, invent, tmp_path):
+    study = Study("s", (run("clm", Stage(CLM(), 20)),), grid("sst2", "nq", "msmarco"))
+
+    def content(folder, seed):
+        invent(study, tmp_path / folder, seed=seed)
+        root = tmp_path / folder
+        return {
+            path.relative_to(root): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()
+        }
+
+    one = content("one", 0)
+    assert one == content("two", 0)
+    other = content("three", 1)
+    assert list(one) == list(other)
+    assert sum(one[path] != other[path] for path in one if path.name == LEAF) == 27
+
+
+def test_invented_scores_never_join_a_store_that_holds_anything(tmp_path):
+    (tmp_path / "leaves").mkdir()
+    asked = [sys.executable, str(ROOT / "benchmarks" / "synthetic_ledger.py"), str(tmp_path)]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == f"{tmp_path} is not empty; name a new folder\n"
+    assert list(tmp_path.iterdir()) == [tmp_path / "leaves"]
+
+
+@pytest.mark.campaign
+@pytest.mark.alone
+def test_a_ledger_of_the_papers_size_is_read_in_seconds_and_little_memory(tmp_path):
+    script, study = ROOT / "benchmarks" / "synthetic_ledger.py", ROOT / "studies" / "paper.py"
+    subprocess.run([sys.executable, script, tmp_path / "store", "--shrink", "0.01"], check=True)
+    code = f"""
+import re, time
+from pathlib import Path
+from biphase.cli.app import planned
+from biphase.report.evidence import gather
+plan, store, _ = planned(Path({str(study)!r}), Path({str(tmp_path / "store")!r}))
+began = time.perf_counter()
+count, seconds = gather(plan, store).count, time.perf_counter() - began
+most = re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]  # getrusage would count the parent too
+print(*count, seconds, most)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    read, of, seconds, kilobytes = map(float, done.stdout.split())
+    assert (read, of) == (18_000, 18_000)
+    assert seconds < 6
+    assert kilobytes < 300_000

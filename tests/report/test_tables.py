@@ -1,0 +1,177 @@
+"""Tables hold what the ledger holds: every model, every leaf, and a reason for what is not there."""
+
+import csv
+import io
+import shutil
+
+import numpy as np
+import pytest
+
+from biphase.report import tables
+from biphase.report.claims import test_claims as found_in
+from biphase.report.estimates import estimate
+from biphase.report.evidence import gather
+from biphase.report.runs import runs
+from biphase.study import ledger as state_ledger
+from biphase.study.leaves import trainings
+
+
+@pytest.fixture
+def evidence(ledger):
+    return gather(*ledger)
+
+
+def read(table):
+    return list(csv.DictReader(io.StringIO(table.csv())))
+
+
+def test_scores_say_mean_interval_seeds_and_rates(evidence):
+    made = estimate(evidence)
+    rows = read(tables.scores(evidence, made))
+    assert [(row["model"], row["task"]) for row in rows] == [
+        (m, t) for m in evidence.models for t in evidence.tasks
+    ]
+    row = next(one for one in rows if (one["model"], one["task"]) == ("both", "squad"))
+    grid, score = evidence.grids["both", "squad"], made.tasks["both", "squad"]
+    own = 100 * grid.at_chosen(grid.test)
+    assert float(row["mean"]) == pytest.approx(own.mean(), abs=1e-4)
+    assert float(row["low"]) < own.mean() < float(row["high"])
+    assert (row["n"], row["done"], row["of"], row["metric"]) == ("3", "9", "9", "token_f1")
+    assert [float(one) for one in row["rate_of_each_seed"].split()] == [
+        grid.lrs[grid.chosen[s]] for s in grid.seeds
+    ]
+    assert (row["covers"], row["family"]) == (score.seeds.covers, "QA")
+
+
+def test_a_seed_without_all_its_rates_has_no_rate_and_is_not_averaged(ledger):
+    plan, store = ledger
+    one = next(
+        t
+        for t in trainings(plan)
+        if t.model == plan.results["both"] and t.task.name == "sst2" and t.seed == 1
+    )
+    shutil.rmtree(store.leaves / one.leaves[0].key)
+    evidence = gather(plan, store)
+    row = next(
+        r
+        for r in read(tables.scores(evidence, estimate(evidence)))
+        if (r["model"], r["task"]) == ("both", "sst2")
+    )
+    assert (row["n"], row["done"], row["of"]) == ("2", "8", "9")
+    assert row["rate_of_each_seed"].split()[1] == "-"
+
+
+def test_a_model_without_a_complete_seed_has_empty_cells(ledger):
+    plan, store = ledger
+    for training in trainings(plan):
+        if training.model == plan.results["mlm"] and training.lr == 2e-5:
+            for leaf in training.leaves:
+                shutil.rmtree(store.leaves / leaf.key)
+    evidence = gather(plan, store)
+    made = estimate(evidence)
+    row = next(r for r in read(tables.families(evidence, made)) if (r["model"], r["family"]) == ("mlm", "SC"))
+    assert (row["mean"], row["low"], row["covers"], row["n"]) == ("", "", "", "0")
+    assert (row["done"], row["of"]) == ("6", "9")
+    families, _ = tables.boards(evidence, made)
+    line = next(one for one in families.lines if one.model.name == "mlm")
+    assert not any(cell.best or cell.score.known for cell in line.cells)
+
+
+def test_the_best_of_each_column_is_marked_once_and_ties_are_all_marked(evidence):
+    made = estimate(evidence)
+    families, tasks = tables.boards(evidence, made)
+    assert families.columns == ("SC", "TC", "QA", "IR")
+    assert tasks.columns == tuple(evidence.tasks)
+    for board, scores in ((families, made.families), (tasks, made.tasks)):
+        for place, on in enumerate(board.columns):
+            highest = max(scores[name, on].seeds.mean for name in evidence.models)
+            marked = {line.model.name for line in board.lines if line.cells[place].best}
+            assert marked == {name for name in evidence.models if scores[name, on].seeds.mean == highest}
+    twin = {(m, on): made.families["clm", on] for m in evidence.models for on in families.columns}
+    tied, _ = tables.boards(evidence, type(made)(made.tasks, twin))
+    assert all(cell.best for line in tied.lines for cell in line.cells)
+
+
+def test_every_leaf_is_listed_with_its_scores_or_why_it_is_missing(ledger):
+    plan, store = ledger
+    every = list(trainings(plan))
+    gone, failed = every[0], every[-1]
+    shutil.rmtree(store.leaves / gone.leaves[0].key)
+    for leaf in failed.leaves:
+        shutil.rmtree(store.leaves / leaf.key)
+    state_ledger.note_failure(plan, store, failed.key, ValueError("the loss was not finite"))
+    evidence = gather(plan, store)
+    rows = read(tables.leaves(evidence))
+    assert len(rows) == sum(len(one.leaves) for one in every) == len({row["key"] for row in rows})
+    by_key = {row["key"]: row for row in rows}
+    assert by_key[gone.leaves[0].key]["missing"] == "not computed"
+    assert "the loss was not finite" in by_key[failed.leaves[0].key]["missing"]
+    for row in rows:
+        assert bool(row["missing"]) == (row["test"] == "") == (row["seconds"] == "")
+    grid = evidence.grids["both", "squad"]
+    row = by_key[grid.keys[2][1]]
+    assert (row["rate"], row["seed"], row["metric"]) == ("2e-4", "1", grid.metric)
+    assert float(row["test"]) == pytest.approx(100 * grid.test[grid.metric][2, 1], abs=1e-4)
+    assert float(row["validation"]) == pytest.approx(100 * grid.validation[grid.metric][2, 1], abs=1e-4)
+
+
+def test_each_complete_seed_has_one_chosen_rate(evidence):
+    rows = read(tables.leaves(evidence))
+    chosen = [(row["model"], row["task"], row["seed"]) for row in rows if row["chosen"]]
+    assert len(chosen) == len(set(chosen)) == len(evidence.models) * len(evidence.tasks) * len(evidence.seeds)
+    for row in rows:
+        alike = [
+            one
+            for one in rows
+            if [one[k] for k in ("model", "task", "seed")] == [row[k] for k in ("model", "task", "seed")]
+        ]
+        if row["chosen"]:
+            assert float(row["validation"]) == max(float(one["validation"]) for one in alike)
+
+
+def test_claims_have_a_row_for_each_part_and_one_where_there_is_none(evidence):
+    findings = found_in(evidence)
+    rows = read(tables.claims(findings))
+    assert len(rows) == sum(max(1, len(one.parts)) for one in findings)
+    assert [row["claim"] for row in rows][0] == "C1"
+    part = next(one for one in findings if one.id == "C1").parts[0]
+    row = next(one for one in rows if one["claim"] == "C1")
+    assert (row["part"], row["supports"], row["models"]) == (part.title, part.supports, " ".join(part.models))
+    assert float(row["estimate"]) == pytest.approx(part.estimate.mean, abs=1e-4)
+    assert float(row["part_p"]) == pytest.approx(part.estimate.p, rel=1e-4)
+    without = next(one for one in findings if not one.parts)
+    row = next(one for one in rows if one["claim"] == without.id)
+    assert (row["verdict"], row["estimate"], row["p"]) == ("not tested", "", "")
+
+
+def test_runs_tell_what_it_took(evidence):
+    rows = {row["run"]: row for row in read(tables.runs(runs(evidence)))}
+    assert list(rows) == list(evidence.plan.results)
+    row = rows["both"]
+    assert (row["steps"], row["tokens"], row["standing"]) == ("20", str(20 * 128), "done")
+    assert row["recipe"] == "1m · clm 10 → mlm 40% 10"
+    assert float(row["flops"]) > 0
+    assert float(row["heldout_clm"]) > 0
+    assert row["key"] == evidence.plan.results["both"]
+    assert (row["leaves_done"], row["leaves_of"]) == ("45", "45")
+
+
+def test_a_state_that_is_not_there_is_not_invented(ledger):
+    plan, store = ledger
+    shutil.rmtree(store.states / plan.results["mlm"])
+    evidence = gather(plan, store)
+    row = next(one for one in read(tables.runs(runs(evidence))) if one["run"] == "mlm")
+    assert (row["standing"], row["seconds"], row["epochs"], row["device"]) == ("ready", "", "", "")
+
+
+def test_files_quote_what_would_break_a_row():
+    odd = ("a,b", 'say "x"', "two\nlines", "−")
+    made = tables.Table("odd", ("one", "two", "three", "four"), (odd,))
+    assert list(csv.reader(io.StringIO(made.csv())))[1] == list(odd)
+    assert made.csv().startswith("one,two,three,four\n")
+
+
+def test_half_of_an_interval_is_half(evidence):
+    cell = tables.boards(evidence, estimate(evidence))[0].lines[0].cells[2]
+    seeds = cell.score.seeds
+    assert np.isclose(cell.half, seeds.high - seeds.mean)

@@ -1,0 +1,279 @@
+"""The watched page: for this machine alone, three texts and no files, new when the store is."""
+
+import http.client
+import json
+import shutil
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from biphase.errors import SpecError
+from biphase.files import Store
+from biphase.leases import Leases
+from biphase.report.watch import HOST, Pace, Watcher, fingerprint, listen, progress, serve
+from biphase.study import ledger as state_ledger
+from biphase.study.leaves import trainings
+
+
+def watch(plan, store, folder):
+    said = []
+    made = Watcher(lambda: plan, store, folder, say=said.append, stop=threading.Event())
+    made.said = said
+    made.look()
+    return made
+
+
+@pytest.fixture
+def watcher(ledger, tmp_path):
+    return watch(*ledger, tmp_path / "report")
+
+
+@pytest.fixture(scope="module")
+def asked(three, planned, _three_store, tmp_path_factory):
+    """Ask the server of a watcher of the whole ledger."""
+    server = listen(0)
+    server.watcher = watch(planned(three), Store(_three_store), tmp_path_factory.mktemp("watched"))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+
+    def ask(path, method="GET", host=""):
+        connection = http.client.HTTPConnection(HOST, server.server_port, timeout=10)
+        connection.putrequest(method, path, skip_host=True)
+        connection.putheader("Host", host or f"{HOST}:{server.server_port}")
+        connection.endheaders()
+        answer = connection.getresponse()
+        body = answer.read()
+        connection.close()
+        return answer, body
+
+    ask.port, ask.watcher = server.server_port, server.watcher
+    yield ask
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_page_is_served_with_its_progress_and_figures(asked):
+    answer, page = asked("/")
+    assert answer.status == 200
+    assert answer.getheader("Content-Type") == "text/html; charset=utf-8"
+    assert b"<title>three: Is it so?</title>" in page
+    assert b'id="progress"' in page
+    assert b"connect-src 'self'" in page
+    state = json.loads(asked("/state.json")[1])
+    assert state["progress"]["said"] == "all done"
+    assert state["progress"]["meters"]["fine-tunings"] == {"done": 144, "of": 144, "left": ""}
+    assert state["progress"]["meters"]["pieces"]["done"] == state["progress"]["meters"]["pieces"]["of"] > 0
+    assert "losses" in json.loads(asked("/figures.json")[1])
+    assert b"<h1" in asked("/main.html")[1]
+    assert asked("/report.html?x=1")[1] == page
+
+
+def test_the_page_in_the_folder_is_an_ordinary_one(asked):
+    page = asked.watcher.page.read_text()
+    assert 'id="progress"' not in page
+    assert "state.json" not in page
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1", "localhost.evil.example", ""]
+)
+def test_another_host_is_refused(asked, host):
+    answer, body = asked("/", host=host or "127.0.0.1:1")
+    assert answer.status == 403
+    assert b"<title" not in body
+
+
+def test_this_machine_by_name_is_not(asked):
+    assert asked("/state.json", host=f"localhost:{asked.port}")[0].status == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/..",
+        "/../../etc/passwd",
+        "/%2e%2e/leaves.csv",
+        "/leaves.csv",
+        "/figures",
+        "/report.md",
+        "/state.json/",
+    ],
+)
+def test_there_is_nothing_else(asked, path):
+    assert asked(path)[0].status == 404
+
+
+def test_only_questions_are_answered(asked):
+    answer, body = asked("/", method="HEAD")
+    assert (answer.status, body) == (200, b"")
+    assert int(answer.getheader("Content-Length")) > 1000
+    for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+        assert asked("/", method=method)[0].status == 501
+
+
+def test_it_listens_on_loopback_only():
+    with listen(0) as server:
+        assert server.server_address[0] == "127.0.0.1"
+
+
+def test_a_port_in_use_is_refused_in_one_line():
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            SpecError, match=rf"^port {port} is in use; type --port 0 to take any that is free$"
+        ):
+            listen(port)
+
+
+def test_nothing_changes_while_the_store_does_not(watcher):
+    shown = watcher.shown
+    watcher._report._not_before = 0.0
+    watcher.look()
+    assert watcher.shown is shown
+
+
+def test_a_leaf_that_goes_or_comes_is_seen(watcher, ledger):
+    plan, store = ledger
+    before = watcher.shown
+    leaf = next(iter(trainings(plan))).leaves[0]
+    shutil.move(store.leaves / leaf.key, store.root / "away")
+    watcher._report._not_before = watcher._progress._not_before = 0.0
+    watcher.look()
+    assert watcher.shown.content != before.content
+    assert watcher.progress["meters"]["fine-tunings"]["done"] == 143
+    assert watcher.progress["said"] == "nothing is running"
+    shutil.move(store.root / "away", store.leaves / leaf.key)
+    watcher._report._not_before = watcher._progress._not_before = 0.0
+    watcher.look()
+    assert (watcher.shown.content, watcher.shown.figures) == (before.content, before.figures)
+
+
+def test_losses_that_are_being_written_change_the_figures_alone(ledger, tmp_path):
+    plan, store = ledger
+    for key in plan.states:
+        if key in (plan.results["mlm"], *[s.key for s in plan.path(plan.results["mlm"])]):
+            shutil.rmtree(store.states / key, ignore_errors=True)
+    path = state_ledger.live_file(plan, store, plan.path(plan.results["mlm"])[0].key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [
+        json.dumps({"step": n, "loss": 8.0 - n / 10, "objective": "mlm 40%", "tokens": 128 * n}) + "\n"
+        for n in range(1, 9)
+    ]
+    path.write_text("".join(lines[:4]))
+    made = watch(plan, store, tmp_path / "report")
+    before = made.shown
+    path.write_text("".join(lines) + '{"step": 9, "lo')
+    made._report._not_before = 0.0
+    made.look()
+    assert made.shown.figures != before.figures
+    assert made.shown.content == before.content
+    drawn = json.loads(made.shown.texts["/figures.json"][1])["losses"]["data"]
+    assert any(trace["x"] == list(range(1, 9)) for trace in drawn), "the half line is not read"
+
+
+def test_what_runs_and_what_failed_is_told(ledger):
+    plan, store = ledger
+    first, second, third = (
+        one
+        for one in trainings(plan)
+        if one.task.name == "sst2" and one.seed == 0 and one.model == plan.results["mlm"]
+    )
+    for one in (first, second, third):
+        shutil.rmtree(store.leaves / one.leaves[0].key)
+    state_ledger.note_failure(plan, store, second.key, ValueError("no"))
+    store.leases.mkdir(exist_ok=True)
+    with Leases(store.leases).take(first.key):
+        told = progress(plan, store)
+    assert told["said"] == "1 running, 1 failed"
+    assert told["running"][0].startswith("mlm · sst2 · lr 2e-05 · seed 0 on ")
+    meter = told["meters"]["fine-tunings"]
+    assert (meter["done"], meter["of"]) == (141, 144)
+    assert meter["left"]
+
+
+def test_a_study_file_that_is_being_edited_leaves_the_page_as_it_was(watcher, ledger):
+    _, store = ledger
+    shown = watcher.shown
+
+    def broken():
+        raise SpecError("studies/x.py:3: SyntaxError: invalid syntax")
+
+    watcher.make_plan = broken
+    store.leases.mkdir(exist_ok=True)
+    (store.leases / "x").write_text("")
+    for _ in range(2):
+        watcher._report._not_before = 0.0
+        watcher.look()
+    assert watcher.shown is shown
+    assert watcher.said == ["the page could not be made anew: studies/x.py:3: SyntaxError: invalid syntax"], (
+        "once"
+    )
+
+
+def test_a_study_that_cannot_be_planned_is_refused(ledger, tmp_path):
+    _, store = ledger
+
+    def broken():
+        raise SpecError("no file x.py")
+
+    with pytest.raises(SpecError, match=r"no file x\.py"):
+        serve(broken, store, tmp_path / "report", port=0, say=lambda text: None)
+
+
+def test_a_damaged_leaf_is_told_and_does_not_end_the_watch(ledger, tmp_path):
+    plan, store = ledger
+    leaf = next(iter(trainings(plan))).leaves[0]
+    (store.leaves / leaf.key / "leaf.json").write_text("{")
+    made = watch(plan, store, tmp_path / "report")
+    assert "how far it is cannot be told" in made.progress["said"]
+    assert b"cannot be read" in made.shown.texts["/"][1]
+
+
+def test_the_fingerprint_costs_little_and_sees_every_kind_of_change(ledger):
+    plan, store = ledger
+    seen = {fingerprint(plan, store)}
+    for folder in (store.states, store.leaves, store.leases, store.studies / "three" / "failures"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "new").touch()
+        seen.add(fingerprint(plan, store))
+    assert len(seen) == 5
+    assert fingerprint(plan, store) in seen
+    assert fingerprint(plan, Store(store.root / "nowhere"))
+
+
+def test_something_slow_rests_before_it_is_done_again():
+    pace = Pace()
+    with pace.turn("a") as due:
+        assert due
+        time.sleep(0.05)
+    with pace.turn("b") as due:
+        assert not due, "it rests three times as long as it took"
+    time.sleep(0.2)
+    with pace.turn("a") as due:
+        assert not due, "nothing changed"
+    with pace.turn("b") as due:
+        assert due
+
+
+def test_control_c_ends_it_cleanly(ledger, tmp_path):
+    plan, store = ledger
+    said = []
+
+    def interrupt():
+        while not said:
+            time.sleep(0.02)
+        time.sleep(0.1)
+        signal.raise_signal(signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    serve(lambda: plan, store, tmp_path / "report", port=0, say=said.append)
+    assert said[0].startswith("watching three: http://127.0.0.1:")
+    assert said[-1].startswith("stopped watching; the page as it was last: ")
+    port = int(said[0].split(":")[3].split("/")[0])
+    with socket.socket() as free:
+        assert free.connect_ex((HOST, port)) != 0

@@ -18,7 +18,7 @@ from biphase.report.build import KNOWN, build
 from biphase.study import ledger as state_ledger
 from biphase.study.leaves import trainings
 
-CSVS = ["claims.csv", "families.csv", "leaves.csv", "runs.csv", "scores.csv"]
+CSVS = ["claims.csv", "families.csv", "leaves.csv", "noise.csv", "runs.csv", "scores.csv"]
 
 
 def texts(folder: Path) -> dict[str, bytes]:
@@ -159,6 +159,15 @@ def test_half_a_study_says_at_the_top_what_is_missing(ledger, tmp_path):
     }
     assert rows[failed.leaves[0].key]["missing"].endswith("the loss was not finite")
     assert rows[gone[0].leaves[0].key]["missing"] == "not computed"
+
+
+def test_a_lead_that_is_noise_is_not_shown_as_one(three, invent, ledger, tmp_path):
+    told = "not to be told from no difference"
+    assert told not in words(build(*ledger, tmp_path / "clear", static=False).page.read_text())
+    means = dict.fromkeys(("clm-10", "clm", "mlm", "both"), 80.0)
+    noisy = build(*invent(three, tmp_path / "even", means=means), tmp_path / "noisy", static=False)
+    assert not any(lead.clear for lead in noisy.content.headline.against)
+    assert words(noisy.page.read_text()).count(told) == 2
 
 
 def test_a_study_that_has_just_begun_has_a_report(three, planned, tmp_path):

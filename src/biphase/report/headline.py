@@ -105,7 +105,7 @@ def _answer(evidence: Evidence) -> tuple[str, str, tuple[Lead, ...]]:
     what = _what(best)
     if len(group) == 1:
         return f"{what} ({best.recipe.size}) scores {value}.", what, ()
-    leads = tuple(_against(evidence, best, group))
+    leads = tuple(sorted(_against(evidence, best, group), key=lambda lead: lead.average.mean))  # the nearest first
     if any(lead.clear for lead in leads):
         return f"{_setting(group)}{what} scores best of {_number(group)}: {value}.", what, leads
     told = f"{_setting(group)}{what} has the highest score of {_number(group)}: {value}."

@@ -163,13 +163,18 @@ def _spent(evidence: Evidence) -> tuple[tuple[str, str], ...]:
     tuned = [float(np.nansum(grid.seconds)) for grid in evidence.grids.values()]
     tokens = sum(piece.tokens for piece in trained if piece.standing == "done")
     flops = [piece.flops for piece in trained if piece.standing == "done"]
-    made = [("Pretraining", f"{duration(sum(known))} of device time, {counted(len(known), 'piece')}")] if known else []
+    made = [("Pretraining", f"{_hours(sum(known))} of device time, {counted(len(known), 'piece')}")] if known else []
     if tokens:
         counts = "" if None in flops else f", {sum(one for one in flops if one):.3g} model FLOPs"
         made.append(("Trained on", f"{short(tokens)} tokens{counts}"))
     if any(tuned):
-        made.append(("Fine-tuning", f"{duration(sum(tuned))} of device time, {evidence.count[0]:,} scores"))
+        made.append(("Fine-tuning", f"{_hours(sum(tuned))} of device time, {evidence.count[0]:,} scores"))
     return tuple(made)
+
+
+def _hours(seconds: float) -> str:
+    """Devices are paid by the hour, however many days that makes."""
+    return duration(seconds) if seconds < 36_000 else f"{seconds / 3600:,.0f} h"
 
 
 # ---------------------------------------------------------------- protocol

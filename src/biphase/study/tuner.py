@@ -32,8 +32,7 @@ from biphase.study.leaves import LEAF, VALUES, Leaf, Training
 from biphase.study.plan import Plan
 from biphase.study.shard_maker import Stopped
 from biphase.tasks.load import load
-from biphase.training.devices import Ranks
-from biphase.training.pretrain import machine
+from biphase.training.devices import Ranks, machine
 
 SHOWN_EVERY = 0.5  # seconds between two updates of the live line
 

@@ -9,8 +9,10 @@ the exact mean over labels whatever each process happened to draw.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
+import platform
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,9 +20,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import transformers
 from torch import Tensor, nn
 
 from biphase.errors import TrainingError
+from biphase.version import code_version
 
 # Processes wait for each other's fine-tunings, of which one may take hours longer. One that died is noticed at once.
 PATIENCE = timedelta(days=7)
@@ -171,10 +175,24 @@ def joules(device: torch.device) -> float | None:
     if device.type != "cuda":
         return None
     try:
-        import pynvml
-
+        pynvml = importlib.import_module("pynvml")
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
         return pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000
     except Exception:  # no library, no driver, or a GPU that does not count: whatever NVML calls it
         return None
+
+
+def machine(device: torch.device) -> dict[str, str]:
+    """What computed a state: recorded, never part of its key."""
+    name = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else platform.processor() or platform.machine()
+    )
+    versions = {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "biphase": code_version(),
+    }
+    return {"device": name, **versions, "python": platform.python_version()}

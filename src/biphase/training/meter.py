@@ -46,7 +46,8 @@ class Meter:
         self.skipped = 0
         self.last_shown = time.monotonic()
         self.board = _board(board)
-        self.live_lines = _live(live, self.lines)
+        self.live_place = live
+        self.live_lines: TextIO | None = None
         self.out = out or sys.stderr
         self.quiet, self.live = quiet, self.out.isatty() and not quiet
         self.rate = math.nan
@@ -123,6 +124,8 @@ class Meter:
         self.out.flush()
 
     def _keep(self, line: dict[str, Any]) -> None:
+        if self.live_place:  # opened here: a piece that fails before its first line leaves nothing open
+            self.live_lines, self.live_place = _live(self.live_place, self.lines), None
         self.lines.append(line)
         self._to_board(line)
         if self.live_lines:
@@ -146,10 +149,8 @@ def _board(folder: Path | None) -> Any:
     return None
 
 
-def _live(path: Path | None, lines: list[dict[str, Any]]) -> TextIO | None:
+def _live(path: Path, lines: list[dict[str, Any]]) -> TextIO | None:
     """The file of those who watch, with the lines so far. It is only looked at: a disk that refuses it stops nothing."""
-    if path is None:
-        return None
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w", encoding="utf-8")

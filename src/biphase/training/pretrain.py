@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from biphase.batch import Batch
 from biphase.data.shards import Shards
@@ -38,7 +36,6 @@ from biphase.training.heldout import heldout_losses, yardsticks
 from biphase.training.loop import Done, train
 from biphase.training.meter import Meter
 from biphase.training.schedule import rate
-from biphase.version import code_version
 
 UNSOUND_LIMIT = 20  # steps in a row
 
@@ -159,7 +156,7 @@ class Pretraining:
             torch.set_num_threads(progress.threads)
         self.progress.micro_rows, self.progress.world = self.micro_rows, ranks.world
         self.progress.threads = torch.get_num_threads() if ranks.device.type == "cpu" else 0
-        self.progress.machine = machine(ranks.device) | {"compiled": str(self.compiled)}
+        self.progress.machine = devices.machine(ranks.device) | {"compiled": str(self.compiled)}
 
     # ------------------------------------------------------------ during
 
@@ -315,18 +312,3 @@ def starting_model(run: Pretrain, shards: Shards, *, attention_dropout: bool = T
         return from_hub(root.start, vocab=shards.vocab, length=length, attention_dropout=attention_dropout)
     assert isinstance(root.start, Size)
     return from_scratch(root.start, vocab=shards.vocab, mask_id=shards.mask_id, length=length, seed=root.seed)
-
-
-def machine(device: torch.device) -> dict[str, str]:
-    """What computed a state: recorded, never part of its key."""
-    name = (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else platform.processor() or platform.machine()
-    )
-    versions = {
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "biphase": code_version(),
-    }
-    return {"device": name, **versions, "python": platform.python_version()}

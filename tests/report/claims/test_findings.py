@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from biphase import CATALOG, CLM, MLM, SIZES, Claim, Finetune, Pretrain, Stage, Study
+from biphase import CATALOG, CLM, MLM, SIZES, Claim, Finetune, Hub, Pretrain, Stage, Study
 from biphase.report import claims
 from biphase.report.claims.catalog import STATEMENTS
 from biphase.report.claims.verdicts import ALPHA
@@ -82,6 +82,23 @@ def test_the_order_is_the_papers_then_beyond_then_the_studys_own(found):
     assert [part.title for part in results["mine"].parts] == ["SC", "TC", "QA", "IR"]
 
 
+def test_names_with_braces_are_only_names(found):
+    runs = replace(CAUSAL, name="{clm}"), replace(MASKED, name="{0}")
+    made = study(*runs, tasks=("sst2",), claims=Claim("mine", "it helps", "{0}", "{clm}"))
+    result = found(made, {"{clm}": 80.0, "{0}": 81.0})["mine"]
+    assert result.why.startswith("{0} scores 0.9")
+    assert result.why.endswith(" points above {clm} on SC (paper: +3.42).")
+
+
+def test_published_models_have_no_tokens_to_count(found):
+    runs = [Pretrain(name, start=Hub(f"some/{name}", revision="1" * 40)) for name in ("bert", "modern")]
+    made = study(*runs, tasks=("sst2",), claims=Claim("mine", "newer is better", "modern", "bert"))
+    results = found(made, {"bert": 80.0, "modern": 81.0})
+    assert results["mine"].verdict == "reproduced"
+    assert results["mine"].scale == "modern, bert · 1 pretraining seed, 5 fine-tuning seeds"
+    assert {one.verdict for name, one in results.items() if name != "mine"} == {"not tested"}
+
+
 def test_a_finding_can_be_read_alone(found):
     results = found(study(CAUSAL, MASKED, QUARTER), AS_IN_THE_PAPER)
     first = results["C1"]
@@ -131,7 +148,7 @@ def test_parts_of_a_claim_that_falls_short_say_which(found):
     assert result.verdict == "not reproduced"
     assert result.why.startswith("CLM→MLM 24-76 scores 0.5")
     assert (
-        "points below MLM 40% on IR at 610m (paper: +0.33); 1 of 4 parts speak against the claim."
+        "points below MLM 40% on IR at 610m (paper: +0.33); 1 of 4 parts speaks against the claim."
         in result.why
     )
 

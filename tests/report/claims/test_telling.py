@@ -52,6 +52,16 @@ CASES = {
         ("direction only", [part(supports="direction")], 0.234),
         "A scores 0.20 ± 0.30 points above B: the claimed sign, but chance is not ruled out (p = 0.23 corrected).",
     ),
+    "direction, and far from the paper": (
+        ("direction only", [part(supports="direction", paper=0.51)], 0.234),
+        "A scores 0.20 ± 0.30 points above B (paper: +0.51): the claimed sign, but chance is not ruled out (p = 0.23 "
+        "corrected), and an effect as large as the paper's is.",
+    ),
+    "direction, and the paper within reach": (
+        ("direction only", [part(supports="direction", paper=0.5)], 0.234),
+        "A scores 0.20 ± 0.30 points above B (paper: +0.50): the claimed sign, but chance is not ruled out (p = 0.23 "
+        "corrected).",
+    ),
     "direction in part": (
         (
             "direction only",

@@ -81,7 +81,7 @@ def test_memory_stays_below_the_block_and_a_little():
     values = np.ones((20, 40_000), dtype=np.float32)
     tracemalloc.start()
     try:
-        resample(values, seed="big", draws=450)
+        resample(values, seed="big", draws=900)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -133,6 +133,13 @@ def test_the_interval_leans_the_way_the_values_do():
     assert point - low == pytest.approx(half, rel=0.05)
     mirrored = interval(-draws, -point, examples=43)
     assert (mirrored[0][0], mirrored[1][0]) == pytest.approx((-high[0], -low[0]), abs=1e-9)
+
+
+def test_a_small_sample_is_widened_as_t_is():
+    values = np.random.default_rng(9).exponential(size=(1, 10))
+    low, _ = interval(resample(values, seed="a", draws=40_000), scores(values), examples=10)
+    half = stats.t.ppf(0.975, 9) * stats.sem(values[0])  # draws alone would make it 5% narrower
+    assert scores(values)[0] - low[0] == pytest.approx(half, rel=0.02)
 
 
 def test_the_shares_of_draws_are_those_of_bca():

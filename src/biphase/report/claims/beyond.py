@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from biphase.report.claims.contrasts import Contrast, Statement, Test, ahead, measured
+from biphase.report.claims.contrasts import Contrast, Remark, Statement, Test, ahead, measured
 from biphase.report.claims.efficiency import checkpoints, late
 from biphase.report.claims.lines import Bench, Line, common
 from biphase.report.claims.objectives import CLM, MLM, PAIR, pair, tagging
@@ -133,13 +133,11 @@ def _b6(bench: Bench) -> list[Test]:
             if len(set(first.seeds) & set(masked.seeds)) > 1
         ]
         if several:
-            found += [
-                replace(one, remark=_noise(one)) for one in compared(bench, line, max(several)) if one.models
-            ]
+            found += [replace(one, remark=_noise(one)) for one in compared(bench, line, max(several))]
     return found
 
 
-def _noise(contrast: Contrast):
+def _noise(contrast: Contrast) -> Remark:
     """How much of its noise is pretraining's."""
 
     def words(reading: Reading) -> str:

@@ -20,7 +20,7 @@ Remark = Callable[[Reading], str]  # what else the scores say, once they are the
 
 @dataclass(frozen=True)
 class Contrast:
-    """One test. `above` and `below` are sentences without a full stop; {} is a number of points without its sign."""
+    """One test. `above` and `below` are sentences without a full stop; the first {} is a number without its sign."""
 
     title: str  # "610m · SC"
     quantity: Quantity

@@ -21,7 +21,7 @@ from biphase.report.claims.verdicts import (
     supports,
     verdict,
 )
-from biphase.report.draws import shared_draws
+from biphase.report.draws import Draws, shared_draws
 from biphase.report.evidence import Evidence
 from biphase.report.numerals import interval, listed
 from biphase.report.statistics.multiplicity import holm
@@ -33,10 +33,10 @@ def statements(over: Bench) -> list[Statement]:
     return [*STATEMENTS, *own_statements(over)]
 
 
-def test_claims(evidence: Evidence) -> list[Finding]:
-    """C1 to C21, B1 to B6, then the study's own."""
+def test_claims(evidence: Evidence, draws: Draws | None = None) -> list[Finding]:  # noqa: PT028
+    """C1 to C21, B1 to B6, then the study's own. `draws`: those of the evidence, if they are at hand."""
     over = bench(evidence.plan, evidence.models)
-    draws = shared_draws(evidence)
+    draws = shared_draws(evidence) if draws is None else draws
     asked = [(one, one.find(over)) for one in statements(over)]
     results = [[measure(test, evidence, draws) for test in tests] for _, tests in asked]
     ps = [claim_p([(one.excess, one.estimate.p) for one in parts]) for parts in results]
@@ -80,7 +80,9 @@ def _sentence(measured: Measured) -> str:
     estimate = measured.estimate
     half = (estimate.high - estimate.low) / 2
     words = measured.said.above if estimate.mean >= 0 else measured.said.below
-    return words.format(f"{abs(estimate.mean):.2f} ± {half:.2f}")
+    return words.replace(
+        "{}", f"{abs(estimate.mean):.2f} ± {half:.2f}", 1
+    )  # a name may hold braces of its own
 
 
 def _finding(
@@ -132,17 +134,12 @@ def _scale(over: Bench, tests: list[Test], measured: list[Measured]) -> str:
         (1, len(over.finetune.seeds) if over.finetune else 0)
     ]
     pretraining, tuning = ({shape[which] for shape in known} for which in (0, 1))
-    return " · ".join(
-        (
-            ", ".join(dict.fromkeys(one.size for one in recipes)),
-            f"{_range({one.tokens for one in recipes}, short)} tokens",
-            f"{_seeds(pretraining, 'pretraining seed')}, {_seeds(tuning, 'fine-tuning seed')}",
-        )
-    )
-
-
-def _range(values: set[int], said) -> str:
-    return said(min(values)) if len(values) == 1 else f"{said(min(values))}–{said(max(values))}"
+    tokens = sorted({one.tokens for one in recipes} - {0})  # none: published models as they are
+    parts = [", ".join(dict.fromkeys(one.size for one in recipes))]
+    if tokens:
+        parts.append(f"{'–'.join(dict.fromkeys((short(tokens[0]), short(tokens[-1]))))} tokens")
+    parts.append(f"{_seeds(pretraining, 'pretraining seed')}, {_seeds(tuning, 'fine-tuning seed')}")
+    return " · ".join(parts)
 
 
 def _seeds(counts: set[int], word: str) -> str:

@@ -19,6 +19,7 @@ from biphase.presets import corpus_of
 from biphase.report.recipes import SETTING, Kind, Model, models
 from biphase.specs import MLM, Family, Finetune, Hub, Pretrain, Task
 from biphase.study.plan import Plan
+from biphase.wording import short
 
 FAMILIES: tuple[Family, ...] = ("SC", "TC", "QA", "IR")
 USUAL = 0.4  # the masking ratio of the paper's comparisons
@@ -64,9 +65,8 @@ class Line:
             if _is(one.recipe.ratio, USUAL) and abs(one.recipe.causal_share - share) <= WINDOW + 1e-9
         ]
         near.sort(key=lambda one: (-round(abs(one.recipe.causal_share - share), 6), -one.recipe.causal_share))
-        return {
-            one.recipe.steps: one for one in near
-        }  # the nearest comes last and stays; of equals the less causal
+        # The nearest comes last and stays; of equals the less causal.
+        return {one.recipe.steps: one for one in near}
 
     def mostly_causal(self, steps: int) -> dict[int, dict[float, Model]]:
         """Masked only for the last tenth or less: by the step of the switch, then by ratio."""
@@ -172,9 +172,17 @@ def _group(plan: Plan, *members: Model, about: str) -> Group:
     for one in members:
         by_size.setdefault((one.recipe.size, one.recipe.shape), []).append(one)
     plateau = frozenset(one.name for one in members if _on_plateau(plan, one))
+    names = [name for name, _ in by_size]
     lines = [
-        Line(some[0].recipe.size, some[0].recipe.parameters, about, tuple(some), plateau)
-        for some in by_size.values()
+        Line(
+            # Two shapes under one name are told apart by their parameters.
+            name if names.count(name) == 1 else f"{name} of {short(some[0].recipe.parameters or math.nan)}",
+            some[0].recipe.parameters,
+            about,
+            tuple(some),
+            plateau,
+        )
+        for (name, _), some in by_size.items()
     ]
     return tuple(sorted(lines, key=lambda line: (line.parameters or math.inf, line.size)))
 

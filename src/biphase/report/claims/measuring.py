@@ -80,9 +80,7 @@ def _clearest(test: AnyOf, evidence: Evidence, draws: Draws | None) -> Measured:
     again = _measure(best.said, evidence, draws, len(known))
     corrected = replace(again.estimate, p=min(1.0, again.estimate.p * len(known)))
     holes = f"; {len(tried) - len(known)} more are not complete" if len(known) < len(tried) else ""
-    note = (
-        f"clearest of {len(known)} comparisons: {best.title}, {best.said.above.split(' scores ')[0]}{holes}"
-    )
+    note = f"clearest of {len(known)} comparisons: {best.title}{holes}"
     return replace(again, title=test.title, paper=test.paper, estimate=corrected, note=note)
 
 

@@ -63,7 +63,7 @@ def _better(
     bench: Bench, line: Line, family: Family, ratios: dict[float, Model], other: float, ratio: float
 ) -> Contrast:
     more, less = (f"MLM {percent(other)}", ratios[other]), (f"MLM {percent(ratio)}", ratios[ratio])
-    return ahead(bench, line, family, more, less)
+    return ahead(bench, line, family, more, less, title=f"{more[0]} on {family} at {line.title}")
 
 
 def _preference(bench: Bench, ratios: dict[float, Model], families: tuple[Family, ...]) -> Quantity:

@@ -38,8 +38,10 @@ def _reproduced(gist: str, known: Sequence[Part], p_holm: float) -> str:
 def _direction(gist: str, known: Sequence[Part], p_holm: float) -> str:
     open_parts = [one for one in known if one.supports == "direction"] or list(known)
     said = _full(open_parts[0]) if len(open_parts) == 1 else _numbers(gist, open_parts)
+    smaller = all(one.paper is not None and one.estimate.high < one.paper for one in open_parts)
+    than = ", and an effect as large as the paper's is" if smaller else ""
     return (
-        f"{_capital(said)}: the claimed sign, but chance is not ruled out (p = {p_value(p_holm)} corrected)"
+        f"{_capital(said)}: the claimed sign, but chance is not ruled out (p = {p_value(p_holm)} corrected){than}"
         f"{_clear(known)}."
     )
 
@@ -47,7 +49,8 @@ def _direction(gist: str, known: Sequence[Part], p_holm: float) -> str:
 def _against(gist: str, known: Sequence[Part], p_holm: float) -> str:
     contrary = [one for one in known if one.supports == "against"]
     worst = min(contrary, key=_strength)
-    more = f"; {len(contrary)} of {len(known)} parts speak against the claim" if len(known) > 1 else ""
+    speak = "speaks" if len(contrary) == 1 else "speak"
+    more = f"; {len(contrary)} of {len(known)} parts {speak} against the claim" if len(known) > 1 else ""
     return f"{_capital(_full(worst))}{_short_of_margin(worst)}{more}."
 
 
@@ -84,10 +87,7 @@ def _full(part: Part) -> str:
 
 def _short_of_margin(part: Part) -> str:
     """What the sentence does not show: that the claim asks for more, or less, than a sign."""
-    if not part.margin:
-        return ""
-    below = part.estimate.mean <= part.margin
-    return f", {'below' if below else 'not clearly above'} the margin of {signed(part.margin)}"
+    return f", below the margin of {signed(part.margin)}" if part.margin else ""
 
 
 def _clear(known: Sequence[Part]) -> str:

@@ -74,5 +74,8 @@ addEventListener("afterprint", () => {
   plots.again();
 });
 
-// After the first paint: the text is there before the library is parsed.
-requestAnimationFrame(() => setTimeout(() => plots.watch()));
+// After the first paint: the text is there before the library is parsed, which happens while the reader reads.
+requestAnimationFrame(() => setTimeout(() => {
+  plots.watch();
+  setTimeout(() => (window.requestIdleCallback || setTimeout)(() => { if (one(".plot")) plots.library(); }), 1500);
+}));

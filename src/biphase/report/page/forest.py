@@ -65,7 +65,7 @@ class Scale:
 
     def ticks(self) -> list[float]:
         """Round numbers, nought among them."""
-        step = _round_step((self.high - self.low) / 3)
+        step = _round_step((self.high - self.low) / 4)
         first = math.ceil(self.low / step)
         return [step * n for n in range(first, math.floor(self.high / step) + 1)]
 
@@ -115,9 +115,8 @@ def _whisker(low: float, high: float, scale: Scale, middle: float) -> str:
 def axis(scale: Scale) -> Markup:
     """The numbers that belong to the rows."""
     ticks = scale.ticks()
-    digits = 0 if all(float(tick).is_integer() for tick in ticks) else 1 if all(
-        math.isclose(tick * 10, round(tick * 10)) for tick in ticks
-    ) else 2
+    smallest = min((abs(tick) for tick in ticks if tick), default=1.0)
+    digits = max(0, -math.floor(math.log10(smallest) + 1e-9))
     marks = [
         Markup('<text x="{x}" y="12">{text}</text>').format(x=scale.at(tick), text=signed(tick, digits))
         for tick in ticks

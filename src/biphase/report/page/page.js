@@ -100,6 +100,7 @@ function filterTable(input) {
 
 const leaves = {
   step: 200,
+  words: new Set([2, 3, 8, 10, 11]), // columns that hold no numbers
 
   open() {
     const {columns, rows} = data.table("leaves");
@@ -111,8 +112,9 @@ const leaves = {
     this.told.setAttribute("aria-live", "polite");
     const file = make("button", {type: "button", className: "plain", textContent: "CSV"});
     file.addEventListener("click", () => download("leaves.csv", csv([columns, ...this.shown])));
-    const heads = columns.map(name => {
-      const head = make("th", {scope: "col"}, make("button", {type: "button", textContent: name.replaceAll("_", " ")}));
+    const heads = columns.map((name, place) => {
+      const button = make("button", {type: "button", textContent: name.replaceAll("_", " ")});
+      const head = make("th", {scope: "col", className: this.words.has(place) ? "left" : ""}, button);
       head.ariaSort = "none";
       return head;
     });
@@ -148,10 +150,15 @@ const leaves = {
     this.grow();
   },
 
+  cell(text, place) {
+    if (place === 0) return make("th", {scope: "row", textContent: text});
+    if (place === 10) return make("td", {className: "left key", textContent: text.slice(0, 12), title: text});
+    return make("td", {className: this.words.has(place) ? "left" : "", textContent: text || (place === 6 || place === 7 ? "—" : "")});
+  },
+
   grow() {
     const from = this.body.rows.length, until = from + this.step;
-    this.body.append(...this.shown.slice(from, until).map(row => make("tr", {}, ...row.map((text, place) =>
-      make(place ? "td" : "th", {textContent: text || (place > 5 && place < 8 ? "—" : ""), className: place === 10 ? "key" : "", scope: place ? "" : "row"})))));
+    this.body.append(...this.shown.slice(from, until).map(row => make("tr", {}, ...row.map((text, place) => this.cell(text, place)))));
     this.more.classList.toggle("hidden", until >= this.shown.length);
   },
 };

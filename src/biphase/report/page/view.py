@@ -55,7 +55,7 @@ def _lead(one: Lead) -> dict[str, Any]:
         "kind": one.kind or one.name,
         "name": one.name if one.kind else "",
         "note": one.note,
-        "clear": one.clear,
+        "certain": one.clear,  # not "clear": templates would find the method of dict
         "points": signed(average.mean),
         "interval": interval(average.low, average.high, sign=True) or no_interval(average),
         "rows": [(family, drawing(each, scale), signed(each.mean)) for family, each in marks.items()],

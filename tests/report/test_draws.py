@@ -1,6 +1,7 @@
 """Resampled scores: once for a task, the same resamples for all models, at the rates that were chosen."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,6 +35,16 @@ def test_each_seed_is_its_own_column(evidence):
     for seed in range(values.shape[1]):
         alone = resample(values[0, seed : seed + 1], seed="sst2", draws=1000)[:, 0]
         assert draws.of(model, "sst2")[:, 0, seed] == pytest.approx(alone)
+
+
+def test_pretraining_seeds_are_rows(three, invent, tmp_path):
+    mlm = three.runs[1]
+    runs = tuple(replace(mlm, name=f"mlm-{seed}", seed=seed) for seed in (1, 2))
+    evidence = gather(*invent(replace(three, runs=runs), tmp_path, means={"mlm-1": 60.0, "mlm-2": 90.0}))
+    (model,) = evidence.models.values()
+    found = Draws(evidence, draws=50).of(model, "sst2")
+    assert found.shape == (50, 2, 3)
+    assert found.mean(axis=(0, 2)) == pytest.approx([0.6, 0.9], abs=0.03)
 
 
 def test_entity_f1_is_resampled_from_counts(evidence):

@@ -37,7 +37,9 @@ def test_the_best_recipe_is_named_with_its_score_and_its_leads(evidence):
     model = evidence.models["both"]
     mean = np.mean([evidence.on(model, tasks).mean() for tasks in evidence.families.values()])
     assert f"{100 * mean:.2f}%" in top.answer
-    assert [lead.rival for lead in top.against] == ["masked only (mlm)", "causal only (clm)"], "the nearest first"
+    assert [lead.rival for lead in top.against] == ["masked only (mlm)", "causal only (clm)"], (
+        "the nearest first"
+    )
     assert all(lead.clear for lead in top.against)
     assert "points ahead [" in top.against[0].told
 
@@ -143,6 +145,27 @@ def test_one_model_is_told_alone(invent, run, grid, tmp_path):
     top = headline(gather(*invent(study, tmp_path / "store")), [])
     assert top.answer.startswith("clm 20 (1m) scores ")
     assert top.against == ()
+
+
+def test_models_that_were_not_trained_here_are_compared_as_they_are(invent, grid, tmp_path):
+    from biphase import Hub, Pretrain
+
+    models = [Pretrain(name, start=Hub(f"x/{name}", revision="a" * 40)) for name in ("one", "two", "three")]
+    means = {"one": 70.0, "two": 80.0, "three": 60.0}
+    study = Study("as they are", tuple(models), grid("squad", "sst2"))
+    top = headline(gather(*invent(study, tmp_path / "store", means=means)), [])
+    assert top.answer.startswith("two scores best of 3 models: ")
+    assert [lead.rival for lead in top.against] == ["one, the next"]
+
+
+def test_a_rival_of_several_seeds_says_so(invent, run, grid, tmp_path):
+    stages = {"clm": CLM(), "mlm": MLM(0.4)}
+    runs = [run(f"{n}{seed}", Stage(o, 20), seed=seed) for n, o in stages.items() for seed in (7, 8)]
+    means = {one.name: 80.0 + 2 * one.name.startswith("mlm") for one in runs}
+    study = Study("seeds", tuple(runs), grid("squad"))
+    top = headline(gather(*invent(study, tmp_path / "store", means=means)), [])
+    assert [lead.rival for lead in top.against] == ["causal only (clm7, 2 pretraining seeds)"]
+    assert top.against[0].average.covers == "pretraining and fine-tuning seeds"
 
 
 def test_verdicts_are_counted(evidence):

@@ -132,7 +132,9 @@ def test_each_complete_seed_has_one_chosen_rate(evidence):
 def test_noise_is_told_by_source_as_far_as_seeds_can_tell_it(evidence):
     made = estimate(evidence)
     rows = read(tables.noise(evidence, made))
-    assert [(row["model"], row["family"]) for row in rows] == [(m, f) for m in evidence.models for f in evidence.families]
+    assert [(row["model"], row["family"]) for row in rows] == [
+        (m, f) for m in evidence.models for f in evidence.families
+    ]
     row = next(one for one in rows if (one["model"], one["family"]) == ("both", "QA"))
     found = made.families["both", "QA"].noise
     by_source = {one.source: one.single for one in found.components}
@@ -140,7 +142,9 @@ def test_noise_is_told_by_source_as_far_as_seeds_can_tell_it(evidence):
     assert row["test_examples"] == str(evidence.grids["both", "squad"].examples)
     assert row["sd_pretraining_seed"] == "", "one seed says nothing of its noise"
     assert float(row["sd_test_example"]) == pytest.approx(100 * by_source["test example"] ** 0.5, abs=1e-4)
-    assert float(row["sd_finetuning_seed"]) == pytest.approx(100 * by_source["fine-tuning seed"] ** 0.5, abs=1e-4)
+    assert float(row["sd_finetuning_seed"]) == pytest.approx(
+        100 * by_source["fine-tuning seed"] ** 0.5, abs=1e-4
+    )
     whole = found.intervals["fine-tuning seeds and test examples"]
     assert row["covers"] == whole.covers
     assert float(row["low"]) == pytest.approx(100 * whole.low, abs=1e-4)
@@ -150,7 +154,7 @@ def test_claims_have_a_row_for_each_part_and_one_where_there_is_none(evidence):
     findings = found_in(evidence)
     rows = read(tables.claims(findings))
     assert len(rows) == sum(max(1, len(one.parts)) for one in findings)
-    assert [row["claim"] for row in rows][0] == "C1"
+    assert rows[0]["claim"] == "C1"
     part = next(one for one in findings if one.id == "C1").parts[0]
     row = next(one for one in rows if one["claim"] == "C1")
     assert (row["part"], row["supports"], row["models"]) == (part.title, part.supports, " ".join(part.models))

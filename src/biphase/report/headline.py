@@ -98,18 +98,24 @@ def _answer(evidence: Evidence) -> tuple[str, str, tuple[Lead, ...]]:
     group = _comparable([model for model in evidence.models.values() if _known(evidence, model)])
     if not group:
         done, of = evidence.count
-        return f"Not answered yet: no model has a complete seed ({done:,} of {counted(of, 'score')} done).", "", ()
+        return (
+            f"Not answered yet: no model has a complete seed ({done:,} of {counted(of, 'score')} done).",
+            "",
+            (),
+        )
     best = _best(evidence, group)
     score = across(_average(evidence, best))
     value = f"{percent(score.mean)}%{_spread(score)}, averaged over {listed(list(evidence.families))}"
     what = _what(best)
     if len(group) == 1:
         return f"{what} ({best.recipe.size}) scores {value}.", what, ()
-    leads = tuple(sorted(_against(evidence, best, group), key=lambda lead: lead.average.mean))  # the nearest first
+    leads = tuple(
+        sorted(_against(evidence, best, group), key=lambda lead: lead.average.mean)
+    )  # the nearest first
     if any(lead.clear for lead in leads):
         return f"{_setting(group)}{what} scores best of {_number(group)}: {value}.", what, leads
     told = f"{_setting(group)}{what} has the highest score of {_number(group)}: {value}."
-    return f"No recipe is clearly ahead. {told}", what, leads
+    return f"No {_word(group)} is clearly ahead. {told}", what, leads
 
 
 def _known(evidence: Evidence, model: Model) -> bool:
@@ -164,10 +170,11 @@ def _against(evidence: Evidence, best: Model, group: list[Model]) -> Iterable[Le
 
 def _lead(evidence: Evidence, best: Model, rival: Model, kind: str, note: str) -> Lead:
     families = evidence.families
+    several = f"{len(rival.results)} pretraining seeds" if len(rival.results) > 1 else ""
     return Lead(
         kind=kind,
         name=rival.name,
-        note=note,
+        note=", ".join(filter(None, (note, several))),
         average=across(difference(evidence, best, rival, families.values())),
         families=tuple(
             (family, across(difference(evidence, best, rival, [tasks]))) for family, tasks in families.items()
@@ -175,9 +182,7 @@ def _lead(evidence: Evidence, best: Model, rival: Model, kind: str, note: str) -
     )
 
 
-def difference(
-    evidence: Evidence, one: Model, other: Model, families: Iterable[tuple[str, ...]]
-) -> Floats:
+def difference(evidence: Evidence, one: Model, other: Model, families: Iterable[tuple[str, ...]]) -> Floats:
     """Test scores of `one` minus those of `other`, in points: paired by pretraining seed, then by fine-tuning seed.
 
     Where no pretraining seed is common to both, their first ones are compared.
@@ -185,7 +190,9 @@ def difference(
     common = [seed for seed in one.seeds if seed in other.seeds]
     places = [(one.seeds.index(seed), other.seeds.index(seed)) for seed in common] or [(0, 0)]
     groups = list(families)
-    mine, theirs = (np.mean([evidence.on(model, tasks) for tasks in groups], axis=0) for model in (one, other))
+    mine, theirs = (
+        np.mean([evidence.on(model, tasks) for tasks in groups], axis=0) for model in (one, other)
+    )
     return 100 * np.stack([mine[i] - theirs[j] for i, j in places])
 
 
@@ -213,7 +220,11 @@ def _what(model: Model) -> str:
 
 
 def _number(group: list[Model]) -> str:
-    return counted(len(group), "model" if group[0].recipe.kind == "start" else "recipe")
+    return counted(len(group), _word(group))
+
+
+def _word(group: list[Model]) -> str:
+    return "model" if group[0].recipe.kind == "start" else "recipe"
 
 
 # ---------------------------------------------------------------- scale and noise
@@ -221,7 +232,10 @@ def _number(group: list[Model]) -> str:
 
 def _scale(evidence: Evidence) -> str:
     sizes = list(dict.fromkeys(model.recipe.size for model in evidence.models.values()))
-    parts = [counted(len(evidence.models), "model"), f"{listed(sizes)}" if len(sizes) <= 4 else f"{len(sizes)} sizes"]
+    parts = [
+        counted(len(evidence.models), "model"),
+        f"{listed(sizes)}" if len(sizes) <= 4 else f"{len(sizes)} sizes",
+    ]
     finetune = evidence.plan.study.finetune
     if finetune:
         done, of = evidence.count

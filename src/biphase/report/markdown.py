@@ -69,7 +69,9 @@ def _missing(missing: Missing) -> str:
         return ""
     lines = ["## What is missing", _text(missing.words())]
     if missing.gaps:
-        rows = [[_text(gap.result), _text(gap.task), f"{gap.missing:,}", f"{gap.of:,}"] for gap in missing.gaps]
+        rows = [
+            [_text(gap.result), _text(gap.task), f"{gap.missing:,}", f"{gap.of:,}"] for gap in missing.gaps
+        ]
         lines.append(_table(["result", "task", "missing", "of"], rows, right=2))
     for title, losses in (("Failed", missing.failed), ("Cannot be read", missing.unreadable)):
         if losses:
@@ -154,8 +156,13 @@ def _provenance(content: Content) -> str:
     if about.joules:
         lines.append(f"- Energy: {about.joules / 3.6e6:,.2f} kWh, as the devices reported it")
     for one in about.machines:
-        lines.append(f"- {_text(one.device)} ({_text(one.software)}): {one.pieces:,} pieces, {one.leaves:,} scores")
-    data = [[_text(one.name), one.what, _text(one.source), f"`{one.key or '?'}`", _text(one.note)] for one in about.data]
+        lines.append(
+            f"- {_text(one.device)} ({_text(one.software)}): {one.pieces:,} pieces, {one.leaves:,} scores"
+        )
+    data = [
+        [_text(one.name), one.what, _text(one.source), f"`{one.key or '?'}`", _text(one.note)]
+        for one in about.data
+    ]
     table = _table(["data", "", "source", "key", ""], data, right=5)
     return "\n\n".join(["## Provenance", "\n".join(lines), *([table] if data else [])])
 

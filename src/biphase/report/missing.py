@@ -60,7 +60,9 @@ class Missing:
         if self.failed:
             parts.append(f"{counted(len(self.failed), 'score')} failed.")
         if self.unreadable:
-            parts.append(f"{counted(len(self.unreadable), 'file')} cannot be read and {'counts' if len(self.unreadable) == 1 else 'count'} as missing.")
+            parts.append(
+                f"{counted(len(self.unreadable), 'file')} cannot be read and {'counts' if len(self.unreadable) == 1 else 'count'} as missing."
+            )
         return " ".join(parts)
 
 

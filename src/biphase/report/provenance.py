@@ -81,7 +81,9 @@ def provenance(evidence: Evidence) -> Provenance:
 def _corpora(plan: Plan, store: Store) -> Iterable[Data]:
     for corpus in dict.fromkeys(corpus_of(run) for run in _lineage(plan) if run.corpus):
         at, card = _shards(corpus, store)
-        tokens = f"{card['train_tokens']:,} tokens to train on" if card else "its shards are not in this store"
+        tokens = (
+            f"{card['train_tokens']:,} tokens to train on" if card else "its shards are not in this store"
+        )
         yield Data(corpus.name, "corpus", corpus.source, at, tokens)
 
 
@@ -129,7 +131,9 @@ def _machines(evidence: Evidence) -> tuple[Machine, ...]:
 
 def _words(progress: dict[str, Any]) -> tuple[str, str]:
     about = progress.get("machine", {})
-    software = [f"{name} {about[name]}" for name in sorted(about) if name not in ("device", "compiled", "joules")]
+    software = [
+        f"{name} {about[name]}" for name in sorted(about) if name not in ("device", "compiled", "joules")
+    ]
     if about.get("compiled") == "True":
         software.append("compiled")
     return about.get("device") or "not recorded", ", ".join(software)
@@ -153,7 +157,11 @@ def _pretraining_joules(plan: Plan, store: Store) -> float:
     """
     known = {at: one["joules"] for at, one in _progress(plan, store).items() if "joules" in one}
     parents = {at: plan.states[at].parent for at in known}
-    own = [known[at] - (known[parent] if parent else 0.0) for at, parent in parents.items() if not parent or parent in known]
+    own = [
+        known[at] - (known[parent] if parent else 0.0)
+        for at, parent in parents.items()
+        if not parent or parent in known
+    ]
     return float(sum(own))
 
 
@@ -163,7 +171,11 @@ def _spent(evidence: Evidence) -> tuple[tuple[str, str], ...]:
     tuned = [float(np.nansum(grid.seconds)) for grid in evidence.grids.values()]
     tokens = sum(piece.tokens for piece in trained if piece.standing == "done")
     flops = [piece.flops for piece in trained if piece.standing == "done"]
-    made = [("Pretraining", f"{_hours(sum(known))} of device time, {counted(len(known), 'piece')}")] if known else []
+    made = (
+        [("Pretraining", f"{_hours(sum(known))} of device time, {counted(len(known), 'piece')}")]
+        if known
+        else []
+    )
     if tokens:
         counts = "" if None in flops else f", {sum(one for one in flops if one):.3g} model FLOPs"
         made.append(("Trained on", f"{short(tokens)} tokens{counts}"))

@@ -88,7 +88,6 @@ def listen(port: int) -> Server:
 class _Answer(BaseHTTPRequestHandler):
     """GET and HEAD of a few known paths, and nothing else. HTTP/1.0: no connection outlives its answer."""
 
-    server: Server
     timeout = 30
 
     def do_GET(self) -> None:
@@ -98,12 +97,14 @@ class _Answer(BaseHTTPRequestHandler):
         self._answer(body=False)
 
     def _answer(self, *, body: bool = True) -> None:
-        port = self.server.server_port
+        server = self.server
+        assert isinstance(server, Server)
+        port = server.server_port
         if self.headers.get("Host", "") not in (f"{HOST}:{port}", f"localhost:{port}"):
             self._send(403, "text/plain", b"this page is for this machine only\n", body=body)
             return
         path = self.path.split("?", 1)[0]
-        found = self.server.watcher.served(path)
+        found = server.watcher.served(path)
         if found is None:
             self._send(404, "text/plain", b"there is nothing here\n", body=body)
         else:

@@ -109,6 +109,15 @@ def test_continued_models_are_found_by_their_base(line_of):
     assert 15 * K not in line.mlm()  # gone on with is not from scratch
 
 
+def test_a_base_that_was_itself_gone_on_with_is_another_story(line_of):
+    first = clm(12 * K)
+    second = run("second", Stage(MLM(0.4), 4 * K), start=first)
+    third = run("third", Stage(MLM(0.4), 4 * K), start=second)
+    line = line_of(first, second, third)
+    assert names(line.continued("clm")) == {(12 * K, 4 * K): "second"}
+    assert line.continued("mlm") == {}
+
+
 @pytest.mark.parametrize(
     ("fields", "about"),
     [

@@ -1,6 +1,7 @@
 """Contrasts with numbers: paired over seeds, tested against their margin, and over resampled examples."""
 
 import math
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -196,3 +197,21 @@ def test_the_interval_over_examples_is_that_of_the_same_contrast(ledger):
     assert (low + high) / 2 == pytest.approx(found.estimate.mean, abs=0.15 * half)
     assert (high - low) / 2 == pytest.approx(half, rel=0.1)
     assert measure(test, evidence, None).examples is None
+
+
+def test_the_interval_over_examples_rests_on_the_seeds_of_the_estimate(ledger):
+    plan, store = ledger
+    whole = gather(plan, store)
+    grid = whole.grids["clm", "sst2"]
+    for keys in grid.keys:
+        shutil.rmtree(store.leaves / keys[grid.seeds.index(1)])
+    evidence = gather(plan, store)
+    over = bench(plan, evidence.models)
+    test = Contrast("x", gap(over, over.models["mlm"], over.models["clm"], "SC"), "{}", "{}")
+    found = measure(test, evidence, shared_draws(evidence))
+    values = [
+        evidence.values(over.models[one], "sst2")[0, [0, 2]].mean(dtype=float) for one in ("mlm", "clm")
+    ]
+    assert found.shape == (1, 2)
+    assert found.estimate.mean == pytest.approx(100 * (values[0] - values[1]), abs=1e-4)
+    assert sum(found.examples) / 2 == pytest.approx(found.estimate.mean, abs=1.0)

@@ -104,7 +104,7 @@ def test_an_estimate_says_what_its_seeds_could_have_found():
     ],
 )
 def test_the_power_of_a_crossed_test_is_that_of_simulated_tables(sds, shape, effect):
-    count, chance = 1200, np.random.default_rng(7)
+    count, chance = 700, np.random.default_rng(7)
     shapes = ((count, shape[0], 1), (count, 1, shape[1]), (count, *shape))
     drawn = effect + sum(sd * chance.normal(size=size) for sd, size in zip(sds, shapes, strict=True))
     share = np.mean([across(one).p < 0.05 for one in drawn])

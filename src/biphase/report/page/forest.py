@@ -98,9 +98,9 @@ def drawing(one: Mark, scale: Scale) -> Markup:
     label = f"{signed(one.mean)} {interval(one.low, one.high, sign=True)}"
     label += "" if one.paper is None else f", paper {signed(one.paper)}"
     body = Markup("").join(Markup(drawn) for drawn in marks)
-    return Markup('<svg class="forest" viewBox="0 0 {w} {h}" role="img" aria-label="{label}">{body}</svg>').format(
-        w=scale.width, h=HEIGHT, label=label, body=body
-    )
+    return Markup(
+        '<svg class="forest" viewBox="0 0 {w} {h}" role="img" aria-label="{label}">{body}</svg>'
+    ).format(w=scale.width, h=HEIGHT, label=label, body=body)
 
 
 def _whisker(low: float, high: float, scale: Scale, middle: float) -> str:

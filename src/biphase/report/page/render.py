@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from biphase.report.content import Content
 from biphase.report.figures import PALETTES, SCRIPT, plotly_json
-from biphase.report.page import view
+from biphase.report.page import details, view
 from biphase.report.reading import READING
 from biphase.report.tables import Table
 
@@ -44,14 +44,16 @@ def main(content: Content, *, with_figures: bool = True) -> str:
         missing=content.missing,
         most=MOST,
         tally=view.tally(content),
-        tally_words=", ".join(f"{count} {word}" for word, count in content.headline.verdicts.items() if count),
+        tally_words=", ".join(
+            f"{count} {word}" for word, count in content.headline.verdicts.items() if count
+        ),
         findings=content.findings,
         claims=view.claims(content),
         figures=[_figure(one) for one in content.figures],
         boards=view.boards(content),
         noise=view.noise(content),
         sources_of_noise=view.SOURCES_OF_NOISE,
-        runs=view.runs(content),
+        runs=details.runs(content),
         leaf_count=len(next(one for one in content.tables if one.name == "leaves").rows),
         reading=READING,
         tables_json=Markup(_json({table.name: packed(table) for table in content.tables})),
@@ -127,7 +129,7 @@ def _plotly() -> Markup:
 
 def _inside_script(code: str) -> str:
     """Code that cannot end its own element, nor open a comment that hides the end."""
-    return code.replace("</script", r"<\/script").replace("<!--", r"<\!--")
+    return code.replace("<!--", r"<\!--")
 
 
 def _json(value: Any) -> str:

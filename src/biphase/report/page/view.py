@@ -8,13 +8,10 @@ from typing import Any
 
 from biphase.report.claims import Finding, Part
 from biphase.report.content import Content
-from biphase.report.numerals import MISSING, fixed, interval, p_value, percent, plain, signed
 from biphase.report.headline import Lead, no_interval
+from biphase.report.numerals import MISSING, fixed, interval, p_value, percent, plain, signed
 from biphase.report.page.forest import Mark, Scale, axis, drawing, mark
-from biphase.report.pretraining import Piece
-from biphase.report.runs import Run
 from biphase.report.tables import Board, Cell, Line, widest_interval
-from biphase.wording import duration, short
 
 CSS = {
     "reproduced": "reproduced",
@@ -44,7 +41,12 @@ def answer(content: Content) -> dict[str, Any]:
     """The sentence around its subject, and the leads."""
     top = content.headline
     before, subject, after = top.answer.partition(top.subject) if top.subject else (top.answer, "", "")
-    return {"before": before, "subject": subject, "after": after, "leads": [_lead(one) for one in top.against]}
+    return {
+        "before": before,
+        "subject": subject,
+        "after": after,
+        "leads": [_lead(one) for one in top.against],
+    }
 
 
 def _lead(one: Lead) -> dict[str, Any]:
@@ -165,9 +167,11 @@ def _board(board: Board) -> dict[str, Any]:
 
 
 def _line(line: Line, ranks: list[list[float]], *, with_recipe: bool) -> dict[str, Any]:
+    seeds = len(line.model.results)
+    recipe = line.model.recipe.words() + (f" · {seeds} pretraining seeds" if seeds > 1 else "")
     return {
         "name": line.model.name,
-        "recipe": line.model.recipe.words() if with_recipe else "",
+        "recipe": recipe if with_recipe else "",
         "cells": [_cell(cell, means) for cell, means in zip(line.cells, ranks, strict=True)],
     }
 
@@ -183,7 +187,8 @@ def _cell(cell: Cell, means: list[float]) -> dict[str, Any]:
     if math.isfinite(seeds.low):
         words.append(f"95% over {seeds.covers}: {interval(100 * seeds.low, 100 * seeds.high)}")
     if score.examples:
-        words.append(f"over test examples: {interval(*(100 * end for end in score.examples))}")
+        low, high = score.examples
+        words.append(f"over test examples: {interval(100 * low, 100 * high)}")
     covers, widest = widest_interval(score.noise) if score.noise else ("", None)
     if widest:
         words.append(f"over {covers}: {interval(100 * widest.low, 100 * widest.high)}")
@@ -223,77 +228,3 @@ def noise(content: Content) -> list[tuple[str, list[str]]]:
         if known:
             rows.append((family, cells))
     return rows
-
-
-# ---------------------------------------------------------------- runs
-
-
-def runs(content: Content) -> list[dict[str, Any]]:
-    tuned = bool(content.evidence.tasks)
-    return [_run(one, tuned=tuned) for one in content.runs]
-
-
-def _run(one: Run, *, tuned: bool) -> dict[str, Any]:
-    cells = [
-        _count(one.recipe.tokens),
-        _flops(one.flops),
-        _time(one.seconds, one.devices),
-        *(_fixed(one.heldout.get(name), 3) for name in ("clm", "mlm40")),
-        _fixed(one.epochs, 2),
-    ]
-    done, of = one.leaves
-    return {
-        "name": one.name,
-        "recipe": one.recipe.words(),
-        "cells": cells + ([(str(done), f"{done:,}/{of:,}")] if tuned else []),
-        "standing": one.standing,
-        "facts": _facts(one),
-        "way": [_piece(piece) for piece in one.way],
-    }
-
-
-def _facts(one: Run) -> list[tuple[str, str]]:
-    recipe = one.recipe
-    facts = [("Recipe", recipe.words()), ("Key", one.key), ("Pretraining seed", str(one.seed))]
-    if recipe.parameters:
-        facts.append(("Parameters", f"{recipe.parameters:,}"))
-    if recipe.steps:
-        facts.append(("Steps", f"{recipe.steps:,} of {recipe.tokens // recipe.steps:,} tokens each"))
-    if one.device:
-        facts.append(("Device", f"{one.devices} × {one.device}" if one.devices > 1 else one.device))
-    if one.heldout:
-        losses = [f"{name} {loss:.3f}" for name, loss in one.heldout.items()]
-        facts.append(("Held-out loss, nats", ", ".join(losses)))
-    if one.wrong:
-        facts.append(("Cannot be read", one.wrong))
-    if one.joules:
-        facts.append(("Energy", f"{one.joules / 3.6e6:,.3f} kWh"))
-    return facts
-
-
-def _piece(piece: Piece) -> tuple[str, ...]:
-    return (
-        piece.title + (" ↘" if piece.decaying else ""),
-        piece.key[:12],
-        _count(piece.tokens)[1],
-        _flops(piece.flops)[1],
-        _time(piece.seconds, piece.devices)[1],
-        piece.device,
-        piece.standing,
-    )
-
-
-def _count(number: int) -> tuple[str, str]:
-    return str(number), short(number) if number else MISSING
-
-
-def _flops(number: float | None) -> tuple[str, str]:
-    return ("", MISSING) if not number else (f"{number:.6g}", f"{number:.2e}".replace("e+", "e"))
-
-
-def _time(seconds: float | None, devices: int) -> tuple[str, str]:
-    return ("", MISSING) if seconds is None else (plain(seconds * devices, 1), duration(seconds * devices))
-
-
-def _fixed(value: float | None, digits: int) -> tuple[str, str]:
-    return ("", MISSING) if value is None else (plain(value, 6), fixed(value, digits))

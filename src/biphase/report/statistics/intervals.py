@@ -21,6 +21,7 @@ Floats = NDArray[np.float64]
 # Half an interval's width, squared, for a chance `alpha` to miss. It grows as alpha falls.
 Reach = Callable[[float], float]
 
+ROUNDING = 1e-12  # values that differ by less are equal: their last digits are those of sums
 SMALLEST_P = 1e-12  # of a crossed table; a smaller one is said to be this
 
 
@@ -68,10 +69,9 @@ def across(matrix: Floats, level: float = 0.95) -> Estimate:
         return over_seeds(cells, level)
     if table.shape[1] <= 1:
         return over_seeds(cells, level, covers="pretraining seeds")
-    sd = deviation(cells)
     variance, reach = crossed(table)
-    se = math.sqrt(variance) if sd > 0 else 0.0
-    return estimate(average(cells), sd, cells.size, se, reach, "pretraining and fine-tuning seeds", level)
+    covers = "pretraining and fine-tuning seeds"
+    return estimate(average(cells), deviation(cells), cells.size, math.sqrt(variance), reach, covers, level)
 
 
 def complete(matrix: Floats) -> Floats:
@@ -145,7 +145,7 @@ def both(first: Reach, second: Reach, shared: float, df: float) -> Reach:
 
 def estimate(mean: float, sd: float, n: int, se: float, reach: Reach, covers: str, level: float) -> Estimate:
     """A mean with the interval of this reach and the degrees of freedom that fit it; with none if `se` is 0 or NaN."""
-    if not se > 0:
+    if not se > ROUNDING * max(1.0, abs(mean)):
         return Estimate(mean, sd, n, math.nan, math.nan, math.nan, covers)
     half = math.sqrt(reach(1 - level))
     p, df = chance(reach, mean), fitting_df(half / se, 1 - level)
@@ -157,10 +157,10 @@ def average(values: Floats) -> float:
 
 
 def deviation(values: Floats) -> float:
-    """The sd of values; NaN for one, and 0 for values that are equal but for the rounding of sums."""
+    """The sd of values; NaN for one, and 0 for equal ones."""
     if values.size < 2:
         return math.nan
-    equal = np.ptp(values) <= 1e-12 * max(1.0, float(np.abs(values).max()))
+    equal = np.ptp(values) <= ROUNDING * max(1.0, float(np.abs(values).max()))
     return 0.0 if equal else float(np.std(values, ddof=1))
 
 

@@ -15,6 +15,7 @@ import pytest
 from biphase import CLM, MLM, Stage, Study
 from biphase.files import Store
 from biphase.report.build import KNOWN, build
+from biphase.report.page.render import inside_script
 from biphase.study import ledger as state_ledger
 from biphase.study.leaves import trainings
 
@@ -187,6 +188,20 @@ def test_a_study_that_only_pretrains_has_a_report(planned, run, tmp_path):
     assert "fine-tunes nothing" in page
     assert "Runs" in page
     assert not (tmp_path / "report" / "tables" / "families.tex").exists()
+
+
+def test_who_reads_the_old_page_reads_it_to_the_end(ledger, tmp_path):
+    plan, store = ledger
+    before = build(plan, store, tmp_path, static=False).page.read_bytes()
+    with (tmp_path / "report.html").open("rb") as reader:
+        assert reader.read(1000) == before[:1000]
+        build(replace(plan, question="Another?"), store, tmp_path, static=False)
+        assert reader.read() == before[1000:]
+    assert (tmp_path / "report.html").read_bytes() != before
+
+
+def test_code_cannot_end_its_own_element():
+    assert inside_script('a = "</script>" + "<!--"') == r'a = "<\/script>" + "<\!--"'
 
 
 def test_a_file_that_cannot_be_put_in_place_leaves_the_old_one_and_no_draft(ledger, tmp_path):

@@ -44,9 +44,16 @@ def test_the_best_recipe_is_named_with_its_score_and_its_leads(evidence):
     assert "points ahead [" in top.against[0].told
 
 
-def test_checkpoints_on_the_way_are_no_rivals(evidence):
-    better = with_scores(evidence, "validation", lambda name, array: array + 0.1 * (name == "clm-10"))
-    assert headline(better, []).subject == "clm 10 → mlm 40% 10"
+def test_checkpoints_on_the_way_are_no_rivals(invent, run, grid, tmp_path):
+    runs = (
+        run("long", Stage(CLM(), 20), keep=(10,)),
+        run("clm", Stage(CLM(), 10)),
+        run("mlm", Stage(MLM(0.4), 10)),
+    )
+    means = {"long-10": 90.0, "long": 70.0, "clm": 75.0, "mlm": 80.0}
+    top = headline(gather(*invent(Study("s", runs, grid("squad")), tmp_path / "store", means=means)), [])
+    assert top.subject == "mlm 40% 10"
+    assert "of 2 recipes" in top.answer
 
 
 def test_validation_chooses_and_test_scores_play_no_part(evidence):

@@ -3,6 +3,7 @@
 import csv
 import io
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -41,6 +42,9 @@ def test_scores_say_mean_interval_seeds_and_rates(evidence):
         grid.lrs[grid.chosen[s]] for s in grid.seeds
     ]
     assert (row["covers"], row["family"]) == (score.seeds.covers, "QA")
+    assert [float(row[end]) for end in ("examples_low", "examples_high")] == pytest.approx(
+        [100 * end for end in score.examples], abs=1e-4
+    )
 
 
 def test_a_seed_without_all_its_rates_has_no_rate_and_is_not_averaged(ledger):
@@ -160,6 +164,12 @@ def test_claims_have_a_row_for_each_part_and_one_where_there_is_none(evidence):
     assert (row["part"], row["supports"], row["models"]) == (part.title, part.supports, " ".join(part.models))
     assert float(row["estimate"]) == pytest.approx(part.estimate.mean, abs=1e-4)
     assert float(row["part_p"]) == pytest.approx(part.estimate.p, rel=1e-4)
+    assert [float(row[end]) for end in ("examples_low", "examples_high")] == pytest.approx(
+        part.examples, abs=1e-4
+    )
+    told = replace(findings[0], parts=(replace(part, paper=-1.25, margin=-0.5),))
+    row = read(tables.claims([told]))[0]
+    assert (row["paper"], row["margin"]) == ("-1.25", "-0.50")
     without = next(one for one in findings if not one.parts)
     row = next(one for one in rows if one["claim"] == without.id)
     assert (row["verdict"], row["estimate"], row["p"]) == ("not tested", "", "")

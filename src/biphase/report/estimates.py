@@ -57,7 +57,7 @@ def estimate(evidence: Evidence, draws: Draws | None = None) -> Estimates:
         for task in evidence.tasks
         for model in models
     }
-    families = {
+    families: dict[tuple[str, str], Score] = {
         (model.name, family): _score(evidence, draws, model, family, names, decomposed=True)
         for family, names in evidence.families.items()
         for model in models

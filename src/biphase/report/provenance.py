@@ -155,7 +155,7 @@ def _pretraining_joules(plan: Plan, store: Store) -> float:
 
     A piece whose beginning is not known is left out.
     """
-    known = {at: one["joules"] for at, one in _progress(plan, store).items() if "joules" in one}
+    known = {at: one["joules"] for at, one in _progress(plan, store).items() if one.get("joules") is not None}
     parents = {at: plan.states[at].parent for at in known}
     own = [
         known[at] - (known[parent] if parent else 0.0)

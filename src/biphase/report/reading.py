@@ -30,13 +30,13 @@ READING: tuple[tuple[str, str], ...] = (
         "Verdicts.",
         "Reproduced: every part has the claimed sign and the claim's p-value, corrected by Holm for all claims tested here, "
         "is at most 0.05. Direction only: the sign is right and noise is not ruled out. Not reproduced: some part goes the "
-        "other way. Underpowered: the study could not have found an effect as large as the paper's. Not tested: no run can "
+        "other way. Underpowered: the study could not have found an effect as large as the paper's (of 0.5 points, where the paper gives none). Not tested: no run can "
         "speak to it, or too few seeds are complete.",
     ),
     (
         "Detectable.",
-        "The smallest true effect that a test with this noise and so many seeds finds in 80 of 100 tries, at the level that "
-        "the correction asks of the first claim. An effect below it may be there and not be seen.",
+        "The smallest true effect that a test with this noise and so many seeds finds in 80 of 100 tries, at the corrected "
+        "level. An effect below it may be there and not be seen.",
     ),
     (
         "Missing.",

@@ -204,13 +204,13 @@ def test_the_interval_over_examples_rests_on_the_seeds_of_the_estimate(ledger):
     whole = gather(plan, store)
     grid = whole.grids["clm", "sst2"]
     for keys in grid.keys:
-        shutil.rmtree(store.leaves / keys[grid.seeds.index(1)])
+        shutil.rmtree(store.leaves / keys[grid.seeds.index(0)])
     evidence = gather(plan, store)
     over = bench(plan, evidence.models)
     test = Contrast("x", gap(over, over.models["mlm"], over.models["clm"], "SC"), "{}", "{}")
     found = measure(test, evidence, shared_draws(evidence))
     values = [
-        evidence.values(over.models[one], "sst2")[0, [0, 2]].mean(dtype=float) for one in ("mlm", "clm")
+        evidence.values(over.models[one], "sst2")[0, [1, 2]].mean(dtype=float) for one in ("mlm", "clm")
     ]
     assert found.shape == (1, 2)
     assert found.estimate.mean == pytest.approx(100 * (values[0] - values[1]), abs=1e-4)

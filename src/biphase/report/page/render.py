@@ -31,7 +31,7 @@ def page(content: Content, *, live: bool = False) -> str:
         style=Markup(_asset("style.css")),
         theme_script=Markup(_asset("theme.js")),
         plotly=_plotly(),
-        scripts=[Markup(_inside_script(one)) for one in scripts],
+        scripts=[Markup(inside_script(one)) for one in scripts],
     )
 
 
@@ -124,12 +124,12 @@ def _asset(name: str) -> str:
 def _plotly() -> Markup:
     from plotly.offline import get_plotlyjs
 
-    return Markup(_inside_script(get_plotlyjs()))
+    return Markup(inside_script(get_plotlyjs()))
 
 
-def _inside_script(code: str) -> str:
+def inside_script(code: str) -> str:
     """Code that cannot end its own element, nor open a comment that hides the end."""
-    return code.replace("<!--", r"<\!--")
+    return code.replace("</script", r"<\/script").replace("<!--", r"<\!--")
 
 
 def _json(value: Any) -> str:

@@ -22,23 +22,26 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 
 
 def executable() -> str:
+    """The browser, or one line for the whole file."""
     named = os.environ.get("BIPHASE_BROWSER", "")
     found = named or next((path for name in BROWSERS if (path := shutil.which(name))), "")
     if not found:
         why = "no browser: run tests/system-packages, or name one in BIPHASE_BROWSER"
         if os.environ.get("CI") or os.environ.get("BIPHASE_CI"):
-            pytest.fail(why)
-        pytest.skip(why)
+            pytest.fail(why, pytrace=False)
+        pytest.skip(why, allow_module_level=True)
     return found
+
+
+BROWSER = executable()
 
 
 @pytest.fixture(scope="module")
 def browser():
-    path = executable()
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as tool:
-        opened = tool.chromium.launch(executable_path=path, args=ARGUMENTS)
+        opened = tool.chromium.launch(executable_path=BROWSER, args=ARGUMENTS)
         yield opened
         opened.close()
 

@@ -72,7 +72,7 @@ def test_a_lead_within_the_noise_is_not_called_one(evidence):
     noisy = with_scores(evidence, "test", lambda name, array: array * 0 + 0.5 + 0.1 * rng.random(array.shape))
     top = headline(noisy, [])
     assert top.answer.startswith("No recipe is clearly ahead.")
-    assert "has the highest score of 3 recipes" in top.answer
+    assert f"{top.subject}, the best of 3 recipes on validation, scores " in top.answer
     assert all("cannot tell it from no difference" in lead.told for lead in top.against)
 
 
@@ -176,7 +176,7 @@ def test_a_rival_of_several_seeds_says_so(invent, run, grid, tmp_path):
 
 
 def test_verdicts_are_counted(evidence):
-    from biphase.report.claims import test_claims as found_in
+    from biphase.report.claims import judge as found_in
 
     findings = found_in(evidence)
     top = headline(evidence, findings)
@@ -197,3 +197,51 @@ def test_equal_seeds_are_told_as_such(evidence):
     assert math.isnan(lead.average.low)
     assert lead.told == "0.00 points ahead (all seeds alike: no interval)"
     assert not lead.clear
+
+
+def test_ahead_of_some_is_not_ahead_of_all(evidence):
+    level = with_scores(evidence, "test", lambda name, array: array - 0.03 * (name == "both"))
+    top = headline(level, [])
+    assert [lead.clear for lead in top.against] == [False, True], "the case at hand"
+    assert top.answer.startswith("No recipe is clearly ahead of all others. At equal steps")
+    assert f"{top.subject}, the best of 3 recipes on validation, scores " in top.answer
+
+
+def test_best_is_said_of_no_recipe_that_another_of_its_kind_exceeds(invent, run, grid, tmp_path):
+    runs = (run("clm", Stage(CLM(), 20)), run("mlm", Stage(MLM(0.4), 20)), run("low", Stage(MLM(0.2), 20)))
+    study = Study("s", runs, grid("squad"))
+    plan, store = invent(study, tmp_path / "store", means={"clm": 70.0, "mlm": 82.0, "low": 80.0})
+    evidence = gather(plan, store)
+    assert "scores best of 3 recipes" in headline(evidence, []).answer
+    other = with_scores(evidence, "test", lambda name, array: array + 0.05 * (name == "low"))
+    top = headline(other, [])
+    assert top.subject == "mlm 40% 20"
+    assert all(lead.clear for lead in top.against)
+    assert "scores best" not in top.answer
+
+
+def test_models_are_chosen_on_the_seeds_that_all_have(evidence):
+    """A model whose worst seed is not there yet is not the better for it."""
+    bad = np.array([0.0, 0.0, -0.3])
+
+    def change(name, array):
+        scores = array * 0 + {"both": 0.80, "mlm": 0.81, "clm": 0.5, "clm-10": 0.5}[name] + bad
+        scores[:, 2] = np.nan if name == "both" else scores[:, 2]
+        return scores
+
+    partly = with_scores(with_scores(evidence, "validation", change), "test", change)
+    for grid in partly.grids.values():
+        vars(grid).pop("chosen", None)
+    assert headline(partly, []).subject == "mlm 40% 20"
+
+
+def test_rows_without_a_seed_in_common_are_no_score(invent, run, grid, tmp_path):
+    runs = tuple(run(f"clm{seed}", Stage(CLM(), 20), seed=seed) for seed in (1, 2))
+    evidence = gather(*invent(Study("s", runs, grid("squad")), tmp_path / "store"))
+
+    def change(name, array):
+        array[:, [0, 1] if name == "clm1" else [1, 2]] = np.nan
+        return array
+
+    apart = with_scores(with_scores(evidence, "validation", change), "test", change)
+    assert headline(apart, []).answer.startswith("Not answered yet: no model has a complete seed")

@@ -110,3 +110,17 @@ def test_a_continued_model_is_listed_by_the_steps_since_its_base(plan):
     assert (listed.kind, listed.steps, listed.causal, listed.ratio) == ("mlm", 12_000, 0, 0.4)
     assert listed.base is not None
     assert (listed.base.kind, listed.base.steps, listed.base.causal) == ("clm", 42_000, 42_000)
+
+
+def test_another_shape_rule_of_masking_or_batch_is_not_the_papers(plan):
+    recipe = recipe_of(plan, "610m-mlm40-42k")
+    (span,) = recipe.spans
+    bert = replace(span, objective=replace(span.objective, replace=(0.8, 0.1, 0.1)))
+    for changed in (
+        replace(recipe, shape="another"),
+        replace(recipe, spans=(bert,)),
+        replace(recipe, tokens=recipe.tokens // 2),
+    ):
+        assert family_mean(changed, "SC") is None
+        assert at_rates(changed, "sst2") == {}
+    assert family_mean(replace(recipe, tokens=42_000 * 2_373_120), "SC") == 87.00, "its other figure"

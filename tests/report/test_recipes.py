@@ -379,3 +379,17 @@ def test_a_trunk_written_as_two_runs_is_not_taken_for_the_same_written_as_one(pl
     known = models(planned(run("whole", Stage(CLM(), 10), Stage(MLM(0.4), 10)), parts))
     assert list(known) == ["whole", "parts"]
     assert known["whole"].recipe.kind == known["parts"].recipe.kind == "clm-mlm"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "lengths"),
+    [
+        (WSD(1e-3, warmup=2, decay=0.2), (20, 40)),  # each in its own way
+        (WSD(1e-3, warmup=0.1, decay=4), (20, 40)),
+        (WSD(1e-3, warmup=0.05, decay=0.1), (250, 400)),  # 12.5 steps are 12: a share of 0.048
+        (WSD(1e-3, warmup=2, decay=4), (20, 30, 50)),
+    ],
+)
+def test_shares_and_steps_are_told_apart_for_warmup_and_decay_alone(planned, run, schedule, lengths):
+    runs = [run(f"b{steps}", Stage(CLM(), steps), schedule=schedule) for steps in lengths]
+    assert len({model.recipe.setting for model in models(planned(*runs)).values()}) == 1

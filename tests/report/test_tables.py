@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from biphase.report import tables
-from biphase.report.claims import test_claims as found_in
+from biphase.report.claims import judge as found_in
 from biphase.report.estimates import estimate
 from biphase.report.evidence import gather
 from biphase.report.runs import runs

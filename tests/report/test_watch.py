@@ -260,6 +260,15 @@ def test_something_slow_rests_before_it_is_done_again():
         assert due
 
 
+@pytest.fixture
+def usual_interrupt():
+    """^C as a command finds it: another test of this process may have left a handler of its own."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("usual_interrupt")
 def test_control_c_ends_it_cleanly(ledger, tmp_path):
     plan, store = ledger
     said = []

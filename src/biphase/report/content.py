@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from biphase.files import Store
 from biphase.report import tables
-from biphase.report.claims import Finding, test_claims
+from biphase.report.claims import Finding, judge
 from biphase.report.draws import Draws
 from biphase.report.estimates import Estimates, estimate
 from biphase.report.evidence import Evidence, gather
@@ -45,7 +45,7 @@ def collect(plan: Plan, store: Store, *, live: bool = False) -> Content:
     evidence = gather(plan, store)
     draws = Draws(evidence)
     estimates = estimate(evidence, draws)
-    findings = tuple(test_claims(evidence, draws))
+    findings = tuple(judge(evidence, draws))
     found = runs(evidence)
     return Content(
         evidence=evidence,

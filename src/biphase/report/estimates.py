@@ -77,7 +77,7 @@ def _score(
     grids = [evidence.grids[result, task] for result in model.results for task in tasks]
     matrix = evidence.on(model, tasks)
     metrics = dict.fromkeys(grid.metric for grid in grids if grid.metric)
-    known = bool(kept(matrix)[1].any())
+    known = kept(matrix)[1].size > 0
     return Score(
         model=model.name,
         on=on,
@@ -101,7 +101,7 @@ def _over_examples(
     if len(drawn) < len(each):
         return None
     mean = np.mean([one[:, rows][:, :, columns].mean(axis=(1, 2)) for one in drawn], axis=0)
-    fewest = min(evidence.grids[model.results[0], task].examples for task in tasks)
+    fewest = min(evidence.examples(model, task) for task in tasks)
     if fewest < 2 or not np.isfinite(mean).all():
         return None
     point = np.asarray(matrix[np.ix_(rows, columns)].mean())
@@ -115,4 +115,4 @@ def _noise(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> Decompos
     if len(known) < len(values) or any(one.shape[2] < 2 for one in known):
         return None
     complete = np.all([np.isfinite(one).all(axis=tuple(range(2, one.ndim))) for one in known], axis=0)
-    return decompose(known) if kept(np.where(complete, 1.0, np.nan))[1].any() else None
+    return decompose(known) if kept(np.where(complete, 1.0, np.nan))[1].size else None

@@ -29,7 +29,6 @@ from biphase.study.select import choose
 Floats = NDArray[np.float64]
 FAMILIES: tuple[Family, ...] = ("SC", "TC", "QA", "IR")
 PARTS = ("validation", "test")
-JOULES = "joules"  # stands beside the seconds where the device reports its energy
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,6 @@ class Grid:
     seconds: Floats
     examples: int  # in the test part
     machines: tuple[dict[str, Any], ...]  # what computed the leaves that are done, each as it was recorded
-    joules: float  # of the leaves that recorded them; 0: none did
     missing: dict[str, str] = field(
         default_factory=dict
     )  # key of a leaf → why it is missing, where more is known
@@ -135,6 +133,10 @@ class Evidence:
         blank = np.full((len(grids[0].lrs), len(grids[0].seeds)), np.nan)
         return np.stack([grid.test.get(metric or grid.metric, blank) for grid in grids])
 
+    def examples(self, model: Model, task: str) -> int:
+        """In the test part of a task; 0 where no leaf is there to tell."""
+        return max(self.grids[result, task].examples for result in model.results)
+
     def values(self, model: Model, task: str, metric: str = "") -> NDArray[np.float32] | None:
         """Example by example at the chosen rates: (pretraining seeds, fine-tuning seeds, examples[, counts]).
 
@@ -183,7 +185,6 @@ class Leaf:
     scores: dict[str, dict[str, float]]  # part → metric → score
     examples: int  # in the test part
     seconds: float
-    joules: float
     machine: dict[str, Any]
 
 
@@ -219,15 +220,16 @@ def _read(store: Store, key: str, unreadable: dict[str, str]) -> Leaf | None:
         about = json.loads(read_verified(place, LEAF))
         if about["key"] != key:
             raise StoreError(f"{place} holds the leaf {about['key']}; remove it and run the study again")
-        took = about["seconds"]
+        examples = int(about["examples"]["test"])
+        if examples < 1:
+            raise ValueError("a test part without examples")
         return Leaf(
             metric=about["metric"],
             scores={
                 part: {name: float(score) for name, score in about["scores"][part].items()} for part in PARTS
             },
-            examples=int(about["examples"]["test"]),
-            seconds=float(sum(spent for what, spent in took.items() if what != JOULES)),
-            joules=float(took.get(JOULES, 0.0)),
+            examples=examples,
+            seconds=float(sum(about["seconds"].values())),
             machine=dict(about.get("machine", {})),
         )
     except StoreError as wrong:
@@ -272,6 +274,5 @@ def _grid(result: str, task: Task, cells: Cells, whys: dict[str, str]) -> Grid:
         seconds=seconds,
         examples=done[0].examples if done else 0,
         machines=tuple(leaf.machine for leaf in done),
-        joules=sum(leaf.joules for leaf in done),
         missing={key: whys[key] for key, _ in cells.values() if key in whys},
     )

@@ -18,7 +18,7 @@ from biphase.report.claims import Finding
 from biphase.report.evidence import Evidence, Floats
 from biphase.report.numerals import fixed, interval, listed, percent
 from biphase.report.recipes import Model
-from biphase.report.statistics.intervals import Estimate, across
+from biphase.report.statistics.intervals import Estimate, across, kept
 from biphase.wording import counted, short
 
 KINDS = {
@@ -112,15 +112,16 @@ def _answer(evidence: Evidence) -> tuple[str, str, tuple[Lead, ...]]:
     leads = tuple(
         sorted(_against(evidence, best, group), key=lambda lead: lead.average.mean)
     )  # the nearest first
-    if any(lead.clear for lead in leads):
+    if all(lead.clear for lead in leads) and _highest(evidence, best, group):
         return f"{_setting(group)}{what} scores best of {_number(group)}: {value}.", what, leads
-    told = f"{_setting(group)}{what} has the highest score of {_number(group)}: {value}."
-    return f"No {_word(group)} is clearly ahead. {told}", what, leads
+    told = f"{_setting(group)}{what}, the best of {_number(group)} on validation, scores {value}."
+    all_others = " of all others" if any(lead.clear for lead in leads) else ""
+    return f"No {_word(group)} is clearly ahead{all_others}. {told}", what, leads
 
 
 def _known(evidence: Evidence, model: Model) -> bool:
     """Has it at least one seed that is complete on every family?"""
-    return bool(np.isfinite(_average(evidence, model)).any())
+    return kept(_average(evidence, model))[1].size > 0
 
 
 def _average(evidence: Evidence, model: Model, part: str = "test") -> Floats:
@@ -150,8 +151,18 @@ def _comparable(models: list[Model]) -> list[Model]:
 
 
 def _best(evidence: Evidence, models: list[Model]) -> Model:
-    """By validation alone; of equals the first of the study."""
-    return max(models, key=lambda one: float(np.nanmean(_average(evidence, one, "validation"))))
+    """By validation alone, on the seeds that all have, where there are any; of equals the first of the study."""
+    tables = [_average(evidence, one, "validation") for one in models]
+    shared = np.all([np.isin(np.arange(len(evidence.seeds)), kept(one)[1]) for one in tables], axis=0)
+    means = [across(one[:, shared] if shared.any() else one).mean for one in tables]
+    return models[means.index(max(means))]
+
+
+def _highest(evidence: Evidence, best: Model, group: list[Model]) -> bool:
+    """Does no test score exceed that of the one that validation chose? For words only: nothing is chosen by it."""
+    others = [one for one in group if one is not best]
+    leads = [across(difference(evidence, best, one, evidence.families.values())).mean for one in others]
+    return all(lead >= 0 for lead in leads)
 
 
 def _against(evidence: Evidence, best: Model, group: list[Model]) -> Iterable[Lead]:

@@ -154,7 +154,7 @@ def _provenance(content: Content) -> str:
     lines = [f"- biphase {_text(about.version)}, study `{about.study}`"]
     lines += [f"- {_text(word)}: {_text(told)}" for word, told in (*about.protocol, *about.spent)]
     if about.joules:
-        lines.append(f"- Energy: {about.joules / 3.6e6:,.2f} kWh, as the devices reported it")
+        lines.append(f"- Energy: {about.joules / 3.6e6:,.2f} kWh for pretraining, as the GPUs reported it")
     for one in about.machines:
         lines.append(
             f"- {_text(one.device)} ({_text(one.software)}): {one.pieces:,} pieces, {one.leaves:,} scores"

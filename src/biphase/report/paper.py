@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from biphase.report.recipes import Kind, Recipe
+from biphase.presets import SIZES
+from biphase.report.recipes import Kind, Recipe, shape_key
+from biphase.specs import MLM
+
+TOKENS = 2_359_296  # a step; the paper itself gives a second figure, 0.6% above
+HIDDEN = (1.0, 0.0, 0.0)  # every hidden token becomes the mask token
 
 
 @dataclass(frozen=True)
@@ -41,12 +46,24 @@ def made(recipe: Recipe) -> Made:
 
 def family_mean(recipe: Recipe, family: str) -> float | None:
     """The paper's mean of this recipe over the datasets of a family; None where it is not known."""
-    return FAMILY_MEANS.get(made(recipe), {}).get(family)
+    return FAMILY_MEANS.get(made(recipe), {}).get(family) if _theirs(recipe) else None
 
 
 def at_rates(recipe: Recipe, task: str) -> dict[float, float]:
     """The paper's scores of this recipe on one dataset by learning rate: one run each, seed 0."""
-    return RATES.get((made(recipe), task), {})
+    return RATES.get((made(recipe), task), {}) if _theirs(recipe) else {}
+
+
+def _theirs(recipe: Recipe) -> bool:
+    """Are layers and widths, the rule of masking and the tokens of a step the paper's? Its tables do not tell them."""
+    size = SIZES.get(recipe.size)
+    if size is None or recipe.shape != shape_key(size) or not recipe.steps:
+        return False
+    masked = [one.objective for one in recipe.spans if isinstance(one.objective, MLM)]
+    return (
+        all(one.replace == HIDDEN for one in masked)
+        and abs(recipe.tokens / (recipe.steps * TOKENS) - 1) <= 0.05
+    )
 
 
 def _clm(size: str, steps: int = 42_000, *, decayed: bool = True) -> Made:

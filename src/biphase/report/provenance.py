@@ -63,7 +63,7 @@ class Provenance:
 def provenance(evidence: Evidence) -> Provenance:
     plan, store = evidence.plan, evidence.store
     finetune = plan.study.finetune
-    joules = _pretraining_joules(plan, store) + sum(grid.joules for grid in evidence.grids.values())
+    joules = _pretraining_joules(plan, store)
     return Provenance(
         version=code_version(),
         study=key(encode(plan.study)),

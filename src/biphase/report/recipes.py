@@ -17,6 +17,7 @@ from biphase.study.costs import shape_of
 from biphase.study.plan import Plan
 
 Kind = Literal["start", "clm", "mlm", "clm-mlm", "other"]
+Shares = dict[str, list[float]]  # warmup, decay → the shares it takes, where these are its rule and not steps
 SETTING = ("packing", "batch_tokens", "optimizer", "precision", "moments", "data")
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "ffn")  # what makes a size a size
 
@@ -122,18 +123,18 @@ def models(plan: Plan) -> dict[str, Model]:
     """The models of a plan by name, in the order of its results. Two names of one state are one model, the first."""
     groups: dict[tuple[object, ...], dict[int, str]] = {}
     recipes: dict[str, Recipe] = {}
-    by_share = _by_share(plan)
+    shares = _shares(plan)
     names: dict[str, list[str]] = {}
     for name, at in plan.results.items():
         names.setdefault(at, []).append(name)
     for first, *others in names.values():
         # A checkpoint that several runs pass through speaks for the longest: it lies on the way to all of them.
-        known = [_recipe(*_made_by(plan, name), by_share=by_share) for name in (first, *others)]
+        known = [_recipe(*_made_by(plan, name), shares=shares) for name in (first, *others)]
         recipe = recipes[first] = max(known, key=lambda one: one.of)
-        alike = _alike(recipe)
+        same = alike(recipe)
         # Of one recipe and one seed there is one state; if not, something differs that a recipe does not tell.
-        number = next(n for n in range(len(names)) if recipe.seed not in groups.get((n, *alike), {}))
-        groups.setdefault((number, *alike), {})[recipe.seed] = first
+        number = next(n for n in range(len(names)) if recipe.seed not in groups.get((n, *same), {}))
+        groups.setdefault((number, *same), {})[recipe.seed] = first
     made = {}
     for by_seed in groups.values():
         results = tuple(by_seed[seed] for seed in sorted(by_seed))
@@ -143,7 +144,7 @@ def models(plan: Plan) -> dict[str, Model]:
 
 
 def recipe_of(plan: Plan, result: str) -> Recipe:
-    return _recipe(*_made_by(plan, result), by_share=_by_share(plan))
+    return _recipe(*_made_by(plan, result), shares=_shares(plan))
 
 
 def _made_by(plan: Plan, result: str) -> tuple[Pretrain, int]:
@@ -155,7 +156,7 @@ def _made_by(plan: Plan, result: str) -> tuple[Pretrain, int]:
     raise KeyError(result)
 
 
-def _alike(recipe: Recipe) -> tuple[object, ...]:
+def alike(recipe: Recipe) -> tuple[object, ...]:
     """What all draws of one recipe share."""
     bases, at = [], recipe.base
     while at:  # the same spans with a decay between them are another recipe
@@ -164,11 +165,9 @@ def _alike(recipe: Recipe) -> tuple[object, ...]:
     return recipe.size, recipe.shape, recipe.spans, recipe.of, recipe.setting, tuple(bases)
 
 
-def _recipe(run: Pretrain, step: int, *, by_share: bool) -> Recipe:
+def _recipe(run: Pretrain, step: int, *, shares: Shares) -> Recipe:
     before = origin_step(run)
-    start = (
-        _recipe(run.start, run.start.steps, by_share=by_share) if isinstance(run.start, Pretrain) else None
-    )
+    start = _recipe(run.start, run.start.steps, shares=shares) if isinstance(run.start, Pretrain) else None
     own = [
         Span(act.objective, before + act.first, before + min(act.until, step))
         for act in acts(run)
@@ -185,9 +184,9 @@ def _recipe(run: Pretrain, step: int, *, by_share: bool) -> Recipe:
         of=before + run.steps,
         # To go on from a rate that never came down is to have gone on all the time.
         base=start if start is None or start.decayed else start.base,
-        setting=_setting(run, by_share=by_share),
+        setting=_setting(run, shares=shares),
         seed=root.seed,
-        shape=key([getattr(root.start, name, "") for name in SHAPE]),
+        shape=shape_key(root.start),
     )
 
 
@@ -203,6 +202,11 @@ def _merged(spans: tuple[Span, ...]) -> tuple[Span, ...]:
     return tuple(made)
 
 
+def shape_key(start: object) -> str:
+    """Equal for sizes with the same layers and widths."""
+    return key([getattr(start, name, "") for name in SHAPE])
+
+
 def _root(run: Pretrain) -> Pretrain:
     return _root(run.start) if isinstance(run.start, Pretrain) else run
 
@@ -214,24 +218,37 @@ def _size(root: Pretrain) -> str:
     )
 
 
-def _by_share(plan: Plan) -> bool:
-    """Are warmup and decay the same shares of runs that differ in length, rather than the same steps?"""
-    trained = [(run.schedule, run.steps) for run in plan.study.runs if run.stages]
-    steps = {(one.warmup, one.decay) for one, _ in trained}
-    shares = {(round(one.warmup / of, 3), round(one.decay / of, 3)) for one, of in trained}
-    return len(shares) < len(steps)
+def _shares(plan: Plan) -> Shares:
+    """Is a warmup or a decay the same share of runs that differ in length, rather than the same number of steps?"""
+    found: Shares = {}
+    for name in ("warmup", "decay"):
+        counts = {(int(getattr(run.schedule, name)), run.steps) for run in plan.study.runs if run.stages}
+        counts = {(count, of) for count, of in counts if count}
+        fewest = _fewest_shares(counts)
+        if len(fewest) < len({count for count, _ in counts}):
+            found[name] = fewest
+    return found
 
 
-def _setting(run: Pretrain, *, by_share: bool) -> str:
+def _fewest_shares(counts: set[tuple[int, int]]) -> list[float]:
+    """The fewest shares that, rounded to whole steps, are these counts of these lengths."""
+    found: list[float] = []
+    for most, least in sorted(((count + 0.5) / of, (count - 0.5) / of) for count, of in counts):
+        if not found or found[-1] <= least:
+            found.append(most)
+    return found
+
+
+def _setting(run: Pretrain, *, shares: Shares) -> str:
     """Everything that shapes a model apart from its size, its objectives and their steps, and its seed.
 
     A run that goes on as the one before it went has that one's setting.
     """
-    own, warmup = _ways(run, by_share=by_share), _part(run, run.schedule.warmup, by_share=by_share)
+    own, warmup = _ways(run, shares=shares), _part(run, "warmup", shares=shares)
     start = run.start
     if isinstance(start, Pretrain):
-        before = _setting(start, by_share=by_share)
-        goes_on = not warmup and own == _ways(start, by_share=by_share)
+        before = _setting(start, shares=shares)
+        goes_on = not warmup and own == _ways(start, shares=shares)
         return before if goes_on else key([before, own, warmup])
     named = (*SHAPE, "kind", "name", "precision")
     # A published model is what it is; of a size there is more to say than how large it is.
@@ -243,7 +260,7 @@ def _setting(run: Pretrain, *, by_share: bool) -> str:
     return key([own, warmup, about])
 
 
-def _ways(run: Pretrain, *, by_share: bool) -> dict[str, object]:
+def _ways(run: Pretrain, *, shares: Shares) -> dict[str, object]:
     """How a run trains, its warmup apart. The precision is the size's own where nothing else was said."""
     fields = {name: encode(getattr(run, name)) for name in SETTING}
     usual = run.precision == getattr(_root(run).start, "precision", "")
@@ -252,9 +269,14 @@ def _ways(run: Pretrain, *, by_share: bool) -> dict[str, object]:
         "precision": "" if usual else run.precision,
         "corpus": encode(corpus_of(run)) if run.corpus else "",
         "peak": run.schedule.peak,
-        "decay": _part(run, run.schedule.decay, by_share=by_share),
+        "decay": _part(run, "decay", shares=shares),
     }
 
 
-def _part(run: Pretrain, steps: float, *, by_share: bool) -> float:
-    return round(steps / max(1, run.steps), 3) if by_share else steps
+def _part(run: Pretrain, name: str, *, shares: Shares) -> float:
+    """Of the schedule: a share, where that is its rule, else steps."""
+    count = getattr(run.schedule, name)
+    if name not in shares or not count:
+        return count
+    least, most = (count - 0.5) / run.steps, (count + 0.5) / run.steps
+    return next((one for one in shares[name] if least < one <= most), count / run.steps)

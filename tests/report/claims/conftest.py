@@ -68,7 +68,6 @@ def evidence_of(tmp_path_factory):
                         seconds=np.where(np.isfinite(test), 1.0, np.nan),
                         examples=0,
                         machines=(),
-                        joules=0.0,
                     )
         return Evidence(plan, store, known, {task.name: task for task in finetune.tasks}, grids, {})
 

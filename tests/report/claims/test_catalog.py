@@ -394,3 +394,42 @@ def test_the_guide_says_what_the_code_does(name):
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     one = BY_ID[name]
     assert cells[1:] == [one.says, one.contrast, re.sub(r"^needs ", "", one.needs), one.paper]
+
+
+def test_bases_that_were_gone_on_with_in_another_way_are_still_the_bases(plan_of):
+    bases = [run(f"610m-{word}", Stage(one, 22 * K)) for word, one in (("clm", CLM()), ("mlm", MLM(0.4)))]
+    again = [
+        run(f"{base.name}-on", Stage(MLM(0.4), 12 * K), start=base, schedule=WSD(warmup=2 * K))
+        for base in bases
+    ]
+    (test,) = found(plan_of(study(*bases, *again)), "C18")
+    assert [one.name for one in test.models] == ["610m-mlm", "610m-clm", "610m-mlm-on", "610m-clm-on"]
+    assert test.title == "610m · continued · QA · 12,000 steps on"
+
+
+def test_sizes_are_compared_over_the_ratios_that_both_have(plan_of):
+    ratios = {"210m": (0.2, 0.4, 0.5), "610m": (0.2, 0.3, 0.4)}
+    runs = [
+        run(f"{size}-{ratio}", Stage(MLM(ratio), 22 * K), start=SIZES[size])
+        for size, some in ratios.items()
+        for ratio in some
+    ]
+    against = found(plan_of(study(*runs)), "C8")[1]
+    assert sorted(one.name for one in against.models) == ["210m-0.2", "210m-0.4", "610m-0.2", "610m-0.4"]
+    apart = [one for one in runs if one.name in ("210m-0.2", "210m-0.5", "610m-0.3", "610m-0.4")]
+    assert len(found(plan_of(study(*apart)), "C8")) == 1, (
+        "one slope each, over other ratios: nothing to compare"
+    )
+
+
+@pytest.mark.parametrize(
+    ("keep", "said"),
+    [
+        (40 * K, ""),
+        (30 * K, "the checkpoint is 10,000 steps before the decay: what they bring is in this gain"),
+    ],
+)
+def test_a_gain_of_the_decay_that_is_not_all_decay_says_so(plan_of, keep, said):
+    pair = [run(word, Stage(one, 42 * K), keep=(keep,)) for word, one in (("clm", CLM()), ("mlm", MLM(0.4)))]
+    tests = found(plan_of(study(*pair)), "B2")
+    assert [test.remark(None) if test.remark else "" for test in tests] == [said, said]

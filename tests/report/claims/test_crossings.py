@@ -91,3 +91,35 @@ def test_seeds_that_are_not_complete_are_left_out(words):
     half = words([[48.0, math.nan], [49.0, 49.0], [51.0, 51.0], [52.0, 52.0]], FLAT)
     assert "near step 2,828, 6.67B tokens" in half  # one seed has no interval
     assert words([[math.nan] * 2] * 4, FLAT) == ""
+
+
+def test_seeds_in_which_it_never_happens_are_told(words):
+    said = words([[48.0, 51.0], [49.0, 51.0], [51.0, 51.0], [52.0, 52.0]], FLAT)
+    assert "near step 2,828 in 1 of 2 seeds, 6.67B tokens" in said
+
+
+def test_pretraining_seeds_are_no_more_fine_tuning_seeds(plan_of, evidence_of):
+    """Two pretrainings that agree within and differ between: five cells each are not ten draws."""
+    fields = {"start": SIZES["610m"], "corpus": "fineweb-edu", "keep": STEPS}
+    runs = [
+        Pretrain(f"{name}{seed}", stages=Stage(objective, 12 * K), seed=seed, **fields)
+        for name, objective in (("clm", CLM()), ("mlm", MLM(0.4)))
+        for seed in (1, 2)
+    ]
+    plan = plan_of(Study("s", tuple(runs), Finetune((CATALOG["sst2"],), lrs=(1e-5,), seeds=range(5))))
+    rising = dict(zip(STEPS, (48.0, 49.0, 51.0, 52.0), strict=True))
+    noise = np.linspace(0, 0.1, 5)
+
+    def score(model, task, shape):
+        recipe = model.recipe
+        return [rising.get(recipe.steps, 0.0) + noise] if recipe.kind == "mlm" else np.full(shape, 50.0)
+
+    evidence = evidence_of(plan, score)
+    for step in STEPS:
+        evidence.grids[f"mlm2-{step}", "sst2"].test["accuracy"][:] -= 0.005
+    over = bench(plan, evidence.models)
+    found = Crossing(over, tuple(checkpoints(over.lines[0]).values()), "SC")
+    everyone = [one for pair in found.checkpoints for one in pair]
+    said = found.words(Reading(evidence, None, rows_in_common(everyone)))
+    low, high = (float(one.replace(",", "")) for one in said.split("95%: ")[1].split(")")[0].split(" to "))
+    assert high > 5 * low, "two pretrainings know little"

@@ -60,7 +60,7 @@ def found(plan_of, evidence_of):
             return scores
 
         evidence = evidence_of(plan, score, metrics=metrics)
-        return {one.id: one for one in claims.test_claims(evidence)}
+        return {one.id: one for one in claims.judge(evidence)}
 
     return findings
 
@@ -190,7 +190,7 @@ def test_an_empty_ledger_tests_nothing_and_says_so(plan_of, evidence_of):
     plan = plan_of(study(CAUSAL, MASKED, QUARTER))
     results = {
         one.id: one
-        for one in claims.test_claims(evidence_of(plan, lambda model, task, shape: np.full(shape, math.nan)))
+        for one in claims.judge(evidence_of(plan, lambda model, task, shape: np.full(shape, math.nan)))
     }
     assert {one.verdict for one in results.values()} == {"not tested"}
     assert results["C1"].why == "610m · SC (not yet: 0 of 30 leaves done)."
@@ -199,7 +199,7 @@ def test_an_empty_ledger_tests_nothing_and_says_so(plan_of, evidence_of):
 
 def test_nothing_fine_tuned_tests_nothing(planned, invent, tmp_path):
     plan, store = invent(Study("s", (CAUSAL, MASKED)), tmp_path)
-    results = {one.id: one for one in claims.test_claims(gather(plan, store))}
+    results = {one.id: one for one in claims.judge(gather(plan, store))}
     assert {one.verdict for one in results.values()} == {"not tested"}
     assert results["C1"].why == "Needs tasks to fine-tune on."
 
@@ -231,7 +231,7 @@ def test_what_is_clear_over_seeds_alone_is_a_caveat(invent, grid, three, tmp_pat
     means = {"clm-10": 80.0, "clm": 80.0, "mlm": 81.0, "both": 80.0}
     made = replace(three, finetune=grid("sst2", seeds=range(12)))
     plan, store = invent(made, tmp_path, means=means, shrink=0.5)
-    results = {one.id: one for one in claims.test_claims(gather(plan, store))}
+    results = {one.id: one for one in claims.judge(gather(plan, store))}
     (part,) = results["C1"].parts
     assert part.supports == "yes"
     assert part.examples[0] <= 0 < part.examples[1]
@@ -264,7 +264,7 @@ def test_b6_tells_the_noise_of_pretraining(found, plan_of, evidence_of):
     )
     for result in plan.results:
         evidence.grids[result, "sst2"].test["accuracy"][:] += draw.normal(0, 0.003)
-    (part,) = {one.id: one for one in claims.test_claims(evidence)}["B6"].parts
+    (part,) = {one.id: one for one in claims.judge(evidence)}["B6"].parts
     told = [float(word) for word in part.note.replace(",", "").split() if word[0].isdigit()]
     assert told[0] == pytest.approx(0.3 * math.sqrt(2), rel=0.5)
     assert told[1] == pytest.approx(0.1 * math.sqrt(2), rel=0.5)
@@ -274,3 +274,45 @@ def test_b6_tells_the_noise_of_pretraining(found, plan_of, evidence_of):
 def test_the_same_evidence_gives_the_same_findings(found):
     made = study(CAUSAL, MASKED, QUARTER)
     assert repr(found(made, AS_IN_THE_PAPER)) == repr(found(made, AS_IN_THE_PAPER))
+
+
+@pytest.mark.parametrize("by", [-5.0, 5.0])
+def test_a_part_whose_seeds_all_say_the_same_is_not_passed_over(plan_of, evidence_of, by):
+    """Least of all where they all speak against the claim."""
+    draw = np.random.default_rng(2)
+    luck = {task: draw.normal(0, 0.05, 5) for task in TASKS}
+
+    def score(model, task, shape):
+        mean = AS_IN_THE_PAPER[model.name, task.family]
+        if task.family != "IR":
+            return mean + draw.normal(0, 0.05, shape)
+        return [70 + by * (model.name == "two") + luck[task.name]]
+
+    evidence = evidence_of(plan_of(study(CAUSAL, MASKED, QUARTER)), score)
+    result = {one.id: one for one in claims.judge(evidence)}["C13"]
+    assert [part.supports for part in result.parts] == ["yes", "yes", "yes", "underpowered"]
+    assert (result.verdict, result.p, result.p_holm) == ("underpowered", 1.0, 1.0)
+    way = "above" if by > 0 else "below"
+    assert result.why == (
+        f"CLM→MLM 24-76 scores 5.00 points {way} MLM 40% on IR at 610m, but every seed gives the same number, so there "
+        "is no noise to judge it by; of 4 parts 3 are clear."
+    )
+
+
+def test_seeds_left_out_because_something_failed_are_a_caveat(plan_of, evidence_of):
+    draw = np.random.default_rng(2)
+    plan = plan_of(study(CAUSAL, MASKED, tasks=("sst2", "conll2003")))
+    evidence = evidence_of(plan, lambda model, task, shape: draw.normal(80, 0.1, shape))
+
+    def warned():
+        results = {one.id: one for one in claims.judge(evidence)}
+        return [name for name, one in results.items() if any("went well" in said for said in one.caveats)]
+
+    grid = evidence.grids["mlm", "sst2"]
+    for part in (grid.validation, grid.test):
+        part["accuracy"][0, 3] = math.nan
+    assert warned() == [], "not computed yet: chance"
+    evidence.grids["mlm", "sst2"] = replace(grid, missing={"key": "the model gives no finite numbers"})
+    vars(evidence.grids["mlm", "sst2"]).pop("chosen", None)
+    assert "C1" in warned()
+    assert "C4" not in warned(), "its tasks are whole"

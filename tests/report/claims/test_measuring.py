@@ -117,10 +117,6 @@ def test_options_that_are_missing_do_not_count(case):
     [
         ([80.0, math.nan, math.nan, math.nan], "not yet: 5 of 8 leaves done"),
         ([math.nan] * 4, "not yet: 4 of 8 leaves done"),
-        (
-            [one - 1 for one in SCORES["mlm40"]],
-            "every seed gives the same number, so there is no noise to judge it by",
-        ),
     ],
 )
 def test_what_is_missing_says_why(case, clm, note):
@@ -215,3 +211,70 @@ def test_the_interval_over_examples_rests_on_the_seeds_of_the_estimate(ledger):
     assert found.shape == (1, 2)
     assert found.estimate.mean == pytest.approx(100 * (values[0] - values[1]), abs=1e-4)
     assert sum(found.examples) / 2 == pytest.approx(found.estimate.mean, abs=1.0)
+
+
+@pytest.mark.parametrize("by", [1.0, -1.0, 0.0])
+def test_seeds_that_all_say_the_same_are_there_and_prove_nothing(case, by):
+    over, evidence = case(SCORES | {"clm": [one - by for one in SCORES["mlm40"]]})
+    found = measure(contrast(over), evidence, None)
+    assert (found.alike, found.missing, found.p) == (True, False, 1.0)
+    assert found.estimate.mean == pytest.approx(by)
+    assert detectable(found, 0.05) == math.inf
+    assert found.note == "every seed gives the same number, so there is no noise to judge it by"
+
+
+def test_options_that_prove_nothing_are_not_the_clearest_but_count(case):
+    over, evidence = case(SCORES | {"mlm20": [one + 5 for one in SCORES["clm"]]})
+    options = (contrast(over, "mlm20", "clm"), contrast(over, "mlm40", "clm"))
+    found = measure(AnyOf("any", options), evidence, None)
+    assert found.said.title == "mlm40 over clm"
+    assert found.estimate.p == pytest.approx(2 * measure(options[1], evidence, None).estimate.p)
+    alone = measure(AnyOf("any", options[:1], paper=2.0), evidence, None)
+    assert (alone.title, alone.paper, alone.alike) == ("any", 2.0, True)
+
+
+def test_what_failed_is_told_from_what_is_not_yet_there(case):
+    over, evidence = case(SCORES | {"clm": [80.0, math.nan, math.nan, math.nan]})
+    grid = evidence.grids["clm", "sst2"]
+    for failed, note in (
+        (2, "not yet: 5 of 8 leaves done, 2 failed or cannot be read"),
+        (3, "5 of 8 leaves done, 3 failed or cannot be read"),
+    ):
+        evidence.grids["clm", "sst2"] = replace(grid, missing=dict.fromkeys("abc"[:failed], "diverged"))
+        found = measure(contrast(over), evidence, None)
+        assert (found.note, found.lost, found.missing) == (note, failed, True)
+
+
+def test_one_test_example_has_no_interval_over_examples(invent, run, grid, tmp_path):
+    """Its scores differ by seed all the same."""
+    plan, store = invent(
+        Study("s", (run("clm", Stage(CLM(), 20)), run("mlm", Stage(MLM(0.4), 20))), grid("squad")), tmp_path
+    )
+    evidence = gather(plan, store)
+    for name in ("clm", "mlm"):
+        evidence.grids[name, "squad"] = replace(evidence.grids[name, "squad"], examples=1)
+
+    class One:
+        def of(self, model, task, metric=""):
+            return np.arange(2 * 3.0).reshape(2, 1, 3)
+
+    over = bench(plan, evidence.models)
+    test = Contrast("x", gap(over, over.models["mlm"], over.models["clm"], "QA"), "{}", "{}")
+    found = measure(test, evidence, One())
+    assert not found.missing
+    assert found.examples is None
+
+
+def test_the_interval_over_examples_does_not_hang_on_the_first_pretraining(invent, run, grid, tmp_path):
+    runs = [
+        run(f"{name}{seed}", Stage(objective, 20), seed=seed)
+        for name, objective in (("clm", CLM()), ("mlm", MLM(0.4)))
+        for seed in (1, 2)
+    ]
+    plan, store = invent(Study("s", tuple(runs), grid("squad")), tmp_path, results=("clm2", "mlm2"))
+    evidence = gather(plan, store)
+    over = bench(plan, evidence.models)
+    test = Contrast("x", gap(over, over.models["mlm1"], over.models["clm1"], "QA"), "{}", "{}")
+    found = measure(test, evidence, shared_draws(evidence))
+    assert found.shape == (1, 3)
+    assert found.examples[0] < found.estimate.mean < found.examples[1]

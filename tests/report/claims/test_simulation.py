@@ -59,7 +59,7 @@ def simulated(plan, evidence_of):
 
 
 def verdicts(evidence):
-    return {one.id: one.verdict for one in claims.test_claims(evidence)}
+    return {one.id: one.verdict for one in claims.judge(evidence)}
 
 
 MANY = pytest.mark.parametrize("studies", [20, pytest.param(250, marks=pytest.mark.campaign)])

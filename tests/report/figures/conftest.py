@@ -61,7 +61,6 @@ def told(plan: Plan, store: Store, mean: Mean) -> Evidence:
                     seconds=np.where(np.isfinite(whole), 60.0, np.nan),
                     examples=100,
                     machines=() if value is None else ({"device": "NVIDIA H200"},),
-                    joules=0.0,
                 )
     return Evidence(plan, store, models(plan), tasks, grids, {})
 

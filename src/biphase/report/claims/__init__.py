@@ -7,7 +7,7 @@ findings     all of it for one study               telling      why, in a senten
 """
 
 from biphase.report.claims.findings import Finding, Part
-from biphase.report.claims.judging import test_claims
+from biphase.report.claims.judging import judge
 from biphase.report.claims.verdicts import Verdict
 
-__all__ = ["Finding", "Part", "Verdict", "test_claims"]
+__all__ = ["Finding", "Part", "Verdict", "judge"]

@@ -6,7 +6,7 @@ from biphase.report.claims.contrasts import Statement, Test, ahead, measured
 from biphase.report.claims.lines import Bench, Line
 from biphase.report.claims.objectives import CLOSE
 from biphase.report.claims.quantities import gap, score
-from biphase.report.recipes import Model
+from biphase.report.recipes import Model, alike
 from biphase.specs import Family
 
 BASES = ("the CLM base", "the MLM base")
@@ -47,7 +47,7 @@ def _c18(bench: Bench) -> list[Test]:
     """What is left of the gap on QA is less than a tenth of what it was."""
     found: list[Test] = []
     for line in bench.lines:
-        after, bases = lengths(line), bases_of(line)
+        after, bases = lengths(line), bases_of(bench, line)
         if not after or not bases or "QA" not in bench.families:
             continue
         causal, masked = after[max(after)]
@@ -64,14 +64,16 @@ def _c18(bench: Bench) -> list[Test]:
     return found
 
 
-def bases_of(line: Line) -> tuple[Model, Model] | None:
-    """The decayed CLM and MLM models themselves, before they were gone on with."""
+def bases_of(bench: Bench, line: Line) -> tuple[Model, Model] | None:
+    """The decayed CLM and MLM models themselves, before they were gone on with: maybe in another way."""
     after = lengths(line)
     if not after:
         return None
-    base = after[max(after)][0].recipe.base
-    steps = base.steps if base else 0
-    causal, masked = line.clm().get(steps), line.mlm().get(steps)
+    bases = [one.recipe.base for one in after[max(after)]]
+    causal, masked = (
+        next((one for one in bench.models.values() if base and alike(one.recipe) == alike(base)), None)
+        for base in bases
+    )
     return (causal, masked) if causal and masked else None
 
 

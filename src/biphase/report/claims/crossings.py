@@ -16,7 +16,7 @@ from biphase.report.claims.quantities import Reading, score
 from biphase.report.evidence import Floats
 from biphase.report.pretraining import flops_of
 from biphase.report.recipes import Model
-from biphase.report.statistics.intervals import over_seeds
+from biphase.report.statistics.intervals import across, kept
 from biphase.specs import Family
 from biphase.wording import short
 
@@ -33,23 +33,31 @@ class Crossing:
         masked = self._curves(reading, 0)
         causal = self._curves(reading, 1)
         steps = np.array([float(one.recipe.steps) for one, _ in self.checkpoints])
-        if len(steps) < 2 or not np.isfinite(masked + causal).any(axis=1).all():
+        if len(steps) < 2:
             return ""
-        complete = np.isfinite(masked + causal).all(axis=0)
-        masked, causal = masked[:, complete], causal[:, complete]
-        if not complete.any():
+        rows, columns = kept(np.sum(masked + causal, axis=0))
+        if not columns.size:
             return ""
-        gap = np.mean(masked - causal, axis=1)
+        masked, causal = (one[:, rows][:, :, columns] for one in (masked, causal))
+        gap = np.mean(masked - causal, axis=(1, 2))
         if gap[-1] <= 0:
             return f"MLM 40% has not overtaken CLM by step {steps[-1]:,.0f}"
         if (gap > 0).all():
             return f"MLM 40% is ahead from the first checkpoint (step {steps[0]:,.0f}) on"
-        at = [crossing(steps, masked[:, one], steps, causal[:, one]) for one in range(masked.shape[1])]
+        at = [
+            [
+                crossing(steps, masked[:, row, seed], steps, causal[:, row, seed])
+                for seed in range(len(columns))
+            ]
+            for row in range(len(rows))
+        ]
         return f"MLM 40% overtakes CLM near {self._place(np.array(at), masked, causal)}"
 
     def _place(self, at: Floats, masked: Floats, causal: Floats) -> str:
-        """The mean over seeds, taken of logarithms, with its interval."""
-        crossed = over_seeds(np.log(at))
+        """The mean over seeds, taken of logarithms, with its interval; seeds in which it never happens are told."""
+        crossed = across(np.log(at))
+        happens = int(np.isfinite(at).sum())
+        some = f" in {happens} of {at.size} seeds" if happens < at.size else ""
         if not math.isfinite(crossed.mean):
             return "no step that every seed agrees on"
         steps = math.exp(crossed.mean)
@@ -59,7 +67,7 @@ class Crossing:
             else ""
         )
         recipe = self.checkpoints[-1][0].recipe
-        said = f"step {steps:,.0f}{between}, {short(steps * recipe.tokens / recipe.steps)} tokens"
+        said = f"step {steps:,.0f}{some}{between}, {short(steps * recipe.tokens / recipe.steps)} tokens"
         flops = self._flops(masked, causal)
         return f"{said}; at equal FLOPs near {flops:.1e}" if flops is not None else said
 
@@ -68,15 +76,15 @@ class Crossing:
         if any(one is None for pair in ways for one in pair):
             return None
         x = np.array(ways, dtype=float)
-        at = crossing(x[:, 0], masked.mean(axis=1), x[:, 1], causal.mean(axis=1))
+        at = crossing(x[:, 0], masked.mean(axis=(1, 2)), x[:, 1], causal.mean(axis=(1, 2)))
         return at if math.isfinite(at) else None
 
     def _curves(self, reading: Reading, which: int) -> Floats:
-        """(checkpoints, seeds)"""
+        """(checkpoints, pretraining seeds, fine-tuning seeds)"""
         models = [pair[which] for pair in self.checkpoints]
         everyone = [one for pair in self.checkpoints for one in pair]
         within = Reading(reading.evidence, None, rows_in_common(everyone))
-        return np.stack([score(self.bench, one, self.family).measure(within).ravel() for one in models])
+        return np.stack([score(self.bench, one, self.family).measure(within) for one in models])
 
 
 def crossing(xs: Floats, rising: Floats, others: Floats, other: Floats) -> float:

@@ -33,13 +33,13 @@ def statements(over: Bench) -> list[Statement]:
     return [*STATEMENTS, *own_statements(over)]
 
 
-def test_claims(evidence: Evidence, draws: Draws | None = None) -> list[Finding]:  # noqa: PT028
+def judge(evidence: Evidence, draws: Draws | None = None) -> list[Finding]:
     """C1 to C21, B1 to B6, then the study's own. `draws`: those of the evidence, if they are at hand."""
     over = bench(evidence.plan, evidence.models)
     draws = shared_draws(evidence) if draws is None else draws
     asked = [(one, one.find(over)) for one in statements(over)]
     results = [[measure(test, evidence, draws) for test in tests] for _, tests in asked]
-    ps = [claim_p([(one.excess, one.estimate.p) for one in parts]) for parts in results]
+    ps = [claim_p([(one.excess, one.p) for one in parts]) for parts in results]
     tested = [place for place, p in enumerate(ps) if not math.isnan(p)]
     adjusted = dict(zip(tested, holm([ps[place] for place in tested]), strict=True)) if tested else {}
     first, stopped = ALPHA / max(1, len(tested)), level_of_parts(list(adjusted.values()))
@@ -57,7 +57,7 @@ def _part(measured: Measured, level: float, first: float) -> Part:
     smallest = detectable(measured, first)
     says = supports(
         measured.excess,
-        estimate.p,
+        measured.p,
         level=level,
         detectable=smallest,
         effect=sought(measured.paper, measured.margin),
@@ -80,9 +80,8 @@ def _sentence(measured: Measured) -> str:
     estimate = measured.estimate
     half = (estimate.high - estimate.low) / 2
     words = measured.said.above if estimate.mean >= 0 else measured.said.below
-    return words.replace(
-        "{}", f"{abs(estimate.mean):.2f} ± {half:.2f}", 1
-    )  # a name may hold braces of its own
+    around = "" if math.isnan(half) else f" ± {half:.2f}"
+    return words.replace("{}", f"{abs(estimate.mean):.2f}{around}", 1)  # a name may hold braces of its own
 
 
 def _finding(
@@ -107,7 +106,9 @@ def _finding(
         p_holm=p_holm,
         scale=_scale(over, tests, measured),
         figure=statement.figure,
-        caveats=(*statement.caveats, *_caveats(over, parts, tests, absent)) if tests else (),
+        caveats=(*statement.caveats, *_caveats(over, parts, tests, absent), *_left_out(over, measured))
+        if tests
+        else (),
         contrast=statement.contrast,
         paper=statement.paper,
     )
@@ -144,6 +145,18 @@ def _scale(over: Bench, tests: list[Test], measured: list[Measured]) -> str:
 
 def _seeds(counts: set[int], word: str) -> str:
     return counted(max(counts), word) if len(counts) == 1 else f"{min(counts)}–{counted(max(counts), word)}"
+
+
+def _left_out(over: Bench, measured: list[Measured]) -> Iterable[str]:
+    """Seeds that are not there because something failed: what is left of them is no chance selection."""
+    planned = len(over.finetune.seeds) if over.finetune else 0
+    fewer = [one for one in measured if one.lost and not one.missing and one.shape[1] < planned]
+    if fewer:
+        which = fewer[0].title if len(fewer) == 1 else counted(len(fewer), "test")
+        yield (
+            f"Fine-tunings failed or cannot be read, and their seeds are left out ({which}): where a learning rate "
+            "failed by diverging, the seeds that stay are those that went well."
+        )
 
 
 def _caveats(over: Bench, parts: tuple[Part, ...], tests: list[Test], absent: list[str]) -> Iterable[str]:

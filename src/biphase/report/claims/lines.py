@@ -214,14 +214,21 @@ def _rules(model: Model) -> set[str]:
 
 def _settings(plan: Plan, members: Iterable[Model]) -> dict[str, str]:
     """Settings in words: only what they differ in, so nothing where there is one."""
-    runs = {one.recipe.setting: _run(plan, one) for one in members}
-    fields = {setting: _fields(run) for setting, run in runs.items()}
+    fields: dict[str, dict[str, str]] = {}
+    for one in members:
+        way = {"way": "continued" if one.recipe.base else "from scratch"}
+        fields.setdefault(one.recipe.setting, _fields(_run(plan, one)) | way)
     differing = [
         name
         for name in ("corpus", "peak", "warmup", "decay", *SETTING)
         if len({fields[setting].get(name) for setting in fields}) > 1
     ]
     words = {setting: ", ".join(one[name] for name in differing) for setting, one in fields.items()}
+    if len(set(words.values())) < len(words):  # warmed up a second time, say
+        words = {
+            setting: ", ".join(filter(None, (said, fields[setting]["way"])))
+            for setting, said in words.items()
+        }
     twice = {one for one in words.values() if list(words.values()).count(one) > 1}
     return {
         setting: f"{said} (setting {setting[:6]})".strip() if said in twice and len(words) > 1 else said

@@ -12,17 +12,18 @@ from biphase.report.claims.contrasts import AnyOf, Contrast, Test
 from biphase.report.claims.lines import rows_in_common
 from biphase.report.claims.quantities import Reading
 from biphase.report.draws import Draws
-from biphase.report.evidence import Evidence
+from biphase.report.evidence import Evidence, Grid
 from biphase.report.statistics.intervals import Estimate, across, kept
 from biphase.report.statistics.resampling import interval
 
 Places = NDArray[np.intp]
 LEVEL = 0.95
+ALIKE = "every seed gives the same number, so there is no noise to judge it by"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A test and what came out. `p` of the estimate is that of the margin; NaN: missing."""
+    """A test and what came out. `p` of the estimate is that of the margin; NaN: it cannot be told."""
 
     title: str
     models: tuple[str, ...]
@@ -34,10 +35,21 @@ class Measured:
     examples: tuple[float, float] | None
     note: str
     shape: tuple[int, int]  # pretraining seeds, fine-tuning seeds that are complete
+    lost: int  # leaves that failed or cannot be read: their seeds are not complete
+
+    @property
+    def alike(self) -> bool:
+        """Every seed gives the same number, so nothing tells how far chance could move it."""
+        return math.isnan(self.estimate.p) and self.estimate.n > 1
 
     @property
     def missing(self) -> bool:
-        return math.isnan(self.estimate.p)
+        return math.isnan(self.estimate.p) and not self.alike
+
+    @property
+    def p(self) -> float:
+        """As a claim counts it: what is there and cannot be judged is no evidence. NaN: missing."""
+        return 1.0 if self.alike else self.estimate.p
 
     @property
     def excess(self) -> float:
@@ -65,8 +77,9 @@ def _measure(contrast: Contrast, evidence: Evidence, draws: Draws | None, tries:
         paper=contrast.paper,
         tries=tries,
         examples=_over_examples(contrast, reading, estimate.mean, rows, columns) if known and draws else None,
-        note=_note(contrast, reading) if known else _why_missing(contrast, evidence, estimate),
+        note=_note(contrast, reading) if known else _why_unknown(contrast, evidence, estimate),
         shape=(len(rows), len(columns)),
+        lost=sum(len(grid.missing) for grid in _grids(contrast, evidence)),
     )
 
 
@@ -74,9 +87,12 @@ def _clearest(test: AnyOf, evidence: Evidence, draws: Draws | None) -> Measured:
     """The option that is furthest from chance in the claimed direction, corrected for having been chosen."""
     tried = [_measure(one, evidence, None, len(test.options)) for one in test.options]
     known = [one for one in tried if not one.missing]
-    if not known:
-        return replace(tried[0], title=test.title, models=tuple(one.name for one in test.models))
-    best = min(known, key=lambda one: one.estimate.p if one.excess > 0 else 2 - one.estimate.p)
+    judged = [one for one in known if not one.alike]
+    if not judged:
+        stands = known[0] if known else tried[0]
+        every = tuple(one.name for one in test.models)
+        return replace(stands, title=test.title, models=every, paper=test.paper)
+    best = min(judged, key=lambda one: one.p if one.excess > 0 else 2 - one.p)
     again = _measure(best.said, evidence, draws, len(known))
     corrected = replace(again.estimate, p=min(1.0, again.estimate.p * len(known)))
     holes = f"; {len(tried) - len(known)} more are not complete" if len(known) < len(tried) else ""
@@ -85,9 +101,11 @@ def _clearest(test: AnyOf, evidence: Evidence, draws: Draws | None) -> Measured:
 
 
 def detectable(measured: Measured, level: float) -> float:
-    """The smallest true effect beyond the margin that this test would find with 80% power."""
+    """The smallest true effect beyond the margin that this test would find with 80% power; none, where seeds are alike."""
     from biphase.report.statistics.power import detectable_in
 
+    if measured.alike:
+        return math.inf
     return math.nan if measured.missing else detectable_in(measured.estimate, level / measured.tries)
 
 
@@ -99,11 +117,11 @@ def _over_examples(
     if resampled is None:
         return None
     means = resampled[:, rows][:, :, columns].mean(axis=(1, 2))
-    grids = [
-        reading.evidence.grids[one.results[0], task] for one in contrast.models for task in contrast.tasks
-    ]
-    low, high = interval(means, np.array(point), examples=min(grid.examples for grid in grids), level=LEVEL)
-    return (float(low), float(high)) if np.isfinite(means).all() and low < high else None
+    fewest = min(reading.evidence.examples(one, task) for one in contrast.models for task in contrast.tasks)
+    if fewest < 2 or not np.isfinite(means).all():
+        return None
+    low, high = interval(means, np.array(point), examples=fewest, level=LEVEL)
+    return (float(low), float(high)) if low < high else None
 
 
 def _note(contrast: Contrast, reading: Reading) -> str:
@@ -117,16 +135,22 @@ def _paired(contrast: Contrast) -> bool:
     return bool(set.intersection(*(set(one.seeds) for one in contrast.models)))
 
 
-def _why_missing(contrast: Contrast, evidence: Evidence, estimate: Estimate) -> str:
-    grids = [
+def _grids(contrast: Contrast, evidence: Evidence) -> list[Grid]:
+    return [
         evidence.grids[result, task]
         for model in contrast.models
         for result in model.results
         for task in contrast.tasks
     ]
-    done, of = sum(grid.done for grid in grids), sum(grid.of for grid in grids)
-    if done < of:
-        return f"not yet: {done:,} of {of:,} leaves done"
+
+
+def _why_unknown(contrast: Contrast, evidence: Evidence, estimate: Estimate) -> str:
     if estimate.n > 1:
-        return "every seed gives the same number, so there is no noise to judge it by"
+        return ALIKE
+    grids = _grids(contrast, evidence)
+    done, of = sum(grid.done for grid in grids), sum(grid.of for grid in grids)
+    lost = sum(len(grid.missing) for grid in grids)
+    if done < of:
+        failed = f", {lost:,} failed or cannot be read" if lost else ""
+        return f"{'' if lost == of - done else 'not yet: '}{done:,} of {of:,} leaves done{failed}"
     return "one seed: an interval needs two" if estimate.n else "the metric it asks for was not scored"

@@ -92,6 +92,10 @@ def _c8(bench: Bench) -> list[Test]:
         sized = [one for one in known if one[0].parameters and _steps(one[1]) == _steps(known[-1][1])]
         if len(sized) > 1 and families:
             (small, few), (large, many) = sized[0], sized[-1]
+            both = [ratio for ratio in few if ratio in many]  # a slope over other ratios is another slope
+            if len(both) < 2:
+                continue
+            few, many = ({ratio: models[ratio] for ratio in both} for models in (few, many))
             than = f"for ten percent more masking than {small.size} (mean over families{about})"
             found.append(
                 measured(

@@ -63,6 +63,8 @@ def _underpowered(gist: str, known: Sequence[Part], p_holm: float) -> str:
     )
     beyond = f" beyond {signed(worst.margin)}" if worst.margin else ""
     possible = f"only an effect of {fixed(worst.detectable)} points{beyond} would be found, and {wanted}"
+    if math.isinf(worst.detectable):  # what its note says
+        return f"{_capital(worst.says)}, but {worst.note}{_clear(known)}."
     if worst.detectable > SCALE:
         possible = "no effect that scores can have would be found"
     return f"{_capital(worst.says)}, but with the noise of these seeds {possible}{_clear(known)}."

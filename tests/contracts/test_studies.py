@@ -9,6 +9,7 @@ import pytest
 from biphase.files import Store
 from biphase.keys import Identities
 from biphase.presets import SIZES, corpus_of
+from biphase.report import prospects
 from biphase.specs import WSD, Pretrain
 from biphase.study.load import load
 from biphase.study.plan import Plan, make_plan, save_plan
@@ -39,7 +40,17 @@ def test_every_study_asks_a_question_plans_and_comes_back(path, tmp_path):
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_every_study_is_printed_on_the_page(path):
     plan = planned(path.stem)
-    text = render(plan, done=(), tuned=0, device="h200", efficiency=0.4, command_path=f"studies/{path.name}")
+    claims = prospects.render(prospects.prospects(plan))
+    text = render(
+        plan,
+        done=(),
+        tuned=0,
+        device="h200",
+        efficiency=0.4,
+        command_path=f"studies/{path.name}",
+        claims=claims,
+    )
+    assert "\n".join(claims) in text
     assert max(map(len, text.splitlines())) <= PAGE
     assert all(name in text for name in plan.results)
     json.dumps(plan_json(plan, done=(), tuned=0, device="h200", efficiency=0.4), allow_nan=False)
@@ -161,7 +172,9 @@ def test_the_steps_of_the_whole_paper_are_those_of_the_document():
         == 122_000
     )
     assert own_steps(plan, ON_THE_WAY, BASE) == 0
-    text = render(plan, done=(), tuned=0, device="h200", efficiency=0.4, command_path="studies/paper.py")
+    text = render(
+        plan, done=(), tuned=0, device="h200", efficiency=0.4, command_path="studies/paper.py", claims=[]
+    )
     assert next(line for line in text.splitlines() if line.startswith("38 runs")) in DOCUMENT
 
 

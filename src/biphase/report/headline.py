@@ -140,7 +140,7 @@ def _comparable(models: list[Model]) -> list[Model]:
         recipe = model.recipe
         if recipe.kind == "start":
             groups.setdefault(("start",), []).append(model)
-        elif recipe.decayed:
+        elif recipe.final:
             groups.setdefault((recipe.size, recipe.steps, recipe.setting), []).append(model)
 
     def worth(group: list[Model]) -> tuple[int, int, int, int]:

@@ -210,7 +210,7 @@ def render(found: list[Prospect]) -> list[str]:
     if not tested:
         return _untested(found)
     lines = [
-        f"{len(tested)} of {counted(len(found), 'claim')} will be tested; effects in points, found with 80% power",
+        f"{len(tested)} of {counted(len(found), 'claim')} will be tested; effects in points beyond any margin, found with 80% power",
         f"  noise of scores: {_noise(tested)}",
         *(_line(one) for one in tested),
     ]

@@ -59,6 +59,11 @@ class Recipe:
         return self.spans[-1].until if self.spans else 0
 
     @property
+    def final(self) -> bool:
+        """The end of a run, and no checkpoint on the way to one."""
+        return self.steps == self.of
+
+    @property
     def own(self) -> tuple[Span, ...]:
         """The spans since the base, or all."""
         before = self.base.steps if self.base else 0

@@ -85,9 +85,10 @@ def test_checkpoints_are_on_the_way_only_before_the_decay(line_of):
     assert names(line.on_the_way("mlm")) == {5 * K: "mlm40-12000-5000"}
 
 
-def test_ends_whose_rate_never_came_down_are_no_ends(line_of):
-    line = line_of(clm(12 * K, schedule=WSD(decay=0)))
-    assert line.clm() == {}
+def test_a_run_that_never_decays_ends_too(line_of):
+    line = line_of(clm(12 * K, schedule=WSD(decay=0), keep=(11 * K,)))
+    assert names(line.clm()) == {12 * K: "clm-12000"}
+    assert list(line.on_the_way("clm")) == [11 * K]
 
 
 def test_continued_models_are_found_by_their_base(line_of):

@@ -93,7 +93,7 @@ class Line:
         found = {}
         for one in self.models:
             recipe, base = one.recipe, one.recipe.base
-            if not recipe.decayed or base is None or base.base is not None or not base.decayed:
+            if not recipe.final or base is None or base.base is not None or not base.decayed:
                 continue
             asked = recipe.kind == "mlm" and _is(recipe.ratio, USUAL)
             if asked and base.kind == kind and (kind == "clm" or _is(base.ratio, USUAL)):
@@ -104,7 +104,7 @@ class Line:
         return [
             one
             for one in self.models
-            if one.recipe.decayed and one.recipe.base is None and one.recipe.kind == kind
+            if one.recipe.final and one.recipe.base is None and one.recipe.kind == kind
         ]
 
 
@@ -189,7 +189,7 @@ def _group(plan: Plan, *members: Model, about: str) -> Group:
 
 def _on_plateau(plan: Plan, model: Model) -> bool:
     state = plan.states.get(plan.results[model.results[0]])
-    return state is not None and not model.recipe.decayed and state.step <= decay_start(state.run)
+    return state is not None and not model.recipe.final and state.step <= decay_start(state.run)
 
 
 def _run(plan: Plan, model: Model) -> Pretrain:

@@ -17,8 +17,8 @@ USUAL_SHARE = 0.25  # its recommended share of causal steps
 
 
 def ends(models: Iterable[Model]) -> list[Model]:
-    """The decayed ends of runs that were made in one go."""
-    return [one for one in models if one.recipe.decayed and not one.recipe.base and one.recipe.spans]
+    """The ends of runs that were made in one go."""
+    return [one for one in models if one.recipe.final and not one.recipe.base and one.recipe.spans]
 
 
 def by_size(models: Iterable[Model]) -> dict[str, list[Model]]:

@@ -37,7 +37,7 @@ def figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
 def _rows(models: list[Model]) -> list[tuple[Recipe, list[Model]]]:
     """The models that go on from one base with one objective, in order of steps."""
     rows: list[tuple[Recipe, list[Model]]] = []
-    gone_on = [one for one in models if one.recipe.base and one.recipe.decayed]
+    gone_on = [one for one in models if one.recipe.base and one.recipe.final]
     for one in sorted(gone_on, key=lambda one: one.recipe.continued):
         base = one.recipe.base
         assert base is not None

@@ -31,8 +31,8 @@ def figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
     lines: list[Line] = []
     for way, name, look in zip(ways, names, in_turn([role_of(way[-1].recipe) for way in ways]), strict=True):
         points = [Point(tuple(xs[one.name][n] for n in views), one) for one in way]
-        on_the_way = [point for point in points if not point.model.recipe.decayed]
-        end = [point for point in points if point.model.recipe.decayed]
+        on_the_way = [point for point in points if not point.model.recipe.final]
+        end = [point for point in points if point.model.recipe.final]
         lines.append(Line(name, look, tuple(on_the_way)))
         if end:
             tail = replace(look, dash="dot", width=0.6)

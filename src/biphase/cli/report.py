@@ -34,6 +34,7 @@ def report(
     """Statistics, verdicts, figures and tables of a study, on one page that needs no network."""
     from biphase.report.build import build
 
+    _check_packages("jinja2", "plotly", *(["matplotlib"] if print_figures and not watch else []))
     made, where, _ = planned(study, store)
     folder = out or where.studies / made.study.name / "report"
     if watch:
@@ -43,3 +44,17 @@ def report(
         return
     built = build(made, where, folder, static=print_figures)
     print(json.dumps(built.to_json(), indent=1) if as_json else built.words())
+
+
+def _check_packages(*names: str) -> None:
+    """Refuse before the work where a machine that only computes lacks what only the page needs."""
+    from importlib.util import find_spec
+
+    from biphase.errors import SpecError
+
+    missing = [name for name in names if find_spec(name) is None]
+    if missing:
+        raise SpecError(
+            f"the page needs {' and '.join(missing)}, not installed here; type pip install {' '.join(missing)}, "
+            "or copy the store to a machine that has them and make the report there"
+        )

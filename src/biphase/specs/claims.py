@@ -40,6 +40,8 @@ class Claim:
     metric: str = ""  # empty: the one that learning rates are chosen by
 
     def settle(self) -> None:
+        if isinstance(self.says, str):  # it stands in rows of tables
+            object.__setattr__(self, "says", " ".join(self.says.split()))
         if isinstance(self.on, str):
             object.__setattr__(self, "on", (self.on,))
 

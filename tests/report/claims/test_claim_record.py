@@ -132,3 +132,7 @@ def test_the_metrics_that_may_be_named_are_those_that_leaves_are_scored_with():
     scoring = ("finetune/families.py", "tasks/metrics/ranking.py")
     source = "".join((ROOT / "src" / "biphase" / name).read_text() for name in scoring)
     assert all(f'"{metric}"' in source for metric in known)
+
+
+def test_what_is_said_stands_in_one_line():
+    assert claim(says="causal first\n  helps to tag ").says == "causal first helps to tag"

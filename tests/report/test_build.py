@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from biphase import CLM, MLM, Stage, Study
+from biphase.errors import SpecError
 from biphase.files import Store
 from biphase.report.build import KNOWN, build
 from biphase.report.page.render import inside_script
@@ -148,7 +149,7 @@ def test_half_a_study_says_at_the_top_what_is_missing(ledger, tmp_path):
     built = build(plan, store, tmp_path / "report", static=False)
     top, _, below = words(built.page.read_text()).partition("Claims Each claim")
     assert "169 of 180 scores; 11 missing" in top
-    assert "1 score failed." in top
+    assert "1 job failed." in top
     assert "1 file cannot be read" in top
     assert "the loss was not finite" in below
     assert "leaf.json is missing or cut short" in below
@@ -210,7 +211,7 @@ def test_a_file_that_cannot_be_put_in_place_leaves_the_old_one_and_no_draft(ledg
     before = (folder / "report.html").read_bytes()
     (folder / "report.md").unlink()
     (folder / "report.md").mkdir()
-    with pytest.raises(OSError, match=r"report\.md"):
+    with pytest.raises(SpecError, match=r"report\.md"):
         build(*ledger, folder, static=False)
     assert (folder / "report.html").read_bytes() == before
     assert not list(folder.rglob("*.part"))
@@ -248,6 +249,39 @@ def test_a_damaged_state_is_named_and_the_rest_is_told(ledger, tmp_path):
     assert f"{plan.results['mlm'][:8]} " in page
     assert "state.json is missing or cut short" in page
     assert built.content.headline.subject == "clm 10 → mlm 40% 10"
+
+
+def test_a_piece_that_failed_is_named_with_its_reason(ledger, tmp_path):
+    plan, store = ledger
+    key = plan.results["mlm"]
+    shutil.rmtree(store.states / key)
+    state_ledger.note_failure(plan, store, key, ValueError("the loss was not finite"))
+    built = build(plan, store, tmp_path / "report", static=False)
+    assert [(one.title, one.key, one.why) for one in built.content.missing.failed] == [
+        ("mlm", key, "ValueError: the loss was not finite")
+    ]
+    for text in (words(built.page.read_text()), (tmp_path / "report" / "report.md").read_text()):
+        assert "1 job failed." in text
+        assert "the loss was not finite" in text
+        below = text[text.index("What is missing") :]
+        assert re.search(r"Not pretrained yet:? mlm\b", below)
+
+
+def test_losses_that_were_changed_are_not_replaced_by_earlier_ones(ledger, tmp_path):
+    plan, store = ledger
+    (store.states / plan.results["mlm"] / "metrics.jsonl").write_text("{")
+    built = build(plan, store, tmp_path / "report", static=False)
+    run = next(one for one in built.content.runs if one.name == "mlm")
+    assert run.heldout == {}
+    assert run.wrong.startswith(f"states/{run.key}/metrics.jsonl ")
+    assert str(store.root) not in built.page.read_text()
+
+
+@pytest.mark.parametrize("place", ["taken", "taken/below"])
+def test_a_folder_that_cannot_be_written_is_told_with_the_option_that_chose_it(ledger, tmp_path, place):
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(SpecError, match=r"taken.*choose another --out"):
+        build(*ledger, tmp_path / place, static=False)
 
 
 def test_energy_is_told_where_it_was_measured(ledger, rewrite, tmp_path):

@@ -311,6 +311,7 @@ def test_a_damaged_leaf_is_missing_and_named_and_harms_no_other(ledger, damaged,
             evidence = gather(plan, store)
         assert list(evidence.unreadable) == [key], damage
         why = evidence.unreadable[key]
+        assert str(store.root) not in why, "a report does not tell where the store lies"
         assert key in why
         assert "remove" in why
         assert "\n" not in why

@@ -61,6 +61,7 @@ def test_signs_that_latex_acts_upon_are_made_plain():
         r"50\%\_a \& \{b\} \#1 \textasciitilde{} \textasciicircum{} \$ \textbackslash{}"
     )
     assert escape("mlm − clm → 1\n2") == r"mlm $-$ clm $\rightarrow$ 1 2"
+    assert escape("[a]") == "{[}a{]}"  # after a rule or a line break a bracket opens an option
 
 
 def test_no_sign_outside_ascii_is_left(content):

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from biphase.errors import SpecError
 from biphase.files import Store
 from biphase.report.content import Content, collect
 from biphase.report.figures import draw
@@ -83,8 +84,14 @@ def build(plan: Plan, store: Store, folder: Path, *, live: bool = False, static:
     """
     began = time.monotonic()
     content = collect(plan, store, live=live)
-    folder.mkdir(parents=True, exist_ok=True)
-    made = [_write(folder / PAGE, page(content)), *_beside(content, folder, static=static)]
+    text = page(content)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        made = [_write(folder / PAGE, text), *_beside(content, folder, static=static)]
+    except OSError as wrong:
+        raise SpecError(
+            f"{wrong.filename or folder}: {wrong.strerror or wrong}; free room there, or choose another --out"
+        ) from None
     return Built(folder, tuple(made), time.monotonic() - began, content)
 
 

@@ -169,7 +169,7 @@ class Evidence:
         try:
             found = load(read_verified(self.store.leaves / key, VALUES)).get(name)
         except (StoreError, SafetensorError) as wrong:
-            self.unreadable[key] = one_line(wrong)
+            self.unreadable[key] = _inside(self.store, one_line(wrong))
             return None
         if found is not None and len(found) != examples:
             self.unreadable[key] = f"{key}: {len(found):,} values of {name} for {examples:,} examples"
@@ -213,6 +213,11 @@ def gather(plan: Plan, store: Store) -> Evidence:
     return Evidence(plan, store, known, tasks, grids, unreadable)
 
 
+def _inside(store: Store, text: str) -> str:
+    """Files by their place in the store: where the store lies is nobody's business, and no part of a report."""
+    return text.replace(f"{store.root}/", "")
+
+
 def _read(store: Store, key: str, unreadable: dict[str, str]) -> Leaf | None:
     """A leaf that is whole, or None; one that cannot be trusted counts as missing, and is named."""
     place = store.leaves / key
@@ -234,15 +239,13 @@ def _read(store: Store, key: str, unreadable: dict[str, str]) -> Leaf | None:
         )
     except StoreError as wrong:
         if store.has(place):
-            unreadable[key] = str(wrong)
+            unreadable[key] = _inside(store, str(wrong))
         elif place.exists():  # else it is not computed yet, and nothing is wrong
-            unreadable[key] = (
-                f"{place} has no {MANIFEST}, so it is no result; remove it and run the study again"
-            )
+            told = f"{place} has no {MANIFEST}, so it is no result; remove it and run the study again"
+            unreadable[key] = _inside(store, told)
     except (ValueError, KeyError, TypeError, AttributeError) as wrong:
-        unreadable[key] = (
-            f"{place / LEAF} is no leaf ({one_line(wrong)}); remove {place} and run the study again"
-        )
+        told = f"{place / LEAF} is no leaf ({one_line(wrong)}); remove {place} and run the study again"
+        unreadable[key] = _inside(store, told)
     return None
 
 

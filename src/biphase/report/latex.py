@@ -11,7 +11,7 @@ from biphase.report.tables import Board, Cell
 NEEDS = "% needs \\usepackage{booktabs}"
 SIGNS = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "[": "{[}", "]": "{]}", "<": r"\textless{}", ">": r"\textgreater{}",
     "→": r"$\rightarrow$", "−": "$-$", "±": r"$\pm$", "×": r"$\times$", "·": r"$\cdot$", "≥": r"$\geq$", "≤": r"$\leq$",
     "≈": r"$\approx$", "—": "---", "–": "--", "’": "'", "“": "``", "”": "''", "…": r"\dots{}",
 }  # fmt: skip

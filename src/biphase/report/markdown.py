@@ -31,7 +31,7 @@ def markdown(content: Content, *, drawn: bool = True) -> str:
         _figures(content, drawn=drawn),
         _provenance(content),
         "## How to read this\n\n" + "\n\n".join(f"**{word}** {_text(told)}" for word, told in READING),
-        _commands(),
+        _commands(drawn=drawn),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -73,6 +73,8 @@ def _missing(missing: Missing) -> str:
             [_text(gap.result), _text(gap.task), f"{gap.missing:,}", f"{gap.of:,}"] for gap in missing.gaps
         ]
         lines.append(_table(["result", "task", "missing", "of"], rows, right=2))
+    if missing.untrained:
+        lines.append(f"Not pretrained yet: {_text(', '.join(missing.untrained))}.")
     for title, losses in (("Failed", missing.failed), ("Cannot be read", missing.unreadable)):
         if losses:
             listed = [f"- {_text(one.title)} (`{one.key[:8]}`): {_text(one.why)}" for one in losses[:LOSSES]]
@@ -167,7 +169,8 @@ def _provenance(content: Content) -> str:
     return "\n\n".join(["## Provenance", "\n".join(lines), *([table] if data else [])])
 
 
-def _commands() -> str:
+def _commands(*, drawn: bool) -> str:
+    figures = "; `figures/*.svg` and `*.pdf`" if drawn else ""
     return (
         "## Make it again\n\n"
         "```sh\n"
@@ -175,5 +178,5 @@ def _commands() -> str:
         "biphase report STUDY   # write this again\n"
         "```\n\n"
         "The same ledger gives the same bytes. Beside this file: `report.html`, the page; `scores.csv`, `families.csv`, "
-        "`noise.csv`, `claims.csv`, `runs.csv`, `leaves.csv`; `tables/*.tex`; `figures/*.svg` and `*.pdf`."
+        f"`noise.csv`, `claims.csv`, `runs.csv`, `leaves.csv`; `tables/*.tex`{figures}."
     )

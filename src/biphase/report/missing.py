@@ -1,4 +1,4 @@
-"""What a report cannot speak of: leaves that are not there, that failed, or that cannot be trusted, and why."""
+"""What a report cannot speak of: leaves and pieces that are not there, that failed, or that cannot be trusted, and why."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from biphase.report.evidence import Evidence, Grid
 from biphase.report.runs import Run
+from biphase.study import ledger
 from biphase.wording import counted
 
 
@@ -23,7 +24,7 @@ class Gap:
 class Loss:
     """One leaf or state that failed or cannot be read."""
 
-    title: str  # result · task · rate · seed, or the result alone
+    title: str  # result · task · rate · seed, or the results or the run that a state is for
     key: str
     why: str
 
@@ -52,13 +53,13 @@ class Missing:
         parts = []
         if self.count:
             parts.append(
-                f"{self.done:,} of {counted(self.of, 'score')}; {self.count:,} missing, listed below. "
+                f"{self.done:,} of {counted(self.of, 'score')}; {self.count:,} missing. "
                 "What is said here rests on the seeds that are complete; nothing is filled in."
             )
         if self.untrained:
             parts.append(f"{counted(len(self.untrained), 'result')} not pretrained yet.")
         if self.failed:
-            parts.append(f"{counted(len(self.failed), 'score')} failed.")
+            parts.append(f"{counted(len(self.failed), 'job')} failed.")
         if self.unreadable:
             parts.append(
                 f"{counted(len(self.unreadable), 'file')} cannot be read and {'counts' if len(self.unreadable) == 1 else 'count'} as missing."
@@ -70,7 +71,7 @@ def missing(evidence: Evidence, found: list[Run]) -> Missing:
     """The gaps of a study, in the order of its results and tasks."""
     done, of = evidence.count
     places: dict[str, str] = {}
-    failed = []
+    failed = _failed_pieces(evidence)
     for grid in evidence.grids.values():
         for key, title in _titles(grid).items():
             places[key] = title
@@ -91,6 +92,16 @@ def missing(evidence: Evidence, found: list[Run]) -> Missing:
         ),
         untrained=tuple(run.name for run in found if run.standing != "done" and not run.wrong),
     )
+
+
+def _failed_pieces(evidence: Evidence) -> list[Loss]:
+    """Pieces of pretraining that failed; what depends on them waits, so their reason is the one that counts."""
+    store = evidence.store
+    return [
+        Loss(", ".join(entry.state.results) or entry.state.run.name, key, entry.error)
+        for key, entry in ledger.survey(evidence.plan, store).items()
+        if entry.standing == "failed" and not store.has(store.states / key)
+    ]
 
 
 def _titles(grid: Grid) -> dict[str, str]:

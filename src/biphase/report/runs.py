@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import dataclass
 
@@ -51,9 +50,9 @@ def _run(evidence: Evidence, name: str, model: str, by_key: dict[str, Piece]) ->
     grids = [evidence.grids[name, task] for task in evidence.tasks]
     spent = cost(plan, store, name)
     try:
-        about, wrong = about_state(plan, store, name), ""
-    except StoreError as damage:
-        about, wrong = {}, str(damage)
+        about, heldout, wrong = about_state(plan, store, name), last_heldout(plan, store, name), ""
+    except StoreError as damage:  # told by its place in the store: where the store lies is nobody's business
+        about, heldout, wrong = {}, {}, str(damage).replace(f"{store.root}/", "")
     progress = about.get("progress", {})
     return Run(
         name=name,
@@ -68,7 +67,7 @@ def _run(evidence: Evidence, name: str, model: str, by_key: dict[str, Piece]) ->
         devices=int(progress.get("world", 1)),
         device=spent.device,
         epochs=about.get("epochs"),
-        heldout=last_heldout(plan, store, name),
+        heldout=heldout,
         standing=by_key[at].standing if at in by_key else "done",
         leaves=(sum(grid.done for grid in grids), sum(grid.of for grid in grids)),
         wrong=wrong,
@@ -83,8 +82,7 @@ def last_heldout(plan: Plan, store: Store, result: str) -> dict[str, float]:
     for state in reversed(plan.path(plan.results[result])):
         folder = store.states / state.key
         if store.has(folder):
-            with contextlib.suppress(StoreError):
-                lines = read_verified(folder, METRICS).decode().splitlines()
-                measured = [line for line in lines if '"heldout"' in line]
-                return json.loads(measured[-1])["heldout"] if measured else {}
+            lines = read_verified(folder, METRICS).decode().splitlines()
+            measured = [line for line in lines if '"heldout"' in line]
+            return json.loads(measured[-1])["heldout"] if measured else {}
     return {}

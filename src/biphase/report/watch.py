@@ -51,7 +51,7 @@ def serve(
     say: Callable[[str], None] = print,
     stop: threading.Event | None = None,
 ) -> None:
-    """Serve the page of a study until ^C, or until `stop` is set. The plan is made anew with each look."""
+    """Serve the page of a study until ^C, or until `stop` is set. The plan is made anew with each report."""
     stop = stop or threading.Event()
     watcher = Watcher(make_plan, store, folder, say=say, stop=stop)
     with listen(port) as server:
@@ -203,9 +203,10 @@ class Watcher:
 
     def served(self, path: str) -> tuple[str, bytes] | None:
         if path == "/state.json":
+            shown = self.shown  # once: it may be exchanged meanwhile
             state = {
-                "content": self.shown.content,
-                "figures": self.shown.figures,
+                "content": shown.content,
+                "figures": shown.figures,
                 "progress": self.progress,
             }
             return "application/json", json.dumps(state).encode()

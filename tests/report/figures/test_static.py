@@ -4,14 +4,16 @@ import itertools
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib import rc_context
 
-from biphase.report.figures import draw, figures
+from biphase.report.figures import draw, efficiency, figures
 from biphase.report.figures.description import Axis, Figure, Look, Panel, Series, Vertical
 from biphase.report.figures.palette import PALETTES
-from biphase.report.figures.static import WIDTH, sheet_of
+from biphase.report.figures.static import STYLE, WIDTH, _printed, sheet_of
 
 LIGHT = PALETTES["light"]
 DRAW = """
@@ -62,10 +64,42 @@ def test_fonts_are_embedded_as_publishers_ask(printed):
     assert b"/Type3" not in printed[0][1].read_bytes()
 
 
-def test_efficiency_is_printed_over_tokens_and_over_flops(every, tmp_path):
-    names = [path.name for path in draw(every["efficiency"], tmp_path)]
-    assert names == ["efficiency.svg", "efficiency.pdf", "efficiency-flops.svg", "efficiency-flops.pdf"]
-    assert (tmp_path / names[0]).read_bytes() != (tmp_path / names[2]).read_bytes()
+def _timed(figure):
+    """Nothing was computed, so the figure has no seconds: they are put in, 3e15 FLOPs each."""
+    panels = tuple(
+        replace(panel, series=tuple(_with_seconds(one) if one.views else one for one in panel.series))
+        for panel in figure.panels
+    )
+    every = [x for panel in panels for one in panel.series if one.views for x in one.views[2]]
+    return replace(figure, panels=panels, views=(*figure.views, efficiency._view("seconds", every)))
+
+
+def _with_seconds(series):
+    return replace(series, views=(*series.views, tuple(flops / 3e15 for flops in series.views[1])))
+
+
+def test_efficiency_is_printed_over_tokens_flops_and_seconds(every, tmp_path):
+    names = [path.name for path in draw(_timed(every["efficiency"]), tmp_path)]
+    stems = ("efficiency", "efficiency-flops", "efficiency-seconds")
+    assert names == [f"{stem}.{form}" for stem in stems for form in ("svg", "pdf")]
+    assert len({(tmp_path / name).read_bytes() for name in names[::2]}) == 3
+
+
+@pytest.mark.parametrize("view", [0, 1, 2])
+def test_labels_of_a_logarithmic_axis_do_not_touch(every, view):
+    _, one = _printed(_timed(every["efficiency"]))[view]
+    with rc_context(STYLE):
+        sheet = sheet_of(one)
+        sheet.draw_without_rendering()
+        for axes in sheet.axes:
+            told = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()]
+            assert all(left.x1 < right.x0 for left, right in itertools.pairwise(told))
+
+
+def test_a_name_the_font_cannot_write_is_drawn_without_a_warning(every, tmp_path):
+    first = every["objectives"].panels[0]
+    foreign = replace(every["objectives"], panels=(replace(first, title="日本語"),))
+    assert len(draw(foreign, tmp_path)) == 2
 
 
 def test_the_same_bytes_in_two_processes_and_no_date(tmp_path):
@@ -160,9 +194,10 @@ def test_describing_figures_needs_neither_torch_nor_a_drawing_library():
 
 
 @pytest.mark.alone
-def test_the_paper_is_drawn_in_six_seconds(every, tmp_path):
+@pytest.mark.campaign
+def test_the_paper_is_drawn_in_eight_seconds(every, tmp_path):
     draw(every["ratio"], tmp_path)  # the library is imported
     began = time.process_time()
     made: list[Path] = [path for figure in every.values() for path in draw(figure, tmp_path)]
-    assert time.process_time() - began < 6
+    assert time.process_time() - began < 8
     assert len(made) == 2 * (len(every) + 1)

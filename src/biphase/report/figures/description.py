@@ -94,7 +94,6 @@ class View:
 
     name: str
     axis: Axis
-    printed: bool = True  # has a static file of its own
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ The same figure gives the same bytes: no date, no salt of chance, and the fonts 
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,13 +78,15 @@ STYLE: dict[Any, Any] = {
 
 
 def draw(figure: Figure, folder: Path) -> list[Path]:
-    """Write FOLDER/<id>.svg and .pdf; a figure with views has a pair for each that is printed."""
+    """Write FOLDER/<id>.svg and .pdf; a figure with views has a pair for each."""
     from matplotlib import rc_context
 
     folder.mkdir(parents=True, exist_ok=True)
     made: list[Path] = []
     for name, one in _printed(figure):
-        with rc_context(STYLE | {"svg.hashsalt": name}):
+        with rc_context(STYLE | {"svg.hashsalt": name}), warnings.catch_warnings():
+            # A name in a script that the font lacks is drawn as boxes; a warning for each sign of it helps nobody.
+            warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
             sheet = sheet_of(one)
             for form, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
                 path = folder / f"{name}.{form}"
@@ -93,24 +96,21 @@ def draw(figure: Figure, folder: Path) -> list[Path]:
 
 
 def _printed(figure: Figure) -> list[tuple[str, Figure]]:
-    """The figure by the name of its file, or one for each printed view."""
+    """The figure by the name of its file, or one for each view."""
     if not figure.views:
         return [(figure.id, figure)]
     made = []
     for number, view in enumerate(figure.views):
-        if view.printed:
-            panels = tuple(
-                replace(
-                    panel,
-                    x=view.axis,
-                    series=tuple(
-                        replace(one, x=one.views[number]) if one.views else one for one in panel.series
-                    ),
-                )
-                for panel in figure.panels
+        panels = tuple(
+            replace(
+                panel,
+                x=view.axis,
+                series=tuple(replace(one, x=one.views[number]) if one.views else one for one in panel.series),
             )
-            name = figure.id if number == 0 else f"{figure.id}-{view.name.lower()}"
-            made.append((name, replace(figure, panels=panels)))
+            for panel in figure.panels
+        )
+        name = figure.id if number == 0 else f"{figure.id}-{view.name.lower()}"
+        made.append((name, replace(figure, panels=panels)))
     return made
 
 

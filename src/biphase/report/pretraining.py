@@ -12,12 +12,12 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from biphase.errors import BiphaseError, StoreError
+from biphase.errors import StoreError
 from biphase.files import Store, read_verified
 from biphase.keys import decay_start, label
 from biphase.study import ledger
-from biphase.study.costs import piece_flops, shape_of
-from biphase.study.plan import Plan, State
+from biphase.study.costs import flops_of
+from biphase.study.plan import Plan
 
 STATE, METRICS = "state.json", "metrics.jsonl"  # as checkpoints are written
 POINTS = 400  # of a drawn loss curve
@@ -111,15 +111,6 @@ def _piece(entry: ledger.Entry, entries: dict[str, ledger.Entry]) -> Piece:
         devices=int(progress.get("world", 1)),
         device=progress.get("machine", {}).get("device", ""),
     )
-
-
-def flops_of(state: State) -> float | None:
-    """Model FLOPs of the piece that leads to a state; None where only a download would tell."""
-    try:
-        shape = shape_of(state.run)
-    except BiphaseError:
-        return None
-    return piece_flops(state, shape) if shape else None
 
 
 def cost(plan: Plan, store: Store, result: str) -> Cost:

@@ -22,8 +22,8 @@ from biphase.errors import BiphaseError, SpecError, one_line
 from biphase.files import Store
 from biphase.report.build import build
 from biphase.report.page.render import figures_data, main, page
-from biphase.report.pretraining import flops_of
 from biphase.study import leaves, ledger
+from biphase.study.costs import flops_of
 from biphase.study.plan import Plan
 from biphase.wording import duration
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from biphase.errors import SpecError, nearest
+from biphase.errors import BiphaseError, SpecError, nearest
 from biphase.keys import act_at
 from biphase.presets import DEVICES, corpus_of
 from biphase.specs import CLM, MNTP, Chunks, Cosine, Hub, Linear, Objective, Pretrain, Rows, Size
@@ -113,6 +113,15 @@ def piece_flops(state: State, shape: Shape) -> float:
     share = labelled_share(act.objective, state.run.packing, state.first - act.first, state.step - act.first)
     causal = isinstance(act.objective, CLM)
     return state.tokens * flops_per_token(shape, state.run.packing, causal=causal, labelled=share)
+
+
+def flops_of(state: State) -> float | None:
+    """The same where its model may not be known: None where only a download would tell."""
+    try:
+        shape = shape_of(state.run)
+    except BiphaseError:
+        return None
+    return piece_flops(state, shape) if shape else None
 
 
 def flops_per_token(shape: Shape, packing: Chunks | Rows, *, causal: bool, labelled: float) -> float:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from biphase.data.identity import CARD, shards_key
-from biphase.errors import BiphaseError
 from biphase.files import Store, read_json
 from biphase.leases import Leases
 from biphase.presets import corpus_of
 from biphase.study import leaves, ledger, scores
-from biphase.study.costs import piece_flops, shape_of
+from biphase.study.costs import flops_of
 from biphase.study.ledger import Entry
-from biphase.study.plan import Plan, State
+from biphase.study.plan import Plan
 from biphase.wording import counted, duration
 
 BAR = 20
@@ -117,7 +116,7 @@ def status_text(plan: Plan, store: Store, *, command_path: str) -> str:
     unfinished = plan.left([key for key, entry in entries.items() if entry.standing == "done"])
     lines = [plan.study.name]
     if entries:
-        left = ledger.seconds_left(entries, _cost) if unfinished else None
+        left = ledger.seconds_left(entries, flops_of) if unfinished else None
         lines.append(_bar(done, len(entries), "pieces", left))
     if tuned.of:
         lines.append(_bar(tuned.done, tuned.of, "fine-tunings", tuned.seconds_left))
@@ -151,7 +150,7 @@ def status_json(plan: Plan, store: Store) -> dict[str, Any]:
     tuned = leaves.survey(plan, store)
     return {
         "study": plan.study.name,
-        "seconds_left": ledger.seconds_left(entries, _cost),
+        "seconds_left": ledger.seconds_left(entries, flops_of),
         "takeovers": len(Leases(store.leases).takeovers()),
         "states": [_entry_json(entry) for entry in entries.values()],
         "heldout": {name: ledger.heldout(ledger.curve(plan, store, name)) for name in plan.results},
@@ -176,11 +175,3 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
         "worker": f"{entry.holder.host}:{entry.holder.pid}" if entry.holder else None,
         "error": entry.error or None,
     }
-
-
-def _cost(state: State) -> float | None:
-    try:
-        shape = shape_of(state.run)
-    except BiphaseError:
-        return None
-    return piece_flops(state, shape) if shape else None

@@ -20,7 +20,7 @@ from biphase.finetune.families import Scored
 from biphase.keys import Identities, label
 from biphase.leases import Lease, Leases
 from biphase.study import ledger
-from biphase.study.costs import piece_flops, shape_of
+from biphase.study.costs import flops_of
 from biphase.study.leaves import Training, finished, trainings
 from biphase.study.plan import Plan, State, needed_keys
 from biphase.study.shard_maker import ShardMaker, Stopped
@@ -281,8 +281,8 @@ def _validation(scored: Scored) -> str:
 
 
 def _flops_per_token(state: State) -> float | None:
-    shape = shape_of(state.run)
-    return piece_flops(state, shape) / state.tokens if shape else None
+    flops = flops_of(state)
+    return None if flops is None else flops / state.tokens
 
 
 def _summary(piece: Pretraining, seconds: float) -> str:

@@ -14,10 +14,10 @@ import numpy as np
 from biphase.report.claims.lines import Bench, rows_in_common
 from biphase.report.claims.quantities import Reading, score
 from biphase.report.evidence import Floats
-from biphase.report.pretraining import flops_of
 from biphase.report.recipes import Model
 from biphase.report.statistics.intervals import across, kept
 from biphase.specs import Family
+from biphase.study.costs import flops_of
 from biphase.wording import short
 
 

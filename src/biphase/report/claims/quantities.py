@@ -8,6 +8,7 @@ has scores, and the plan, which has none yet.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -48,28 +49,30 @@ class Reading:
         return 100 * np.mean(known, axis=0)[:, self.rows[model.name]]
 
 
-class Quantity:
+class Quantity(ABC):
     """Something that has a value for every seed. Sums of quantities are quantities."""
 
     @property
+    @abstractmethod
     def models(self) -> tuple[Model, ...]:
-        raise NotImplementedError
+        """Whose scores it needs."""
 
     @property
+    @abstractmethod
     def tasks(self) -> tuple[str, ...]:
-        raise NotImplementedError
+        """On which tasks."""
 
+    @abstractmethod
     def measure(self, reading: Reading) -> Floats:
         """(pretraining seeds, fine-tuning seeds), in points; NaN: missing."""
-        raise NotImplementedError
 
     def resample(self, reading: Reading) -> Floats | None:
         """(resamples, pretraining seeds, fine-tuning seeds); None where the examples say nothing of it."""
         return None
 
+    @abstractmethod
     def variance(self, noise: Noise) -> float:
         """Over fine-tuning seeds, if scores of different models and tasks vary independently."""
-        raise NotImplementedError
 
     def in_paper(self) -> float | None:
         return None
@@ -171,8 +174,8 @@ class SpreadOfRates(Quantity):
 
 
 @dataclass(frozen=True)
-class Spread(Quantity):
-    """How far a quantity moves over several models: largest minus smallest of each seed."""
+class Several(Quantity):
+    """What is made of several quantities."""
 
     among: tuple[Quantity, ...]
 
@@ -183,6 +186,10 @@ class Spread(Quantity):
     @property
     def tasks(self) -> tuple[str, ...]:
         return _together(one.tasks for one in self.among)
+
+
+class Spread(Several):
+    """How far a quantity moves over several models: largest minus smallest of each seed."""
 
     def measure(self, reading: Reading) -> Floats:
         return spread(np.stack([one.measure(reading) for one in self.among]))
@@ -191,19 +198,8 @@ class Spread(Quantity):
         return 2 * max(one.variance(noise) for one in self.among)
 
 
-@dataclass(frozen=True)
-class Largest(Quantity):
+class Largest(Several):
     """The largest of several, seed by seed: on average not below the one that is truly largest."""
-
-    among: tuple[Quantity, ...]
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return _together(one.models for one in self.among)
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        return _together(one.tasks for one in self.among)
 
     def measure(self, reading: Reading) -> Floats:
         return np.max([one.measure(reading) for one in self.among], axis=0)

@@ -12,7 +12,6 @@ from biphase.report.statistics.power import (
     detectable,
     detectable_by,
     detectable_crossed,
-    detectable_if_known,
     detectable_in,
     power_crossed,
     power_of,
@@ -45,31 +44,25 @@ def test_the_detectable_effect_has_the_power_asked_for(n, level, power):
     smallest = detectable(0.7, n, level, power)
     assert power_of(smallest, 0.7, n, level) == pytest.approx(power, abs=1e-6)
     assert detectable(1.4, n, level, power) == pytest.approx(2 * smallest)
-    assert detectable_if_known(0.7, n, level, power) < smallest
 
 
 def test_with_many_values_an_estimated_sd_is_as_good_as_a_known_one():
-    assert detectable(1, 20_000) == pytest.approx(detectable_if_known(1, 20_000), rel=1e-3)
-    assert detectable_if_known(1, 1) == pytest.approx(2.8016, abs=1e-4)  # 1.9600 + 0.8416
-    assert detectable_if_known(3, 9) == pytest.approx(2.8016, abs=1e-4)
+    known = (1.9600 + 0.8416) / math.sqrt(20_000)  # the normal's quantiles of 97.5% and 80%
+    assert detectable(1, 20_000) == pytest.approx(known, rel=1e-3)
 
 
 def test_too_few_values_find_nothing_and_no_spread_says_nothing():
-    assert (
-        detectable(1, 1) == detectable(1, 0) == detectable_by(1, 0) == detectable_if_known(1, 0) == math.inf
-    )
+    assert detectable(1, 1) == detectable(1, 0) == detectable_by(1, 0) == math.inf
     assert power_of(100, 1, 1) == 0
     for unknown in (0.0, math.nan):
         assert math.isnan(detectable(unknown, 5))
         assert math.isnan(power_of(1, unknown, 5))
-        assert math.isnan(detectable_if_known(unknown, 5))
 
 
 @pytest.mark.parametrize(("level", "power"), [(0.0, 0.8), (0.9, 0.8), (0.05, 1.0)])
 def test_what_makes_no_sense_is_refused(level, power):
-    for ask in (detectable, detectable_if_known):
-        with pytest.raises(ValueError, match="0 < level < power < 1"):
-            ask(1, 5, level, power)
+    with pytest.raises(ValueError, match="0 < level < power < 1"):
+        detectable(1, 5, level, power)
     with pytest.raises(ValueError, match="below 0"):
         power_of(1, -1, 5)
     with pytest.raises(ValueError, match="below 0"):

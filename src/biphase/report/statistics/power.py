@@ -54,17 +54,6 @@ def detectable_in(estimate: Estimate, level: float = 0.05, power: float = 0.8) -
     return math.inf if estimate.n < 2 else detectable_by(estimate.se, estimate.df, level, power)
 
 
-def detectable_if_known(sd: float, n: int, level: float = 0.05, power: float = 0.8) -> float:
-    """The smallest true mean that n values find if their sd need not be estimated: the bound no t-test goes below."""
-    from scipy.special import ndtri
-
-    _check(level, sd, power)
-    if n < 1:
-        return math.inf
-    # The far tail, an effect found with the wrong sign, is left out: at 80% it adds less than 1e-5.
-    return sd / math.sqrt(n) * float(ndtri(power) - ndtri(level / 2)) if sd > 0 else math.nan
-
-
 def power_crossed(effect: float, noise: Noise, pretrained: int, tuned: int, level: float = 0.05) -> float:
     """The chance that `across` finds a true mean of `effect` with so many pretraining and fine-tuning seeds.
 

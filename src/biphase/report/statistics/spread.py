@@ -20,16 +20,6 @@ def spread(stack: Floats) -> Floats:
     )
 
 
-def deviation_over(stack: Floats) -> Floats:
-    """The sd over the first axis, with the holes of `spread`: less moved by one choice that failed."""
-    return np.full(stack.shape[1:], np.nan) if len(stack) < 2 else np.std(stack, axis=0, ddof=1)
-
-
 def rate_spread(by_rate: Floats) -> Floats:
     """(pretraining seeds, learning rates, fine-tuning seeds) → max − min over rates, of each pair of seeds."""
     return spread(np.moveaxis(by_rate, 1, 0))
-
-
-def rate_deviation(by_rate: Floats) -> Floats:
-    """(pretraining seeds, learning rates, fine-tuning seeds) → sd over rates, of each pair of seeds."""
-    return deviation_over(np.moveaxis(by_rate, 1, 0))

@@ -67,7 +67,8 @@ REFUSED = {
     ),
     "unknown precision of a size": (lambda: size(precision="fp16"), "'fp32' or 'bf16' or 'fp8', not 'fp16'"),
     "hub without a model": (lambda: Hub(""), "Hub needs a model"),
-    "hub without a revision": (lambda: Hub("gpt2"), r"needs a revision.*Hub\('gpt2', revision="),
+    "hub on a branch": (lambda: Hub("gpt2", revision="main"), "is a branch and moves"),
+    "hub with a gguf elsewhere": (lambda: Hub("./m", gguf="../x.gguf"), "the name of a file there"),
     "tokenizer without a revision": (
         lambda: Pretrained("gpt2"),
         r"needs a revision: type Pretrained\('gpt2'",

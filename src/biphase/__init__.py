@@ -18,6 +18,7 @@ from biphase.specs import (
     Finetune,
     Hub,
     Linear,
+    LoRA,
     Pretrain,
     Pretrained,
     Retrieve,
@@ -33,6 +34,6 @@ from biphase.version import __version__
 
 __all__ = [
     "BPE", "CATALOG", "CLM", "CORPORA", "LLAMA3", "MLM", "MNTP", "SIZES", "TASKS", "WSD", "AdamW", "Answer",
-    "Chunks", "Claim", "Classify", "Corpus", "Cosine", "Finetune", "Hub", "Linear", "Pretrain", "Pretrained",
+    "Chunks", "Claim", "Classify", "Corpus", "Cosine", "Finetune", "Hub", "Linear", "LoRA", "Pretrain", "Pretrained",
     "Retrieve", "Rows", "Size", "Splits", "Stage", "Study", "Tag", "Task", "__version__",
 ]  # fmt: skip

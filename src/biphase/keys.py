@@ -14,6 +14,7 @@ from biphase.records import encode, key
 from biphase.specs import (
     CLM,
     MLM,
+    AdamW,
     Corpus,
     Cosine,
     Finetune,
@@ -27,16 +28,18 @@ from biphase.specs import (
 
 # Raised when the meaning of a record changes without any field changing (e.g. another hash for masks).
 GENERATION = 1
+HUB_GENERATION = 2  # the same for how a hub model is made ready to be trained
 LEAF_GENERATION = 1  # the same for fine-tuning and scoring
 
 
 @dataclass(frozen=True)
 class Act:
-    """An objective from step `first` up to, not including, step `until`."""
+    """An objective from step `first` up to, not including, step `until`; `rope_base` 0: as the model has it."""
 
     objective: Objective
     first: int
     until: int
+    rope_base: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -52,16 +55,22 @@ class Identities:
 def acts(run: Pretrain) -> tuple[Act, ...]:
     """The run's objectives in order. Neighbours merge if what they do cannot tell where one began."""
     merged: list[Act] = []
-    step = 0
+    step, base = 0, last_rope_base(run.start) if isinstance(run.start, Pretrain) else 0.0
     for stage in run.stages:
-        until = step + stage.steps
+        until, base = step + stage.steps, stage.rope_base or base
         last = merged[-1] if merged else None
-        if last and last.objective == stage.objective and not _counts_from_its_start(stage.objective):
-            merged[-1] = Act(last.objective, last.first, until)
+        alike = last is not None and (last.objective, last.rope_base) == (stage.objective, base)
+        if last and alike and not _counts_from_its_start(stage.objective):
+            merged[-1] = Act(last.objective, last.first, until, base)
         else:
-            merged.append(Act(stage.objective, step, until))
+            merged.append(Act(stage.objective, step, until, base))
         step = until
     return tuple(merged)
+
+
+def last_rope_base(run: Pretrain) -> float:
+    """The base of the rotary positions at the end of a run; 0: as the model came."""
+    return acts(run)[-1].rope_base if run.stages else 0.0
 
 
 def _counts_from_its_start(objective: Objective) -> bool:
@@ -99,7 +108,7 @@ class Keyring:
 
     def __init__(self, identities: Identities) -> None:
         self._identities = identities
-        self._runs: dict[int, tuple[Pretrain, dict[str, object], list[tuple[object, int, int]]]] = {}
+        self._runs: dict[int, tuple[Pretrain, dict[str, object], list[Act]]] = {}
         self._keys: dict[tuple[int, int], str] = {}
 
     def at(self, run: Pretrain, step: int) -> str:
@@ -112,11 +121,11 @@ class Keyring:
         place = (id(run), step)
         if place not in self._keys:
             _, fixed, spans = self._of(run)
-            done = [[objective, first, min(until, step)] for objective, first, until in spans if first < step]
+            done = [_span(act, step) for act in spans if act.first < step]
             self._keys[place] = key({**fixed, "rate": _rate_until(run, step), "acts": done, "step": step})
         return self._keys[place]
 
-    def _of(self, run: Pretrain) -> tuple[Pretrain, dict[str, object], list[tuple[object, int, int]]]:
+    def _of(self, run: Pretrain) -> tuple[Pretrain, dict[str, object], list[Act]]:
         if id(run) not in self._runs:
             fixed = {
                 "generation": GENERATION,
@@ -126,12 +135,16 @@ class Keyring:
                 "moments": run.moments if isinstance(run.start, Pretrain) else "new",
                 "packing": encode(run.packing),
                 "batch_tokens": run.batch_tokens,
-                "optimizer": encode(run.optimizer),
+                "optimizer": _optimizer(run.optimizer),
                 "precision": run.precision,
                 "seed": run.seed,
             }
-            spans = [(encode(act.objective), act.first, act.until) for act in acts(run)]
-            self._runs[id(run)] = (run, fixed, spans)  # holding the run keeps its id its own
+            # What not every run has counts only where it is said.
+            if run.adapter:
+                fixed["adapter"] = encode(run.adapter)
+            if run.freeze != "nothing":
+                fixed["freeze"] = run.freeze
+            self._runs[id(run)] = (run, fixed, list(acts(run)))  # holding the run keeps its id its own
         return self._runs[id(run)]
 
     def _start(self, run: Pretrain) -> object:
@@ -140,9 +153,25 @@ class Keyring:
                 # Its name and its habitual precision do not determine the weights.
                 return {k: v for k, v in encode(run.start).items() if k not in ("name", "precision")}
             case Hub():
-                return {"hub": self._identities.hub(run.start)}
+                windows = {"windows": run.start.windows} if run.start.windows != "symmetric" else {}
+                rules = {"rules": HUB_GENERATION} if run.stages else {}
+                return {"hub": self._identities.hub(run.start), **windows, **rules}
             case Pretrain():
                 return {"state": self.at(run.start, run.start.steps)}
+
+
+def _span(act: Act, step: int) -> list[object]:
+    """An act as far as step `step` has felt it."""
+    span = [encode(act.objective), act.first, min(act.until, step)]
+    return [*span, act.rope_base] if act.rope_base else span
+
+
+def _optimizer(spec: AdamW) -> dict[str, object]:
+    """A field that came later counts only where it says something else."""
+    said = encode(spec)
+    if spec.layer_decay == 1:
+        del said["layer_decay"]
+    return said
 
 
 def _rate_until(run: Pretrain, step: int) -> list[object]:
@@ -167,7 +196,8 @@ def training_key(model: str, task: str, spec: Finetune, *, lr: float, seed: int)
             "precision": spec.precision,
             "length": spec.length,
             "warmup": spec.warmup,
-            "optimizer": encode(spec.optimizer),
+            "optimizer": _optimizer(spec.optimizer),
+            **({"causal": True} if spec.causal else {}),
         }
     )
 

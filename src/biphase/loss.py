@@ -23,60 +23,78 @@ class _SlicedCrossEntropy(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
+        bias: Tensor | None,
         labels: Tensor,
+        cap: float | None,
         slice_rows: int,
         dtype: torch.dtype,
-        wanted: bool,
+        wanted: tuple[bool, bool, bool],  # of hidden states, weight, bias: what is frozen costs nothing
     ) -> Tensor:
         read, head = hidden.to(dtype), weight.to(dtype)  # the head is cast once, not once a slice
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        grad_hidden = torch.empty_like(read) if wanted else None
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wanted else None
+        grad_hidden = torch.empty_like(read) if wanted[0] else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wanted[1] else None
+        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if wanted[2] and bias is not None else None
         for start in range(0, len(labels), slice_rows):
             rows = slice(start, start + slice_rows)
             logits = (read[rows] @ head.T).float()  # (P, V)
+            if bias is not None:
+                logits += bias.float()
+            if cap is not None:
+                logits = logits.div_(cap).tanh_().mul_(cap)
             real = labels[rows] >= 0
             asked = labels[rows].clamp(min=0)[:, None]
             top = logits.logsumexp(-1, keepdim=True)
             total += ((top - logits.gather(1, asked))[:, 0] * real).sum()
-            if grad_hidden is not None and grad_weight is not None:
+            if any(wanted):
+                slope = None if cap is None else 1 - (logits / cap).square_()  # of the tanh
                 # softmax − one-hot, in place of the logits; rows without a label get nothing
                 error = logits.sub_(top).exp_()
                 error.scatter_add_(1, asked, torch.full_like(top, -1.0)).mul_(real[:, None])
+                if slope is not None:
+                    error.mul_(slope)
+                if grad_bias is not None:
+                    grad_bias += error.sum(0)
                 error = error.to(dtype)
-                torch.mm(error, head, out=grad_hidden[rows])
-                if dtype == torch.float32:
+                if grad_hidden is not None:
+                    torch.mm(error, head, out=grad_hidden[rows])
+                if grad_weight is not None and dtype == torch.float32:
                     grad_weight.addmm_(error.T, read[rows])
-                else:
+                elif grad_weight is not None:
                     grad_weight += error.T @ read[rows]
-        if grad_hidden is not None and grad_weight is not None:
-            ctx.save_for_backward(grad_hidden, grad_weight)
-        ctx.dtypes = hidden.dtype, weight.dtype
+        if any(wanted):
+            ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+        ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
         return total
 
     @staticmethod
-    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:  # ty: ignore[incompatible-method-override]
-        grad_hidden, grad_weight = ctx.saved_tensors
-        of_hidden, of_weight = ctx.dtypes
-        return (
-            (grad_hidden * scale).to(of_hidden),
-            (grad_weight * scale).to(of_weight),
-            None,
-            None,
-            None,
-            None,
-        )
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:  # ty: ignore[incompatible-method-override]
+        made = [
+            None if grad is None else (grad * scale).to(dtype)
+            for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return (*made, None, None, None, None, None)
 
 
-def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor, *, slice_rows: int = 0) -> Tensor:
-    """Σ −log p(label) over the rows of `hidden` (P, d) that have one, for a head `weight` (V, d).
+def cross_entropy_sum(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    *,
+    bias: Tensor | None = None,
+    cap: float | None = None,
+    slice_rows: int = 0,
+) -> Tensor:
+    """Σ −log p(label) over the rows of `hidden` (P, d) that have one, for a head `weight` (V, d) and its `bias` (V,).
 
-    Rows whose label is negative count for nothing. Sums are kept in fp32 whatever the products are made in.
+    With `cap`, logits are cap·tanh(logits / cap). Rows whose label is negative count for nothing. Sums are kept in
+    fp32 whatever the products are made in.
     """
     kind = hidden.device.type
     rows = slice_rows or max(128, SLICE.get(kind, 2**24) // weight.shape[0])
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     with torch.autocast(kind, enabled=False):
         # Asked here: inside `forward` gradients are always off.
-        wanted = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-        return _SlicedCrossEntropy.apply(hidden, weight, labels, rows, dtype, wanted)
+        on = torch.is_grad_enabled()
+        wanted = tuple(on and one is not None and one.requires_grad for one in (hidden, weight, bias))
+        return _SlicedCrossEntropy.apply(hidden, weight, bias, labels, cap, rows, dtype, wanted)

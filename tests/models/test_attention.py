@@ -23,8 +23,7 @@ from transformers import (
 
 from biphase.errors import ModelError
 from biphase.models.attention import CHANGES_THE_SCORES, NAME, Sight, attend, segment_mask
-from biphase.models.backbone import LanguageModel, from_scratch
-from biphase.models.probe import probe
+from biphase.models.backbone import LanguageModel, from_scratch, probe
 from biphase.specs import Size
 
 T = 24

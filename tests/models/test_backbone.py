@@ -9,7 +9,7 @@ from biphase.batch import Batch
 from biphase.data.packing import positions_of
 from biphase.errors import ModelError
 from biphase.models.attention import Sight
-from biphase.models.backbone import LanguageModel, from_hub, from_scratch
+from biphase.models.backbone import LanguageModel, Words, from_hub, from_scratch
 from biphase.objectives import Vocabulary, ask
 from biphase.specs import CLM, MLM, Hub, Size
 
@@ -120,14 +120,14 @@ def test_a_local_decoder_loads_and_grows_a_mask_token(tmp_path):
         vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
     )
     LlamaForCausalLM(config).save_pretrained(tmp_path / "decoder")
-    model = from_hub(Hub(str(tmp_path / "decoder")), vocab=61, length=16)
+    model = from_hub(Hub(str(tmp_path / "decoder")), Words(61, mask=60), length=16)
     assert model.head.shape[0] == 61
     assert isinstance(model, LanguageModel)
 
 
 def test_an_absent_model_is_refused_in_one_line(tmp_path):
     with pytest.raises(ModelError, match="cannot be loaded"):
-        from_hub(Hub(str(tmp_path)), vocab=61, length=16)
+        from_hub(Hub(str(tmp_path)), Words(61, mask=60), length=16)
 
 
 def test_weights_in_pickle_are_refused(tmp_path):
@@ -137,4 +137,4 @@ def test_weights_in_pickle_are_refused(tmp_path):
     config.save_pretrained(tmp_path)
     torch.save(LlamaForCausalLM(config).state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(ModelError, match="cannot be loaded"):
-        from_hub(Hub(str(tmp_path)), vocab=60, length=16)
+        from_hub(Hub(str(tmp_path)), Words(60, mask=59), length=16)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from biphase.randomness import permute, salt
 from biphase.specs import AdamW, Finetune
 from biphase.training.devices import Ranks
 from biphase.training.loop import Done, train
+from biphase.training.optimizer import by_depth
 from biphase.training.schedule import linear_rate
 
 MOST_MICRO = 2**12  # micro-batches of a step
@@ -147,14 +147,18 @@ def build_optimizer(model: nn.Module, spec: AdamW) -> torch.optim.AdamW:
         if isinstance(module, nn.LayerNorm)
         for parameter in module.parameters(recurse=False)
     }
-    decayed: list[nn.Parameter] = []
-    spared: list[nn.Parameter] = []
+    decayed: dict[str, nn.Parameter] = {}
+    spared: dict[str, nn.Parameter] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             is_spared = name.endswith("bias") or id(parameter) in norms
-            (spared if is_spared else decayed).append(parameter)
-    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": spec.weight_decay}]
-    groups += [{"params": spared, "weight_decay": 0.0}] if spared else []
+            (spared if is_spared else decayed)[name] = parameter
+    groups = [
+        group | {"weight_decay": decay}
+        for some, decay in ((decayed, spec.weight_decay), (spared, 0.0))
+        if some
+        for group in by_depth(model, some, spec.layer_decay)
+    ]
     return torch.optim.AdamW(groups, lr=0.0, betas=spec.betas, eps=spec.eps, fused=True)
 
 

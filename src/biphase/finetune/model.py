@@ -28,6 +28,7 @@ class Setting:
     varlen: bool  # the kernel for texts end to end
     train_tokens: int  # the most tokens of a micro-batch, unless one text alone is longer
     score_tokens: int
+    causal: bool = False  # read in one direction
     pause: Callable[[], None] = lambda: None  # asked between micro-batches of scoring; raises to stop
 
     @classmethod
@@ -85,7 +86,7 @@ def packs(
     """The texts of `rows` in micro-batches of at most `budget` tokens, similar lengths together."""
     for group in by_length(ids.lengths[rows], budget):
         chosen = rows[group]
-        yield chosen, pack([ids[row] for row in chosen], varlen=setting.varlen)
+        yield chosen, pack([ids[row] for row in chosen], varlen=setting.varlen, causal=setting.causal)
 
 
 @torch.no_grad()

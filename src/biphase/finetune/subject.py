@@ -23,8 +23,7 @@ from biphase.presets import corpus_of
 from biphase.records import key
 from biphase.specs import Finetune, Hub, Pretrain
 from biphase.tasks.encoding import Reading
-from biphase.training import checkpoint
-from biphase.training.pretrain import starting_model
+from biphase.training.finished import model_of_state
 
 SHARE_OF_CONTEXT = 0.99  # the paper's longest input is 2,028 of 2,048 tokens
 
@@ -39,13 +38,11 @@ def subject_of_state(
     run: Pretrain, state: str | None, store: Store, shards: Shards, spec: Finetune
 ) -> Subject:
     """A model that was trained here: the state with that key, or its start where there is none."""
-    model = starting_model(run, shards, attention_dropout=False)
-    if state is not None:
-        checkpoint.load(store, state, model, None)
+    model = model_of_state(run, state, store, shards)
     saved = load_saved(shards.tokenizer)
     special = saved.special
     before = (special.bos,) if corpus_of(run).bos and special.bos is not None else ()
-    encoder = Encoder(model.model.base_model, context=run.packing.length)
+    encoder = Encoder(model.model.base_model, context=run.packing.length, windows=model.reader[0].windows)
     reading = _reading(saved.model, before, (special.eos,), encoder.context, spec)
     return Subject(encoder, _literally(reading, saved.unspoken, str(shards.tokenizer)))
 

@@ -6,10 +6,11 @@ token may look at is decided here and nowhere else. A `Sight` travels as a forwa
     whole rows                         scaled_dot_product_attention(is_causal=…)
     segments, CUDA, 16-bit             varlen kernel: no mask exists, no work is done across segments
     segments, otherwise                scaled_dot_product_attention with a mask, the plain path
+    scores with a cap or a sink        written out, with a mask: no kernel has them
 
 Every path is tested against the plain one. A layer's sliding window narrows what its tokens see: backwards where
 attention is causal, to both sides where it is not. Other arguments of a family that change how scores are made
-(caps, sinks, biases) are refused rather than ignored.
+(biases) are refused rather than ignored.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ with contextlib.suppress(ImportError):  # a torch without it still has the plain
     from torch.nn.attention.varlen import varlen_attn
 
 NAME = "biphase"
-CHANGES_THE_SCORES = ("softcap", "s_aux", "position_bias", "cache_position_bias")
+CHANGES_THE_SCORES = ("position_bias", "cache_position_bias")
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Sight:
     boundaries: Tensor | None = None  # (S+1,) int32, for the varlen kernel
     longest: int = 0  # no segment is longer
     mask: Tensor | None = None  # (B, 1, T, T) bool, for the plain path
+    windows: bool = True  # sliding windows hold where attention goes both ways, too
 
 
 def sight_of(batch: Batch, *, varlen: bool) -> Sight:
@@ -85,6 +87,8 @@ def attend(
     dropout: float = 0.0,
     sight: Sight | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **rest: Any,
 ) -> tuple[Tensor, None]:
     """Attention as `sight` says. Gives (B, T, H, D), as transformers wants it."""
@@ -98,7 +102,11 @@ def attend(
             asked = "…" if isinstance(rest[name], Tensor) else rest[name]  # a matrix is many lines
             raise ModelError(f"{type(module).__name__} asks for {name}={asked}, which is not supported yet")
     # transformers counts the token itself: a window of w reaches w - 1 tokens.
-    reach = -1 if sliding_window is None else sliding_window - 1
+    narrow = sliding_window is not None and (sight.causal or sight.windows)
+    reach = sliding_window - 1 if narrow else -1  # ty: ignore[unsupported-operator]  (narrow says it is a number)
+    if softcap is not None or s_aux is not None:
+        mask = _whole_mask(sight, reach, query)
+        return _written_out(query, key, value, mask, scaling, dropout, softcap, s_aux), None
     if sight.boundaries is not None:
         return _varlen(query, key, value, sight, reach, scaling, dropout), None
     mask = sight.mask
@@ -116,6 +124,44 @@ def attend(
         enable_gqa=query.shape[1] != key.shape[1],
     )
     return out.transpose(1, 2).contiguous(), None
+
+
+def _whole_mask(sight: Sight, reach: int, query: Tensor) -> Tensor:
+    """What `sight` says as a mask, also where only boundaries say it. (B or 1, 1, T, T)"""
+    rows, _, length, _ = query.shape
+    mask = sight.mask
+    if sight.boundaries is not None:
+        places = torch.arange(rows * length, device=query.device)
+        segments = torch.bucketize(places, sight.boundaries[1:].long(), right=True).view(rows, length)
+        mask = segment_mask(segments, causal=sight.causal)
+    near = _near(length, length if reach < 0 else reach, causal=sight.causal, device=query.device)[None, None]
+    return near if mask is None else mask & near
+
+
+def _written_out(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    scaling: float | None,
+    dropout: float,
+    softcap: float | None,
+    sinks: Tensor | None,  # (H,): the score of a place that takes attention and gives nothing
+) -> Tensor:
+    """Attention step by step. Sums in fp32."""
+    heads, width = query.shape[1], query.shape[3]
+    if heads != key.shape[1]:
+        key, value = (one.repeat_interleave(heads // one.shape[1], dim=1) for one in (key, value))
+    scores = (query @ key.mT).float() * (width**-0.5 if scaling is None else scaling)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if sinks is not None:
+        aside = sinks.float().view(1, -1, 1, 1).expand(len(scores), -1, scores.shape[2], 1)
+        scores = torch.cat([scores, aside], dim=-1)
+    weights = scores.softmax(-1)[..., : key.shape[2]].to(value.dtype)
+    weights = F.dropout(weights, dropout)
+    return (weights @ value).transpose(1, 2).contiguous()
 
 
 def _near(length: int, reach: int, *, causal: bool, device: torch.device) -> Tensor:

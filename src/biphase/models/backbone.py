@@ -1,29 +1,26 @@
 """Backbones are transformers' own classes; the attention, the loss and the direction are ours.
 
-`LanguageModel` is a thin view of such a model: the trunk gives hidden states, the head is one matrix that runs
-on labelled positions only. The same weights serve causal and masked training, import and export.
+`LanguageModel` is a thin view of such a model: the trunk gives hidden states, the head runs on labelled positions
+only. The same weights serve causal and masked training, import and export.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    EuroBertConfig,
-    EuroBertForMaskedLM,
-)
-from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
-from transformers.utils.logging import disable_progress_bar
+from transformers import EuroBertConfig, EuroBertForMaskedLM
 
 from biphase.batch import Batch
-from biphase.errors import ModelError
+from biphase.errors import ModelError, one_line
 from biphase.loss import cross_entropy_sum
-from biphase.models.attention import NAME, Sight, without_attention_dropout
+from biphase.models import hub as hub_models
+from biphase.models.attention import NAME, Sight
+from biphase.models.encoder import Encoder, context_of
+from biphase.models.output import Output
+from biphase.models.probe import probe_own, probe_sight
 from biphase.randomness import salt
 from biphase.specs import Hub, Size
 
@@ -31,19 +28,16 @@ from biphase.specs import Hub, Size
 class LanguageModel(nn.Module):
     """A transformers model as trunk and head."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, windows: bool = True) -> None:
         super().__init__()
         self.model = model
-        self.trunk = [model.base_model]  # in a list: a second name for the same weights, not a second module
-        head = model.get_output_embeddings()
-        if not isinstance(head, nn.Linear) or head.bias is not None:
-            raise ModelError(
-                f"{type(model).__name__} has no plain linear head without bias; such models are not supported yet"
-            )
+        # In a list: a second name for the same weights, not a second module.
+        self.reader = [Encoder(model.base_model, context=context_of(model.base_model), windows=windows)]
+        self.output = Output(model)
 
     @property
     def head(self) -> Tensor:
-        return self.model.get_output_embeddings().weight
+        return self.output.weight
 
     def compile_trunk(self) -> None:
         """Compile the layers. Shapes are fixed by the data: one graph per direction, each with and without gradients."""
@@ -52,20 +46,23 @@ class LanguageModel(nn.Module):
         dynamo: Any = torch._dynamo.config
         dynamo.recompile_limit = 64
         dynamo.fail_on_recompile_limit_hit = True
-        self.trunk = [torch.compile(self.model.base_model, dynamic=False)]
+        self.reader[0].call = [torch.compile(self.model.base_model, dynamic=False)]
 
     def hidden(self, ids: Tensor, positions: Tensor, sight: Sight) -> Tensor:
         """(B, T) → (B, T, d)"""
-        return self.trunk[0](
-            input_ids=ids, position_ids=positions, use_cache=False, sight=sight
-        ).last_hidden_state
+        return self.reader[0](ids, positions, sight)
+
+    def logits(self, ids: Tensor, positions: Tensor, sight: Sight) -> Tensor:
+        """(B, T) → (B, T, V)"""
+        hidden = self.hidden(ids, positions, sight)
+        return self.output.logits(hidden.flatten(0, 1)).view(*ids.shape, -1)
 
     def forward(
         self, ids: Tensor, positions: Tensor, sight: Sight, label_at: Tensor, labels: Tensor
     ) -> Tensor:
         """The sum of the losses at the labelled positions."""
-        hidden = self.hidden(ids, positions, sight).flatten(0, 1)
-        return cross_entropy_sum(hidden[label_at], self.head, labels)
+        rows = self.output.rows(self.hidden(ids, positions, sight).flatten(0, 1)[label_at])
+        return cross_entropy_sum(rows, self.output.weight, labels, bias=self.output.bias, cap=self.output.cap)
 
     def loss_sum(self, batch: Batch, sight: Sight) -> Tensor:
         return self(batch.ids, batch.positions, sight, batch.label_at, batch.labels)
@@ -97,42 +94,65 @@ def from_scratch(size: Size, *, vocab: int, mask_id: int, length: int, seed: int
         return LanguageModel(EuroBertForMaskedLM(config).float())
 
 
-def from_hub(hub: Hub, *, vocab: int, length: int, attention_dropout: bool = True) -> LanguageModel:
-    """An existing model, in fp32, with our attention. A vocabulary that grew gets the mean embedding."""
-    if hub.local:  # a bar is for downloads; files here are read in a moment
-        disable_progress_bar()
+@dataclass(frozen=True)
+class Words:
+    """What a model must know of the tokenizer it is trained with."""
+
+    vocab: int
+    mask: int
+    mask_is_new: bool = True  # no text the model has read had this token
+
+
+def from_hub(hub: Hub, words: Words, *, length: int) -> LanguageModel:
+    """An existing model, in fp32, with our attention. A mask token it has never read gets the mean embedding."""
+    made, _ = hub_models.language_model(hub)
+    longest = context_of(made.base_model)
+    if length > longest:
+        raise ModelError(
+            f"{hub.source} reads at most {longest:,} tokens, rows have {length:,}; say packing=Chunks({longest}), or "
+            "change its positions: Stage(…, rope_base=…)"
+        )
     try:
-        config = AutoConfig.from_pretrained(**hub.address, trust_remote_code=False)
-        if not attention_dropout:
-            without_attention_dropout(config)
-        masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING
-        family = AutoModelForMaskedLM if masked else AutoModelForCausalLM
-        model = family.from_pretrained(
-            **hub.address, config=config, attn_implementation=NAME, dtype=torch.float32, use_safetensors=True
-        )
-    except (OSError, ValueError) as wrong:
-        first = str(wrong).strip().splitlines()[0]
+        _grow(made, words)
+        return LanguageModel(made, windows=hub.windows == "symmetric")
+    except ModelError:
+        raise
+    except Exception as wrong:  # a head made for other purposes fails in its own way
         raise ModelError(
-            f"{hub.source} cannot be loaded: {first}; check the name, or give a local folder"
+            f"{hub.source} ({type(made).__name__}) cannot be trained here ({one_line(wrong)}); give another model"
         ) from None
-    longest = getattr(model.config, "max_position_embeddings", None)
-    if longest and length > longest:
-        raise ModelError(
-            f"{hub.source} reads at most {longest:,} tokens, rows have {length:,}; say packing=Chunks({longest})"
-        )
-    # A pad token's embedding would get no gradient, and the pad token is often the end token.
-    embedding: Any = model.get_input_embeddings()
-    embedding.padding_idx = None
-    _grow(model, vocab)
-    return LanguageModel(model)
 
 
-def _grow(model: Any, vocab: int) -> None:
-    """Make room for added tokens, each the exact mean of the others: no chance, so every process agrees."""
+def _grow(model: Any, words: Words) -> None:
+    """Make room for added tokens; each row that is new is the exact mean of those that were there before.
+
+    No chance, so every process agrees. A mask token in a slot that the vocabulary kept free is new, too.
+    """
     had = model.get_input_embeddings().weight.shape[0]
-    if vocab <= had:
+    if words.vocab > had:
+        model.resize_token_embeddings(words.vocab, mean_resizing=False)
+    new = list(range(had, words.vocab))
+    if words.mask_is_new and words.mask < had:
+        new.append(words.mask)
+    if not new:
         return
-    model.resize_token_embeddings(vocab, mean_resizing=False)
+    head = model.get_output_embeddings()
+    ends = [model.get_input_embeddings().weight, getattr(head, "weight", None), getattr(head, "bias", None)]
+    old = torch.ones(max(had, words.vocab), dtype=torch.bool)
+    old[new] = False
     with torch.no_grad():
-        for weight in (model.get_input_embeddings().weight, model.get_output_embeddings().weight):
-            weight[had:] = weight[:had].mean(0)
+        for table in {id(one): one for one in ends if one is not None and len(one) == len(old)}.values():
+            table[~old] = table[old].mean(0)
+
+
+@torch.no_grad()
+def probe(model: LanguageModel, *, vocab: int) -> None:
+    """Refuse a model that cannot be causal, bidirectional and segment-blind by argument, or is not what its class is."""
+    was_training = model.training
+    model.eval()
+    about: dict[str, Any] = {"vocab": vocab, "name": type(model.model).__name__, "device": model.head.device}
+    try:
+        probe_sight(model.hidden, **about, causal=True)
+        probe_own(model.model, model.logits, **about)
+    finally:
+        model.train(was_training)

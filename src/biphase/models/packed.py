@@ -37,16 +37,17 @@ class Packed:
     at: Tensor  # (N,) where each token stands in the B·T places, text after text
     owner: Tensor  # (N,) which text it belongs to
     lengths: Tensor  # (n,)
+    causal: bool = False
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     @property
     def sight(self) -> Sight:
-        """Every text sees all of itself and nothing else."""
+        """Every text sees all of itself, or what came before, and nothing else."""
         if self.boundaries is not None:
-            return Sight(False, self.boundaries, self.longest)
-        return Sight(False, mask=segment_mask(self.segments, causal=False))
+            return Sight(self.causal, self.boundaries, self.longest)
+        return Sight(self.causal, mask=segment_mask(self.segments, causal=self.causal))
 
     def to(self, device: torch.device) -> Packed:
         """The same on `device`, without waiting for the copy."""
@@ -61,7 +62,7 @@ class Packed:
         return replace(self, **moved)
 
 
-def pack(texts: Sequence[np.ndarray], *, varlen: bool, pad: int = 0) -> Packed:
+def pack(texts: Sequence[np.ndarray], *, varlen: bool, pad: int = 0, causal: bool = False) -> Packed:
     """Put texts (their ids) into one input. `varlen`: one row, without padding."""
     lengths = np.fromiter((len(text) for text in texts), np.int64, len(texts))
     longest = int(lengths.max())
@@ -87,6 +88,7 @@ def pack(texts: Sequence[np.ndarray], *, varlen: bool, pad: int = 0) -> Packed:
         at=torch.from_numpy(at),
         owner=torch.from_numpy(owner),
         lengths=torch.from_numpy(lengths),
+        causal=causal,
     )
 
 

@@ -10,7 +10,7 @@ from biphase.specs.objectives import CLM, MLM, MNTP, Cosine, Linear, Objective
 from biphase.specs.sources import BPE, Chunks, Corpus, Hub, Pretrained, Rows, Size
 from biphase.specs.study import Finetune, Study
 from biphase.specs.tasks import Answer, Classify, Family, Retrieve, Splits, Tag, Task
-from biphase.specs.training import WSD, AdamW, Pretrain, Stage
+from biphase.specs.training import WSD, AdamW, LoRA, Pretrain, Stage
 
 __all__ = [
     "BPE",
@@ -29,6 +29,7 @@ __all__ = [
     "Finetune",
     "Hub",
     "Linear",
+    "LoRA",
     "Objective",
     "Pretrain",
     "Pretrained",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Literal
 
 from biphase.errors import SpecError
@@ -48,22 +48,28 @@ class Size:
 
 @record
 class Hub:
-    """An existing model to continue from: a hub id with its pinned revision, or a local folder."""
+    """An existing model to continue from: a hub id with its pinned revision, or a local folder.
+
+    Without a revision, the commit that the hub shows when the study first runs is noted in the store and stays.
+    `gguf` names a file of that folder or repository. `windows` says what becomes of layers that see only a window of
+    past tokens, where attention goes both ways: a window to both sides, or everything.
+    """
 
     source: str
     revision: str = ""
+    gguf: str = ""
+    windows: Literal["symmetric", "full"] = "symmetric"
 
     def check(self) -> None:
         if not self.source:
             raise SpecError(
                 "Hub needs a model: Hub('HuggingFaceTB/SmolLM2-135M', revision='…') or Hub('./folder')"
             )
-        if not self.local and not self.revision:
-            raise SpecError(
-                f"Hub({self.source!r}) needs a revision, so that the study means the same model tomorrow: "
-                f"type Hub({self.source!r}, revision='<commit of the model page>')"
-            )
         pinned(f"Hub({self.source!r})", self.revision)
+        if self.gguf and (PurePath(self.gguf).name != self.gguf or not self.gguf.endswith(".gguf")):
+            raise SpecError(
+                f"Hub({self.source!r}): gguf is the name of a file there, as 'model.Q4_1.gguf', not {self.gguf!r}"
+            )
 
     @property
     def local(self) -> bool:
@@ -72,9 +78,10 @@ class Hub:
     @property
     def address(self) -> dict[str, str]:
         """What transformers' `from_pretrained` takes to find it."""
+        more = {"gguf_file": self.gguf} if self.gguf else {}
         if self.local:
-            return {"pretrained_model_name_or_path": str(Path(self.source).expanduser())}
-        return {"pretrained_model_name_or_path": self.source, "revision": self.revision}
+            return {"pretrained_model_name_or_path": str(Path(self.source).expanduser()), **more}
+        return {"pretrained_model_name_or_path": self.source, "revision": self.revision, **more}
 
 
 @record

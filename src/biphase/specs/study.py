@@ -35,6 +35,7 @@ class Finetune:
     length: int = 0  # the longest input in tokens; 0: 99% of the model's context
     warmup: float = 0.1  # of the steps; then down in a line to 0
     optimizer: AdamW = AdamW()  # weight decay spares biases and LayerNorms, as transformers' Trainer does
+    causal: bool = False  # read in one direction, as a decoder does: a yardstick for what adapting one brings
 
     def settle(self) -> None:
         if isinstance(self.tasks, Task):

@@ -15,13 +15,19 @@ INHERIT: Any = None  # "not said": taken from the run this one starts from, or e
 
 @record
 class Stage:
-    """An objective over a number of optimizer steps."""
+    """An objective over a number of optimizer steps.
+
+    `rope_base` changes the base of the rotary positions from here on, as longer texts ask for; 0 leaves it as it is.
+    """
 
     objective: CLM | MNTP | MLM
     steps: int
+    rope_base: float = 0.0
 
     def check(self) -> None:
         positive(self, "steps")
+        if self.rope_base and self.rope_base < 1:
+            raise SpecError(f"Stage.rope_base must be at least 1, it is {self.rope_base:g}; usual: 160_000.0")
 
 
 @record
@@ -50,18 +56,41 @@ class WSD:
 
 @record
 class AdamW:
-    """As the paper: weight decay on every parameter, clipping by the global norm."""
+    """As the paper: weight decay on every parameter, clipping by the global norm.
+
+    With `layer_decay` each layer learns at that share of the rate of the one above it; the embedding at the lowest.
+    """
 
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-5
     weight_decay: float = 0.1
     clip: float = 1.0
+    layer_decay: float = 1.0
 
     def check(self) -> None:
         if not all(0 <= beta < 1 for beta in self.betas):
             raise SpecError(f"AdamW.betas must lie in [0, 1), not {self.betas}")
         if self.eps <= 0 or self.weight_decay < 0 or self.clip <= 0:
             raise SpecError("AdamW.eps and clip must be positive and weight_decay not negative")
+        if not 0 < self.layer_decay <= 1:
+            raise SpecError(f"AdamW.layer_decay must lie in (0, 1], it is {self.layer_decay:g}; 0.9 is usual")
+
+
+@record
+class LoRA:
+    """Train small matrices beside those of a model that stays as it is (peft's); merged when it is used or exported.
+
+    `targets` are names of layers, as q_proj; none means every matrix of the trunk.
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    targets: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        positive(self, "rank")
+        if self.alpha <= 0:
+            raise SpecError(f"LoRA.alpha must be positive, it is {self.alpha:g}; twice the rank is usual")
 
 
 PAPER_BATCH = 2_359_296  # tokens a step: 192 GPUs × 12 chunks of 1,024 on average
@@ -86,6 +115,8 @@ class Pretrain:
     packing: Chunks | Rows = INHERIT
     precision: Literal["fp32", "bf16", "fp8"] = INHERIT
     seed: int = INHERIT
+    adapter: LoRA | None = INHERIT
+    freeze: Literal["nothing", "embeddings"] = INHERIT
     moments: Literal["keep", "reset"] = "keep"
     data: Literal["continue", "restart"] = "continue"
     keep: tuple[int, ...] = ()  # steps on the way that are results too, named `name-step`
@@ -101,6 +132,8 @@ class Pretrain:
             "packing": Chunks(),
             "precision": self.start.precision if isinstance(self.start, Size) else "bf16",
             "seed": 42,
+            "adapter": None,
+            "freeze": "nothing",
         }
         for name, value in paper.items():
             if getattr(self, name) is INHERIT:
@@ -167,6 +200,10 @@ class Pretrain:
             raise SpecError(
                 f"{where}: heldout_tokens ({self.heldout_tokens:,}) must be at least one row of {self.packing.length:,}"
             )
+        if self.adapter and isinstance(self.start, Size):
+            raise SpecError(
+                f"{where}: LoRA adapts a model that can do something; a new one has to learn: leave it out"
+            )
         if isinstance(self.start, Pretrain):
             self._check_parent(where, self.start)
         elif (self.moments, self.data) != ("keep", "continue"):
@@ -177,6 +214,11 @@ class Pretrain:
     def _check_parent(self, where: str, parent: Pretrain) -> None:
         if not parent.stages:
             raise SpecError(f"{where}: {parent.name!r} trains nothing, so start from its start instead")
+        if self.adapter != parent.adapter:
+            raise SpecError(
+                f"{where}: {parent.name!r} was trained with another adapter; give both the same, or export it and start "
+                "from Hub('./folder')"
+            )
         if self.data == "continue":
             for name in ("corpus", "packing", "seed"):
                 if getattr(self, name) != getattr(parent, name):

@@ -31,8 +31,13 @@ def identities(store: Store) -> Identities:
 def _hub_fingerprint(model: Hub, store: Store) -> str:
     """A pinned revision is the content; a local folder is its configuration and weights."""
     if not model.local:
-        return key({"hub": model.source, "revision": model.revision})
+        file = {"gguf": model.gguf} if model.gguf else {}
+        return key({"hub": model.source, "revision": model.revision, **file})
     folder = Path(model.source).expanduser()
+    if model.gguf:
+        if not (folder / model.gguf).is_file():
+            raise SpecError(f"Hub({model.source!r}, gguf={model.gguf!r}): there is no such file")
+        return _content([folder / model.gguf], store)
     files = sorted([*folder.glob("config.json"), *folder.glob("*.safetensors")])
     if not any(path.suffix == ".safetensors" for path in files):
         raise SpecError(

@@ -136,7 +136,7 @@ class Tuner:
         device = self.ranks.device
         varlen = varlen_works(device, precision)
         setting = Setting.of(device, self.spec.precision, varlen=varlen, encoder=encoder)
-        return replace(setting, pause=self._pause)
+        return replace(setting, causal=self.spec.causal, pause=self._pause)
 
     def _pause(self) -> None:
         """Asked while a model is scored, which may take long."""

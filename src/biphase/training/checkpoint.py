@@ -88,9 +88,10 @@ def load(store: Store, key: str, model: LanguageModel, optimizer: torch.optim.Ad
     try:
         weights = load_file(place / "model.safetensors")
         missing, unexpected = model.model.load_state_dict(weights, strict=False)
-        if unexpected or any(model.model.get_parameter(name) is not _embedding(model) for name in missing):
+        absent = _absent(model, missing)
+        if unexpected or absent:
             raise StoreError(
-                f"{place} holds another model ({(unexpected or missing)[0]}); remove it and run again"
+                f"{place} holds another model ({(unexpected or absent)[0]}); remove it and run again"
             )
         if optimizer is not None:
             adam.restore_moments(model.model, optimizer, load_file(place / "optimizer.safetensors"))
@@ -99,8 +100,11 @@ def load(store: Store, key: str, model: LanguageModel, optimizer: torch.optim.Ad
     return progress_of(store, key)
 
 
-def _embedding(model: LanguageModel) -> Tensor:
-    return model.model.get_input_embeddings().weight  # a head tied to it is not written a second time
+def _absent(model: LanguageModel, missing: list[str]) -> list[str]:
+    """The names among `missing` that are not a second one of a tensor that was written: tied ones are, once."""
+    tensors = model.model.state_dict()
+    written = {tensor.data_ptr() for name, tensor in tensors.items() if name not in missing}
+    return [name for name in missing if tensors[name].data_ptr() not in written]
 
 
 def progress_of(store: Store, key: str) -> Progress:

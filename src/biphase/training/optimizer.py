@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -9,11 +12,37 @@ from biphase.specs import AdamW
 
 
 def build(model: nn.Module, spec: AdamW) -> torch.optim.AdamW:
-    """One group: weight decay on every parameter. Fused, so that a step can be skipped without the host knowing."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    """Weight decay on every parameter. Fused, so that a step can be skipped without the host knowing."""
+    parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    groups = by_depth(model, parameters, spec.layer_decay)
     return torch.optim.AdamW(
-        parameters, lr=0.0, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay, fused=True
+        groups, lr=0.0, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay, fused=True
     )
+
+
+def by_depth(
+    model: nn.Module, parameters: dict[str, nn.Parameter], layer_decay: float
+) -> list[dict[str, Any]]:
+    """Groups of parameters with the share of the rate they learn at: 1 behind the last layer, less below it."""
+    if layer_decay == 1:
+        return [{"params": list(parameters.values()), "share": 1.0}]
+    lists = [(name, len(one)) for name, one in model.named_modules() if isinstance(one, nn.ModuleList)]
+    stack, layers = max(lists, key=lambda one: one[1], default=("", 0))
+    embeddings = {
+        id(one)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding)
+        for one in module.parameters(recurse=False)
+    }
+    found: dict[int, list[nn.Parameter]] = defaultdict(list)
+    for name, one in parameters.items():
+        inside = name.startswith(f"{stack}.")
+        depth = int(name.removeprefix(f"{stack}.").split(".")[0]) + 1 if inside else layers + 1
+        found[0 if id(one) in embeddings else depth].append(one)
+    return [
+        {"params": some, "share": layer_decay ** (layers + 1 - depth)}
+        for depth, some in sorted(found.items())
+    ]
 
 
 def clip_gradients(parameters: list[nn.Parameter], limit: float) -> Tensor:
@@ -24,7 +53,7 @@ def clip_gradients(parameters: list[nn.Parameter], limit: float) -> Tensor:
 def update(optimizer: torch.optim.AdamW, *, rate: float, unsound: Tensor) -> None:
     """One step at `rate`; none at all (weights, moments, count) where `unsound` is 1."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("share", 1.0)
     optimizer.found_inf = unsound  # ty: ignore[missing-attribute]  (read by torch's fused kernels)
     optimizer.grad_scale = None  # ty: ignore[missing-attribute]
     optimizer.step()

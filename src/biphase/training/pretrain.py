@@ -22,13 +22,14 @@ from biphase.data.stream import Stream, heldout_stream, load_ahead, share
 from biphase.errors import StoreError, TrainingError
 from biphase.files import Store
 from biphase.keys import Identities, act_at, label, origin_draw, origin_step, state_key
+from biphase.models.adapters import add_adapter, freeze_embeddings
 from biphase.models.attention import sight_of, varlen_works
-from biphase.models.backbone import LanguageModel, from_hub, from_scratch
-from biphase.models.probe import probe
+from biphase.models.backbone import LanguageModel, Words, from_hub, from_scratch, probe
+from biphase.models.rope import set_rope_base
 from biphase.objectives import ratio_at
 from biphase.randomness import salt
 from biphase.records import encode
-from biphase.specs import CLM, Hub, Pretrain, Size
+from biphase.specs import CLM, Hub, Objective, Pretrain, Size
 from biphase.training import checkpoint, devices, optimizer
 from biphase.training.checkpoint import Progress
 from biphase.training.devices import Ranks
@@ -83,6 +84,7 @@ class Pretraining:
             )
         self.stream = Stream.of(shards, run.packing, run.seed)
         self.heldout = heldout_stream(shards, run.packing)
+        self.rope_base = 0.0  # as the model came
         self.compiled = ranks.device.type == "cuda" if manner.compiled is None else manner.compiled
         self.varlen = varlen_works(ranks.device, run.precision)
         self._begin()
@@ -140,10 +142,18 @@ class Pretraining:
         return lines
 
     def _model(self, *, fresh: bool) -> LanguageModel:
-        model = starting_model(self.run, self.shards)
-        if fresh and isinstance(root_of(self.run).start, Hub):
-            probe(model, vocab=self.shards.vocab)
+        self.from_hub = fresh and isinstance(root_of(self.run).start, Hub)
+        model = starting_model(self.run, self.shards, probed=self.from_hub)
+        if self.run.freeze == "embeddings":
+            freeze_embeddings(model)
         return model.to(self.ranks.device).train()
+
+    def _turn(self, step: int) -> None:
+        """Positions as the act of step `step` has them: asked before each step, done where an act begins."""
+        base = act_at(self.run, step).rope_base if step < self.run.steps else 0.0
+        if base and base != self.rope_base:
+            set_rope_base(self.model.model, base)
+            self.rope_base = base
 
     def _adopt_arithmetic(self) -> None:
         """Sum as the state was summed so far, as far as this machine can: the same bits need the same order."""
@@ -165,6 +175,9 @@ class Pretraining:
         self.clock = self.last_save = time.monotonic()
         self.energy = devices.joules(self.ranks.device)
         self.published = self.progress.step == self.target
+        self._turn(self.progress.step)
+        if self.from_hub:  # what it could do before
+            self._measure(0, self.run.stages[0].objective, 0)
         steps = load_ahead(self._batches, self.progress.step, self.target, loaders=self.manner.loaders)
         try:
             train(
@@ -177,7 +190,13 @@ class Pretraining:
                 clip=self.run.optimizer.clip,
                 ranks=self.ranks,
                 autocast=lambda: devices.autocast(self.ranks.device, self.run.precision),
-                after=(self._count, self._log, self._evaluate, self._save),
+                after=(
+                    self._count,
+                    self._log,
+                    self._evaluate,
+                    self._save,
+                    lambda done: self._turn(done.step + 1),
+                ),
                 stop=self.manner.stop,
                 lost=self.manner.lost,
                 save=self._due,
@@ -239,16 +258,19 @@ class Pretraining:
 
     def _evaluate(self, done: Done) -> None:
         step = done.step + 1
-        if step % self.run.heldout_every and step != self.target:
-            return
+        if step % self.run.heldout_every == 0 or step == self.target:
+            act = act_at(self.run, done.step)
+            self._measure(step, act.objective, done.step - act.first)
+
+    def _measure(self, step: int, objective: Objective, into: int) -> None:
+        """Note the held-out losses after `step` steps, `into` steps into an act."""
         if self.heldout.rows == 0:
             return
-        act = act_at(self.run, done.step)
         self.model.eval()
         losses = heldout_losses(
             self._loss_sum,
             self.heldout,
-            yardsticks(act.objective, done.step - act.first),
+            yardsticks(objective, into),
             rows=self.run.heldout_tokens // self.run.packing.length,
             micro_rows=self.micro_rows,
             ranks=self.ranks,
@@ -305,10 +327,18 @@ def root_of(run: Pretrain) -> Pretrain:
     return root_of(run.start) if isinstance(run.start, Pretrain) else run
 
 
-def starting_model(run: Pretrain, shards: Shards, *, attention_dropout: bool = True) -> LanguageModel:
+def starting_model(run: Pretrain, shards: Shards, *, probed: bool = False) -> LanguageModel:
     """The model that a run's weights belong in, with those of its start."""
     root, length = root_of(run), run.packing.length
-    if isinstance(root.start, Hub):
-        return from_hub(root.start, vocab=shards.vocab, length=length, attention_dropout=attention_dropout)
-    assert isinstance(root.start, Size)
-    return from_scratch(root.start, vocab=shards.vocab, mask_id=shards.mask_id, length=length, seed=root.seed)
+    if isinstance(root.start, Size):
+        return from_scratch(
+            root.start, vocab=shards.vocab, mask_id=shards.mask_id, length=length, seed=root.seed
+        )
+    assert isinstance(root.start, Hub)
+    words = Words(shards.vocab, shards.mask_id, mask_is_new=shards.card["mask_rule"] != "own")
+    model = from_hub(root.start, words, length=length)
+    if probed:
+        probe(model, vocab=shards.vocab)
+    if run.adapter:
+        add_adapter(model, run.adapter, seed=root.seed)
+    return model

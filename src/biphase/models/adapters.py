@@ -1,0 +1,60 @@
+"""LoRA through peft: small matrices beside those of a trunk that stays as it is.
+
+While such a run trains, its states hold the model with the matrices beside its own. Whoever uses or exports it gets
+them merged: a plain model of its own class.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from biphase.errors import ModelError, one_line
+from biphase.models.backbone import LanguageModel
+from biphase.randomness import salt
+from biphase.specs import LoRA
+
+
+def add_adapter(model: LanguageModel, spec: LoRA, *, seed: int) -> None:
+    """Put the matrices in, drawn from the seed alone; everything else is frozen."""
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise ModelError("LoRA needs the package peft; type: pip install peft") from None
+    trunk: Any = model.model.base_model
+    targets = list(spec.targets) or "all-linear"
+    config = LoraConfig(r=spec.rank, lora_alpha=spec.alpha, target_modules=targets)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(salt(seed, "adapter"))
+            inject_adapter_in_model(config, trunk)
+    except ValueError as wrong:
+        raise ModelError(f"LoRA(targets={spec.targets}): {one_line(wrong)}") from None
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+
+
+def merge_adapter(model: LanguageModel) -> None:
+    """Add the matrices to those they stand beside, and take them out."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    trunk: Any = model.model.base_model
+    for name, module in list(trunk.named_modules()):
+        if isinstance(module, BaseTunerLayer):
+            module.merge()
+            parent, _, last = name.rpartition(".")
+            setattr(trunk.get_submodule(parent), last, module.get_base_layer())
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    if hasattr(trunk, "peft_config"):
+        del trunk.peft_config
+
+
+def freeze_embeddings(model: LanguageModel) -> None:
+    """Keep the embedding as it is; a head that is the same matrix stays with it."""
+    embedding: Any = model.model.get_input_embeddings()
+    assert isinstance(embedding, nn.Module)
+    for parameter in embedding.parameters():
+        parameter.requires_grad_(False)

@@ -1,0 +1,204 @@
+"""Models from the hub or a folder, as transformers' own classes with our attention. No remote code, no pickle.
+
+No architecture is named here: which class loads a model is what its configuration says, and what it may do is found by
+looking (`refuse_unsuited`) and by probes that run before any training.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    EuroBertForMaskedLM,
+    EuroBertModel,
+    PretrainedConfig,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
+from transformers.utils.logging import disable_progress_bar
+
+from biphase.errors import ModelError, one_line
+from biphase.models import published
+from biphase.models.attention import NAME, without_attention_dropout
+from biphase.specs import Hub
+
+_EXPERTS = re.compile(r"(num|n)_\w*experts|moe_num_experts")
+_ATTENTION = re.compile(r"attention$")
+
+
+def language_model(hub: Hub) -> tuple[Any, bool]:
+    """A model with its head, in fp32; and whether it was made to read in one direction."""
+    if (own := _published(hub)) is not None:
+        config, weights = own
+        if "lm_head.weight" not in weights:
+            raise ModelError(f"{hub.source} has no head, so it can be evaluated but not trained further")
+        return _filled(EuroBertForMaskedLM, config, weights), False
+    config = _config(hub)
+    refuse_unsuited(config, hub.source)
+    masked = _masked(config)
+    family = AutoModelForMaskedLM if masked else AutoModelForCausalLM
+    if type(config) not in (MODEL_FOR_MASKED_LM_MAPPING if masked else MODEL_FOR_CAUSAL_LM_MAPPING):
+        raise ModelError(
+            f"{hub.source} ({config.model_type}) has no language-model head; give a decoder or an encoder"
+        )
+    model = _loaded(hub, family, config)
+    # A pad token's embedding would get no gradient, and the pad token is often the end token.
+    model.get_input_embeddings().padding_idx = None
+    return model, not masked
+
+
+def trunk(hub: Hub) -> Any:
+    """A model without its head, in fp32."""
+    if (own := _published(hub)) is not None:
+        config, weights = own
+        inner = {
+            name.removeprefix("model."): one for name, one in weights.items() if name.startswith("model.")
+        }
+        return _filled(EuroBertModel, config, inner)
+    config = _config(hub)
+    refuse_unsuited(config, hub.source)
+    return _loaded(hub, AutoModel, config)
+
+
+def refuse_unsuited(config: Any, source: str) -> None:
+    """What a configuration says that no probe need find out."""
+    said = config.to_dict()
+    if said.get("is_encoder_decoder"):
+        raise ModelError(f"{source} is an encoder and a decoder; give a model that is one of them")
+    if isinstance(getattr(config, "text_config", None), PretrainedConfig):
+        raise ModelError(f"{source} reads more than text; give the folder of its text model alone")
+    experts = [name for name, value in said.items() if _EXPERTS.fullmatch(name) and _above_one(value)]
+    if experts:
+        raise ModelError(
+            f"{source} is a mixture of experts ({experts[0]}={said[experts[0]]}), whose routing would be trained "
+            "without the losses that balance it; give a dense model"
+        )
+    others = sorted({str(kind) for kind in said.get("layer_types") or () if not _ATTENTION.search(str(kind))})
+    linear = sorted(
+        {
+            str(kind)
+            for kind in said.get("layer_types") or ()
+            if "linear" in str(kind) or "compressed" in str(kind)
+        }
+    )
+    if others or linear:
+        raise ModelError(
+            f"{source} has layers that are not attention over tokens ({', '.join(others or linear)}): they only read "
+            "forwards and across texts; give a model of attention layers"
+        )
+
+
+def _above_one(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_above_one(one) for one in value)
+    return isinstance(value, int) and value > 1
+
+
+def _masked(config: Any) -> bool:
+    """Is it a masked language model? As its weights were saved; a type that can be both, if nothing is said."""
+    masked_classes = set(MODEL_FOR_MASKED_LM_MAPPING_NAMES.values())
+    if any(name in masked_classes for name in config.architectures or ()):
+        return type(config) in MODEL_FOR_MASKED_LM_MAPPING
+    return type(config) in MODEL_FOR_MASKED_LM_MAPPING and not _saved_as_decoder(config)
+
+
+def _saved_as_decoder(config: Any) -> bool:
+    causal: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return causal is not None and causal.__name__ in (config.architectures or ())
+
+
+def _config(hub: Hub) -> Any:
+    config = _tried(hub, lambda: AutoConfig.from_pretrained(**hub.address, trust_remote_code=False))
+    without_attention_dropout(config)
+    return config
+
+
+def _loaded(hub: Hub, family: Any, config: Any) -> Any:
+    if hub.local:  # a bar is for downloads; files here are read in a moment
+        disable_progress_bar()
+    safe = {} if hub.gguf else {"use_safetensors": True}
+    model, said = _tried(
+        hub,
+        lambda: family.from_pretrained(
+            **hub.address,
+            config=config,
+            attn_implementation=NAME,
+            dtype=torch.float32,
+            output_loading_info=True,
+            **safe,
+        ),
+    )
+    lacking = sorted(name for name in said["missing_keys"] if not name.startswith("pooler."))
+    if lacking:
+        raise ModelError(
+            f"{hub.source} lacks {len(lacking)} of its weights, {lacking[0]} among them, which would be random; "
+            "give a complete checkpoint"
+        )
+    model.config.use_cache = False
+    return model
+
+
+def _tried(hub: Hub, load: Callable[[], Any]) -> Any:
+    try:
+        return load()
+    except Exception as wrong:  # absent, damaged, of other shapes, a package missing: many kinds
+        if isinstance(wrong, KeyError) and wrong.args == (NAME,):
+            raise ModelError(
+                f"{hub.source}: its class does not let its attention be replaced, so it cannot be made to read in "
+                "both directions; give another model"
+            ) from None
+        raise ModelError(
+            f"{hub.source} cannot be loaded: {one_line(wrong)}; check the name, or give a local folder"
+        ) from None
+
+
+# ---------------------------------------------------------------- the paper's own checkpoints
+
+
+def _published(hub: Hub) -> tuple[Any, dict[str, torch.Tensor]] | None:
+    """Configuration and weights of one of the paper's models, whose class is not among transformers' own."""
+    if hub.gguf:
+        return None
+    try:
+        raw, _ = PretrainedConfig.get_config_dict(**hub.address)
+    except (OSError, ValueError):
+        return None  # whoever loads it says what is wrong
+    if not published.is_published(raw):
+        return None
+    try:
+        weights = load_file(_weights_file(hub))
+    except (OSError, SafetensorError) as wrong:
+        raise ModelError(f"{hub.source} cannot be loaded: {one_line(wrong)}; give a complete copy") from None
+    return published.eurobert(raw, weights)
+
+
+def _weights_file(hub: Hub) -> Path:
+    if hub.local:
+        return Path(hub.source).expanduser() / "model.safetensors"
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(hub.source, "model.safetensors", revision=hub.revision))
+
+
+def _filled(family: Any, config: Any, weights: dict[str, torch.Tensor]) -> Any:
+    config._attn_implementation = NAME
+    model = family(config).float()
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    if missing or unexpected:
+        raise ModelError(
+            f"{(missing or unexpected)[0]} has no place or no weight; this is not one of the paper's models"
+        )
+    return model

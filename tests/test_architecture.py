@@ -28,6 +28,7 @@ LAYERS = [
     {"finetune"},
     {"study"},
     {"report"},
+    {"export"},
     {"doctor"},
     {"cli"},
     {"__main__"},
@@ -39,7 +40,7 @@ LIGHT = [
     "errors", "records", "specs", "presets", "catalog", "files", "holders", "leases", "keys", "wording", "data.identity",
     "tasks.places", "tasks.hub", "study.load", "study.plan", "study.costs", "study.tree", "study.identities",
     "study.leaves", "study.select", "study.scores", "study.ledger", "study.summary", "study.evaluation", "study.tasks",
-    "study.launch",
+    "study.launch", "study.pins", "study.model_names", "study.adaptation",
 ]  # fmt: skip
 HEAVY = [
     "torch",

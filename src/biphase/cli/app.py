@@ -63,16 +63,19 @@ def tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def planned(path: Path, store_folder: Path) -> tuple[Plan, Store, Identities]:
+def planned(path: Path, store_folder: Path, *, ask: bool = False) -> tuple[Plan, Store, Identities]:
+    """The plan of a study; with `ask`, hub models that have no commit yet get the one the hub shows."""
     from biphase.files import Store
     from biphase.study.identities import identities
     from biphase.study.load import load
+    from biphase.study.pins import pinned
     from biphase.study.plan import make_plan
 
     loaded = load(path)
     store = Store(store_folder)
     fingerprints = identities(store)
-    return make_plan(loaded.study, fingerprints, loaded.question), store, fingerprints
+    study = pinned(loaded.study, store, ask=ask)
+    return make_plan(study, fingerprints, loaded.question), store, fingerprints
 
 
 def with_store(study: Path, store: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -92,7 +93,7 @@ def run(
     """Compute what is missing, with progress. Stop and start freely."""
     from biphase.study import launch
 
-    made, where, fingerprints = planned(study, store)
+    made, where, fingerprints = planned(study, store, ask=True)
     wanted = _wanted(made, only)
     steps, seconds = launch.checkpoint_rule(checkpoint)
     limit = launch.seconds(for_time) if for_time else None
@@ -126,8 +127,12 @@ def work(
     command: str,
     study: str,
     as_json: bool = False,
+    more: Callable[[], list[str]] = list,
 ) -> None:
-    """Compute what is missing of a plan, here; then say what came out, and end. `study`: as a verb after it names it."""
+    """Compute what is missing of a plan, here; then say what came out, and end.
+
+    `study`: as a verb after it names it. `more`: what this verb has to add.
+    """
     from dataclasses import replace
 
     from biphase.study import launch
@@ -147,7 +152,8 @@ def work(
     outcome = worker.work()
     if ranks.first:
         text = closing(made, where, outcome.failed, stopped=outcome.stopped, command=command, study=study)
-        print(json.dumps(status_json(made, where), indent=1) if as_json else text, flush=True)
+        lines = [text, *more()]
+        print(json.dumps(status_json(made, where), indent=1) if as_json else "\n".join(lines), flush=True)
     devices.leave()
     sys.exit(1 if outcome.failed else 0)
 

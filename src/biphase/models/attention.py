@@ -103,7 +103,7 @@ def attend(
             raise ModelError(f"{type(module).__name__} asks for {name}={asked}, which is not supported yet")
     # transformers counts the token itself: a window of w reaches w - 1 tokens.
     narrow = sliding_window is not None and (sight.causal or sight.windows)
-    reach = sliding_window - 1 if narrow else -1  # ty: ignore[unsupported-operator]  (narrow says it is a number)
+    reach = sliding_window - 1 if narrow else -1
     if softcap is not None or s_aux is not None:
         mask = _whole_mask(sight, reach, query)
         return _written_out(query, key, value, mask, scaling, dropout, softcap, s_aux), None

@@ -105,7 +105,7 @@ class Words:
 
 def from_hub(hub: Hub, words: Words, *, length: int) -> LanguageModel:
     """An existing model, in fp32, with our attention. A mask token it has never read gets the mean embedding."""
-    made, _ = hub_models.language_model(hub)
+    made = hub_models.language_model(hub)
     longest = context_of(made.base_model)
     if length > longest:
         raise ModelError(

@@ -39,13 +39,13 @@ _EXPERTS = re.compile(r"(num|n)_\w*experts|moe_num_experts")
 _ATTENTION = re.compile(r"attention$")
 
 
-def language_model(hub: Hub) -> tuple[Any, bool]:
-    """A model with its head, in fp32; and whether it was made to read in one direction."""
+def language_model(hub: Hub) -> Any:
+    """A model with its head, in fp32."""
     if (own := _published(hub)) is not None:
         config, weights = own
         if "lm_head.weight" not in weights:
             raise ModelError(f"{hub.source} has no head, so it can be evaluated but not trained further")
-        return _filled(EuroBertForMaskedLM, config, weights), False
+        return _filled(EuroBertForMaskedLM, config, weights)
     config = _config(hub)
     refuse_unsuited(config, hub.source)
     masked = _masked(config)
@@ -54,10 +54,7 @@ def language_model(hub: Hub) -> tuple[Any, bool]:
         raise ModelError(
             f"{hub.source} ({config.model_type}) has no language-model head; give a decoder or an encoder"
         )
-    model = _loaded(hub, family, config)
-    # A pad token's embedding would get no gradient, and the pad token is often the end token.
-    model.get_input_embeddings().padding_idx = None
-    return model, not masked
+    return _loaded(hub, family, config)
 
 
 def trunk(hub: Hub) -> Any:
@@ -148,6 +145,12 @@ def _loaded(hub: Hub, family: Any, config: Any) -> Any:
             "give a complete checkpoint"
         )
     model.config.use_cache = False
+    if hub.gguf:  # dequantized: a plain model from here on
+        for where, name in ((model.config, "quantization_config"), (model, "is_quantized"), (model, "hf_quantizer")):
+            if hasattr(where, name):
+                delattr(where, name)
+    # A pad token's embedding would get no gradient, and the pad token is often the end token.
+    model.get_input_embeddings().padding_idx = None
     return model
 
 
@@ -179,10 +182,9 @@ def _published(hub: Hub) -> tuple[Any, dict[str, torch.Tensor]] | None:
     if not published.is_published(raw):
         return None
     try:
-        weights = load_file(_weights_file(hub))
-    except (OSError, SafetensorError) as wrong:
+        return published.eurobert(raw, load_file(_weights_file(hub)))
+    except (OSError, SafetensorError, ModelError) as wrong:
         raise ModelError(f"{hub.source} cannot be loaded: {one_line(wrong)}; give a complete copy") from None
-    return published.eurobert(raw, weights)
 
 
 def _weights_file(hub: Hub) -> Path:
@@ -196,6 +198,7 @@ def _weights_file(hub: Hub) -> Path:
 def _filled(family: Any, config: Any, weights: dict[str, torch.Tensor]) -> Any:
     config._attn_implementation = NAME
     model = family(config).float()
+    model.get_input_embeddings().padding_idx = None
     missing, unexpected = model.load_state_dict(weights, strict=False)
     if missing or unexpected:
         raise ModelError(

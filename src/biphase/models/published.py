@@ -155,7 +155,8 @@ def _parts(native: EuroBertConfig, said: str, tensor: Tensor) -> list[tuple[str,
     name = ".".join(words if words[0] == "lm_head" else ["model", *words])
     if FUSED not in words:
         return [(name, tensor)]
-    heads, kv_heads, width = native.num_attention_heads, native.num_key_value_heads, native.head_dim
+    shape: Any = native  # transformers fills in what may be None in its annotations
+    heads, kv_heads, width = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
     rows = [heads * width, kv_heads * width, kv_heads * width]
     if tensor.ndim == 0 or tensor.shape[0] != sum(rows):
         raise ModelError(

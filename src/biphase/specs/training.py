@@ -84,13 +84,12 @@ class LoRA:
     """
 
     rank: int = 16
-    alpha: float = 32.0
+    alpha: int = 32
     targets: tuple[str, ...] = ()
 
     def check(self) -> None:
         positive(self, "rank")
-        if self.alpha <= 0:
-            raise SpecError(f"LoRA.alpha must be positive, it is {self.alpha:g}; twice the rank is usual")
+        positive(self, "alpha")
 
 
 PAPER_BATCH = 2_359_296  # tokens a step: 192 GPUs × 12 chunks of 1,024 on average

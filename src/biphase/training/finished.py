@@ -10,7 +10,7 @@ from biphase.models.backbone import LanguageModel
 from biphase.models.rope import set_rope_base
 from biphase.specs import Pretrain
 from biphase.training import checkpoint
-from biphase.training.pretrain import starting_model
+from biphase.training.starting import starting_model
 
 
 def model_of_state(run: Pretrain, state: str | None, store: Store, shards: Shards) -> LanguageModel:

@@ -22,14 +22,14 @@ from biphase.data.stream import Stream, heldout_stream, load_ahead, share
 from biphase.errors import StoreError, TrainingError
 from biphase.files import Store
 from biphase.keys import Identities, act_at, label, origin_draw, origin_step, state_key
-from biphase.models.adapters import add_adapter, freeze_embeddings
+from biphase.models.adapters import freeze_embeddings
 from biphase.models.attention import sight_of, varlen_works
-from biphase.models.backbone import LanguageModel, Words, from_hub, from_scratch, probe
+from biphase.models.backbone import LanguageModel
 from biphase.models.rope import set_rope_base
 from biphase.objectives import ratio_at
 from biphase.randomness import salt
 from biphase.records import encode
-from biphase.specs import CLM, Hub, Objective, Pretrain, Size
+from biphase.specs import CLM, Hub, Objective, Pretrain
 from biphase.training import checkpoint, devices, optimizer
 from biphase.training.checkpoint import Progress
 from biphase.training.devices import Ranks
@@ -37,6 +37,7 @@ from biphase.training.heldout import heldout_losses, yardsticks
 from biphase.training.loop import Done, train
 from biphase.training.meter import Meter
 from biphase.training.schedule import rate
+from biphase.training.starting import root_of, starting_model
 
 UNSOUND_LIMIT = 20  # steps in a row
 
@@ -320,25 +321,3 @@ class Pretraining:
         before = math.nan if self.progress.joules is None else self.progress.joules
         total = before + self.ranks.sum_float(used)
         self.energy, self.progress.joules = now, total if math.isfinite(total) else None
-
-
-def root_of(run: Pretrain) -> Pretrain:
-    """The run that this one goes on from in the end: the one with a start of its own."""
-    return root_of(run.start) if isinstance(run.start, Pretrain) else run
-
-
-def starting_model(run: Pretrain, shards: Shards, *, probed: bool = False) -> LanguageModel:
-    """The model that a run's weights belong in, with those of its start."""
-    root, length = root_of(run), run.packing.length
-    if isinstance(root.start, Size):
-        return from_scratch(
-            root.start, vocab=shards.vocab, mask_id=shards.mask_id, length=length, seed=root.seed
-        )
-    assert isinstance(root.start, Hub)
-    words = Words(shards.vocab, shards.mask_id, mask_is_new=shards.card["mask_rule"] != "own")
-    model = from_hub(root.start, words, length=length)
-    if probed:
-        probe(model, vocab=shards.vocab)
-    if run.adapter:
-        add_adapter(model, run.adapter, seed=root.seed)
-    return model

@@ -1,0 +1,224 @@
+"""`biphase adapt MODEL` as a study: a model that is there, continued by masking until it reads both ways."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from biphase.errors import ModelError, SpecError, nearest, one_line
+from biphase.files import Store, write_json
+from biphase.records import encode, key
+from biphase.specs import (
+    MLM,
+    MNTP,
+    WSD,
+    AdamW,
+    Chunks,
+    Corpus,
+    Finetune,
+    Hub,
+    LoRA,
+    Pretrain,
+    Pretrained,
+    Stage,
+    Study,
+)
+from biphase.study import ledger
+from biphase.study.corpora import corpus_named
+from biphase.study.evaluation import absolute
+from biphase.study.model_names import run_named
+from biphase.study.plan import Plan
+
+OBJECTIVES = {"mlm": MLM, "mntp": MNTP}
+LONGEST = 1_024  # tokens of a row, unless more are asked for
+ROWS = 32  # of a step
+FULL_PEAK, LORA_PEAK = 2e-4, 1e-3
+CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """How to adapt, as the command line says it. 0 and "": what works."""
+
+    steps: int
+    objective: str = "mlm"
+    ratio: float = 0.4
+    lr: float = 0.0
+    length: int = 0
+    batch_rows: int = 0
+    warmup: float = 0.05
+    decay: float = 0.2
+    lora: int = 0
+    freeze_embeddings: bool = False
+    layer_decay: float = 1.0
+    rope_base: float = 0.0
+    precision: str = "bf16"
+    seed: int = 42
+
+
+@dataclass(frozen=True)
+class Text:
+    """Which text, as the command line says it."""
+
+    corpus: str
+    field: str = ""
+    heldout: str = ""
+    tokens: int = 0
+
+
+def adaptation(
+    model: str,
+    text: Text,
+    wishes: Wishes,
+    store: Store,
+    *,
+    gguf: str,
+    windows: str,
+    finetune: Finetune | None,
+) -> Study:
+    """The study of one run; where it is fine-tuned, beside the model as it was."""
+    before = run_named(model, store, gguf=gguf, windows=windows)
+    said = _recipe(before, wishes)
+    if isinstance(before.start, Hub) and not before.stages:
+        start: Hub | Pretrain = before.start
+        said["corpus"] = _corpus(text, start, store)
+        said.setdefault("packing", Chunks(wishes.length or _usual_length(start)))
+    else:
+        start, said["data"] = before, "restart"
+        words = before.corpus if isinstance(before.corpus, Corpus) else None
+        said["corpus"] = _reading(text, words.tokenizer if words else None) if text.corpus else before.corpus
+        said.setdefault("packing", Chunks(wishes.length) if wishes.length else before.packing)
+        said["moments"] = "reset"
+    said["batch_tokens"] = (wishes.batch_rows or ROWS) * said["packing"].length
+    digest = key(
+        {"start": encode(start), "finetune": encode(finetune), **{k: encode(v) for k, v in said.items()}}
+    )
+    adapted = Pretrain(f"{before.name}-{wishes.objective}", start=start, **said)
+    runs = (replace(before, keep=()), adapted) if finetune else (adapted,)
+    return Study(f"adapt-{before.name}-{digest[:8]}", runs=runs, finetune=finetune)
+
+
+def _recipe(before: Pretrain, wishes: Wishes) -> dict[str, Any]:
+    """What of the run does not depend on where it starts."""
+    if wishes.objective not in OBJECTIVES:
+        raise SpecError(f"--objective {wishes.objective}: {nearest(wishes.objective, OBJECTIVES)}")
+    objective = OBJECTIVES[wishes.objective](wishes.ratio)
+    peak = wishes.lr or (LORA_PEAK if wishes.lora else FULL_PEAK)
+    said: dict[str, Any] = {
+        "stages": (Stage(objective, wishes.steps, rope_base=wishes.rope_base),),
+        "schedule": WSD(peak, warmup=wishes.warmup, decay=wishes.decay),
+        "optimizer": AdamW(layer_decay=wishes.layer_decay),
+        "precision": wishes.precision,
+        "seed": wishes.seed,
+        "freeze": "embeddings" if wishes.freeze_embeddings else "nothing",
+        "heldout_every": max(1, wishes.steps // 10),
+        "heldout_tokens": 65_536,
+    }
+    if wishes.lora:
+        said["adapter"] = LoRA(rank=wishes.lora, alpha=2 * wishes.lora)
+    return said
+
+
+# ---------------------------------------------------------------- what it reads
+
+
+def _corpus(text: Text, hub: Hub, store: Store) -> Corpus:
+    """The corpus as the model's own tokenizer reads it, and each document begun as the model knows it."""
+    from biphase.data.tokenizer import load
+
+    if not text.corpus:
+        raise SpecError(
+            "say which text to learn from: --corpus builtin, fineweb-edu-10b, or a file or folder of yours"
+        )
+    corpus = _reading(text, _tokenizer(hub, store))
+    made = load(corpus)
+    begins = made.special.bos is not None and made.model.encode("a b").ids[:1] == [made.special.bos]
+    return replace(corpus, bos=begins)
+
+
+def _reading(text: Text, tokenizer: Any) -> Corpus:
+    corpus = corpus_named(text.corpus, tokenizer=tokenizer or "", text=text.field, heldout=text.heldout)
+    return replace(corpus, source=_placed(corpus.source), tokens=text.tokens or corpus.tokens)
+
+
+def _placed(source: str) -> str:
+    return absolute(source) if "*" not in source else source
+
+
+def _tokenizer(hub: Hub, store: Store) -> Pretrained:
+    """The tokenizer beside a model; of one that comes in another form, a copy that is kept in the store."""
+    if not hub.local and not hub.gguf:
+        return Pretrained(hub.source, revision=hub.revision)
+    folder = Path(hub.source).expanduser()
+    if not hub.gguf and (folder / "tokenizer.json").is_file():
+        return Pretrained(str(folder))
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(**hub.address, trust_remote_code=False)
+        model = tokenizer.backend_tokenizer.to_str()
+    except Exception as wrong:  # absent, damaged, without a fast form: many kinds
+        raise ModelError(
+            f"{hub.source} has no tokenizer that can be loaded ({one_line(wrong)}); put its tokenizer.json beside it"
+        ) from None
+    named = {
+        name: getattr(tokenizer, name)
+        for name in ("eos_token", "bos_token", "mask_token", "pad_token", "unk_token")
+    }
+    about = {name: str(token) for name, token in named.items() if token is not None}
+    place = store.root / "tokenizers" / key({"tokenizer": model, "named": about})
+    if not (place / "tokenizer_config.json").is_file():
+        place.mkdir(parents=True, exist_ok=True)
+        write_json(place / "tokenizer.json", json.loads(model))
+        write_json(place / "tokenizer_config.json", about)  # written last: it says that the folder is whole
+    return Pretrained(str(place.resolve()))
+
+
+def _usual_length(hub: Hub) -> int:
+    """As much as the model reads, up to what is usual; a power of two."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(**hub.address, trust_remote_code=False)
+    except Exception:  # whoever loads the model says what is wrong with it
+        return LONGEST
+    context = next((int(one) for name in CONTEXT_FIELDS if (one := getattr(config, name, None))), LONGEST)
+    return min(LONGEST, 1 << (context.bit_length() - 1))
+
+
+# ---------------------------------------------------------------- what came of it
+
+
+def before_after(plan: Plan, store: Store) -> list[str]:
+    """Held-out losses before the first step and after the last, and what to type next."""
+    name = plan.study.runs[-1].name
+    end = plan.results[name]
+    if not store.has(store.states / end):
+        return []
+    measured = ledger.heldout(ledger.curve(plan, store, name))
+    first = min((step for step in measured if step >= plan.path(end)[0].span[0]), default=None)
+    lines = []
+    if first is not None and len(measured) > 1:
+        before, after = measured[first], measured[max(measured)]
+        lines += ["", f"  {'held-out loss, nats':<20}  {'before':>8}  {'after':>8}"]
+        lines += [
+            f"  {_words(what):<20}  {before[what]:>8.3f}  {after[what]:>8.3f}"
+            for what in after
+            if what in before
+        ]
+    lines += [
+        "",
+        f"The encoder: biphase export {end[:8]} FOLDER",
+        f"What it is good for: biphase evaluate {end[:8]} --tasks sst2",
+    ]
+    return lines
+
+
+def _words(objective: str) -> str:
+    """mlm40 → masked 40%"""
+    names = {"clm": "causal", "mlm": "masked", "mntp": "masked, one before"}
+    kind = objective.rstrip("0123456789.")
+    share = objective[len(kind) :]
+    return f"{names.get(kind, kind)}{f' {share}%' if share else ''}"

@@ -1,0 +1,42 @@
+"""Held-out losses of every model of the study, each objective read in both directions. Usage: heldout.py STORE"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from biphase import CLM, MLM, MNTP
+from biphase.data.shards import Shards
+from biphase.data.stream import heldout_stream
+from biphase.files import Store
+from biphase.models.attention import Sight, segment_mask
+from biphase.study.identities import identities
+from biphase.study.load import load
+from biphase.study.plan import make_plan
+from biphase.training.finished import model_of_state
+
+ROWS, AT_A_TIME = 256, 16
+store = Store(sys.argv[1])
+known = identities(store)
+plan = make_plan(load(Path(__file__).parent / "study.py").study, known)
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+found = {}
+for name, key in plan.results.items():
+    run = plan.states[key].run
+    shards = Shards.open(store.shards / known.data(run))
+    model = model_of_state(run, key, store, shards).to(device).eval()
+    stream = heldout_stream(shards, run.packing)
+    for objective, word in ((CLM(), "causal"), (MLM(0.4), "masked 40%"), (MNTP(0.4), "masked 40%, one before")):
+        for causal in (True, False):
+            if isinstance(objective, CLM) and not causal:
+                continue  # it would see what it is asked for
+            total, labels = 0.0, 0
+            for draws in torch.arange(min(ROWS, stream.rows)).split(AT_A_TIME):
+                batch = stream.batch(objective, draws, step=0).to(device)
+                sight = Sight(causal, mask=segment_mask(batch.segments, causal=causal))
+                with torch.no_grad():
+                    total += float(model.loss_sum(batch, sight))
+                labels += batch.count
+            found.setdefault(name, {})[f"{word}, read {'causally' if causal else 'both ways'}"] = total / labels
+print(json.dumps(found, indent=1))

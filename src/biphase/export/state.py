@@ -1,0 +1,167 @@
+"""A pretrained or adapted state → a folder that loads in transformers and sentence-transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, EuroBertForMaskedLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+from biphase.data.shards import Shards
+from biphase.data.tokenizer import load_saved
+from biphase.export.card import Card, base_of, data, losses, recipe, scores, titled
+from biphase.export.exported import Exported
+from biphase.export.folder import Say, building
+from biphase.export.found import SavedState
+from biphase.export.loading import loading
+from biphase.export.native import as_eurobert
+from biphase.export.onnx import write_onnx
+from biphase.export.probes import ours, ours_logits, probe_texts
+from biphase.export.scores import grids_of
+from biphase.export.sentences import Prompts, prompts_of, write_sentences
+from biphase.export.words import Words, check_words, words_of, write_words
+from biphase.export.writing import Asked, Form, Written, edits_for, write_model
+from biphase.files import Store
+from biphase.keys import acts
+from biphase.models.backbone import LanguageModel
+from biphase.models.encoder import Encoder
+from biphase.presets import corpus_of
+from biphase.specs import CLM, MNTP, Objective, Pretrain, Retrieve
+from biphase.study.identities import identities
+from biphase.study.ledger import heldout
+from biphase.training.checkpoint import metrics_of
+from biphase.training.finished import model_of_state
+
+
+def shards_of(run: Pretrain, store: Store) -> Shards:
+    return Shards.open(store.shards / identities(store).data(run))
+
+
+def export_state(state: SavedState, store: Store, place: Path, *, onnx: bool, say: Say) -> Exported:
+    """Write the state's model to `place`, checked; or refuse, and leave nothing."""
+    with building(place) as folder:
+        say(f"reading {state.key[:8]}")
+        run, shards = state.run, shards_of(state.run, store)
+        model = model_of_state(run, state.key, store, shards)
+        model.eval()
+        width, context = model.reader[0].width, run.packing.length
+        words = words_of(load_saved(shards.tokenizer), bos=corpus_of(run).bos, context=context)
+        say("writing it, and reading it again")
+        written = write_encoder(model, words, folder)
+        del model  # what is checked from here on is the folder
+        write_words(words, folder)
+        check_words(words, folder)
+        prompts = prompts_of(Retrieve())
+        write_sentences(folder, width=width, context=context, prompts=prompts)
+        if onnx:
+            say("writing ONNX, and running it")
+            write_onnx(folder, words)
+        card = _card(state, store, shards, written, prompts, onnx=onnx)
+        (folder / "README.md").write_text(card.text(), encoding="utf-8")
+    return Exported(place, written, onnx)
+
+
+def write_encoder(model: LanguageModel, words: Words, folder: Path) -> Written:
+    """Write a language model as an encoder: as EuroBERT where it fits, else as what it is."""
+    own: Any = model.model
+    encoder: Encoder = model.reader[0]
+    texts = probe_texts(encoder.trunk.config, words)
+    hidden, logits = ours(encoder, texts), ours_logits(model, texts)
+
+    def asked(auto: Any) -> tuple[Asked, Asked]:
+        return Asked(AutoModel, hidden, last_hidden), Asked(auto, logits, lambda said: said.logits)
+
+    def forms() -> Iterator[Form]:
+        head = {f"lm_head.{name}": one for name, one in own.get_output_embeddings().named_parameters()}
+        native = as_eurobert(
+            encoder.trunk, EuroBertForMaskedLM, head, classifier_pooling="mean", **words.token_ids
+        )
+        if native is not None:
+            yield Form(native, asked(AutoModelForMaskedLM), native=True)
+        if is_masked(type(own).__name__):
+            yield Form(own, asked(AutoModelForMaskedLM))
+        else:
+            yield Form(own, asked(AutoModelForCausalLM), edits_for(own.config, windows=encoder.windows))
+
+    return write_model(folder, forms(), words, title=type(own).__name__)
+
+
+def last_hidden(said: Any) -> Tensor:
+    return said.last_hidden_state
+
+
+def is_masked(architecture: str) -> bool:
+    """Is a class a masked language model's?"""
+    return architecture in MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()
+
+
+# ---------------------------------------------------------------- card
+
+
+def _card(
+    state: SavedState, store: Store, shards: Shards, written: Written, prompts: Prompts, *, onnx: bool
+) -> Card:
+    last = [act.objective for act in acts(state.run) if act.first < state.step][-1:]
+    fills = is_masked(written.architecture)
+    return Card(
+        title=titled(state),
+        summary=(
+            f"A text encoder of the class {written.architecture}, trained with biphase: it reads in both directions "
+            "and gives one vector for each token, or for a text their mean."
+        ),
+        pipeline="fill-mask" if fills else "feature-extraction",
+        library="transformers",
+        tags=["sentence-transformers", "feature-extraction", *(["onnx"] if onnx else [])],
+        base=base_of(state.run),
+        loading=loading(prompts, fills=fills, onnx=onnx),
+        sections=[
+            ("How it was trained", recipe(state)),
+            ("Data", data(state.run, shards)),
+            ("Losses", losses(heldout(metrics_of(store, state.key)))),
+            ("Scores", scores(grids_of(state.key, store))),
+        ],
+        limits=[*_of_objective(last), *limits_of(written), *_ALWAYS],
+    )
+
+
+_ALWAYS = (
+    "Without fine-tuning for retrieval, mean vectors are a start and not an embedding model.",
+    "It was trained on the data named above and knows what is there, its errors and slants too.",
+)
+
+
+def limits_of(written: Written) -> list[str]:
+    """What a user might expect of a class and would be wrong to."""
+    said = []
+    if written.edits:
+        said.append(
+            f"{written.architecture} was made to read forwards; `is_causal` in its config makes it read in both "
+            'directions, as checked with attn_implementation "sdpa" and "eager". It must not be used to generate text.'
+        )
+    if not is_masked(written.architecture) and written.architecture.endswith(("ForCausalLM", "LMHeadModel")):
+        said.append(
+            "transformers has no masked-language-model class for it: AutoModel works, fill-mask does not."
+        )
+    if written.attention:
+        said.append(
+            f"It reads as trained with attn_implementation={written.attention!r} alone, which its config says."
+        )
+    return said
+
+
+def _of_objective(last: list[Objective]) -> list[str]:
+    match last:
+        case [CLM()]:
+            return [
+                "It was trained last to predict the next token, seeing what came before. Here it sees both sides, "
+                "which it has not learnt to use: fine-tune it. What fill-mask says means nothing."
+            ]
+        case [MNTP()]:
+            return [
+                "It answers one position early, as a decoder does: the logits of a token are about the next one, so "
+                "the fill-mask pipeline, which looks at the masked position itself, means nothing."
+            ]
+    return []

@@ -1,0 +1,156 @@
+"""The tokenizer of an exported model: transformers reads a text with it as we read it.
+
+What we put around a text (a beginning token where the corpus had one, the end token) becomes the tokenizer's template,
+so `tokenizer(text)` gives the ids that the model was trained and fine-tuned with. In transformers a text may spell a
+special token, as "<|mask|>" for fill-mask; only there do the two differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from biphase.data.identity import TOKENIZER_FILES
+from biphase.data.literals import unknown_id
+from biphase.data.tokenizer import Tokenizer
+from biphase.errors import ModelError, one_line
+from biphase.export.silence import quietly
+from biphase.files import write_json
+from biphase.specs import Hub
+
+NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+TEXTS = (
+    "the cat sat on the mat",
+    "Café déjà vu: 3,141.59 € (about 10%)!",
+    "two  spaces,\ttabs\nand lines",
+    "日本語 and עברית and 🙂",
+    "a",
+)
+
+
+@dataclass(frozen=True)
+class Words:
+    """A tokenizer, what stands around every text, and how much a model may read."""
+
+    model: Any  # of the `tokenizers` library
+    named: dict[str, int]  # special tokens by transformers' names for them, a pad token among them
+    special: frozenset[int]
+    vocab: int  # one more than the largest id
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    context: int
+
+    @property
+    def pad(self) -> int:
+        return self.named["pad_token"]
+
+    @property
+    def token_ids(self) -> dict[str, int | None]:
+        """As a model's configuration names them."""
+        return {
+            f"{name}_id": self.named.get(name)
+            for name in ("pad_token", "bos_token", "eos_token", "mask_token")
+        }
+
+    def ids(self, text: str) -> list[int]:
+        """A text as we read it."""
+        return [*self.before, *self.model.encode(text, add_special_tokens=False).ids, *self.after]
+
+
+def words_of(tokenizer: Tokenizer, *, bos: bool, context: int) -> Words:
+    """Of a model that was trained here, on a corpus whose documents begin with a token of their own or not."""
+    special = tokenizer.special
+    every = {
+        "bos_token": special.bos,
+        "eos_token": special.eos,
+        "unk_token": unknown_id(tokenizer.model),
+        "pad_token": special.pad,
+        "mask_token": special.mask,
+    }
+    return Words(
+        tokenizer.model,
+        {name: number for name, number in every.items() if number is not None},
+        frozenset(special.ids),
+        tokenizer.vocab,
+        (special.bos,) if bos and special.bos is not None else (),
+        (special.eos,),
+        context,
+    )
+
+
+def words_of_hub(hub: Hub, before: tuple[int, ...], after: tuple[int, ...], context: int) -> Words:
+    """Of a hub model that was fine-tuned as it is, with what its texts were put between."""
+    from transformers import AutoTokenizer
+
+    loaded: Any = AutoTokenizer.from_pretrained(**hub.address, trust_remote_code=False)
+    model = loaded.backend_tokenizer
+    model.no_truncation()
+    model.no_padding()
+    named = {name: int(number) for name in NAMES if (number := getattr(loaded, f"{name}_id")) is not None}
+    named.setdefault("pad_token", next(iter([*after, *before, *named.values(), 0])))
+    added = {number for number, token in model.get_added_tokens_decoder().items() if token.special}
+    vocab = max(model.get_vocab(with_added_tokens=True).values()) + 1
+    return Words(model, named, frozenset({*added, *named.values()}), vocab, before, after, context)
+
+
+def write_words(words: Words, folder: Path) -> None:
+    """Leave the tokenizer's files in a folder."""
+    from tokenizers import Tokenizer as Model
+
+    model = Model.from_str(words.model.to_str())
+    model.post_processor = _template(words)
+    model.save(str(folder / TOKENIZER_FILES[0]))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        **{name: model.id_to_token(number) for name, number in words.named.items()},
+        "model_max_length": words.context,
+        "padding_side": "right",
+        "truncation_side": "right",
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
+    write_json(folder / TOKENIZER_FILES[1], config)
+
+
+def _template(words: Words) -> Any:
+    from tokenizers import processors
+
+    # Names of our own: a token's text may hold signs that mean something in a template.
+    alias = {number: f"t{number}" for number in (*words.before, *words.after)}
+    before, after = ([alias[number] for number in some] for some in (words.before, words.after))
+    return processors.TemplateProcessing(
+        single=[*before, "$A", *after],
+        pair=[*before, "$A", *after, "$B", *after],
+        special_tokens=[
+            {"id": name, "ids": [number], "tokens": [words.model.id_to_token(number)]}
+            for number, name in alias.items()
+        ],
+    )
+
+
+def check_words(words: Words, folder: Path) -> None:
+    """Refuse if transformers reads texts otherwise than we do."""
+    from transformers import AutoTokenizer
+
+    try:
+        with quietly():  # a context of a few tokens is worth a warning of transformers'
+            loaded: Any = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+            said = {text: loaded(text)["input_ids"] for text in TEXTS}
+        named = {name: getattr(loaded, f"{name}_id") for name in words.named}
+    except Exception as wrong:  # whatever a class of its own makes of the files
+        raise ModelError(
+            f"transformers cannot load the tokenizer that was written ({one_line(wrong)}); it cannot be exported"
+        ) from None
+    for text, ids in said.items():
+        if ids != words.ids(text):
+            raise ModelError(
+                f"transformers reads {text!r} as {ids}, and the model was trained with {words.ids(text)}; "
+                "its tokenizer cannot be exported"
+            )
+    if named != words.named:
+        raise ModelError(
+            f"transformers takes {named} for special tokens, which are {words.named}; its tokenizer cannot be exported"
+        )

@@ -1,0 +1,156 @@
+"""A trained model → files that plain transformers loads, with the same hidden states; or a refusal that says why.
+
+First as EuroBERT, which is an encoder by itself. Else as the class it has, with a configuration that makes it read in
+both directions: what may be said there is tried, and the folder is read again each time. Only what agrees is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModel
+
+from biphase.errors import ModelError, one_line
+from biphase.export.probes import TOLERANCE, Probes, deviation, windows_of
+from biphase.export.silence import quietly
+from biphase.export.words import Words
+from biphase.files import read_json, write_json
+
+CONFIG = "config.json"
+Edits = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a written model must give: the numbers of the trained one, through one of transformers' own loaders."""
+
+    auto: Any  # AutoModel, AutoModelForMaskedLM, …
+    probes: Probes
+    numbers: Callable[[Any], Tensor]  # of what it returns
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to write a model: a class that holds its weights, and what its configuration may say."""
+
+    model: Any
+    asked: tuple[Asked, ...]
+    tries: tuple[Edits, ...] = ({},)
+    native: bool = False  # as EuroBERT, whatever it was
+
+
+@dataclass(frozen=True)
+class Written:
+    """How a model stands in its folder."""
+
+    architecture: str  # the class that wrote it
+    native: bool
+    deviation: float  # the largest difference that was seen
+    edits: Edits  # of its configuration, to read in both directions
+    attention: str  # "" where any will do, or the only one that agrees
+
+
+def write_model(folder: Path, forms: Iterable[Form], words: Words, *, title: str) -> Written:
+    """Write the first form that agrees with the trained model, with its tokens in its configuration."""
+    seen: list[str] = []
+    for form in forms:
+        _save(form.model, folder, words.token_ids)
+        found = _best(folder, form, words.pad, seen)
+        if found is not None:
+            return Written(type(form.model).__name__, form.native, *found)
+        for path in (*folder.glob("*.safetensors*"), folder / CONFIG):
+            path.unlink(missing_ok=True)
+    why = "; ".join(dict.fromkeys(seen)) or "transformers has no class that computes the same"
+    raise ModelError(f"{title} cannot be exported: {why}")
+
+
+def _save(model: Any, folder: Path, fields: Edits) -> None:
+    for name, value in fields.items():
+        if hasattr(model.config, name):
+            with contextlib.nullcontext() if value is not None else contextlib.suppress(Exception):
+                setattr(model.config, name, value)  # a few configurations do not let a token be None
+    with quietly():
+        model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)  # an encoder generates nothing
+
+
+def _best(folder: Path, form: Form, pad: int, seen: list[str]) -> tuple[float, Edits, str] | None:
+    """The edits of the configuration under which the folder agrees best; None if it agrees under none."""
+    plain = read_json(folder / CONFIG)
+    for attention in ("", "eager"):
+        said = {"attn_implementation": attention} if attention else {}
+        agreeing: list[tuple[float, Edits]] = []
+        for edits in form.tries:
+            write_json(folder / CONFIG, plain | edits | said)
+            try:
+                apart = max(_reread(folder, one, pad, eager=not attention) for one in form.asked)
+            except Exception as wrong:  # a class may refuse a field, or fail in its forward, in its own way
+                seen.append(f"{plain['architectures'][0]}: {one_line(wrong)[:200]}")
+                continue
+            if apart <= TOLERANCE:
+                agreeing.append((apart, edits))
+            else:
+                how = json.dumps(edits)[1:-1] or "its own configuration"
+                seen.append(
+                    f"{plain['architectures'][0]} with {how} differs by {apart:.0e} of its numbers' size"
+                )
+        if agreeing:
+            apart, edits = min(agreeing, key=lambda one: one[0])
+            write_json(folder / CONFIG, plain | edits | said)
+            return apart, edits, attention
+    return None
+
+
+def _reread(folder: Path, asked: Asked, pad: int, *, eager: bool) -> float:
+    """How far the folder's model is from the trained one: as it loads by itself, and with the plainest attention."""
+    model = load(folder, asked.auto)
+
+    def read(**inputs: Tensor) -> Tensor:
+        return asked.numbers(model(**inputs))
+
+    apart = deviation(asked.probes, read, pad=pad)
+    if eager and apart <= TOLERANCE:
+        model.set_attn_implementation("eager")
+        apart = max(apart, deviation(asked.probes, read, pad=pad))
+    return apart
+
+
+def load(folder: Path, auto: Any = AutoModel, **more: Any) -> Any:
+    """A model of a folder, as anybody would load it, ready to be asked."""
+    with quietly():
+        model, said = auto.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+            **more,
+        )
+    lacking = sorted(name for name in said["missing_keys"] if not name.startswith("pooler."))
+    if lacking:
+        raise ModelError(f"{lacking[0]} is not among its weights")
+    return model.eval()
+
+
+def edits_for(config: Any, *, windows: bool) -> tuple[Edits, ...]:
+    """What a configuration may say so that a decoder reads in both directions.
+
+    transformers counts a window to both sides without the token itself, and one to the past with it; so a window that
+    is to reach as far as it did is one less. `windows`: they hold; else they are to be as wide as the longest text.
+    """
+    both = {"is_causal": False, "use_cache": False}
+    fields = windows_of(config)
+    if not fields:
+        return (both,)
+    if not windows:
+        longest = max(int(getattr(config, "max_position_embeddings", 0) or 0), *fields.values()) + 1
+        return (both | dict.fromkeys(fields, longest),)
+    return both | {name: width - 1 for name, width in fields.items()}, both

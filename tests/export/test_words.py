@@ -1,0 +1,66 @@
+"""The tokenizer of an exported model: whatever stands around a text, transformers puts it there too."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from tokenizers import AddedToken
+from transformers import AutoTokenizer
+
+from biphase.data.tokenizer import Special, Tokenizer, load_saved
+from biphase.errors import ModelError
+from biphase.export.words import TEXTS, check_words, words_of, write_words
+
+
+@pytest.fixture
+def saved(shards):
+    """The tokenizer of the tiny corpus, with a beginning token whose name means something in a template."""
+    made = load_saved(shards / "tokenizer")
+    made.model.add_special_tokens([AddedToken("$A:1 <bos>", normalized=False, special=True)])
+    special = made.special
+    ids = (*special.ids, 320)
+    return Tokenizer(made.model, Special(special.eos, special.mask, special.pad, 320, ids, "own"), 321)
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_a_text_stands_between_what_it_was_trained_between(bos, saved, tmp_path):
+    words = words_of(saved, bos=bos, context=16)
+    write_words(words, tmp_path)
+    check_words(words, tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    for text in TEXTS:
+        inner = saved.model.encode(text, add_special_tokens=False).ids
+        assert loaded(text)["input_ids"] == [*([320] if bos else []), *inner, saved.special.eos]
+    assert loaded.bos_token == "$A:1 <bos>"
+    cut = loaded("the cat sees the river. " * 9, truncation=True)["input_ids"]
+    assert (len(cut), cut[-1]) == (16, saved.special.eos)
+    pair = loaded("the cat", "the river")
+    assert pair["input_ids"].count(saved.special.eos) == 2
+    assert "token_type_ids" not in pair
+
+
+def test_special_tokens_may_be_spelled_there_as_transformers_has_it(saved, tmp_path):
+    write_words(words_of(saved, bos=False, context=16), tmp_path)
+    assert saved.special.mask in AutoTokenizer.from_pretrained(tmp_path)("the <|mask|>")["input_ids"]
+
+
+def test_our_own_reader_takes_it_back_with_a_mask_token_that_is_known(saved, tmp_path):
+    words = words_of(replace(saved, special=replace(saved.special, mask_rule="added")), bos=False, context=16)
+    write_words(words, tmp_path)
+    back = load_saved(tmp_path)
+    assert back.special == saved.special  # its own now: the model has learnt it
+    assert back.vocab == saved.vocab
+
+
+def test_files_that_read_otherwise_are_refused(saved, tmp_path):
+    words = words_of(saved, bos=False, context=16)
+    write_words(words, tmp_path)
+    with pytest.raises(ModelError, match="and the model was trained with"):
+        check_words(replace(words, before=(320,)), tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"pad_token": "<|mask|>"}))
+    with pytest.raises(ModelError, match="for special tokens, which are"):
+        check_words(words, tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match="transformers cannot load the tokenizer"):
+        check_words(words, tmp_path)

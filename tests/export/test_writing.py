@@ -1,0 +1,273 @@
+"""Which class a model is written as: EuroBERT where it means the same there, else its own, else not at all."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    BertConfig,
+    BertForMaskedLM,
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
+
+from biphase.data.tokenizer import load_saved
+from biphase.errors import ModelError
+from biphase.export.probes import TOLERANCE, Probes, deviation, ours, probe_texts, windows_of
+from biphase.export.state import last_hidden, write_encoder
+from biphase.export.words import words_of
+from biphase.export.writing import Asked, Form, load, write_model
+from biphase.models.attention import NAME, Sight
+from biphase.models.backbone import LanguageModel
+
+SHAPE = {
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 2,
+}
+GROUPED = SHAPE | {"num_key_value_heads": 2}
+GPT2 = {
+    "vocab_size": 320,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+
+def untrained(family, config, *, windows=True, **fields):
+    """A model in which every weight matters, with our attention."""
+    made = config(**fields)
+    made._attn_implementation = NAME
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = family(made).float().eval()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(torch.randn_like(weight) * 0.15)
+    return LanguageModel(model, windows=windows).eval()
+
+
+@pytest.fixture(scope="session")
+def words(shards):
+    return words_of(load_saved(shards / "tokenizer"), bos=False, context=60)
+
+
+def written_config(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+def agrees(model, folder, words, **more):
+    """As a stranger would see it: hidden states of a padded batch and of a long text alone, by plain AutoModel."""
+    loaded = load(folder, AutoModel, **more)
+    draw = np.random.default_rng(7)
+    ids = torch.from_numpy(draw.integers(3, 320, (2, 60)))
+    mask = torch.ones_like(ids)
+    mask[1, 9:], ids[1, 9:] = 0, words.pad
+    with torch.no_grad():
+        padded = loaded(input_ids=ids, attention_mask=mask).last_hidden_state
+        alone = loaded(input_ids=ids[:1]).last_hidden_state
+        right = [
+            model.hidden(ids[row : row + 1, :length], torch.arange(length)[None], Sight(causal=False))[0]
+            for row, length in ((0, 60), (1, 9))
+        ]
+    both = torch.cat([padded[0], padded[1, :9], alone[0]])
+    return torch.allclose(both, torch.cat([right[0], right[1], right[0]]), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "fields"),
+    [
+        (LlamaForCausalLM, LlamaConfig, GROUPED | {"attention_bias": True, "mlp_bias": True}),
+        (LlamaForCausalLM, LlamaConfig, GROUPED | {"head_dim": 12, "tie_word_embeddings": True}),
+        (Qwen2ForCausalLM, Qwen2Config, GROUPED),  # biases on some matrices only
+        (MistralForCausalLM, MistralConfig, GROUPED | {"sliding_window": None}),
+    ],
+)
+def test_what_has_the_usual_shape_becomes_eurobert(family, config, fields, words, tmp_path):
+    model = untrained(family, config, **fields)
+    written = write_encoder(model, words, tmp_path)
+    assert (written.architecture, written.native, written.edits) == ("EuroBertForMaskedLM", True, {})
+    assert agrees(model, tmp_path, words)
+    assert agrees(model, tmp_path, words, attn_implementation="eager")
+
+
+def test_names_that_fit_are_not_enough(words, tmp_path):
+    model = untrained(
+        GraniteForCausalLM, GraniteConfig, **GROUPED, embedding_multiplier=1.7, residual_multiplier=0.6
+    )
+    written = write_encoder(model, words, tmp_path)
+    assert (written.architecture, written.native) == ("GraniteForCausalLM", False)
+    assert written.edits == {"is_causal": False, "use_cache": False}
+    assert written_config(tmp_path)["model_type"] == "granite"
+    assert not (tmp_path / "generation_config.json").exists()
+    assert agrees(model, tmp_path, words)
+    with pytest.raises(ValueError, match="AutoModelForMaskedLM"):
+        AutoModelForMaskedLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "fields"),
+    [
+        (BertForMaskedLM, BertConfig, SHAPE),
+        (RobertaForMaskedLM, RobertaConfig, SHAPE | {"max_position_embeddings": 67}),
+        (
+            ModernBertForMaskedLM,
+            ModernBertConfig,
+            SHAPE | {"local_attention": 12, "cls_token_id": 0, "sep_token_id": 0},
+        ),
+    ],
+)
+def test_encoders_stay_what_they_are(family, config, fields, words, tmp_path):
+    model = untrained(family, config, **fields)
+    written = write_encoder(model, words, tmp_path)
+    assert (written.architecture, written.native, written.edits) == (family.__name__, False, {})
+    assert agrees(model, tmp_path, words)
+
+
+def test_gpt2_reads_both_ways_by_its_configuration(words, tmp_path):
+    model = untrained(GPT2LMHeadModel, GPT2Config, **GPT2)
+    assert write_encoder(model, words, tmp_path).edits["is_causal"] is False
+    assert agrees(model, tmp_path, words)
+
+
+# ---------------------------------------------------------------- windows
+
+
+def test_a_window_to_both_sides_reaches_as_far_as_it_was_trained_to(words, tmp_path):
+    model = untrained(MistralForCausalLM, MistralConfig, **GROUPED, sliding_window=6)
+    written = write_encoder(model, words, tmp_path)
+    assert written.architecture == "MistralForCausalLM"
+    assert (
+        written_config(tmp_path)["sliding_window"] == 5
+    )  # transformers counts both sides without the token itself
+    assert agrees(model, tmp_path, words)
+    wrong = written_config(tmp_path) | {"sliding_window": 6}
+    (tmp_path / "config.json").write_text(json.dumps(wrong))
+    assert not agrees(model, tmp_path, words)
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "native"),
+    [(MistralForCausalLM, MistralConfig, True), (Cohere2ForCausalLM, Cohere2Config, False)],
+)
+def test_windows_that_were_opened_stay_open(family, config, native, words, tmp_path):
+    model = untrained(family, config, windows=False, **GROUPED, sliding_window=6)
+    written = write_encoder(model, words, tmp_path)
+    assert written.native is native  # without windows the first has the usual shape
+    assert agrees(model, tmp_path, words)
+
+
+def test_windows_of_a_configuration_are_found_by_their_names():
+    said = windows_of(ModernBertConfig(local_attention=12))
+    assert set(said.values()) <= {12, 6, 7}
+    assert said
+    assert windows_of(LlamaConfig()) == {}
+    assert windows_of(MistralConfig(sliding_window=None)) == {}
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def test_what_does_not_read_as_trained_is_refused_and_leaves_nothing(words, tmp_path):
+    model = untrained(LlamaForCausalLM, LlamaConfig, **GROUPED)
+    texts = probe_texts(model.model.config, words)
+    asked = Asked(AutoModel, ours(model.reader[0], texts), last_hidden)
+    with pytest.raises(
+        ModelError, match="Llama cannot be exported: LlamaForCausalLM with its own configuration differs by"
+    ):
+        write_model(tmp_path, [Form(model.model, (asked,))], words, title="Llama")  # causal, as it came
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_head_that_means_something_else_is_no_agreement(words, tmp_path):
+    model = untrained(LlamaForCausalLM, LlamaConfig, **GROUPED)
+    texts = probe_texts(model.model.config, words)
+    right = ours(model.reader[0], texts)
+    wrong = Probes(texts, tuple(one + 1 for one in right.numbers))
+    asked = (
+        Asked(AutoModel, right, last_hidden),
+        Asked(AutoModelForCausalLM, wrong, lambda said: said.logits[..., :32]),
+    )
+    both = ({"is_causal": False},)
+    with pytest.raises(ModelError, match="differs by"):
+        write_model(tmp_path, [Form(model.model, asked, both)], words, title="Llama")
+
+
+def test_the_deviation_is_that_of_the_worst_token():
+    texts = (np.array([5]), np.array([5, 6, 7]))
+    right = Probes(texts, (torch.ones(1, 4), torch.ones(3, 4)))
+
+    def off(at, by, *, padded):
+        def read(input_ids, attention_mask=None):
+            said = torch.ones(*input_ids.shape, 4)
+            assert (attention_mask is None) == (len(input_ids) == 1)
+            if len(input_ids) > 1:
+                said[0, 1:] = torch.nan  # behind a text's end nothing counts
+            if padded == (len(input_ids) > 1) and input_ids.shape[1] == 3:
+                said[-1, at] += by
+            return said
+
+        return read
+
+    for padded in (True, False):  # a model may err in one of them only
+        assert deviation(right, off(2, 0.0, padded=padded), pad=0) == 0
+        assert deviation(right, off(2, 0.5, padded=padded), pad=0) == pytest.approx(0.5)
+        assert deviation(right, off(1, torch.nan, padded=padded), pad=0) == float("inf")
+    assert TOLERANCE < 1e-3
+
+
+def test_a_folder_is_asked_with_both_attentions(words, tmp_path):
+    model = untrained(LlamaForCausalLM, LlamaConfig, **GROUPED)
+    seen = []
+
+    class Noting:
+        """AutoModel, with a look at how each forward attends."""
+
+        @staticmethod
+        def from_pretrained(*args, **more):
+            loaded, said = AutoModel.from_pretrained(*args, **more)
+            loaded.register_forward_pre_hook(lambda one, inputs: seen.append(one.config._attn_implementation))
+            return loaded, said
+
+    asked = Asked(Noting, ours(model.reader[0], probe_texts(model.model.config, words)), last_hidden)
+    write_model(tmp_path, [Form(model.model, (asked,), ({"is_causal": False},))], words, title="Llama")
+    assert set(seen) == {"sdpa", "eager"}
+
+
+def test_probe_texts_are_longer_than_the_widest_window(words):
+    long = replace(words, context=2048)
+    lengths = {name: max(map(len, probe_texts(one, long))) for name, one in {
+        "none": LlamaConfig(), "narrow": MistralConfig(sliding_window=16), "wide": MistralConfig(sliding_window=700),
+        "wider": MistralConfig(sliding_window=4096),
+    }.items()}  # fmt: skip
+    assert lengths == {"none": 256, "narrow": 256, "wide": 732, "wider": 2048}
+    every = np.concatenate(probe_texts(LlamaConfig(), long))
+    assert not set(every) & words.special

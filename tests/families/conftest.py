@@ -1,0 +1,54 @@
+"""One corpus for all families, read by a tokenizer without a mask token and by one that has it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # so that tests share `families.build` and its neighbours
+
+from biphase import Corpus, Pretrained
+from biphase.files import Store
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the models of some families read."""
+
+    tokenizer: Path
+    corpus: Corpus
+    shards: Path
+
+    def store(self, folder: Path) -> Store:
+        """An empty store that already has the corpus."""
+        made = Store(folder)
+        made.shards.mkdir(parents=True)
+        (made.shards / self.shards.name).symlink_to(self.shards)
+        return made
+
+
+@pytest.fixture(scope="session")
+def readings(corpus: Corpus, shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Reading]:
+    """By whether the tokenizer has a mask token of its own."""
+    from biphase.data.tokenize import tokenize
+
+    made = {}
+    for masked in (False, True):
+        folder = tmp_path_factory.mktemp("tokenizer")
+        words = (shards / "tokenizer" / "tokenizer.json").read_text("utf-8")
+        names = {"eos_token": "<|end_of_text|>", "pad_token": "<|pad|>"}
+        if masked:
+            names["mask_token"] = "<|mask|>"
+        else:
+            words = words.replace("<|mask|>", "<|spare|>")
+        (folder / "tokenizer.json").write_text(words, "utf-8")
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
+        read = replace(corpus, tokenizer=Pretrained(str(folder)))
+        store = Store(tmp_path_factory.mktemp("store"))
+        made[masked] = Reading(folder, read, tokenize(read, store, processes=1, report=lambda text: None))
+    return made

@@ -30,14 +30,17 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
+from biphase import Hub
 from biphase.data.tokenizer import load_saved
 from biphase.errors import ModelError
-from biphase.export.probes import TOLERANCE, Probes, deviation, ours, probe_texts, windows_of
+from biphase.export.probes import TOLERANCE, Probes, deviation, ours, probe_texts
 from biphase.export.state import last_hidden, write_encoder
 from biphase.export.words import words_of
 from biphase.export.writing import Asked, Form, load, write_model
 from biphase.models.attention import NAME, Sight
-from biphase.models.backbone import LanguageModel
+from biphase.models.backbone import LanguageModel, from_hub, probe
+from biphase.models.backbone import Words as Known
+from biphase.models.windows import windows_of
 
 SHAPE = {
     "vocab_size": 320,
@@ -271,3 +274,14 @@ def test_probe_texts_are_longer_than_the_widest_window(words):
     assert lengths == {"none": 256, "narrow": 256, "wide": 732, "wider": 2048}
     every = np.concatenate(probe_texts(LlamaConfig(), long))
     assert not set(every) & words.special
+
+
+def test_a_window_comes_back_as_wide_as_it_went(words, tmp_path):
+    model = untrained(MistralForCausalLM, MistralConfig, **GROUPED, sliding_window=6)
+    write_encoder(model, words, tmp_path)
+    back = from_hub(Hub(str(tmp_path)), Known(320, 1, mask_is_new=False), length=60).eval()
+    probe(back, vocab=320)
+    ids, places = torch.arange(3, 63)[None], torch.arange(60)[None]
+    with torch.no_grad():
+        first, second = (one.hidden(ids, places, Sight(causal=False)) for one in (model, back))
+    assert torch.allclose(first, second, rtol=1e-4, atol=1e-5)

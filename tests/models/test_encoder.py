@@ -316,12 +316,12 @@ def longformer():
     [
         (t5, "is an encoder and a decoder"),
         (half_of_t5, "lacks 28 of its weights"),
-        (deberta, "looks across the boundary"),
-        (bloom, "looks across the boundary"),
+        (deberta, "computes by itself what its tokens see"),
+        (bloom, "computes by itself what its tokens see"),
         (mobilebert, "looks across the boundary"),
         (lfm2, "not attention over tokens"),
-        (mamba, "stays blind to later tokens"),
-        (longformer, "cannot read packed text"),
+        (mamba, "not attention over tokens"),
+        (longformer, "computes by itself what its tokens see"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -7,7 +7,6 @@ any window of the model's layers, as far as its context allows.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from biphase.models.backbone import LanguageModel
 from biphase.models.encoder import Encoder
 from biphase.models.heads import TextHead
 from biphase.models.packed import pack
+from biphase.models.windows import windows_of
 
 # The most that a token's vector may differ, as a share of its length. Sums in another order come to about 1e-6.
 TOLERANCE = 5e-5
@@ -46,20 +46,6 @@ def probe_texts(config: Any, words: Words) -> tuple[np.ndarray, ...]:
     draw = np.random.default_rng(0)
     lengths = sorted({min(length, longest) for length in (1, 3, 8, 21, 55)} | {longest})
     return tuple(draw.choice(plain, length).astype(np.int64) for length in lengths)
-
-
-def windows_of(config: Any) -> dict[str, int]:
-    """What a configuration says of layers that see only a part of the text, by field."""
-    said = config.to_dict()
-    return {
-        name: value
-        for name, value in said.items()
-        if re.search("window|chunk|local_attention", name)
-        and not re.search("pattern|layers", name)  # which layers have one
-        and isinstance(value, int)
-        and not isinstance(value, bool)
-        and value > 1
-    }
 
 
 @torch.no_grad()

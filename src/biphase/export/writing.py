@@ -18,10 +18,11 @@ from torch import Tensor
 from transformers import AutoModel
 
 from biphase.errors import ModelError, one_line
-from biphase.export.probes import TOLERANCE, Probes, deviation, windows_of
+from biphase.export.probes import TOLERANCE, Probes, deviation
 from biphase.export.silence import quietly
 from biphase.export.words import Words
 from biphase.files import read_json, write_json
+from biphase.models.windows import windows_of
 
 CONFIG = "config.json"
 Edits = dict[str, Any]

@@ -45,6 +45,17 @@ class Sight:
     longest: int = 0  # no segment is longer
     mask: Tensor | None = None  # (B, 1, T, T) bool, for the plain path
     windows: bool = True  # sliding windows hold where attention goes both ways, too
+    asked: list[str] | None = None  # for probes: who came here to ask what may be seen
+
+
+@dataclass
+class Said:
+    """The sight of the forward that is under way, for layers to which their model does not hand it on."""
+
+    sight: Sight | None = None
+
+
+SAID = "biphase_said"  # under this name each module of a trunk has it
 
 
 def sight_of(batch: Batch, *, varlen: bool) -> Sight:
@@ -93,17 +104,20 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attention as `sight` says. Gives (B, T, H, D), as transformers wants it."""
     if sight is None:
+        sight = getattr(module, SAID, Said()).sight
+    if sight is None:
         raise ModelError(
-            f"{type(module).__name__} did not hand on who may see whom (its forward drops extra arguments); "
-            "this model cannot be trained in both directions"
+            f"{type(module).__name__} was not told who may see whom; read with an Encoder, or set its attention back"
         )
+    if sight.asked is not None:
+        sight.asked.append(type(module).__name__)
     for name in CHANGES_THE_SCORES:
         if rest.get(name) is not None:
             asked = "…" if isinstance(rest[name], Tensor) else rest[name]  # a matrix is many lines
             raise ModelError(f"{type(module).__name__} asks for {name}={asked}, which is not supported yet")
-    # transformers counts the token itself: a window of w reaches w - 1 tokens.
-    narrow = sliding_window is not None and (sight.causal or sight.windows)
-    reach = sliding_window - 1 if narrow else -1
+    reach = -1
+    if sliding_window is not None and (sight.causal or sight.windows):
+        reach = sliding_window - 1  # transformers counts the token itself
     if softcap is not None or s_aux is not None:
         mask = _whole_mask(sight, reach, query)
         return _written_out(query, key, value, mask, scaling, dropout, softcap, s_aux), None

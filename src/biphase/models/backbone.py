@@ -18,7 +18,7 @@ from biphase.errors import ModelError, one_line
 from biphase.loss import cross_entropy_sum
 from biphase.models import hub as hub_models
 from biphase.models.attention import NAME, Sight
-from biphase.models.encoder import Encoder, context_of
+from biphase.models.encoder import Encoder, context_of, refuse_own_attention
 from biphase.models.output import Output
 from biphase.models.probe import probe_own, probe_sight
 from biphase.randomness import salt
@@ -106,6 +106,9 @@ class Words:
 def from_hub(hub: Hub, words: Words, *, length: int) -> LanguageModel:
     """An existing model, in fp32, with our attention. A mask token it has never read gets the mean embedding."""
     made = hub_models.language_model(hub)
+    # A pad token's embedding would get no gradient, and the pad token is often the end token.
+    made.get_input_embeddings().padding_idx = None
+    refuse_own_attention(made.base_model, hub.source)
     longest = context_of(made.base_model)
     if length > longest:
         raise ModelError(
@@ -129,6 +132,7 @@ def _grow(model: Any, words: Words) -> None:
     No chance, so every process agrees. A mask token in a slot that the vocabulary kept free is new, too.
     """
     had = model.get_input_embeddings().weight.shape[0]
+    before = {name: len(table) for name, table in model.named_parameters() if table.ndim}
     if words.vocab > had:
         model.resize_token_embeddings(words.vocab, mean_resizing=False)
     new = list(range(had, words.vocab))
@@ -138,10 +142,13 @@ def _grow(model: Any, words: Words) -> None:
         return
     head = model.get_output_embeddings()
     ends = [model.get_input_embeddings().weight, getattr(head, "weight", None), getattr(head, "bias", None)]
+    # A family may have more tables of words than these, and lets them grow by itself.
+    grown = [one for name, one in model.named_parameters() if one.ndim and len(one) != before.get(name)]
     old = torch.ones(max(had, words.vocab), dtype=torch.bool)
     old[new] = False
     with torch.no_grad():
-        for table in {id(one): one for one in ends if one is not None and len(one) == len(old)}.values():
+        tables = {id(one): one for one in (*ends, *grown) if one is not None and len(one) == len(old)}
+        for table in tables.values():
             table[~old] = table[old].mean(0)
 
 

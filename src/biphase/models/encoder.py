@@ -6,6 +6,7 @@ embedding, the longest text it can read.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from biphase.errors import ModelError, one_line
 from biphase.models import hub as hub_models
-from biphase.models.attention import Sight
+from biphase.models.attention import SAID, Said, Sight
 from biphase.models.probe import probe_own, probe_sight
 from biphase.specs import Hub
 
@@ -33,6 +34,9 @@ class Encoder(nn.Module):
         self.layers: int = getattr(config, "num_hidden_layers", None) or 12
         self.init_std: float = getattr(config, "initializer_range", None) or 0.02
         self.first_position = _first_position(trunk)
+        self.said = Said()
+        for module in trunk.modules():
+            setattr(module, SAID, self.said)  # a few families do not hand extra arguments on to their layers
         # GPT-2's forward takes types too, but looks them up among its words: zeros would add its first word to each.
         self.typed = any(name.endswith("token_type_embeddings") for name, _ in trunk.named_modules())
 
@@ -40,14 +44,23 @@ class Encoder(nn.Module):
         more = {"token_type_ids": torch.zeros_like(ids)} if self.typed else {}
         if not self.windows:
             sight = replace(sight, windows=False)
-        return self.call[0](
-            input_ids=ids, position_ids=positions + self.first_position, use_cache=False, sight=sight, **more
-        ).last_hidden_state
+        self.said.sight = sight
+        try:
+            return self.call[0](
+                input_ids=ids,
+                position_ids=positions + self.first_position,
+                use_cache=False,
+                sight=sight,
+                **more,
+            ).last_hidden_state
+        finally:
+            self.said.sight = None
 
 
 def encoder_from_hub(hub: Hub) -> Encoder:
     """The trunk of an existing model, in fp32, with our attention; refused if it cannot read in both directions."""
     trunk = hub_models.trunk(hub)
+    refuse_own_attention(trunk, hub.source)
     if getattr(trunk, "pooler", None) is not None:
         trunk.pooler = None  # a head for another purpose: not evaluated, and it would never get a gradient
     try:
@@ -60,6 +73,24 @@ def encoder_from_hub(hub: Hub) -> Encoder:
             f"{hub.source} ({type(trunk).__name__}) cannot read packed text ({one_line(wrong)}); give another model"
         ) from None
     return encoder
+
+
+@torch.no_grad()
+def refuse_own_attention(trunk: Any, source: str) -> None:
+    """Refuse a model whose layers compute their attention, or whatever they have instead, without asking."""
+    asked: list[str] = []
+    was_training = trunk.training
+    trunk.eval()
+    # What fails before it has asked was made for another attention; what fails later, the probes find and say.
+    with contextlib.suppress(Exception):
+        ids = torch.zeros(1, 4, dtype=torch.long, device=next(trunk.parameters()).device)
+        Encoder(trunk, context=4)(ids, torch.arange(4, device=ids.device)[None], Sight(False, asked=asked))
+    trunk.train(was_training)
+    if not asked:
+        raise ModelError(
+            f"{source} ({type(trunk).__name__}) computes by itself what its tokens see: its attention cannot be replaced, "
+            "so it cannot be made to read in both directions; give another model"
+        )
 
 
 def probe_encoder(encoder: Encoder) -> None:
@@ -84,7 +115,7 @@ def context_of(trunk: nn.Module) -> int:
     """The most tokens a model can read."""
     config: Any = trunk.config
     longest = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    return int(longest or 2048) - _first_position(trunk)
+    return int(longest if longest and longest > 0 else 2048) - _first_position(trunk)
 
 
 def _first_position(trunk: nn.Module) -> int:

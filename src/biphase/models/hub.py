@@ -33,10 +33,14 @@ from transformers.utils.logging import disable_progress_bar
 from biphase.errors import ModelError, one_line
 from biphase.models import published
 from biphase.models.attention import NAME, without_attention_dropout
+from biphase.models.windows import as_decoder
 from biphase.specs import Hub
 
 _EXPERTS = re.compile(r"(num|n)_\w*experts|moe_num_experts")
 _ATTENTION = re.compile(r"attention$")
+_SWITCHES = ("is_moe", "enable_moe_block")  # with which some families say that they have no experts after all
+_LINEAR = re.compile("linear|compressed")
+_KINDS = ("layer_types", "layers_block_type")
 
 
 def language_model(hub: Hub) -> Any:
@@ -72,30 +76,33 @@ def trunk(hub: Hub) -> Any:
 
 def refuse_unsuited(config: Any, source: str) -> None:
     """What a configuration says that no probe need find out."""
-    said = config.to_dict()
+    said = _said(config)
     if said.get("is_encoder_decoder"):
         raise ModelError(f"{source} is an encoder and a decoder; give a model that is one of them")
     if isinstance(getattr(config, "text_config", None), PretrainedConfig):
         raise ModelError(f"{source} reads more than text; give the folder of its text model alone")
     experts = [name for name, value in said.items() if _EXPERTS.fullmatch(name) and _above_one(value)]
-    if experts:
+    if experts and not any(said.get(name) is False for name in _SWITCHES):
         raise ModelError(
             f"{source} is a mixture of experts ({experts[0]}={said[experts[0]]}), whose routing would be trained "
             "without the losses that balance it; give a dense model"
         )
-    others = sorted({str(kind) for kind in said.get("layer_types") or () if not _ATTENTION.search(str(kind))})
-    linear = sorted(
-        {
-            str(kind)
-            for kind in said.get("layer_types") or ()
-            if "linear" in str(kind) or "compressed" in str(kind)
-        }
-    )
-    if others or linear:
+    kinds = {str(kind) for name in _KINDS for kind in getattr(config, name, None) or ()}  # some work it out
+    others = sorted(kind for kind in kinds if not _ATTENTION.search(kind) or _LINEAR.search(kind))
+    if others:
         raise ModelError(
-            f"{source} has layers that are not attention over tokens ({', '.join(others or linear)}): they only read "
+            f"{source} has layers that are not attention over tokens ({', '.join(others)}): they only read "
             "forwards and across texts; give a model of attention layers"
         )
+
+
+def _said(config: Any) -> dict[str, Any]:
+    """All that a configuration says, the words of its parts among them."""
+    said: dict[str, Any] = {}
+    for part in (*vars(config).values(), config):
+        if isinstance(part, PretrainedConfig):
+            said |= part.to_dict()
+    return said
 
 
 def _above_one(value: Any) -> bool:
@@ -120,6 +127,8 @@ def _saved_as_decoder(config: Any) -> bool:
 def _config(hub: Hub) -> Any:
     config = _tried(hub, lambda: AutoConfig.from_pretrained(**hub.address, trust_remote_code=False))
     without_attention_dropout(config)
+    if type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
+        as_decoder(config)
     return config
 
 
@@ -146,11 +155,13 @@ def _loaded(hub: Hub, family: Any, config: Any) -> Any:
         )
     model.config.use_cache = False
     if hub.gguf:  # dequantized: a plain model from here on
-        for where, name in ((model.config, "quantization_config"), (model, "is_quantized"), (model, "hf_quantizer")):
+        for where, name in (
+            (model.config, "quantization_config"),
+            (model, "is_quantized"),
+            (model, "hf_quantizer"),
+        ):
             if hasattr(where, name):
                 delattr(where, name)
-    # A pad token's embedding would get no gradient, and the pad token is often the end token.
-    model.get_input_embeddings().padding_idx = None
     return model
 
 
@@ -198,7 +209,6 @@ def _weights_file(hub: Hub) -> Path:
 def _filled(family: Any, config: Any, weights: dict[str, torch.Tensor]) -> Any:
     config._attn_implementation = NAME
     model = family(config).float()
-    model.get_input_embeddings().padding_idx = None
     missing, unexpected = model.load_state_dict(weights, strict=False)
     if missing or unexpected:
         raise ModelError(

@@ -21,11 +21,27 @@ SMALL, LARGE = 1e-3, 1e6  # far below and far above any cap
 CLOSE = 1e-4
 
 
+class _Hidden(BaseModelOutputWithPastAndCrossAttentions):
+    """What a trunk gives: hidden states, and of everything else that a family looks for, nothing."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
 class _Trunk(nn.Module):
-    """In the trunk's place: the hidden states are what it is given."""
+    """In the trunk's place: the hidden states are what it is given. Its parts are itself, its numbers the trunk's."""
+
+    def __init__(self, trunk: nn.Module) -> None:
+        super().__init__()
+        self.trunk = [trunk]  # in a list: not a module of this one
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.__dict__["trunk"][0], name)
+        return self if isinstance(value, nn.Module) else value
 
     def forward(self, *args: Any, inputs_embeds: Any, **kwargs: Any) -> Any:
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=inputs_embeds)
+        return _Hidden(last_hidden_state=inputs_embeds)
 
 
 class _Matrix(nn.Module):
@@ -142,7 +158,7 @@ def _without_ends(model: Any, last: nn.Module) -> tuple[Any, _Matrix]:
 
     def copied(module: nn.Module) -> nn.Module:
         if module is trunk:
-            return _Trunk()
+            return _Trunk(trunk)
         if module is last:
             return matrix
         if not any(one is trunk or one is last for one in module.modules()):

@@ -27,7 +27,7 @@ from biphase.specs import (
 )
 from biphase.study import ledger
 from biphase.study.corpora import corpus_named
-from biphase.study.evaluation import absolute
+from biphase.study.evaluation import absolute, has_gpu
 from biphase.study.model_names import run_named
 from biphase.study.plan import Plan
 
@@ -54,8 +54,9 @@ class Wishes:
     freeze_embeddings: bool = False
     layer_decay: float = 1.0
     rope_base: float = 0.0
-    precision: str = "bf16"
+    precision: str = ""
     seed: int = 42
+    heldout_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def adaptation(
 ) -> Study:
     """The study of one run; where it is fine-tuned, beside the model as it was."""
     before = run_named(model, store, gguf=gguf, windows=windows)
-    said = _recipe(before, wishes)
+    said = _recipe(wishes)
     if isinstance(before.start, Hub) and not before.stages:
         start: Hub | Pretrain = before.start
         said["corpus"] = _corpus(text, start, store)
@@ -100,7 +101,7 @@ def adaptation(
     return Study(f"adapt-{before.name}-{digest[:8]}", runs=runs, finetune=finetune)
 
 
-def _recipe(before: Pretrain, wishes: Wishes) -> dict[str, Any]:
+def _recipe(wishes: Wishes) -> dict[str, Any]:
     """What of the run does not depend on where it starts."""
     if wishes.objective not in OBJECTIVES:
         raise SpecError(f"--objective {wishes.objective}: {nearest(wishes.objective, OBJECTIVES)}")
@@ -110,11 +111,11 @@ def _recipe(before: Pretrain, wishes: Wishes) -> dict[str, Any]:
         "stages": (Stage(objective, wishes.steps, rope_base=wishes.rope_base),),
         "schedule": WSD(peak, warmup=wishes.warmup, decay=wishes.decay),
         "optimizer": AdamW(layer_decay=wishes.layer_decay),
-        "precision": wishes.precision,
+        "precision": wishes.precision or ("bf16" if has_gpu() else "fp32"),
         "seed": wishes.seed,
         "freeze": "embeddings" if wishes.freeze_embeddings else "nothing",
-        "heldout_every": max(1, wishes.steps // 10),
-        "heldout_tokens": 65_536,
+        "heldout_every": max(1, wishes.steps // 5),
+        "heldout_tokens": wishes.heldout_tokens or (131_072 if has_gpu() else 8_192),
     }
     if wishes.lora:
         said["adapter"] = LoRA(rank=wishes.lora, alpha=2 * wishes.lora)
@@ -191,8 +192,8 @@ def _usual_length(hub: Hub) -> int:
 # ---------------------------------------------------------------- what came of it
 
 
-def before_after(plan: Plan, store: Store) -> list[str]:
-    """Held-out losses before the first step and after the last, and what to type next."""
+def before_after(plan: Plan, store: Store, at: str) -> list[str]:
+    """Held-out losses before the first step and after the last, and what to type next; `at`: where, if to be said."""
     name = plan.study.runs[-1].name
     end = plan.results[name]
     if not store.has(store.states / end):
@@ -210,8 +211,8 @@ def before_after(plan: Plan, store: Store) -> list[str]:
         ]
     lines += [
         "",
-        f"The encoder: biphase export {end[:8]} FOLDER",
-        f"What it is good for: biphase evaluate {end[:8]} --tasks sst2",
+        f"The encoder: biphase export {end[:8]} FOLDER{at}",
+        f"What it is good for: biphase evaluate {end[:8]} --tasks sst2{at}",
     ]
     return lines
 

@@ -1,4 +1,4 @@
-"""The sliced loss equals torch's, forward and gradient, whatever the slices and the padding."""
+"""The sliced loss equals torch's, forward and gradient, whatever the slices, the padding and the head."""
 
 import pytest
 import torch
@@ -27,6 +27,60 @@ def test_loss_and_gradients_equal_the_plain_ones(slice_rows):
     torch.testing.assert_close(ours, plain)
     for one, two in zip(ours_grads, plain_grads, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
+
+
+HEADS = {"bias": (True, None), "cap": (False, 3.0), "bias and cap": (True, 3.0)}
+
+
+def bias_of(weight):
+    return torch.linspace(-2, 2, len(weight)).requires_grad_()
+
+
+def written_out(hidden, weight, labels, bias, cap):
+    logits = hidden @ weight.T
+    if bias is not None:
+        logits = logits + bias
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
+    return F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
+
+
+@pytest.mark.parametrize("slice_rows", [1, 8, 1000])
+@pytest.mark.parametrize(("biased", "cap"), HEADS.values(), ids=HEADS)
+def test_a_bias_and_a_cap_are_those_of_the_written_out_head(biased, cap, slice_rows):
+    hidden, weight, labels = parts(dtype=torch.float32)
+    bias = bias_of(weight) if biased else None
+    wanted = (hidden, weight, bias) if biased else (hidden, weight)
+    ours = cross_entropy_sum(hidden, weight, labels, bias=bias, cap=cap, slice_rows=slice_rows) / 3
+    plain = written_out(hidden, weight, labels, bias, cap) / 3
+    torch.testing.assert_close(ours, plain)
+    for one, two in zip(torch.autograd.grad(ours, wanted), torch.autograd.grad(plain, wanted), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("frozen", ["hidden", "weight", "bias"])
+def test_what_is_frozen_gets_no_gradient_and_the_rest_the_same(frozen):
+    hidden, weight, labels = parts(dtype=torch.float32)
+    everything = {"hidden": hidden, "weight": weight, "bias": bias_of(weight)}
+
+    def gradients(**parts_of):
+        cross_entropy_sum(**parts_of, labels=labels, cap=3.0, slice_rows=8).backward()
+        return {name: one.grad for name, one in parts_of.items()}
+
+    right = gradients(**everything)
+    some = {name: one.detach().requires_grad_(name != frozen) for name, one in everything.items()}
+    made = gradients(**some)
+    assert made.pop(frozen) is None
+    for name, gradient in made.items():
+        assert torch.equal(gradient, right[name]), name
+
+
+def test_no_gradient_of_a_frozen_head_is_ever_made():
+    """It would be as large as the head: the largest tensor of a step that trains an adapter."""
+    hidden, weight, labels = parts(dtype=torch.float32)
+    loss = cross_entropy_sum(hidden, weight.detach(), labels)
+    shapes = [one.shape for one in loss.grad_fn.saved_tensors if one is not None]
+    assert shapes == [hidden.shape]
 
 
 def test_padding_rows_count_for_nothing():

@@ -21,6 +21,7 @@ from biphase.models.attention import NAME, Sight
 from biphase.models.encoder import Encoder, context_of, refuse_own_attention
 from biphase.models.output import Output
 from biphase.models.probe import probe_own, probe_sight
+from biphase.models.rope import rope_base_of
 from biphase.randomness import salt
 from biphase.specs import Hub, Size
 
@@ -103,14 +104,19 @@ class Words:
     mask_is_new: bool = True  # no text the model has read had this token
 
 
-def from_hub(hub: Hub, words: Words, *, length: int) -> LanguageModel:
-    """An existing model, in fp32, with our attention. A mask token it has never read gets the mean embedding."""
+def from_hub(hub: Hub, words: Words, *, length: int, stretched: bool = False) -> LanguageModel:
+    """An existing model, in fp32, with our attention. A mask token it has never read gets the mean embedding.
+
+    `stretched`: the base of its rotary positions changes, so rows may be longer than it was made for.
+    """
     made = hub_models.language_model(hub)
     # A pad token's embedding would get no gradient, and the pad token is often the end token.
     made.get_input_embeddings().padding_idx = None
     refuse_own_attention(made.base_model, hub.source)
     longest = context_of(made.base_model)
-    if length > longest:
+    if length > longest and stretched and rope_base_of(made):
+        made.config.max_position_embeddings = length
+    elif length > longest:
         raise ModelError(
             f"{hub.source} reads at most {longest:,} tokens, rows have {length:,}; say packing=Chunks({longest}), or "
             "change its positions: Stage(…, rope_base=…)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from biphase.data.shards import Shards
+from biphase.keys import acts
 from biphase.models.adapters import add_adapter
 from biphase.models.backbone import LanguageModel, Words, from_hub, from_scratch, probe
 from biphase.specs import Hub, Pretrain, Size
@@ -22,7 +23,8 @@ def starting_model(run: Pretrain, shards: Shards, *, probed: bool = False) -> La
         )
     assert isinstance(root.start, Hub)
     words = Words(shards.vocab, shards.mask_id, mask_is_new=shards.card["mask_rule"] != "own")
-    model = from_hub(root.start, words, length=length)
+    stretched = any(act.rope_base for act in acts(run))
+    model = from_hub(root.start, words, length=length, stretched=stretched)
     if probed:
         probe(model, vocab=shards.vocab)
     if run.adapter:

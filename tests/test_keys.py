@@ -16,6 +16,7 @@ from biphase.keys import (
     data_key,
     decay_start,
     label,
+    last_rope_base,
     leaf_key,
     origin_draw,
     origin_step,
@@ -36,6 +37,7 @@ from biphase.specs import (
     Finetune,
     Hub,
     Linear,
+    LoRA,
     Pretrain,
     Rows,
     Stage,
@@ -93,6 +95,13 @@ CHANGES = {
     "shape": ({"start": replace(TINY, layers=5)}, -1),
     "initial spread": ({"start": replace(TINY, init_std=0.01)}, -1),
     "a hub model": ({"start": Hub("./m"), "precision": "fp32"}, -1),
+    "layer decay": ({"optimizer": AdamW(layer_decay=0.9)}, -1),
+    "what is frozen": ({"freeze": "embeddings"}, -1),
+    "rotary base": ({"stages": (Stage(CLM(), 10), Stage(MLM(0.4), 10, rope_base=50_000.0))}, 10),
+    "rotary base from the start": (
+        {"stages": (Stage(CLM(), 10, rope_base=50_000.0), Stage(MLM(0.4), 10))},
+        0,
+    ),
 }
 
 
@@ -103,6 +112,52 @@ def test_a_change_is_seen_exactly_downstream_of_where_it_acts(change):
     common = min(len(before), len(after))
     for step in range(common):
         assert (before[step] == after[step]) == (step <= same_until), f"at step {step}"
+
+
+FROM_HUB = replace(RUN, start=Hub("./m"), precision="fp32")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"start": Hub("./m", windows="full")},
+        {"adapter": LoRA()},
+        {"adapter": LoRA(rank=8)},
+        {"adapter": LoRA(alpha=8)},
+        {"adapter": LoRA(targets=("q_proj",))},
+    ],
+    ids=["windows", "adapter", "its rank", "its alpha", "its targets"],
+)
+def test_how_a_hub_model_is_adapted_is_in_the_key(fields):
+    ways = {"none": FROM_HUB, "lora": replace(FROM_HUB, adapter=LoRA()), "this": replace(FROM_HUB, **fields)}
+    assert len({keys(run)[5] for run in ways.values()}) == (2 if fields == {"adapter": LoRA()} else 3)
+
+
+def test_beside_an_adapter_everything_is_frozen_anyway():
+    lora = replace(FROM_HUB, adapter=LoRA())
+    assert keys(lora) == keys(replace(lora, freeze="embeddings"))
+    assert keys(FROM_HUB)[5] != keys(replace(FROM_HUB, freeze="embeddings"))[5]
+
+
+def test_windows_of_a_model_that_is_evaluated_as_it_is_are_in_the_key():
+    assert keys(Pretrain("one", Hub("./m"))) != keys(Pretrain("one", Hub("./m", windows="full")))
+
+
+def test_a_rotary_base_goes_on_until_another_is_said():
+    said = replace(RUN, stages=(Stage(CLM(), 10, rope_base=5e4), Stage(MLM(0.4), 10)))
+    again = replace(RUN, stages=(Stage(CLM(), 10, rope_base=5e4), Stage(MLM(0.4), 10, rope_base=5e4)))
+    assert keys(said) == keys(again)
+    assert last_rope_base(said) == 5e4
+    on = Pretrain("on", said, stages=(Stage(MLM(0.4), 8),), schedule=WSD(1e-3, decay=3))
+    assert keys(on) == keys(replace(on, stages=(Stage(MLM(0.4), 8, rope_base=5e4),)))
+    assert keys(on)[1] != keys(replace(on, stages=(Stage(MLM(0.4), 8, rope_base=6e4),)))[1]
+    assert [act.rope_base for act in acts(on)] == [5e4]
+
+
+def test_a_stage_written_as_two_is_one_act_only_where_the_base_stays():
+    one, two = Stage(CLM(), 10, rope_base=5e4), Stage(CLM(), 10, rope_base=6e4)
+    assert acts(replace(RUN, stages=(one, Stage(CLM(), 10)))) == (Act(CLM(), 0, 20, 5e4),)
+    assert acts(replace(RUN, stages=(one, two))) == (Act(CLM(), 0, 10, 5e4), Act(CLM(), 10, 20, 6e4))
 
 
 CHANGES_OF_THEN = {
@@ -154,6 +209,30 @@ def test_a_keyring_gives_the_same_keys_in_any_order_of_asking(questions):
 def test_the_key_of_a_state_is_the_same_on_every_machine():
     # Were this to change unmeant, every trained state of every store would be lost: raise GENERATION instead.
     assert state_key(RUN, 12, OUTSIDE) == "55e8c1dc8704eb9efc31d8e9e4b1c737"
+
+
+FALLING = replace(
+    RUN,
+    stages=(Stage(MLM(Linear(0.4, 0.2, 5)), 10), Stage(MNTP(0.3), 10)),
+    optimizer=AdamW(eps=1e-8),
+    packing=Chunks(64),
+)
+PAPER = Pretrain("paper", SIZES["610m"], "fineweb-edu", (Stage(CLM(), 10_000), Stage(MLM(0.4), 32_000)))
+
+
+@pytest.mark.parametrize(
+    ("run", "step", "key"),
+    [
+        (THEN, 8, "7eaca39216ec4382a8b1bf01904b16f9"),
+        (FALLING, 20, "3bc07f1eb3adca3a3c6c4b3db344efa7"),
+        (PAPER, 10_000, "730e86f9c53002d71ee8f73169b0e850"),
+        (PAPER, 42_000, "86e199f4311d2e7295481bb8f2849f63"),
+        (Pretrain("as-is", Hub("./m"), "builtin"), 0, "3231badd3186c0333310643c446d7e21"),
+    ],
+    ids=["continued", "falling", "paper at the switch", "paper at the end", "as it is"],
+)
+def test_a_field_that_came_later_renames_nothing_that_does_not_say_it(run, step, key):
+    assert state_key(run, step, OUTSIDE) == key
 
 
 def test_equal_neighbours_are_one_act_unless_they_count_from_their_start():
@@ -242,6 +321,8 @@ def tuned(spec=GRID, *, model="model", task="task", lr=1e-4, seed=0):
         {"spec": replace(GRID, optimizer=AdamW(eps=1e-8))},
         {"spec": replace(GRID, optimizer=AdamW(betas=(0.9, 0.999)))},
         {"spec": replace(GRID, optimizer=AdamW(clip=0.5))},
+        {"spec": replace(GRID, optimizer=AdamW(layer_decay=0.9))},
+        {"spec": replace(GRID, causal=True)},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -281,4 +362,6 @@ def test_scores_are_named_by_the_model_the_task_and_what_is_searched():
 def test_the_key_of_a_leaf_is_the_same_on_every_machine():
     # Were this to change unmeant, every score of every store would be lost: raise LEAF_GENERATION instead.
     assert tuned() == "fa70803db6d45d045a40019277d71b35"
+    other = Finetune(TASKS[:1], protocol="standard", optimizer=AdamW(weight_decay=0.01))
+    assert tuned(other, seed=3) == "5f8e928b1c4e4c13441e9c30d69ef19c"
     assert leaf_key("training", "task", "judged") == "82297c7a2f493366422daf8f1c5428a7"

@@ -22,6 +22,7 @@ from biphase.specs import (
     Finetune,
     Hub,
     Linear,
+    LoRA,
     Pretrain,
     Pretrained,
     Retrieve,
@@ -68,6 +69,31 @@ REFUSED = {
     "unknown precision of a size": (lambda: size(precision="fp16"), "'fp32' or 'bf16' or 'fp8', not 'fp16'"),
     "hub without a model": (lambda: Hub(""), "Hub needs a model"),
     "hub on a branch": (lambda: Hub("gpt2", revision="main"), "is a branch and moves"),
+    "hub with a file that is no gguf": (
+        lambda: Hub("./m", gguf="model.safetensors"),
+        "gguf is the name of a file there, as 'model.Q4_1.gguf'",
+    ),
+    "hub with half windows": (lambda: Hub("./m", windows="half"), "windows must be 'symmetric' or 'full'"),
+    "rotary base below 1": (
+        lambda: Stage(MLM(0.4), 5, rope_base=0.5),
+        "Stage.rope_base must be at least 1, it is 0.5",
+    ),
+    "rotary base that is negative": (lambda: Stage(MLM(0.4), 5, rope_base=-1.0), "must be at least 1"),
+    "layers that do not learn": (lambda: AdamW(layer_decay=0.0), r"layer_decay must lie in \(0, 1\]"),
+    "layers below that learn faster": (lambda: AdamW(layer_decay=1.1), r"layer_decay must lie in \(0, 1\]"),
+    "LoRA without a rank": (lambda: LoRA(rank=0), "LoRA.rank must be at least 1"),
+    "LoRA without a scale": (lambda: LoRA(alpha=0), "LoRA.alpha must be at least 1"),
+    "LoRA of a model from scratch": (
+        lambda: run(adapter=LoRA()),
+        "LoRA adapts a model that can do something",
+    ),
+    "a run that drops its parent's adapter": (
+        lambda: Pretrain(
+            "on", run(start=Hub("./m"), adapter=LoRA()), stages=(Stage(CLM(), 5),), adapter=LoRA(rank=2)
+        ),
+        "'run' was trained with another adapter; give both the same",
+    ),
+    "something frozen that has no name": (lambda: run(freeze="head"), "'nothing' or 'embeddings'"),
     "hub with a gguf elsewhere": (lambda: Hub("./m", gguf="../x.gguf"), "the name of a file there"),
     "tokenizer without a revision": (
         lambda: Pretrained("gpt2"),
@@ -409,3 +435,19 @@ def test_tasks_that_borrow_a_model_train_none():
     grid = Finetune(TASKS)
     assert (grid.trainings, grid.scores) == (10 * 30, 12 * 30)
     assert Finetune(TASKS, seeds=range(2)).seeds == (0, 1)
+
+
+def test_a_hub_model_needs_no_commit_and_says_where_it_is():
+    assert Hub("owner/name").revision == ""
+    assert Hub("owner/name", revision="abc").address == {
+        "pretrained_model_name_or_path": "owner/name",
+        "revision": "abc",
+    }
+    assert Hub("./m", gguf="a.gguf").address == {"pretrained_model_name_or_path": "m", "gguf_file": "a.gguf"}
+
+
+def test_what_is_adapted_and_frozen_is_taken_from_the_run_before():
+    first = run(start=Hub("./m"), adapter=LoRA(rank=4), freeze="embeddings")
+    on = Pretrain("on", first, stages=(Stage(CLM(), 5),), schedule=WSD(warmup=0, decay=2))
+    assert (on.adapter, on.freeze) == (LoRA(rank=4), "embeddings")
+    assert (run().adapter, run().freeze) == (None, "nothing")

@@ -142,7 +142,7 @@ class Keyring:
             # What not every run has counts only where it is said.
             if run.adapter:
                 fixed["adapter"] = encode(run.adapter)
-            if run.freeze != "nothing":
+            if run.freeze != "nothing" and not run.adapter:  # beside which everything is frozen
                 fixed["freeze"] = run.freeze
             self._runs[id(run)] = (run, fixed, list(acts(run)))  # holding the run keeps its id its own
         return self._runs[id(run)]

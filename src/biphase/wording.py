@@ -1,4 +1,4 @@
-"""Numbers as a person reads them."""
+"""Numbers, and a few names, as a person reads them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,14 @@ def short(count: float) -> str:
 def counted(number: int, word: str) -> str:
     """1 piece, 2 pieces."""
     return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def spoken(objective: str) -> str:
+    """What a held-out loss is of: mlm40 as masked 40%."""
+    names = {"clm": "causal", "mlm": "masked", "mntp": "masked, one before"}
+    kind = objective.rstrip("0123456789.")
+    share = objective[len(kind) :]
+    return f"{names.get(kind, kind)}{f' {share}%' if share else ''}"
 
 
 def duration(seconds: float) -> str:

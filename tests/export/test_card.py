@@ -9,7 +9,18 @@ from huggingface_hub import ModelCard
 
 from biphase import CLM, MLM, LoRA, Stage
 from biphase.errors import SpecError
-from biphase.export.card import Base, Card, base_of, escaped, losses, place, recipe, scores, titled
+from biphase.export.card import (
+    Base,
+    Card,
+    base_of,
+    escaped,
+    losses,
+    place,
+    recipe,
+    scores,
+    start_words,
+    titled,
+)
 from biphase.export.found import find
 from biphase.export.scores import grids_of, leaf_for_task
 from biphase.files import Store, publish, write_json
@@ -39,7 +50,7 @@ def test_the_card_tells_recipe_data_losses_and_scores(folder, trained):
     last = next(one for one in grids_of(trained.results["masked"], trained.store) if one.task == "kinds")
     assert f"| kinds | accuracy | {last.words()} | standard | {last.rate:g} | 2 |" in text
     assert "| facts-too | ndcg@10 |" in text
-    heldout = [line for line in text.splitlines() if line.startswith("| mlm40 |")]
+    heldout = [line for line in text.splitlines() if line.startswith("| masked 40% |")]
     assert len(heldout) == 1
     assert str(trained.store.root) not in text
 
@@ -174,3 +185,44 @@ def test_two_ways_to_fine_tune_are_two_grids(copied, trained):
             change(copied, leaf.key, lambda about: about["finetune"].update(length=16))
     with pytest.raises(SpecError, match="in 2 ways; type the key of a leaf instead"):
         leaf_for_task(model, "kinds", copied)
+
+
+def test_leaves_that_read_forwards_only_are_no_scores_of_an_encoder(copied, trained):
+    model = trained.results["masked"]
+    grid = next(one for one in grids_of(model, copied) if one.task == "kinds")
+    change(copied, grid.leaves[grid.rate, 1].key, lambda about: about["finetune"].update(causal=True))
+    again = next(one for one in grids_of(model, copied) if one.task == "kinds")
+    assert len(again.leaves) == len(grid.leaves) - 1
+
+
+def test_a_leaf_older_than_a_field_belongs_to_the_same_grid(copied, trained):
+    model = trained.results["masked"]
+    grid = next(one for one in grids_of(model, copied) if one.task == "kinds")
+
+    def forget(about):
+        del about["finetune"]["causal"]
+        del about["finetune"]["optimizer"]["layer_decay"]
+
+    change(copied, grid.leaves[grid.rate, 1].key, forget)
+    again = [one for one in grids_of(model, copied) if one.task == "kinds"]
+    assert [one.leaves.keys() for one in again] == [grid.leaves.keys()]
+
+
+def test_no_card_offers_fill_mask_where_its_answers_mean_nothing(export):
+    for name, offered in (("masked", True), ("early", False), ("causal", False)):
+        text = text_of(export(name))
+        assert ('pipeline_tag: "fill-mask"' in text, 'pipeline("fill-mask"' in text) == (offered, offered), (
+            name
+        )
+
+
+def test_losses_of_before_stand_beside_those_of_after():
+    told = losses({0: {"clm": 3.0, "mlm40": 9.0}, 5: {"clm": 4.0, "mlm40": 2.0, "mntp40": 1.0}})
+    assert told[0] == "| held-out loss, nats a token | before | at step 5 |"
+    assert told[2:] == [
+        "| causal | 3.0000 | 4.0000 |", "| masked 40% | 9.0000 | 2.0000 |", "| masked, one before 40% |  | 1.0000 |",
+    ]  # fmt: skip
+
+
+def test_opened_windows_are_told():
+    assert start_words(Hub("./m", windows="full")) == "m, sliding windows opened"

@@ -96,7 +96,7 @@ def test_tied_weights_are_written_once_and_stay_tied(export, ours):
 
 @pytest.mark.parametrize("auto", [AutoModelForSequenceClassification, AutoModelForTokenClassification])
 def test_task_heads_stand_on_the_trained_trunk(auto, folder, ours):
-    from biphase.export.silence import quietly
+    from biphase.models.silence import quietly
 
     with quietly():  # the new head's weights are random, which transformers tells
         model = auto.from_pretrained(folder, num_labels=3)

@@ -64,3 +64,35 @@ def test_files_that_read_otherwise_are_refused(saved, tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ModelError, match="transformers cannot load the tokenizer"):
         check_words(words, tmp_path)
+
+
+@pytest.mark.parametrize("rule", ["own", "added"])
+def test_a_hidden_word_takes_its_space_along_as_in_training(rule, saved, tmp_path):
+    words = words_of(
+        replace(saved, special=replace(saved.special, mask_rule=rule)),
+        bos=False,
+        context=16,
+        trained_here=rule == "own",
+    )
+    write_words(words, tmp_path)
+    check_words(words, tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    whole = loaded("the cat sees the river", add_special_tokens=False)["input_ids"]
+    masked = loaded("the cat <|mask|> the river", add_special_tokens=False)["input_ids"]
+    start, end = (loaded(text, add_special_tokens=False)["input_ids"] for text in ("the cat", " the river"))
+    assert whole[: len(start)] == start
+    assert masked == [*start, saved.special.mask, *end]
+
+
+def test_a_mask_token_that_is_anothers_is_left_as_it_came(saved, tmp_path):
+    write_words(words_of(saved, bos=False, context=16), tmp_path)
+    tokens = json.loads((tmp_path / "tokenizer.json").read_text())["added_tokens"]
+    assert [one["lstrip"] for one in tokens if one["id"] == saved.special.mask] == [False]
+
+
+def test_eurobert_gets_a_mask_token_even_where_there_is_none(saved):
+    words = words_of(saved, bos=False, context=16)
+    without = replace(words, named={name: one for name, one in words.named.items() if name != "mask_token"})
+    assert without.token_ids["mask_token_id"] is None
+    assert without.native_ids["mask_token_id"] == words.pad
+    assert words.native_ids == words.token_ids

@@ -14,6 +14,8 @@ from transformers import (
     BertForMaskedLM,
     Cohere2Config,
     Cohere2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     GraniteConfig,
@@ -285,3 +287,28 @@ def test_a_window_comes_back_as_wide_as_it_went(words, tmp_path):
     with torch.no_grad():
         first, second = (one.hidden(ids, places, Sight(causal=False)) for one in (model, back))
     assert torch.allclose(first, second, rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_configuration_writes_down_otherwise_comes_back_as_it_is(words, tmp_path):
+    """One that is told to read both ways narrows its window when it is made, and saves the wide one."""
+    shape = GROUPED | {"head_dim": 8, "sliding_window": 20, "use_bidirectional_attention": True}
+    model = untrained(
+        Gemma3ForCausalLM, Gemma3TextConfig, **shape, layer_types=["sliding_attention", "full_attention"]
+    )
+    write_encoder(model, words, tmp_path)
+    back = from_hub(Hub(str(tmp_path)), Known(320, 1, mask_is_new=False), length=60).eval()
+    ids, places = torch.arange(3, 63)[None], torch.arange(60)[None]
+    with torch.no_grad():
+        first, second = (one.hidden(ids, places, Sight(causal=False)) for one in (model, back))
+    assert torch.allclose(first, second, rtol=1e-4, atol=1e-5)
+
+
+def test_eurobert_reads_no_further_than_the_window_that_it_cannot_have(words, tmp_path):
+    model = untrained(
+        MistralForCausalLM,
+        MistralConfig,
+        **(GROUPED | {"sliding_window": 64, "max_position_embeddings": 512}),
+    )
+    written = write_encoder(model, words, tmp_path)  # trained on rows of 60: inside its window
+    assert written.native
+    assert json.loads((tmp_path / "config.json").read_text())["max_position_embeddings"] == 64

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -226,6 +227,113 @@ def test_a_window_is_a_band_of_the_mask(window, causal):
     band = near & segment_mask(segments(), causal=False)
     scores = (query @ key.transpose(-1, -2) / 8**0.5).masked_fill(~band, float("-inf"))
     torch.testing.assert_close(out, (scores.softmax(-1) @ value).transpose(1, 2), rtol=1e-5, atol=1e-5)
+
+
+def written_out(query, key, value, allowed, *, softcap=None, sinks=None, scaling=None):
+    """One token of one head of one row at a time, in double precision; `allowed` is (B, T, T)."""
+    rows, heads, length, width = query.shape
+    query, key, value = (one.double() for one in (query, key, value))
+    out = torch.zeros(rows, length, heads, width, dtype=torch.double)
+    for row in range(rows):
+        for head in range(heads):
+            group = head * key.shape[1] // heads
+            for at in range(length):
+                seen = allowed[row, at].nonzero().flatten()
+                scores = key[row, group, seen] @ query[row, head, at] * (scaling or width**-0.5)
+                if softcap is not None:
+                    scores = softcap * torch.tanh(scores / softcap)
+                powers = scores.exp()
+                total = powers.sum() + (0 if sinks is None else sinks[head].double().exp())
+                out[row, at, head] = (powers / total) @ value[row, group, seen]
+    return out.float()
+
+
+def allowed_by(causal, window, apart):
+    distance = torch.arange(T)[:, None] - torch.arange(T)[None, :]
+    near = distance.abs() < window if window else torch.ones(T, T, dtype=torch.bool)
+    if causal:
+        near = near & (distance >= 0)
+    return near & segment_mask(segments() if apart else torch.zeros(2, T), causal=False)[:, 0]
+
+
+def told(causal, how):
+    """The segments of both rows: as a mask, as the boundaries of one ragged sequence, or none."""
+    boundaries = torch.tensor([0, 10, T, T + 5, T + 17, 2 * T, 2 * T, 2 * T], dtype=torch.int32)
+    return {
+        "mask": masked(causal),
+        "boundaries": Sight(causal, boundaries, T),  # padded with empty segments, as batches have them
+        "whole": Sight(causal),
+    }[how]
+
+
+EXTRAS = {
+    "softcap": {"softcap": 1.5},
+    "sinks": {"s_aux": torch.tensor([-1.0, 0.0, 1.0, 2.5])},
+    "both": {"softcap": 1.5, "s_aux": torch.tensor([-1.0, 0.0, 1.0, 2.5]), "scaling": 0.7},
+}
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both-ways"])
+@pytest.mark.parametrize("how", ["mask", "boundaries", "whole"])
+@pytest.mark.parametrize("window", [None, 4], ids=["", "window"])
+@pytest.mark.parametrize("more", EXTRAS.values(), ids=EXTRAS)
+def test_caps_and_sinks_are_those_of_the_written_out_attention(more, window, how, causal):
+    generator = torch.Generator().manual_seed(0)
+    query = 3 * torch.randn(2, 4, T, 8, generator=generator)
+    key, value = torch.randn(2, 2, 2, T, 8, generator=generator)
+    out, _ = attend(
+        nn.Module(), query, key, value, None, sight=told(causal, how), sliding_window=window, **more
+    )
+    wanted = written_out(
+        query,
+        key,
+        value,
+        allowed_by(causal, window, apart=how != "whole"),
+        softcap=more.get("softcap"),
+        sinks=more.get("s_aux"),
+        scaling=more.get("scaling"),
+    )
+    torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("more", [{}, EXTRAS["both"]], ids=["plain", "written out"])
+@pytest.mark.parametrize("windows", [True, False], ids=["symmetric", "opened"])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both-ways"])
+def test_windows_are_opened_only_where_attention_goes_both_ways(causal, windows, more):
+    query, key, value = torch.randn(3, 2, 4, T, 8, generator=torch.Generator().manual_seed(0))
+    sight = replace(masked(causal), windows=windows)
+    out, _ = attend(nn.Module(), query, key, value, None, sight=sight, sliding_window=4, **more)
+    holds = 4 if causal or windows else None
+    named = {"sinks" if name == "s_aux" else name: one for name, one in more.items()}
+    wanted = written_out(query, key, value, allowed_by(causal, holds, apart=True), **named)
+    torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_sinks_get_gradients_and_dropout_falls_on_weights_that_are_written_out():
+    query, key, value = torch.randn(3, 1, 2, T, 8, generator=torch.Generator().manual_seed(0))
+    sinks = torch.zeros(2, requires_grad=True)
+    plain, _ = attend(nn.Module(), query, key, value, None, sight=Sight(True), s_aux=sinks)
+    plain.sum().backward()
+    assert (sinks.grad != 0).all()
+    torch.manual_seed(0)
+    dropped, _ = attend(
+        nn.Module(), query, key, torch.ones_like(value), None, sight=Sight(True), softcap=2.0, dropout=0.5
+    )
+    kept = dropped[0, -1, :, 0]
+    assert ((kept > 0) & (kept < 2) & (kept != 1)).all()
+
+
+@pytest.mark.parametrize("windows", [True, False], ids=["symmetric", "opened"])
+def test_a_language_model_keeps_or_opens_the_windows_of_its_layers(windows):
+    """Two layers of windows reach eight tokens; opened, they reach everything, but never the future of a causal text."""
+    torch.manual_seed(0)
+    made = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=WINDOW, attn_implementation=NAME))
+    model = LanguageModel(made.eval(), windows=windows)
+    reach = 2 * (WINDOW - 1)
+    moved = felt(model, Sight(False), at=0)
+    assert moved[: reach + 1].all()
+    assert moved[reach + 1 :].all() == moved[reach + 1 :].any() == (not windows)
+    assert not felt(model, Sight(True), at=0)[reach + 1 :].any()
 
 
 @pytest.mark.parametrize("name", CHANGES_THE_SCORES)

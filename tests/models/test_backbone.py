@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, PhiConfig, PhiForCausalLM
 
 from biphase import SIZES
 from biphase.batch import Batch
@@ -123,6 +123,128 @@ def test_a_local_decoder_loads_and_grows_a_mask_token(tmp_path):
     model = from_hub(Hub(str(tmp_path / "decoder")), Words(61, mask=60), length=16)
     assert model.head.shape[0] == 61
     assert isinstance(model, LanguageModel)
+
+
+SHAPE = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+NO_ENDS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+
+
+def decoder(vocab=60, *, tied=False):
+    return LlamaForCausalLM(
+        LlamaConfig(vocab_size=vocab, **SHAPE, **NO_ENDS, num_key_value_heads=2, tie_word_embeddings=tied)
+    )
+
+
+def biased(vocab=60):
+    return PhiForCausalLM(PhiConfig(vocab_size=vocab, **SHAPE, **NO_ENDS))
+
+
+def bert(vocab=60):
+    return BertForMaskedLM(BertConfig(vocab_size=vocab, **SHAPE))
+
+
+def begun(make, words, folder, **more):
+    """A folder with that model, and what a run starts with."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = make()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(torch.randn_like(weight) * 0.1)  # so that biases are not 0
+    model.save_pretrained(folder)
+    return model, from_hub(Hub(str(folder)), words, **{"length": 16} | more)
+
+
+def ends(model):
+    """The tables that have a row for each word: embedding, head, and the head's bias where there is one."""
+    tables = [model.get_input_embeddings().weight, model.get_output_embeddings().weight]
+    bias = model.get_output_embeddings().bias
+    return tables if bias is None else [*tables, bias]
+
+
+GROWING = {"llama": decoder, "tied": lambda: decoder(tied=True), "phi": biased, "bert": bert}
+GROW = pytest.mark.parametrize("make", GROWING.values(), ids=GROWING)
+
+
+@GROW
+def test_added_rows_are_the_mean_of_those_that_were_there(make, tmp_path):
+    model, started = begun(make, Words(63, mask=62), tmp_path)
+    for before, after in zip(ends(model), ends(started.model), strict=True):
+        assert len(after) == 63
+        assert torch.equal(after[:60], before)
+        for row in (60, 61, 62):
+            assert torch.equal(after[row], before.mean(0))
+    assert started.model.config.vocab_size == 63
+    ids, places = torch.tensor([[5, 62, 7, 61]]), torch.arange(4)[None]
+    assert started.logits(ids, places, Sight(False)).shape == (1, 4, 63)
+
+
+@GROW
+def test_a_slot_the_vocabulary_kept_free_is_the_mean_of_the_others(make, tmp_path):
+    """Its row was never trained: whatever it holds is chance, and does not enter the mean."""
+    model, started = begun(make, Words(60, mask=17), tmp_path)
+    others = torch.arange(60) != 17
+    for before, after in zip(ends(model), ends(started.model), strict=True):
+        assert torch.equal(after[others], before[others])
+        assert torch.equal(after[17], before[others].mean(0))
+
+
+@GROW
+def test_a_mask_among_padded_rows_leaves_the_size_as_it_is(make, tmp_path):
+    """Tables are often a little larger than the tokenizer: the new token takes a row that is there."""
+    model, started = begun(make, Words(55, mask=54), tmp_path)
+    others = torch.arange(60) != 54
+    for before, after in zip(ends(model), ends(started.model), strict=True):
+        assert len(after) == 60
+        assert torch.equal(after[others], before[others])
+        assert torch.equal(after[54], before[others].mean(0))
+
+
+@GROW
+def test_a_mask_token_of_its_own_is_left_as_it_was_trained(make, tmp_path):
+    model, started = begun(make, Words(60, mask=17, mask_is_new=False), tmp_path)
+    for before, after in zip(ends(model), ends(started.model), strict=True):
+        assert torch.equal(after, before)
+
+
+def test_an_own_mask_stays_where_other_tokens_are_added(tmp_path):
+    model, started = begun(bert, Words(62, mask=17, mask_is_new=False), tmp_path)
+    for before, after in zip(ends(model), ends(started.model), strict=True):
+        assert torch.equal(after[:60], before)
+        assert torch.equal(after[61], before.mean(0))
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_a_head_that_is_the_embedding_stays_so_when_it_grows(tied, tmp_path):
+    _, started = begun(lambda: decoder(tied=tied), Words(63, mask=62), tmp_path)
+    embedding = started.model.get_input_embeddings().weight
+    assert (started.head is embedding) == tied
+    names = [name for name, _ in started.named_parameters()]
+    assert ("model.lm_head.weight" in names) == (not tied)
+
+
+def test_the_end_token_learns_also_where_it_pads(tmp_path):
+    def padded():
+        more = {"pad_token_id": 2, "bos_token_id": None, "eos_token_id": 2}
+        return LlamaForCausalLM(LlamaConfig(vocab_size=60, **SHAPE, **more))
+
+    _, started = begun(padded, Words(61, mask=60), tmp_path)
+    ids, places = torch.tensor([[5, 2, 7, 60]]), torch.arange(4)[None]
+    started.hidden(ids, places, Sight(False)).sum().backward()
+    assert started.model.get_input_embeddings().weight.grad[2].abs().sum() > 0
+
+
+def test_rows_may_be_longer_than_a_model_was_made_for_only_where_its_rotary_base_changes(tmp_path):
+    _, started = begun(decoder, Words(60, mask=59), tmp_path, length=128, stretched=True)
+    assert started.model.config.max_position_embeddings == 128
+    assert started.reader[0].context == 128
+    with pytest.raises(ModelError, match="reads at most 64 tokens"):
+        begun(decoder, Words(60, mask=59), tmp_path, length=128)
+    with pytest.raises(ModelError, match="reads at most 64 tokens"):
+        begun(bert, Words(60, mask=59), tmp_path / "learned", length=128, stretched=True)
 
 
 def test_an_absent_model_is_refused_in_one_line(tmp_path):

@@ -1,5 +1,7 @@
 """Any model as an encoder: packed text gives what transformers' own forward gives of each text alone, or is refused."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -33,6 +35,8 @@ from transformers import (
     MobileBertModel,
     ModernBertConfig,
     ModernBertModel,
+    Phi3Config,
+    Phi3Model,
     Qwen3Config,
     Qwen3Model,
     RobertaConfig,
@@ -381,3 +385,30 @@ def test_weights_of_another_shape_or_damaged_ones_are_refused_in_one_line(tmp_pa
             encoder_from_hub(where)
         assert "\n" not in str(refused.value)
         (tmp_path / "model.safetensors").write_bytes(b"not a model")
+
+
+def test_code_beside_a_model_is_never_run(tmp_path, monkeypatch):
+    """A type that transformers knows but has no plain model for, with a class of its own in the folder."""
+    monkeypatch.setattr("builtins.input", lambda *said: "y")
+    config = {"model_type": "bridgetower_text_model", "auto_map": {"AutoModel": "modeling_evil.Evil"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "modeling_evil.py").write_text(
+        f"open({str(tmp_path / 'ran')!r}, 'w').close()\nclass Evil: ...\n"
+    )
+    save_file({"x": torch.zeros(1)}, str(tmp_path / "model.safetensors"))
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        encoder_from_hub(Hub(str(tmp_path)))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_no_text_is_turned_by_the_length_of_another(tmp_path):
+    """Positions that are scaled by the longest text of a batch: the model reads only as far as that does not happen."""
+    scaled = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    shape = GROUPED | {
+        "original_max_position_embeddings": 32,
+        "max_position_embeddings": 128,
+        "pad_token_id": 0,
+    }
+    config = Phi3Config(**shape, rope_parameters=scaled)
+    Phi3Model(config).save_pretrained(tmp_path)
+    assert encoder_from_hub(Hub(str(tmp_path))).context == 32

@@ -42,6 +42,16 @@ PLAIN = {
 GROUPED = {**PLAIN, **NO_ENDS, "num_key_value_heads": 2}
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
 
+
+class Cooled(PhiForCausalLM):
+    """Everything at once after the matrix: a bias, a scale and a cap."""
+
+    def forward(self, *args, **kwargs):
+        out = super().forward(*args, **kwargs)
+        out.logits = 2.0 * torch.tanh(0.25 * out.logits / 2.0)
+        return out
+
+
 # The model, and what its head is: scale, cap, a layer of its own, a bias.
 HEADS = {
     "llama": (lambda: LlamaForCausalLM(LlamaConfig(**GROUPED)), 1.0, None, False, False),
@@ -56,6 +66,7 @@ HEADS = {
         lambda: GPTJForCausalLM(GPTJConfig(vocab_size=VOCAB, n_positions=40, n_embd=32, n_layer=1, n_head=4, rotary_dim=4)),
         1.0, None, False, True,
     ),
+    "cooled": (lambda: Cooled(PhiConfig(**GROUPED)), 0.25, 2.0, False, True),
     "bert": (lambda: BertForMaskedLM(BertConfig(**PLAIN)), 1.0, None, True, True),
     "roberta": (lambda: RobertaForMaskedLM(RobertaConfig(**PLAIN, type_vocab_size=1)), 1.0, None, True, True),
     "modernbert": (lambda: ModernBertForMaskedLM(ModernBertConfig(**PLAIN, **ENDS)), 1.0, None, True, True),
@@ -154,7 +165,9 @@ def test_looking_at_a_head_changes_neither_the_model_nor_the_generator():
     Output(model)
     assert torch.equal(generator, torch.get_rng_state())
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
-    assert {name: id(one) for name, one in model.named_modules()} == {name: id(one) for name, one in modules.items()}
+    assert {name: id(one) for name, one in model.named_modules()} == {
+        name: id(one) for name, one in modules.items()
+    }
     assert model.training
     assert all(one.training for one in model.modules())
 

@@ -137,6 +137,29 @@ def test_in_rows_every_text_sees_all_of_itself_and_nothing_else(lengths):
     assert torch.equal(packed.sight.mask[:, 0], owner.transpose(1, 2) == owner)
 
 
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12))
+def test_in_rows_a_text_that_is_read_one_way_sees_what_came_before_and_nothing_else(lengths):
+    packed = pack(texts(lengths), varlen=False, causal=True)
+    assert packed.sight.causal
+    rows, width = packed.ids.shape
+    owner = torch.full((rows * width,), -1)
+    owner[packed.at] = packed.owner
+    owner = owner.view(rows, 1, width)
+    before = torch.ones(width, width).tril().bool()
+    assert torch.equal(packed.sight.mask[:, 0], (owner.transpose(1, 2) == owner) & before)
+
+
+@pytest.mark.parametrize("varlen", [True, False])
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_pack_on_another_device_is_read_the_same_way(varlen, causal):
+    packed = pack(texts([3, 5]), varlen=varlen, causal=causal)
+    assert packed.sight.causal == packed.to(torch.device("cpu")).sight.causal == causal
+    if varlen:
+        assert packed.sight.mask is None
+        assert packed.sight.boundaries.tolist() == [0, 3, 8]
+
+
 @pytest.mark.parametrize("varlen", [True, False])
 def test_places_left_over_hold_the_padding_id(varlen):
     packed = pack(texts([3, ROW]), varlen=varlen, pad=1_000)

@@ -28,6 +28,7 @@ def test_tokenizers_are_said_in_four_ways(tmp_path, monkeypatch):
     assert tokenizer_named("llama3") == LLAMA3
     assert tokenizer_named("words") == Pretrained("./words")
     assert tokenizer_named("owner/name@abc") == Pretrained("owner/name", revision="abc")
+    assert tokenizer_named(Pretrained("./mine")) == Pretrained("./mine")
     with pytest.raises(SpecError, match="needs a revision"):
         tokenizer_named("owner/name")
 
@@ -44,3 +45,22 @@ def test_a_hub_model_is_its_pinned_revision_and_a_folder_its_content(tmp_path):
     assert keys["one"] == keys["same"] != keys["other"]
     with pytest.raises(SpecError, match="no safetensors"):
         known.hub(Hub(str(tmp_path / "nowhere")))
+
+
+def test_a_gguf_is_its_content_and_nothing_beside_it(tmp_path):
+    known = identities(Store(tmp_path / "store"))
+    for name, data in (("one", b"x"), ("same", b"x"), ("other", b"y")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "m.gguf").write_bytes(data)
+    (tmp_path / "same" / "config.json").write_text("{}")
+    keys = {name: known.hub(Hub(str(tmp_path / name), gguf="m.gguf")) for name in ("one", "same", "other")}
+    assert keys["one"] == keys["same"] != keys["other"]
+    with pytest.raises(SpecError, match=r"n\.gguf.*there is no such file"):
+        known.hub(Hub(str(tmp_path / "one"), gguf="n.gguf"))
+
+
+def test_a_file_of_a_hub_repository_is_another_model(tmp_path):
+    known = identities(Store(tmp_path))
+    plain = Hub("owner/model", revision="a")
+    files = [Hub("owner/model", revision="a", gguf=f"{name}.gguf") for name in ("q4", "q8")]
+    assert len({known.hub(one) for one in (plain, *files)}) == 3

@@ -89,7 +89,7 @@ def test_every_saved_state_is_evaluated_under_its_own_key(tiny_run, store, grid)
     assert [run.name for run in asked(plan.results["on-1"], store).runs] == ["on-1"]
 
 
-def _train(plan, store):
+def _train(plan, store, evaluated=frozenset()):
     import torch
 
     from biphase.study.worker import Worker
@@ -99,7 +99,7 @@ def _train(plan, store):
     alone = Ranks(0, 1, torch.device("cpu"))
     Worker(
         plan, store, identities(store), alone, manner,
-        wanted=set(plan.states), evaluated=set(), say=lambda text: None,
+        wanted=set(plan.states), evaluated=set(evaluated), say=lambda text: None,
     ).work()  # fmt: skip
 
 
@@ -132,13 +132,13 @@ def test_digits_that_name_no_state_or_several_are_refused(plan, finished):
     refused("there is no such state", lambda: asked(whole, finished))
 
 
-def test_a_hub_model_needs_its_commit(tmp_path):
+def test_a_hub_model_is_taken_at_a_commit(tmp_path):
     store = Store(tmp_path)
     made = asked("org/some-model@abc123", store)
     assert made.runs[0].start == Hub("org/some-model", revision="abc123")
     assert made.runs[0].name == "some-model"
     refused(
-        "org/some-model needs the commit .*type org/some-model@<commit>",
+        "which commit of org/some-model is meant cannot be found out .*type the one .* org/some-model@<commit>",
         lambda: asked("org/some-model", store),
     )
     refused("'main' is a branch and moves", lambda: asked("org/some-model@main", store))
@@ -242,10 +242,10 @@ def test_a_grid_that_makes_no_sense_is_refused_in_one_line(fields, words):
 def test_a_machine_without_a_gpu_computes_in_fp32_unless_it_is_told_otherwise(monkeypatch):
     from biphase.study import evaluation as file
 
-    monkeypatch.setattr(file, "_has_gpu", lambda: False)
+    monkeypatch.setattr(file, "has_gpu", lambda: False)
     assert said(precision="").precision == "fp32"
     assert said(precision="bf16").precision == "bf16"
-    monkeypatch.setattr(file, "_has_gpu", lambda: True)
+    monkeypatch.setattr(file, "has_gpu", lambda: True)
     assert said(precision="").precision == "bf16"
     assert said(precision="", protocol="paper").precision == "pure-bf16"
 
@@ -344,7 +344,7 @@ def test_scores_of_a_study_are_not_computed_again_by_evaluate(plan, finished, gr
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("evaluate", "org/model", "--tasks", "sst2"), "type org/model@<commit>"),
+        (("evaluate", "org/model", "--tasks", "sst2"), "the one that its page shows: org/model@<commit>"),
         (("evaluate", "./nowhere", "--tasks", "sst2"), "there is no model './nowhere'"),
         (("evaluate", "0123456789ab", "--tasks", "sst2"), "there is no such state"),
         (("evaluate", "org/m@1", "--tasks", "sst3"), "did you mean 'sst2'?"),
@@ -488,3 +488,19 @@ def test_what_fails_in_another_process_is_said_and_tried_only_once(model_folders
     assert "0 of 4 fine-tunings done, 2 failed" in done.stdout
     assert done.stdout.count("tokenizer") >= 2
     assert len(list((tmp_path / "s" / "studies").glob("*/failures/*.json"))) == 2
+
+
+def test_read_one_way_a_model_has_scores_of_its_own(tiny_run, store, grid):
+    run = tiny_run("clm", Stage(CLM(), 6))
+    scores = {}
+    for causal in (False, True):
+        one_way = replace(grid, tasks=grid.tasks[:1], lrs=(4e-3,), seeds=(0,), causal=causal)
+        plan = make_plan(Study(f"way-{causal}".lower(), (run,), one_way), identities(store))
+        save_plan(plan, store)
+        _train(plan, store, evaluated=set(plan.results.values()))
+        (training,) = trainings(plan)
+        scores[causal] = store.leaves / training.leaves[0].key
+    assert scores[True] != scores[False]
+    found = {causal: read_json(place / LEAF) for causal, place in scores.items()}
+    assert found[True]["losses"] != found[False]["losses"], "and not the same numbers under another name"
+    assert len(published(store)) == 2

@@ -19,6 +19,7 @@ from biphase.specs import (
     Corpus,
     Finetune,
     Hub,
+    LoRA,
     Pretrain,
     Rows,
     Stage,
@@ -336,3 +337,17 @@ def test_a_program_gets_the_same_numbers():
 def test_an_unknown_device_is_refused():
     with pytest.raises(SpecError, match="there is no device 'tpu'"):
         shown(family(), device="tpu")
+
+
+def test_what_adapting_changes_is_shown():
+    hub = Hub("./decoder")
+    plain = run("plain", (MLM(0.4), 100), start=hub, decay=0)
+    lora = run("lora", (MLM(0.4), 100), start=hub, decay=0, adapter=LoRA(rank=4))
+    frozen = run("frozen", (MLM(0.4), 100), start=hub, decay=0, freeze="embeddings")
+    turned = replace(
+        plain, name="turned", stages=(Stage(MLM(0.4), 60), Stage(MLM(0.4), 40, rope_base=160_000.0))
+    )
+    text = shown(plan_of(plain, lora, frozen, turned))
+    assert "LoRA of rank 4" in text
+    assert "embeddings frozen" in text
+    assert "mlm 40%, rope 160000" in text

@@ -68,6 +68,7 @@ def adapt(
     tasks: Tasks = "",
     lrs: Annotated[str, typer.Option(help="with --tasks: learning rates, by commas")] = "2e-5,5e-5,1e-4",
     seeds: Annotated[str, typer.Option(help="with --tasks: seeds, by commas, or as 0-4")] = "0-2",
+    task_steps: Annotated[int, typer.Option(min=0, help="with --tasks: steps of each; 0: its own")] = 0,
     data: Annotated[Path | None, typer.Option(help="with --tasks: local copies of known tasks")] = None,
     for_time: ForTime = "",
     processes: Annotated[int, typer.Option(min=1, help="train in this many processes (torchrun)")] = 1,
@@ -87,7 +88,8 @@ def adapt(
         decay=decay, lora=lora, freeze_embeddings=freeze_embeddings, layer_decay=layer_decay, rope_base=rope_base,
         precision=precision, seed=seed, heldout_tokens=heldout_tokens,
     )  # fmt: skip
-    grid = finetuning(tasks_named(tasks, data=data), lrs, seeds, "standard", "", "", 0) if tasks else None
+    asked = tasks_named(tasks, data=data, steps=task_steps) if tasks else ()
+    grid = finetuning(asked, lrs, seeds, "standard", "", "", 0) if asked else None
     read = Text(corpus, text, heldout, tokens)
     study = adaptation(model, read, wishes, Store(store), gguf=gguf, windows=windows, finetune=grid)
     _work(study, store, processes, limit=limit, quiet=quiet, as_json=as_json)

@@ -23,7 +23,7 @@ from biphase.finetune.subject import Subject, subject_of_hub, subject_of_state
 from biphase.models.attention import varlen_works
 from biphase.presets import corpus_of
 from biphase.records import decode
-from biphase.specs import Finetune, Hub, Pretrain, Task
+from biphase.specs import BPE, Finetune, Hub, Pretrain, Task
 from biphase.study.identities import identities
 from biphase.study.load import load as load_study
 from biphase.study.plan import PLAN, make_plan
@@ -154,4 +154,10 @@ def _subject(run: Pretrain, saved: SavedState | None, store: Store, spec: Finetu
     shards = shards_of(run, store)
     subject = subject_of_state(run, saved.key if saved else None, store, shards, spec)
     tokenizer = load_saved(shards.tokenizer)
-    return subject, words_of(tokenizer, bos=corpus_of(run).bos, context=subject.reading.length)
+    corpus = corpus_of(run)
+    return subject, words_of(
+        tokenizer,
+        bos=corpus.bos,
+        context=subject.reading.length,
+        trained_here=isinstance(corpus.tokenizer, BPE),
+    )

@@ -19,9 +19,9 @@ from biphase.export.scores import Grid
 from biphase.keys import acts, decay_start, label
 from biphase.presets import corpus_of
 from biphase.specs import Hub, Pretrain, Pretrained, Size
-from biphase.wording import duration, short
+from biphase.wording import duration, short, spoken
 
-Rows = list[tuple[str, str]]
+Rows = list[tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,9 @@ def start_words(start: Size | Hub) -> str:
             f"({start.kv_heads} for keys), feed-forward {start.ffn}"
         )
     pinned = f" at {escaped(start.revision)}" if start.revision else ""
-    return f"{escaped(place(start.source))}{pinned}{f', {escaped(start.gguf)}' if start.gguf else ''}"
+    more = [escaped(start.gguf)] if start.gguf else []
+    more += ["sliding windows opened"] if start.windows == "full" else []
+    return ", ".join([f"{escaped(place(start.source))}{pinned}", *more])
 
 
 def recipe(state: SavedState) -> list[str]:
@@ -188,7 +190,8 @@ def _manner(state: SavedState) -> Rows:
 # ---------------------------------------------------------------- data, losses, scores
 
 
-def data(run: Pretrain, shards: Shards) -> list[str]:
+def data(state: SavedState, shards: Shards) -> list[str]:
+    run = state.run
     corpus, card = corpus_of(run), shards.card
     words = (
         f"{escaped(place(corpus.tokenizer.source))}, mask token {card['mask_rule']}"
@@ -198,7 +201,8 @@ def data(run: Pretrain, shards: Shards) -> list[str]:
     rows: Rows = [
         ("corpus", escaped(corpus.name)),
         ("source", escaped(place(corpus.source))),
-        ("trained on", f"{short(card['train_tokens'])} tokens of {card['train_documents']:,} documents"),
+        ("to train on", f"{short(card['train_tokens'])} tokens of {card['train_documents']:,} documents"),
+        ("read so far", f"{state.about['epochs']:.2f} times"),
         ("held out", f"{short(card['heldout_tokens'])} tokens of {card['heldout_documents']:,} documents"),
         ("tokenizer", f"{words}, {card['vocab']:,} entries"),
         ("fingerprint", f"`{escaped(card['fingerprint'])}`"),
@@ -207,12 +211,18 @@ def data(run: Pretrain, shards: Shards) -> list[str]:
 
 
 def losses(heldout: dict[int, dict[str, float]]) -> list[str]:
-    """The last held-out losses, in nats a token."""
+    """The last held-out losses, in nats a token; beside those of before the first step, where they were measured."""
     if not heldout:
         return ["None were measured."]
-    step, last = max(heldout.items())
-    rows = [(escaped(name), f"{value:.4f}") for name, value in last.items()]
-    return [*table(rows, ("held-out loss", f"nats a token, at step {step:,}"))]
+    (first, before), (step, last) = min(heldout.items()), max(heldout.items())
+    columns = {f"at step {step:,}": last}
+    if first == 0 < step:
+        columns = {"before": before} | columns
+    rows: Rows = [
+        (escaped(spoken(name)), *(f"{one[name]:.4f}" if name in one else "" for one in columns.values()))
+        for name in last
+    ]
+    return [*table(rows, ("held-out loss, nats a token", *columns))]
 
 
 def scores(grids: list[Grid]) -> list[str]:

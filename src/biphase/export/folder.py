@@ -28,9 +28,11 @@ def refuse_taken(place: Path) -> None:
 def building(place: Path) -> Generator[Path]:
     """A folder to build in; it takes its place when the block ends well, and is gone when it does not."""
     refuse_taken(place)
-    place.parent.mkdir(parents=True, exist_ok=True)
     draft = place.parent / f".{place.name}-{uuid.uuid4().hex[:8]}.part"
-    draft.mkdir()
+    try:
+        draft.mkdir(parents=True)
+    except OSError as wrong:
+        raise SpecError(f"{place} cannot be written ({wrong.strerror}); type another folder") from None
     try:
         yield draft
         for path in draft.rglob("*"):

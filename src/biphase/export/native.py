@@ -6,11 +6,14 @@ means the same there is seen when the folder is read again.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import EuroBertConfig, EuroBertModel
+
+from biphase.models.windows import narrowest
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 SETTINGS = ("max_position_embeddings", "rms_norm_eps", "rope_parameters")
@@ -43,6 +46,8 @@ def _config(config: Any, weights: dict[str, Tensor], **fields: Any) -> EuroBertC
     rope: Any = said["rope_parameters"]
     if any(value is None for value in said.values()) or any(isinstance(one, dict) for one in rope.values()):
         return None  # a field is called otherwise, or positions differ from layer to layer
+    # It has no windows: it is the same model only as far as the narrowest of them reaches.
+    said["max_position_embeddings"] = min(said["max_position_embeddings"], narrowest(config) or math.inf)
     said["vocab_size"] = len(weights["embed_tokens.weight"]) if "embed_tokens.weight" in weights else 0
     try:
         return EuroBertConfig(

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from transformers import AutoModel
 
 from biphase.errors import ModelError, SpecError, one_line
-from biphase.export.silence import quietly
 from biphase.export.words import Words
 from biphase.export.writing import load
+from biphase.models.silence import quietly
 
 GRAPH = Path("onnx") / "model.onnx"
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")

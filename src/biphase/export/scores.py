@@ -9,7 +9,7 @@ from typing import Any
 from biphase.errors import SpecError, nearest
 from biphase.export.found import SavedLeaf
 from biphase.files import Store
-from biphase.records import key
+from biphase.records import decode, encode, key
 from biphase.study.leaves import read_leaf
 from biphase.study.scores import with_interval
 from biphase.study.select import Cell, choose
@@ -54,14 +54,20 @@ def grids_of(model: str, store: Store) -> list[Grid]:
         if not store.has(place):
             continue
         about = read_leaf(store, place.name)
-        if about["model"] == model:
-            alike = key([about["task"], about["trained_on"], about["finetune"]])
+        # One that was fine-tuned reading forwards only says nothing of an encoder.
+        if about["model"] == model and not about["finetune"].get("causal"):
+            alike = key([about["task"], about["trained_on"], _manner(about)])
             found[alike][about["lr"], about["seed"]] = SavedLeaf(place.name, about)
     made = []
     for leaves in found.values():
         about = next(iter(leaves.values())).about
         made.append(Grid(about["task"]["name"], about["metric"], about, leaves))
     return sorted(made, key=lambda one: (one.task, one.about["finetune"]["protocol"]))
+
+
+def _manner(about: dict[str, Any]) -> dict[str, Any]:
+    """How it was fine-tuned; what a leaf does not say, since it is older than the field, is as usual."""
+    return encode(decode({**about["finetune"], "tasks": [about["trained_on"] or about["task"]]}))
 
 
 def leaf_for_task(model: str, task: str, store: Store) -> SavedLeaf:

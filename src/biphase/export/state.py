@@ -29,7 +29,7 @@ from biphase.keys import acts
 from biphase.models.backbone import LanguageModel
 from biphase.models.encoder import Encoder
 from biphase.presets import corpus_of
-from biphase.specs import CLM, MNTP, Objective, Pretrain, Retrieve
+from biphase.specs import BPE, CLM, MNTP, Objective, Pretrain, Retrieve
 from biphase.study.identities import identities
 from biphase.study.ledger import heldout
 from biphase.training.checkpoint import metrics_of
@@ -48,7 +48,13 @@ def export_state(state: SavedState, store: Store, place: Path, *, onnx: bool, sa
         model = model_of_state(run, state.key, store, shards)
         model.eval()
         width, context = model.reader[0].width, run.packing.length
-        words = words_of(load_saved(shards.tokenizer), bos=corpus_of(run).bos, context=context)
+        corpus = corpus_of(run)
+        words = words_of(
+            load_saved(shards.tokenizer),
+            bos=corpus.bos,
+            context=context,
+            trained_here=isinstance(corpus.tokenizer, BPE),
+        )
         say("writing it, and reading it again")
         written = write_encoder(model, words, folder)
         del model  # what is checked from here on is the folder
@@ -77,7 +83,7 @@ def write_encoder(model: LanguageModel, words: Words, folder: Path) -> Written:
     def forms() -> Iterator[Form]:
         head = {f"lm_head.{name}": one for name, one in own.get_output_embeddings().named_parameters()}
         native = as_eurobert(
-            encoder.trunk, EuroBertForMaskedLM, head, classifier_pooling="mean", **words.token_ids
+            encoder.trunk, EuroBertForMaskedLM, head, classifier_pooling="mean", **words.native_ids
         )
         if native is not None:
             yield Form(native, asked(AutoModelForMaskedLM), native=True)
@@ -105,7 +111,8 @@ def _card(
     state: SavedState, store: Store, shards: Shards, written: Written, prompts: Prompts, *, onnx: bool
 ) -> Card:
     last = [act.objective for act in acts(state.run) if act.first < state.step][-1:]
-    fills = is_masked(written.architecture)
+    untrue = _of_objective(last)
+    fills = is_masked(written.architecture) and not untrue
     return Card(
         title=titled(state),
         summary=(
@@ -119,11 +126,11 @@ def _card(
         loading=loading(prompts, fills=fills, onnx=onnx),
         sections=[
             ("How it was trained", recipe(state)),
-            ("Data", data(state.run, shards)),
+            ("Data", data(state, shards)),
             ("Losses", losses(heldout(metrics_of(store, state.key)))),
             ("Scores", scores(grids_of(state.key, store))),
         ],
-        limits=[*_of_objective(last), *limits_of(written), *_ALWAYS],
+        limits=[*untrue, *limits_of(written), cut_words(state.run.packing.length), *_ALWAYS],
     )
 
 
@@ -131,6 +138,13 @@ _ALWAYS = (
     "Without fine-tuning for retrieval, mean vectors are a start and not an embedding model.",
     "It was trained on the data named above and knows what is there, its errors and slants too.",
 )
+
+
+def cut_words(context: int) -> str:
+    return (
+        f"Texts are cut at {context:,} tokens, the longest it was trained on: `model_max_length` of the tokenizer, "
+        "`max_seq_length` in sentence-transformers."
+    )
 
 
 def limits_of(written: Written) -> list[str]:

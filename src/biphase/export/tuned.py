@@ -88,7 +88,7 @@ def refuse_without_class(recipe: Recipe, kind: Kind) -> None:
     trunk: Any = recipe.subject.encoder.trunk
     if (
         kind.native is not None
-        and as_eurobert(trunk, EuroBertModel, {}, **recipe.words.token_ids) is not None
+        and as_eurobert(trunk, EuroBertModel, {}, **recipe.words.native_ids) is not None
     ):
         return
     if _has_own(trunk, kind):
@@ -146,7 +146,7 @@ def _write(again: Again, kind: Kind, folder: Path) -> Written:
         if kind.native is not None:
             head = {_PLACES[name]: one for name, one in model.head.state_dict().items()}
             native = as_eurobert(
-                trunk, kind.native, head, classifier_pooling="mean", **named, **words.token_ids
+                trunk, kind.native, head, classifier_pooling="mean", **named, **words.native_ids
             )
             if native is not None:
                 yield Form(native, asked, native=True)

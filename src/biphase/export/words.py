@@ -7,6 +7,7 @@ special token, as "<|mask|>" for fill-mask; only there do the two differ.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from biphase.data.identity import TOKENIZER_FILES
 from biphase.data.literals import unknown_id
 from biphase.data.tokenizer import Tokenizer
 from biphase.errors import ModelError, one_line
-from biphase.export.silence import quietly
 from biphase.files import write_json
+from biphase.models.silence import quietly
 from biphase.specs import Hub
 
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -27,6 +28,7 @@ TEXTS = (
     "日本語 and עברית and 🙂",
     "a",
 )
+BEFORE_MASK = "the cat"
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Words:
     before: tuple[int, ...]
     after: tuple[int, ...]
     context: int
+    mask_is_ours: bool = False  # no text of others ever spelt it
 
     @property
     def pad(self) -> int:
@@ -53,13 +56,21 @@ class Words:
             for name in ("pad_token", "bos_token", "eos_token", "mask_token")
         }
 
+    @property
+    def native_ids(self) -> dict[str, int | None]:
+        """The same for EuroBERT, whose configuration insists on a mask token."""
+        return self.token_ids | {"mask_token_id": self.named.get("mask_token", self.pad)}
+
     def ids(self, text: str) -> list[int]:
         """A text as we read it."""
         return [*self.before, *self.model.encode(text, add_special_tokens=False).ids, *self.after]
 
 
-def words_of(tokenizer: Tokenizer, *, bos: bool, context: int) -> Words:
-    """Of a model that was trained here, on a corpus whose documents begin with a token of their own or not."""
+def words_of(tokenizer: Tokenizer, *, bos: bool, context: int, trained_here: bool = False) -> Words:
+    """Of a model that was trained here, on a corpus whose documents begin with a token of their own or not.
+
+    `trained_here`: the tokenizer was, too.
+    """
     special = tokenizer.special
     every = {
         "bos_token": special.bos,
@@ -76,6 +87,7 @@ def words_of(tokenizer: Tokenizer, *, bos: bool, context: int) -> Words:
         (special.bos,) if bos and special.bos is not None else (),
         (special.eos,),
         context,
+        mask_is_ours=trained_here or special.mask_rule != "own",
     )
 
 
@@ -98,7 +110,12 @@ def write_words(words: Words, folder: Path) -> None:
     """Leave the tokenizer's files in a folder."""
     from tokenizers import Tokenizer as Model
 
-    model = Model.from_str(words.model.to_str())
+    said = json.loads(words.model.to_str())
+    for token in said["added_tokens"]:
+        if words.mask_is_ours and token["id"] == words.named["mask_token"]:
+            # In "the cat <mask> on" the space belongs to the hidden word, as it did when masks were put in place of it.
+            token["lstrip"] = True
+    model = Model.from_str(json.dumps(said))
     model.post_processor = _template(words)
     model.save(str(folder / TOKENIZER_FILES[0]))
     config = {
@@ -139,6 +156,9 @@ def check_words(words: Words, folder: Path) -> None:
                 folder, local_files_only=True, trust_remote_code=False
             )
             said = {text: loaded(text)["input_ids"] for text in TEXTS}
+            masked = loaded(f"{BEFORE_MASK} {loaded.mask_token} on the mat", add_special_tokens=False)[
+                "input_ids"
+            ]
         named = {name: getattr(loaded, f"{name}_id") for name in words.named}
     except Exception as wrong:  # whatever a class of its own makes of the files
         raise ModelError(
@@ -150,6 +170,11 @@ def check_words(words: Words, folder: Path) -> None:
                 f"transformers reads {text!r} as {ids}, and the model was trained with {words.ids(text)}; "
                 "its tokenizer cannot be exported"
             )
+    before = words.model.encode(BEFORE_MASK, add_special_tokens=False).ids
+    if words.mask_is_ours and masked[: len(before) + 1] != [*before, words.named["mask_token"]]:
+        raise ModelError(
+            "transformers reads a stray token before the mask token, which the model never saw; it cannot be exported"
+        )
     if named != words.named:
         raise ModelError(
             f"transformers takes {named} for special tokens, which are {words.named}; its tokenizer cannot be exported"

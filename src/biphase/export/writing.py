@@ -19,9 +19,9 @@ from transformers import AutoModel
 
 from biphase.errors import ModelError, one_line
 from biphase.export.probes import TOLERANCE, Probes, deviation
-from biphase.export.silence import quietly
 from biphase.export.words import Words
 from biphase.files import read_json, write_json
+from biphase.models.silence import quietly
 from biphase.models.windows import windows_of
 
 CONFIG = "config.json"

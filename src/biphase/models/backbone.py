@@ -104,10 +104,11 @@ class Words:
     mask_is_new: bool = True  # no text the model has read had this token
 
 
-def from_hub(hub: Hub, words: Words, *, length: int, stretched: bool = False) -> LanguageModel:
+def from_hub(hub: Hub, words: Words | None, *, length: int, stretched: bool = False) -> LanguageModel:
     """An existing model, in fp32, with our attention. A mask token it has never read gets the mean embedding.
 
-    `stretched`: the base of its rotary positions changes, so rows may be longer than it was made for.
+    `words`: of the tokenizer it is trained with; None leaves its vocabulary as it is. `stretched`: the base of its
+    rotary positions changes, so rows may be longer than it was made for.
     """
     made = hub_models.language_model(hub)
     # A pad token's embedding would get no gradient, and the pad token is often the end token.
@@ -118,11 +119,12 @@ def from_hub(hub: Hub, words: Words, *, length: int, stretched: bool = False) ->
         made.config.max_position_embeddings = length
     elif length > longest:
         raise ModelError(
-            f"{hub.source} reads at most {longest:,} tokens, rows have {length:,}; say packing=Chunks({longest}), or "
-            "change its positions: Stage(…, rope_base=…)"
+            f"{hub.source} reads at most {longest:,} tokens, rows have {length:,}; say packing=Chunks({longest}) "
+            f"(adapt --length {longest}), or change its positions: Stage(…, rope_base=…) (adapt --rope-base …)"
         )
     try:
-        _grow(made, words)
+        if words is not None:
+            _grow(made, words)
         return LanguageModel(made, windows=hub.windows == "symmetric")
     except ModelError:
         raise

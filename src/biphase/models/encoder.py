@@ -115,7 +115,21 @@ def context_of(trunk: nn.Module) -> int:
     """The most tokens a model can read."""
     config: Any = trunk.config
     longest = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    return int(longest if longest and longest > 0 else 2048) - _first_position(trunk)
+    within = int(longest if longest and longest > 0 else 2048)
+    return min([within, *_turned_alike(config)]) - _first_position(trunk)
+
+
+def _turned_alike(config: Any) -> list[int]:
+    """Lengths beyond which positions would be turned by the longest text of a batch: texts would feel each other."""
+    said = getattr(config, "rope_parameters", None) or {}
+    every = [one for one in (said, *said.values()) if isinstance(one, dict)]
+    longest = [
+        one.get("original_max_position_embeddings")
+        or getattr(config, "original_max_position_embeddings", None)
+        for one in every
+        if one.get("rope_type") == "longrope"
+    ]
+    return [int(one) for one in longest if one]
 
 
 def _first_position(trunk: nn.Module) -> int:

@@ -6,6 +6,7 @@ looking (`refuse_unsuited`) and by probes that run before any training.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -28,11 +29,11 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
 )
-from transformers.utils.logging import disable_progress_bar
 
 from biphase.errors import ModelError, one_line
 from biphase.models import published
 from biphase.models.attention import NAME, without_attention_dropout
+from biphase.models.silence import quietly
 from biphase.models.windows import as_decoder
 from biphase.specs import Hub
 
@@ -133,8 +134,6 @@ def _config(hub: Hub) -> Any:
 
 
 def _loaded(hub: Hub, family: Any, config: Any) -> Any:
-    if hub.local:  # a bar is for downloads; files here are read in a moment
-        disable_progress_bar()
     safe = {} if hub.gguf else {"use_safetensors": True}
     model, said = _tried(
         hub,
@@ -144,6 +143,7 @@ def _loaded(hub: Hub, family: Any, config: Any) -> Any:
             attn_implementation=NAME,
             dtype=torch.float32,
             output_loading_info=True,
+            trust_remote_code=False,
             **safe,
         ),
     )
@@ -167,7 +167,9 @@ def _loaded(hub: Hub, family: Any, config: Any) -> Any:
 
 def _tried(hub: Hub, load: Callable[[], Any]) -> Any:
     try:
-        return load()
+        # A bar is for downloads; and what is wrong is said by us.
+        with quietly() if hub.local else contextlib.nullcontext():
+            return load()
     except Exception as wrong:  # absent, damaged, of other shapes, a package missing: many kinds
         if isinstance(wrong, KeyError) and wrong.args == (NAME,):
             raise ModelError(

@@ -19,6 +19,14 @@ def windows_of(config: Any) -> dict[str, int]:
     }
 
 
+def narrowest(config: Any) -> int | None:
+    """The narrowest window that some layer has; None where none has one."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and not any("sliding" in str(kind) or "chunked" in str(kind) for kind in kinds):
+        return None
+    return min(windows_of(config).values(), default=None)
+
+
 def as_decoder(config: Any) -> None:
     """Take back what an export says so that plain transformers reads a decoder in both directions.
 
@@ -28,5 +36,5 @@ def as_decoder(config: Any) -> None:
     if vars(config).get("is_causal", True):
         return
     del config.is_causal
-    for name, width in windows_of(config).items():
-        setattr(config, name, width + 1)
+    for name in windows_of(config):
+        setattr(config, name, getattr(config, name) + 1)  # which may not be what it writes down

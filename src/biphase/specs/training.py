@@ -87,6 +87,10 @@ class LoRA:
     alpha: int = 32
     targets: tuple[str, ...] = ()
 
+    def settle(self) -> None:
+        if isinstance(self.targets, (tuple, list)):  # in whatever order they were said
+            object.__setattr__(self, "targets", tuple(sorted(self.targets, key=str)))
+
     def check(self) -> None:
         positive(self, "rank")
         positive(self, "alpha")

@@ -7,10 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from biphase.data.identity import corpus_fingerprint
 from biphase.errors import ModelError, SpecError, nearest, one_line
 from biphase.files import Store, write_json
+from biphase.keys import origin_step
+from biphase.presets import corpus_of
 from biphase.records import encode, key
 from biphase.specs import (
+    BPE,
     MLM,
     MNTP,
     WSD,
@@ -30,11 +34,13 @@ from biphase.study.corpora import corpus_named
 from biphase.study.evaluation import absolute, has_gpu
 from biphase.study.model_names import run_named
 from biphase.study.plan import Plan
+from biphase.wording import spoken
 
 OBJECTIVES = {"mlm": MLM, "mntp": MNTP}
 LONGEST = 1_024  # tokens of a row, unless more are asked for
 ROWS = 32  # of a step
 FULL_PEAK, LORA_PEAK = 2e-4, 1e-3
+TITLE = "held-out loss, nats"
 CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 
 
@@ -87,12 +93,18 @@ def adaptation(
         said["corpus"] = _corpus(text, start, store)
         said.setdefault("packing", Chunks(wishes.length or _usual_length(start)))
     else:
+        if before.adapter and not wishes.lora:
+            raise SpecError(
+                f"{model} was trained with LoRA of rank {before.adapter.rank}: type --lora {before.adapter.rank} to go on "
+                "with it; or, for all weights, export it and adapt the folder"
+            )
         start, said["data"] = before, "restart"
-        words = before.corpus if isinstance(before.corpus, Corpus) else None
-        said["corpus"] = _reading(text, words.tokenizer if words else None) if text.corpus else before.corpus
+        said["corpus"] = _corpus_after(before, text, store)
         said.setdefault("packing", Chunks(wishes.length) if wishes.length else before.packing)
         said["moments"] = "reset"
-    said["batch_tokens"] = (wishes.batch_rows or ROWS) * said["packing"].length
+    length = said["packing"].length
+    said["batch_tokens"] = (wishes.batch_rows or ROWS) * length
+    said["heldout_tokens"] = wishes.heldout_tokens or max(length, 131_072 if has_gpu() else 8_192)
     digest = key(
         {"start": encode(start), "finetune": encode(finetune), **{k: encode(v) for k, v in said.items()}}
     )
@@ -115,7 +127,6 @@ def _recipe(wishes: Wishes) -> dict[str, Any]:
         "seed": wishes.seed,
         "freeze": "embeddings" if wishes.freeze_embeddings else "nothing",
         "heldout_every": max(1, wishes.steps // 5),
-        "heldout_tokens": wishes.heldout_tokens or (131_072 if has_gpu() else 8_192),
     }
     if wishes.lora:
         said["adapter"] = LoRA(rank=wishes.lora, alpha=2 * wishes.lora)
@@ -139,13 +150,27 @@ def _corpus(text: Text, hub: Hub, store: Store) -> Corpus:
     return replace(corpus, bos=begins)
 
 
-def _reading(text: Text, tokenizer: Any) -> Corpus:
-    corpus = corpus_named(text.corpus, tokenizer=tokenizer or "", text=text.field, heldout=text.heldout)
-    return replace(corpus, source=_placed(corpus.source), tokens=text.tokens or corpus.tokens)
+def _corpus_after(before: Pretrain, text: Text, store: Store) -> Corpus:
+    """What a run that is there goes on to read: the same text, or another one by the same tokenizer."""
+    read = corpus_of(before)
+    if not text.corpus:
+        if text.field or text.heldout or text.tokens:
+            raise SpecError("--text, --heldout and --tokens are of a --corpus; say which one too")
+        return read
+    made = replace(_reading(text, read.tokenizer), bos=read.bos)
+    if corpus_fingerprint(made, store) == corpus_fingerprint(read, store):
+        return replace(made, name=read.name, source=read.source)
+    if isinstance(read.tokenizer, BPE):  # on another text another one would come out
+        raise SpecError(
+            f"the tokenizer of {before.name!r} was trained on its own text; to go on with another, export the model "
+            "(biphase export KEY ./folder) and type biphase adapt ./folder --corpus …"
+        )
+    return made
 
 
-def _placed(source: str) -> str:
-    return absolute(source) if "*" not in source else source
+def _reading(text: Text, tokenizer: BPE | Pretrained) -> Corpus:
+    corpus = corpus_named(text.corpus, tokenizer=tokenizer, text=text.field, heldout=text.heldout)
+    return replace(corpus, source=absolute(corpus.source), tokens=text.tokens or corpus.tokens)
 
 
 def _tokenizer(hub: Hub, store: Store) -> Pretrained:
@@ -194,32 +219,22 @@ def _usual_length(hub: Hub) -> int:
 
 def before_after(plan: Plan, store: Store, at: str) -> list[str]:
     """Held-out losses before the first step and after the last, and what to type next; `at`: where, if to be said."""
-    name = plan.study.runs[-1].name
-    end = plan.results[name]
+    run = plan.study.runs[-1]
+    end = plan.results[run.name]
     if not store.has(store.states / end):
         return []
-    measured = ledger.heldout(ledger.curve(plan, store, name))
-    first = min((step for step in measured if step >= plan.path(end)[0].span[0]), default=None)
+    measured = ledger.heldout(ledger.curve(plan, store, run.name))
+    first = origin_step(run)
     lines = []
-    if first is not None and len(measured) > 1:
+    if first in measured and len(measured) > 1:
         before, after = measured[first], measured[max(measured)]
-        lines += ["", f"  {'held-out loss, nats':<20}  {'before':>8}  {'after':>8}"]
-        lines += [
-            f"  {_words(what):<20}  {before[what]:>8.3f}  {after[what]:>8.3f}"
-            for what in after
-            if what in before
-        ]
+        rows = {spoken(what): (before[what], after[what]) for what in after if what in before}
+        wide = max(map(len, (TITLE, *rows)))
+        lines += ["", f"  {TITLE:<{wide}}  {'before':>8}  {'after':>8}"]
+        lines += [f"  {what:<{wide}}  {was:>8.3f}  {now:>8.3f}" for what, (was, now) in rows.items()]
     lines += [
         "",
         f"The encoder: biphase export {end[:8]} FOLDER{at}",
         f"What it is good for: biphase evaluate {end[:8]} --tasks sst2{at}",
     ]
     return lines
-
-
-def _words(objective: str) -> str:
-    """mlm40 → masked 40%"""
-    names = {"clm": "causal", "mlm": "masked", "mntp": "masked, one before"}
-    kind = objective.rstrip("0123456789.")
-    share = objective[len(kind) :]
-    return f"{names.get(kind, kind)}{f' {share}%' if share else ''}"

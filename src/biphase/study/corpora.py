@@ -13,7 +13,9 @@ from biphase.specs import BPE, Corpus, Pretrained
 MASK_RULES = {"own": "its own", "reserved": "a reserved slot", "added": "added"}
 
 
-def corpus_named(name: str, *, tokenizer: str | Pretrained = "", text: str = "", heldout: str = "") -> Corpus:
+def corpus_named(
+    name: str, *, tokenizer: str | BPE | Pretrained = "", text: str = "", heldout: str = ""
+) -> Corpus:
     """A known corpus by name, or the one at a path; with another tokenizer or text field if said."""
     if name in CORPORA:
         base = CORPORA[name]
@@ -38,9 +40,9 @@ def corpus_named(name: str, *, tokenizer: str | Pretrained = "", text: str = "",
     return Corpus(short, name, tokenizer_named(tokenizer), text=text or "text", heldout=heldout)
 
 
-def tokenizer_named(name: str | Pretrained) -> BPE | Pretrained:
+def tokenizer_named(name: str | BPE | Pretrained) -> BPE | Pretrained:
     """bpe:32000, llama3, a folder or tokenizer.json, or owner/name@revision."""
-    if isinstance(name, Pretrained):
+    if not isinstance(name, str):
         return name
     if name.startswith("bpe:"):
         if not name[4:].isdigit():

@@ -27,8 +27,12 @@ def run_named(model: str, store: Store, *, gguf: str = "", windows: str = "symme
                 f"{model} has no config.json; give the folder of a transformers model, or the key of a state"
                 f"{_gguf_hint(folder)}"
             )
-        place = str(folder.resolve())  # the plan that is saved is read from other folders too
-        return Pretrain(_name(folder.resolve().name), start=Hub(place, **how))
+        start = Hub(str(folder.resolve()), **how)  # the plan that is saved is read from other folders too
+        if gguf and not (folder / gguf).is_file():
+            raise SpecError(
+                f"{model} has no file {gguf}{_gguf_hint(folder) or '; give the folder that has it'}"
+            )
+        return Pretrain(_name(folder.resolve().name), start=start)
     if re.fullmatch(rf"[0-9a-f]{{{SHORTEST_PREFIX},}}", model):
         found = sorted(path.name for path in store.states.glob(f"{model}*") if store.has(path))
         if len(found) == 1:

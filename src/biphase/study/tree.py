@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from biphase.keys import label
+from biphase.keys import act_at, label
 from biphase.presets import corpus_of
 from biphase.specs import Chunks, Pretrain
 from biphase.study.costs import Costs, costs
@@ -136,7 +136,9 @@ def _branches(
     waiting = expand(root, "")
     while waiting:
         state, before, beneath = waiting.pop()
-        yield before + label(state.objective) + (" ↘" if state.decaying else ""), state
+        base = act_at(state.run, state.first).rope_base
+        turned = f", rope {base:g}" if base else ""
+        yield before + label(state.objective) + turned + (" ↘" if state.decaying else ""), state
         waiting.extend(expand(state.key, beneath))
 
 
@@ -204,6 +206,8 @@ def _particulars(run: Pretrain) -> dict[str, str]:
         "shortest": f"shortest {getattr(packing, 'shortest', 0)}",
         "apart": "documents apart" if getattr(packing, "document_mask", False) else "documents together",
         "precision": run.precision,
+        "adapter": f"LoRA of rank {run.adapter.rank}" if run.adapter else "all weights",
+        "freeze": f"{run.freeze} frozen",
         **_fields(optimizer),
     }
     if not isinstance(packing, Chunks):

@@ -27,6 +27,7 @@ from biphase.study.shard_maker import ShardMaker, Stopped
 from biphase.study.tuner import Live, Tuner
 from biphase.training.devices import Ranks, poor_precision
 from biphase.training.pretrain import Manner, Pretraining
+from biphase.training.starting import refuse_unfit
 from biphase.wording import duration, si
 
 POLL_SECONDS = 1.0
@@ -235,6 +236,8 @@ class Worker:
         self._warn_of(state.run.precision, f"Pretrain({state.run.name!r}, …)")
         began = time.monotonic()
         try:
+            if not self.store.has(self.store.shards / self.identities.data(state.run)):
+                refuse_unfit(state.run)  # before hours of tokenizing
             piece = Pretraining(
                 state.run,
                 state.step,
@@ -257,6 +260,11 @@ class Worker:
                 ledger.note_failure(self.plan, self.store, state.key, error)
             if self.ranks.world > 1:
                 raise  # the processes no longer agree on where they are
+            if (
+                isinstance(error, ModelError)
+                and len({one.run.name for one in self.plan.states.values()}) == 1
+            ):
+                raise  # nothing else could be trained: its author has to act
             self.outcome.failed[state.key] = one_line(error)
             self.say(f"  {title}  {state.key[:6]}  failed: {one_line(error)}")
             return

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from biphase.data.shards import Shards
-from biphase.files import Store
-from biphase.keys import acts, last_rope_base
+from biphase.files import Store, read_json
+from biphase.keys import acts, last_rope_base, origin_step
 from biphase.models.adapters import merge_adapter
 from biphase.models.backbone import LanguageModel
 from biphase.models.rope import set_rope_base
@@ -16,7 +16,12 @@ from biphase.training.starting import starting_model
 def model_of_state(run: Pretrain, state: str | None, store: Store, shards: Shards) -> LanguageModel:
     """The state of the run with that key, or its start where there is none: adapters merged, positions as trained."""
     model = starting_model(run, shards)
-    step = checkpoint.load(store, state, model, None).step if state is not None else 0
+    step = 0
+    if state is not None:
+        taken = checkpoint.load(store, state, model, None).step
+        # A run's first state is the last one of the run it goes on from, which counts from its own beginning.
+        began = read_json(store.states / state / "state.json")["origin_step"]
+        step = began + taken - origin_step(run)
     base = _rope_base(run, step)
     if base:
         set_rope_base(model.model, base)

@@ -28,21 +28,28 @@ def by_depth(
         return [{"params": list(parameters.values()), "share": 1.0}]
     lists = [(name, len(one)) for name, one in model.named_modules() if isinstance(one, nn.ModuleList)]
     stack, layers = max(lists, key=lambda one: one[1], default=("", 0))
-    embeddings = {
-        id(one)
-        for module in model.modules()
-        if isinstance(module, nn.Embedding)
-        for one in module.parameters(recurse=False)
-    }
+    lowest = _below(model, stack)
     found: dict[int, list[nn.Parameter]] = defaultdict(list)
     for name, one in parameters.items():
         inside = name.startswith(f"{stack}.")
         depth = int(name.removeprefix(f"{stack}.").split(".")[0]) + 1 if inside else layers + 1
-        found[0 if id(one) in embeddings else depth].append(one)
+        found[0 if id(one) in lowest else depth].append(one)
     return [
         {"params": some, "share": layer_decay ** (layers + 1 - depth)}
         for depth, some in sorted(found.items())
     ]
+
+
+def _below(model: nn.Module, stack: str) -> set[int]:
+    """What stands below the first layer: embeddings, and what is in one module with them, as their norm."""
+    found: set[int] = set()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and not name.startswith(f"{stack}."):
+            parent = name.rpartition(".")[0]
+            beside_layers = not parent or f"{stack}.".startswith(f"{parent}.")
+            whole = module if beside_layers or not stack else model.get_submodule(parent)
+            found |= {id(one) for one in whole.parameters()}
+    return found
 
 
 def clip_gradients(parameters: list[nn.Parameter], limit: float) -> Tensor:

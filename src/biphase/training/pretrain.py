@@ -21,7 +21,7 @@ from biphase.data.shards import Shards
 from biphase.data.stream import Stream, heldout_stream, load_ahead, share
 from biphase.errors import StoreError, TrainingError
 from biphase.files import Store
-from biphase.keys import Identities, act_at, label, origin_draw, origin_step, state_key
+from biphase.keys import Identities, act_at, label, last_rope_base, origin_draw, origin_step, state_key
 from biphase.models.adapters import freeze_embeddings
 from biphase.models.attention import sight_of, varlen_works
 from biphase.models.backbone import LanguageModel
@@ -37,7 +37,7 @@ from biphase.training.heldout import heldout_losses, yardsticks
 from biphase.training.loop import Done, train
 from biphase.training.meter import Meter
 from biphase.training.schedule import rate
-from biphase.training.starting import root_of, starting_model
+from biphase.training.starting import reads_otherwise, root_of, starting_model
 
 UNSOUND_LIMIT = 20  # steps in a row
 
@@ -151,7 +151,9 @@ class Pretraining:
 
     def _turn(self, step: int) -> None:
         """Positions as the act of step `step` has them: asked before each step, done where an act begins."""
-        base = act_at(self.run, step).rope_base if step < self.run.steps else 0.0
+        self._turn_to(act_at(self.run, step).rope_base if step < self.run.steps else 0.0)
+
+    def _turn_to(self, base: float) -> None:
         if base and base != self.rope_base:
             set_rope_base(self.model.model, base)
             self.rope_base = base
@@ -176,9 +178,12 @@ class Pretraining:
         self.clock = self.last_save = time.monotonic()
         self.energy = devices.joules(self.ranks.device)
         self.published = self.progress.step == self.target
-        self._turn(self.progress.step)
-        if self.from_hub:  # what it could do before
+        if self.from_hub or (
+            self.progress.step == 0 and reads_otherwise(self.run)
+        ):  # what it could do before
+            self._turn_to(last_rope_base(self.run.start) if isinstance(self.run.start, Pretrain) else 0.0)
             self._measure(0, self.run.stages[0].objective, 0)
+        self._turn(self.progress.step)
         steps = load_ahead(self._batches, self.progress.step, self.target, loaders=self.manner.loaders)
         try:
             train(

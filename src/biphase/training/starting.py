@@ -14,19 +14,39 @@ def root_of(run: Pretrain) -> Pretrain:
     return root_of(run.start) if isinstance(run.start, Pretrain) else run
 
 
+def reads_otherwise(run: Pretrain) -> bool:
+    """Does a run go on from one whose held-out losses are of other text, or of rows of another length?"""
+    if not isinstance(run.start, Pretrain):
+        return False
+    return any(
+        getattr(run, name) != getattr(run.start, name) for name in ("corpus", "packing", "heldout_tokens")
+    )
+
+
 def starting_model(run: Pretrain, shards: Shards, *, probed: bool = False) -> LanguageModel:
     """The model that a run's weights belong in, with those of its start."""
-    root, length = root_of(run), run.packing.length
+    root = root_of(run)
     if isinstance(root.start, Size):
         return from_scratch(
-            root.start, vocab=shards.vocab, mask_id=shards.mask_id, length=length, seed=root.seed
+            root.start, vocab=shards.vocab, mask_id=shards.mask_id, length=run.packing.length, seed=root.seed
         )
-    assert isinstance(root.start, Hub)
     words = Words(shards.vocab, shards.mask_id, mask_is_new=shards.card["mask_rule"] != "own")
-    stretched = any(act.rope_base for act in acts(run))
-    model = from_hub(root.start, words, length=length, stretched=stretched)
+    return _existing(run, root, words, probed=probed)
+
+
+def refuse_unfit(run: Pretrain) -> None:
+    """Refuse a hub model that cannot be trained as the run says, before its text is looked at."""
+    root = root_of(run)
+    if isinstance(root.start, Hub):
+        _existing(run, root, None, probed=True)
+
+
+def _existing(run: Pretrain, root: Pretrain, words: Words | None, *, probed: bool) -> LanguageModel:
+    assert isinstance(root.start, Hub)
+    stretched = bool(run.stages) and acts(run)[0].rope_base > 0  # from its first step on
+    model = from_hub(root.start, words, length=run.packing.length, stretched=stretched)
     if probed:
-        probe(model, vocab=shards.vocab)
+        probe(model, vocab=len(model.head) if words is None else words.vocab)
     if run.adapter:
         add_adapter(model, run.adapter, seed=root.seed)
     return model

@@ -1,0 +1,169 @@
+"""Layer-wise rates: each layer learns at its share, the embedding at the least, the head at the full rate."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+)
+
+from biphase.finetune.leaf import build_optimizer
+from biphase.finetune.model import Tuned
+from biphase.models.adapters import add_adapter, freeze_embeddings
+from biphase.models.backbone import LanguageModel
+from biphase.models.encoder import Encoder
+from biphase.specs import AdamW, LoRA
+from biphase.training.optimizer import build, update
+
+SHAPE = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "max_position_embeddings": 40,
+}  # fmt: skip
+NO_ENDS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+
+
+def llama(**more):
+    return LlamaForCausalLM(LlamaConfig(**SHAPE, **NO_ENDS, **more))
+
+
+def shares(model, optimizer):
+    """The share of each parameter, by its name; each is in one group only."""
+    found = {}
+    names = {id(one): name for name, one in model.named_parameters()}
+    for group in optimizer.param_groups:
+        for one in group["params"]:
+            assert names[id(one)] not in found
+            found[names[id(one)]] = group["share"]
+    return found
+
+
+def test_without_layer_decay_all_learn_alike_in_one_group():
+    model = LanguageModel(llama())
+    optimizer = build(model, AdamW())
+    assert [group["share"] for group in optimizer.param_groups] == [1.0]
+    assert set(shares(model, optimizer).values()) == {1.0}
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_each_layer_learns_at_a_share_of_the_one_above(tied):
+    model = LanguageModel(llama(tie_word_embeddings=tied))
+    found = shares(model, build(model, AdamW(layer_decay=0.5)))
+    assert found.keys() == dict(model.named_parameters()).keys()
+    for name, share in found.items():
+        layer = next((number for number in range(3) if f"layers.{number}." in name), None)
+        if layer is not None:
+            assert share == 0.5 ** (3 - layer), name
+        else:
+            assert share == (0.5**4 if "embed_tokens" in name else 1.0), name
+    assert ("model.lm_head.weight" in found) == (not tied)
+
+
+def bert():
+    return BertForMaskedLM(BertConfig(**SHAPE))
+
+
+def gpt2():
+    shape = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 40}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=64, bos_token_id=0, eos_token_id=0, **shape))
+
+
+def opt():
+    """Its last norm is written down before its layers."""
+    shape = {"ffn_dim": 48, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+    ends = {"pad_token_id": None, "bos_token_id": 0, "eos_token_id": 0}
+    return OPTForCausalLM(OPTConfig(vocab_size=64, max_position_embeddings=40, word_embed_proj_dim=32, **shape, **ends))  # fmt: skip
+
+
+BELOW = {
+    bert: ("word_embeddings", "position_embeddings", "token_type_embeddings", "embeddings.LayerNorm"),
+    gpt2: ("wte", "wpe"),
+    opt: ("embed_tokens", "embed_positions"),
+}
+
+
+@pytest.mark.parametrize("make", BELOW, ids=lambda make: make.__name__)
+def test_what_stands_below_the_layers_learns_least_and_what_stands_behind_them_fully(make):
+    model = LanguageModel(make())
+    found = shares(model, build(model, AdamW(layer_decay=0.5)))
+    below = {name for name, share in found.items() if share == 0.5**4}
+    behind = {name for name, share in found.items() if share == 1.0}
+    for part in BELOW[make]:
+        assert any(part in name for name in below), part
+    assert all(any(part in name for part in BELOW[make]) for name in below)
+    assert behind
+    assert not [name for name in behind if "embed" in name or ".0." in name]
+    assert len(set(found.values())) == 5
+
+
+def test_an_embedding_inside_a_layer_belongs_to_the_layer():
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias, self.matrix = nn.Embedding(4, 2), nn.Linear(2, 2)
+
+    model = nn.Module()
+    model.words, model.layers = nn.Embedding(8, 2), nn.ModuleList(Layer() for _ in range(2))
+    found = shares(model, build(model, AdamW(layer_decay=0.5)))
+    assert found["words.weight"] == 0.125
+    assert found["layers.0.bias.weight"] == found["layers.0.matrix.weight"] == 0.25
+    assert found["layers.1.bias.weight"] == 0.5
+
+
+def test_the_matrices_of_an_adapter_learn_at_the_share_of_their_layer():
+    model = LanguageModel(llama())
+    add_adapter(model, LoRA(rank=2), seed=1)
+    found = shares(model, build(model, AdamW(layer_decay=0.5)))
+    assert all("lora_" in name for name in found)
+    assert {share: sum(one == share for one in found.values()) for share in found.values()} == {
+        0.125: 14,
+        0.25: 14,
+        0.5: 14,
+    }
+
+
+def test_what_is_frozen_is_in_no_group():
+    model = LanguageModel(llama())
+    freeze_embeddings(model)
+    for decay in (1.0, 0.5):
+        found = shares(model, build(model, AdamW(layer_decay=decay)))
+        assert dict(model.named_parameters()).keys() - found.keys() == {"model.model.embed_tokens.weight"}
+
+
+def test_a_step_moves_each_layer_by_its_share():
+    """Adam's first step is the rate, whatever the gradient: so the shares can be read off the weights."""
+    model = LanguageModel(llama())
+    before = {name: one.detach().clone() for name, one in model.named_parameters()}
+    optimizer = build(model, AdamW(layer_decay=0.5, weight_decay=0.0, eps=1e-12))
+    for one in model.parameters():
+        one.grad = torch.full_like(one, 0.3)
+    update(optimizer, rate=1e-2, unsound=torch.zeros(()))
+    wanted = shares(model, optimizer)
+    for name, one in model.named_parameters():
+        moved = (before[name] - one.detach()).mean().item()
+        assert moved == pytest.approx(1e-2 * wanted[name], rel=1e-3), name
+
+
+def test_fine_tuning_has_the_same_shares_beside_its_own_weight_decay():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        trunk = bert().base_model
+    model = Tuned(Encoder(trunk, context=40), nn.Linear(32, 2))
+    optimizer = build_optimizer(model, AdamW(layer_decay=0.5))
+    found = shares(model, optimizer)
+    names = {id(one): name for name, one in model.named_parameters()}
+    assert found.keys() == set(names.values())
+    for name, share in found.items():
+        layer = next((number for number in range(3) if f".layer.{number}." in name), None)
+        depth = layer + 1 if layer is not None else 0 if ".embeddings." in name else 4
+        assert share == 0.5 ** (4 - depth), name
+    for group in optimizer.param_groups:
+        for one in group["params"]:
+            spared = names[id(one)].endswith("bias") or "LayerNorm" in names[id(one)]
+            assert group["weight_decay"] == (0.0 if spared else 0.1), names[id(one)]

@@ -71,9 +71,9 @@ def publish(built: Path, place: Path) -> bool:
                 "bytes": path.stat().st_size,
                 "sha256": sha256(path),
             }
-        _sync(path)
+        sync(path)
     write_json(built / MANIFEST, {"files": entries})
-    _sync(built)
+    sync(built)
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         built.rename(place)  # a folder never replaces one that holds files
@@ -85,7 +85,7 @@ def publish(built: Path, place: Path) -> bool:
                 f"{place} holds files but no {MANIFEST}, so it is no result; remove it (rm -r {place}) and run again"
             ) from None
         raise
-    _sync(place.parent)
+    sync(place.parent)
     return True
 
 
@@ -157,7 +157,7 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -27,7 +27,11 @@ for name, key in plan.results.items():
     shards = Shards.open(store.shards / known.data(run))
     model = model_of_state(run, key, store, shards).to(device).eval()
     stream = heldout_stream(shards, run.packing)
-    for objective, word in ((CLM(), "causal"), (MLM(0.4), "masked 40%"), (MNTP(0.4), "masked 40%, one before")):
+    for objective, word in (
+        (CLM(), "causal"),
+        (MLM(0.4), "masked 40%"),
+        (MNTP(0.4), "masked 40%, one before"),
+    ):
         for causal in (True, False):
             if isinstance(objective, CLM) and not causal:
                 continue  # it would see what it is asked for
@@ -38,5 +42,7 @@ for name, key in plan.results.items():
                 with torch.no_grad():
                     total += float(model.loss_sum(batch, sight))
                 labels += batch.count
-            found.setdefault(name, {})[f"{word}, read {'causally' if causal else 'both ways'}"] = total / labels
+            found.setdefault(name, {})[f"{word}, read {'causally' if causal else 'both ways'}"] = (
+                total / labels
+            )
 print(json.dumps(found, indent=1))

@@ -8,8 +8,23 @@ local copies under ./data; docs/adapt.md says which.
 from dataclasses import replace
 
 from biphase import (
-    CATALOG, CLM, MLM, MNTP, SIZES, WSD, Answer, Chunks, Corpus, Finetune, Pretrain, Pretrained, Retrieve, Splits,
-    Stage, Study, Task,
+    CATALOG,
+    CLM,
+    MLM,
+    MNTP,
+    SIZES,
+    WSD,
+    Answer,
+    Chunks,
+    Corpus,
+    Finetune,
+    Pretrain,
+    Pretrained,
+    Retrieve,
+    Splits,
+    Stage,
+    Study,
+    Task,
 )  # fmt: skip
 
 text = Corpus(
@@ -39,7 +54,13 @@ adapted = [
 tasks = (
     replace(CATALOG["sst2"], source="data/sst2", steps=600),
     replace(CATALOG["conll2003"], source="data/conll2003"),
-    Task("squad", Answer(), "data/squad", Splits(train="train*", validation="", test="validation*", cut=0.05), steps=800),
+    Task(
+        "squad",
+        Answer(),
+        "data/squad",
+        Splits(train="train*", validation="", test="validation*", cut=0.05),
+        steps=800,
+    ),
     Task(
         "nq_boolq",
         Retrieve(document="Document: {title}. {text}"),
@@ -48,5 +69,6 @@ tasks = (
         steps=300,
     ),
 )
-grid = Finetune(tasks, lrs=(5e-5, 1e-4, 3e-4), seeds=(0, 1, 2), protocol="standard")
+# Of 5e-5, 1e-4 and 3e-4 the last had won on validation in every grid of three that was finished when it was fixed.
+grid = Finetune(tasks, lrs=(3e-4,), seeds=(0, 1, 2), protocol="standard")
 study = Study("adapt", runs=(decoder, *adapted, masked), finetune=grid)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import uuid
 from collections.abc import Callable, Generator
 from pathlib import Path
 
 from biphase.errors import SpecError
+from biphase.files import sync
 
 Say = Callable[[str], None]  # tells a user how far it is
 
@@ -38,16 +38,8 @@ def building(place: Path) -> Generator[Path]:
         for path in draft.rglob("*"):
             if path.is_file():
                 path.chmod(0o644)  # safetensors writes for its owner alone
-            _sync(path)
+            sync(path)
         refuse_taken(place)  # whoever was faster keeps it
         draft.rename(place)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -75,13 +75,21 @@ def test_a_hidden_word_takes_its_space_along_as_in_training(rule, saved, tmp_pat
         trained_here=rule == "own",
     )
     write_words(words, tmp_path)
-    check_words(words, tmp_path)
+    check_words(words, tmp_path, fills=True)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     whole = loaded("the cat sees the river", add_special_tokens=False)["input_ids"]
     masked = loaded("the cat <|mask|> the river", add_special_tokens=False)["input_ids"]
     start, end = (loaded(text, add_special_tokens=False)["input_ids"] for text in ("the cat", " the river"))
     assert whole[: len(start)] == start
     assert masked == [*start, saved.special.mask, *end]
+
+
+def test_a_stray_token_before_a_hidden_word_is_refused_where_words_are_filled_in(saved, tmp_path):
+    words = words_of(saved, bos=False, context=16)
+    write_words(words, tmp_path)
+    check_words(replace(words, mask_is_ours=True), tmp_path)
+    with pytest.raises(ModelError, match="a stray token before the mask token"):
+        check_words(replace(words, mask_is_ours=True), tmp_path, fills=True)
 
 
 def test_a_mask_token_that_is_anothers_is_left_as_it_came(saved, tmp_path):

@@ -26,7 +26,8 @@ from biphase.models.silence import quietly
 GRAPH = Path("onnx") / "model.onnx"
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 INPUTS = ("input_ids", "attention_mask")
-CLOSE = 1e-4  # of the largest number
+# Of the largest number. Thirty layers of a real model, summed in another order, came to 1e-4; a wrong graph to far more.
+CLOSE = 1e-3
 LARGEST = 1_500_000_000  # bytes of weights inside the graph's own file; more stands beside it
 
 

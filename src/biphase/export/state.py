@@ -59,7 +59,7 @@ def export_state(state: SavedState, store: Store, place: Path, *, onnx: bool, sa
         written = write_encoder(model, words, folder)
         del model  # what is checked from here on is the folder
         write_words(words, folder)
-        check_words(words, folder)
+        check_words(words, folder, fills=is_masked(written.architecture))
         prompts = prompts_of(Retrieve())
         write_sentences(folder, width=width, context=context, prompts=prompts)
         if onnx:

@@ -146,8 +146,8 @@ def _template(words: Words) -> Any:
     )
 
 
-def check_words(words: Words, folder: Path) -> None:
-    """Refuse if transformers reads texts otherwise than we do."""
+def check_words(words: Words, folder: Path, *, fills: bool = False) -> None:
+    """Refuse if transformers reads texts otherwise than we do; with `fills`, texts with a hidden word too."""
     from transformers import AutoTokenizer
 
     try:
@@ -171,7 +171,7 @@ def check_words(words: Words, folder: Path) -> None:
                 "its tokenizer cannot be exported"
             )
     before = words.model.encode(BEFORE_MASK, add_special_tokens=False).ids
-    if words.mask_is_ours and masked[: len(before) + 1] != [*before, words.named["mask_token"]]:
+    if fills and words.mask_is_ours and masked[: len(before) + 1] != [*before, words.named["mask_token"]]:
         raise ModelError(
             "transformers reads a stray token before the mask token, which the model never saw; it cannot be exported"
         )

@@ -65,7 +65,7 @@ def _known(store: Store) -> dict[str, str]:
     path = store.root / PINS
     try:
         pins = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # what is wrong with a store is said by who writes there
         return {}
     except (OSError, ValueError) as wrong:
         raise StoreError(

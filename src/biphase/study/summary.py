@@ -23,10 +23,10 @@ def opening(plan: Plan, store: Store) -> str:
     """The first lines of a run."""
     done = len(ledger.done_keys(plan, store))
     question = f": {plan.question}" if plan.question else ""
-    parts = [f"{plan.pieces} pieces, {done} done"] if plan.pieces else []
+    parts = [f"{counted(plan.pieces, 'piece')}, {done} done"] if plan.pieces else []
     if plan.study.finetune:
         tuned = leaves.count(plan, store)
-        parts.append(f"{tuned.of:,} fine-tunings, {tuned.done:,} done")
+        parts.append(f"{counted(tuned.of, 'fine-tuning')}, {tuned.done:,} done")
     return f"{plan.study.name}{question}\n  {'; '.join(parts)}"
 
 

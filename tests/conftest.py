@@ -10,6 +10,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,19 @@ def tiny_run(corpus: Corpus):
         return Pretrain(name, **(defaults | fields))
 
     return make
+
+
+@pytest.fixture
+def verb(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Type a command in this process; gives its exit code, what it printed, and what it told."""
+    from biphase.cli import main
+
+    def typed(*words):
+        monkeypatch.setattr(sys, "argv", ["biphase", *map(str, words)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return ended.value.code or 0, said.out, said.err
+
+    return typed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +21,6 @@ SHAPE = {
     "pad_token_id": None,
 }
 END = "<|end_of_text|>"
-
-
-@pytest.fixture
-def verb(monkeypatch, capsys):
-    """Type a command in this process; gives its exit code, what it printed, and what it told."""
-    from biphase.cli import main
-
-    def typed(*words):
-        monkeypatch.setattr(sys, "argv", ["biphase", *map(str, words)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return ended.value.code or 0, said.out, said.err
-
-    return typed
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,6 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from biphase import CATALOG, CLM, MLM, TASKS, Finetune, Hub, Linear, Stage, Study
-from biphase.cli import main
 from biphase.errors import SpecError
 from biphase.files import Store, publish, read_json, write_json
 from biphase.study.evaluation import evaluation, finetuning
@@ -23,21 +22,6 @@ from biphase.study.plan import make_plan, save_plan
 from biphase.training.pretrain import Manner
 
 GRID = Finetune(TASKS[0])
-
-
-@pytest.fixture
-def verb(monkeypatch, capsys):
-    """Type a command in this process; gives its exit code, what it printed, and what it told."""
-
-    def typed(*words):
-        monkeypatch.setattr(sys, "argv", ["biphase", *map(str, words)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return ended.value.code or 0, said.out, said.err
-
-    return typed
 
 
 def published(store):

@@ -16,7 +16,7 @@ IDS = [path.relative_to(SOURCE).as_posix() for path in FILES]
 
 # Bottom first. A file imports only from lines below its own; a folder's files also from each other.
 LAYERS = [
-    {"errors", "randomness", "batch", "wording", "version"},
+    {"errors", "randomness", "batch", "wording", "version", "kernels"},
     {"records", "files", "holders"},
     {"specs", "leases"},
     {"presets", "catalog", "keys"},
@@ -29,6 +29,7 @@ LAYERS = [
     {"study"},
     {"report"},
     {"export"},
+    {"bench"},
     {"doctor"},
     {"cli"},
     {"__main__"},

@@ -7,6 +7,7 @@ graph keeps its shapes. `count` is the number of real labels and is known on the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,14 +27,21 @@ class Batch:
     count: int  # labels that are not IGNORE
     causal: bool
     draws: Tensor  # (B,) which samples these are, for messages
+    steady: bool = False  # every batch of its shape has as many segments
+
+    def ready_for(self, device: torch.device) -> Batch:
+        """The same where `device` can fetch it without waiting: work for a loader's thread."""
+        return self if device.type == "cpu" else self._each(lambda one: one.pin_memory())
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on `device`, without waiting for the copy."""
-        if device.type == "cpu":
+        if self.ids.device.type == device.type:
             return self
-        moved = {
-            name: value.pin_memory().to(device, non_blocking=True)
-            for name, value in vars(self).items()
-            if isinstance(value, Tensor) and name != "draws"
-        }
-        return replace(self, **moved)
+        return self._each(
+            lambda one: (one if one.is_pinned() else one.pin_memory()).to(device, non_blocking=True)
+        )
+
+    def _each(self, moved: Callable[[Tensor], Tensor]) -> Batch:
+        """All that the model reads, `moved`."""
+        values = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **{name: moved(value) for name, value in values.items() if name != "draws"})

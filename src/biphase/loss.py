@@ -13,8 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Logits that exist at a time: 64 MB in fp32 for a CPU's caches and memory, 2 GB for a GPU that wants large products.
+from biphase import kernels
+from biphase.kernels.products import add_product, product
+
+# Logits that exist at a time: 64 MB in fp32 for a CPU's caches and memory, 1 GB in 16 bits for a GPU that wants large
+# products.
 SLICE = {"cpu": 2**24, "cuda": 2**29}
+EVEN = 128  # a GPU's products want rows in such numbers
 
 
 class _SlicedCrossEntropy(torch.autograd.Function):
@@ -27,41 +32,43 @@ class _SlicedCrossEntropy(torch.autograd.Function):
         labels: Tensor,
         cap: float | None,
         slice_rows: int,
-        dtype: torch.dtype,
+        head: Tensor,  # the weight as products read it
         wanted: tuple[bool, bool, bool],  # of hidden states, weight, bias: what is frozen costs nothing
     ) -> Tensor:
-        read, head = hidden.to(dtype), weight.to(dtype)  # the head is cast once, not once a slice
+        ops = kernels.of(hidden.device)
+        read = hidden.to(head.dtype)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(read) if wanted[0] else None
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wanted[1] else None
+        grad_weight: Tensor | None = None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if wanted[2] and bias is not None else None
         for start in range(0, len(labels), slice_rows):
             rows = slice(start, start + slice_rows)
-            logits = (read[rows] @ head.T).float()  # (P, V)
+            logits = read[rows] @ head.T  # (P, V)
+            if bias is not None or cap is not None:
+                logits = logits.float()
             if bias is not None:
                 logits += bias.float()
+            slope = None
             if cap is not None:
                 logits = logits.div_(cap).tanh_().mul_(cap)
-            real = labels[rows] >= 0
-            asked = labels[rows].clamp(min=0)[:, None]
-            top = logits.logsumexp(-1, keepdim=True)
-            total += ((top - logits.gather(1, asked))[:, 0] * real).sum()
+                slope = 1 - (logits / cap).square_() if any(wanted) else None  # of the tanh
+            total += ops.softmax_error_(logits, labels[rows]).sum()
             if any(wanted):
-                slope = None if cap is None else 1 - (logits / cap).square_()  # of the tanh
-                # softmax − one-hot, in place of the logits; rows without a label get nothing
-                error = logits.sub_(top).exp_()
-                error.scatter_add_(1, asked, torch.full_like(top, -1.0)).mul_(real[:, None])
-                if slope is not None:
-                    error.mul_(slope)
+                error = (
+                    logits if slope is None else logits.mul_(slope)
+                )  # softmax − one-hot, in place of the logits
                 if grad_bias is not None:
-                    grad_bias += error.sum(0)
-                error = error.to(dtype)
+                    grad_bias += error.sum(0, dtype=torch.float32)
+                error = error.to(head.dtype)
                 if grad_hidden is not None:
                     torch.mm(error, head, out=grad_hidden[rows])
-                if grad_weight is not None and dtype == torch.float32:
-                    grad_weight.addmm_(error.T, read[rows])
+                if wanted[1] and grad_weight is None:
+                    grad_weight = product(error.T, read[rows], torch.float32)
                 elif grad_weight is not None:
-                    grad_weight += error.T @ read[rows]
+                    add_product(grad_weight, error.T, read[rows])
+            del logits
+        if wanted[1] and grad_weight is None:  # no labels at all
+            grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         if any(wanted):
             ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
@@ -69,8 +76,9 @@ class _SlicedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:  # ty: ignore[incompatible-method-override]
+        # In place: these are nobody else's, and the head's gradient is the largest tensor there is.
         made = [
-            None if grad is None else (grad * scale).to(dtype)
+            None if grad is None else grad.mul_(scale).to(dtype)
             for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
         return (*made, None, None, None, None, None)
@@ -84,17 +92,20 @@ def cross_entropy_sum(
     bias: Tensor | None = None,
     cap: float | None = None,
     slice_rows: int = 0,
+    head: Tensor | None = None,
 ) -> Tensor:
     """Σ −log p(label) over the rows of `hidden` (P, d) that have one, for a head `weight` (V, d) and its `bias` (V,).
 
-    With `cap`, logits are cap·tanh(logits / cap). Rows whose label is negative count for nothing. Sums are kept in
+    With `cap`, logits are cap·tanh(logits / cap). `head` is a 16-bit copy of the weight, where there is one already;
+    else it is cast here. Rows whose label is negative count for nothing. Sums are kept in
     fp32 whatever the products are made in.
     """
     kind = hidden.device.type
-    rows = slice_rows or max(128, SLICE.get(kind, 2**24) // weight.shape[0])
+    rows = slice_rows or max(1, SLICE.get(kind, 2**24) // weight.shape[0] // EVEN) * EVEN
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     with torch.autocast(kind, enabled=False):
         # Asked here: inside `forward` gradients are always off.
         on = torch.is_grad_enabled()
         wanted = tuple(on and one is not None and one.requires_grad for one in (hidden, weight, bias))
-        return _SlicedCrossEntropy.apply(hidden, weight, bias, labels, cap, rows, dtype, wanted)
+        copy = weight.to(dtype) if head is None else head
+        return _SlicedCrossEntropy.apply(hidden, weight, bias, labels, cap, rows, copy, wanted)

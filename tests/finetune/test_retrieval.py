@@ -135,7 +135,7 @@ def by_hand(bench, some, rows):
         hidden = model.encoder(ids, positions, Sight(False))[0]
         return hidden.mean(0)
 
-    queries, documents = (torch.stack([embed(side[row]) for row in rows]) for side in some.train)
+    queries, documents = (torch.stack([embed(side[row]) for row in rows]) for side in some.inputs)
     total = torch.zeros(())
     for number, query in enumerate(queries):
         similar = torch.stack([F.cosine_similarity(query, one, dim=0) for one in documents]) * 20
@@ -203,7 +203,7 @@ def test_what_is_found_is_the_full_sort_of_the_models_own_cosines(encoder, readi
     values = score(model, some, bench.setting)["test"].values
     with torch.no_grad():
         queries, documents = (
-            torch.stack([vector(model, side[row]) for row in range(12)]) for side in some.train
+            torch.stack([vector(model, side[row]) for row in range(12)]) for side in some.inputs
         )
     ranks = (queries @ documents.T).argsort(dim=1, descending=True).argsort(dim=1).diagonal()
     gains = np.where(ranks < 10, 1 / np.log2(ranks.numpy() + 2), 0)

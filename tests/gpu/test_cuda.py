@@ -196,7 +196,7 @@ def test_no_graph_is_built_again_after_the_first_steps(corpus, store):
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
         return False
 
-    assert train(run, 40, store, stop=look).compiled
+    assert train(run, 40, store, stop=look, compiled=True).path == "compiled"
     assert len(set(graphs[3:])) == 1, graphs
 
 

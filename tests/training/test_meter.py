@@ -36,6 +36,43 @@ def test_steps_are_counted_from_the_root_and_read_in_groups():
     assert "draws" not in made.lines[0]
 
 
+@pytest.mark.parametrize("every", [2, 3, 5])
+def test_where_steps_are_read_in_groups_the_latest_is_left_to_the_device_until_the_end(every):
+    made = meter(every=every, until=20)
+    for number in range(19):
+        step(made, number, loss=float(number))
+        read = len(made.lines)
+        assert read % every == 0
+        assert 1 <= number + 1 - read <= every, "at least the latest, and no more than a group"
+    step(made, 19, loss=19.0)
+    assert [(line["step"], line["loss"]) for line in made.lines] == [(101 + n, float(n)) for n in range(20)]
+    assert not made.waiting
+
+
+def test_one_by_one_each_step_is_read_at_once():
+    made = meter(every=1)
+    for number in range(4):
+        step(made, number)
+        assert len(made.lines) == number + 1
+
+
+@pytest.mark.parametrize("ending", ["flush", "close", "event"])
+def test_whatever_ends_the_waiting_leaves_no_step_behind(ending):
+    made = meter(every=3, until=20)
+    for number in range(5):
+        step(made, number, bad=float(number == 4), loss=float(number))
+    assert len(made.lines) == 3
+    assert made.skipped == 0
+    made.event(5, heldout=1.0) if ending == "event" else getattr(made, ending)()
+    assert [line["step"] for line in made.lines] == [101, 102, 103, 104, 105] + [105] * (ending == "event")
+    assert [line["loss"] for line in made.lines[:5]] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert (made.skipped, made.unsound_in_a_row) == (1, 1)
+    step(made, 5)
+    made.flush()
+    assert made.lines[-1]["step"] == 106
+    assert made.unsound_in_a_row == 0
+
+
 def test_a_skipped_step_says_which_samples_and_breaks_no_json():
     made = meter()
     step(made, 0, loss=float("nan"), bad=1.0)

@@ -20,7 +20,7 @@ from biphase.models.adapters import add_adapter, freeze_embeddings
 from biphase.models.backbone import LanguageModel
 from biphase.models.encoder import Encoder
 from biphase.specs import AdamW, LoRA
-from biphase.training.optimizer import build, update
+from biphase.training.optimizer import build, forget, gradient_norm, moments, restore_moments, update
 
 SHAPE = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -143,7 +143,7 @@ def test_a_step_moves_each_layer_by_its_share():
     optimizer = build(model, AdamW(layer_decay=0.5, weight_decay=0.0, eps=1e-12))
     for one in model.parameters():
         one.grad = torch.full_like(one, 0.3)
-    update(optimizer, rate=1e-2, unsound=torch.zeros(()))
+    update(optimizer, rate=1e-2, unsound=torch.zeros(()), shrink=torch.ones(()))
     wanted = shares(model, optimizer)
     for name, one in model.named_parameters():
         moved = (before[name] - one.detach()).mean().item()
@@ -167,3 +167,117 @@ def test_fine_tuning_has_the_same_shares_beside_its_own_weight_decay():
         for one in group["params"]:
             spared = names[id(one)].endswith("bias") or "LayerNorm" in names[id(one)]
             assert group["weight_decay"] == (0.0 if spared else 0.1), names[id(one)]
+
+
+def matrix(seed=0):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Linear(5, 3)
+
+
+def gradients(model, seed):
+    chance = torch.Generator().manual_seed(seed)
+    return [torch.randn(one.shape, generator=chance) for one in model.parameters()]
+
+
+def take(model, optimizer, grads, *, rate=1e-2, shrink=1.0, unsound=0.0):
+    for one, grad in zip(model.parameters(), grads, strict=True):
+        one.grad = grad.clone()
+    return update(optimizer, rate=rate, unsound=torch.tensor(unsound), shrink=torch.tensor(shrink))
+
+
+def test_gradients_are_divided_on_the_way_and_dropped_behind_it():
+    model, theirs = matrix(), matrix()
+    optimizer = build(model, AdamW())
+    reference = torch.optim.AdamW(
+        theirs.parameters(), lr=1e-2, betas=AdamW().betas, eps=AdamW().eps, weight_decay=AdamW().weight_decay
+    )
+    for seed, shrink in enumerate((4.0, 1.0, 2.5)):  # Adam would not notice if all were divided alike
+        grads = gradients(model, seed)
+        assert not take(model, optimizer, grads, shrink=shrink), (
+            "copies of weights are left to the caller here"
+        )
+        assert all(one.grad is None for one in model.parameters())
+        for one, grad in zip(theirs.parameters(), grads, strict=True):
+            one.grad = grad / shrink
+        reference.step()
+    for one, other in zip(model.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_an_unsound_step_leaves_weights_moments_and_counts_as_they_were():
+    model = matrix()
+    optimizer = build(model, AdamW())
+    take(model, optimizer, gradients(model, 0))
+    before = {name: one.clone() for name, one in (model.state_dict() | moments(model, optimizer)).items()}
+    take(model, optimizer, [torch.full_like(one, torch.nan) for one in model.parameters()], unsound=1.0)
+    after = model.state_dict() | moments(model, optimizer)
+    assert len(before) == 8
+    assert all(torch.equal(after[name], one) for name, one in before.items())
+
+
+def test_a_rate_on_the_device_is_the_rate_of_each_group_by_its_share():
+    """So a step that was captured reads another rate each time: from the same place."""
+    here, there = LanguageModel(llama()), LanguageModel(llama())
+    there.load_state_dict(here.state_dict())
+    optimizers = [build(one, AdamW(layer_decay=0.5)) for one in (here, there)]
+    for group in optimizers[1].param_groups:
+        group["lr"] = torch.zeros(())
+    places = [group["lr"].data_ptr() for group in optimizers[1].param_groups]
+    for rate in (1e-2, 3e-3):
+        take(here, optimizers[0], gradients(here, 0), rate=rate)
+        take(there, optimizers[1], gradients(there, 0), rate=torch.tensor(rate))
+    assert [group["lr"].data_ptr() for group in optimizers[1].param_groups] == places
+    assert optimizers[1].param_groups[0]["lr"].item() == pytest.approx(3e-3 * 0.5**4)
+    for one, other in zip(here.parameters(), there.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+    take(there, optimizers[1], gradients(there, 0), rate=7e-3)
+    assert optimizers[1].param_groups[-1]["lr"].item() == pytest.approx(7e-3)
+
+
+def test_an_optimizer_that_forgets_steps_as_a_new_one_from_the_same_memory():
+    model, other = matrix(), matrix(seed=1)
+    optimizer = build(model, AdamW())
+    for seed in range(3):
+        take(model, optimizer, gradients(model, seed))
+    places = {name: one.data_ptr() for name, one in moments(model, optimizer).items()}
+    forget(optimizer)
+    model.load_state_dict(other.state_dict())
+    fresh = build(other, AdamW())
+    forget(fresh)  # before its first step there is nothing to forget, and then there are zeros
+    assert all((one == 0).all() for one in moments(other, fresh).values())
+    for seed in (7, 8):
+        take(model, optimizer, gradients(model, seed))
+        take(other, fresh, gradients(other, seed))
+    assert {name: one.data_ptr() for name, one in moments(model, optimizer).items()} == places
+    assert all(torch.equal(one, two) for one, two in zip(model.parameters(), other.parameters(), strict=True))
+    never = matrix(seed=1)
+    steps = build(never, AdamW())
+    for seed in (7, 8):
+        take(never, steps, gradients(never, seed))
+    assert all(torch.equal(one, two) for one, two in zip(model.parameters(), never.parameters(), strict=True))
+
+
+def test_moments_that_were_put_back_go_on_to_the_bit():
+    model = matrix()
+    optimizer = build(model, AdamW())
+    take(model, optimizer, gradients(model, 0))
+    saved = {name: one.clone() for name, one in moments(model, optimizer).items()}
+    again = matrix()
+    again.load_state_dict(model.state_dict())
+    other = build(again, AdamW())
+    restore_moments(again, other, saved)
+    take(model, optimizer, gradients(model, 1))
+    take(again, other, gradients(again, 1))
+    assert all(torch.equal(one, two) for one, two in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_the_norm_is_of_all_gradients_there_are_whatever_they_are_in():
+    one, two, none = (nn.Parameter(torch.zeros(2)) for _ in range(3))
+    half = nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
+    one.grad, two.grad = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 0.0])
+    assert gradient_norm([one, two, none]).item() == pytest.approx(3.0)
+    half.grad = torch.tensor([4.0], dtype=torch.bfloat16)
+    found = gradient_norm([half])
+    assert found.dtype == torch.float32
+    assert found.item() == 4.0

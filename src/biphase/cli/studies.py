@@ -28,21 +28,25 @@ def plan(
     store: StoreFolder = DEFAULT_STORE,
     device: Annotated[str, typer.Option(help="price the work on this device")] = "h200",
     efficiency: Annotated[
-        float, typer.Option(min=0.001, max=1, help="share of its peak that is reached")
-    ] = 0.4,
+        float | None,
+        typer.Option(min=0.001, max=1, help="price by FLOPs, at this share of its peak; 0.4 is good"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """The tree: what is shared, what is done, what the rest costs, what it will show. Runs nothing."""
     from biphase.report import prospects
     from biphase.study.leaves import count
     from biphase.study.ledger import done_keys
+    from biphase.study.totals import EFFICIENCY, bill
     from biphase.study.tree import plan_json, render
 
     made, where, _ = planned(study, store)
     done, tuned = done_keys(made, where), count(made, where)
+    priced = bill(made, where, device, efficiency, tuned=tuned.done)
+    share = priced.efficiency or EFFICIENCY
     to_come = _to_come(made, where, tuned)
     if as_json:
-        told = plan_json(made, done=done, tuned=tuned.done, device=device, efficiency=efficiency)
+        told = plan_json(made, done=done, tuned=tuned.done, device=device, efficiency=share, bill=priced)
         print(json.dumps(told | {"claims": prospects.as_json(to_come)}, indent=1))
     else:
         print(
@@ -51,9 +55,10 @@ def plan(
                 done=done,
                 tuned=tuned.done,
                 device=device,
-                efficiency=efficiency,
+                efficiency=share,
                 command_path=with_store(study, store),
                 claims=prospects.render(to_come) if to_come else [],
+                bill=priced,
             )
         )
 
@@ -87,7 +92,12 @@ def run(
     checkpoint: Annotated[
         str, typer.Option(metavar="TIME|STEPS", help="how often to save on the way")
     ] = "10m",
-    compiled: Annotated[bool | None, typer.Option("--compile/--no-compile", help="default: on CUDA")] = None,
+    compiled: Annotated[
+        bool | None, typer.Option("--compile/--no-compile", help="default: on CUDA, where nothing is faster")
+    ] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="on a GPU too, the same run gives the same bits; slower")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="no progress while a piece runs")] = False,
 ) -> None:
     """Compute what is missing, with progress. Stop and start freely."""
@@ -107,6 +117,7 @@ def run(
         checkpoint_steps=steps,
         checkpoint_seconds=seconds,
         compiled=compiled,
+        deterministic=deterministic,
         quiet=quiet,
     )
     results = _matching(made, only)

@@ -97,6 +97,7 @@ class Stream:
             count=count,
             causal=asked.causal,
             draws=draws,
+            steady=isinstance(self.packing, Chunks),
         )
 
 

@@ -60,6 +60,9 @@ class Family(ABC):
     def __init__(self, task: Task, examples: Examples, *, protocol: str) -> None:
         self.task, self.paper = task, protocol == "paper"
         self.size = len(examples.train)  # what an epoch goes through
+        self.inputs: tuple[
+            Ragged, ...
+        ] = ()  # the texts of its training examples: one of each, or one per side
 
     @property
     def steps(self) -> int:
@@ -99,6 +102,7 @@ class TextClassification(Family):
             part: encode_texts(reading, [one.text for one in getattr(examples, part)])
             for part in ("train", *PARTS)
         }
+        self.inputs = (self.ids["train"],)
         self.labels = {
             part: np.array([one.label for one in getattr(examples, part)]) for part in ("train", *PARTS)
         }
@@ -125,6 +129,7 @@ class TokenClassification(Family):
     def __init__(self, task: Task, examples: Any, reading: Reading, *, protocol: str) -> None:
         super().__init__(task, examples, protocol=protocol)
         self.encoded = {part: encode_words(reading, getattr(examples, part)) for part in ("train", *PARTS)}
+        self.inputs = (self.encoded["train"].ids,)
         assert isinstance(task.form, Tag)
         self.tags = task.form.labels
 
@@ -171,7 +176,8 @@ class QuestionAnswering(Family):
             part: encode_questions(reading, getattr(examples, part), stride=stride)
             for part in ("train", *PARTS)
         }
-        self.size = len(self.encoded["train"].ids)  # windows
+        self.inputs = (self.encoded["train"].ids,)
+        self.size = len(self.inputs[0])  # windows
         self.answers = {
             part: [[span.text for span in one.answers] for one in getattr(examples, part)] for part in PARTS
         }
@@ -197,12 +203,14 @@ class QuestionAnswering(Family):
             return super().loss_sum(model, batch)
         packed = batch.inputs[0]
         logits = model(packed).float()  # (N, 2)
-        # Each window by itself, padded: (windows, longest, 2). Places beyond a window's end can never win.
+        # Each window by itself: (windows, longest, 2). Places beyond a window's end can never win; tokens of no window
+        # are put behind the last one, and cut off.
         longest, windows = packed.longest, len(packed)
-        ends = packed.lengths.cumsum(0)
-        place = torch.arange(len(packed.owner), device=logits.device) - (ends - packed.lengths)[packed.owner]
-        padded = logits.new_full((windows * longest, 2), float("-inf"))
-        padded = padded.index_copy(0, packed.owner * longest + place, logits).view(windows, longest, 2)
+        starts = F.pad(packed.lengths.cumsum(0), (1, 0))
+        place = torch.arange(len(packed.owner), device=logits.device) - starts[packed.owner]
+        padded = logits.new_full((windows * longest + len(logits), 2), float("-inf"))
+        padded = padded.index_copy(0, packed.owner * longest + place, logits)
+        padded = padded[: windows * longest].view(windows, longest, 2)
         start, end = (
             F.cross_entropy(padded[..., which], batch.targets[:, which], reduction="sum") for which in (0, 1)
         )
@@ -235,7 +243,7 @@ class QuestionAnswering(Family):
 class Retrieval(Family):
     def __init__(self, task: Task, examples: Any, reading: Reading, *, protocol: str) -> None:
         super().__init__(task, examples, protocol=protocol)
-        self.train = tuple(
+        self.inputs = tuple(
             encode_texts(reading, [getattr(one, side) for one in examples.train])
             for side in ("query", "document")
         )
@@ -252,7 +260,7 @@ class Retrieval(Family):
 
     def batch(self, rows: np.ndarray, setting: Setting) -> list[TaskBatch]:
         # All pairs of a step stand in one loss, since each one's negatives are the others.
-        both = Ragged.from_lists([side[row] for side in self.train for row in rows])
+        both = Ragged.from_lists([side[row] for side in self.inputs for row in rows])
         parts = list(packs(both, np.arange(len(both)), setting, setting.train_tokens))
         order = torch.from_numpy(np.argsort(np.concatenate([chosen for chosen, _ in parts])))
         return [TaskBatch(tuple(packed for _, packed in parts), order, len(rows))]
@@ -263,7 +271,7 @@ class Retrieval(Family):
         else:  # too much to keep for the backward pass: each part is computed again there
             parts = [checkpoint(model, one, use_reentrant=False) for one in batch.inputs]
             vectors = torch.cat([one for one in parts if isinstance(one, Tensor)])
-        queries, documents = vectors[batch.targets].chunk(2)
+        queries, documents = vectors.index_select(0, batch.targets).chunk(2)
         # Divided by 0.05, a rounding of cosines to bf16 would be large: fp32, whatever the layers use.
         with torch.autocast(vectors.device.type, enabled=False):
             similar = queries @ documents.T / TEMPERATURE
@@ -295,7 +303,8 @@ def _token_batches(ids: Ragged, labels: Ragged, rows: np.ndarray, setting: Setti
     batches = []
     for chosen, packed in packs(ids, rows, setting, setting.train_tokens):
         targets = np.concatenate([labels[row] for row in chosen]).astype(np.int64)
-        batches.append(TaskBatch((packed,), torch.from_numpy(targets), int((targets != IGNORE).sum())))
+        count = int((targets != IGNORE).sum())
+        batches.append(TaskBatch((packed,), torch.from_numpy(targets), count, of_tokens=True))
     return batches
 
 

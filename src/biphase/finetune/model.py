@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from biphase.errors import ModelError
 from biphase.models.encoder import Encoder
-from biphase.models.packed import Packed, pack
+from biphase.models.packed import Packed, in_one_piece, pack, pieces
 from biphase.tasks.encoding import Ragged, by_length
 from biphase.training import devices
 
@@ -29,6 +29,7 @@ class Setting:
     train_tokens: int  # the most tokens of a micro-batch, unless one text alone is longer
     score_tokens: int
     causal: bool = False  # read in one direction
+    graphs: bool = True  # steps are captured as CUDA graphs, where device and encoder allow it
     pause: Callable[[], None] = lambda: None  # asked between micro-batches of scoring; raises to stop
 
     @classmethod
@@ -60,12 +61,30 @@ class TaskBatch:
     targets: Tensor
     count: int
     draw: int = 0  # which one of the run this is, for dropout
+    of_tokens: bool = False  # a target for each token; else for each text
+    width: int = 0  # places it was padded to, like all batches of its size; 0: as it came
+    buffer: Tensor | None = None  # that its tensors are views of
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [*(one for packed in self.inputs for one in packed.tensors.values()), self.targets]
+
+    def gathered(self, *, pinned: bool) -> TaskBatch:
+        """The same in one buffer, `pinned` to be copied to a device without waiting. Work for a loader's thread."""
+        return self.within(in_one_piece(self.tensors, pinned=pinned))
+
+    def within(self, buffer: Tensor) -> TaskBatch:
+        """The same as views of a buffer, or of a copy of it elsewhere."""
+        views = iter(pieces(buffer, self.tensors))
+        inputs = [replace(one, **{name: next(views) for name in one.tensors}) for one in self.inputs]
+        return replace(self, inputs=tuple(inputs), targets=next(views), buffer=buffer)
 
     def to(self, device: torch.device) -> TaskBatch:
-        if device.type == "cpu":
+        if self.targets.device.type == device.type:
             return self
-        targets = self.targets.pin_memory().to(device, non_blocking=True)
-        return TaskBatch(tuple(one.to(device) for one in self.inputs), targets, self.count, self.draw)
+        ready = self if self.buffer is not None else self.gathered(pinned=True)
+        assert ready.buffer is not None
+        return ready.within(ready.buffer.to(device, non_blocking=True))
 
 
 class Tuned(nn.Module):
@@ -84,7 +103,8 @@ def packs(
     ids: Ragged, rows: np.ndarray, setting: Setting, budget: int
 ) -> Iterator[tuple[np.ndarray, Packed]]:
     """The texts of `rows` in micro-batches of at most `budget` tokens, similar lengths together."""
-    for group in by_length(ids.lengths[rows], budget):
+    lengths = ids.starts[rows + 1] - ids.starts[rows]  # of these alone: a dataset has millions
+    for group in by_length(lengths, budget):
         chosen = rows[group]
         yield chosen, pack([ids[row] for row in chosen], varlen=setting.varlen, causal=setting.causal)
 

@@ -43,6 +43,7 @@ class Sight:
     causal: bool
     boundaries: Tensor | None = None  # (S+1,) int32, for the varlen kernel
     longest: int = 0  # no segment is longer
+    steady: bool = False  # there are as many segments in every batch
     mask: Tensor | None = None  # (B, 1, T, T) bool, for the plain path
     windows: bool = True  # sliding windows hold where attention goes both ways, too
     asked: list[str] | None = None  # for probes: who came here to ask what may be seen
@@ -63,7 +64,7 @@ def sight_of(batch: Batch, *, varlen: bool) -> Sight:
     if batch.segments is None:
         return Sight(batch.causal)
     if varlen:
-        return Sight(batch.causal, batch.boundaries, batch.ids.shape[1])
+        return Sight(batch.causal, batch.boundaries, batch.ids.shape[1], steady=batch.steady)
     return Sight(batch.causal, mask=segment_mask(batch.segments, causal=batch.causal))
 
 

@@ -19,6 +19,7 @@ from biphase.loss import cross_entropy_sum
 from biphase.models import hub as hub_models
 from biphase.models.attention import NAME, Sight
 from biphase.models.encoder import Encoder, context_of, refuse_own_attention
+from biphase.models.fused.weights import Joined
 from biphase.models.output import Output
 from biphase.models.probe import probe_own, probe_sight
 from biphase.models.rope import rope_base_of
@@ -35,6 +36,7 @@ class LanguageModel(nn.Module):
         # In a list: a second name for the same weights, not a second module.
         self.reader = [Encoder(model.base_model, context=context_of(model.base_model), windows=windows)]
         self.output = Output(model)
+        self.head_copy: Joined | None = None  # of the last matrix in 16 bits, where it is kept
 
     @property
     def head(self) -> Tensor:
@@ -49,6 +51,37 @@ class LanguageModel(nn.Module):
         dynamo.fail_on_recompile_limit_hit = True
         self.reader[0].call = [torch.compile(self.model.base_model, dynamic=False)]
 
+    def prepare(self, device: torch.device, precision: str, *, compiled: bool | None = None) -> str:
+        """Choose how to compute on `device`, once the weights are there.
+
+        "fused" on a GPU in 16 bits where the family is known; else "compiled" on a GPU; else "plain". `compiled` asks
+        for the compiler, or forbids it.
+        """
+        self.head_copy = None
+        if not compiled and self.reader[0].prepare(device, precision) == "fused":
+            fused = self.reader[0].fused
+            assert fused is not None
+            self.head_copy = Joined(self.model.get_output_embeddings().weight, dtype=fused.dtype)
+            fused.watch(self.head_copy)
+            return "fused"
+        if compiled or (compiled is None and device.type == "cuda"):
+            self.compile_trunk()
+            return "compiled"
+        return "plain"
+
+    def copies(self) -> dict[int, Tensor]:
+        """Copies of its weights in 16 bits, by the address of the weight."""
+        return self.reader[0].copies()
+
+    def refresh(self) -> None:
+        """The weights have changed: make anew what was made of them."""
+        self.reader[0].refresh()
+
+    def _apply(self, *args: Any, **kwargs: Any) -> LanguageModel:
+        """Moved or cast: copies of the weights are no longer theirs."""
+        self.reader[0].fused = self.head_copy = None
+        return super()._apply(*args, **kwargs)
+
     def hidden(self, ids: Tensor, positions: Tensor, sight: Sight) -> Tensor:
         """(B, T) → (B, T, d)"""
         return self.reader[0](ids, positions, sight)
@@ -62,8 +95,14 @@ class LanguageModel(nn.Module):
         self, ids: Tensor, positions: Tensor, sight: Sight, label_at: Tensor, labels: Tensor
     ) -> Tensor:
         """The sum of the losses at the labelled positions."""
-        rows = self.output.rows(self.hidden(ids, positions, sight).flatten(0, 1)[label_at])
-        return cross_entropy_sum(rows, self.output.weight, labels, bias=self.output.bias, cap=self.output.cap)
+        output, fused = self.output, self.reader[0].fused
+        if fused is None or self.head_copy is None:
+            rows, head = self.hidden(ids, positions, sight).flatten(0, 1)[label_at], None
+        else:
+            rows, head = fused(ids, positions, sight, only=label_at), self.head_copy.copy
+        return cross_entropy_sum(
+            output.rows(rows), output.weight, labels, bias=output.bias, cap=output.cap, head=head
+        )
 
     def loss_sum(self, batch: Batch, sight: Sight) -> Tensor:
         return self(batch.ids, batch.positions, sight, batch.label_at, batch.labels)

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from biphase import kernels
 from biphase.errors import ModelError, one_line
 from biphase.models import hub as hub_models
 from biphase.models.attention import SAID, Said, Sight
+from biphase.models.fused import FusedTrunk, refusal
 from biphase.models.probe import probe_own, probe_sight
 from biphase.specs import Hub
 
@@ -26,6 +28,7 @@ class Encoder(nn.Module):
     def __init__(self, trunk: nn.Module, *, context: int, windows: bool = True) -> None:
         super().__init__()
         self.trunk = trunk
+        self.fused: FusedTrunk | None = None
         self.call = [trunk]  # or its compiled form; in a list: not a second module
         self.context = context  # the most tokens it can read
         self.windows = windows  # sliding windows hold in both directions; else there they see everything
@@ -40,7 +43,34 @@ class Encoder(nn.Module):
         # GPT-2's forward takes types too, but looks them up among its words: zeros would add its first word to each.
         self.typed = any(name.endswith("token_type_embeddings") for name, _ in trunk.named_modules())
 
+    def prepare(self, device: torch.device, precision: str) -> str:
+        """Choose how to compute on `device`, once the weights are there: "fused", or "plain" as transformers does it."""
+        suits = kernels.fast_on(device) and precision in ("bf16", "pure-bf16") and not refusal(self.trunk)
+        self.fused = FusedTrunk(self.trunk) if suits else None
+        return "fused" if suits else "plain"
+
+    @property
+    def graphable(self) -> bool:
+        """A step through it may be captured as a CUDA graph: nothing waits for the host, nothing is left to chance."""
+        return self.fused is not None
+
+    def copies(self) -> dict[int, Tensor]:
+        """Copies of its weights in 16 bits, by the address of the weight."""
+        return {} if self.fused is None else self.fused.copies()
+
+    def refresh(self) -> None:
+        """The weights have changed: make anew what was made of them."""
+        if self.fused is not None:
+            self.fused.refresh()
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Encoder:
+        """Moved or cast: copies of the weights are no longer theirs."""
+        self.fused = None
+        return super()._apply(*args, **kwargs)
+
     def forward(self, ids: Tensor, positions: Tensor, sight: Sight) -> Tensor:
+        if self.fused is not None:
+            return self.fused(ids, positions, sight)
         more = {"token_type_ids": torch.zeros_like(ids)} if self.typed else {}
         if not self.windows:
             sight = replace(sight, windows=False)

@@ -13,9 +13,9 @@ def mean_pool(hidden: Tensor, packed: Packed) -> Tensor:
 
     One sum for each text and width, in the order of its tokens: no result depends on which thread came first.
     """
-    tokens = hidden.flatten(0, 1)[packed.at].float()
     reduce = torch.segment_reduce  # ty: ignore[missing-attribute]  (torch's stubs forget it)
-    return reduce(tokens, "mean", lengths=packed.lengths, unsafe=True)
+    # Unsafe: lengths are not read on the host, and what stands behind the last text is passed over.
+    return reduce(packed.tokens(hidden).float(), "mean", lengths=packed.lengths, unsafe=True)
 
 
 class TextHead(nn.Module):
@@ -41,7 +41,7 @@ class TokenHead(nn.Module):
 
     def forward(self, hidden: Tensor, packed: Packed) -> Tensor:
         """(B, T, d) → (N, labels): the real tokens, text after text."""
-        return self.out(hidden.flatten(0, 1)[packed.at])
+        return self.out(packed.tokens(hidden))
 
 
 class EmbeddingHead(nn.Module):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from biphase.models.attention import Sight, segment_mask
@@ -21,11 +22,15 @@ from biphase.models.attention import Sight, segment_mask
 ROW = (
     96  # a row is at most as long as the longest text, or this: short texts share rows, attention stays cheap
 )
+ALIGNED = 16  # bytes: where a tensor may begin inside a buffer
 
 
 @dataclass(frozen=True)
 class Packed:
-    """n texts with N tokens together, in B rows of T places."""
+    """n texts with N tokens together, in B rows of T places.
+
+    Where it was `padded`, N counts the padding too, whose owner is n: no text.
+    """
 
     ids: Tensor  # (B, T)
     positions: Tensor  # (B, T) counted from the start of each text
@@ -49,17 +54,81 @@ class Packed:
             return Sight(self.causal, self.boundaries, self.longest)
         return Sight(self.causal, mask=segment_mask(self.segments, causal=self.causal))
 
+    def tokens(self, hidden: Tensor) -> Tensor:
+        """Of (B, T, …) places those with a token, text after text. → (N, …)"""
+        every = hidden.flatten(0, 1)
+        return every if self.boundaries is not None else every[self.at]  # end to end they stand so already
+
+    def padded(self, width: int, *, spare: int, longest: int) -> Packed:
+        """The same texts end to end, then `spare` texts of nothing that fill the row up to `width` places.
+
+        Each of those has a token at least, so that their number, like every shape, is the same for any n texts that
+        fit; `longest` says how long texts of that kind may be at most. They are no texts for pooling: `lengths` has
+        only the real ones.
+        """
+        more = width - self.ids.numel()
+        assert self.boundaries is not None, "only texts that stand end to end can be padded behind the last"
+        assert 0 < spare <= more <= spare * longest
+        assert self.longest <= longest
+        lengths = np.full(spare, more // spare)
+        lengths[: more % spare] += 1
+        number = np.repeat(np.arange(spare), lengths)
+        position = np.arange(more) - (np.cumsum(lengths) - lengths)[number]
+        ends = torch.from_numpy(np.cumsum(lengths).astype(np.int32)) + self.boundaries[-1]
+        return replace(
+            self,
+            ids=F.pad(self.ids, (0, more)),
+            positions=torch.cat([self.positions, torch.from_numpy(position)[None]], 1),
+            segments=torch.cat([self.segments, torch.from_numpy(number)[None] + len(self)], 1),
+            boundaries=torch.cat([self.boundaries, ends]),
+            longest=longest,
+            at=torch.arange(width),
+            owner=F.pad(self.owner, (0, more), value=len(self)),
+        )
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tensors by name."""
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: value for name, value in values if isinstance(value, Tensor)}
+
     def to(self, device: torch.device) -> Packed:
         """The same on `device`, without waiting for the copy."""
         if device.type == "cpu":
             return self
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved = {
-            name: value.pin_memory().to(device, non_blocking=True)
-            for name, value in values.items()
-            if isinstance(value, Tensor)
-        }
-        return replace(self, **moved)
+        own = self.tensors
+        buffer = in_one_piece(list(own.values()), pinned=True).to(device, non_blocking=True)
+        return replace(self, **dict(zip(own, pieces(buffer, list(own.values())), strict=True)))
+
+
+def in_one_piece(tensors: Sequence[Tensor], *, pinned: bool) -> Tensor:
+    """Tensors of the host copied into one buffer of bytes: one transfer instead of many."""
+    places, size = _places(tensors)
+    buffer = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+    for one, piece in zip(tensors, _cut(buffer, tensors, places), strict=True):
+        piece.copy_(one)
+    return buffer
+
+
+def pieces(buffer: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """What `in_one_piece` put into a buffer: views of it, each of the shape and type of its tensor in `like`."""
+    return _cut(buffer, like, _places(like)[0])
+
+
+def _places(tensors: Sequence[Tensor]) -> tuple[list[int], int]:
+    """Where each tensor begins, in bytes, and where the last ends."""
+    places, end = [], 0
+    for one in tensors:
+        places.append(end)
+        end += -(-one.nbytes // ALIGNED) * ALIGNED
+    return places, end
+
+
+def _cut(buffer: Tensor, like: Sequence[Tensor], places: list[int]) -> list[Tensor]:
+    return [
+        buffer[place : place + one.nbytes].view(one.dtype).view(one.shape)
+        for one, place in zip(like, places, strict=True)
+    ]
 
 
 def pack(texts: Sequence[np.ndarray], *, varlen: bool, pad: int = 0, causal: bool = False) -> Packed:

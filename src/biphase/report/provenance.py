@@ -132,10 +132,14 @@ def _machines(evidence: Evidence) -> tuple[Machine, ...]:
 def _words(progress: dict[str, Any]) -> tuple[str, str]:
     about = progress.get("machine", {})
     software = [
-        f"{name} {about[name]}" for name in sorted(about) if name not in ("device", "compiled", "joules")
+        f"{name} {about[name]}"
+        for name in sorted(about)
+        if name not in ("device", "compiled", "path", "joules")
     ]
-    if about.get("compiled") == "True":
+    if about.get("compiled") == "True" or about.get("path") == "compiled":
         software.append("compiled")
+    if about.get("path") == "fused":
+        software.append("fused kernels")
     return about.get("device") or "not recorded", ", ".join(software)
 
 

@@ -36,10 +36,12 @@ class Shape:
     layers: int
     width: int  # heads × head width
     hidden: int
+    ffn: int
     matrices: int  # parameters of the blocks that multiply every token
     blocks: int  # all parameters of the blocks and the final norm
     tied: bool
     vocab: int | None
+    context: int | None = None  # tokens that a model from elsewhere reads; ours read what they are trained on
 
     @property
     def embedding(self) -> int:
@@ -178,17 +180,18 @@ def shape_of(run: Pretrain) -> Shape | None:
         case Pretrain():
             return shape_of(run.start)
         case Size():
-            return _shape_of_size(run.start, corpus_of(run).tokenizer.vocab or None)
+            return shape_of_size(run.start, corpus_of(run).tokenizer.vocab or None)
         case Hub():
             return _shape_of_folder(Path(run.start.source).expanduser()) if run.start.local else None
 
 
-def _shape_of_size(size: Size, vocab: int | None) -> Shape:
+def shape_of_size(size: Size, vocab: int | None) -> Shape:
     norms = (2 * size.layers + 1) * size.hidden
     return Shape(
         layers=size.layers,
         width=size.hidden,
         hidden=size.hidden,
+        ffn=size.ffn,
         matrices=size.block_parameters - norms,
         blocks=size.block_parameters,
         tied=size.tied,
@@ -206,6 +209,7 @@ def _shape_of_folder(folder: Path) -> Shape | None:
         heads = config["num_attention_heads"]
         width = heads * (config.get("head_dim") or config["hidden_size"] // heads)
         vocab, hidden, layers = config["vocab_size"], config["hidden_size"], config["num_hidden_layers"]
+        ffn = int(config.get("intermediate_size") or 4 * hidden)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
         return None
     if not tensors:
@@ -219,10 +223,12 @@ def _shape_of_folder(folder: Path) -> Shape | None:
         layers=layers,
         width=width,
         hidden=hidden,
+        ffn=ffn,
         matrices=sum(map(math.prod, multiplied)),
         blocks=sum(map(math.prod, inner.values())),
         tied=len(vocabulary) < 2,
         vocab=vocab,
+        context=config.get("max_position_embeddings"),
     )
 
 

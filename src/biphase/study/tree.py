@@ -14,11 +14,10 @@ from typing import Any
 from biphase.keys import act_at, label
 from biphase.presets import corpus_of
 from biphase.specs import Chunks, Pretrain
-from biphase.study.costs import Costs, costs
 from biphase.study.plan import Plan, Root, State
-from biphase.wording import counted, short, si
+from biphase.study.totals import PAGE, Bill, bill_json, leaves, summary
+from biphase.wording import short
 
-PAGE = 110
 SHORTEST_KEY = 6
 
 
@@ -41,37 +40,37 @@ def render(
     efficiency: float,
     command_path: str,
     claims: list[str],
+    bill: Bill | None = None,
 ) -> str:
-    """What `biphase plan` prints. `tuned` is how many fine-tunings are done; `claims` stand between tree and costs."""
+    """What `biphase plan` prints. `tuned` is how many fine-tunings are done; `claims` stand between tree and costs.
+
+    Without a `bill`, work is priced by FLOPs at this efficiency.
+    """
     name, question = plan.study.name, plan.question
     head = textwrap.wrap(f"{name}: {question}" if question else name, PAGE, subsequent_indent="  ")
     body = _tree(plan, done)
     body += ["", *claims] if claims else []
-    return "\n".join([*head, "", *body, "", *_summary(plan, done, tuned, device, efficiency, command_path)])
+    below = summary(plan, done, tuned, bill or Bill(device, efficiency), command_path)
+    return "\n".join([*head, "", *body, "", *below])
 
 
 def plan_json(
-    plan: Plan, *, done: Collection[str], tuned: int, device: str, efficiency: float
+    plan: Plan,
+    *,
+    done: Collection[str],
+    tuned: int,
+    device: str,
+    efficiency: float,
+    bill: Bill | None = None,
 ) -> dict[str, Any]:
     """The same for a program."""
-    every, left = costs(plan), costs(plan, plan.left(done))
-
-    def numbers(some: Costs) -> dict[str, Any]:
-        hours = some.device_hours(device, efficiency)
-        return {"tokens": some.tokens, "flops": some.flops, "device_hours": hours, "disk_bytes": some.disk}
-
-    trainings, scores = _leaves(plan)
-    return plan.to_json() | {
-        "done": [key for key in plan.states if key in done],
-        "device": device,
-        "efficiency": efficiency,
-        "costs": numbers(every),
-        "costs_left": numbers(left),
-        "notes": list(every.notes),
-        "finetunings": trainings,
-        "finetunings_done": tuned,
-        "scores": scores,
-    }
+    trainings, scores = leaves(plan)
+    return (
+        plan.to_json()
+        | {"done": [key for key in plan.states if key in done]}
+        | bill_json(plan, bill or Bill(device, efficiency), plan.left(done))
+        | {"finetunings": trainings, "finetunings_done": tuned, "scores": scores}
+    )
 
 
 def key_length(keys: Collection[str]) -> int:
@@ -226,76 +225,3 @@ def _fields(record: Any, but: Collection[str] = ()) -> dict[str, str]:
         for one in fields(record)
         if one.name not in but
     }
-
-
-# ---------------------------------------------------------------- the summary
-
-
-def _summary(
-    plan: Plan, done: Collection[str], tuned: int, device: str, efficiency: float, command_path: str
-) -> list[str]:
-    every = costs(plan)
-    hours = every.device_hours(device, efficiency)
-    trainings, scores = _leaves(plan)
-    written, to_compute = plan.steps_written, plan.steps_to_compute
-    shared = f" ({written:,} as written, {written - to_compute:,} shared)" if written > to_compute else ""
-    parts = [counted(len(plan.study.runs), "run")]
-    if plan.states:
-        parts += [
-            counted(plan.pieces, "piece"),
-            f"{counted(to_compute, 'step')} to compute{shared}",
-            f"{short(every.tokens)} tokens",
-        ]
-    if plan.states and every.flops is not None and hours is not None and every.disk is not None:
-        parts += [
-            f"{every.flops:.2e} FLOPs",
-            f"{_hours(hours, device)} on {device} at {efficiency:.0%}",
-            f"{si(every.disk)}B of disk",
-        ]
-    if trainings:
-        parts += [counted(trainings, "fine-tuning"), counted(scores, "score")]
-    left = plan.left(done)
-    return [*_flow(parts), *every.notes, _next(plan, left, tuned, device, efficiency, command_path)]
-
-
-def _next(plan: Plan, left: list[str], tuned: int, device: str, efficiency: float, command_path: str) -> str:
-    trainings, _ = _leaves(plan)
-    if not plan.states and not trainings:
-        return "nothing to train."
-    if not left and tuned == trainings:
-        every = [counted(plan.pieces, "piece")] if plan.states else []
-        every += [counted(trainings, "fine-tuning")] if trainings else []
-        return f"all {' and '.join(every)} computed. See: biphase report {command_path}"
-    if len(left) == plan.pieces and not tuned:
-        return f"nothing computed yet. Next: biphase run {command_path}"
-    hours = costs(plan, left).device_hours(device, efficiency)
-    steps = sum(plan.states[key].steps for key in left)
-    time = f", {_hours(hours, device)}" if hours is not None else ""
-    done = [f"{plan.pieces - len(left):,} of {counted(plan.pieces, 'piece')}"] if plan.states else []
-    done += [f"{tuned:,} of {counted(trainings, 'fine-tuning')}"] if trainings else []
-    to_go = f", {steps:,} steps left{time}" if left else ""
-    return f"{' and '.join(done)} done{to_go}. Next: biphase run {command_path}"
-
-
-def _leaves(plan: Plan) -> tuple[int, int]:
-    """Fine-tunings and scores: two names of one state share theirs."""
-    finetune, models = plan.study.finetune, len(set(plan.results.values()))
-    return (finetune.trainings * models, finetune.scores * models) if finetune else (0, 0)
-
-
-def _flow(parts: list[str]) -> list[str]:
-    """Parts joined by dots, broken between them where the page ends."""
-    lines = [parts[0]]
-    for part in parts[1:]:
-        if len(lines[-1]) + len(part) + 3 > PAGE:
-            lines.append(part)
-        else:
-            lines[-1] += f" · {part}"
-    return lines
-
-
-def _hours(hours: float, device: str) -> str:
-    word = "hours" if device == "cpu" else "GPU-hours"
-    if hours >= 10:
-        return f"{hours:,.0f} {word}"
-    return f"{hours:.1f} {word}" if hours >= 1 else f"{max(1, round(hours * 60))} min"

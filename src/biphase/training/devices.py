@@ -13,7 +13,7 @@ import importlib
 import json
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -147,6 +147,22 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
             raise TrainingError(f"precision={precision!r} is not available yet; say precision='bf16'")
 
 
+@contextlib.contextmanager
+def repeatable(*, enabled: bool) -> Iterator[None]:
+    """While this lasts, equal inputs give equal bits on a GPU too. Slower: some kernels must not add in any order."""
+    settings: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
+    if enabled:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS wants for it
+        torch.use_deterministic_algorithms(True)
+        settings.fill_uninitialized_memory = False  # nothing here reads what was not written
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        settings.fill_uninitialized_memory = before[1]
+
+
 def poor_precision(device: torch.device, precision: str, where: str) -> str:
     """What to tell a user whose machine cannot do `precision` well; empty if it can."""
     if precision not in ("bf16", "pure-bf16") or device.type != "cpu" or _cpu_has_bf16():
@@ -164,7 +180,10 @@ def _cpu_has_bf16() -> bool:
 
 def micro_rows(device: torch.device, rows: int, length: int) -> int:
     """Rows a micro-batch where the user says nothing: what keeps this kind of device busy."""
-    tokens = 24_576 if device.type == "cuda" else 8_192
+    tokens = 8_192
+    if device.type == "cuda":
+        large = torch.cuda.get_device_properties(device).total_memory > 100 * 2**30
+        tokens = 49_152 if large else 24_576
     most = max(1, min(rows, tokens // length))
     # Equal micro-batches if that costs little: a smaller last one would be one more shape to compile.
     return next((count for count in range(most, most // 2, -1) if rows % count == 0), most)

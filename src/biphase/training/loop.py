@@ -5,25 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from biphase.training.devices import Ranks
-from biphase.training.optimizer import clip_gradients, update
-
-
-class MicroBatch(Protocol):
-    """What the loop must know of the data: how many labels it has, and how to bring it to a device."""
-
-    @property
-    def count(self) -> int: ...
-
-    def to(self, device: torch.device) -> Self: ...
-
-
-Micro = TypeVar("Micro", bound=MicroBatch)
+from biphase.training.step import Micro, PlainStep, Step
 
 
 @dataclass(frozen=True)
@@ -56,28 +43,33 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     lost: Callable[[], bool] = lambda: False,
     save: Callable[[], bool] = lambda: False,
+    copies: Callable[[], dict[int, Tensor]] = dict,
+    refresh: Callable[[], None] = lambda: None,
+    step: Callable[[PlainStep[Micro]], Step[Micro]] = lambda plain: plain,
 ) -> None:
-    """Take one optimizer step per item of `batches`, numbered from `first`."""
-    for step, micro in enumerate(batches, first):
+    """Take one optimizer step per item of `batches`, numbered from `first`.
+
+    `copies` of weights in 16 bits are kept as fresh as the weights, by the update itself or by `refresh`. `step` may put another way to take a step before the plain one.
+    """
+    take = step(PlainStep(parameters, optimizer, loss_sum, clip, ranks, autocast, copies, refresh))
+    for number, micro in enumerate(batches, first):
         # Masking draws a different number of labels each time, so divide by the labels of the whole step over
         # all processes: a mean of micro-batch means would weigh sparse ones too heavily.
         own = sum(batch.count for batch in micro)
         # What one process was told, all must know: they leave the loop together or wait for each other forever.
         labels, stopping, losing, saving = ranks.sum(own, stop(), lost(), ranks.first and save())
-
-        loss = torch.zeros((), device=ranks.device)
-        for batch in micro:
-            with autocast():
-                part = loss_sum(batch.to(ranks.device)) / max(labels, 1)
-            part.backward()
-            loss += part.detach()
-        loss = ranks.reduce_gradients(parameters, loss)
-
-        norm = clip_gradients(parameters, clip)
-        unsound = (~torch.isfinite(norm + loss)).float()
-        update(optimizer, rate=rate(step), unsound=unsound)
-
-        done = Done(step, rate(step), loss, norm, unsound, labels, stopping > 0, losing > 0, saving > 0)
+        taken = take(micro, labels, rate(number))
+        done = Done(
+            number,
+            rate(number),
+            taken.loss,
+            taken.norm,
+            taken.unsound,
+            labels,
+            stopping > 0,
+            losing > 0,
+            saving > 0,
+        )
         for action in after:  # log, evaluate, save: in the order given, and nowhere else
             action(done)
         if done.stop or done.lost:

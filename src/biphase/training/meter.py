@@ -41,6 +41,7 @@ class Meter:
         self.lines = list(lines or [])
         self.title, self.origin, self.first, self.until = title, origin, first, until
         self.tokens_per_step, self.flops_per_token, self.every = tokens_per_step, flops_per_token, every
+        self.behind = 1 if every > 1 else 0  # steps the device is left with while the host reads
         self.waiting: list[tuple[int, dict[str, Any], Tensor, Tensor, Tensor]] = []
         self.unsound_in_a_row = unsound_in_a_row
         self.skipped = 0
@@ -56,12 +57,13 @@ class Meter:
     def step(self, step: int, facts: dict[str, Any], loss: Tensor, norm: Tensor, unsound: Tensor) -> None:
         """Note one step; reads the device every few."""
         self.waiting.append((step, facts, loss.detach(), norm.detach(), unsound))
-        if len(self.waiting) >= self.every or step + 1 == self.until:
-            self.flush()
+        if step + 1 == self.until or len(self.waiting) >= self.every + self.behind:
+            self.flush(but=0 if step + 1 == self.until else self.behind)
 
-    def flush(self) -> None:
-        """Bring what waits on the device to the lines."""
-        for step, facts, loss, norm, unsound in self.waiting:
+    def flush(self, *, but: int = 0) -> None:
+        """Bring what waits on the device to the lines; `but` for the latest steps, which it may still be at."""
+        ready = self.waiting[: len(self.waiting) - but]
+        for step, facts, loss, norm, unsound in ready:
             line: dict[str, Any] = {
                 "step": self.origin + step + 1,
                 "loss": _number(loss),
@@ -80,14 +82,14 @@ class Meter:
                 self.unsound_in_a_row = 0
                 line.pop("draws", None)
             self._keep(line)
-        if self.waiting:
-            now, done = time.monotonic(), self.waiting[-1][0] + 1
+        if ready:
+            now, done = time.monotonic(), ready[-1][0] + 1
             elapsed = now - self._mark[0]
             if elapsed > 1 or math.isnan(self.rate):
                 self.rate = (done - self._mark[1]) * self.tokens_per_step / max(elapsed, 1e-9)
                 self._mark = (now, done)
             self._show(self.lines[-1], done)
-        self.waiting = []
+        self.waiting = self.waiting[len(ready) :]
 
     def event(self, step: int, **facts: Any) -> None:
         """Note something that is not a step: held-out losses, a switch of stages."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from biphase import kernels
 from biphase.specs import AdamW
 
 
@@ -52,19 +53,112 @@ def _below(model: nn.Module, stack: str) -> set[int]:
     return found
 
 
-def clip_gradients(parameters: list[nn.Parameter], limit: float) -> Tensor:
-    """Scale the gradients to a global norm of at most `limit`; gives the norm they had."""
-    return nn.utils.clip_grad_norm_(parameters, limit, foreach=True)
+def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
+    """The global norm of the gradients, in fp32."""
+    gradients = [one.grad for one in parameters if one.grad is not None]
+    return nn.utils.get_total_norm(gradients, foreach=True).float()
 
 
-def update(optimizer: torch.optim.AdamW, *, rate: float, unsound: Tensor) -> None:
-    """One step at `rate`; none at all (weights, moments, count) where `unsound` is 1."""
+def update(
+    optimizer: torch.optim.AdamW,
+    *,
+    rate: float | Tensor,
+    unsound: Tensor,
+    shrink: Tensor | None = None,
+    copies: dict[int, Tensor] | None = None,
+) -> bool:
+    """One step at `rate`, of gradients divided by `shrink`; none at all (weights, moments, count) if `unsound` is 1.
+
+    `copies` are 16-bit copies of weights, by the address of the weight. True if they were made anew on the way.
+    """
     for group in optimizer.param_groups:
-        group["lr"] = rate * group.get("share", 1.0)
-    optimizer.found_inf = unsound  # ty: ignore[missing-attribute]  (read by torch's fused kernels)
-    optimizer.grad_scale = None  # ty: ignore[missing-attribute]
-    optimizer.step()
+        own = rate * group.get("share", 1.0)
+        if not isinstance(group["lr"], Tensor):
+            group["lr"] = own
+        elif isinstance(own, Tensor):
+            group["lr"].copy_(own)
+        else:
+            group["lr"].fill_(own)
+    in_one_pass = _suits_one_pass(optimizer)
+    if in_one_pass:
+        _in_one_pass(optimizer, unsound, torch.ones_like(unsound) if shrink is None else shrink, copies or {})
+    else:
+        # Torch's fused kernels read both: dividing on the way costs no pass over the gradients.
+        optimizer.found_inf = unsound  # ty: ignore[missing-attribute]
+        optimizer.grad_scale = shrink  # ty: ignore[missing-attribute]
+        optimizer.step()
+        optimizer.found_inf = optimizer.grad_scale = None  # ty: ignore[missing-attribute]
     optimizer.zero_grad(set_to_none=True)
+    return in_one_pass
+
+
+def _suits_one_pass(optimizer: torch.optim.AdamW) -> bool:
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    return kernels.fast_on(parameters[0].device) and all(
+        one.dtype == torch.float32 and (one.grad is None or one.grad.is_contiguous()) for one in parameters
+    )
+
+
+@torch.no_grad()
+def _in_one_pass(
+    optimizer: torch.optim.AdamW, unsound: Tensor, shrink: Tensor, copies: dict[int, Tensor]
+) -> None:
+    """AdamW by our own kernel: torch's reads and writes a third more, and the copies would be another pass."""
+    from biphase.kernels.adamw import adamw_  # Triton is there only where there is a GPU
+
+    for group in optimizer.param_groups:
+        learned = [one for one in group["params"] if one.grad is not None]
+        states = [_state(optimizer, one) for one in learned]
+        if not learned:
+            continue
+        one_more = 1 - unsound  # a list of it: a single tensor would be read on the host
+        torch._foreach_add_([state["step"] for state in states], [one_more] * len(states))
+        rate = group["lr"]
+        if not isinstance(rate, Tensor):
+            rate = torch.full((), rate, dtype=torch.float32, device=unsound.device)
+        for one, state in zip(learned, states, strict=True):
+            adamw_(
+                one,
+                state["exp_avg"],
+                state["exp_avg_sq"],
+                copies.get(one.data_ptr()),
+                steps=state["step"],
+                rate=rate,
+                shrink=shrink,
+                unsound=unsound,
+                betas=group["betas"],
+                eps=group["eps"],
+                decay=group["weight_decay"],
+            )
+
+
+def _state(optimizer: torch.optim.AdamW, parameter: nn.Parameter) -> dict[str, Tensor]:
+    """Moments and count of a parameter, zero before its first step; on its device, as torch's own are."""
+    if parameter not in optimizer.state:
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+            "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+        }
+    return optimizer.state[parameter]
+
+
+def make_capturable(optimizer: torch.optim.AdamW, device: torch.device) -> None:
+    """Let steps be captured in CUDA graphs: the rate is read on the device, where each group has its own."""
+    for group in optimizer.param_groups:
+        group["capturable"], group["lr"] = True, torch.zeros((), device=device)
+    # Such an optimizer warns when it steps outside of a graph; here that is meant.
+    optimizer._warned_capturable_if_run_uncaptured = True
+
+
+@torch.no_grad()
+def forget(optimizer: torch.optim.AdamW) -> None:
+    """Moments and counts of zero, for every parameter; where there are some already, in the same memory."""
+    for group in optimizer.param_groups:
+        for one in group["params"]:
+            _state(optimizer, one)
+    for what in ("step", "exp_avg", "exp_avg_sq"):
+        torch._foreach_zero_([state[what] for state in optimizer.state.values()])
 
 
 def moments(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:

@@ -50,7 +50,8 @@ class Manner:
     micro_rows: int = 0  # 0: what suits the device, or what the state was made with
     checkpoint_steps: int = 0  # 0: by time
     checkpoint_seconds: float = 600.0
-    compiled: bool | None = None  # None: on CUDA
+    compiled: bool | None = None  # torch's compiler; None: on CUDA where there is nothing faster
+    deterministic: bool = False  # on a GPU too, the same run gives the same bits; slower
     board: Path | None = None
     live: Path | None = None
     quiet: bool = False
@@ -86,7 +87,6 @@ class Pretraining:
         self.stream = Stream.of(shards, run.packing, run.seed)
         self.heldout = heldout_stream(shards, run.packing)
         self.rope_base = 0.0  # as the model came
-        self.compiled = ranks.device.type == "cuda" if manner.compiled is None else manner.compiled
         self.varlen = varlen_works(ranks.device, run.precision)
         self._begin()
 
@@ -96,9 +96,8 @@ class Pretraining:
         """Build the model and put it where the nearest saved state left it."""
         run, ranks = self.run, self.ranks
         lines = self._load_nearest()
+        self.path = self.model.prepare(ranks.device, run.precision, compiled=self.manner.compiled)
         self._adopt_arithmetic()
-        if self.compiled:
-            self.model.compile_trunk()
         self.meter = Meter(
             title=self.title,
             origin=origin_step(run),
@@ -169,12 +168,16 @@ class Pretraining:
             torch.set_num_threads(progress.threads)
         self.progress.micro_rows, self.progress.world = self.micro_rows, ranks.world
         self.progress.threads = torch.get_num_threads() if ranks.device.type == "cpu" else 0
-        self.progress.machine = devices.machine(ranks.device) | {"compiled": str(self.compiled)}
+        self.progress.machine = devices.machine(ranks.device) | {"path": self.path}
 
     # ------------------------------------------------------------ during
 
     def train(self) -> bool:
         """Take the missing steps. True when the target stands in the store, False when stopped before."""
+        with devices.repeatable(enabled=self.manner.deterministic):
+            return self._train()
+
+    def _train(self) -> bool:
         self.clock = self.last_save = time.monotonic()
         self.energy = devices.joules(self.ranks.device)
         self.published = self.progress.step == self.target
@@ -206,6 +209,8 @@ class Pretraining:
                 stop=self.manner.stop,
                 lost=self.manner.lost,
                 save=self._due,
+                copies=self.model.copies,
+                refresh=self.model.refresh,
             )
         finally:
             self.meter.close()
@@ -219,7 +224,9 @@ class Pretraining:
             origin_draw(run) + step * run.rows_per_step, run.rows_per_step, self.ranks.rank, self.ranks.world
         )
         return [
-            self.stream.batch(act.objective, part, step=step - act.first, fixed=self.compiled)
+            self.stream.batch(
+                act.objective, part, step=step - act.first, fixed=self.path == "compiled"
+            ).ready_for(self.ranks.device)
             for part in draws.split(self.micro_rows)
         ]
 
@@ -281,7 +288,7 @@ class Pretraining:
             micro_rows=self.micro_rows,
             ranks=self.ranks,
             autocast=lambda: devices.autocast(self.ranks.device, self.run.precision),
-            fixed=self.compiled,
+            fixed=self.path == "compiled",
         )
         self.model.train()
         if losses:

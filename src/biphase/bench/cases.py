@@ -1,0 +1,289 @@
+"""What is measured: cases as records, their defaults by the kind of device, and the list that a device is known by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from biphase.errors import SpecError, nearest
+from biphase.presets import SIZES
+
+SUBJECTS = ("pretrain", "finetune", "retrieval", "scale", "all")
+OBJECTIVES = ("mlm", "clm")
+PACKINGS = ("chunks", "rows", "documents")
+PRECISIONS = ("bf16", "fp32", "fp8")
+PEERS = ("trainer", "trainer-compiled")
+NO_PEER = "none"
+
+PEER_ROWS = 12  # whose logits fit beside the Trainer at a vocabulary of 128,256
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a kind of device can do in a minute."""
+
+    size: str
+    vocab: int
+    length: int
+    rows: int  # of a micro-batch; 0: what training takes by itself
+    batch: int  # examples of a fine-tuning step
+    steps: int
+    warm: int  # steps before those that are counted; the device is waited for within them, once
+    precision: str
+    peers: tuple[str, ...]
+    passages: int
+    scale: tuple[str, ...]  # sizes, the usual one first
+
+
+PLACES = {
+    "cuda": Place("210m", 128_256, 2_048, 0, 32, 20, 5, "bf16", PEERS, 16_384, ("210m", "610m", "30m", "8m")),
+    "cpu": Place("8m", 2_048, 128, 8, 8, 3, 3, "fp32", ("trainer",), 32, ("2m", "8m", "1m")),
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was typed, checked. Empty and 0: as the device has it."""
+
+    subject: str = "pretrain"
+    size: str = ""
+    objective: str = "mlm"
+    ratio: float = 0.4
+    packing: str = "chunks"
+    rows: int = 0
+    steps: int = 0
+    against: tuple[str, ...] = ()
+    precision: str = ""
+    profile: bool = False
+    save: bool = False
+
+    def __post_init__(self) -> None:
+        _known("bench", self.subject, SUBJECTS)
+        _known("--objective", self.objective, OBJECTIVES)
+        _known("--packing", self.packing, PACKINGS)
+        if self.size:
+            _known("--size", self.size, SIZES)
+        if self.precision:
+            _known("--precision", self.precision, PRECISIONS)
+        for peer in self.against:
+            _known("--against", peer, (*PEERS, NO_PEER))
+        if NO_PEER in self.against and len(self.against) > 1:
+            raise SpecError("--against none stands alone; leave it out, or leave out the others")
+        if not 0 < self.ratio < 1:
+            raise SpecError(f"--ratio is a share between 0 and 1, not {self.ratio:g}; usual: --ratio 0.4")
+        if self.rows < 0 or self.steps < 0:
+            raise SpecError("--rows and --steps must not be negative; 0 takes what suits the device")
+        if self.save and self.subject not in ("scale", "all"):
+            raise SpecError(
+                f"--save keeps the cases of scale, not of {self.subject}; type bench scale --save"
+            )
+        if self.save and self.size:
+            raise SpecError("--save needs every size of scale; leave out --size")
+        if self.precision == "fp8" and self.subject != "pretrain":
+            raise SpecError("--precision fp8 is for pretraining; type bench pretrain --precision fp8")
+
+    def subjects(self) -> tuple[str, ...]:
+        return SUBJECTS[:-1] if self.subject == "all" else (self.subject,)
+
+    def peers(self, place: Place) -> tuple[str, ...]:
+        if NO_PEER in self.against:
+            return ()
+        return tuple(dict.fromkeys(self.against)) or place.peers
+
+
+def _known(what: str, value: str, names: Any) -> None:
+    if value not in names:
+        raise SpecError(f"{what} {value!r} is not known; {nearest(value, names)}")
+
+
+# ---------------------------------------------------------------- cases
+
+
+@dataclass(frozen=True)
+class PretrainCase:
+    """Steps of one micro-batch each, on random tokens."""
+
+    size: str
+    vocab: int
+    objective: str
+    ratio: float
+    packing: str
+    length: int
+    rows: int
+    steps: int
+    warm: int
+    precision: str
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.length
+
+    @property
+    def title(self) -> str:
+        asked = f"MLM {self.ratio:.0%}" if self.objective == "mlm" else "CLM"
+        return f"{self.size} {asked}, {self.packing} of {self.length:,}"
+
+    def about(self) -> dict[str, Any]:
+        names = ("size", "vocab", "objective", "ratio", "packing", "length", "rows", "precision")
+        return {"kind": "pretrain", **{name: getattr(self, name) for name in names}}
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How long the texts of a dataset are, in tokens: a gamma distribution, cut off."""
+
+    name: str
+    mean: float
+    most: int
+    shape: float  # the larger, the more alike they are
+    labels: int  # of a text; 0: an answer inside it is asked for
+
+
+# The means, the spread and the longest of these datasets as they are commonly tokenized.
+LIKE = (
+    Lengths("SST-2-like", 13, 64, 2.0, 2),
+    Lengths("MNLI-like", 40, 256, 5.0, 3),
+    Lengths("SQuAD-like", 180, 512, 7.5, 0),
+)
+QUERIES, PASSAGES = Lengths("queries", 16, 64, 6.0, 0), Lengths("passages", 120, 512, 6.0, 0)
+
+
+@dataclass(frozen=True)
+class FinetuneCase:
+    """Steps of one batch of texts each."""
+
+    size: str
+    vocab: int
+    lengths: Lengths
+    batch: int
+    steps: int
+    warm: int
+    precision: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.size} {self.lengths.name}, {self.lengths.mean:g} tokens a text"
+
+    def about(self) -> dict[str, Any]:
+        names = ("size", "vocab", "batch", "precision")
+        return {
+            "kind": "finetune",
+            "like": self.lengths.name,
+            **{name: getattr(self, name) for name in names},
+        }
+
+
+@dataclass(frozen=True)
+class RetrievalCase:
+    """Steps of one batch of pairs each; then passages that are only read."""
+
+    size: str
+    vocab: int
+    batch: int
+    steps: int
+    warm: int
+    precision: str
+    passages: int
+
+    @property
+    def title(self) -> str:
+        return f"{self.size} {self.batch} pairs"
+
+    def about(self) -> dict[str, Any]:
+        return {
+            "kind": "retrieval",
+            **{name: getattr(self, name) for name in ("size", "vocab", "batch", "precision")},
+        }
+
+
+@dataclass(frozen=True)
+class ScoreCase:
+    """Texts that are only read."""
+
+    size: str
+    vocab: int
+    passages: int
+    precision: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.size} reading texts of {PASSAGES.mean:g} tokens"
+
+    def about(self) -> dict[str, Any]:
+        names = ("size", "vocab", "precision")
+        return {"kind": "score", **{name: getattr(self, name) for name in names}}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The cases that a device is known by: each part of the cost of a step weighs in some of them."""
+
+    pretrain: list[PretrainCase] = field(default_factory=list)
+    finetune: list[FinetuneCase] = field(default_factory=list)
+    score: list[ScoreCase] = field(default_factory=list)
+
+
+class Maker:
+    """Makes the cases of what was asked, on a kind of device."""
+
+    def __init__(self, asked: Asked, kind: str, rows: int) -> None:
+        self.asked, self.place = asked, PLACES.get(kind, PLACES["cpu"])
+        self.rows = asked.rows or self.place.rows or rows
+        self.size = asked.size or self.place.size
+        self.steps = asked.steps or self.place.steps
+        self.precision = asked.precision or self.place.precision
+
+    def pretrain(self, size: str = "", **other: Any) -> PretrainCase:
+        asked, place = self.asked, self.place
+        values: dict[str, Any] = {
+            "objective": asked.objective,
+            "ratio": asked.ratio,
+            "packing": asked.packing,
+            "rows": self.rows,
+        }
+        return PretrainCase(
+            size=size or self.size, vocab=place.vocab, length=place.length, steps=self.steps, warm=place.warm,
+            precision=self.precision, **(values | other),
+        )  # fmt: skip
+
+    def peer_rows(self) -> int:
+        """Rows of the Trainer's batch: as typed, else the usual ones."""
+        return self.asked.rows or min(self.rows, PEER_ROWS)
+
+    def finetune(self, lengths: Lengths, size: str = "") -> FinetuneCase:
+        place = self.place
+        return FinetuneCase(
+            size or self.size, place.vocab, lengths, place.batch, self.steps, place.warm, self.precision
+        )
+
+    def retrieval(self) -> RetrievalCase:
+        place = self.place
+        return RetrievalCase(
+            self.size, place.vocab, place.batch, self.steps, place.warm, self.precision, place.passages
+        )
+
+    def score(self, size: str) -> ScoreCase:
+        return ScoreCase(size, self.place.vocab, self.place.passages, self.precision)
+
+    def scale(self) -> Scale:
+        """With a size, the cases of that size alone."""
+        usual, larger, *smaller = self.place.scale
+        small = smaller[0]
+        plain = {"objective": "mlm", "ratio": 0.4, "packing": "chunks"}
+        made = Scale(
+            [
+                self.pretrain(usual, **plain),
+                self.pretrain(usual, **(plain | {"objective": "clm"})),
+                self.pretrain(usual, **(plain | {"packing": "rows"})),
+                *(self.pretrain(size, **plain) for size in (larger, *smaller)),
+            ],
+            [self.finetune(lengths, size) for size in (usual, small) for lengths in LIKE],
+            [self.score(size) for size in (usual, small)],
+        )
+        if not self.asked.size:
+            return made
+        known = (usual, larger, *smaller)
+        _known("bench scale --size", self.asked.size, known)
+        return Scale(
+            *([case for case in some if case.size == self.asked.size] for some in vars(made).values())
+        )

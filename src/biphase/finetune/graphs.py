@@ -1,0 +1,98 @@
+"""Whole optimizer steps as CUDA graphs: captured once for each size of batch, replayed for every rate and seed.
+
+A step on 32 short texts is hundreds of kernels of a few microseconds; starting them one by one takes longer than they
+do. A graph starts them all at once. It reads and writes the same memory each time, so a batch is copied over the first
+of its size, the rate and the number of labels are numbers on the device, and weights, head, moments and counts stay
+where they are from one fine-tuning to the next. Plain steps use the same memory: both kinds may follow each other.
+
+Before a step is captured it is taken `WARM` times idly: kernels are built and chosen, and nothing is changed, since
+AdamW is told that the numbers were not finite.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from biphase.finetune.buckets import Buckets
+from biphase.finetune.model import TaskBatch
+from biphase.training.step import PlainStep, Step, Taken
+
+WARM = 2  # idle steps
+AHEAD = (
+    16  # steps given to the device before the host waits for the first: enough to stay busy, few to stop soon
+)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One size of batches."""
+
+    graph: torch.cuda.CUDAGraph
+    buffer: Tensor  # where the graph reads its batch
+
+
+class Graphs:
+    """The captured steps of one model, optimizer and task."""
+
+    def __init__(self, buckets: Buckets, device: torch.device) -> None:
+        self.buckets, self.device = buckets, device
+        self.captured: dict[int, Captured] = {}  # by width
+        self.pool = torch.cuda.graph_pool_handle()  # one: no two graphs run at a time
+        self.stream = torch.cuda.Stream(device)
+        # What graphs read and leave behind lies outside their pool, where no other graph writes.
+        self.labels, self.rate = torch.ones((), device=device), torch.zeros((), device=device)
+        self.outcome = torch.zeros(3, device=device)  # loss, norm, unsound
+        self.under_way: deque[torch.cuda.Event] = deque()
+
+    def over(self, plain: PlainStep[TaskBatch]) -> Step[TaskBatch]:
+        """A way to take steps: by a graph where a batch has the size for it, else the plain way."""
+
+        def take(micro: list[TaskBatch], labels: int, rate: float) -> Taken:
+            if len(micro) == 1 and micro[0].width:
+                return self._replay(plain, micro[0], labels, rate)
+            return plain(micro, labels, rate)
+
+        return take
+
+    def _replay(self, plain: PlainStep[TaskBatch], batch: TaskBatch, labels: int, rate: float) -> Taken:
+        self.labels.fill_(max(labels, 1))
+        self.rate.fill_(rate)
+        if batch.width not in self.captured:
+            self.captured[batch.width] = self._capture(plain, batch)
+        one = self.captured[batch.width]
+        assert batch.buffer is not None
+        one.buffer.copy_(batch.buffer, non_blocking=True)
+        one.graph.replay()
+        self._wait_for_an_older_one()
+        return Taken(*self.outcome.clone().unbind())  # a copy: the next step writes over it
+
+    def _capture(self, plain: PlainStep[TaskBatch], batch: TaskBatch) -> Captured:
+        there = batch.to(self.device)
+        assert there.buffer is not None
+        here = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(here)
+        with torch.cuda.stream(self.stream):
+            for _ in range(WARM):
+                self._step(plain, there, idle=True)
+        here.wait_stream(self.stream)
+        graph = torch.cuda.CUDAGraph()
+        # Only this thread must not touch the device meanwhile: a loader's thread may go on pinning memory.
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+            self._step(plain, there, idle=False)
+        return Captured(graph, there.buffer)
+
+    def _step(self, plain: PlainStep[TaskBatch], batch: TaskBatch, *, idle: bool) -> None:
+        taken = plain([batch], self.labels, self.rate, idle=idle)
+        self.outcome.copy_(torch.stack([taken.loss, taken.norm, taken.unsound]))
+
+    def _wait_for_an_older_one(self) -> None:
+        """Let the host run ahead of the device, but not so far that it could not stop in time."""
+        done = torch.cuda.Event(blocking=True)
+        done.record(torch.cuda.current_stream(self.device))
+        self.under_way.append(done)
+        if len(self.under_way) > AHEAD:
+            self.under_way.popleft().synchronize()

@@ -1,0 +1,225 @@
+"""The blocks of EuroBERT and Llama, forward and backward by hand.
+
+    r += y ; n = norm(r) ; q k v = n·W ; turned by position ; attention ; y = a·W
+    r += y ; n = norm(r) ; g u = n·W  ; h = silu(g)·u ;                  y = h·W
+
+Each line of element-wise work is one kernel. In small batches, what the backward pass can make again while it reads its
+inputs anyway (norms, h) is not kept: a block keeps r twice, q k v, a, and g u. Between blocks travel r and y, which the next block
+adds. Where hidden states are asked for at some tokens only, as by a masked objective, the last block does its second
+half for those alone. Weights are transformers' own, read through 16-bit copies (`Joined`); their gradients are put in place directly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from biphase import kernels
+from biphase.models.attention import Sight
+from biphase.models.fused.attention import Look, attend, attend_backward, look_of
+from biphase.models.fused.weights import Joined
+
+FAMILIES = ("EuroBertModel", "LlamaModel")
+LEAN = 2**15  # tokens: whoever computes fewer at a time is short of memory, and the rest costs 1% of the time
+ROTATIONS = ("default", "linear", "llama3")  # whose angles depend on the position alone
+
+
+def refusal(trunk: Any) -> str:
+    """Why a trunk cannot be computed here; empty if it can."""
+    name, config = type(trunk).__name__, trunk.config
+    if name not in FAMILIES:
+        return f"{name} is not one of {', '.join(FAMILIES)}"
+    linear = [
+        one
+        for block in trunk.layers
+        for part in (block.self_attn, block.mlp)
+        for one in part.children()
+        if any(True for _ in one.parameters())
+    ]
+    if any(type(one) is not nn.Linear or one.bias is not None for one in linear):
+        return "its matrices have biases or adapters"
+    if config.hidden_act != "silu" or trunk.rotary_emb.rope_type not in ROTATIONS:
+        return "its activation or its positions are of another kind"
+    width = trunk.layers[0].self_attn.head_dim
+    if width & (width - 1) or not 16 <= width <= 128:
+        return f"its heads are {width} wide"
+    return ""
+
+
+class Block:
+    """The weights of one block."""
+
+    def __init__(self, block: Any, dtype: torch.dtype) -> None:
+        attention, mlp = block.self_attn, block.mlp
+        self.qkv = Joined(
+            attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight, dtype=dtype
+        )
+        self.out = Joined(attention.o_proj.weight, dtype=dtype)
+        self.gate_up = Joined(mlp.gate_proj.weight, mlp.up_proj.weight, dtype=dtype)
+        self.down = Joined(mlp.down_proj.weight, dtype=dtype)
+        self.norms = block.input_layernorm, block.post_attention_layernorm
+        self.width = attention.head_dim
+        self.heads = len(attention.q_proj.weight) // self.width
+        self.keys = len(attention.k_proj.weight) // self.width
+
+    @property
+    def matrices(self) -> tuple[Joined, ...]:
+        return self.qkv, self.out, self.gate_up, self.down
+
+
+@dataclass(frozen=True)
+class How:
+    """What all blocks of one forward share."""
+
+    look: Look
+    positions: Tensor  # (N,)
+    tables: tuple[Tensor, Tensor]
+    ops: Any
+    lean: bool  # norms and h are made again in the backward pass, not kept
+    only: Tensor | None = (
+        None  # (P,) the tokens whose hidden states are asked for: the last block goes on with these
+    )
+
+
+class _Block(torch.autograd.Function):
+    """r, y → r, y"""
+
+    @staticmethod
+    def forward(
+        ctx: Any, r: Tensor, y: Tensor | None, first: Tensor, second: Tensor, block: Block, how: How
+    ) -> tuple[Tensor, Tensor]:
+        ops, eps = how.ops, block.norms[0].variance_epsilon
+        r1, n1, s1 = ops.add_norm(r, y, first, eps)
+        qkv = block.qkv.project(n1).unflatten(-1, (-1, block.width))  # (N, H + 2K, D)
+        ops.rotate_(qkv, how.positions, *how.tables, turned=block.heads + block.keys)
+        a, kept = attend(qkv, how.look)
+        seen, r = (a, r1) if how.only is None else (a[how.only], r1[how.only])
+        r2, n2, s2 = ops.add_norm(r, block.out.project(seen.flatten(1)), second, eps)
+        gate_up = block.gate_up.project(n2)
+        h = ops.swiglu(gate_up)
+        y = block.down.project(h)
+        ctx.block, ctx.how, ctx.added = block, how, ctx.needs_input_grad[1]
+        made = (None, None, None) if how.lean else (n1, n2, h)
+        ctx.save_for_backward(r1, s1, first, qkv, a, r2, s2, second, gate_up, *made, *kept)
+        return r2, y
+
+    @staticmethod
+    def backward(ctx: Any, dr: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:  # ty: ignore[incompatible-method-override]
+        block, how = ctx.block, ctx.how
+        ops, again = how.ops, how.lean
+        r1, s1, first, qkv, a, r2, s2, second, gate_up, n1, n2, h, *kept = ctx.saved_tensors
+        # r and y have one gradient: the next block adds them before it does anything else.
+        made = ops.swiglu_backward_(block.down.back(dy), gate_up, again=again)
+        block.down.learn(dy, made if again else h)
+        dr, made, d_second = ops.add_norm_backward(
+            block.gate_up.back(gate_up), r2, second, s2, dr, again=again
+        )
+        block.gate_up.learn(gate_up, made if again else n2)
+        del made, gate_up
+        block.out.learn(dr, (a if how.only is None else a[how.only]).flatten(1))
+        da = block.out.back(dr).unflatten(-1, (-1, block.width))
+        if how.only is not None:  # what was not asked for has no gradient
+            da = torch.zeros_like(a).index_copy_(0, how.only, da)
+            dr = torch.zeros_like(r1).index_copy_(0, how.only, dr)
+        below = attend_backward(da, qkv, a, tuple(kept), how.look)
+        if isinstance(below, Tensor):
+            ops.rotate_(below, how.positions, *how.tables, turned=block.heads + block.keys, back=True)
+        else:
+            below = ops.unrotate(*below, how.positions, *how.tables)
+        below = below.flatten(1)
+        dr, made, d_first = ops.add_norm_backward(block.qkv.back(below), r1, first, s1, dr, again=again)
+        block.qkv.learn(below, made if again else n1)
+        return dr, dr if ctx.added else None, d_first, d_second, None, None
+
+
+class _LastNorm(torch.autograd.Function):
+    """r, y → norm(r + y)"""
+
+    @staticmethod
+    def forward(ctx: Any, r: Tensor, y: Tensor, weight: Tensor, eps: float, ops: Any) -> Tensor:
+        total, n, s = ops.add_norm(r, y, weight, eps)
+        ctx.ops = ops
+        ctx.save_for_backward(total, weight, s)
+        return n
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # ty: ignore[incompatible-method-override]
+        total, weight, s = ctx.saved_tensors
+        dr, _, d_weight = ctx.ops.add_norm_backward(grad.contiguous(), total, weight, s, None, again=False)
+        return dr, dr, d_weight, None, None
+
+
+class FusedTrunk:
+    """A view of a transformers trunk: (B, T) ids → (B, T, d). Holds copies of its weights, none of its own."""
+
+    def __init__(self, trunk: Any, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.trunk, self.dtype = trunk, dtype
+        self.device = trunk.embed_tokens.weight.device
+        self.ops = kernels.of(self.device)
+        self.blocks = [Block(one, dtype) for one in trunk.layers]
+        self.places: list[Tensor] = []
+        self.weights: list[Tensor] = []
+        self.tables: tuple[Tensor, Tensor]
+        self.seen: tuple[int, ...] = ()  # versions of all that copies were made of
+        self.watch(*(matrix for block in self.blocks for matrix in block.matrices))
+
+    def watch(self, *matrices: Joined) -> None:
+        """Keep the copies of these as fresh as their weights."""
+        self.seen = ()
+        for matrix in matrices:
+            for place, weight in matrix.stale():
+                self.places.append(place)
+                self.weights.append(weight)
+
+    def copies(self) -> dict[int, Tensor]:
+        """The copies by the addresses of what they are copies of."""
+        return {one.data_ptr(): place for one, place in zip(self.weights, self.places, strict=True)}
+
+    def refresh(self) -> None:
+        """Make the copies anew: the weights, or the base of the positions, have changed."""
+        with torch.no_grad():
+            if self.places:
+                torch._foreach_copy_(self.places, self.weights)
+            if not self.seen or self.seen[-1] != self._versions()[-1]:
+                self.tables = self._rotations()
+        self.seen = self._versions()
+
+    def _versions(self) -> tuple[int, ...]:
+        turned = next(iter(self.trunk.rotary_emb.buffers()))
+        return (*(one._version for one in self.weights), turned._version)
+
+    def _rotations(self) -> tuple[Tensor, Tensor]:
+        longest = torch.arange(self.trunk.config.max_position_embeddings, device=self.device)[None]
+        wide = torch.zeros((), dtype=torch.float32, device=self.device)
+        cos, sin = self.trunk.rotary_emb(wide, position_ids=longest)
+        half = cos.shape[-1] // 2
+        return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
+
+    def __call__(self, ids: Tensor, positions: Tensor, sight: Sight, *, only: Tensor | None = None) -> Tensor:
+        """Hidden states of all tokens, or, with `only`, of those of the B·T tokens, each at most once: (P, d).
+
+        At most once: their gradients are put back where they came from, not added up.
+        """
+        capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if not capturing and self.seen != self._versions():
+            self.refresh()
+        with torch.autocast(self.device.type, enabled=False):
+            first = self.blocks[0]
+            look = look_of(sight, *ids.shape, self.device, heads=(first.heads, first.keys), width=first.width)
+            how = How(look, positions.flatten(), self.tables, self.ops, lean=ids.numel() < LEAN)
+            r = F.embedding(ids.flatten(), self.trunk.embed_tokens.weight).to(self.dtype)
+            if torch.is_grad_enabled() and not r.requires_grad:  # a frozen embedding: what follows may learn
+                r.requires_grad_(any(one.requires_grad for one in self.trunk.parameters()))
+            y: Tensor | None = None
+            for number, block in enumerate(self.blocks, 1):
+                if number == len(self.blocks):
+                    how = replace(how, only=only)
+                r, y = _Block.apply(r, y, *(norm.weight for norm in block.norms), block, how)
+            assert y is not None
+            last = self.trunk.norm
+            hidden = _LastNorm.apply(r, y, last.weight, last.variance_epsilon, self.ops)
+        return hidden.view(*ids.shape, -1) if only is None else hidden

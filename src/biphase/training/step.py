@@ -1,0 +1,77 @@
+"""One optimizer step, from micro-batches to new weights. Nothing in it waits for the device, or reads from it.
+
+So it can be captured whole in a CUDA graph: the number of labels and the rate then come as numbers on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Generic, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from biphase.training.devices import Ranks
+from biphase.training.optimizer import gradient_norm, update
+
+
+class MicroBatch(Protocol):
+    """What a step must know of the data: how many labels it has, and how to bring it to a device."""
+
+    @property
+    def count(self) -> int: ...
+
+    def to(self, device: torch.device) -> Self: ...
+
+
+Micro = TypeVar("Micro", bound=MicroBatch)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a step found, on the device: reading it waits."""
+
+    loss: Tensor  # mean over the labels of all processes
+    norm: Tensor  # of the gradient, before clipping
+    unsound: Tensor  # 1 where a number was not finite and nothing was changed
+
+
+Step = Callable[[list[Micro], int, float], Taken]  # micro-batches, labels of all processes, rate
+
+
+@dataclass(frozen=True)
+class PlainStep(Generic[Micro]):
+    """A step taken kernel by kernel; what all steps of a training have in common."""
+
+    parameters: list[nn.Parameter]
+    optimizer: torch.optim.AdamW
+    loss_sum: Callable[[Micro], Tensor]
+    clip: float
+    ranks: Ranks
+    autocast: Callable[[], AbstractContextManager[object]]
+    copies: Callable[[], dict[int, Tensor]]  # of weights in 16 bits, by the address of the weight
+    refresh: Callable[[], None]  # makes them anew
+
+    def __call__(
+        self, micro: list[Micro], labels: int | Tensor, rate: float | Tensor, *, idle: bool = False
+    ) -> Taken:
+        """Gradients, their norm, clipping, AdamW. `idle`: all of it, and nothing is changed."""
+        device = self.ranks.device
+        if not isinstance(labels, Tensor):
+            labels = max(labels, 1)
+        loss = torch.zeros((), device=device)
+        for batch in micro:
+            with self.autocast():
+                part = self.loss_sum(batch.to(device)) / labels
+            part.backward()
+            loss += part.detach()
+        loss = self.ranks.reduce_gradients(self.parameters, loss)
+
+        norm = gradient_norm(self.parameters)
+        unsound = torch.ones_like(loss) if idle else (~torch.isfinite(norm + loss)).float()
+        shrink = (norm / self.clip).clamp(min=1)
+        if not update(self.optimizer, rate=rate, unsound=unsound, shrink=shrink, copies=self.copies()):
+            self.refresh()
+        return Taken(loss, norm, unsound)

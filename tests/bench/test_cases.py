@@ -1,0 +1,72 @@
+"""What is measured where nothing is said, what can be said, and what is refused."""
+
+import pytest
+
+from biphase.bench.cases import LIKE, PEERS, PLACES, Asked, Maker
+from biphase.errors import SpecError
+from biphase.presets import SIZES
+
+
+def test_a_gpu_measures_the_papers_model_and_a_cpu_a_tiny_one():
+    gpu, cpu = (Maker(Asked(), kind, rows=24).pretrain() for kind in ("cuda", "cpu"))
+    assert (gpu.size, gpu.vocab, gpu.length, gpu.rows, gpu.steps) == ("210m", 128_256, 2_048, 24, 20)
+    assert (gpu.precision, cpu.precision) == ("bf16", "fp32")
+    assert (cpu.size, cpu.vocab, cpu.length) == ("8m", 2_048, 128)
+    assert cpu.steps < gpu.steps
+
+
+def test_rows_that_are_typed_hold_for_both_sides_and_else_the_trainer_has_twelve():
+    usual, typed = (Maker(Asked(rows=rows), "cuda", rows=24) for rows in (0, 32))
+    assert (usual.pretrain().rows, usual.peer_rows()) == (24, 12)
+    assert (typed.pretrain().rows, typed.peer_rows()) == (32, 32)
+
+
+def test_peers_are_the_devices_the_typed_ones_or_none():
+    place = PLACES["cuda"]
+    assert Asked().peers(place) == PEERS
+    assert Asked(against=("trainer", "trainer")).peers(place) == ("trainer",)
+    assert Asked(against=("none",)).peers(place) == ()
+
+
+def test_scale_covers_what_a_cost_model_must_tell_apart():
+    for kind in PLACES:
+        made = Maker(Asked(subject="scale", packing="documents", objective="clm"), kind, rows=4).scale()
+        seen = {(case.size, case.objective, case.packing) for case in made.pretrain}
+        usual = PLACES[kind].scale[0]
+        assert {(usual, "mlm", "chunks"), (usual, "clm", "chunks"), (usual, "mlm", "rows")} <= seen
+        assert {case.size for case in made.pretrain} == set(PLACES[kind].scale)
+        assert {size for size, _, _ in seen} <= set(SIZES)
+        assert len(made.finetune) == 2 * len(LIKE)
+        assert {case.size for case in made.score} == {case.size for case in made.finetune}
+
+
+def test_scale_of_one_size_has_the_cases_of_that_size():
+    made = Maker(Asked(subject="scale", size="610m"), "cuda", rows=4).scale()
+    assert [case.size for case in made.pretrain] == ["610m"]
+    assert made.finetune == made.score == []
+    with pytest.raises(SpecError, match="'1b' is not known; known: 210m"):
+        Maker(Asked(subject="scale", size="1b"), "cuda", rows=4).scale()
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"subject": "pretrian"}, "did you mean 'pretrain'"),
+        ({"size": "211m"}, "did you mean '210m'"),
+        ({"objective": "mntp"}, "--objective 'mntp' is not known"),
+        ({"packing": "row"}, "did you mean 'rows'"),
+        ({"precision": "fp16"}, "--precision 'fp16' is not known"),
+        ({"against": ("optimus",)}, "--against 'optimus' is not known"),
+        ({"against": ("none", "trainer")}, "stands alone"),
+        ({"ratio": 1.0}, "usual: --ratio 0.4"),
+        ({"rows": -1}, "must not be negative"),
+        ({"steps": -1}, "must not be negative"),
+        ({"save": True}, "type bench scale --save"),
+        ({"subject": "scale", "save": True, "size": "210m"}, "leave out --size"),
+        ({"subject": "finetune", "precision": "fp8"}, "fp8 is for pretraining"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_a_line(said, words):
+    with pytest.raises(SpecError, match=words) as refused:
+        Asked(**said)
+    assert "\n" not in str(refused.value)

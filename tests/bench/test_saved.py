@@ -1,0 +1,92 @@
+"""What is known of a device: under which name, and in a form that the cost model reads."""
+
+import pytest
+import torch
+
+from biphase.bench.cases import Asked, Maker
+from biphase.bench.clock import Measured, failure
+from biphase.bench.results import OURS, Compared, Report, cases_of
+from biphase.bench.saved import save, short_name
+from biphase.files import Store, read_json
+from biphase.study import measured
+
+GPU = torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("full", "short"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA L40S", "l40s"),
+        ("AMD Instinct MI250X", "mi250x-gcd"),
+        ("NVIDIA GeForce RTX 3060 Ti", "rtx-3060-ti"),
+    ],
+)
+def test_a_device_has_a_name_that_can_be_typed(full, short):
+    assert short_name(GPU, full) == short
+
+
+def test_a_cpu_is_called_cpu():
+    assert short_name(torch.device("cpu"), "AMD EPYC") == "cpu"
+
+
+def scaled() -> Report:
+    """As a scale run on a GPU would give it, with made-up times in proportion to the work."""
+    made = Maker(Asked(subject="scale"), "cuda", rows=12).scale()
+    weight = {"8m": 1, "30m": 3, "210m": 10, "610m": 35}
+    report = Report("NVIDIA H200", "h200", "2026-01-01", {"torch": "2"}, "biphase bench scale")
+    for unit, some in (("tokens/s", made.pretrain), ("ms/step", made.finetune), ("tokens/s", made.score)):
+        for case in some:
+            seconds = 0.008 * weight[case.size]
+            side = Measured(seconds, seconds, 24_576.0)
+            report.compared.append(Compared(case.title, unit, case.about(), {OURS: side}))
+    return report
+
+
+def test_cases_say_what_a_cost_model_asks_for():
+    kinds = {}
+    for case in cases_of(scaled().compared):
+        kinds.setdefault(case["kind"], set()).update(case)
+    common = {"kind", "size", "vocab", "precision"}
+    assert kinds["pretrain"] == common | {"objective", "ratio", "packing", "length", "rows", "seconds"}
+    assert kinds["finetune"] == common | {"like", "batch", "tokens", "seconds"}
+    assert kinds["score"] == common | {"tokens_per_second"}
+
+
+def test_a_device_is_saved_whole_and_fits(tmp_path):
+    store = Store(tmp_path / "store")
+    place = save(scaled(), store)
+    assert place == store.root / "devices" / "h200.json"
+    content = read_json(place)
+    assert (content["name"], content["date"]) == ("h200", "2026-01-01")
+    assert content["model"] == measured.fit(content["cases"])
+    assert measured.speeds_of(content["model"], "bf16").finetune
+
+
+def compared(unit, ours, **others):
+    sides = {OURS: Measured(ours, ours, 100.0)}
+    sides |= {name.replace("_", "-"): Measured(value, value, 100.0) for name, value in others.items()}
+    return Compared("it", unit, {"kind": "pretrain"}, sides, passages=50)
+
+
+def test_a_ratio_says_how_many_times_faster_ours_is_whatever_the_unit():
+    for unit in ("tokens/s", "ms/step", "passages/s"):
+        one = compared(unit, 0.1, trainer=0.4, trainer_compiled=0.2)
+        assert one.ratio("trainer") == pytest.approx(4.0)
+        assert one.least_ratio == pytest.approx(2.0)
+    assert compared("ms/step", 0.1).value(OURS) == pytest.approx(100.0)
+    assert compared("passages/s", 0.1).value(OURS) == pytest.approx(500.0)
+    assert compared("tokens/s", 0.1).least_ratio is None
+
+
+def test_a_side_that_failed_has_no_ratio_and_its_reason_stands_below_the_table():
+    sides = {OURS: Measured(0.1, 0.1, 100.0), "trainer": failure("out of memory")}
+    one = Compared("210m", "tokens/s", {"kind": "pretrain"}, sides)
+    assert one.least_ratio is None
+    assert one.facts()["ratios"] == {}
+    words = Report("H200", "h200", "2026-01-01", {}, "biphase bench", [one]).words()
+    assert "failed" in words
+    assert "Trainer, 210m: out of memory" in words

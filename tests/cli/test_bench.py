@@ -1,0 +1,113 @@
+"""`biphase bench` as it is typed, on this CPU at tiny sizes, beside real peers."""
+
+import json
+
+import pytest
+
+from biphase.files import read_json
+from biphase.study import measured
+
+TINY = ("--size", "1m", "--steps", "1")
+
+
+def sides(result):
+    for name, side in result["sides"].items():
+        assert "failed" not in side, f"{name}: {side}"
+        assert side["seconds"] > 0
+    return list(result["sides"])
+
+
+def test_pretraining_stands_beside_the_trainer(verb):
+    code, out, err = verb("bench", "pretrain", *TINY, "--rows", "4", "--json", "--profile")
+    assert code == 0, err
+    found = json.loads(out)
+    (result,) = found["results"]
+    assert sides(result) == ["biphase", "trainer"]
+    assert (result["objective"], result["rows"], result["peer_rows"]) == ("mlm", 4, 4)
+    ours = result["sides"]["biphase"]
+    assert ours["tokens_per_second"] == pytest.approx(4 * 128 / ours["seconds"])
+    assert 0 <= ours["idle"] < 1
+    assert ours["ready_seconds"] > 0
+    assert result["ratios"]["trainer"] == pytest.approx(
+        ours["tokens_per_second"] / result["sides"]["trainer"]["tokens_per_second"]
+    )
+    (profile,) = found["profiles"].values()
+    assert {"GEMMs of the blocks", "GEMMs of the head", "attention"} <= set(profile["ms"])
+    assert found["name"] == "cpu"
+    assert found["command"].startswith("biphase bench pretrain --size 1m")
+
+
+def test_without_a_subject_pretraining_is_measured_and_a_table_printed(verb):
+    code, out, err = verb("bench", *TINY, "--objective", "clm", "--packing", "documents")
+    assert code == 0, err
+    head, command, _, names, values, *_ = out.splitlines()
+    assert "torch" in head
+    assert command.startswith("biphase bench")
+    assert names.split() == ["unit", "biphase", "Trainer", "ratio"]
+    assert values.startswith("1m CLM, documents of 128  tokens/s")
+    assert values.endswith("×")
+    assert "--packing rows makes it equal" in out
+    assert "biphase …" in err
+
+
+def test_finetuning_stands_beside_the_trainer(verb):
+    code, out, err = verb("bench", "finetune", *TINY, "--json")
+    assert code == 0, err
+    results = json.loads(out)["results"]
+    assert [one["like"] for one in results] == ["SST-2-like", "MNLI-like", "SQuAD-like"]
+    assert all(sides(one) == ["biphase", "trainer"] for one in results)
+    tokens = [one["tokens"] for one in results]
+    assert tokens == pytest.approx([8 * 13, 8 * 40, 8 * 180], rel=0.05)
+
+
+def test_retrieval_stands_beside_sentence_transformers(verb):
+    code, out, err = verb("bench", "retrieval", *TINY, "--json")
+    assert code == 0, err
+    training, reading = json.loads(out)["results"]
+    assert (training["unit"], reading["unit"]) == ("ms/step", "passages/s")
+    for one in (training, reading):
+        assert sides(one) == ["biphase", "sentence-transformers"]
+    assert reading["sides"]["biphase"]["value"] == pytest.approx(32 / reading["sides"]["biphase"]["seconds"])
+
+
+def test_scale_is_saved_as_the_cost_model_reads_it(verb, tmp_path):
+    code, out, err = verb("bench", "--save", "--steps", "1", "--store", tmp_path)
+    assert code == 0, err
+    assert "Next: biphase plan STUDY --device cpu" in out
+    content = read_json(tmp_path / "devices" / "cpu.json")
+    kinds = [case["kind"] for case in content["cases"]]
+    assert {kind: kinds.count(kind) for kind in kinds} == {"pretrain": 5, "finetune": 6, "score": 2}
+    assert content["versions"]["torch"]
+    speeds = measured.speeds_of(content["model"], "fp32")
+    assert speeds is not None
+    assert speeds.pretrain
+    assert speeds.finetune
+    assert speeds.score
+
+
+def test_with_nobody_to_compare_with_there_is_no_ratio(verb):
+    code, out, err = verb("bench", *TINY, "--against", "none")
+    assert code == 0, err
+    assert "ratio" not in out
+    assert "trainer" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("pretran",), "did you mean 'pretrain'?"),
+        (("--size", "9m"), "known: 1m, 2m, 8m"),
+        (("--against", "optimus"), "known: trainer"),
+        (("finetune", "--save"), "type bench scale --save"),
+        (("--ratio", "40"), "--ratio 0.4"),
+        (("--steps", "-3"), "must not be negative"),
+        (("finetune", "--precision", "fp8"), "type bench pretrain --precision fp8"),
+    ],
+)
+def test_wrong_options_are_refused_in_a_line(verb, words, said):
+    code, out, err = verb("bench", *words)
+    assert code == 2
+    assert out == ""
+    refusals = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(refusals) == 1
+    assert said in refusals[0]

@@ -1,0 +1,229 @@
+"""Padding to a few sizes: every step has one, little is wasted, and what is padding can be felt by nothing."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from biphase import CATALOG
+from biphase.batch import IGNORE
+from biphase.finetune.buckets import RATIO, ROUND, buckets_of
+from biphase.finetune.families import TextClassification, family_of
+from biphase.finetune.leaf import Bench, batches_of, rows_of
+from biphase.finetune.model import Setting
+from biphase.models.packed import in_one_piece, pack, pieces
+from biphase.randomness import permute, salt
+from biphase.specs import Classify, Task
+from biphase.tasks.encoding import Ragged
+from biphase.tasks.load import load
+
+NAMES = ["sources-mini", "wikiann-mini", "squadshifts-mini", "scifact-mini"]
+
+
+# ---------------------------------------------------------------- sizes
+
+
+class OfLengths(TextClassification):
+    """Texts of which only the lengths count."""
+
+    def __init__(self, lengths, batch):
+        self.task = Task("t", Classify("{text}", ("a", "b")), "./nowhere", batch=batch, steps=1_000)
+        self.size, starts = len(lengths), np.concatenate([[0], np.cumsum(lengths)])
+        self.ids = {"train": Ragged(np.zeros(starts[-1], np.int32), starts)}
+        self.inputs, self.labels = (self.ids["train"],), {"train": np.zeros(self.size, np.int64)}
+
+
+@pytest.mark.parametrize(
+    ("mean", "longest"), [(13, 64), (40, 256), (180, 512)], ids=["SST-2", "MNLI", "SQuAD"]
+)
+def test_nearly_all_steps_have_a_size_and_little_of_it_is_padding(mean, longest, setting):
+    lengths = np.random.default_rng(1).gamma(1.7, mean / 1.7, 20_000).astype(int).clip(2, longest)
+    some, way = OfLengths(lengths, 32), setting(train_tokens=32_768, varlen=True)
+    sizes = buckets_of(some, way)
+    assert len(sizes.widths) <= 10
+    wasted = []
+    for step in range(2_000):
+        tokens = int(lengths[rows_of(some, step, 3)].sum())
+        if len(rows_of(some, step, 3)) == 32 and (width := sizes.width_for(tokens)):
+            wasted.append(1 - tokens / width)
+    assert len(wasted) > 0.99 * 2_000
+    assert np.mean(wasted) < 0.08
+    assert np.quantile(wasted, 0.98) < 0.16
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=80), st.integers(1, 40), st.integers(1, 5_000))
+def test_sizes_ascend_by_a_tenth_and_each_has_room_for_padding(lengths, batch, budget):
+    some = OfLengths(np.array(lengths), batch)
+    sizes = buckets_of(some, Setting(torch.device("cpu"), "fp32", True, budget, budget))
+    assert sizes.texts == min(batch, len(lengths))
+    assert all(width > 0 and width % ROUND == 0 for width in sizes.widths)
+    assert all(low < high <= low * RATIO + 2 * ROUND for low, high in pairwise(sizes.widths))
+    for tokens in range(1, sizes.widths[-1]):
+        width = sizes.width_for(tokens)
+        if width:
+            assert sizes.spare(width) <= width - tokens <= sizes.spare(width) * sizes.longest
+
+
+def test_what_has_no_size_stays_as_it_came(two_kinds, setting):
+    some, way = two_kinds(train=40, batch=12), setting(varlen=True)
+    (batch,) = batches_of(some, 0, 0, way)
+    sizes = buckets_of(some, way)
+    assert sizes.pad(batch).width > 0
+    assert sizes.pad(replace(batch, inputs=batch.inputs * 2)).width == 0, "several inputs"
+    assert replace(sizes, texts=13).pad(batch).width == 0, "another number of texts"
+    assert replace(sizes, widths=(16,)).pad(batch).width == 0, "too many tokens"
+    assert replace(sizes, longest=batch.inputs[0].longest - 1).pad(batch).width == 0, "too long a text"
+    (last,) = batches_of(some, 3, 0, way, sizes)
+    assert (len(last.inputs[0]), last.width) == (4, 0), "the end of an epoch"
+    cut = batches_of(some, 0, 0, replace(way, train_tokens=60), sizes)
+    assert len(cut) > 1
+    assert not any(one.width for one in cut)
+
+
+# ---------------------------------------------------------------- places
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(1, 9), st.integers(0, 40))
+def test_padding_stands_behind_the_last_text_in_texts_of_its_own(lengths, spare, more):
+    texts = np.split(np.arange(1, sum(lengths) + 1), np.cumsum(lengths)[:-1])
+    packed = pack(texts, varlen=True)
+    width = sum(lengths) + spare + more
+    wide = packed.padded(width, spare=spare, longest=60)
+    count = sum(lengths)
+    for name in ("ids", "positions", "segments"):
+        assert torch.equal(getattr(wide, name)[0, :count], getattr(packed, name)[0])
+        assert getattr(wide, name).shape == (1, width)
+    assert wide.boundaries.dtype == torch.int32
+    assert wide.boundaries[: len(lengths) + 1].tolist() == packed.boundaries.tolist()
+    ends = wide.boundaries.diff()
+    assert len(ends) == len(lengths) + spare
+    assert wide.boundaries[-1] == width
+    assert ends.min() >= 1
+    assert ends.max() <= wide.longest == 60
+    wanted = [number for number, length in enumerate(ends.tolist()) for _ in range(length)]
+    assert wide.segments[0].tolist() == wanted
+    assert wide.positions[0].tolist() == [place for length in ends.tolist() for place in range(length)]
+    assert wide.owner.tolist() == [min(one, len(lengths)) for one in wanted]
+    assert torch.equal(wide.lengths, packed.lengths)
+
+
+def test_a_batch_in_one_piece_is_the_same_batch_wherever_the_piece_lies(two_kinds, setting):
+    way = setting(varlen=True)
+    (batch,) = batches_of(two_kinds(train=40, batch=11), 0, 0, way)
+    together = batch.gathered(pinned=False)
+    elsewhere = together.within(together.buffer.clone())
+    for one in (together, elsewhere):
+        start, end = one.buffer.data_ptr(), one.buffer.data_ptr() + one.buffer.nbytes
+        for wanted, found in zip(batch.tensors, one.tensors, strict=True):
+            assert torch.equal(wanted, found)
+            assert wanted.dtype == found.dtype
+            assert start <= found.data_ptr() <= end
+            assert found.data_ptr() != wanted.data_ptr()
+    elsewhere.buffer.zero_()
+    assert not any(one.any() for one in elsewhere.tensors)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=8))
+def test_pieces_of_any_length_lie_apart(lengths):
+    kinds = (torch.int64, torch.int32, torch.float32, torch.uint8)
+    some = [torch.full((length,), at + 1, dtype=kinds[at % 4]) for at, length in enumerate(lengths)]
+    assert all(
+        torch.equal(one, found)
+        for one, found in zip(some, pieces(in_one_piece(some, pinned=False), some), strict=True)
+    )
+
+
+def test_the_order_of_examples_is_the_permutation_it_always_was():
+    lengths = np.ones(20_000, int)
+    some = OfLengths(lengths, 48)
+    for step in (0, 1, 169, 170, 171, 300, 415, 416, 417, 700):  # blocks and epochs end between them
+        epoch, place = divmod(step, -(-20_000 // 48))
+        numbers = torch.arange(place * 48, min((place + 1) * 48, 20_000))
+        assert rows_of(some, step, 5).tolist() == permute(numbers, 20_000, salt(5, "order", epoch)).tolist()
+
+
+# ---------------------------------------------------------------- padding cannot be felt
+
+
+@pytest.fixture(scope="module")
+def small():
+    """The tasks that ship with the package, each read once and cut short."""
+    return {name: load(CATALOG[name], documents="judged") for name in NAMES}
+
+
+def family(name, small, reading, protocol):
+    task = replace(CATALOG[name], batch=6, steps=3)
+    return family_of(task, small[name], replace(reading, length=48), protocol=protocol)
+
+
+def seen_by_mask(batch):
+    """The same batch, end to end in one row, for a device without the kernel: a mask says what boundaries said."""
+    return replace(batch, inputs=tuple(replace(one, boundaries=None) for one in batch.inputs))
+
+
+def loss_and_gradients(some, model, batch):
+    model.zero_grad(set_to_none=True)
+    loss = some.loss_sum(model, seen_by_mask(batch))
+    loss.backward()
+    return loss.detach(), {name: one.grad.clone() for name, one in model.named_parameters()}
+
+
+@pytest.mark.parametrize("protocol", ["paper", "standard"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_padded_batch_has_the_loss_and_the_gradients_of_the_bare_one(
+    name, protocol, small, reading, encoder, setting
+):
+    some, way = family(name, small, reading, protocol), setting(varlen=True)
+    model = Bench(encoder(), way).fresh(some, 0)
+    sizes = buckets_of(some, way)
+    (bare,), (wide,) = batches_of(some, 0, 0, way), batches_of(some, 0, 0, way, sizes)
+    assert wide.width > bare.inputs[0].ids.numel()
+    assert wide.count == bare.count
+    loss, gradients = loss_and_gradients(some, model, bare)
+    again, padded = loss_and_gradients(some, model, wide)
+    assert again.item() == pytest.approx(loss.item(), rel=1e-6)
+    for part, wanted in gradients.items():
+        torch.testing.assert_close(padded[part], wanted, rtol=1e-5, atol=1e-6, msg=part)
+
+
+@pytest.mark.parametrize("protocol", ["paper", "standard"])
+@pytest.mark.parametrize("name", NAMES)
+def test_other_tokens_in_the_padding_change_not_a_bit(name, protocol, small, reading, encoder, setting):
+    some, way = family(name, small, reading, protocol), setting(varlen=True)
+    model = Bench(encoder(), way).fresh(some, 0)
+    (wide,) = batches_of(some, 0, 0, way, buckets_of(some, way))
+    packed = wide.inputs[0]
+    ids = packed.ids.clone()
+    padding = packed.owner == len(packed)
+    assert padding.any()
+    ids[0, padding] = torch.arange(1, int(padding.sum()) + 1) % 300
+    other = replace(wide, inputs=(replace(packed, ids=ids),))
+    loss, gradients = loss_and_gradients(some, model, wide)
+    again, perturbed = loss_and_gradients(some, model, other)
+    assert torch.equal(loss, again)
+    assert all(torch.equal(gradients[part], perturbed[part]) for part in gradients)
+    ids[0, 0] = ids[0, 0] + 1  # and a token that is none of it does
+    assert not torch.equal(loss, loss_and_gradients(some, model, other)[0])
+
+
+def test_padding_of_tokens_has_no_label(small, reading, setting):
+    some, way = family("wikiann-mini", small, reading, "paper"), setting(varlen=True)
+    (wide,) = batches_of(some, 0, 0, way, buckets_of(some, way))
+    padding = wide.inputs[0].owner == len(wide.inputs[0])
+    assert (wide.targets[padding] == IGNORE).all()
+    assert int((wide.targets != IGNORE).sum()) == wide.count
+
+
+def test_texts_of_one_token_keep_a_target_each(setting):
+    """As many texts as tokens: what a target belongs to must not be guessed from their number."""
+    some, way = OfLengths(np.ones(12, int), 6), setting(varlen=True)
+    (wide,) = batches_of(some, 0, 0, way, buckets_of(some, way))
+    assert wide.width
+    assert len(wide.targets) == 6

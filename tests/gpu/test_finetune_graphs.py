@@ -1,0 +1,215 @@
+"""On a CUDA device: steps as graphs are the steps taken the plain way, mix with them, begin anew, and never wait.
+
+Graphs pad their batches, so matrix products may be cut otherwise and 16-bit results rounded otherwise: trajectories
+agree within `CLOSE` of the loss over 40 steps at a rate that learns, not to the bit.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from biphase import CATALOG, SIZES, Finetune
+from biphase.data.tokenizer import train as train_tokenizer
+from biphase.finetune.buckets import buckets_of
+from biphase.finetune.families import family_of
+from biphase.finetune.leaf import Bench, batches_of, score
+from biphase.finetune.model import Setting
+from biphase.models.backbone import from_scratch
+from biphase.models.encoder import Encoder
+from biphase.presets import CORPORA
+from biphase.tasks.encoding import Reading
+from biphase.tasks.load import load
+
+pytestmark = pytest.mark.gpu
+CUDA = torch.device("cuda")
+NAMES = ["sources-mini", "wikiann-mini", "squadshifts-mini", "scifact-mini"]
+EVERY = pytest.mark.parametrize("name", NAMES)
+STEPS, RATE, CLOSE = 40, 3e-4, 0.05
+
+
+@pytest.fixture(scope="module")
+def reading():
+    from biphase.data.documents import Tally, blocks, parse
+    from biphase.data.listing import resolve
+    from biphase.data.sources import local
+
+    corpus = CORPORA["builtin"]
+    found = blocks(corpus, local(resolve(corpus).train))
+    made = train_tokenizer(corpus, (text for one in found for text, _ in parse(one, "text", Tally())), print)
+    return Reading(made.model, (), (made.special.eos,), 250, "test")
+
+
+def spec_of(name, protocol="standard"):
+    return Finetune(CATALOG[name], protocol=protocol)
+
+
+def family(name, reading, *, protocol="standard", **fields):
+    task = replace(CATALOG[name], **({"steps": STEPS, "batch": 16} | fields))
+    return family_of(
+        task, load(task, documents=spec_of(name, protocol).documents), reading, protocol=protocol
+    )
+
+
+def bench_of(precision="bf16", **fields):
+    """A new model on the device; with graphs=False every step is taken the plain way, by the same kernels."""
+    with torch.random.fork_rng():
+        model = from_scratch(SIZES["8m"], vocab=2_048, mask_id=1, length=256, seed=0)
+    encoder = Encoder(model.model.base_model, context=256)
+    bench = Bench(encoder, replace(Setting.of(CUDA, precision, varlen=True), **fields))
+    assert bench.encoder.graphable
+    return bench
+
+
+def losses(trained):
+    assert trained.finished
+    assert trained.skipped == 0
+    return torch.tensor(list(trained.losses.values()))
+
+
+def assert_close(one, other):
+    """Within a share of the loss at the start."""
+    assert len(one) == len(other) == STEPS
+    assert (one - other).abs().max() < CLOSE * one[0], (one, other)
+
+
+@EVERY
+@pytest.mark.parametrize("precision", ["bf16", "pure-bf16"])
+def test_trajectories_are_those_of_plain_steps(name, precision, reading):
+    some, spec = family(name, reading), spec_of(name)
+    bench = bench_of(precision)
+    by_graph = losses(bench.finetune(some, spec, lr=RATE, seed=1, loaders=1)[1])
+    assert bench.grid.graphs.captured, "no step was a graph"
+    plain = losses(bench_of(precision, graphs=False).finetune(some, spec, lr=RATE, seed=1)[1])
+    assert_close(by_graph, plain)
+    assert by_graph[-5:].mean() < by_graph[:5].mean()
+
+
+@EVERY
+def test_one_step_moves_the_weights_as_a_plain_one(name, reading):
+    """The first update, and the moments after it: a step that is not finite or not clipped would show."""
+    some, spec = family(name, reading, steps=1), spec_of(name)
+    found = []
+    for graphs in (True, False):
+        bench = bench_of(graphs=graphs)
+        before = {key: value.clone() for key, value in bench.encoder.state_dict().items()}
+        model, _ = bench.finetune(some, replace(spec, warmup=0.0), lr=1e-3, seed=1)
+        moved = {key: value - before[key] for key, value in model.encoder.state_dict().items()}
+        adam = bench.grid.adam
+        found.append((moved, {key: adam.state[one] for key, one in model.named_parameters()}))
+    (moved, state), (wanted, plain) = found
+    for key, value in wanted.items():
+        if value.is_floating_point() and value.abs().max() > 0:
+            near = torch.nn.functional.cosine_similarity(moved[key].flatten(), value.flatten(), dim=0)
+            assert near > 0.95, key
+    for key, kept in plain.items():
+        assert state[key]["step"].item() == kept["step"].item() == 1, key
+        first, second = state[key]["exp_avg"].float(), kept["exp_avg"].float()
+        assert (first - second).norm() < 0.1 * second.norm() + 1e-8, key
+
+
+@EVERY
+def test_graphs_and_plain_steps_mix_at_will(name, reading):
+    """Of its sizes only the smaller half is left: the other steps go the plain way between graphs."""
+    some, spec = family(name, reading), spec_of(name)
+    bench = bench_of()
+    bench.finetune(some, spec, lr=RATE, seed=2)
+    graphs = bench.grid.graphs
+    widths = graphs.buckets.widths
+    assert len(widths) > 1
+    graphs.buckets = replace(graphs.buckets, widths=widths[: len(widths) // 2])
+    whole = [batches_of(some, step, 1, bench.setting, graphs.buckets) for step in range(STEPS)]
+    ways = [len(micro) == 1 and micro[0].width > 0 for micro in whole]
+    assert 3 < sum(ways) < STEPS - 3
+    mixed = losses(bench.finetune(some, spec, lr=RATE, seed=1)[1])
+    assert_close(mixed, losses(bench_of(graphs=False).finetune(some, spec, lr=RATE, seed=1)[1]))
+
+
+def test_batches_without_a_size_go_the_plain_way_in_the_same_run(reading):
+    """Ends of epochs have fewer texts, and some steps more tokens than a micro-batch may have."""
+    some, spec = family("sources-mini", reading, batch=14), spec_of("sources-mini")
+    assert some.size % 14
+    least, most = (buckets_of(some, bench_of().setting).widths[at] for at in (0, -1))
+    budget = {"train_tokens": (least + most) // 2}
+    bench = bench_of(**budget)
+    cut = losses(bench.finetune(some, spec, lr=RATE, seed=1)[1])
+    assert bench.grid.graphs.captured
+    assert_close(cut, losses(bench_of(graphs=False, **budget).finetune(some, spec, lr=RATE, seed=1)[1]))
+
+
+def test_a_fine_tuning_in_company_is_one_alone(reading):
+    """Other rates, seeds and tasks before it leave nothing behind: weights, head, moments, counts, 16-bit copies."""
+    some, other = family("sources-mini", reading), family("wikiann-mini", reading)
+    spec, others = spec_of("sources-mini"), spec_of("wikiann-mini")
+
+    def outcome(bench):
+        model, trained = bench.finetune(some, spec, lr=RATE, seed=1)
+        scored = score(model, some, bench.setting)["test"].metrics["accuracy"]
+        counts = {int(state["step"]) for state in bench.grid.adam.state.values()}
+        return losses(trained), scored, counts
+
+    alone = outcome(bench_of())
+    bench = bench_of()
+    bench.finetune(some, spec, lr=5e-3, seed=2)
+    graphs = dict(bench.grid.graphs.captured)
+    again = outcome(bench)
+    assert all(bench.grid.graphs.captured[width] is one for width, one in graphs.items()), "captured anew"
+    bench.finetune(other, others, lr=5e-3, seed=3)
+    after_another = outcome(bench)
+    for one in (again, after_another):
+        assert_close(one[0], alone[0])
+        assert abs(one[1] - alone[1]) < 0.05
+        assert one[2] == alone[2] == {STEPS}
+
+
+def test_warming_up_and_capturing_change_nothing(reading):
+    """At a rate of 0 a run whose every size is captured leaves weights that were never touched."""
+    some, spec = family("sources-mini", reading), spec_of("sources-mini")
+    bench = bench_of()
+    came = {key: value.clone() for key, value in bench.encoder.state_dict().items()}
+    model, trained = bench.finetune(some, spec, lr=0.0, seed=1)
+    assert len(bench.grid.graphs.captured) > 1
+    assert all(torch.equal(came[key], value) for key, value in model.encoder.state_dict().items())
+    assert all(int(state["step"]) == STEPS for state in bench.grid.adam.state.values())
+    assert trained.skipped == 0
+
+
+def test_a_step_without_finite_numbers_is_skipped_inside_a_graph(reading):
+    some, spec = family("sources-mini", reading), spec_of("sources-mini")
+    bench = bench_of()
+    bench.finetune(some, spec, lr=RATE, seed=1)
+    weight = next(one for key, one in bench.encoder.named_parameters() if "embed" in key)
+    bench.weights = {
+        key: torch.full_like(value, float("nan")) if value.shape == weight.shape else value
+        for key, value in bench.weights.items()
+    }
+    _, trained = bench.finetune(some, spec, lr=RATE, seed=1)
+    assert trained.skipped == STEPS
+    assert all(int(state["step"]) == 0 for state in bench.grid.adam.state.values())
+    assert not any(state["exp_avg"].any() for state in bench.grid.adam.state.values())
+
+
+@EVERY
+def test_no_step_waits_for_the_device(name, reading):
+    some, spec = family(name, reading), spec_of(name)
+    bench = bench_of()
+    bench.finetune(some, spec, lr=RATE, seed=1, loaders=1)  # sizes are captured, kernels built
+
+    def tell(step, steps):
+        torch.cuda.set_sync_debug_mode("error" if 0 < step < steps else "default")
+
+    try:
+        _, trained = bench.finetune(some, spec, lr=RATE, seed=1, loaders=1, tell=tell)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert trained.finished
+
+
+def test_memory_does_not_grow_from_one_fine_tuning_to_the_next(reading):
+    some, spec = family("sources-mini", reading), spec_of("sources-mini")
+    bench, held = bench_of(), []
+    for seed in (1, 1, 1):
+        bench.finetune(some, spec, lr=RATE, seed=seed)
+        torch.cuda.synchronize()
+        held.append(torch.cuda.memory_allocated())
+    assert held[2] <= held[1]

@@ -1,0 +1,84 @@
+"""Measured devices: those of the store before those that ship, fitted anew where another version fitted them."""
+
+import json
+
+import pytest
+
+from biphase.errors import SpecError, StoreError
+from biphase.files import Store
+from biphase.study.machines import SHIPPED, machine_named
+from biphase.study.measured import fit
+
+CASE = {
+    "kind": "pretrain", "size": "210m", "vocab": 128_256, "objective": "mlm", "ratio": 0.4, "packing": "chunks",
+    "length": 2048, "rows": 12, "seconds": 0.07, "precision": "bf16",
+}  # fmt: skip
+
+
+def device(folder, name, **change):
+    folder.mkdir(parents=True, exist_ok=True)
+    told = {
+        "device": "NVIDIA Fast", "name": name, "date": "2026-11-15T10:00:00", "versions": {"torch": "2.11.0+cu130"},
+        "cases": [CASE], "model": fit([CASE]),
+    }  # fmt: skip
+    (folder / f"{name}.json").write_text(json.dumps(told | change))
+
+
+def test_a_device_of_the_store_counts_before_one_that_ships(tmp_path):
+    store, shipped = Store(tmp_path / "store"), tmp_path / "shipped"
+    device(shipped, "fast", device="shipped")
+    found = machine_named("fast", store, shipped)
+    assert found is not None
+    assert (found.title, found.shipped) == ("shipped", True)
+    device(store.root / "devices", "fast")
+    found = machine_named("fast", store, shipped)
+    assert found is not None
+    assert (found.title, found.shipped, found.when) == (
+        "NVIDIA Fast", False, "measured 2026-11-15, torch 2.11.0",
+    )  # fmt: skip
+    assert found.model == fit([CASE])
+
+
+def test_a_device_that_was_not_measured_is_known_by_its_peak_and_others_are_refused(tmp_path):
+    store = Store(tmp_path / "store")
+    assert machine_named("a100", store, tmp_path) is None
+    device(store.root / "devices", "b200")
+    with pytest.raises(SpecError, match="there is no device 'b20'; did you mean 'b200'"):
+        machine_named("b20", store, tmp_path)
+    for odd in ("../devices/b200", "", "*"):
+        with pytest.raises(SpecError, match="there is no device"):
+            machine_named(odd, store, tmp_path)
+
+
+@pytest.mark.parametrize("model", [None, {"form": 0}, {}])
+def test_what_another_version_fitted_is_fitted_anew_from_the_cases(tmp_path, model):
+    store = Store(tmp_path)
+    device(store.root / "devices", "fast", model=model)
+    found = machine_named("fast", store)
+    assert found is not None
+    assert found.model == fit([CASE])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": None, "cases": []}, {"model": None, "cases": None}, {"date": "x", "versions": {}},
+        {"model": {"form": 1, "precisions": {"bf16": {}}}}, {"model": None, "cases": [CASE | {"seconds": -1}]},
+    ],
+)  # fmt: skip
+def test_a_damaged_device_is_one_line(tmp_path, change):
+    store = Store(tmp_path)
+    device(store.root / "devices", "fast", **change)
+    with pytest.raises(StoreError, match=r"fast\.json is no measured device; .*biphase bench scale --save"):
+        machine_named("fast", store)
+    (tmp_path / "devices" / "fast.json").write_text("{")
+    with pytest.raises(StoreError, match="is no measured device"):
+        machine_named("fast", store)
+
+
+def test_devices_that_ship_can_be_read(tmp_path):
+    for path in SHIPPED.glob("*.json"):
+        found = machine_named(path.stem, Store(tmp_path))
+        assert found is not None
+        assert found.shipped
+        assert found.model["precisions"]

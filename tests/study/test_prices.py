@@ -1,0 +1,301 @@
+"""Pieces and fine-tunings in seconds: sums by hand, what is left, what is said to be left out; as text and as JSON."""
+
+import json
+import struct
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from biphase.catalog import CATALOG
+from biphase.files import Store, publish
+from biphase.finetune.model import USUAL as TRAINED_FOR
+from biphase.finetune.model import Setting
+from biphase.finetune.subject import SHARE_OF_CONTEXT as READ_SHARE
+from biphase.keys import Identities
+from biphase.presets import LLAMA3, SIZES
+from biphase.specs import BPE, CLM, MLM, WSD, Chunks, Corpus, Finetune, Hub, LoRA, Pretrain, Stage, Study
+from biphase.study.costs import labelled_share, shape_of
+from biphase.study.leaves import trainings
+from biphase.study.machines import Machine
+from biphase.study.measured import fit, speeds_of
+from biphase.study.plan import make_plan
+from biphase.study.prices import LEAF_SECONDS, SHARE_OF_CONTEXT, TUNED_TOKENS, USUAL, left_of, price
+from biphase.study.totals import bill, summary
+from biphase.study.tree import plan_json
+
+OUTSIDE = Identities(data=lambda run: "data", hub=lambda hub: hub.source, task=lambda task: task.name)
+CORPUS = Corpus("mine", "./texts", LLAMA3)
+OF = {"size": "210m", "vocab": 128_256, "precision": "bf16"}
+STEP = {"kind": "pretrain", "objective": "mlm", "ratio": 0.4, "packing": "chunks", "length": 2048, "rows": 12}
+CASES = [
+    OF | STEP | {"seconds": 0.067},
+    OF | STEP | {"seconds": 0.2, "size": "610m"},
+    *(
+        OF | {"kind": "finetune", "batch": 32, "tokens": 32 * n, "seconds": s}
+        for n, s in ((13, 0.004), (180, 0.014))
+    ),
+    OF | {"kind": "score", "tokens_per_second": 1.5e6},
+]
+FAST = Machine("fast", "NVIDIA Fast", "2026-11-15", "2.11.0", False, fit(CASES))
+
+
+def run(name, *stages, start=SIZES["210m"], **fields):
+    said = {"corpus": CORPUS, "batch_tokens": 49_152, "schedule": WSD(warmup=0, decay=0)}
+    return Pretrain(name, start, stages=tuple(Stage(*stage) for stage in stages), **(said | fields))
+
+
+def plan_of(*runs, finetune=None):
+    return make_plan(Study("s", runs, finetune), OUTSIDE)
+
+
+def speeds(machine=FAST):
+    found = speeds_of(machine.model, "bf16")
+    assert found is not None
+    return found
+
+
+def shape(of):
+    found = shape_of(of)
+    assert found is not None
+    return found
+
+
+def store_with(folder, cases=CASES, name="fast"):
+    (folder / "devices").mkdir(parents=True)
+    told = {"device": "NVIDIA Fast", "date": "2026-11-15", "versions": {"torch": "2.11.0"}, "cases": cases}
+    (folder / "devices" / f"{name}.json").write_text(json.dumps(told | {"model": fit(cases)}))
+    return Store(folder)
+
+
+def test_a_piece_takes_its_steps_and_its_heldout_losses():
+    one = run("a", (CLM(), 2_500), heldout_every=1_000, heldout_tokens=10_000)
+    ((key, took),) = price(plan_of(one), FAST).pieces.items()
+    share = labelled_share(CLM(), Chunks(), 0, 1)
+    steps = 2_500 * speeds().step(shape(one), Chunks(), 49_152, causal=True, labelled=share)
+    heldout = sum(
+        speeds().forward(shape(one), Chunks(), 8_192, causal=causal, labelled=labelled)
+        for causal, labelled in ((True, share), (False, 0.4))
+    )
+    assert took == pytest.approx(steps + 3 * heldout)  # after 1,000, 2,000 and at the end
+    assert key
+
+
+def test_an_objective_of_its_own_is_measured_too():
+    forty, twenty = (run(f"m{r}", (MLM(r / 100), 10), heldout_tokens=10**8) for r in (40, 20))
+    usual, longer = price(plan_of(forty, twenty), FAST).pieces.values()
+    assert longer > 1.2 * usual
+
+
+def test_a_fine_tuning_takes_its_steps_its_scores_and_a_moment():
+    one = run("a", (CLM(), 10))
+    task = replace(CATALOG["ontonotes5"], steps=100)
+    made = price(plan_of(one, finetune=Finetune(task, lrs=(1e-4, 2e-4), protocol="standard")), FAST)
+    (((model, name), took),) = made.tunings.items()
+    tokens = 91 / 4.5 + 1
+    by_hand = 100 * speeds().tuning_step(shape(one), 32 * tokens, 32)
+    for rows, characters in ((8_528, 87), (8_262, 92)):
+        length = characters / 4.5 + 1
+        by_hand += speeds().scoring(shape(one), rows * length, length)
+    assert name == "ontonotes5"
+    assert took == pytest.approx(by_hand + LEAF_SECONDS)
+    assert made.grids == {(model, name): 10}
+    assert made.finetuning() == pytest.approx(10 * took)
+
+
+def test_epochs_are_counted_in_examples():
+    one = run("a", (CLM(), 10))
+    conll = CATALOG["conll2003"]
+    once, twice = (
+        price(plan_of(one, finetune=Finetune(replace(conll, epochs=n))), FAST).finetuning() for n in (1, 2)
+    )
+    by_steps = price(plan_of(one, finetune=Finetune(replace(conll, epochs=0, steps=439))), FAST).finetuning()
+    assert once == pytest.approx(by_steps)  # 14,041 / 32
+    assert twice > 1.5 * once
+
+
+def test_a_task_that_borrows_a_model_adds_its_scores_to_the_grid_of_its_lender():
+    one = run("a", (CLM(), 10))
+    alone, both = (
+        price(plan_of(one, finetune=Finetune(tuple(CATALOG[name] for name in names))), FAST)
+        for names in (("msmarco",), ("msmarco", "nq"))
+    )
+    assert [task for _, task in both.tunings] == ["msmarco"]
+    assert both.finetuning() > alone.finetuning() + 30 * LEAF_SECONDS
+
+
+def test_long_contexts_are_read_in_windows_by_the_standard_protocol_only():
+    short = run("a", (CLM(), 10), packing=Chunks(128), batch_tokens=128 * 384)
+    task = replace(CATALOG["squad"], epochs=1)  # over all windows; so many steps would read as much in both
+    paper, standard = (
+        price(plan_of(short, finetune=Finetune(task, protocol=one, precision="bf16")), FAST).finetuning()
+        for one in ("paper", "standard")
+    )
+    assert standard > 1.5 * paper
+
+
+def test_budgets_are_those_of_fine_tuning():
+    setting = Setting.of(torch.device("cuda"), "bf16", varlen=True)
+    assert (setting.train_tokens, TRAINED_FOR, READ_SHARE) == (TUNED_TOKENS, USUAL, SHARE_OF_CONTEXT)
+
+
+def test_what_cannot_be_priced_is_left_out_and_said():
+    theirs = Corpus("theirs", "./texts", replace(LLAMA3, source="org/m"))
+    far = run("far", (CLM(), 10), start=Hub("org/m", revision="1"), corpus=theirs)
+    small = run("small", (CLM(), 10), start=SIZES["8m"])
+    tasks = tuple(CATALOG[name] for name in ("sst2", "record"))
+    made = price(plan_of(run("a", (CLM(), 10)), far, small, finetune=Finetune(tasks)), FAST)
+    assert len(made.pieces) == 1
+    assert not made.priced
+    assert {task for _, task in made.tunings} == {"sst2"}
+    assert {task for _, task in made.grids} == {"sst2", "record"}
+    assert made.notes == (
+        "lengths of record are not known: its fine-tunings are left out",
+        "the shape of org/m is not known here: what is made of it is left out",
+        "pretraining in fp32 was not measured on fast and left out. "
+        "There, type: biphase bench scale --save --precision fp32",
+    )
+
+
+def model_folder(folder):
+    """A decoder's configuration and the header of its weights."""
+    shapes = {"embed.weight": [50, 8], "norm.weight": [8], "layers.0.q_proj.weight": [8, 8]}
+    header = {name: {"dtype": "F32", "shape": one, "data_offsets": [0, 0]} for name, one in shapes.items()}
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+    config = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8, "vocab_size": 50}
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 100}))
+    return Hub(str(folder))
+
+
+def test_steps_that_contradict_each_other_are_said():
+    busy = [CASES[0], CASES[0] | {"seconds": 0.3}, *CASES[2:]]
+    made = price(plan_of(run("a", (CLM(), 10))), replace(FAST, model=fit(busy)))
+    (note,) = made.notes
+    assert note.startswith("the measured steps of fast contradict each other by up to ")
+    assert note.endswith("With nothing else running, type: biphase bench scale --save")
+    assert made.priced
+
+
+def test_upper_bounds_are_said(tmp_path):
+    lora = run("lora", (MLM(0.4), 10), start=model_folder(tmp_path), adapter=LoRA(rank=4))
+    made = price(plan_of(lora), FAST)
+    assert len(made.pieces) == 1
+    assert made.notes == (
+        "models from elsewhere are priced as if they were of the shape that was measured",
+        "LoRA and frozen weights are priced as if all weights were trained: an upper bound",
+    )
+
+
+def test_a_model_as_it_is_reads_what_its_own_context_holds(tmp_path):
+    as_is = run("as-is", start=model_folder(tmp_path))
+    task = CATALOG["squad"]
+    short, same = (
+        price(plan_of(as_is, finetune=Finetune(task, length=length)), FAST).finetuning() for length in (0, 99)
+    )
+    assert short == pytest.approx(same)
+    assert short < price(plan_of(as_is, finetune=Finetune(task, length=400)), FAST).finetuning()
+
+
+# ---------------------------------------------------------------- as it is told
+
+
+def tuned_plan():
+    both = tuple(CATALOG[name] for name in ("sst2", "mnli"))
+    return plan_of(run("a", (CLM(), 200_000)), finetune=Finetune(both, lrs=(1e-4,), seeds=(0, 1)))
+
+
+def finish(store, plan, count):
+    for training in list(trainings(plan))[:count]:
+        for leaf in training.leaves:
+            with store.attempt("x") as folder:
+                publish(folder, store.leaves / leaf.key)
+
+
+def test_hours_of_a_measured_device_stand_below_the_tree(tmp_path):
+    plan, store = tuned_plan(), store_with(tmp_path)
+    made = bill(plan, store, "fast", None, tuned=0)
+    assert made.prices is not None
+    text = "\n".join(summary(plan, (), 0, made, "s.py"))
+    assert f"pretraining {made.prices.pretraining() / 3600:.1f} GPU-hours and fine-tuning 1 min" in text
+    assert "1 min on fast (measured 2026-11-15, torch 2.11.0)" in text
+    assert "at 40%" not in text
+
+
+def test_what_is_left_is_priced_too(tmp_path):
+    plan, store = tuned_plan(), store_with(tmp_path)
+    finish(store, plan, 3)
+    (left,) = left_of(plan, store).items()
+    assert left == ((plan.results["a"], "mnli"), 1)
+    made = bill(plan, store, "fast", None, tuned=3)
+    assert made.prices is not None
+    (last,) = summary(plan, list(plan.states), 3, made, "s.py")[-1:]
+    assert last == "1 of 1 piece and 3 of 4 fine-tunings done, 1 min. Next: biphase run s.py"
+    told = plan_json(plan, done=list(plan.states), tuned=3, device="fast", efficiency=0.4, bill=made)
+    assert json.loads(json.dumps(told)) == told
+    prices = told["prices"]
+    assert prices["pretraining_hours_left"] == 0
+    each = {grid["task"]: grid["seconds_each"] for grid in prices["grids"]}
+    assert prices["finetuning_hours_left"] == pytest.approx(each["mnli"] / 3600)
+    assert prices["finetuning_hours"] == pytest.approx(2 * (each["sst2"] + each["mnli"]) / 3600)
+    assert told["costs"]["device_hours"] == pytest.approx(prices["pretraining_hours"])
+    assert prices["measured"] == {
+        "device": "NVIDIA Fast", "date": "2026-11-15", "torch": "2.11.0", "shipped": False,
+    }  # fmt: skip
+
+
+def test_a_stated_efficiency_asks_for_flops(tmp_path):
+    made = bill(tuned_plan(), store_with(tmp_path, name="h200"), "h200", 0.5, tuned=0)
+    assert (made.prices, made.efficiency, made.notes) == (None, 0.5, ())
+
+
+def test_where_nothing_can_be_priced_flops_are_taken_instead(tmp_path):
+    small = plan_of(run("small", (CLM(), 10), start=SIZES["8m"], corpus=Corpus("c", "./t", BPE(500))))
+    made = bill(small, store_with(tmp_path, name="h200"), "h200", None, tuned=0)
+    assert made.prices is None
+    assert made.notes[-1] == "hours are FLOPs at a share of the peak instead"
+    text = "\n".join(summary(small, (), 0, made, "s.py"))
+    assert "on h200 at 40%" in text
+
+
+def test_hours_that_are_not_all_known_are_null_for_a_program(tmp_path):
+    mixed = plan_of(run("a", (CLM(), 10)), run("small", (CLM(), 10), start=SIZES["8m"]))
+    made = bill(mixed, store_with(tmp_path), "fast", None, tuned=0)
+    told = plan_json(mixed, done=(), tuned=0, device="fast", efficiency=0.4, bill=made)
+    assert told["costs"]["device_hours"] is None
+    assert len(told["prices"]["pieces"]) == 1
+
+
+STUDY = '''"""What does it cost?"""
+from biphase import CATALOG, CLM, SIZES, Finetune, Pretrain, Stage, Study
+
+study = Study(
+    "costly",
+    runs=(Pretrain("a", SIZES["210m"], "fineweb-edu", Stage(CLM(), 9_000)),),
+    finetune=Finetune(CATALOG["sst2"]),
+)
+'''
+
+
+def biphase(*arguments):
+    return subprocess.run([sys.executable, "-m", "biphase", *arguments], capture_output=True, text=True)
+
+
+def test_the_verb_prices_on_a_measured_device_and_says_how_to_measure_another(tmp_path):
+    study, store = tmp_path / "study.py", str(store_with(tmp_path / "store").root)
+    study.write_text(STUDY)
+    done = biphase("plan", str(study), "--store", store, "--device", "fast")
+    assert done.returncode == 0, done.stderr
+    assert "on fast (measured 2026-11-15, torch 2.11.0)" in done.stdout
+    assert "fine-tuning" in done.stdout
+    told = json.loads(biphase("plan", str(study), "--store", store, "--device", "fast", "--json").stdout)
+    assert told["efficiency"] is None
+    assert {grid["task"] for grid in told["prices"]["grids"]} == {"sst2"}
+    other = biphase("plan", str(study), "--store", store, "--device", "a100")
+    assert "GPU-hours on a100 at 40%" in other.stdout
+    assert "a100 was not measured" in other.stdout
+    assert "type: biphase bench scale --save" in other.stdout
+    wrong = biphase("plan", str(study), "--store", store, "--device", "fst")
+    assert (wrong.returncode, wrong.stderr) == (2, "error: there is no device 'fst'; did you mean 'fast'?\n")

@@ -1,0 +1,254 @@
+"""One step: gradients of all labels alike, clipped on the way into AdamW, skipped where a number is not finite."""
+
+import contextlib
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from biphase.specs import AdamW
+from biphase.training.devices import Ranks
+from biphase.training.loop import train
+from biphase.training.optimizer import build, forget, gradient_norm, make_capturable, update
+from biphase.training.step import PlainStep
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Rows:
+    inputs: torch.Tensor
+    wanted: torch.Tensor
+
+    @property
+    def count(self):
+        return len(self.inputs)
+
+    def to(self, device):
+        return self
+
+
+def model_of(seed=0, dtype=torch.float32):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 3)).to(dtype)
+
+
+def steps_of(count, *, micro=(5, 3), scale=1.0):
+    """Micro-batches of different sizes."""
+    draw = torch.Generator().manual_seed(9)
+
+    def rows(size):
+        return Rows(
+            torch.randn(size, 6, generator=draw) * scale, torch.randint(0, 3, (size,), generator=draw)
+        )
+
+    return [[rows(size) for size in micro] for _ in range(count)]
+
+
+def loss_sum_of(model):
+    return lambda batch: nn.functional.cross_entropy(
+        model(batch.inputs).float(), batch.wanted, reduction="sum"
+    )
+
+
+def rate(step):
+    return 1e-2 * (step + 1) / 10
+
+
+def as_before(model, steps, *, clip):
+    """The same in separate passes: gradients multiplied by torch's own clipping, then plain AdamW."""
+    spec = AdamW()
+    adam = torch.optim.AdamW(
+        model.parameters(), betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay
+    )
+    losses, norms = [], []
+    for step, micro in enumerate(steps):
+        adam.zero_grad()
+        labels = sum(batch.count for batch in micro)
+        loss = sum(loss_sum_of(model)(batch) for batch in micro) / labels
+        loss.backward()
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), clip).item())
+        if torch.isfinite(loss) and norms[-1] < float("inf"):
+            adam.param_groups[0]["lr"] = rate(step)
+            adam.step()
+        losses.append(loss.item())
+    return losses, norms
+
+
+def ours(model, steps, *, clip, **more):
+    seen = []
+    train(
+        list(model.parameters()),
+        build(model, AdamW()),
+        loss_sum_of(model),
+        steps,
+        first=0,
+        rate=rate,
+        clip=clip,
+        ranks=Ranks(0, 1, CPU),
+        autocast=contextlib.nullcontext,
+        after=(seen.append,),
+        **more,
+    )
+    return seen
+
+
+def assert_same_weights(one, other, **tolerance):
+    for (name, value), wanted in zip(one.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(value, wanted, msg=name, **tolerance)
+
+
+@pytest.mark.parametrize("clip", [1e6, 1.0, 0.05], ids=["never", "sometimes", "always"])
+def test_steps_are_those_of_separate_passes(clip):
+    steps = steps_of(12, scale=1.5)
+    mine, theirs = model_of(), model_of()
+    done = ours(mine, steps, clip=clip)
+    losses, norms = as_before(theirs, steps, clip=clip)
+    assert [one.loss.item() for one in done] == pytest.approx(losses, abs=1e-6)
+    assert [one.norm.item() for one in done] == pytest.approx(norms, rel=1e-6)
+    assert [one.labels for one in done] == [8] * 12
+    assert_same_weights(mine, theirs, rtol=1e-6, atol=1e-6)
+    clipped = sum(norm > clip for norm in norms)
+    assert {1e6: clipped == 0, 1.0: 0 < clipped < 12, 0.05: clipped == 12}[clip]
+
+
+@pytest.mark.parametrize("factor", [0.25, 1.0, 1.5, 40.0])
+def test_clipping_divides_by_what_the_norm_is_above_the_limit(factor):
+    """Seen in Adam's first moment, which after one step is the gradient it was given, times 1 - beta."""
+    spec, limit = AdamW(), 0.7
+    model = model_of()
+    adam = build(model, spec)
+    for one in model.parameters():
+        one.grad = torch.randn(one.shape, generator=torch.Generator().manual_seed(one.numel()))
+    scale = factor * limit / gradient_norm(list(model.parameters()))
+    for one in model.parameters():
+        one.grad *= scale
+    given = {name: one.grad.clone() for name, one in model.named_parameters()}
+    norm = gradient_norm(list(model.parameters()))
+    update(adam, rate=1e-3, unsound=torch.zeros(()), shrink=(norm / limit).clamp(min=1))
+    for name, one in model.named_parameters():
+        wanted = given[name] / max(factor, 1.0) * (1 - spec.betas[0])
+        torch.testing.assert_close(adam.state[one]["exp_avg"], wanted, rtol=1e-5, atol=1e-8)
+        assert one.grad is None
+    if factor <= 0.25:
+        assert all(
+            torch.equal(
+                adam.state[one]["exp_avg"], torch.zeros_like(one).lerp(given[name], 1 - spec.betas[0])
+            )
+            for name, one in model.named_parameters()
+        ), "below the limit not a bit is changed"
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_an_unsound_step_changes_nothing_and_the_next_goes_on_as_if_it_had_not_been(wrong):
+    steps = steps_of(6)
+    bad = [Rows(torch.full((2, 6), wrong), torch.zeros(2, dtype=torch.long))]
+    mine, theirs = model_of(), model_of()
+    done = ours(mine, [*steps[:3], bad, *steps[4:]], clip=0.5)
+    assert [one.unsound.item() for one in done] == [0, 0, 0, 1, 0, 0]
+    as_before(theirs, [*steps[:3], bad, *steps[4:]], clip=0.5)
+    assert_same_weights(mine, theirs, rtol=1e-6, atol=1e-6)
+    assert all(one.isfinite().all() for one in mine.parameters())
+
+
+def test_what_was_made_of_the_weights_is_made_anew_after_each_update():
+    model, copies = model_of(), []
+    seen = ours(model, steps_of(3), clip=1.0, refresh=lambda: copies.append(model[0].weight.detach().clone()))
+    assert len(copies) == len(seen) == 3
+    assert torch.equal(copies[-1], model[0].weight)
+    assert not torch.equal(copies[0], copies[1])
+
+
+def test_another_way_to_take_steps_stands_before_the_plain_one():
+    taken = []
+
+    def step(plain):
+        def take(micro, labels, rate):
+            taken.append((len(micro), labels, rate))
+            return plain(micro, labels, rate)
+
+        return take
+
+    mine, theirs = model_of(), model_of()
+    ours(mine, steps_of(3), clip=1.0, step=step)
+    ours(theirs, steps_of(3), clip=1.0)
+    assert taken == [(2, 8, rate(number)) for number in range(3)]
+    assert_same_weights(mine, theirs, rtol=0, atol=0)
+
+
+# ---------------------------------------------------------------- what graphs need
+
+
+def plain_step(model, adam, clip=0.5):
+    parameters = list(model.parameters())
+    return PlainStep(
+        parameters, adam, loss_sum_of(model), clip, Ranks(0, 1, CPU), contextlib.nullcontext, lambda: None
+    )
+
+
+def state_of(model, adam):
+    moments = [value.clone() for state in adam.state.values() for value in state.values()]
+    return [one.detach().clone() for one in model.parameters()] + moments
+
+
+def equal(one, other):
+    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_an_idle_step_finds_the_loss_and_changes_not_a_bit():
+    model = model_of()
+    adam = build(model, AdamW())
+    forget(adam)
+    step, (first, second) = plain_step(model, adam), steps_of(2)
+    step(first, 8, 1e-2)
+    before = state_of(model, adam)
+    idle = step(second, 8, 1e-2, idle=True)
+    assert equal(before, state_of(model, adam))
+    assert all(one.grad is None for one in model.parameters())
+    real = step(second, 8, 1e-2)
+    assert torch.equal(idle.loss, real.loss)
+    assert torch.equal(idle.norm, real.norm)
+    assert not equal(before, state_of(model, adam))
+
+
+def test_rates_and_labels_on_the_device_give_the_same_step():
+    outcomes = []
+    for there in (False, True):
+        model = model_of()
+        adam = build(model, AdamW(layer_decay=0.5))
+        forget(adam)
+        if there:
+            make_capturable(adam, CPU)
+            assert len({id(group["lr"]) for group in adam.param_groups}) == len(adam.param_groups)
+        step = plain_step(model, adam)
+        for number, micro in enumerate(steps_of(4)):
+            labels, pace = (torch.tensor(8.0), torch.tensor(rate(number))) if there else (8, rate(number))
+            step(micro, labels, pace)
+        outcomes.append(model)
+    assert_same_weights(*outcomes, rtol=1e-6, atol=1e-7)
+
+
+def test_a_forgetful_optimizer_is_a_new_one_in_the_same_memory():
+    steps, model = steps_of(3), model_of()
+    start = [one.detach().clone() for one in model.parameters()]
+    adam = build(model, AdamW())
+    forget(adam)
+    places = [value.data_ptr() for state in adam.state.values() for value in state.values()]
+    found = []
+    for _ in range(2):
+        with torch.no_grad():
+            for one, value in zip(model.parameters(), start, strict=True):
+                one.copy_(value)
+        forget(adam)
+        for number, micro in enumerate(steps):
+            plain_step(model, adam)(micro, 8, rate(number))
+        found.append(state_of(model, adam))
+    new = model_of()
+    lazily = build(new, AdamW())
+    for number, micro in enumerate(steps):
+        plain_step(new, lazily)(micro, 8, rate(number))
+    assert equal(found[0], found[1])
+    assert equal(found[0], state_of(new, lazily))
+    assert places == [value.data_ptr() for state in adam.state.values() for value in state.values()]

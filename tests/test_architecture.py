@@ -16,8 +16,8 @@ IDS = [path.relative_to(SOURCE).as_posix() for path in FILES]
 
 # Bottom first. A file imports only from lines below its own; a folder's files also from each other.
 LAYERS = [
-    {"errors", "randomness", "batch", "wording", "version", "kernels"},
-    {"records", "files", "holders"},
+    {"errors", "randomness", "batch", "wording", "version", "kernels", "findings"},
+    {"records", "files", "holders", "processors"},
     {"specs", "leases"},
     {"presets", "catalog", "keys"},
     {"objectives", "loss"},
@@ -41,7 +41,8 @@ LIGHT = [
     "errors", "records", "specs", "presets", "catalog", "files", "holders", "leases", "keys", "wording", "data.identity",
     "tasks.places", "tasks.hub", "study.load", "study.plan", "study.costs", "study.tree", "study.identities",
     "study.leaves", "study.select", "study.scores", "study.ledger", "study.summary", "study.evaluation", "study.tasks",
-    "study.launch", "study.pins", "study.model_names", "study.adaptation",
+    "study.launch", "study.pins", "study.model_names", "study.adaptation", "study.measured", "study.machines",
+    "study.lengths", "study.prices", "study.totals", "findings", "processors",
 ]  # fmt: skip
 HEAVY = [
     "torch",

@@ -13,9 +13,10 @@ import time
 
 import pytest
 
-from biphase import doctor
-from biphase.doctor import Finding, compare, examine, meets, render
+from biphase import doctor, processors
+from biphase.doctor import compare, examine, meets, render
 from biphase.files import Store
+from biphase.findings import Finding
 from biphase.leases import Leases
 
 
@@ -159,35 +160,37 @@ def test_a_torch_that_does_not_load_is_a_finding(monkeypatch):
         return real(name, *rest, **named)
 
     monkeypatch.setattr(builtins, "__import__", broken)
-    (finding,) = doctor.look_at_devices()
+    (finding,) = processors.look_at_devices()
     assert finding.ok is False
     assert finding.detail == "OSError: libcudart.so.13: cannot open shared object file more"
     assert "--force-reinstall" in finding.fix
 
 
 def test_gpus_are_named_and_an_unusable_driver_is_a_problem():
-    assert doctor.describe_gpus(["H200 (140 GiB)"], "13.0", driver=True).detail.startswith("H200 (140 GiB)")
-    assert doctor.describe_gpus([], None, driver=False).ok is True
-    cpu_build = doctor.describe_gpus([], None, driver=True)
+    assert processors.describe_gpus(["H200 (140 GiB)"], "13.0", driver=True).detail.startswith(
+        "H200 (140 GiB)"
+    )
+    assert processors.describe_gpus([], None, driver=False).ok is True
+    cpu_build = processors.describe_gpus([], None, driver=True)
     assert cpu_build.ok is False
     assert "--index-url" in cpu_build.fix
-    old_driver = doctor.describe_gpus([], "13.0", driver=True, complaint="The NVIDIA driver is too old")
+    old_driver = processors.describe_gpus([], "13.0", driver=True, complaint="The NVIDIA driver is too old")
     assert old_driver.ok is False
     assert "too old" in old_driver.detail
 
 
 def test_the_processor_is_judged_by_its_bf16_units():
-    assert "amx_bf16" in doctor.describe_cpu("flags\t\t: fpu avx512_bf16 amx_bf16\n", 4).detail
-    assert doctor.describe_cpu("Features\t: fp asimd bf16\n", 4).ok is True
-    plain_cpu = doctor.describe_cpu("model name: bf16\nflags\t\t: fpu avx2\n", 4)
+    assert "amx_bf16" in processors.describe_cpu("flags\t\t: fpu avx512_bf16 amx_bf16\n", 4).detail
+    assert processors.describe_cpu("Features\t: fp asimd bf16\n", 4).ok is True
+    plain_cpu = processors.describe_cpu("model name: bf16\nflags\t\t: fpu avx2\n", 4)
     assert plain_cpu.ok is None
     assert 'precision="fp32"' in plain_cpu.fix
-    assert doctor.describe_cpu("flags\t\t: fpu avx2\n", 4, has_gpu=True).ok is True
+    assert processors.describe_cpu("flags\t\t: fpu avx2\n", 4, has_gpu=True).ok is True
 
 
 def test_a_missing_compiler_costs_speed_only(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda _name: None)
-    (finding,) = doctor.look_at_compiler()
+    (finding,) = processors.look_at_compiler()
     assert finding.ok is None
     assert finding.fix.startswith("apt-get install g++")
 

@@ -16,41 +16,28 @@ import platform
 import re
 import shlex
 import shutil
-import sys
-import sysconfig
 import tempfile
 import threading
 import time
 import urllib.request
-import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from biphase.data.listing import ASSETS
 from biphase.errors import one_line
 from biphase.files import Store
+from biphase.findings import Finding, install
 from biphase.leases import Leases
 from biphase.presets import CORPORA, LLAMA3
+from biphase.processors import look_at_compiler, look_at_devices
 
 GB = 1e9
 HUB_SECONDS = 2.0
-TORCH_FOR_GPUS = "https://download.pytorch.org/whl/cu130"
 LEFT_BEHIND_SECONDS = 3600.0  # an attempt nobody has written to for so long, and whose job nobody holds
 OPERATORS = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
 }  # fmt: skip
 MARKS = {True: "✓", None: "!", False: "✗"}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing looked at. `ok`: True fine, None works but could be better, False does not work."""
-
-    name: str
-    ok: bool | None
-    detail: str
-    fix: str = ""
 
 
 def examine(store: Store) -> list[Finding]:
@@ -115,7 +102,7 @@ def compare(requirements: Iterable[str], installed: Mapping[str, str | None]) ->
         state = f"{version} is installed, {bounds} is needed" if version else "is not installed"
         if optional:
             state += "; metrics go to metrics.jsonl only"
-        findings.append(Finding(name, None if optional else False, state, _install(name, wanted)))
+        findings.append(Finding(name, None if optional else False, state, install(name, wanted)))
     return findings
 
 
@@ -146,73 +133,6 @@ def installed_version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _install(name: str, requirement: str) -> str:
-    if name == "python":
-        return f"install Python {requirement.removeprefix('python')} and make the environment again with it"
-    # An environment made without pip is served by the system's.
-    here = importlib.util.find_spec("pip")
-    pip = [sys.executable, "-m", "pip"] if here else ["python3", "-m", "pip", "--python", sys.executable]
-    return shlex.join([*pip, "install", requirement])
-
-
-def look_at_devices() -> list[Finding]:
-    """GPUs, and what the processor is good at where there are none."""
-    try:
-        import torch
-    except Exception as wrong:  # a broken install raises anything
-        fix = f"{_install('torch', 'torch')} --force-reinstall"
-        return [Finding("torch loads", False, one_line(wrong), fix)]
-    driver = Path("/proc/driver/nvidia/version")
-    with warnings.catch_warnings(record=True) as complaints:  # an old driver is told by a warning
-        warnings.simplefilter("always")
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    names = [
-        f"{one.name} ({one.total_memory / 2**30:.0f} GiB)"
-        for one in (torch.cuda.get_device_properties(index) for index in range(count))
-    ]
-    complaint = str(complaints[0].message).splitlines()[0] if complaints else ""
-    gpu = describe_gpus(names, torch.version.cuda or torch.version.hip, driver.is_file(), complaint)
-    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
-    return [gpu, describe_cpu(flags, torch.get_num_threads(), has_gpu=count > 0)]
-
-
-def describe_gpus(names: list[str], toolkit: str | None, driver: bool, complaint: str = "") -> Finding:
-    """`toolkit`: what torch was built for; `driver`: whether the system has NVIDIA's."""
-    if names:
-        return Finding("gpu", True, f"{', '.join(names)}; torch built for {toolkit}")
-    if driver and not toolkit:
-        fix = f"{_install('torch', 'torch')} --force-reinstall --index-url {TORCH_FOR_GPUS}"
-        return Finding("gpu", False, "a GPU driver is here, but this torch is built for CPUs only", fix)
-    if driver:
-        detail = f"a GPU driver is here, but torch cannot use it: {complaint or 'no device is visible'}"
-        return Finding("gpu", False, detail, "nvidia-smi; echo CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES")
-    return Finding("gpu", True, "none; training runs on the processor")
-
-
-def describe_cpu(cpuinfo: str, threads: int, *, has_gpu: bool = False) -> Finding:
-    """`cpuinfo` as Linux writes it: x86 lists flags, ARM features."""
-    words = set(re.findall(r"\w+", " ".join(re.findall(r"(?m)^(?:flags|Features)\s*:(.*)$", cpuinfo))))
-    units = [word for word in ("amx_bf16", "avx512_bf16", "bf16") if word in words]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    detail = f"{threads} threads on {cores} cores, {f'bf16 by {units[0]}' if units else 'no bf16 units'}"
-    if units or has_gpu:
-        return Finding("cpu", True, detail)
-    detail += ": sizes from 60m up default to bf16, which is slow here"
-    return Finding("cpu", None, detail, 'in the study, say Pretrain(..., precision="fp32")')
-
-
-def look_at_compiler() -> list[Finding]:
-    """torch.compile builds its kernels with a C++ compiler and Python's headers."""
-    compiler = shutil.which(os.environ.get("CXX", "")) or shutil.which("g++") or shutil.which("clang++")
-    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    lacks = [] if compiler else ["g++"]
-    lacks += [] if header.is_file() else [f"python{sys.version_info.major}.{sys.version_info.minor}-dev"]
-    if not lacks:
-        return [Finding("compiler", True, str(compiler))]
-    detail = f"{' and '.join(lacks)} missing, so models run uncompiled and slower"
-    return [Finding("compiler", None, detail, f"apt-get install {' '.join(lacks)}")]
 
 
 def look_at_hub() -> list[Finding]:
@@ -255,7 +175,7 @@ def look_at_assets(folder: Path = ASSETS) -> list[Finding]:
     names = [corpus.source.removeprefix("builtin:"), corpus.heldout]
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
-        fix = _install("biphase", "biphase") + " --force-reinstall --no-deps"
+        fix = install("biphase", "biphase") + " --force-reinstall --no-deps"
         return [Finding("built-in corpus", False, f"{folder} lacks {', '.join(missing)}", fix)]
     size = sum((folder / name).stat().st_size for name in names)
     return [Finding("built-in corpus", True, f"{size / 1e6:.1f} MB")]

@@ -100,7 +100,7 @@ def trained(corpus, shards, tasks, tmp_path_factory) -> Trained:
     from biphase.study.plan import make_plan, save_plan
     from biphase.study.worker import Worker
     from biphase.training.devices import Ranks
-    from biphase.training.pretrain import Manner
+    from biphase.training.manner import Manner
 
     ways = {
         "corpus": corpus,

@@ -21,7 +21,7 @@ from biphase.study.plan import make_plan, save_plan
 from biphase.study.worker import Worker
 from biphase.training.devices import Ranks
 from biphase.training.finished import model_of_state
-from biphase.training.pretrain import Manner
+from biphase.training.manner import Manner
 from biphase.training.starting import starting_model
 
 LLAMA = {

@@ -202,7 +202,7 @@ def evaluated(folder, task, store, protocol="standard"):
     from biphase.study.plan import make_plan, save_plan
     from biphase.study.worker import Worker
     from biphase.training.devices import Ranks
-    from biphase.training.pretrain import Manner
+    from biphase.training.manner import Manner
 
     grid = Finetune(task, lrs=(1e-3,), seeds=(0,), protocol=protocol, precision="fp32")
     known = identities(store)

@@ -14,7 +14,8 @@ from biphase.keys import state_key
 from biphase.study.identities import identities
 from biphase.training import checkpoint
 from biphase.training.devices import Ranks
-from biphase.training.pretrain import Manner, Pretraining
+from biphase.training.manner import Manner
+from biphase.training.pretrain import Pretraining
 
 STEPS, SAVED, KILLED = 30, 10, 14
 

@@ -20,7 +20,8 @@ from biphase.specs import Finetune, Hub
 from biphase.study.identities import identities
 from biphase.tasks.encoding import encode_texts
 from biphase.training.devices import Ranks
-from biphase.training.pretrain import Manner, Pretraining
+from biphase.training.manner import Manner
+from biphase.training.pretrain import Pretraining
 
 SPEECH = [
     "the old house sees a small boat",

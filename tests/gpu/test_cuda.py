@@ -15,7 +15,8 @@ from biphase.objectives import Vocabulary, ask
 from biphase.randomness import hash32, permute, salt
 from biphase.study.identities import identities
 from biphase.training.devices import Ranks
-from biphase.training.pretrain import Manner, Pretraining
+from biphase.training.manner import Manner
+from biphase.training.pretrain import Pretraining
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")

@@ -1,15 +1,18 @@
 """On a CUDA device: steps as graphs are the steps taken the plain way, mix with them, begin anew, and never wait.
 
+And where only the words that occur are trained, the others decay as they would have.
+
 Graphs pad their batches, so matrix products may be cut otherwise and 16-bit results rounded otherwise: trajectories
 agree within `CLOSE` of the loss over 40 steps at a rate that learns, not to the bit.
 """
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
-from biphase import CATALOG, SIZES, Finetune
+from biphase import CATALOG, SIZES, AdamW, Finetune
 from biphase.data.tokenizer import train as train_tokenizer
 from biphase.finetune.buckets import buckets_of
 from biphase.finetune.families import family_of
@@ -20,6 +23,7 @@ from biphase.models.encoder import Encoder
 from biphase.presets import CORPORA
 from biphase.tasks.encoding import Reading
 from biphase.tasks.load import load
+from biphase.training.schedule import linear_rate
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -80,31 +84,46 @@ def test_trajectories_are_those_of_plain_steps(name, precision, reading):
     bench = bench_of(precision)
     by_graph = losses(bench.finetune(some, spec, lr=RATE, seed=1, loaders=1)[1])
     assert bench.grid.graphs.captured, "no step was a graph"
+    assert (bench.grid.words is None) == (precision == "pure-bf16")
     plain = losses(bench_of(precision, graphs=False).finetune(some, spec, lr=RATE, seed=1)[1])
     assert_close(by_graph, plain)
     assert by_graph[-5:].mean() < by_graph[:5].mean()
 
 
+def moments_of(bench):
+    """First moments and counts by the names of the weights; of words that are not trained they are zero."""
+    found = {}
+    for (key, weight), one in zip(bench.grid.model.named_parameters(), bench.grid.parameters, strict=True):
+        state = bench.grid.adam.state[one]
+        mean = state["exp_avg"].float()
+        if one is not weight:
+            words = bench.grid.words
+            mean = torch.zeros_like(weight).index_copy(0, words.ids, mean[:-1])
+        found[key] = mean, state["step"].item()
+    return found
+
+
 @EVERY
-def test_one_step_moves_the_weights_as_a_plain_one(name, reading):
+@pytest.mark.parametrize("sparing", [True, False])
+def test_one_step_moves_the_weights_as_a_plain_one(name, sparing, reading):
     """The first update, and the moments after it: a step that is not finite or not clipped would show."""
     some, spec = family(name, reading, steps=1), spec_of(name)
     found = []
-    for graphs in (True, False):
-        bench = bench_of(graphs=graphs)
+    for fields in ({"sparing": sparing}, {"sparing": False, "graphs": False}):
+        bench = bench_of(**fields)
         before = {key: value.clone() for key, value in bench.encoder.state_dict().items()}
         model, _ = bench.finetune(some, replace(spec, warmup=0.0), lr=1e-3, seed=1)
         moved = {key: value - before[key] for key, value in model.encoder.state_dict().items()}
-        adam = bench.grid.adam
-        found.append((moved, {key: adam.state[one] for key, one in model.named_parameters()}))
-    (moved, state), (wanted, plain) = found
+        found.append((moved, moments_of(bench)))
+    (moved, moments), (wanted, plain) = found
     for key, value in wanted.items():
         if value.is_floating_point() and value.abs().max() > 0:
             near = torch.nn.functional.cosine_similarity(moved[key].flatten(), value.flatten(), dim=0)
             assert near > 0.95, key
-    for key, kept in plain.items():
-        assert state[key]["step"].item() == kept["step"].item() == 1, key
-        first, second = state[key]["exp_avg"].float(), kept["exp_avg"].float()
+    assert moments.keys() == plain.keys()
+    for key, (second, steps) in plain.items():
+        first, taken = moments[key]
+        assert taken == steps == 1, key
         assert (first - second).norm() < 0.1 * second.norm() + 1e-8, key
 
 
@@ -187,6 +206,7 @@ def test_a_step_without_finite_numbers_is_skipped_inside_a_graph(reading):
     assert trained.skipped == STEPS
     assert all(int(state["step"]) == 0 for state in bench.grid.adam.state.values())
     assert not any(state["exp_avg"].any() for state in bench.grid.adam.state.values())
+    assert (bench.grid.words.table[-1] == 1).all(), "words that do not occur have decayed"
 
 
 @EVERY
@@ -213,3 +233,36 @@ def test_memory_does_not_grow_from_one_fine_tuning_to_the_next(reading):
         torch.cuda.synchronize()
         held.append(torch.cuda.memory_allocated())
     assert held[2] <= held[1]
+
+
+# ---------------------------------------------------------------- only the words that occur
+
+
+@EVERY
+def test_trajectories_are_those_of_training_every_word(name, reading):
+    some, spec = family(name, reading), spec_of(name)
+    sparing, full = bench_of(), bench_of(sparing=False)
+    assert_close(*(losses(one.finetune(some, spec, lr=RATE, seed=1)[1]) for one in (sparing, full)))
+    assert len(sparing.grid.words.table) < len(full.encoder.trunk.embed_tokens.weight)
+    assert full.grid.words is None
+
+
+@EVERY
+def test_other_words_decay_once_a_step_whether_captured_or_replayed(name, reading):
+    """Idle steps before a capture would show, and what an earlier fine-tuning left."""
+    decay = 1.0
+    some, spec = family(name, reading), replace(spec_of(name), optimizer=AdamW(weight_decay=decay))
+    bench = bench_of()
+    came = bench.weights["trunk.embed_tokens.weight"]
+    rates = [linear_rate(step, STEPS, peak=RATE, warmup=spec.warmup) for step in range(STEPS)]
+    kept = math.prod(1 - rate * decay for rate in rates)
+    assert kept < 0.999
+    for seed in (1, 1, 2):
+        model, trained = bench.finetune(some, spec, lr=RATE, seed=seed)
+        assert trained.skipped == 0
+        others = torch.ones(len(came), dtype=torch.bool, device=CUDA)
+        others[bench.grid.words.ids] = False
+        assert others.any()
+        now = model.encoder.trunk.embed_tokens.weight.detach()
+        torch.testing.assert_close(now[others], came[others] * kept, rtol=1e-5, atol=0)
+        assert not torch.allclose(now[~others], came[~others] * kept, rtol=1e-3)

@@ -31,7 +31,7 @@ def test_an_invented_ledger_is_written_as_a_real_one(tiny_run, store, invent, tm
     from biphase.study.plan import make_plan, save_plan
     from biphase.study.worker import Worker
     from biphase.training.devices import Ranks
-    from biphase.training.pretrain import Manner
+    from biphase.training.manner import Manner
 
     task = replace(CATALOG["wikiann-mini"], steps=2, batch=4)
     task = replace(task, splits=replace(task.splits, rows=(8, 4, 4)))

@@ -102,7 +102,7 @@ def finished(plan, store: Store, _finished_store: Store) -> Store:
 
         from biphase.study.worker import Worker
         from biphase.training.devices import Ranks
-        from biphase.training.pretrain import Manner
+        from biphase.training.manner import Manner
 
         save_plan(plan, _finished_store)
         alone = Ranks(0, 1, torch.device("cpu"))

@@ -19,7 +19,7 @@ from biphase.study.evaluation import evaluation, finetuning
 from biphase.study.identities import identities
 from biphase.study.leaves import LEAF, VALUES, count, read_leaf, trainings
 from biphase.study.plan import make_plan, save_plan
-from biphase.training.pretrain import Manner
+from biphase.training.manner import Manner
 
 GRID = Finetune(TASKS[0])
 

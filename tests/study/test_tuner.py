@@ -26,7 +26,7 @@ from biphase.study.summary import closing, status_json, status_text
 from biphase.study.tuner import Live, Tuner, _finite
 from biphase.study.worker import Worker
 from biphase.training.devices import Ranks
-from biphase.training.pretrain import Manner
+from biphase.training.manner import Manner
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 

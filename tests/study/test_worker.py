@@ -14,7 +14,8 @@ from biphase.study.identities import identities
 from biphase.study.plan import make_plan, save_plan
 from biphase.study.worker import Worker
 from biphase.training.devices import Ranks
-from biphase.training.pretrain import Manner, Pretraining
+from biphase.training.manner import Manner
+from biphase.training.pretrain import Pretraining
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 

@@ -39,6 +39,6 @@ def test_a_machine_that_is_poor_at_bf16_says_which_line_to_change(monkeypatch):
     assert not devices.poor_precision(CPU, "bf16", "here")
 
 
-def test_fp8_is_refused_while_it_is_not_there():
+def test_an_unknown_precision_is_refused():
     with pytest.raises(TrainingError, match="precision='bf16'"):
-        devices.autocast(CPU, "fp8")
+        devices.autocast(CPU, "fp4")

@@ -155,7 +155,9 @@ def test_an_unsound_step_changes_nothing_and_the_next_goes_on_as_if_it_had_not_b
 
 def test_what_was_made_of_the_weights_is_made_anew_after_each_update():
     model, copies = model_of(), []
-    seen = ours(model, steps_of(3), clip=1.0, refresh=lambda: copies.append(model[0].weight.detach().clone()))
+    seen = ours(
+        model, steps_of(3), clip=1.0, refresh=lambda copied: copies.append(model[0].weight.detach().clone())
+    )
     assert len(copies) == len(seen) == 3
     assert torch.equal(copies[-1], model[0].weight)
     assert not torch.equal(copies[0], copies[1])
@@ -184,7 +186,14 @@ def test_another_way_to_take_steps_stands_before_the_plain_one():
 def plain_step(model, adam, clip=0.5):
     parameters = list(model.parameters())
     return PlainStep(
-        parameters, adam, loss_sum_of(model), clip, Ranks(0, 1, CPU), contextlib.nullcontext, lambda: None
+        parameters,
+        adam,
+        loss_sum_of(model),
+        clip,
+        Ranks(0, 1, CPU),
+        contextlib.nullcontext,
+        dict,
+        lambda copied: None,
     )
 
 

@@ -19,7 +19,8 @@ from biphase.study.identities import identities
 from biphase.training import checkpoint, devices
 from biphase.training.devices import Ranks
 from biphase.training.heldout import heldout_losses
-from biphase.training.pretrain import Manner, Pretraining
+from biphase.training.manner import Manner
+from biphase.training.pretrain import Pretraining
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 

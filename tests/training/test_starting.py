@@ -31,8 +31,9 @@ from biphase.training.checkpoint import Progress
 from biphase.training.devices import Ranks
 from biphase.training.finished import model_of_state
 from biphase.training.heldout import heldout_losses, yardsticks
+from biphase.training.manner import Manner
 from biphase.training.optimizer import build
-from biphase.training.pretrain import Manner, Pretraining
+from biphase.training.pretrain import Pretraining
 from biphase.training.starting import starting_model
 
 ALONE = Ranks(0, 1, torch.device("cpu"))

@@ -108,7 +108,7 @@ def _work(
     made = make_plan(study, fingerprints)
     prepare(made, where, processes, runs=[state.run for state in made.states.values()])
 
-    from biphase.training.pretrain import Manner
+    from biphase.training.manner import Manner
 
     at = "" if with_store(Path("x"), store) == "x" else f" --store {shlex.quote(str(store))}"
     work(

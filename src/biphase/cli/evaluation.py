@@ -89,7 +89,7 @@ def evaluate(
     made = make_plan(evaluation(model, grid, where), fingerprints)
     prepare(made, where, processes, runs=[])
 
-    from biphase.training.pretrain import Manner
+    from biphase.training.manner import Manner
 
     command = shlex.join(["evaluate", *sys.argv[2:]])
     work(

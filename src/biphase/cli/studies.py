@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from biphase.specs import Pretrain
     from biphase.study.leaves import Count
     from biphase.study.plan import Plan
-    from biphase.training.pretrain import Manner
+    from biphase.training.manner import Manner
 
 
 @app.command()
@@ -109,7 +109,7 @@ def run(
     limit = launch.seconds(for_time) if for_time else None
     prepare(made, where, processes, [made.states[key].run for key in wanted])
 
-    from biphase.training.pretrain import Manner
+    from biphase.training.manner import Manner
 
     manner = Manner(
         loaders=loaders,

@@ -4,15 +4,18 @@ The seed fixes the head's weights, the order of the examples and what dropout dr
 computed again, in whatever company, sees the same.
 
 What the fine-tunings of a task share (`Grid`) stays in the device's memory from one to the next; each begins by putting
-back what it holds. Where the encoder allows it, their steps are CUDA graphs.
+back what it holds. Where the encoder allows it, their steps are CUDA graphs, and of its embedding only the words that
+occur are trained.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +26,7 @@ from biphase.finetune.buckets import Buckets, buckets_of
 from biphase.finetune.families import Family, Part, Scored
 from biphase.finetune.graphs import Graphs
 from biphase.finetune.model import Setting, TaskBatch, Tuned
+from biphase.finetune.words import Words, words_of
 from biphase.models.encoder import Encoder
 from biphase.models.heads import initialise
 from biphase.randomness import permute, salt
@@ -58,10 +62,21 @@ class Grid:
     model: Tuned
     adam: torch.optim.AdamW
     graphs: Graphs | None  # None: every step is taken the plain way
+    words: Words | None  # None: the whole embedding is trained
 
     @property
     def buckets(self) -> Buckets | None:
         return self.graphs.buckets if self.graphs else None
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What is trained."""
+        every = [one for one in self.model.parameters() if one.requires_grad]
+        return self.words.among(every) if self.words else every
+
+    def training(self) -> AbstractContextManager[None]:
+        """Steps are taken inside; behind it the model is whole."""
+        return self.words.trained(self.model.encoder) if self.words else nullcontext()
 
 
 class Bench:
@@ -108,13 +123,14 @@ class Bench:
         setting = self.setting
         head = family.head(self.encoder.width).to(setting.device, setting.dtype)
         model = Tuned(self.encoder, head)
-        adam = build_optimizer(model, spec)
+        words = words_of(family, self.encoder) if setting.sparing else None
+        adam = build_optimizer(model, spec, words)
         graphs = None
         allowed = setting.graphs and setting.varlen and setting.device.type == "cuda"
         if allowed and self.encoder.graphable:
             make_capturable(adam, setting.device)
             graphs = Graphs(buckets_of(family, setting), setting.device)
-        return Grid(family, spec, model, adam, graphs)
+        return Grid(family, spec, model, adam, graphs, words)
 
     def finetune(
         self,
@@ -149,24 +165,25 @@ class Bench:
                 torch.manual_seed(salt(seed, "dropout", batch.draw))
             return family.loss_sum(model, batch)
 
-        train(
-            [parameter for parameter in model.parameters() if parameter.requires_grad],
-            grid.adam,
-            loss_sum,
-            load_ahead(
-                lambda step: batches_of(family, step, seed, setting, buckets), 0, steps, loaders=loaders
-            ),
-            first=0,
-            rate=lambda step: linear_rate(step, steps, peak=lr, warmup=spec.warmup),
-            clip=spec.optimizer.clip,
-            ranks=Ranks(0, 1, setting.device),
-            autocast=setting.autocast,
-            after=(note,),
-            stop=stop,
-            copies=self.encoder.copies,
-            refresh=self.encoder.refresh,
-            step=grid.graphs.over if grid.graphs else lambda plain: plain,
-        )
+        with grid.training():
+            train(
+                grid.parameters,
+                grid.adam,
+                loss_sum,
+                load_ahead(
+                    lambda step: batches_of(family, step, seed, setting, buckets), 0, steps, loaders=loaders
+                ),
+                first=0,
+                rate=lambda step: linear_rate(step, steps, peak=lr, warmup=spec.warmup),
+                clip=spec.optimizer.clip,
+                ranks=Ranks(0, 1, setting.device),
+                autocast=setting.autocast,
+                after=(note,),
+                stop=stop,
+                copies=self.encoder.copies,
+                refresh=self.encoder.refresh,
+                step=grid.graphs.over if grid.graphs else lambda plain: plain,
+            )
         curve = {step: float(loss) for step, loss in losses.items()}
         seconds = time.monotonic() - began
         trained = Trained(
@@ -216,10 +233,11 @@ def batches_of(
     return [replace(batch, draw=step * MOST_MICRO + number) for number, batch in enumerate(made)]
 
 
-def build_optimizer(model: nn.Module, spec: AdamW) -> torch.optim.AdamW:
+def build_optimizer(model: nn.Module, spec: AdamW, words: Words | None = None) -> torch.optim.AdamW:
     """AdamW whose weight decay spares biases and LayerNorms, as transformers' Trainer spares them.
 
-    RMSNorms do decay, as they did in the paper, whose norm class the Trainer did not know.
+    RMSNorms do decay, as they did in the paper, whose norm class the Trainer did not know. `words` take the place of
+    the embedding, in its group.
     """
     norms = {
         id(parameter)
@@ -233,12 +251,14 @@ def build_optimizer(model: nn.Module, spec: AdamW) -> torch.optim.AdamW:
         if parameter.requires_grad:
             is_spared = name.endswith("bias") or id(parameter) in norms
             (spared if is_spared else decayed)[name] = parameter
-    groups = [
+    groups: list[dict[str, Any]] = [
         group | {"weight_decay": decay}
         for some, decay in ((decayed, spec.weight_decay), (spared, 0.0))
         if some
         for group in by_depth(model, some, spec.layer_decay)
     ]
+    if words is not None:
+        groups = [group | {"params": words.among(group["params"])} for group in groups]
     return torch.optim.AdamW(groups, lr=0.0, betas=spec.betas, eps=spec.eps, fused=True)
 
 

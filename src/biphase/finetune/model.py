@@ -30,6 +30,7 @@ class Setting:
     score_tokens: int
     causal: bool = False  # read in one direction
     graphs: bool = True  # steps are captured as CUDA graphs, where device and encoder allow it
+    sparing: bool = True  # of all words only those that occur are trained, where the encoder allows it
     pause: Callable[[], None] = lambda: None  # asked between micro-batches of scoring; raises to stop
 
     @classmethod

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
+import triton  # ty: ignore[import-not-found]  (there only where there is a GPU)
+import triton.language as tl  # ty: ignore[import-not-found]
 from torch import Tensor
 
 ROWS = 8  # tokens a program holds at once
@@ -245,3 +245,27 @@ def softmax_error_(logits: Tensor, labels: Tensor) -> Tensor:
             logits, labels, losses, logits.shape[1], logits.stride(0), U=2, BLOCK=2048, num_warps=8
         )
     return losses
+
+
+@triton.jit
+def _to_eight(x, eight, scale, count, most, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, at < count, 0.0).to(tl.float32) / tl.load(scale)
+    tl.store(eight + at, tl.minimum(tl.maximum(value, -most), most).to(eight.dtype.element_ty), at < count)
+
+
+def to_eight(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    most, x = torch.finfo(dtype).max, x.contiguous()
+    scale = (torch.linalg.vector_norm(x, torch.inf).float() / most).clamp(min=1e-12)
+    eight = torch.empty_like(x, dtype=dtype)
+    if x.numel():
+        _to_eight[(triton.cdiv(x.numel(), 4096),)](x, eight, scale, x.numel(), most, BLOCK=4096, num_warps=8)
+    return eight, scale
+
+
+def product_of_eights(
+    left: Tensor, right: Tensor, by_left: Tensor, by_right: Tensor, dtype: torch.dtype
+) -> Tensor:
+    return torch._scaled_mm(
+        left, right.T, scale_a=by_left, scale_b=by_right, out_dtype=dtype, use_fast_accum=True
+    )

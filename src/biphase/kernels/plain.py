@@ -83,3 +83,17 @@ def softmax_error_(logits: Tensor, labels: Tensor) -> Tensor:
     if logits.data_ptr() != error.data_ptr():
         logits.copy_(error)
     return losses
+
+
+def to_eight(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A tensor in 8 bits, its largest number as large as they can hold, and what it was divided by."""
+    most = torch.finfo(dtype).max
+    scale = (x.abs().amax().float() / most).clamp(min=1e-12)
+    return (x.float() / scale).clamp(-most, most).to(dtype), scale
+
+
+def product_of_eights(
+    left: Tensor, right: Tensor, by_left: Tensor, by_right: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """left·rightᵀ, both multiplied by what they were divided by."""
+    return ((left.float() * by_left) @ (right.float() * by_right).T).to(dtype)

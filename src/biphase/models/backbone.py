@@ -54,11 +54,12 @@ class LanguageModel(nn.Module):
     def prepare(self, device: torch.device, precision: str, *, compiled: bool | None = None) -> str:
         """Choose how to compute on `device`, once the weights are there.
 
-        "fused" on a GPU in 16 bits where the family is known; else "compiled" on a GPU; else "plain". `compiled` asks
+        "fused" on a GPU in 16 or 8 bits where the family is known; else "compiled" on a GPU; else "plain". `compiled` asks
         for the compiler, or forbids it.
         """
         self.head_copy = None
-        if not compiled and self.reader[0].prepare(device, precision) == "fused":
+        in_eight = precision == "fp8"  # which the compiler does not know how to do
+        if (in_eight or not compiled) and self.reader[0].prepare(device, precision) == "fused":
             fused = self.reader[0].fused
             assert fused is not None
             self.head_copy = Joined(self.model.get_output_embeddings().weight, dtype=fused.dtype)
@@ -73,9 +74,9 @@ class LanguageModel(nn.Module):
         """Copies of its weights in 16 bits, by the address of the weight."""
         return self.reader[0].copies()
 
-    def refresh(self) -> None:
-        """The weights have changed: make anew what was made of them."""
-        self.reader[0].refresh()
+    def refresh(self, copied: bool = False) -> None:
+        """The weights have changed: make anew what was made of them; their 16-bit copies unless `copied` already."""
+        self.reader[0].refresh(copied)
 
     def _apply(self, *args: Any, **kwargs: Any) -> LanguageModel:
         """Moved or cast: copies of the weights are no longer theirs."""

@@ -45,8 +45,14 @@ class Encoder(nn.Module):
 
     def prepare(self, device: torch.device, precision: str) -> str:
         """Choose how to compute on `device`, once the weights are there: "fused", or "plain" as transformers does it."""
-        suits = kernels.fast_on(device) and precision in ("bf16", "pure-bf16") and not refusal(self.trunk)
-        self.fused = FusedTrunk(self.trunk) if suits else None
+        why = refusal(self.trunk) or (
+            "" if kernels.fast_on(device) else f"there are no kernels for {device.type}"
+        )
+        if precision == "fp8" and (why or torch.cuda.get_device_capability(device) < (8, 9)):
+            why = why or "this GPU has no units for it"
+            raise ModelError(f"precision='fp8' cannot be had ({why}); say precision='bf16'")
+        suits = not why and precision in ("bf16", "pure-bf16", "fp8")
+        self.fused = FusedTrunk(self.trunk, in_eight=precision == "fp8") if suits else None
         return "fused" if suits else "plain"
 
     @property
@@ -58,10 +64,10 @@ class Encoder(nn.Module):
         """Copies of its weights in 16 bits, by the address of the weight."""
         return {} if self.fused is None else self.fused.copies()
 
-    def refresh(self) -> None:
-        """The weights have changed: make anew what was made of them."""
+    def refresh(self, copied: bool = False) -> None:
+        """The weights have changed: make anew what was made of them; their 16-bit copies unless `copied` already."""
         if self.fused is not None:
-            self.fused.refresh()
+            self.fused.refresh(copied)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Encoder:
         """Moved or cast: copies of the weights are no longer theirs."""

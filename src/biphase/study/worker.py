@@ -26,7 +26,8 @@ from biphase.study.plan import Plan, State, needed_keys
 from biphase.study.shard_maker import ShardMaker, Stopped
 from biphase.study.tuner import Live, Tuner
 from biphase.training.devices import Ranks, poor_precision
-from biphase.training.pretrain import Manner, Pretraining
+from biphase.training.manner import Manner
+from biphase.training.pretrain import Pretraining
 from biphase.training.starting import refuse_unfit
 from biphase.wording import duration, si
 

@@ -44,7 +44,7 @@ def train(
     lost: Callable[[], bool] = lambda: False,
     save: Callable[[], bool] = lambda: False,
     copies: Callable[[], dict[int, Tensor]] = dict,
-    refresh: Callable[[], None] = lambda: None,
+    refresh: Callable[[bool], None] = lambda copied: None,
     step: Callable[[PlainStep[Micro]], Step[Micro]] = lambda plain: plain,
 ) -> None:
     """Take one optimizer step per item of `batches`, numbered from `first`.

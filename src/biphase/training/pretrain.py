@@ -10,8 +10,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,28 +34,12 @@ from biphase.training.checkpoint import Progress
 from biphase.training.devices import Ranks
 from biphase.training.heldout import heldout_losses, yardsticks
 from biphase.training.loop import Done, train
+from biphase.training.manner import Manner
 from biphase.training.meter import Meter
 from biphase.training.schedule import rate
 from biphase.training.starting import reads_otherwise, root_of, starting_model
 
 UNSOUND_LIMIT = 20  # steps in a row
-
-
-@dataclass(frozen=True)
-class Manner:
-    """How to compute, never what: nothing here is part of a key."""
-
-    loaders: int = 1
-    micro_rows: int = 0  # 0: what suits the device, or what the state was made with
-    checkpoint_steps: int = 0  # 0: by time
-    checkpoint_seconds: float = 600.0
-    compiled: bool | None = None  # torch's compiler; None: on CUDA where there is nothing faster
-    deterministic: bool = False  # on a GPU too, the same run gives the same bits; slower
-    board: Path | None = None
-    live: Path | None = None
-    quiet: bool = False
-    stop: Callable[[], bool] = lambda: False
-    lost: Callable[[], bool] = lambda: False  # the lease is another's now: stop, and publish nothing more
 
 
 class Pretraining:

@@ -52,7 +52,9 @@ class PlainStep(Generic[Micro]):
     ranks: Ranks
     autocast: Callable[[], AbstractContextManager[object]]
     copies: Callable[[], dict[int, Tensor]]  # of weights in 16 bits, by the address of the weight
-    refresh: Callable[[], None]  # makes them anew
+    refresh: Callable[
+        [bool], None
+    ]  # makes them anew, unless told that they are, and all that is made of them
 
     def __call__(
         self, micro: list[Micro], labels: int | Tensor, rate: float | Tensor, *, idle: bool = False
@@ -72,6 +74,5 @@ class PlainStep(Generic[Micro]):
         norm = gradient_norm(self.parameters)
         unsound = torch.ones_like(loss) if idle else (~torch.isfinite(norm + loss)).float()
         shrink = (norm / self.clip).clamp(min=1)
-        if not update(self.optimizer, rate=rate, unsound=unsound, shrink=shrink, copies=self.copies()):
-            self.refresh()
+        self.refresh(update(self.optimizer, rate=rate, unsound=unsound, shrink=shrink, copies=self.copies()))
         return Taken(loss, norm, unsound)

@@ -11,7 +11,9 @@ half for those alone. Weights are transformers' own, read through 16-bit copies 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 from biphase import kernels
 from biphase.models.attention import Sight
 from biphase.models.fused.attention import Look, attend, attend_backward, look_of
+from biphase.models.fused.eight import JoinedInEight
 from biphase.models.fused.weights import Joined
 
 FAMILIES = ("EuroBertModel", "LlamaModel")
@@ -53,14 +56,12 @@ def refusal(trunk: Any) -> str:
 class Block:
     """The weights of one block."""
 
-    def __init__(self, block: Any, dtype: torch.dtype) -> None:
+    def __init__(self, block: Any, joined: Callable[..., Joined]) -> None:
         attention, mlp = block.self_attn, block.mlp
-        self.qkv = Joined(
-            attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight, dtype=dtype
-        )
-        self.out = Joined(attention.o_proj.weight, dtype=dtype)
-        self.gate_up = Joined(mlp.gate_proj.weight, mlp.up_proj.weight, dtype=dtype)
-        self.down = Joined(mlp.down_proj.weight, dtype=dtype)
+        self.qkv = joined(attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)
+        self.out = joined(attention.o_proj.weight)
+        self.gate_up = joined(mlp.gate_proj.weight, mlp.up_proj.weight)
+        self.down = joined(mlp.down_proj.weight)
         self.norms = block.input_layernorm, block.post_attention_layernorm
         self.width = attention.head_dim
         self.heads = len(attention.q_proj.weight) // self.width
@@ -156,15 +157,21 @@ class _LastNorm(torch.autograd.Function):
 class FusedTrunk:
     """A view of a transformers trunk: (B, T) ids → (B, T, d). Holds copies of its weights, none of its own."""
 
-    def __init__(self, trunk: Any, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(self, trunk: Any, dtype: torch.dtype = torch.bfloat16, *, in_eight: bool = False) -> None:
         self.trunk, self.dtype = trunk, dtype
         self.device = trunk.embed_tokens.weight.device
         self.ops = kernels.of(self.device)
-        self.blocks = [Block(one, dtype) for one in trunk.layers]
+        joined: Any = partial(JoinedInEight, ops=self.ops) if in_eight else Joined
+        self.blocks = [Block(one, partial(joined, dtype=dtype)) for one in trunk.layers]
+        self.in_eight = [
+            matrix for block in self.blocks for matrix in block.matrices if isinstance(matrix, JoinedInEight)
+        ]
         self.places: list[Tensor] = []
         self.weights: list[Tensor] = []
         self.tables: tuple[Tensor, Tensor]
         self.seen: tuple[int, ...] = ()  # versions of all that copies were made of
+        # Ids → embeddings, while another table than the trunk's own is trained in its place.
+        self.words: Callable[[Tensor], Tensor] | None = None
         self.watch(*(matrix for block in self.blocks for matrix in block.matrices))
 
     def watch(self, *matrices: Joined) -> None:
@@ -179,18 +186,21 @@ class FusedTrunk:
         """The copies by the addresses of what they are copies of."""
         return {one.data_ptr(): place for one, place in zip(self.weights, self.places, strict=True)}
 
-    def refresh(self) -> None:
-        """Make the copies anew: the weights, or the base of the positions, have changed."""
+    def refresh(self, copied: bool = False) -> None:
+        """Make the copies anew, unless they were `copied` already: the weights, or the base of positions, have changed."""
         with torch.no_grad():
-            if self.places:
+            if self.places and not copied:
                 torch._foreach_copy_(self.places, self.weights)
+            for matrix in self.in_eight:
+                matrix.derive()
             if not self.seen or self.seen[-1] != self._versions()[-1]:
                 self.tables = self._rotations()
         self.seen = self._versions()
 
     def _versions(self) -> tuple[int, ...]:
         turned = next(iter(self.trunk.rotary_emb.buffers()))
-        return (*(one._version for one in self.weights), turned._version)
+        read = (weight for matrix in self.in_eight for weight in matrix.weights)
+        return tuple(one._version for one in (*self.weights, *read, turned))
 
     def _rotations(self) -> tuple[Tensor, Tensor]:
         longest = torch.arange(self.trunk.config.max_position_embeddings, device=self.device)[None]
@@ -198,6 +208,9 @@ class FusedTrunk:
         cos, sin = self.trunk.rotary_emb(wide, position_ids=longest)
         half = cos.shape[-1] // 2
         return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
+
+    def _own_words(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.trunk.embed_tokens.weight)
 
     def __call__(self, ids: Tensor, positions: Tensor, sight: Sight, *, only: Tensor | None = None) -> Tensor:
         """Hidden states of all tokens, or, with `only`, of those of the B·T tokens, each at most once: (P, d).
@@ -211,7 +224,7 @@ class FusedTrunk:
             first = self.blocks[0]
             look = look_of(sight, *ids.shape, self.device, heads=(first.heads, first.keys), width=first.width)
             how = How(look, positions.flatten(), self.tables, self.ops, lean=ids.numel() < LEAN)
-            r = F.embedding(ids.flatten(), self.trunk.embed_tokens.weight).to(self.dtype)
+            r = (self.words or self._own_words)(ids.flatten()).to(self.dtype)
             if torch.is_grad_enabled() and not r.requires_grad:  # a frozen embedding: what follows may learn
                 r.requires_grad_(any(one.requires_grad for one in self.trunk.parameters()))
             y: Tensor | None = None

@@ -1,0 +1,88 @@
+"""Products in 8 bits: near the true ones, made of fresh weights, and refused where there are no units for them."""
+
+import pytest
+import torch
+
+from biphase import Size
+from biphase.errors import ModelError
+from biphase.kernels import plain
+from biphase.models.attention import Sight
+from biphase.models.backbone import from_scratch
+from biphase.models.fused.eight import FAR, NEAR, JoinedInEight
+from biphase.models.fused.trunk import FusedTrunk
+
+TINY = Size("tiny", layers=2, hidden=64, heads=4, kv_heads=2, ffn=96, precision="fp32")
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def apart(one, two):
+    return ((one - two).norm() / two.norm()).item()
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(NEAR, 0.04), (FAR, 0.08)])
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_a_tensor_fills_what_eight_bits_can_hold(dtype, limit, size):
+    x = drawn(33, 48) * size
+    eight, scale = plain.to_eight(x, dtype)
+    assert eight.dtype == dtype
+    assert eight.float().abs().max() == torch.finfo(dtype).max
+    assert apart(eight.float() * scale, x) < limit
+
+
+def test_nothing_at_all_stays_nothing():
+    eight, scale = plain.to_eight(torch.zeros(4, 4), NEAR)
+    assert not (eight.float() * scale).any()
+
+
+def matrix():
+    weights = [torch.nn.Parameter(drawn(size, 48, seed=size)) for size in (32, 16)]
+    made = JoinedInEight(*weights, dtype=torch.float32, ops=plain)
+    for place, weight in made.stale():
+        place.copy_(weight.detach())
+    made.derive()
+    return made, weights
+
+
+def test_products_forward_and_back_are_near_and_the_gradient_is_exact():
+    made, weights = matrix()
+    whole = torch.cat([one.detach() for one in weights])
+    x, grad = drawn(64, 48), drawn(64, 48, seed=1)
+    assert 1e-3 < apart(made.project(x), x @ whole.T) < 0.06
+    assert 1e-3 < apart(made.back(grad), grad @ whole) < 0.09
+    made.learn(grad, x)
+    torch.testing.assert_close(torch.cat([one.grad for one in weights]), grad.T @ x)
+
+
+def test_copies_in_eight_bits_follow_the_weights():
+    made, weights = matrix()
+    with torch.no_grad():
+        weights[1].mul_(3)
+    for place, weight in made.stale():
+        place.copy_(weight.detach())
+    made.derive()
+    x, whole = drawn(64, 48), torch.cat([one.detach() for one in weights])
+    assert apart(made.project(x), x @ whole.T) < 0.06
+
+
+def test_a_trunk_in_eight_bits_follows_the_exact_one_and_sees_an_update():
+    model = from_scratch(TINY, vocab=50, mask_id=3, length=32, seed=0)
+    ids, positions = torch.randint(4, 50, (2, 32)), torch.arange(32).expand(2, 32)
+    exact = model.hidden(ids, positions, Sight(False)).detach()
+    model.reader[0].fused = FusedTrunk(model.model.base_model, torch.float32, in_eight=True)
+    hidden = model.hidden(ids, positions, Sight(False))
+    assert 1e-4 < apart(hidden.detach(), exact) < 0.1
+    hidden.square().sum().backward()
+    assert all(one.grad.isfinite().all() for one in model.model.base_model.parameters())
+    with torch.no_grad():
+        model.model.base_model.layers[0].mlp.down_proj.weight.mul_(5)
+    assert apart(model.hidden(ids, positions, Sight(False)), hidden) > 0.01
+
+
+@pytest.mark.parametrize("compiled", [None, True, False])
+def test_eight_bits_are_refused_on_a_processor(compiled):
+    model = from_scratch(TINY, vocab=50, mask_id=3, length=32, seed=0)
+    with pytest.raises(ModelError, match=r"precision='fp8' cannot be had \(.*cpu\); say precision='bf16'"):
+        model.prepare(torch.device("cpu"), "fp8", compiled=compiled)

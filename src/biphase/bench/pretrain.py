@@ -65,7 +65,8 @@ class Side:
     def batch(self, step: int) -> Batch:
         rows = self.case.rows
         draws = torch.arange(step * rows, (step + 1) * rows)
-        return self.stream.batch(self.objective, draws, step=step, fixed=self.path == "compiled")
+        made = self.stream.batch(self.objective, draws, step=step, fixed=self.path == "compiled")
+        return made.ready_for(self.device)
 
     def loss_sum(self, batch: Batch) -> Tensor:
         return self.model.loss_sum(batch, sight_of(batch, varlen=self.varlen))

@@ -55,7 +55,7 @@ def _progress(state: State, before: dict[str, Any]) -> dict[str, Any]:
         "micro_rows": 1,
         "world": DEVICES,
         "threads": 0,
-        "machine": MACHINE | {"compiled": "True"},
+        "machine": MACHINE | {"path": "fused"},
     }
 
 

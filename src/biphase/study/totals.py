@@ -43,7 +43,8 @@ def bill(plan: Plan, store: Store, device: str, efficiency: float | None, *, tun
         return Bill(device, EFFICIENCY, notes=(why,))
     made = price(plan, machine)
     if plan.states and not made.pieces and not made.tunings and device in DEVICES:
-        return Bill(device, EFFICIENCY, notes=(*made.notes, "hours are FLOPs at a share of the peak instead"))
+        why = f"hours are FLOPs at a share of the peak: steps like these were not measured on {device}"
+        return Bill(device, EFFICIENCY, notes=(why,))
     return Bill(device, None, made, left_of(plan, store) if tuned else made.grids, made.notes)
 
 

@@ -170,6 +170,10 @@ def test_gpus_are_named_and_an_unusable_driver_is_a_problem():
     assert processors.describe_gpus(["H200 (140 GiB)"], "13.0", driver=True).detail.startswith(
         "H200 (140 GiB)"
     )
+    assert processors.describe_gpus(["H200 (140 GiB)"], "13.0", driver=True).ok is True
+    slower = processors.describe_gpus(["H200 (140 GiB)"], "13.0", driver=True, lacks_frontend=True)
+    assert slower.ok is None
+    assert slower.fix.endswith("install nvidia-cudnn-frontend")
     assert processors.describe_gpus([], None, driver=False).ok is True
     cpu_build = processors.describe_gpus([], None, driver=True)
     assert cpu_build.ok is False

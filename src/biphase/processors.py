@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import re
 import shutil
@@ -33,19 +33,37 @@ def look_at_devices() -> list[Finding]:
         for one in (torch.cuda.get_device_properties(index) for index in range(count))
     ]
     complaint = str(complaints[0].message).splitlines()[0] if complaints else ""
-    gpu = describe_gpus(names, torch.version.cuda or torch.version.hip, driver.is_file(), complaint)
+    newest = max((torch.cuda.get_device_capability(index) for index in range(count)), default=(0, 0))
+    wanted = torch.version.cuda is not None and newest >= (9, 0)  # what the package has kernels for
+    gpu = describe_gpus(
+        names,
+        torch.version.cuda or torch.version.hip,
+        driver.is_file(),
+        complaint,
+        lacks_frontend=wanted and not _loads("cudnn"),
+    )
     flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
     return [gpu, describe_cpu(flags, torch.get_num_threads(), has_gpu=count > 0)]
 
 
-def describe_gpus(names: list[str], toolkit: str | None, driver: bool, complaint: str = "") -> Finding:
+def _loads(package: str) -> bool:
+    try:
+        importlib.import_module(package)
+    except (ImportError, OSError):  # not there, or without the library it fronts
+        return False
+    return True
+
+
+def describe_gpus(
+    names: list[str], toolkit: str | None, driver: bool, complaint: str = "", *, lacks_frontend: bool = False
+) -> Finding:
     """`toolkit`: what torch was built for; `driver`: whether the system has NVIDIA's."""
     if names:
         detail = f"{', '.join(names)}; torch built for {toolkit}"
-        if importlib.util.find_spec("cudnn"):
+        if not lacks_frontend:
             return Finding("gpu", True, detail)
-        lacks = f"{detail}; without nvidia-cudnn-frontend attention takes half as long again"
-        return Finding("gpu", None, lacks, install("", "nvidia-cudnn-frontend"))
+        slower = f"{detail}; without nvidia-cudnn-frontend attention takes half as long again"
+        return Finding("gpu", None, slower, install("", "nvidia-cudnn-frontend"))
     if driver and not toolkit:
         fix = f"{install('torch', 'torch')} --force-reinstall --index-url {TORCH_FOR_GPUS}"
         return Finding("gpu", False, "a GPU driver is here, but this torch is built for CPUs only", fix)

@@ -34,7 +34,7 @@ from biphase.training.heldout import heldout_losses, yardsticks
 from biphase.training.manner import Manner
 from biphase.training.optimizer import build
 from biphase.training.pretrain import Pretraining
-from biphase.training.starting import starting_model
+from biphase.training.starting import refuse_unfit, starting_model
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 SHAPE = {
@@ -434,3 +434,11 @@ class TestStatesAndModels:
         add_adapter(wants, ADAPTER, seed=1)
         with pytest.raises(StoreError, match="holds another model"):
             checkpoint.load(store, "one", wants, None)
+
+
+def test_a_precision_that_the_device_does_not_have_is_refused_before_any_text_is_read(tiny_run):
+    run = tiny_run("eight", Stage(CLM(), 12), precision="fp8")
+    with pytest.raises(
+        ModelError, match=r"eight: precision='fp8' cannot be had \(.*cpu\); say precision='bf16'"
+    ):
+        refuse_unfit(run, torch.device("cpu"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -96,11 +97,19 @@ def run(
         bool | None, typer.Option("--compile/--no-compile", help="default: on CUDA, where nothing is faster")
     ] = None,
     deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="on a GPU too, the same run gives the same bits; slower")
+        bool,
+        typer.Option(
+            "--deterministic", help="on a GPU too, pretraining the same gives the same bits; slower"
+        ),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="no progress while a piece runs")] = False,
 ) -> None:
     """Compute what is missing, with progress. Stop and start freely."""
+    if deterministic:
+        os.environ.setdefault(
+            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+        )  # cuBLAS reads it once, at its first product
+
     from biphase.study import launch
 
     made, where, fingerprints = planned(study, store, ask=True)

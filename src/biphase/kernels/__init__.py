@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from functools import cache
 from types import ModuleType
 
 import torch
@@ -19,6 +20,18 @@ def of(device: torch.device) -> ModuleType:
     return importlib.import_module(f"biphase.kernels.{'cuda' if fast_on(device) else 'plain'}")
 
 
+def lacking(device: torch.device) -> str:
+    """Why there are no fast kernels for `device`; empty if there are."""
+    if device.type != "cuda":
+        return f"there are no kernels for {device.type}"
+    if torch.version.hip:  # which calls itself cuda
+        return "there are no kernels for AMD's GPUs"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "this GPU has no bf16 units"
+    return "" if importlib.util.find_spec("triton") else "triton is not installed"
+
+
+@cache
 def fast_on(device: torch.device) -> bool:
-    """Are there kernels for this kind of device, and is what they are written in installed?"""
-    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+    """Are there kernels for this device, and is what they are written in installed?"""
+    return not lacking(device)

@@ -10,7 +10,7 @@ def product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
     """left·right in `dtype`, whatever both are in."""
     if left.dtype == dtype:
         return left @ right
-    if left.is_cuda:
+    if _widens(left):
         return torch.mm(left, right, out_dtype=dtype)
     return (left @ right).to(dtype)
 
@@ -19,7 +19,12 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """total += left·right, inside the product where the device can."""
     if left.dtype == total.dtype:
         total.addmm_(left, right)
-    elif left.is_cuda:
+    elif _widens(left):
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
         total += left @ right
+
+
+def _widens(operand: Tensor) -> bool:
+    """Can a product of such tensors come out in fp32? NVIDIA's can; AMD's, which call themselves cuda, cannot."""
+    return operand.is_cuda and not torch.version.hip

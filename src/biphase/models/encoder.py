@@ -18,6 +18,7 @@ from biphase.errors import ModelError, one_line
 from biphase.models import hub as hub_models
 from biphase.models.attention import SAID, Said, Sight
 from biphase.models.fused import FusedTrunk, refusal
+from biphase.models.fused.eight import without_eight
 from biphase.models.probe import probe_own, probe_sight
 from biphase.specs import Hub
 
@@ -45,12 +46,11 @@ class Encoder(nn.Module):
 
     def prepare(self, device: torch.device, precision: str) -> str:
         """Choose how to compute on `device`, once the weights are there: "fused", or "plain" as transformers does it."""
-        why = refusal(self.trunk) or (
-            "" if kernels.fast_on(device) else f"there are no kernels for {device.type}"
-        )
-        if precision == "fp8" and (why or torch.cuda.get_device_capability(device) < (8, 9)):
-            why = why or "this GPU has no units for it"
-            raise ModelError(f"precision='fp8' cannot be had ({why}); say precision='bf16'")
+        why = refusal(self.trunk) or kernels.lacking(device)
+        if precision == "fp8":
+            why = why or without_eight(device)
+            if why:
+                raise ModelError(f"precision='fp8' cannot be had ({why}); say precision='bf16'")
         suits = not why and precision in ("bf16", "pure-bf16", "fp8")
         self.fused = FusedTrunk(self.trunk, in_eight=precision == "fp8") if suits else None
         return "fused" if suits else "plain"

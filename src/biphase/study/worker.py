@@ -238,7 +238,7 @@ class Worker:
         began = time.monotonic()
         try:
             if not self.store.has(self.store.shards / self.identities.data(state.run)):
-                refuse_unfit(state.run)  # before hours of tokenizing
+                refuse_unfit(state.run, self.ranks.device)  # before hours of tokenizing
             piece = Pretraining(
                 state.run,
                 state.step,

@@ -153,7 +153,9 @@ def repeatable(*, enabled: bool) -> Iterator[None]:
     settings: Any = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
     if enabled:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS wants for it
+        os.environ.setdefault(
+            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+        )  # what cuBLAS wants, if it was not used before
         torch.use_deterministic_algorithms(True)
         settings.fill_uninitialized_memory = False  # nothing here reads what was not written
     try:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import torch
+
 from biphase.data.shards import Shards
+from biphase.errors import ModelError
 from biphase.keys import acts
 from biphase.models.adapters import add_adapter
 from biphase.models.backbone import LanguageModel, Words, from_hub, from_scratch, probe
+from biphase.models.fused.eight import without_eight
 from biphase.specs import Hub, Pretrain, Size
 
 
@@ -34,8 +38,10 @@ def starting_model(run: Pretrain, shards: Shards, *, probed: bool = False) -> La
     return _existing(run, root, words, probed=probed)
 
 
-def refuse_unfit(run: Pretrain) -> None:
-    """Refuse a hub model that cannot be trained as the run says, before its text is looked at."""
+def refuse_unfit(run: Pretrain, device: torch.device) -> None:
+    """Refuse what cannot be trained as the run says, on this device, before its text is looked at."""
+    if run.precision == "fp8" and (why := without_eight(device)):
+        raise ModelError(f"{run.name}: precision='fp8' cannot be had ({why}); say precision='bf16'")
     root = root_of(run)
     if isinstance(root.start, Hub):
         _existing(run, root, None, probed=True)

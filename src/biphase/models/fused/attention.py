@@ -3,7 +3,7 @@
     cudnn       whole rows, and rows cut in the paper's chunks, whose number never changes: NVIDIA's frontend of cuDNN
     rows        whole rows without that package: cuDNN's kernels through torch, flash where runs must repeat to the bit
     flash       every other kind of segments: documents, short texts
-    plain       other devices: torch's attention, differentiated by torch
+    plain       other devices, and where a mask says who sees whom: torch's attention, differentiated by torch
 
 cuDNN's kernels are about 1.5 times as fast as flash on an H200, but plan anew for each number of segments.
 """
@@ -47,12 +47,9 @@ def look_of(
     sight: Sight, rows: int, length: int, device: torch.device, *, heads: tuple[int, int], width: int
 ) -> Look:
     ends, longest = sight.boundaries, sight.longest or length
-    look = Look("plain", sight.causal, rows, length, heads, mask=sight.mask)
-    if device.type != "cuda":
-        return look
-    if not ragged.installed() or not (ends is None or sight.steady):
-        kernel = "rows" if ends is None else "flash"
-        return Look(kernel, sight.causal, rows, longest, heads, ends)
+    if device.type != "cuda" or sight.mask is not None:
+        return Look("plain", sight.causal, rows, length, heads, mask=sight.mask)
+    planned = ragged.installed() and (ends is None or sight.steady)
     shape = ragged.Shape(
         rows if ends is None else len(ends) - 1,
         longest,
@@ -64,8 +61,10 @@ def look_of(
         torch.are_deterministic_algorithms_enabled(),
         whole=ends is None,
     )
+    plan = ragged.plan_of(shape) if planned else None
+    if plan is None:
+        return Look("rows" if ends is None else "flash", sight.causal, rows, longest, heads, ends)
     segments = None if ends is None else ragged.Segments.of(ends, shape)
-    plan = ragged.plan_of(shape)
     return Look("cudnn", sight.causal, rows, longest, heads, ends, plan=plan, segments=segments)
 
 

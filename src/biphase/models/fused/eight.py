@@ -12,9 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from biphase import kernels
 from biphase.models.fused.weights import Joined
 
 NEAR, FAR = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+def without_eight(device: torch.device) -> str:
+    """Why products in 8 bits cannot be had on `device`; empty if they can."""
+    lacks = kernels.lacking(device)
+    if not lacks and torch.cuda.get_device_capability(device) < (8, 9):
+        return "this GPU has no units for it"
+    return lacks
 
 
 class JoinedInEight(Joined):

@@ -8,6 +8,7 @@ device. The package is optional: without it, torch's kernels are used.
 from __future__ import annotations
 
 import importlib
+import warnings
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,15 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from biphase.errors import one_line
+
 # Names of tensors in a plan.
 Q, K, V, OUT, D_OUT, STATS, DQ, DK, DV, LENGTHS, JOINED, ALONE = range(1, 13)
 
 
 @cache
 def installed() -> bool:
+    """Is the package there, with the library it fronts, and a GPU that its kernels for segments are made for?"""
+    if torch.version.hip or torch.cuda.get_device_capability() < (9, 0):
+        return False
     try:
         importlib.import_module("cudnn")
-    except (ImportError, OSError):  # not installed, or without the library it fronts
+    except (ImportError, OSError):
         return False
     return True
 
@@ -72,8 +78,8 @@ class Plan:
         self.shape = shape
         self.cudnn: Any = importlib.import_module("cudnn")
         self.handle = _handle(shape.device)
-        self.forward_graph = self._forward()
-        self.backward_graph: Any = None  # made when it is asked for: scoring never does
+        # Both at once: what cannot be differentiated is refused before anything was computed with it.
+        self.forward_graph, self.backward_graph = self._forward(), self._backward()
 
     def forward(self, qkv: Tensor, where: Segments | None) -> tuple[Tensor, Tensor]:
         """(N, H + 2K, D) → (N, H, D), and the logarithms of the sums that the backward pass needs."""
@@ -89,8 +95,6 @@ class Plan:
         self, grad: Tensor, qkv: Tensor, out: Tensor, sums: Tensor, where: Segments | None
     ) -> Tensor:
         """The gradients of q, k and v."""
-        if self.backward_graph is None:
-            self.backward_graph = self._backward()
         below = torch.empty_like(qkv)
         given = {OUT: out, D_OUT: grad, STATS: sums}
         self._run(
@@ -197,8 +201,15 @@ class Plan:
 
 
 @cache
-def plan_of(shape: Shape) -> Plan:
-    return Plan(shape)
+def plan_of(shape: Shape) -> Plan | None:
+    """The plan for a shape; None where this version of cuDNN has none."""
+    try:
+        return Plan(shape)
+    except Exception as wrong:  # the package's own errors, which it names differently from version to version
+        warnings.warn(
+            f"cuDNN has no attention for {shape} ({one_line(wrong)}); torch's is used", stacklevel=2
+        )
+        return None
 
 
 @cache

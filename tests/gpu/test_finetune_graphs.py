@@ -16,6 +16,7 @@ from biphase import CATALOG, SIZES, AdamW, Finetune
 from biphase.data.tokenizer import train as train_tokenizer
 from biphase.finetune.buckets import buckets_of
 from biphase.finetune.families import family_of
+from biphase.finetune.graphs import Graphs
 from biphase.finetune.leaf import Bench, batches_of, score
 from biphase.finetune.model import Setting
 from biphase.models.backbone import from_scratch
@@ -88,6 +89,21 @@ def test_trajectories_are_those_of_plain_steps(name, precision, reading):
     plain = losses(bench_of(precision, graphs=False).finetune(some, spec, lr=RATE, seed=1)[1])
     assert_close(by_graph, plain)
     assert by_graph[-5:].mean() < by_graph[:5].mean()
+
+
+def test_where_there_is_no_room_for_graphs_steps_are_taken_the_plain_way(reading, monkeypatch):
+    some, spec = family(NAMES[0], reading), spec_of(NAMES[0])
+    wanted = losses(bench_of(graphs=False).finetune(some, spec, lr=RATE, seed=1)[1])
+
+    def too_large(self, plain, batch):
+        torch.cuda.set_stream(self.stream)  # as a capture that failed leaves it
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(Graphs, "_capture", too_large)
+    bench, here = bench_of(), torch.cuda.current_stream()
+    assert_close(losses(bench.finetune(some, spec, lr=RATE, seed=1)[1]), wanted)
+    assert bench.grid.graphs.full
+    assert torch.cuda.current_stream() == here
 
 
 def moments_of(bench):

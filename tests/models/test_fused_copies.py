@@ -4,13 +4,21 @@ import contextlib
 
 import pytest
 import torch
-from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    EuroBertConfig,
+    EuroBertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from biphase.batch import Batch
 from biphase.data.packing import positions_of
 from biphase.models.adapters import add_adapter
-from biphase.models.attention import Sight
+from biphase.models.attention import NAME, Sight
 from biphase.models.backbone import LanguageModel, from_scratch
+from biphase.models.encoder import Encoder
 from biphase.models.fused import FusedTrunk, refusal
 from biphase.models.fused.weights import Joined
 from biphase.models.rope import set_rope_base
@@ -185,3 +193,21 @@ def test_a_device_without_fast_kernels_reads_as_transformers_does():
     assert model.prepare(CPU, "bf16") == "plain"
     assert model.reader[0].fused is model.head_copy is None
     assert not model.reader[0].graphable
+
+
+def test_a_word_that_transformers_pads_with_gets_no_gradient_here_either():
+    config = EuroBertConfig(
+        vocab_size=50, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=32, pad_token_id=7, bos_token_id=1, eos_token_id=7, mask_token_id=3,
+    )  # fmt: skip
+    config._attn_implementation = NAME
+    trunk = EuroBertModel(config).float()
+    encoder = Encoder(trunk, context=32)
+    ids, positions = torch.tensor([[4, 5, 7, 6]]), torch.arange(4)[None]
+    for fused in (None, FusedTrunk(trunk, torch.float32)):
+        trunk.zero_grad()
+        encoder.fused = fused
+        encoder(ids, positions, Sight(False)).square().sum().backward()
+        felt = trunk.embed_tokens.weight.grad.abs().sum(1)
+        assert felt[7] == 0
+        assert (felt[[4, 5, 6]] > 0).all()

@@ -86,3 +86,13 @@ def test_eight_bits_are_refused_on_a_processor(compiled):
     model = from_scratch(TINY, vocab=50, mask_id=3, length=32, seed=0)
     with pytest.raises(ModelError, match=r"precision='fp8' cannot be had \(.*cpu\); say precision='bf16'"):
         model.prepare(torch.device("cpu"), "fp8", compiled=compiled)
+
+
+def test_a_batch_without_labels_is_nothing_and_not_an_error():
+    model = from_scratch(TINY, vocab=50, mask_id=3, length=32, seed=0)
+    trunk = FusedTrunk(model.model.base_model, torch.float32, in_eight=True)
+    ids, positions = torch.randint(4, 50, (1, 32)), torch.arange(32)[None]
+    hidden = trunk(ids, positions, Sight(False), only=torch.zeros(0, dtype=torch.long))
+    assert hidden.shape == (0, 64)
+    hidden.sum().backward()
+    assert not any(one.grad.any() for one in model.model.base_model.layers.parameters())

@@ -154,3 +154,13 @@ def test_a_disk_that_refuses_the_file_of_watchers_stops_nothing(tmp_path):
     step(made, 0)
     made.close()
     assert len(made.lines) == 1
+
+
+def test_a_long_row_of_skipped_steps_is_remembered_when_a_sound_one_ends_it_in_the_same_group():
+    made = meter(every=10, until=40)
+    for number in range(11):
+        step(made, number, bad=float(2 <= number < 8))
+    assert made.unsound_in_a_row == 0
+    assert made.longest_unsound == 6
+    assert made.last_skipped["step"] == 108
+    assert made.last_skipped["draws"] == (1, 2)

@@ -1,5 +1,6 @@
 """A run from an existing model: its options hold in every step, through every stop, and in what is made of its states."""
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from biphase import CATALOG, CLM, MLM, WSD, AdamW, Chunks, Finetune, Hub, LoRA, Stage
+from biphase import CATALOG, CLM, MLM, SIZES, WSD, AdamW, Chunks, Finetune, Hub, LoRA, Stage
 from biphase.data.shards import Shards
 from biphase.data.stream import heldout_stream
 from biphase.errors import ModelError, SpecError, StoreError
@@ -26,7 +27,7 @@ from biphase.models.attention import NAME, Sight, sight_of
 from biphase.models.backbone import LanguageModel
 from biphase.models.rope import rope_base_of
 from biphase.study.identities import identities
-from biphase.training import checkpoint
+from biphase.training import checkpoint, starting
 from biphase.training.checkpoint import Progress
 from biphase.training.devices import Ranks
 from biphase.training.finished import model_of_state
@@ -441,4 +442,16 @@ def test_a_precision_that_the_device_does_not_have_is_refused_before_any_text_is
     with pytest.raises(
         ModelError, match=r"eight: precision='fp8' cannot be had \(.*cpu\); say precision='bf16'"
     ):
+        refuse_unfit(run, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [({"ffn": 72}, "multiples of 16"), ({"hidden": 96, "heads": 2}, "heads are 48 wide"), ({}, "")],
+)
+def test_shapes_that_have_no_products_in_eight_bits_are_refused_too(tiny_run, monkeypatch, fields, why):
+    monkeypatch.setattr(starting, "without_eight", lambda device: "")  # as on a GPU that has units for it
+    size = replace(SIZES["1m"], name="odd", **({"hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 64} | fields))
+    run = replace(tiny_run("eight", precision="fp8"), start=size)
+    with pytest.raises(ModelError, match=why) if why else contextlib.nullcontext():
         refuse_unfit(run, torch.device("cpu"))

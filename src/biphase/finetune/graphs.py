@@ -41,6 +41,7 @@ class Graphs:
     def __init__(self, buckets: Buckets, device: torch.device) -> None:
         self.buckets, self.device = buckets, device
         self.captured: dict[int, Captured] = {}  # by width
+        self.full = False  # the device has no room for graphs: every step is taken the plain way
         self.pool = torch.cuda.graph_pool_handle()  # one: no two graphs run at a time
         self.stream = torch.cuda.Stream(device)
         # What graphs read and leave behind lies outside their pool, where no other graph writes.
@@ -52,17 +53,33 @@ class Graphs:
         """A way to take steps: by a graph where a batch has the size for it, else the plain way."""
 
         def take(micro: list[TaskBatch], labels: int, rate: float) -> Taken:
-            if len(micro) == 1 and micro[0].width:
-                return self._replay(plain, micro[0], labels, rate)
+            if len(micro) == 1 and micro[0].width and self._ready(plain, micro[0], labels, rate):
+                return self._replay(micro[0])
             return plain(micro, labels, rate)
 
         return take
 
-    def _replay(self, plain: PlainStep[TaskBatch], batch: TaskBatch, labels: int, rate: float) -> Taken:
+    def _ready(self, plain: PlainStep[TaskBatch], batch: TaskBatch, labels: int, rate: float) -> bool:
+        """Tell the graphs of this step, and capture one of its size if there is none. False: there is no room for it."""
         self.labels.fill_(max(labels, 1))
         self.rate.fill_(rate)
-        if batch.width not in self.captured:
+        if self.full or batch.width in self.captured:
+            return not self.full
+        here = torch.cuda.current_stream(self.device)
+        try:
             self.captured[batch.width] = self._capture(plain, batch)
+        except torch.OutOfMemoryError:
+            # Nothing has been changed yet. Graphs keep the memory of a step; without them there is room for one.
+            self.full = True
+            self.captured.clear()
+            for one in plain.parameters:
+                one.grad = None
+            torch.cuda.empty_cache()
+        finally:
+            torch.cuda.set_stream(here)  # which a capture that failed would leave
+        return not self.full
+
+    def _replay(self, batch: TaskBatch) -> Taken:
         one = self.captured[batch.width]
         assert batch.buffer is not None
         one.buffer.copy_(batch.buffer, non_blocking=True)

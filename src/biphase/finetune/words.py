@@ -26,7 +26,8 @@ PADDING = 0  # the word that batches are padded with
 class Words:
     """The rows of an embedding that texts ask for, as a parameter of its own."""
 
-    def __init__(self, whole: nn.Parameter, texts: Iterable[Ragged]) -> None:
+    def __init__(self, whole: nn.Parameter, texts: Iterable[Ragged], still: int | None = None) -> None:
+        """`still`: a word that gets no gradient, as transformers treats the one it pads with."""
         occurs = np.zeros(len(whole), bool)
         occurs[PADDING] = True
         for some in texts:
@@ -36,6 +37,7 @@ class Words:
         row_of[ids] = np.arange(len(ids))
         self.whole = whole
         self.ids, self.row_of = (torch.from_numpy(one).to(whole.device) for one in (ids, row_of))
+        self.still = int(row_of[still]) if still is not None and occurs[still] else None
         self.table = nn.Parameter(whole.detach().new_ones(len(ids) + 1, whole.shape[1]))
 
     def among(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
@@ -43,7 +45,7 @@ class Words:
         return [self.table if one is self.whole else one for one in parameters]
 
     def look_up(self, ids: Tensor) -> Tensor:
-        return F.embedding(self.row_of[ids], self.table)
+        return F.embedding(self.row_of[ids], self.table, self.still)
 
     @contextmanager
     def trained(self, encoder: Encoder) -> Generator[None]:
@@ -78,5 +80,6 @@ def words_of(family: Family, encoder: Encoder) -> Words | None:
     """
     if encoder.fused is None or not family.inputs:
         return None
-    whole = encoder.fused.trunk.embed_tokens.weight
-    return Words(whole, family.inputs) if whole.requires_grad and whole.dtype == torch.float32 else None
+    own = encoder.fused.trunk.embed_tokens
+    trained = own.weight.requires_grad and own.weight.dtype == torch.float32
+    return Words(own.weight, family.inputs, own.padding_idx) if trained else None

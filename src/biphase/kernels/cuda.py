@@ -256,16 +256,19 @@ def _to_eight(x, eight, scale, count, most, BLOCK: tl.constexpr):
 
 def to_eight(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     most, x = torch.finfo(dtype).max, x.contiguous()
+    if not x.numel():
+        return x.to(dtype), torch.ones((), device=x.device)
     scale = (torch.linalg.vector_norm(x, torch.inf).float() / most).clamp(min=1e-12)
     eight = torch.empty_like(x, dtype=dtype)
-    if x.numel():
-        _to_eight[(triton.cdiv(x.numel(), 4096),)](x, eight, scale, x.numel(), most, BLOCK=4096, num_warps=8)
+    _to_eight[(triton.cdiv(x.numel(), 4096),)](x, eight, scale, x.numel(), most, BLOCK=4096, num_warps=8)
     return eight, scale
 
 
 def product_of_eights(
     left: Tensor, right: Tensor, by_left: Tensor, by_right: Tensor, dtype: torch.dtype
 ) -> Tensor:
+    if not len(left):
+        return left.new_zeros(0, len(right), dtype=dtype)
     return torch._scaled_mm(
         left, right.T, scale_a=by_left, scale_b=by_right, out_dtype=dtype, use_fast_accum=True
     )

@@ -88,6 +88,8 @@ def softmax_error_(logits: Tensor, labels: Tensor) -> Tensor:
 def to_eight(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """A tensor in 8 bits, its largest number as large as they can hold, and what it was divided by."""
     most = torch.finfo(dtype).max
+    if not x.numel():
+        return x.to(dtype), torch.ones((), device=x.device)
     scale = (x.abs().amax().float() / most).clamp(min=1e-12)
     return (x.float() / scale).clamp(-most, most).to(dtype), scale
 

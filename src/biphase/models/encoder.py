@@ -46,7 +46,7 @@ class Encoder(nn.Module):
 
     def prepare(self, device: torch.device, precision: str) -> str:
         """Choose how to compute on `device`, once the weights are there: "fused", or "plain" as transformers does it."""
-        why = refusal(self.trunk) or kernels.lacking(device)
+        why = refusal(self.trunk, in_eight=precision == "fp8") or kernels.lacking(device)
         if precision == "fp8":
             why = why or without_eight(device)
             if why:

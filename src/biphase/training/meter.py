@@ -44,6 +44,8 @@ class Meter:
         self.behind = 1 if every > 1 else 0  # steps the device is left with while the host reads
         self.waiting: list[tuple[int, dict[str, Any], Tensor, Tensor, Tensor]] = []
         self.unsound_in_a_row = unsound_in_a_row
+        self.longest_unsound = unsound_in_a_row  # also of those that a sound step has ended since
+        self.last_skipped: dict[str, Any] = {}
         self.skipped = 0
         self.last_shown = time.monotonic()
         self.board = _board(board)
@@ -72,6 +74,8 @@ class Meter:
             }
             if unsound.item():
                 self.unsound_in_a_row += 1
+                self.longest_unsound = max(self.longest_unsound, self.unsound_in_a_row)
+                self.last_skipped = line
                 self.skipped += 1
                 line["skipped"] = True
                 self.say(

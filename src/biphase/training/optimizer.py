@@ -95,7 +95,8 @@ def update(
 def _suits_one_pass(optimizer: torch.optim.AdamW) -> bool:
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
     return kernels.fast_on(parameters[0].device) and all(
-        one.dtype == torch.float32 and (one.grad is None or one.grad.is_contiguous()) for one in parameters
+        one.dtype == torch.float32 and one.is_contiguous() and (one.grad is None or one.grad.is_contiguous())
+        for one in parameters
     )
 
 

@@ -245,10 +245,11 @@ class Pretraining:
         first = self.progress.draw - self.run.rows_per_step
         facts["draws"] = [first, self.progress.draw - 1]  # of all processes; kept only if the step is skipped
         self.meter.step(done.step, facts, done.loss, done.norm, done.unsound)
-        if self.meter.unsound_in_a_row >= UNSOUND_LIMIT:
+        if self.meter.longest_unsound >= UNSOUND_LIMIT:
+            last = self.meter.last_skipped
             raise TrainingError(
                 f"{self.run.name}: {UNSOUND_LIMIT} steps in a row had no finite loss or gradient, the last at step "
-                f"{done.step + 1:,} with samples {first} to {self.progress.draw - 1}; "
+                f"{last['step']:,} with samples {last['draws'][0]} to {last['draws'][1]}; "
                 "lower schedule=WSD(peak=…) or look at the corpus there"
             )
 

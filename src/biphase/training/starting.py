@@ -9,6 +9,7 @@ from biphase.errors import ModelError
 from biphase.keys import acts
 from biphase.models.adapters import add_adapter
 from biphase.models.backbone import LanguageModel, Words, from_hub, from_scratch, probe
+from biphase.models.fused import refusal
 from biphase.models.fused.eight import without_eight
 from biphase.specs import Hub, Pretrain, Size
 
@@ -40,11 +41,20 @@ def starting_model(run: Pretrain, shards: Shards, *, probed: bool = False) -> La
 
 def refuse_unfit(run: Pretrain, device: torch.device) -> None:
     """Refuse what cannot be trained as the run says, on this device, before its text is looked at."""
-    if run.precision == "fp8" and (why := without_eight(device)):
-        raise ModelError(f"{run.name}: precision='fp8' cannot be had ({why}); say precision='bf16'")
+    in_eight = run.precision == "fp8"
+    why = without_eight(device) if in_eight else ""
     root = root_of(run)
     if isinstance(root.start, Hub):
-        _existing(run, root, None, probed=True)
+        model = _existing(run, root, None, probed=True)
+    elif isinstance(root.start, Size) and in_eight and not why:
+        with torch.device("meta"):  # its shape alone
+            model = from_scratch(root.start, vocab=16, mask_id=0, length=run.packing.length, seed=0)
+    else:
+        model = None
+    if in_eight and model is not None:
+        why = why or refusal(model.model.base_model, in_eight=True)
+    if why:
+        raise ModelError(f"{run.name}: precision='fp8' cannot be had ({why}); say precision='bf16'")
 
 
 def _existing(run: Pretrain, root: Pretrain, words: Words | None, *, probed: bool) -> LanguageModel:

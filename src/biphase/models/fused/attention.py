@@ -49,7 +49,8 @@ def look_of(
     ends, longest = sight.boundaries, sight.longest or length
     if device.type != "cuda" or sight.mask is not None:
         return Look("plain", sight.causal, rows, length, heads, mask=sight.mask)
-    planned = ragged.installed() and (ends is None or sight.steady)
+    small = rows * length * (heads[0] + 2 * heads[1]) * width < 2**31  # its places are 32 bits wide
+    planned = ragged.installed() and small and (ends is None or sight.steady)
     shape = ragged.Shape(
         rows if ends is None else len(ends) - 1,
         longest,
@@ -86,7 +87,7 @@ def attend(qkv: Tensor, look: Look) -> tuple[Tensor, tuple[Tensor, ...]]:
             return found[0], tuple(found[1:4])
         case "rows":
             parts = [_by_row(one, look) for one in look.parts(qkv)]
-            if torch.are_deterministic_algorithms_enabled():
+            if _by_flash():
                 found = aten._scaled_dot_product_flash_attention(*_grouped(*parts), 0.0, look.causal, False)
             else:
                 found = aten._scaled_dot_product_cudnn_attention(*parts, None, True, 0.0, look.causal, False)
@@ -116,7 +117,7 @@ def attend_backward(
         case "rows":
             lse, first, second = kept
             above, *parts, there = (_by_row(one, look) for one in (grad, q, k, v, out))
-            if torch.are_deterministic_algorithms_enabled():
+            if _by_flash():
                 found = aten._scaled_dot_product_flash_attention_backward(
                     above,
                     *_grouped(*parts),
@@ -138,6 +139,11 @@ def attend_backward(
                 )
             dq, dk, dv = (one.transpose(1, 2).flatten(0, 1) for one in found)
     return dq, dk, dv
+
+
+def _by_flash() -> bool:
+    """Whole rows by flash: where runs must repeat to the bit, and on GPUs whose rows cuDNN may refuse."""
+    return torch.are_deterministic_algorithms_enabled() or torch.cuda.get_device_capability() < (9, 0)
 
 
 def _by_row(one: Tensor, look: Look) -> Tensor:

@@ -28,11 +28,12 @@ from biphase.models.fused.weights import Joined
 
 FAMILIES = ("EuroBertModel", "LlamaModel")
 LEAN = 2**15  # tokens: whoever computes fewer at a time is short of memory, and the rest costs 1% of the time
+EVEN = 16  # what products in 8 bits want of a matrix
 ROTATIONS = ("default", "linear", "llama3")  # whose angles depend on the position alone
 
 
-def refusal(trunk: Any) -> str:
-    """Why a trunk cannot be computed here; empty if it can."""
+def refusal(trunk: Any, *, in_eight: bool = False) -> str:
+    """Why a trunk cannot be computed here, with products `in_eight` bits if asked for; empty if it can."""
     name, config = type(trunk).__name__, trunk.config
     if name not in FAMILIES:
         return f"{name} is not one of {', '.join(FAMILIES)}"
@@ -50,6 +51,8 @@ def refusal(trunk: Any) -> str:
     width = trunk.layers[0].self_attn.head_dim
     if width & (width - 1) or not 16 <= width <= 128:
         return f"its heads are {width} wide"
+    if in_eight and any(side % EVEN for one in linear for side in one.weight.shape):
+        return f"its matrices have sides that are no multiples of {EVEN}"
     return ""
 
 
@@ -210,7 +213,8 @@ class FusedTrunk:
         return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
 
     def _own_words(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self.trunk.embed_tokens.weight)
+        own = self.trunk.embed_tokens
+        return F.embedding(ids, own.weight, own.padding_idx)
 
     def __call__(self, ids: Tensor, positions: Tensor, sight: Sight, *, only: Tensor | None = None) -> Tensor:
         """Hidden states of all tokens, or, with `only`, of those of the B·T tokens, each at most once: (P, d).

@@ -1,5 +1,7 @@
 """What is measured where nothing is said, what can be said, and what is refused."""
 
+from dataclasses import replace
+
 import pytest
 
 from biphase.bench.cases import LIKE, PEERS, PLACES, Asked, Maker
@@ -30,7 +32,7 @@ def test_peers_are_the_devices_the_typed_ones_or_none():
 
 def test_scale_covers_what_a_cost_model_must_tell_apart():
     for kind in PLACES:
-        made = Maker(Asked(subject="scale", packing="documents", objective="clm"), kind, rows=4).scale()
+        made = Maker(Asked(subject="scale"), kind, rows=4).scale()
         seen = {(case.size, case.objective, case.packing) for case in made.pretrain}
         usual = PLACES[kind].scale[0]
         assert {(usual, "mlm", "chunks"), (usual, "clm", "chunks"), (usual, "mlm", "rows")} <= seen
@@ -38,6 +40,21 @@ def test_scale_covers_what_a_cost_model_must_tell_apart():
         assert {size for size, _, _ in seen} <= set(SIZES)
         assert len(made.finetune) == 2 * len(LIKE)
         assert {case.size for case in made.score} == {case.size for case in made.finetune}
+
+
+def test_scale_in_8_bits_is_pretraining_alone():
+    eight, sixteen = (
+        Maker(Asked(subject="scale", save=True, precision=one), "cuda", rows=4).scale()
+        for one in ("fp8", "bf16")
+    )
+    assert {case.precision for case in eight.pretrain} == {"fp8"}
+    assert [replace(case, precision="bf16") for case in eight.pretrain] == sixteen.pretrain
+    assert eight.finetune == eight.score == []
+
+
+def test_what_was_not_typed_is_as_usual():
+    made = Maker(Asked(), "cuda", rows=4).pretrain()
+    assert (made.objective, made.ratio, made.packing) == ("mlm", 0.4, "chunks")
 
 
 def test_scale_of_one_size_has_the_cases_of_that_size():
@@ -63,7 +80,15 @@ def test_scale_of_one_size_has_the_cases_of_that_size():
         ({"steps": -1}, "must not be negative"),
         ({"save": True}, "type bench scale --save"),
         ({"subject": "scale", "save": True, "size": "210m"}, "leave out --size"),
+        ({"ratio": 0.0}, "usual: --ratio 0.4"),
         ({"subject": "finetune", "precision": "fp8"}, "fp8 is for pretraining"),
+        ({"subject": "all", "precision": "fp8"}, "fp8 is for pretraining"),
+        ({"subject": "finetune", "rows": 4}, "nothing to bench finetune; .* type bench pretrain --rows 4"),
+        ({"subject": "finetune", "objective": "mlm"}, "type bench pretrain --objective mlm"),
+        ({"subject": "retrieval", "rows": 4}, "--rows means nothing to bench retrieval"),
+        ({"subject": "retrieval", "profile": True}, "leave it out, or type bench pretrain --profile$"),
+        ({"subject": "retrieval", "ratio": 0.4}, "--ratio means nothing to bench retrieval"),
+        ({"subject": "scale", "packing": "rows"}, "--packing means nothing to bench scale"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_a_line(said, words):

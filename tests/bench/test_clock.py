@@ -74,8 +74,13 @@ def test_what_does_not_fit_is_said_with_what_to_type():
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     assert clock.theirs(CPU, too_large).failed == "out of memory"
-    with pytest.raises(clock.NoRoom, match=r"610m does not fit .*; type fewer --rows"):
-        clock.ours(CPU, "610m", too_large)
+    assert clock.ours(CPU, "type fewer --rows", too_large).failed == "out of memory; type fewer --rows"
+
+
+def test_tokens_that_nobody_counted_are_left_out():
+    facts = Measured(2.0, 2.0, float("nan")).facts()
+    assert facts["seconds"] == 2.0
+    assert not {"tokens", "tokens_per_second"} & facts.keys()
 
 
 def test_limits_of_the_compiler_are_put_back():

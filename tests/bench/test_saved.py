@@ -9,6 +9,7 @@ from biphase.bench.results import OURS, Compared, Report, cases_of
 from biphase.bench.saved import save, short_name
 from biphase.files import Store, read_json
 from biphase.study import measured
+from biphase.study.machines import machine_named
 
 GPU = torch.device("cuda")
 
@@ -23,6 +24,12 @@ GPU = torch.device("cuda")
         ("NVIDIA L40S", "l40s"),
         ("AMD Instinct MI250X", "mi250x-gcd"),
         ("NVIDIA GeForce RTX 3060 Ti", "rtx-3060-ti"),
+        ("NVIDIA H200 NVL", "h200"),
+        ("NVIDIA RTX A1000 Laptop GPU", "rtx-a1000-laptop-gpu"),
+        ("NVIDIA GH200 480GB", "gh200-480gb"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "rtx-4090-laptop-gpu"),
+        ("NVIDIA GeForce RTX 4090 D", "rtx-4090-d"),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "a100-sxm4-40gb-mig-1g-5gb"),
     ],
 )
 def test_a_device_has_a_name_that_can_be_typed(full, short):
@@ -33,11 +40,11 @@ def test_a_cpu_is_called_cpu():
     assert short_name(torch.device("cpu"), "AMD EPYC") == "cpu"
 
 
-def scaled() -> Report:
+def scaled(precision: str = "bf16", *, date: str = "2026-01-01", device: str = "NVIDIA H200") -> Report:
     """As a scale run on a GPU would give it, with made-up times in proportion to the work."""
-    made = Maker(Asked(subject="scale"), "cuda", rows=12).scale()
+    made = Maker(Asked(subject="scale", precision=precision), "cuda", rows=12).scale()
     weight = {"8m": 1, "30m": 3, "210m": 10, "610m": 35}
-    report = Report("NVIDIA H200", "h200", "2026-01-01", {"torch": "2"}, "biphase bench scale")
+    report = Report(device, "h200", date, {"torch": "2"}, "biphase bench scale")
     for unit, some in (("tokens/s", made.pretrain), ("ms/step", made.finetune), ("tokens/s", made.score)):
         for case in some:
             seconds = 0.008 * weight[case.size]
@@ -64,6 +71,43 @@ def test_a_device_is_saved_whole_and_fits(tmp_path):
     assert (content["name"], content["date"]) == ("h200", "2026-01-01")
     assert content["model"] == measured.fit(content["cases"])
     assert measured.speeds_of(content["model"], "bf16").finetune
+
+
+def test_what_was_measured_in_other_precisions_stays(tmp_path):
+    store = Store(tmp_path)
+    for precision, date in (("bf16", "2026-01-01"), ("fp8", "2026-02-01"), ("fp32", "2026-03-01")):
+        place = save(scaled(precision, date=date), store)
+    save(scaled("fp8", date="2026-04-01"), store)  # again
+    content = read_json(place)
+    alone = {one: cases_of(scaled(one).compared) for one in ("bf16", "fp8", "fp32")}
+    kept = {one: [case for case in content["cases"] if case["precision"] == one] for one in alone}
+    assert kept == alone
+    assert content["model"] == measured.fit(content["cases"])
+    machine = machine_named("h200", store)
+    assert machine is not None
+    assert {one: origin.date for one, origin in machine.origins.items()} == {
+        "bf16": "2026-01-01", "fp8": "2026-04-01", "fp32": "2026-03-01",
+    }  # fmt: skip
+
+
+def test_another_device_of_the_name_and_a_damaged_file_are_written_over(tmp_path):
+    store = Store(tmp_path)
+    place = save(scaled("fp32", device="NVIDIA H200 NVL"), store)
+    save(scaled(), store)
+    assert {case["precision"] for case in read_json(place)["cases"]} == {"bf16"}
+    place.write_text("{")
+    save(scaled(), store)
+    assert read_json(place)["earlier"] == {}
+
+
+def test_cases_that_failed_are_not_saved(tmp_path):
+    report = scaled()
+    first = report.compared[0]
+    report.compared[0] = Compared(first.title, first.unit, first.about, {OURS: failure("out of memory")})
+    assert report.measured
+    kinds = [case["kind"] for case in read_json(save(report, Store(tmp_path)))["cases"]]
+    assert kinds == [one.about["kind"] for one in report.compared[1:]]
+    assert not Report("H200", "h200", "2026-01-01", {}, "biphase bench", report.compared[:1]).measured
 
 
 def compared(unit, ours, **others):

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from biphase.files import read_json
 from biphase.study import measured
@@ -67,13 +68,14 @@ def test_retrieval_stands_beside_sentence_transformers(verb):
     assert (training["unit"], reading["unit"]) == ("ms/step", "passages/s")
     for one in (training, reading):
         assert sides(one) == ["biphase", "sentence-transformers"]
+    assert [line for line in err.splitlines() if not line.endswith("…")] == []  # no bar of theirs
     assert reading["sides"]["biphase"]["value"] == pytest.approx(32 / reading["sides"]["biphase"]["seconds"])
 
 
 def test_scale_is_saved_as_the_cost_model_reads_it(verb, tmp_path):
     code, out, err = verb("bench", "--save", "--steps", "1", "--store", tmp_path)
     assert code == 0, err
-    assert "Next: biphase plan STUDY --device cpu" in out
+    assert f"Next: biphase plan STUDY --store {tmp_path} --device cpu" in out
     content = read_json(tmp_path / "devices" / "cpu.json")
     kinds = [case["kind"] for case in content["cases"]]
     assert {kind: kinds.count(kind) for kind in kinds} == {"pretrain": 5, "finetune": 6, "score": 2}
@@ -83,6 +85,68 @@ def test_scale_is_saved_as_the_cost_model_reads_it(verb, tmp_path):
     assert speeds.pretrain
     assert speeds.finetune
     assert speeds.score
+
+
+@pytest.fixture
+def no_room_for_classes(monkeypatch):
+    """No memory is left where a text gets its class; answers inside texts, and pretraining, have no such layer."""
+
+    def full(*inputs, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.nn.functional, "gelu", full)
+
+
+def test_what_does_not_fit_is_a_finding_and_all_else_is_measured(verb, no_room_for_classes):
+    code, out, err = verb("bench", "finetune", *TINY, "--json")
+    assert code == 0, err
+    *classes, answers = json.loads(out)["results"]
+    for one in classes:
+        assert one["sides"]["biphase"] == {"failed": "out of memory; type a smaller --size"}
+        assert one["sides"]["trainer"] == {"failed": "out of memory"}
+        assert one["tokens"] > 0
+    assert sides(answers) == ["biphase", "trainer"]
+
+
+def test_what_does_not_fit_is_not_saved_and_said(verb, no_room_for_classes, tmp_path):
+    code, out, err = verb("bench", "--save", "--steps", "1", "--store", tmp_path)
+    assert code == 0, err
+    assert out.count("out of memory; this case is left out") == 4
+    kinds = [case["kind"] for case in read_json(tmp_path / "devices" / "cpu.json")["cases"]]
+    assert {kind: kinds.count(kind) for kind in kinds} == {"pretrain": 5, "finetune": 2, "score": 2}
+
+
+def test_a_peer_is_measured_where_ours_does_not_fit(verb, monkeypatch):
+    normalize, left = torch.nn.functional.normalize, [True]
+
+    def full_at_first(*inputs, **options):
+        if left and left.pop():
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return normalize(*inputs, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "normalize", full_at_first)
+    code, out, err = verb("bench", "retrieval", *TINY, "--json")
+    assert code == 0, err
+    training, reading = json.loads(out)["results"]
+    assert training["sides"]["biphase"] == {"failed": "out of memory; type a smaller --size"}
+    assert training["sides"]["sentence-transformers"]["seconds"] > 0
+    assert training["ratios"] == {}
+    assert sides(reading) == ["biphase", "sentence-transformers"]
+
+
+def test_where_nothing_of_ours_fits_the_exit_code_is_1(verb, monkeypatch, tmp_path):
+    def full(*inputs, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.nn.functional, "silu", full)
+    code, out, _ = verb("bench", *TINY, "--against", "none")
+    assert code == 1
+    assert "out of memory; type fewer --rows, or a smaller --size" in out
+    code, out, err = verb("bench", "--save", "--steps", "1", "--store", tmp_path)
+    assert code == 1
+    assert "nothing was saved" in err
+    assert "kept in" not in out
+    assert not (tmp_path / "devices").exists()
 
 
 def test_with_nobody_to_compare_with_there_is_no_ratio(verb):
@@ -102,6 +166,10 @@ def test_with_nobody_to_compare_with_there_is_no_ratio(verb):
         (("--ratio", "40"), "--ratio 0.4"),
         (("--steps", "-3"), "must not be negative"),
         (("finetune", "--precision", "fp8"), "type bench pretrain --precision fp8"),
+        (("--save", "--precision", "fp8"), "--precision fp8 cannot be had (there are no kernels for cpu)"),
+        (("finetune", "--rows", "4"), "type bench pretrain --rows 4"),
+        (("finetune", "--objective", "mlm"), "type bench pretrain --objective mlm"),
+        (("retrieval", "--profile"), "--profile means nothing to bench retrieval"),
     ],
 )
 def test_wrong_options_are_refused_in_a_line(verb, words, said):

@@ -13,6 +13,7 @@ from biphase.report import prospects
 from biphase.specs import WSD, Pretrain
 from biphase.study.load import load
 from biphase.study.plan import Plan, make_plan, save_plan
+from biphase.study.totals import Bill
 from biphase.study.tree import PAGE, plan_json, render
 
 STUDIES = sorted(Path(__file__).parents[2].joinpath("studies").glob("*.py"))
@@ -45,15 +46,14 @@ def test_every_study_is_printed_on_the_page(path):
         plan,
         done=(),
         tuned=0,
-        device="h200",
-        efficiency=0.4,
+        bill=Bill("h200", 0.4),
         command_path=f"studies/{path.name}",
         claims=claims,
     )
     assert "\n".join(claims) in text
     assert max(map(len, text.splitlines())) <= PAGE
     assert all(name in text for name in plan.results)
-    json.dumps(plan_json(plan, done=(), tuned=0, device="h200", efficiency=0.4), allow_nan=False)
+    json.dumps(plan_json(plan, done=(), tuned=0, bill=Bill("h200", 0.4)), allow_nan=False)
 
 
 # ---------------------------------------------------------------- the paper
@@ -172,9 +172,7 @@ def test_the_steps_of_the_whole_paper_are_those_of_the_document():
         == 122_000
     )
     assert own_steps(plan, ON_THE_WAY, BASE) == 0
-    text = render(
-        plan, done=(), tuned=0, device="h200", efficiency=0.4, command_path="studies/paper.py", claims=[]
-    )
+    text = render(plan, done=(), tuned=0, bill=Bill("h200", 0.4), command_path="studies/paper.py", claims=[])
     assert next(line for line in text.splitlines() if line.startswith("38 runs")) in DOCUMENT
 
 

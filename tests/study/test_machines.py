@@ -29,14 +29,31 @@ def test_a_device_of_the_store_counts_before_one_that_ships(tmp_path):
     device(shipped, "fast", device="shipped")
     found = machine_named("fast", store, shipped)
     assert found is not None
-    assert (found.title, found.shipped) == ("shipped", True)
+    assert (found.title, found.origins["bf16"].shipped) == ("shipped", True)
     device(store.root / "devices", "fast")
     found = machine_named("fast", store, shipped)
     assert found is not None
-    assert (found.title, found.shipped, found.when) == (
+    assert (found.title, found.origins["bf16"].shipped, found.when(["bf16"])) == (
         "NVIDIA Fast", False, "measured 2026-11-15, torch 2.11.0",
     )  # fmt: skip
     assert found.model == fit([CASE])
+
+
+def test_of_precisions_that_the_store_lacks_the_shipped_device_tells(tmp_path):
+    store, shipped = Store(tmp_path / "store"), tmp_path / "shipped"
+    ours, theirs, eight = CASE, CASE | {"seconds": 0.5}, CASE | {"precision": "fp8", "seconds": 0.05}
+    both = [theirs, eight]
+    device(shipped, "fast", cases=both, model=fit(both), date="2025-01-01", versions={"torch": "2.9"})
+    device(store.root / "devices", "fast", cases=[ours], model=fit([ours]))
+    found = machine_named("fast", store, shipped)
+    assert found is not None
+    assert found.title == "NVIDIA Fast"
+    assert found.model == fit([ours, eight])
+    assert {one: origin.shipped for one, origin in found.origins.items()} == {"bf16": False, "fp8": True}
+    assert found.when(["fp8"]) == "measured 2025-01-01, torch 2.9"
+    assert found.when(["bf16", "fp8"]) == (
+        "measured bf16 2026-11-15, torch 2.11.0; fp8 2025-01-01, torch 2.9"
+    )
 
 
 def test_a_device_that_was_not_measured_is_known_by_its_peak_and_others_are_refused(tmp_path):
@@ -80,5 +97,5 @@ def test_devices_that_ship_can_be_read(tmp_path):
     for path in SHIPPED.glob("*.json"):
         found = machine_named(path.stem, Store(tmp_path))
         assert found is not None
-        assert found.shipped
-        assert found.model["precisions"]
+        assert found.model["precisions"].keys() == found.origins.keys()
+        assert all(origin.shipped for origin in found.origins.values())

@@ -19,7 +19,7 @@ from biphase.presets import LLAMA3, SIZES
 from biphase.specs import BPE, CLM, MLM, WSD, Chunks, Corpus, Finetune, Hub, LoRA, Pretrain, Stage, Study
 from biphase.study.costs import labelled_share, shape_of
 from biphase.study.leaves import trainings
-from biphase.study.machines import Machine
+from biphase.study.machines import Machine, Origin
 from biphase.study.measured import fit, speeds_of
 from biphase.study.plan import make_plan
 from biphase.study.prices import LEAF_SECONDS, SHARE_OF_CONTEXT, TUNED_TOKENS, USUAL, left_of, price
@@ -39,7 +39,7 @@ CASES = [
     ),
     OF | {"kind": "score", "tokens_per_second": 1.5e6},
 ]
-FAST = Machine("fast", "NVIDIA Fast", "2026-11-15", "2.11.0", False, fit(CASES))
+FAST = Machine("fast", "NVIDIA Fast", fit(CASES), {"bf16": Origin("2026-11-15", "2.11.0", shipped=False)})
 
 
 def run(name, *stages, start=SIZES["210m"], **fields):
@@ -233,7 +233,7 @@ def test_what_is_left_is_priced_too(tmp_path):
     assert made.prices is not None
     (last,) = summary(plan, list(plan.states), 3, made, "s.py")[-1:]
     assert last == "1 of 1 piece and 3 of 4 fine-tunings done, 1 min. Next: biphase run s.py"
-    told = plan_json(plan, done=list(plan.states), tuned=3, device="fast", efficiency=0.4, bill=made)
+    told = plan_json(plan, done=list(plan.states), tuned=3, bill=made)
     assert json.loads(json.dumps(told)) == told
     prices = told["prices"]
     assert prices["pretraining_hours_left"] == 0
@@ -241,9 +241,8 @@ def test_what_is_left_is_priced_too(tmp_path):
     assert prices["finetuning_hours_left"] == pytest.approx(each["mnli"] / 3600)
     assert prices["finetuning_hours"] == pytest.approx(2 * (each["sst2"] + each["mnli"]) / 3600)
     assert told["costs"]["device_hours"] == pytest.approx(prices["pretraining_hours"])
-    assert prices["measured"] == {
-        "device": "NVIDIA Fast", "date": "2026-11-15", "torch": "2.11.0", "shipped": False,
-    }  # fmt: skip
+    origin = {"date": "2026-11-15", "torch": "2.11.0", "shipped": False}
+    assert prices["measured"] == {"device": "NVIDIA Fast", "precisions": {"bf16": origin}}
 
 
 def test_a_stated_efficiency_asks_for_flops(tmp_path):
@@ -262,10 +261,33 @@ def test_where_nothing_can_be_priced_flops_are_taken_instead(tmp_path):
     assert "on h200 at 40%" in text
 
 
+def test_where_only_a_shape_is_not_known_that_is_the_reason(tmp_path):
+    theirs = Corpus("theirs", "./texts", replace(LLAMA3, source="org/m"))
+    far = run("far", (CLM(), 10), start=Hub("org/m", revision="1"), corpus=theirs)
+    made = bill(plan_of(far), store_with(tmp_path, name="h200"), "h200", None, tuned=0)
+    assert made.notes == ("the shape of org/m is not known here: what is made of it is left out",)
+    text = "\n".join(summary(plan_of(far), (), 0, made, "s.py"))
+    assert "FLOPs at" not in text
+    assert "not measured" not in text
+
+
+def test_other_reasons_stand_beside_the_one_about_steps(tmp_path):
+    as_is = run("as-is", start=Hub("org/m", revision="1"))
+    small = run("small", (CLM(), 10), start=SIZES["8m"])
+    plan = plan_of(small, as_is, finetune=Finetune(CATALOG["record"]))
+    made = bill(plan, store_with(tmp_path, name="h200"), "h200", None, tuned=0)
+    assert made.efficiency == 0.4
+    assert made.notes == (
+        "hours are FLOPs at a share of the peak: steps like these were not measured on h200",
+        "lengths of record are not known: its fine-tunings are left out",
+        "the shape of org/m is not known here: what is made of it is left out",
+    )
+
+
 def test_hours_that_are_not_all_known_are_null_for_a_program(tmp_path):
     mixed = plan_of(run("a", (CLM(), 10)), run("small", (CLM(), 10), start=SIZES["8m"]))
     made = bill(mixed, store_with(tmp_path), "fast", None, tuned=0)
-    told = plan_json(mixed, done=(), tuned=0, device="fast", efficiency=0.4, bill=made)
+    told = plan_json(mixed, done=(), tuned=0, bill=made)
     assert told["costs"]["device_hours"] is None
     assert len(told["prices"]["pieces"]) == 1
 
@@ -298,6 +320,10 @@ def test_the_verb_prices_on_a_measured_device_and_says_how_to_measure_another(tm
     other = biphase("plan", str(study), "--store", store, "--device", "a100")
     assert "GPU-hours on a100 at 40%" in other.stdout
     assert "a100 was not measured" in other.stdout
-    assert "type: biphase bench scale --save" in other.stdout
+    assert f"There, type: biphase bench scale --store {store} --save\n" in other.stdout
+    (tmp_path / "store" / "devices" / "fast.json").write_text("{")
+    damaged = biphase("plan", str(study), "--store", store, "--device", "fast")
+    assert damaged.returncode == 2
+    assert damaged.stderr.endswith(f"measure it again: biphase bench scale --store {store} --save\n")
     wrong = biphase("plan", str(study), "--store", store, "--device", "fst")
     assert (wrong.returncode, wrong.stderr) == (2, "error: there is no device 'fst'; did you mean 'fast'?\n")

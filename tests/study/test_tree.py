@@ -26,6 +26,7 @@ from biphase.specs import (
     Study,
 )
 from biphase.study.plan import make_plan
+from biphase.study.totals import Bill
 from biphase.study.tree import PAGE, key_length, plan_json, render
 
 OUTSIDE = Identities(data=lambda run: run.corpus.name, hub=lambda hub: hub.source)
@@ -47,9 +48,8 @@ def plan_of(*runs, question="Why?", finetune=None):
 
 
 def shown(plan, done=(), tuned=0, device="cpu", efficiency=0.5):
-    return render(
-        plan, done=done, tuned=tuned, device=device, efficiency=efficiency, command_path="s.py", claims=[]
-    )
+    bill = Bill(device, efficiency)
+    return render(plan, done=done, tuned=tuned, bill=bill, command_path="s.py", claims=[])
 
 
 def family():
@@ -306,7 +306,7 @@ def test_a_model_as_it_is_may_be_all_that_is_fine_tuned():
     assert "1 run · 1 fine-tuning · 1 score" in shown(plan)
     assert shown(plan).endswith("nothing computed yet. Next: biphase run s.py")
     assert shown(plan, tuned=1).endswith("all 1 fine-tuning computed. See: biphase report s.py")
-    data = plan_json(plan, done=(), tuned=1, device="h200", efficiency=0.4)
+    data = plan_json(plan, done=(), tuned=1, bill=Bill("h200", 0.4))
     assert (data["finetunings"], data["finetunings_done"], data["scores"]) == (1, 1, 1)
 
 
@@ -324,7 +324,7 @@ def test_keys_are_shown_as_short_as_they_differ():
 def test_a_program_gets_the_same_numbers():
     plan = family()
     done = list(plan.states)[:2]
-    data = plan_json(plan, done=done, tuned=0, device="h200", efficiency=0.4)
+    data = plan_json(plan, done=done, tuned=0, bill=Bill("h200", 0.4))
     assert json.loads(json.dumps(data)) == data
     assert data["done"] == done
     assert data["costs"]["tokens"] == 21_000 * 128

@@ -11,9 +11,19 @@ from biphase.presets import SIZES
 SUBJECTS = ("pretrain", "finetune", "retrieval", "scale", "all")
 OBJECTIVES = ("mlm", "clm")
 PACKINGS = ("chunks", "rows", "documents")
+USUAL_RATIO = 0.4
 PRECISIONS = ("bf16", "fp32", "fp8")
 PEERS = ("trainer", "trainer-compiled")
 NO_PEER = "none"
+
+# Where an option counts; elsewhere it is refused, since ignoring it would be an answer to another question.
+COUNTS_FOR = {
+    "objective": ("pretrain", "all"),
+    "ratio": ("pretrain", "all"),
+    "packing": ("pretrain", "all"),
+    "rows": ("pretrain", "scale", "all"),
+    "profile": ("pretrain", "finetune", "scale", "all"),
+}
 
 PEER_ROWS = 12  # whose logits fit beside the Trainer at a vocabulary of 128,256
 
@@ -43,13 +53,13 @@ PLACES = {
 
 @dataclass(frozen=True)
 class Asked:
-    """What was typed, checked. Empty and 0: as the device has it."""
+    """What was typed, checked. Empty, 0 and None: not typed, so what is usual, here or on this device."""
 
     subject: str = "pretrain"
     size: str = ""
-    objective: str = "mlm"
-    ratio: float = 0.4
-    packing: str = "chunks"
+    objective: str = ""
+    ratio: float | None = None
+    packing: str = ""
     rows: int = 0
     steps: int = 0
     against: tuple[str, ...] = ()
@@ -59,17 +69,16 @@ class Asked:
 
     def __post_init__(self) -> None:
         _known("bench", self.subject, SUBJECTS)
-        _known("--objective", self.objective, OBJECTIVES)
-        _known("--packing", self.packing, PACKINGS)
-        if self.size:
-            _known("--size", self.size, SIZES)
-        if self.precision:
-            _known("--precision", self.precision, PRECISIONS)
+        for name, known in (
+            ("objective", OBJECTIVES), ("packing", PACKINGS), ("size", SIZES), ("precision", PRECISIONS),
+        ):  # fmt: skip
+            if typed := getattr(self, name):
+                _known(f"--{name}", typed, known)
         for peer in self.against:
             _known("--against", peer, (*PEERS, NO_PEER))
         if NO_PEER in self.against and len(self.against) > 1:
             raise SpecError("--against none stands alone; leave it out, or leave out the others")
-        if not 0 < self.ratio < 1:
+        if self.ratio is not None and not 0 < self.ratio < 1:
             raise SpecError(f"--ratio is a share between 0 and 1, not {self.ratio:g}; usual: --ratio 0.4")
         if self.rows < 0 or self.steps < 0:
             raise SpecError("--rows and --steps must not be negative; 0 takes what suits the device")
@@ -79,8 +88,18 @@ class Asked:
             )
         if self.save and self.size:
             raise SpecError("--save needs every size of scale; leave out --size")
-        if self.precision == "fp8" and self.subject != "pretrain":
+        if self.precision == "fp8" and self.subject not in ("pretrain", "scale"):
             raise SpecError("--precision fp8 is for pretraining; type bench pretrain --precision fp8")
+        self._refuse_what_would_be_ignored()
+
+    def _refuse_what_would_be_ignored(self) -> None:
+        for name, subjects in COUNTS_FOR.items():
+            typed = getattr(self, name)
+            if typed and self.subject not in subjects:
+                said = f"--{name}" if typed is True else f"--{name} {typed}"
+                raise SpecError(
+                    f"--{name} means nothing to bench {self.subject}; leave it out, or type bench pretrain {said}"
+                )
 
     def subjects(self) -> tuple[str, ...]:
         return SUBJECTS[:-1] if self.subject == "all" else (self.subject,)
@@ -236,9 +255,9 @@ class Maker:
     def pretrain(self, size: str = "", **other: Any) -> PretrainCase:
         asked, place = self.asked, self.place
         values: dict[str, Any] = {
-            "objective": asked.objective,
-            "ratio": asked.ratio,
-            "packing": asked.packing,
+            "objective": asked.objective or OBJECTIVES[0],
+            "ratio": asked.ratio or USUAL_RATIO,
+            "packing": asked.packing or PACKINGS[0],
             "rows": self.rows,
         }
         return PretrainCase(
@@ -266,10 +285,11 @@ class Maker:
         return ScoreCase(size, self.place.vocab, self.place.passages, self.precision)
 
     def scale(self) -> Scale:
-        """With a size, the cases of that size alone."""
+        """With a size, the cases of that size alone; in 8 bits pretraining alone, since nothing else is made in them."""
         usual, larger, *smaller = self.place.scale
         small = smaller[0]
-        plain = {"objective": "mlm", "ratio": 0.4, "packing": "chunks"}
+        plain = {"objective": "mlm", "ratio": USUAL_RATIO, "packing": "chunks"}
+        tuned = () if self.precision == "fp8" else (usual, small)
         made = Scale(
             [
                 self.pretrain(usual, **plain),
@@ -277,8 +297,8 @@ class Maker:
                 self.pretrain(usual, **(plain | {"packing": "rows"})),
                 *(self.pretrain(size, **plain) for size in (larger, *smaller)),
             ],
-            [self.finetune(lengths, size) for size in (usual, small) for lengths in LIKE],
-            [self.score(size) for size in (usual, small)],
+            [self.finetune(lengths, size) for size in tuned for lengths in LIKE],
+            [self.score(size) for size in tuned],
         )
         if not self.asked.size:
             return made

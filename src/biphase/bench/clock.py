@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from biphase.errors import BiphaseError, TrainingError, one_line
+from biphase.errors import BiphaseError, one_line
 from biphase.models.silence import quietly
 
 READY = 3  # a step by then has been compiled, captured and cached
@@ -43,7 +43,9 @@ class Measured:
         if self.failed:
             return {"failed": self.failed}
         known = {name: value for name, value in asdict(self).items() if name != "failed"}
-        return {**known, "tokens_per_second": self.tokens_per_second}
+        known |= {"tokens_per_second": self.tokens_per_second}
+        # How many tokens a step has is counted by our side: where that failed, nobody knows.
+        return {name: value for name, value in known.items() if value == value}  # NaN is not itself
 
 
 def failure(why: str) -> Measured:
@@ -119,18 +121,14 @@ def compiled_graphs() -> int:
 _DYNAMO = ("recompile_limit", "fail_on_recompile_limit_hit")  # what our models set for themselves
 
 
-class NoRoom(TrainingError):
-    """The device has too little memory."""
-
-
-def ours(device: torch.device, what: str, measure: Callable[[], Measured]) -> Measured:
-    """Our side, by itself. What does not fit into memory is a refusal that says so."""
+def ours(device: torch.device, advice: str, measure: Callable[[], Measured]) -> Measured:
+    """Our side, by itself. That it does not fit into memory is a finding, which ends with the advice."""
     try:
         return _alone(device, measure)
     except torch.OutOfMemoryError:
         pass  # outside this handler, where the traceback holds nothing any more
     free(device)
-    raise NoRoom(f"{what} does not fit into the memory of this device; type fewer --rows, or another --size")
+    return failure(f"out of memory; {advice}")
 
 
 def theirs(device: torch.device, measure: Callable[[], Measured]) -> Measured:

@@ -91,13 +91,19 @@ class Report:
             "saved": self.saved,
         }
 
-    def words(self) -> str:
+    @property
+    def measured(self) -> bool:
+        """Something of ours was."""
+        return any(not one.sides[OURS].failed for one in self.compared)
+
+    def words(self, study: str = "STUDY") -> str:
+        """For people. `study`: as it is typed after a verb, with its store."""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         parts = [f"{self.device} · {self.date} · {versions}\n{self.command}"]
         parts += [table(some) for some in _by_sides(self.compared)]
         parts += [f"{title}, one step\n{profile_table(one)}" for title, one in self.profiles.items()]
         if self.saved:
-            parts.append(f"kept in {self.saved}\nNext: biphase plan STUDY --device {self.name}")
+            parts.append(f"kept in {self.saved}\nNext: biphase plan {study} --device {self.name}")
         return "\n\n".join(parts)
 
 
@@ -179,10 +185,12 @@ def _number(value: float, unit: str) -> str:
 
 
 def cases_of(compared: list[Compared]) -> list[dict[str, Any]]:
-    """What `study.measured` fits a device by."""
+    """What `study.measured` fits a device by: all that did not fail."""
     cases = []
     for one in compared:
         mine = one.sides[OURS]
+        if mine.failed:
+            continue
         match one.about["kind"]:
             case "pretrain":
                 cases.append({**one.about, "seconds": mine.seconds})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -144,6 +145,20 @@ def _sentences(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
     return model
 
 
+@contextlib.contextmanager
+def _without_bars() -> Generator[None]:
+    """None of datasets', which silence about transformers does not reach."""
+    from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    shown = not are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            enable_progress_bars()
+
+
 def train_sentences(texts: Texts, folder: Path, device: torch.device, *, tokens: float) -> Measured:
     """Its own trainer and loss: in-batch negatives, cosines at the same temperature."""
     from datasets import Dataset
@@ -152,6 +167,8 @@ def train_sentences(texts: Texts, folder: Path, device: torch.device, *, tokens:
 
     case = texts.case
     model = _sentences(folder, device, torch.float32)
+    # Examples for a model card: with some at hand it looks for none, which it would do under a bar of its own.
+    model.model_card_data.widget = [{"text": texts.pairs[0].query}]
     pairs = Dataset.from_dict(
         {"anchor": [one.query for one in texts.pairs], "positive": [one.document for one in texts.pairs]}
     )
@@ -159,10 +176,11 @@ def train_sentences(texts: Texts, folder: Path, device: torch.device, *, tokens:
         **arguments(case, device, peer="", batch=case.batch, rate=RATE)
     )
     use_one_gpu(said)
-    trainer = SentenceTransformerTrainer(
-        model, args=said, train_dataset=pairs, loss=MultipleNegativesRankingLoss(model)
-    )
-    return timed(trainer, device, case.warm, tokens=tokens, path="padded")
+    with _without_bars():
+        trainer = SentenceTransformerTrainer(
+            model, args=said, train_dataset=pairs, loss=MultipleNegativesRankingLoss(model)
+        )
+        return timed(trainer, device, case.warm, tokens=tokens, path="padded")
 
 
 def read_sentences(texts: Texts, folder: Path, device: torch.device, *, tokens: float) -> Measured:

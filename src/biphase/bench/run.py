@@ -13,13 +13,18 @@ from biphase.bench import clock, finetune, pretrain, retrieval, trainer
 from biphase.bench.cases import LIKE, Asked, FinetuneCase, Maker, PretrainCase, ScoreCase
 from biphase.bench.clock import Measured
 from biphase.bench.kernels import Breakdown
-from biphase.bench.results import OURS, Compared, Report
+from biphase.bench.results import OURS, Compared, Report, cases_of
 from biphase.bench.saved import report_of, save
+from biphase.bench.tokens import Dataset
+from biphase.errors import TrainingError
 from biphase.files import Store
+from biphase.models.fused.eight import without_eight
 from biphase.training import devices
 
 SENTENCES = "sentence-transformers"
 WHOLE_ROWS = "the Trainer's attention spans whole rows, which is more work; --packing rows makes it equal"
+FEWER_ROWS, SMALLER = "type fewer --rows, or a smaller --size", "type a smaller --size"
+LEFT_OUT = "this case is left out"
 MANY_ROWS = 1_152  # the paper's step in rows of 2,048: what a micro-batch is cut from
 
 
@@ -38,6 +43,8 @@ class Measuring:
 
     def _refuse_missing(self) -> None:
         """Before anything is measured."""
+        if self.make.precision == "fp8" and (why := without_eight(self.device)):
+            raise TrainingError(f"--precision fp8 cannot be had ({why}); type --precision bf16")
         subjects = self.asked.subjects()
         if self.peers and set(subjects) & {"pretrain", "finetune", "retrieval"}:
             trainer.refuse_missing("accelerate", "transformers' Trainer")
@@ -76,7 +83,8 @@ class Measuring:
                 sides[peer] = self._theirs(
                     peer, case.title, lambda peer=peer, case=case: self._peer(case, peer)
                 )
-            self._note(Compared(case.title, "ms/step", case.about() | {"tokens": sides[OURS].tokens}, sides))
+            tokens = Dataset(case).tokens
+            self._note(Compared(case.title, "ms/step", case.about() | {"tokens": tokens}, sides))
 
     def _peer(self, case: FinetuneCase, peer: str) -> Measured:
         return trainer.finetune(case, self.device, peer=peer, rate=finetune.RATE, length=finetune.CONTEXT)
@@ -92,7 +100,7 @@ class Measuring:
                 ("reading", "passages/s", retrieval.read_ours, retrieval.read_sentences),
             ):
                 title = f"{case.title}, training" if what == "training" else f"{case.size} reading passages"
-                sides = {OURS: self._ours(title, lambda mine=mine: mine(texts, folder, device))}
+                sides = {OURS: self._ours(title, SMALLER, lambda mine=mine: mine(texts, folder, device))}
                 tokens = sides[OURS].tokens
                 if self.peers:
                     sides[SENTENCES] = self._theirs(
@@ -104,40 +112,42 @@ class Measuring:
                 self._note(Compared(title, unit, about, sides, passages=case.passages))
 
     def scale(self) -> None:
-        """Ours alone. What does not fit is left out: a device is known by what it can do."""
+        """Ours alone. A device is known by what it can do: what does not fit is no case of it."""
         cases = self.make.scale()
         works: list[tuple[Any, str, Callable[[], Measured]]] = [
-            *((one, "tokens/s", lambda one=one: self._pretrained(one, idle=False)) for one in cases.pretrain),
-            *((one, "ms/step", lambda one=one: self._tuned(one)) for one in cases.finetune),
+            *(
+                (one, "tokens/s", lambda one=one: self._pretrained(one, LEFT_OUT, idle=False))
+                for one in cases.pretrain
+            ),
+            *((one, "ms/step", lambda one=one: self._tuned(one, LEFT_OUT)) for one in cases.finetune),
             *((one, "tokens/s", lambda one=one: self._scored(one)) for one in cases.score),
         ]
         for case, unit, measure in works:
-            try:
-                self._note(Compared(case.title, unit, case.about(), {OURS: measure()}))
-            except clock.NoRoom as wrong:
-                self.tell(f"left out: {wrong}")
+            self._note(Compared(case.title, unit, case.about(), {OURS: measure()}))
 
     # ------------------------------------------------------------ sides
 
-    def _pretrained(self, case: PretrainCase, *, idle: bool = True) -> Measured:
+    def _pretrained(self, case: PretrainCase, advice: str = FEWER_ROWS, *, idle: bool = True) -> Measured:
         keep = self._keeper(case.title)
-        return self._ours(case.title, lambda: pretrain.measure(case, self.device, idle=idle, profile=keep))
+        return self._ours(
+            case.title, advice, lambda: pretrain.measure(case, self.device, idle=idle, profile=keep)
+        )
 
-    def _tuned(self, case: FinetuneCase) -> Measured:
+    def _tuned(self, case: FinetuneCase, advice: str = SMALLER) -> Measured:
         keep = self._keeper(case.title)
-        return self._ours(case.title, lambda: finetune.measure(case, self.device, profile=keep))
+        return self._ours(case.title, advice, lambda: finetune.measure(case, self.device, profile=keep))
 
     def _scored(self, case: ScoreCase) -> Measured:
-        return self._ours(case.title, lambda: finetune.score(case, self.device))
+        return self._ours(case.title, LEFT_OUT, lambda: finetune.score(case, self.device))
 
     def _keeper(self, title: str) -> Callable[[Breakdown], None] | None:
         if not self.asked.profile:
             return None
         return lambda found: self.report.profiles.update({title: found})
 
-    def _ours(self, title: str, measure: Callable[[], Measured]) -> Measured:
+    def _ours(self, title: str, advice: str, measure: Callable[[], Measured]) -> Measured:
         self.tell(f"{title}: biphase …")
-        return clock.ours(self.device, title, measure)
+        return clock.ours(self.device, LEFT_OUT if self.asked.save else advice, measure)
 
     def _theirs(self, peer: str, title: str, measure: Callable[[], Measured]) -> Measured:
         self.tell(f"{title}: {peer} …")
@@ -150,8 +160,10 @@ class Measuring:
 def run(
     asked: Asked, store: Store, *, device: torch.device, command: str, tell: Callable[[str], None]
 ) -> Report:
-    """All that was asked; saved if that was asked too."""
+    """All that was asked; saved if that was asked too and there is something to save."""
     report = Measuring(asked, device, command, tell).all()
-    if asked.save:
+    if asked.save and cases_of(report.compared):
         report.saved = str(save(report, store))
+    elif asked.save:
+        tell("nothing was saved: no case fits into the memory of this device")
     return report

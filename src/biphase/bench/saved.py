@@ -5,18 +5,22 @@ from __future__ import annotations
 import re
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from biphase.bench.results import Report, cases_of
-from biphase.files import Store, write_json
+from biphase.errors import BiphaseError
+from biphase.files import Store, read_json, write_json
 from biphase.presets import DEVICES
 from biphase.study import measured
 from biphase.training.devices import machine
 from biphase.wording import counted
 
+# Of one name and yet another card: with fewer units or less power, or a slice of one.
+_VARIANTS = {"laptop", "mobile", "max", "d", "ti", "super", "mig"}
 _MAKERS = re.compile(r"nvidia|amd|geforce|instinct|quadro|tesla|radeon|graphics|\(r\)|\(tm\)")
 _BESIDE = ("triton", "accelerate", "sentence-transformers")  # what else moves the figures
 
@@ -37,11 +41,13 @@ def short_name(device: torch.device, name: str) -> str:
     if device.type == "cpu":
         return "cpu"
     plain = _MAKERS.sub(" ", name.lower())
-    joined = re.sub(r"[^a-z0-9]", "", plain)
-    for known in sorted(DEVICES, key=len, reverse=True):
-        if known.removesuffix("-gcd") in joined:
-            return known
-    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-") or "gpu"
+    words = re.findall(r"[a-z0-9]+", plain)
+    if not _VARIANTS & set(words):
+        whole = {*words, *(one + other for one, other in pairwise(words))}  # "RTX 4090" is rtx4090
+        for known in DEVICES:
+            if known.removesuffix("-gcd") in whole:
+                return known
+    return "-".join(words) or "gpu"
 
 
 def _version(package: str) -> str:
@@ -52,17 +58,42 @@ def _version(package: str) -> str:
 
 
 def save(report: Report, store: Store) -> Path:
-    """Write `devices/NAME.json`, which `biphase plan --device NAME` reads."""
-    cases = cases_of(report.compared)
+    """Write `devices/NAME.json`, which `biphase plan --device NAME` reads.
+
+    What was measured earlier in other precisions stays, each with its date and versions.
+    """
+    place = store.root / "devices" / f"{report.name}.json"
+    fresh = cases_of(report.compared)
+    earlier, since = _earlier(place, report.device, {case["precision"] for case in fresh})
+    cases = [*earlier, *fresh]
     content: dict[str, Any] = {
         "device": report.device,
         "name": report.name,
         "date": report.date,
         "versions": report.versions,
+        "earlier": since,
         "cases": cases,
         "model": measured.fit(cases),
     }
-    place = store.root / "devices" / f"{report.name}.json"
     place.parent.mkdir(parents=True, exist_ok=True)
     write_json(place, content)
     return place
+
+
+def _earlier(place: Path, device: str, again: set[str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Cases of other precisions than those measured again, and when each was measured.
+
+    None where the file is of another device by this name, or damaged: then this measurement mends it.
+    """
+    if not place.exists():
+        return [], {}
+    try:
+        told = read_json(place)
+        measured.fit(told["cases"])
+        kept = [case for case in told["cases"] if case.get("precision", "bf16") not in again]
+        last = {"date": told["date"], "versions": told["versions"]}
+        since = {case.get("precision", "bf16"): last for case in kept} | told.get("earlier", {})
+        same = told["device"] == device
+    except (KeyError, TypeError, AttributeError, ValueError, BiphaseError):
+        return [], {}
+    return (kept, {name: when for name, when in since.items() if name not in again}) if same else ([], {})

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, app, tell
+from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, app, tell, with_store
 
 Subject = Annotated[
     str,
@@ -33,10 +34,10 @@ def bench(
     subject: Subject = "",
     store: StoreFolder = DEFAULT_STORE,
     size: Annotated[str, typer.Option(help="of the model; 210m on a GPU, 8m on a CPU")] = "",
-    objective: Annotated[str, typer.Option(help="pretrain: mlm or clm")] = "mlm",
-    ratio: Annotated[float, typer.Option(help="pretrain: the share that mlm hides")] = 0.4,
-    packing: Annotated[str, typer.Option(help="pretrain: chunks, rows or documents")] = "chunks",
-    rows: Annotated[int, typer.Option(help="pretrain: rows of a micro-batch; 0: what suits")] = 0,
+    objective: Annotated[str, typer.Option(help="pretrain: mlm or clm; without it mlm")] = "",
+    ratio: Annotated[float | None, typer.Option(help="pretrain: the share that mlm hides; 0.4")] = None,
+    packing: Annotated[str, typer.Option(help="pretrain: chunks, rows or documents; chunks")] = "",
+    rows: Annotated[int, typer.Option(help="pretrain, scale: rows of a micro-batch; 0: what suits")] = 0,
     steps: Annotated[int, typer.Option(help="steps that are counted; 0: 20 on a GPU, 3 on a CPU")] = 0,
     against: Against = None,
     precision: Annotated[str, typer.Option(help="bf16, fp32 or fp8; bf16 on a GPU, fp32 on a CPU")] = "",
@@ -66,4 +67,7 @@ def bench(
 
     command = shlex.join(["biphase", *sys.argv[1:]])
     report = run(asked, Store(store), device=join().device, command=command, tell=tell)
-    print(json.dumps(report.facts(), indent=1, allow_nan=False) if as_json else report.words())
+    study = with_store(Path("STUDY"), store)
+    print(json.dumps(report.facts(), indent=1, allow_nan=False) if as_json else report.words(study))
+    if not report.measured:
+        sys.exit(1)

@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -38,16 +39,16 @@ def plan(
     from biphase.report import prospects
     from biphase.study.leaves import count
     from biphase.study.ledger import done_keys
-    from biphase.study.totals import EFFICIENCY, bill
+    from biphase.study.totals import bill
     from biphase.study.tree import plan_json, render
 
     made, where, _ = planned(study, store)
     done, tuned = done_keys(made, where), count(made, where)
-    priced = bill(made, where, device, efficiency, tuned=tuned.done)
-    share = priced.efficiency or EFFICIENCY
+    measure = f"biphase bench {with_store(Path('scale'), store)} --save"
+    priced = bill(made, where, device, efficiency, tuned=tuned.done, measure=measure)
     to_come = _to_come(made, where, tuned)
     if as_json:
-        told = plan_json(made, done=done, tuned=tuned.done, device=device, efficiency=share, bill=priced)
+        told = plan_json(made, done=done, tuned=tuned.done, bill=priced)
         print(json.dumps(told | {"claims": prospects.as_json(to_come)}, indent=1))
     else:
         print(
@@ -55,11 +56,9 @@ def plan(
                 made,
                 done=done,
                 tuned=tuned.done,
-                device=device,
-                efficiency=share,
+                bill=priced,
                 command_path=with_store(study, store),
                 claims=prospects.render(to_come) if to_come else [],
-                bill=priced,
             )
         )
 

@@ -2,12 +2,14 @@
 
 `biphase bench scale --save` leaves a device in STORE/devices/NAME.json: what it is, when it was measured, with which
 versions, the measured cases, and the speeds fitted to them. Shipped ones lie in assets/devices. Of two of one name that
-of the store counts.
+of the store counts; the shipped one still tells of the precisions that were not measured there.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -22,27 +24,49 @@ MEASURE = "biphase bench scale --save"
 
 
 @dataclass(frozen=True)
+class Origin:
+    """When one precision was measured, and with what."""
+
+    date: str
+    torch: str
+    shipped: bool
+
+
+@dataclass(frozen=True)
 class Machine:
     """A measured device."""
 
     name: str
     title: str  # as its maker calls it
-    date: str
-    torch: str
-    shipped: bool
     model: dict[str, Any]  # what `measured.fit` gives
+    origins: dict[str, Origin]  # by precision
 
-    @property
-    def when(self) -> str:
-        """When it was measured, and with what."""
-        return f"measured {self.date}, torch {self.torch}"
+    def when(self, precisions: Collection[str]) -> str:
+        """When these precisions were measured, and with what."""
+        each = {one: f"{self.origins[one].date}, torch {self.origins[one].torch}" for one in precisions}
+        if len(set(each.values())) == 1:
+            return f"measured {next(iter(each.values()))}"
+        return f"measured {'; '.join(f'{one} {when}' for one, when in each.items())}"
+
+    def completed_by(self, other: Machine) -> Machine:
+        """With the precisions that only the other one knows: each is fitted by itself, so they stand side by side."""
+        precisions = other.model["precisions"] | self.model["precisions"]
+        return replace(
+            self, model=self.model | {"precisions": precisions}, origins=other.origins | self.origins
+        )
 
 
-def machine_named(name: str, store: Store, shipped: Path = SHIPPED) -> Machine | None:
-    """The measured device of this name; None where only its peak is known. Any other name is refused."""
-    for folder in (store.root / "devices", shipped):
-        if name in _names(folder):
-            return _read(folder / f"{name}.json", name, shipped=folder == shipped)
+def machine_named(
+    name: str, store: Store, shipped: Path = SHIPPED, *, measure: str = MEASURE
+) -> Machine | None:
+    """The measured device of this name; None where only its peak is known. Any other name is refused.
+
+    `measure`: what to type to measure one into this store.
+    """
+    folders = [folder for folder in (store.root / "devices", shipped) if name in _names(folder)]
+    found = [_read(one / f"{name}.json", name, shipped=one == shipped, measure=measure) for one in folders]
+    if found:
+        return reduce(Machine.completed_by, found)
     if name in DEVICES:
         return None
     known = sorted({*DEVICES, *_names(store.root / "devices"), *_names(shipped)})
@@ -53,7 +77,7 @@ def _names(folder: Path) -> set[str]:
     return {path.stem for path in folder.glob("*.json")}
 
 
-def _read(path: Path, name: str, *, shipped: bool) -> Machine:
+def _read(path: Path, name: str, *, shipped: bool, measure: str) -> Machine:
     try:
         told = read_json(path)
         model = told.get("model")
@@ -61,7 +85,12 @@ def _read(path: Path, name: str, *, shipped: bool) -> Machine:
             model = fit(told["cases"])
         for precision in model["precisions"]:
             speeds_of(model, precision)
-        date, torch = str(told["date"])[:10], str(told["versions"]["torch"]).split("+")[0]
-        return Machine(name, str(told.get("device", name)), date, torch, shipped, model)
+        earlier = told.get("earlier", {})
+        origins = {one: _origin(earlier.get(one, told), shipped) for one in model["precisions"]}
+        return Machine(name, str(told.get("device", name)), model, origins)
     except (KeyError, TypeError, AttributeError, ValueError, BiphaseError):
-        raise StoreError(f"{path} is no measured device; remove it, or measure it again: {MEASURE}") from None
+        raise StoreError(f"{path} is no measured device; remove it, or measure it again: {measure}") from None
+
+
+def _origin(told: dict[str, Any], shipped: bool) -> Origin:
+    return Origin(str(told["date"])[:10], str(told["versions"]["torch"]).split("+")[0], shipped)

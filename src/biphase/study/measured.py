@@ -186,8 +186,8 @@ def fit(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     by_precision: dict[str, list[Mapping[str, Any]]] = {}
     for case in cases:
         _check(case)
-        if case.get("packing") == "documents" and "attended" not in case:
-            continue  # how far attention reached there is not known
+        if case.get("packing") == "documents":
+            continue  # how far attention reaches there depends on the text
         by_precision.setdefault(case.get("precision", "bf16"), []).append(case)
     if not by_precision:
         raise SpecError("there are no measured cases to fit; make some: biphase bench scale --save")
@@ -269,12 +269,9 @@ def _case_work(case: Mapping[str, Any], precision: str) -> Terms:
     """A measured step of pretraining: one micro-batch, one update."""
     packing = Chunks(case["length"]) if case["packing"] == "chunks" else Rows(case["length"])
     causal = case["objective"] == "clm"
-    kernel, looked_at = _reach(packing, causal)
-    if "attended" in case:
-        kernel, looked_at = "varlen", case["attended"] * (CAUSAL if causal else 1)
     labelled = labelled_share(CLM() if causal else MLM(case["ratio"]), packing, 0, 1)
     shape, tokens = _case_shape(case), case["rows"] * case["length"]
-    work = _training(shape, tokens, (kernel, looked_at), labelled=labelled, micros=1)
+    work = _training(shape, tokens, _reach(packing, causal), labelled=labelled, micros=1)
     return _with_update(work, shape, precision)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from biphase.errors import BiphaseError
@@ -45,6 +45,8 @@ class Prices:
     tunings: dict[Grid, float]  # of one fine-tuning
     grids: dict[Grid, int]  # how many fine-tunings there are; what has no price included
     notes: tuple[str, ...]
+    unmeasured: tuple[str, ...]  # those of the notes that are about a precision that was not measured
+    precisions: tuple[str, ...]  # whose measured speeds these seconds are
     priced: bool  # every piece
 
     def pretraining(self, keys: Collection[str] | None = None) -> float:
@@ -57,9 +59,9 @@ class Prices:
         return sum(seconds * counts.get(grid, 0) for grid, seconds in self.tunings.items())
 
 
-def price(plan: Plan, machine: Machine) -> Prices:
-    """What every piece and every fine-tuning of a plan takes on a device."""
-    made = _Pricing(plan, machine)
+def price(plan: Plan, machine: Machine, *, measure: str = MEASURE) -> Prices:
+    """What every piece and every fine-tuning of a plan takes on a device. `measure`: what to type to measure one."""
+    made = _Pricing(plan, machine, measure)
     pieces = {key: took for key, state in plan.states.items() if (took := made.piece(state)) is not None}
     spec, tunings, grids = plan.study.finetune, {}, {}
     if spec:
@@ -71,8 +73,17 @@ def price(plan: Plan, machine: Machine) -> Prices:
                 took = made.tuning(runs[model], spec, task, scored[task])
                 if took is not None:
                     tunings[model, task.name] = took
-    every = len(pieces) == plan.pieces
-    return Prices(machine, pieces, tunings, grids, made.told(), priced=every)
+    unmeasured = made.not_measured()
+    return Prices(
+        machine,
+        pieces,
+        tunings,
+        grids,
+        notes=(*made.told(), *unmeasured),
+        unmeasured=unmeasured,
+        precisions=tuple(made.used),
+        priced=len(pieces) == plan.pieces,
+    )
 
 
 def left_of(plan: Plan, store: Store) -> dict[Grid, int]:
@@ -90,9 +101,7 @@ def prices_json(made: Prices, left: Collection[str], counts: Mapping[Grid, int])
     return {
         "measured": {
             "device": machine.title,
-            "date": machine.date,
-            "torch": machine.torch,
-            "shipped": machine.shipped,
+            "precisions": {one: asdict(machine.origins[one]) for one in made.precisions},
         },
         "pretraining_hours": made.pretraining() / 3600,
         "finetuning_hours": made.finetuning() / 3600,
@@ -118,6 +127,8 @@ class _Pricing:
 
     plan: Plan
     machine: Machine
+    measure: str  # what to type to measure a device
+    used: dict[str, None] = field(default_factory=dict)  # precisions by which something was priced
     notes: dict[str, None] = field(default_factory=dict)
     shapeless: dict[str, None] = field(default_factory=dict)  # names of models
     unmeasured: dict[str, dict[str, None]] = field(default_factory=dict)  # by precision: what was not
@@ -130,6 +141,7 @@ class _Pricing:
         shape, speeds = self._shape(run), self._speeds(run.precision, "pretraining")
         if shape is None or speeds is None:
             return None
+        self.used[run.precision] = None
         if not isinstance(_start(run), Size):
             self._say("models from elsewhere are priced as if they were of the shape that was measured")
         if run.adapter or run.freeze != "nothing":
@@ -168,6 +180,7 @@ class _Pricing:
         sizes = [self._sizes(one, spec) for one in (task, *scored)]
         if shape is None or speeds is None or any(one is None for one in sizes):
             return None
+        self.used[precision] = None
         context = shape.context if not run.stages and shape.context else run.packing.length
         limit = spec.length or round(SHARE_OF_CONTEXT * context)
         place = shape, limit, task.name
@@ -198,7 +211,7 @@ class _Pricing:
             if speeds.worst > DOUBTFUL:
                 self._say(
                     f"the measured steps of {self.machine.name} contradict each other by up to {speeds.worst:.0%}, so these "
-                    f"hours are rough. With nothing else running, type: {MEASURE}"
+                    f"hours are rough. With nothing else running, type: {self.measure}"
                 )
             return speeds
         self.unmeasured.setdefault(precision, {})[what] = None
@@ -217,17 +230,22 @@ class _Pricing:
         self.notes[note] = None
 
     def told(self) -> tuple[str, ...]:
-        """Everything that is to be said, a line each."""
+        """What is to be said, a line each, but for precisions."""
         lines = list(self.notes)
         if self.shapeless:
             name, *others = self.shapeless
             these = f"{name} and {counted(len(others), 'other')}" if others else name
             lines.append(f"the shape of {these} is not known here: what is made of it is left out")
+        return tuple(lines)
+
+    def not_measured(self) -> tuple[str, ...]:
+        """A line for each precision that was not measured."""
+        lines = []
         for precision, what in self.unmeasured.items():
             verb = "were" if len(what) > 1 else "was"
             lines.append(
                 f"{' and '.join(what)} in {precision} {verb} not measured on {self.machine.name} and left out. "
-                f"There, type: {MEASURE} --precision {precision}"
+                f"There, type: {self.measure} --precision {precision}"
             )
         return tuple(lines)
 

@@ -32,19 +32,26 @@ class Bill:
     notes: tuple[str, ...] = ()
 
 
-def bill(plan: Plan, store: Store, device: str, efficiency: float | None, *, tuned: int) -> Bill:
-    """Prices on a named device. A stated efficiency asks for FLOPs, also where speeds were measured."""
-    machine = machine_named(device, store)
+def bill(
+    plan: Plan, store: Store, device: str, efficiency: float | None, *, tuned: int, measure: str = MEASURE
+) -> Bill:
+    """Prices on a named device. A stated efficiency asks for FLOPs, also where speeds were measured.
+
+    `measure`: what to type to measure a device into this store.
+    """
+    machine = machine_named(device, store, measure=measure)
     if efficiency is not None:
         return Bill(device, efficiency)
     if machine is None:
         without = ", without fine-tunings" if plan.study.finetune else ""
-        why = f"{device} was not measured: hours are FLOPs at a share of its peak{without}. There, type: {MEASURE}"
+        why = f"{device} was not measured: hours are FLOPs at a share of its peak{without}. There, type: {measure}"
         return Bill(device, EFFICIENCY, notes=(why,))
-    made = price(plan, machine)
-    if plan.states and not made.pieces and not made.tunings and device in DEVICES:
+    made = price(plan, machine, measure=measure)
+    nothing = plan.states and not made.pieces and not made.tunings
+    if nothing and made.unmeasured and device in DEVICES and costs(plan).flops is not None:
         why = f"hours are FLOPs at a share of the peak: steps like these were not measured on {device}"
-        return Bill(device, EFFICIENCY, notes=(why,))
+        others = (note for note in made.notes if note not in made.unmeasured)
+        return Bill(device, EFFICIENCY, notes=(why, *others))
     return Bill(device, None, made, left_of(plan, store) if tuned else made.grids, made.notes)
 
 
@@ -100,7 +107,11 @@ def _hours_parts(plan: Plan, made: Bill, every: Costs) -> list[str]:
         parts.append(f"pretraining {_hours(made.prices.pretraining() / 3600, device)}")
     if made.prices.tunings:
         parts.append(f"fine-tuning {_hours(made.prices.finetuning() / 3600, device)}")
-    return [f"{' and '.join(parts)} on {device} ({made.prices.machine.when})"] if parts else []
+    return (
+        [f"{' and '.join(parts)} on {device} ({made.prices.machine.when(made.prices.precisions)})"]
+        if parts
+        else []
+    )
 
 
 def _pretraining_hours(made: Bill, some: Costs, keys: Collection[str] | None) -> float | None:

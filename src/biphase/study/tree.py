@@ -36,39 +36,26 @@ def render(
     *,
     done: Collection[str],
     tuned: int,
-    device: str,
-    efficiency: float,
+    bill: Bill,
     command_path: str,
     claims: list[str],
-    bill: Bill | None = None,
 ) -> str:
-    """What `biphase plan` prints. `tuned` is how many fine-tunings are done; `claims` stand between tree and costs.
-
-    Without a `bill`, work is priced by FLOPs at this efficiency.
-    """
+    """What `biphase plan` prints. `tuned` is how many fine-tunings are done; `claims` stand between tree and costs."""
     name, question = plan.study.name, plan.question
     head = textwrap.wrap(f"{name}: {question}" if question else name, PAGE, subsequent_indent="  ")
     body = _tree(plan, done)
     body += ["", *claims] if claims else []
-    below = summary(plan, done, tuned, bill or Bill(device, efficiency), command_path)
+    below = summary(plan, done, tuned, bill, command_path)
     return "\n".join([*head, "", *body, "", *below])
 
 
-def plan_json(
-    plan: Plan,
-    *,
-    done: Collection[str],
-    tuned: int,
-    device: str,
-    efficiency: float,
-    bill: Bill | None = None,
-) -> dict[str, Any]:
+def plan_json(plan: Plan, *, done: Collection[str], tuned: int, bill: Bill) -> dict[str, Any]:
     """The same for a program."""
     trainings, scores = leaves(plan)
     return (
         plan.to_json()
         | {"done": [key for key in plan.states if key in done]}
-        | bill_json(plan, bill or Bill(device, efficiency), plan.left(done))
+        | bill_json(plan, bill, plan.left(done))
         | {"finetunings": trainings, "finetunings_done": tuned, "scores": scores}
     )
 

@@ -13,7 +13,7 @@ import importlib
 import json
 import os
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -148,7 +148,7 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
 
 
 @contextlib.contextmanager
-def repeatable(*, enabled: bool) -> Iterator[None]:
+def repeatable(*, enabled: bool) -> Generator[None]:
     """While this lasts, equal inputs give equal bits on a GPU too. Slower: some kernels must not add in any order."""
     settings: Any = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory

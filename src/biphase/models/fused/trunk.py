@@ -4,9 +4,10 @@
     r += y ; n = norm(r) ; g u = n·W  ; h = silu(g)·u ;                  y = h·W
 
 Each line of element-wise work is one kernel. In small batches, what the backward pass can make again while it reads its
-inputs anyway (norms, h) is not kept: a block keeps r twice, q k v, a, and g u. Between blocks travel r and y, which the next block
-adds. Where hidden states are asked for at some tokens only, as by a masked objective, the last block does its second
-half for those alone. Weights are transformers' own, read through 16-bit copies (`Joined`); their gradients are put in place directly.
+inputs anyway (norms, h) is not kept: a block keeps r twice, q k v, a, and g u. Between blocks travel r and y, which the
+next block adds. Where hidden states are asked for at some tokens only, as by a masked objective, the last block does its
+second half for those alone. Weights are transformers' own, read through 16-bit copies (`Joined`); their gradients are
+put in place directly.
 """
 
 from __future__ import annotations
@@ -84,9 +85,7 @@ class How:
     tables: tuple[Tensor, Tensor]
     ops: Any
     lean: bool  # norms and h are made again in the backward pass, not kept
-    only: Tensor | None = (
-        None  # (P,) the tokens whose hidden states are asked for: the last block goes on with these
-    )
+    only: Tensor | None = None  # (P,) tokens that are asked for: the last block goes on with these
 
 
 class _Block(torch.autograd.Function):

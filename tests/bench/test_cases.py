@@ -57,6 +57,14 @@ def test_what_was_not_typed_is_as_usual():
     assert (made.objective, made.ratio, made.packing) == ("mlm", 0.4, "chunks")
 
 
+def test_a_step_of_several_micro_batches_counts_the_tokens_of_all():
+    made = Maker(Asked(rows=3, micro_batches=4), "cpu", rows=8).pretrain()
+    assert made.tokens == 4 * 3 * made.length
+    assert "4 micro-batches a step" in made.title
+    scale = Maker(Asked(subject="all", micro_batches=4), "cuda", rows=8).scale()
+    assert {one.micro_batches for one in scale.pretrain} == {1}
+
+
 def test_scale_of_one_size_has_the_cases_of_that_size():
     made = Maker(Asked(subject="scale", size="610m"), "cuda", rows=4).scale()
     assert [case.size for case in made.pretrain] == ["610m"]
@@ -78,6 +86,8 @@ def test_scale_of_one_size_has_the_cases_of_that_size():
         ({"ratio": 1.0}, "usual: --ratio 0.4"),
         ({"rows": -1}, "must not be negative"),
         ({"steps": -1}, "must not be negative"),
+        ({"micro_batches": -1}, "must not be negative"),
+        ({"subject": "scale", "micro_batches": 2}, "type bench pretrain --micro-batches 2$"),
         ({"save": True}, "type bench scale --save"),
         ({"subject": "scale", "save": True, "size": "210m"}, "leave out --size"),
         ({"ratio": 0.0}, "usual: --ratio 0.4"),

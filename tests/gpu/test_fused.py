@@ -22,6 +22,9 @@ pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
 T = 256
 GROUPED = Size("grouped", layers=3, hidden=256, heads=4, kv_heads=2, ffn=512)
+WIDE = Size(
+    "wide", layers=2, hidden=384, heads=4, kv_heads=4, ffn=512
+)  # heads as wide as those of the 1B size
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +63,9 @@ def test_kernels_equal_the_plain_ones(cuda, dtype, limit, width):
             for one, two in zip(fast, exact, strict=True):
                 if two is not None:
                     close(one, two, limit)
-    qkv, places = drawn(count, 9, 64, dtype=dtype), torch.randint(0, 77, (count,), device=CUDA)
-    cos, sin = drawn(77, 32, dtype=torch.float32), drawn(77, 32, dtype=torch.float32)
+    head = {768: 64, 1152: 16, 96: 96}[width]
+    qkv, places = drawn(count, 9, head, dtype=dtype), torch.randint(0, 77, (count,), device=CUDA)
+    cos, sin = (drawn(77, head // 2, dtype=torch.float32) for _ in "cs")
     for back in (False, True):
         fast, exact = qkv.clone(), qkv.clone()
         for ops, one in ((cuda, fast), (plain, exact)):
@@ -116,8 +120,8 @@ def test_adamw_in_one_pass_equals_torchs():
         assert ours.state[one]["step"].item() == 5
 
 
-def model_of(*, fused):
-    model = from_scratch(GROUPED, vocab=512, mask_id=3, length=T, seed=0).to(CUDA)
+def model_of(*, fused, size=GROUPED):
+    model = from_scratch(size, vocab=512, mask_id=3, length=T, seed=0).to(CUDA)
     path = model.prepare(CUDA, "bf16" if fused else "fp32", compiled=False)
     assert path == ("fused" if fused else "plain")
     return model
@@ -153,11 +157,15 @@ def prefer(kind, monkeypatch):
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both ways"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("lean", [True, False], ids=["lean", "keeping"])
-def test_the_fused_trunk_follows_the_plain_one_forward_and_backward(kind, causal, lean, monkeypatch):
+@pytest.mark.parametrize(
+    ("lean", "size"),
+    [(True, GROUPED), (False, GROUPED), (True, WIDE)],
+    ids=["lean", "keeping", "heads of 96"],
+)
+def test_the_fused_trunk_follows_the_plain_one_forward_and_backward(kind, causal, lean, size, monkeypatch):
     prefer(kind, monkeypatch)
     monkeypatch.setattr(trunk, "LEAN", 2**15 if lean else 0)
-    fast, exact = model_of(fused=True), model_of(fused=False)
+    fast, exact = (model_of(fused=fused, size=size) for fused in (True, False))
     segments, positions = case(kind)
     ids = torch.randint(4, 512, (2, T), generator=torch.Generator().manual_seed(1)).cuda()
     at = torch.arange(0, 2 * T, 3, device=CUDA)
@@ -208,9 +216,10 @@ def felt(model, kind, causal, at):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_law_one_on_every_kernel(kind, monkeypatch):
+@pytest.mark.parametrize("size", [GROUPED, WIDE], ids=["heads of 64", "heads of 96"])
+def test_law_one_on_every_kernel(kind, size, monkeypatch):
     prefer(kind, monkeypatch)
-    model = model_of(fused=True).eval()
+    model = model_of(fused=True, size=size).eval()
     for causal in (True, False, True):
         late, early = felt(model, kind, causal, 140), felt(model, kind, causal, 40)
         assert late[140:].all()

@@ -447,7 +447,7 @@ def test_a_precision_that_the_device_does_not_have_is_refused_before_any_text_is
 
 @pytest.mark.parametrize(
     ("fields", "why"),
-    [({"ffn": 72}, "multiples of 16"), ({"hidden": 96, "heads": 2}, "heads are 48 wide"), ({}, "")],
+    [({"ffn": 72}, "multiples of 16"), ({"hidden": 80, "heads": 2}, "heads are 40 wide"), ({}, "")],
 )
 def test_shapes_that_have_no_products_in_eight_bits_are_refused_too(tiny_run, monkeypatch, fields, why):
     monkeypatch.setattr(starting, "without_eight", lambda device: "")  # as on a GPU that has units for it

@@ -22,6 +22,7 @@ COUNTS_FOR = {
     "ratio": ("pretrain", "all"),
     "packing": ("pretrain", "all"),
     "rows": ("pretrain", "scale", "all"),
+    "micro_batches": ("pretrain", "all"),
     "profile": ("pretrain", "finetune", "scale", "all"),
 }
 
@@ -61,6 +62,7 @@ class Asked:
     ratio: float | None = None
     packing: str = ""
     rows: int = 0
+    micro_batches: int = 0
     steps: int = 0
     against: tuple[str, ...] = ()
     precision: str = ""
@@ -80,8 +82,10 @@ class Asked:
             raise SpecError("--against none stands alone; leave it out, or leave out the others")
         if self.ratio is not None and not 0 < self.ratio < 1:
             raise SpecError(f"--ratio is a share between 0 and 1, not {self.ratio:g}; usual: --ratio 0.4")
-        if self.rows < 0 or self.steps < 0:
-            raise SpecError("--rows and --steps must not be negative; 0 takes what suits the device")
+        if min(self.rows, self.micro_batches, self.steps) < 0:
+            raise SpecError(
+                "--rows, --micro-batches and --steps must not be negative; 0 takes what suits the device"
+            )
         if self.save and self.subject not in ("scale", "all"):
             raise SpecError(
                 f"--save keeps the cases of scale, not of {self.subject}; type bench scale --save"
@@ -96,9 +100,10 @@ class Asked:
         for name, subjects in COUNTS_FOR.items():
             typed = getattr(self, name)
             if typed and self.subject not in subjects:
-                said = f"--{name}" if typed is True else f"--{name} {typed}"
+                option = f"--{name.replace('_', '-')}"
+                said = option if typed is True else f"{option} {typed}"
                 raise SpecError(
-                    f"--{name} means nothing to bench {self.subject}; leave it out, or type bench pretrain {said}"
+                    f"{option} means nothing to bench {self.subject}; leave it out, or type bench pretrain {said}"
                 )
 
     def subjects(self) -> tuple[str, ...]:
@@ -120,7 +125,7 @@ def _known(what: str, value: str, names: Any) -> None:
 
 @dataclass(frozen=True)
 class PretrainCase:
-    """Steps of one micro-batch each, on random tokens."""
+    """Steps of one micro-batch or several, on random tokens."""
 
     size: str
     vocab: int
@@ -132,15 +137,18 @@ class PretrainCase:
     steps: int
     warm: int
     precision: str
+    micro_batches: int = 1  # of an optimizer step
 
     @property
     def tokens(self) -> int:
-        return self.rows * self.length
+        """Of an optimizer step."""
+        return self.rows * self.micro_batches * self.length
 
     @property
     def title(self) -> str:
         asked = f"MLM {self.ratio:.0%}" if self.objective == "mlm" else "CLM"
-        return f"{self.size} {asked}, {self.packing} of {self.length:,}"
+        several = f", {self.micro_batches} micro-batches a step" if self.micro_batches > 1 else ""
+        return f"{self.size} {asked}, {self.packing} of {self.length:,}{several}"
 
     def about(self) -> dict[str, Any]:
         names = ("size", "vocab", "objective", "ratio", "packing", "length", "rows", "precision")
@@ -259,6 +267,7 @@ class Maker:
             "ratio": asked.ratio or USUAL_RATIO,
             "packing": asked.packing or PACKINGS[0],
             "rows": self.rows,
+            "micro_batches": asked.micro_batches or 1,
         }
         return PretrainCase(
             size=size or self.size, vocab=place.vocab, length=place.length, steps=self.steps, warm=place.warm,
@@ -288,7 +297,7 @@ class Maker:
         """With a size, the cases of that size alone; in 8 bits pretraining alone, since nothing else is made in them."""
         usual, larger, *smaller = self.place.scale
         small = smaller[0]
-        plain = {"objective": "mlm", "ratio": USUAL_RATIO, "packing": "chunks"}
+        plain = {"objective": "mlm", "ratio": USUAL_RATIO, "packing": "chunks", "micro_batches": 1}
         tuned = () if self.precision == "fp8" else (usual, small)
         made = Scale(
             [

@@ -1,4 +1,4 @@
-"""Pretraining steps of ours: the real stream, the real loop, the paper's AdamW, one micro-batch a step."""
+"""Pretraining steps of ours: the real stream, the real loop, the paper's AdamW."""
 
 from __future__ import annotations
 
@@ -62,24 +62,29 @@ class Side:
         self.stream, self.objective = stream_of(case), objective_of(case)
         self.varlen = varlen_works(device, case.precision)
 
-    def batch(self, step: int) -> Batch:
-        rows = self.case.rows
-        draws = torch.arange(step * rows, (step + 1) * rows)
-        made = self.stream.batch(self.objective, draws, step=step, fixed=self.path == "compiled")
-        return made.ready_for(self.device)
+    def batches(self, step: int) -> list[Batch]:
+        """The micro-batches of a step."""
+        case = self.case
+        draws = torch.arange(case.rows * case.micro_batches) + step * case.rows * case.micro_batches
+        return [
+            self.stream.batch(self.objective, some, step=step, fixed=self.path == "compiled").ready_for(
+                self.device
+            )
+            for some in draws.split(case.rows)
+        ]
 
     def loss_sum(self, batch: Batch) -> Tensor:
         return self.model.loss_sum(batch, sight_of(batch, varlen=self.varlen))
 
     def streamed(self, steps: int, after: Callable[[], None]) -> None:
         """Steps as a run takes them."""
-        batches = load_ahead(lambda step: [self.batch(step)], 0, steps, loaders=1)
+        batches = load_ahead(self.batches, 0, steps, loaders=1)
         self._train(self.loss_sum, batches, after)
 
     def kept(self, steps: int, after: Callable[[], None]) -> None:
         """The same step again and again, its data at hand."""
-        one = Kept(self.batch(0).to(self.device))
-        self._train(lambda batch: self.loss_sum(batch.batch), ([one] for _ in range(steps)), after)
+        same = [Kept(batch.to(self.device)) for batch in self.batches(0)]
+        self._train(lambda batch: self.loss_sum(batch.batch), (same for _ in range(steps)), after)
 
     def _train(
         self, loss_sum: Callable[[Any], Tensor], batches: Iterable[Any], after: Callable[[], None]

@@ -73,7 +73,8 @@ class Measuring:
                 peer, case.title, lambda peer=peer: trainer.pretrain(case, self.device, peer=peer, rows=rows)
             )
         note = WHOLE_ROWS if self.peers and case.packing != "rows" else ""
-        self._note(Compared(case.title, "tokens/s", case.about() | {"peer_rows": rows}, sides, note=note))
+        about = case.about() | {"micro_batches": case.micro_batches, "peer_rows": rows}
+        self._note(Compared(case.title, "tokens/s", about, sides, note=note))
 
     def finetune(self) -> None:
         for lengths in LIKE:

@@ -149,7 +149,10 @@ def pretrain(case: PretrainCase, device: torch.device, *, peer: str, rows: int) 
         model: nn.Module = EuroBertForMaskedLM(EuroBertConfig(**like, mask_token_id=MASK))
     else:
         model = LlamaForCausalLM(LlamaConfig(**like, use_cache=False))
-    said = TrainingArguments(**arguments(case, device, peer=peer, batch=rows, rate=RATE))
+    said = TrainingArguments(
+        **arguments(case, device, peer=peer, batch=rows, rate=RATE),
+        gradient_accumulation_steps=case.micro_batches,
+    )
     use_one_gpu(said)
     trainer = Trainer(model, said, train_dataset=Rows(case))
     return timed(trainer, device, case.warm, tokens=case.tokens, path=f"{rows} rows")

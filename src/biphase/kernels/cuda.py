@@ -84,11 +84,11 @@ def add_norm_backward(
 
 @triton.jit
 def _rotate(joined, positions, cos, sin, sign, count, turned, every,
-            R: tl.constexpr, G: tl.constexpr, D: tl.constexpr):  # fmt: skip
+            R: tl.constexpr, G: tl.constexpr, D: tl.constexpr, L: tl.constexpr):  # fmt: skip
     """The first `turned` of every token's heads, in place; both halves of a head are in one program."""
     HALF: tl.constexpr = D // 2
-    rows, lanes = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R), tl.arange(0, HALF)
-    inside = (rows < count)[:, None] & (lanes >= 0)[None, :]
+    rows, lanes = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R), tl.arange(0, L)
+    inside = (rows < count)[:, None] & (lanes < HALF)[None, :]
     table = tl.load(positions + rows, rows < count, 0)[:, None] * HALF + lanes[None, :]
     c, s = tl.load(cos + table, inside, 0.0), tl.load(sin + table, inside, 0.0) * sign
     for number in tl.static_range(G):
@@ -102,11 +102,11 @@ def _rotate(joined, positions, cos, sin, sign, count, turned, every,
 
 @triton.jit
 def _unrotate(dq, dk, dv, joined, positions, cos, sin, count, queries, keys,
-              R: tl.constexpr, G: tl.constexpr, D: tl.constexpr):  # fmt: skip
+              R: tl.constexpr, G: tl.constexpr, D: tl.constexpr, L: tl.constexpr):  # fmt: skip
     """Three gradients → (N, queries + 2 keys, D), those of q and k turned back."""
     HALF: tl.constexpr = D // 2
-    rows, lanes = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R), tl.arange(0, HALF)
-    inside = (rows < count)[:, None] & (lanes >= 0)[None, :]
+    rows, lanes = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R), tl.arange(0, L)
+    inside = (rows < count)[:, None] & (lanes < HALF)[None, :]
     table = tl.load(positions + rows, rows < count, 0)[:, None] * HALF + lanes[None, :]
     c, s = tl.load(cos + table, inside, 0.0), tl.load(sin + table, inside, 0.0)
     every = queries + 2 * keys
@@ -133,13 +133,18 @@ def _unrotate(dq, dk, dv, joined, positions, cos, sin, count, queries, keys,
 TOKENS, HEADS = 32, 4  # a program's share of what is turned
 
 
+def _lanes(width: int) -> int:
+    """Of half a head: programs want powers of two."""
+    return triton.next_power_of_2(width // 2)
+
+
 def rotate_(
     qkv: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, *, turned: int, back: bool = False
 ) -> None:
     count, every, width = qkv.shape
     _rotate[(triton.cdiv(count, TOKENS), triton.cdiv(turned, HEADS))](
         qkv, positions, cos, sin, -1.0 if back else 1.0, count, turned, every,
-        R=TOKENS, G=HEADS, D=width, num_warps=4,
+        R=TOKENS, G=HEADS, D=width, L=_lanes(width), num_warps=4,
     )  # fmt: skip
 
 
@@ -149,8 +154,9 @@ def unrotate(dq: Tensor, dk: Tensor, dv: Tensor, positions: Tensor, cos: Tensor,
     joined = torch.empty(count, queries + 2 * keys, width, dtype=dq.dtype, device=dq.device)
     dq, dk, dv = dq.contiguous(), dk.contiguous(), dv.contiguous()
     _unrotate[(triton.cdiv(count, TOKENS), triton.cdiv(queries + 2 * keys, HEADS))](
-        dq, dk, dv, joined, positions, cos, sin, count, queries, keys, R=TOKENS, G=HEADS, D=width, num_warps=4
-    )
+        dq, dk, dv, joined, positions, cos, sin, count, queries, keys,
+        R=TOKENS, G=HEADS, D=width, L=_lanes(width), num_warps=4,
+    )  # fmt: skip
     return joined
 
 

@@ -50,7 +50,7 @@ def refusal(trunk: Any, *, in_eight: bool = False) -> str:
     if config.hidden_act != "silu" or trunk.rotary_emb.rope_type not in ROTATIONS:
         return "its activation or its positions are of another kind"
     width = trunk.layers[0].self_attn.head_dim
-    if width & (width - 1) or not 16 <= width <= 128:
+    if width % 16 or not 16 <= width <= 128:
         return f"its heads are {width} wide"
     if in_eight and any(side % EVEN for one in linear for side in one.weight.shape):
         return f"its matrices have sides that are no multiples of {EVEN}"

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from biphase.batch import IGNORE
-from biphase.loss import cross_entropy_sum
+from biphase.loss import ENOUGH, EVEN, SLICE, SLICES, cross_entropy_sum, rows_of_a_slice
 
 
 def parts(rows=37, width=16, vocab=53, dtype=torch.float64):
@@ -121,3 +121,16 @@ def test_measuring_makes_no_gradient_of_the_head(monkeypatch):
     with torch.no_grad():
         cross_entropy_sum(hidden, weight, labels)
     assert not made
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "mps"])
+@pytest.mark.parametrize("vocab", [512, 49_152, 128_256])
+@pytest.mark.parametrize("count", [0, 1, 128, 9_830, 52_000])
+def test_slices_are_alike_and_small_batches_never_hold_all_their_logits(count, vocab, kind):
+    rows = rows_of_a_slice(count, vocab, kind)
+    number = -(-count // rows)
+    assert rows % EVEN == 0
+    assert rows * vocab <= SLICE.get(kind, SLICE["cpu"]) or rows == EVEN
+    assert number * rows - count < max(number, 1) * EVEN  # none is much shorter than the others
+    if count >= SLICES * ENOUGH:
+        assert number >= SLICES

@@ -19,6 +19,10 @@ from biphase.kernels.products import add_product, product
 # Logits that exist at a time: 64 MB in fp32 for a CPU's caches and memory, 1 GB in 16 bits for a GPU that wants large
 # products.
 SLICE = {"cpu": 2**24, "cuda": 2**29}
+SLICES = (
+    4  # at least, where a quarter of the rows is enough for such products: small batches are short of memory
+)
+ENOUGH = 2**11
 EVEN = 128  # a GPU's products want rows in such numbers
 
 
@@ -84,6 +88,13 @@ class _SlicedCrossEntropy(torch.autograd.Function):
         return (*made, None, None, None, None, None)
 
 
+def rows_of_a_slice(count: int, vocab: int, kind: str) -> int:
+    """Slices of `count` rows, as few as memory allows and all alike."""
+    most = max(1, SLICE.get(kind, SLICE["cpu"]) // vocab // EVEN) * EVEN
+    slices = max(-(-count // most), min(SLICES, count // ENOUGH), 1)
+    return max(1, -(-count // slices // EVEN)) * EVEN
+
+
 def cross_entropy_sum(
     hidden: Tensor,
     weight: Tensor,
@@ -101,7 +112,7 @@ def cross_entropy_sum(
     fp32 whatever the products are made in.
     """
     kind = hidden.device.type
-    rows = slice_rows or max(1, SLICE.get(kind, 2**24) // weight.shape[0] // EVEN) * EVEN
+    rows = slice_rows or rows_of_a_slice(len(labels), weight.shape[0], kind)
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     with torch.autocast(kind, enabled=False):
         # Asked here: inside `forward` gradients are always off.

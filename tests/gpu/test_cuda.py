@@ -160,8 +160,8 @@ def test_bf16_runs_learn_follow_fp32_and_resume(corpus, store, tmp_path, packing
         "heldout_every": 1000,
     }
     stages = (Stage(CLM(), 100), Stage(MLM(0.4), 100))
-    run = Pretrain("bf16", stages=stages, schedule=WSD(1e-3, 5, 10), precision="bf16", **fields)
-    exact = Pretrain("fp32", stages=stages, schedule=WSD(1e-3, 5, 10), precision="fp32", **fields)
+    run = Pretrain("bf16", stages=stages, schedule=WSD(3e-4, 5, 10), precision="bf16", **fields)
+    exact = Pretrain("fp32", stages=stages, schedule=WSD(3e-4, 5, 10), precision="fp32", **fields)
     assert varlen_works(CUDA, "bf16")
     train(run, 130, store, micro_rows=8)
     piece = train(run, 200, store, micro_rows=8)
@@ -175,10 +175,17 @@ def test_bf16_runs_learn_follow_fp32_and_resume(corpus, store, tmp_path, packing
     apart = [abs(one["loss"] - two["loss"]) for one, two in zip(fast, slow, strict=True)]
     # Rounding grows with the steps, as it does between any two orders of summation. Where the loss falls by nats within
     # a few steps, behind the switch of objectives, one of both is there a little earlier: that is no error.
-    assert max(apart[:5]) < 0.005, apart
-    assert max(apart[:100]) < 0.05, apart
-    assert sorted(apart)[100] < 0.05, apart
-    assert sum(apart[-10:]) / 10 < 0.1, apart
+    found = {
+        "first 5": max(apart[:5]),
+        "causal": max(apart[:100]),
+        "all": max(apart),
+        "end": sum(apart[-10:]) / 10,
+    }
+    print(packing, {name: round(value, 5) for name, value in found.items()})
+    assert found["first 5"] < 0.005
+    assert found["causal"] < 0.02
+    assert found["all"] < 0.25
+    assert found["end"] < 0.03
     assert store.has(store.states / state_key(run, 200, identities(store)))
 
 

@@ -7,6 +7,7 @@ agree within `CLOSE` of the loss over 40 steps at a rate that learns, not to the
 """
 
 import math
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -230,6 +231,10 @@ def test_no_step_waits_for_the_device(name, reading):
     some, spec = family(name, reading), spec_of(name)
     bench = bench_of()
     bench.finetune(some, spec, lr=RATE, seed=1, loaders=1)  # sizes are captured, kernels built
+
+    with warnings.catch_warnings():  # it says once that it is a prototype
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("default")
 
     def tell(step, steps):
         torch.cuda.set_sync_debug_mode("error" if 0 < step < steps else "default")

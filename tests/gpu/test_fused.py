@@ -44,7 +44,7 @@ def close(fast, exact, limit):
 @pytest.mark.parametrize(
     ("dtype", "limit"), [(torch.bfloat16, 5e-3), (torch.float32, 1e-5)], ids=["bf16", "fp32"]
 )
-@pytest.mark.parametrize("width", [768, 1152, 96])
+@pytest.mark.parametrize("width", [768, 1152, 96, 10_000])
 def test_kernels_equal_the_plain_ones(cuda, dtype, limit, width):
     count = 1_003
     x, y, grad, beside = (drawn(count, width, dtype=dtype) for _ in range(4))
@@ -63,7 +63,7 @@ def test_kernels_equal_the_plain_ones(cuda, dtype, limit, width):
             for one, two in zip(fast, exact, strict=True):
                 if two is not None:
                     close(one, two, limit)
-    head = {768: 64, 1152: 16, 96: 96}[width]
+    head = {768: 64, 1152: 16, 96: 96}.get(width, 128)
     qkv, places = drawn(count, 9, head, dtype=dtype), torch.randint(0, 77, (count,), device=CUDA)
     cos, sin = (drawn(77, head // 2, dtype=torch.float32) for _ in "cs")
     for back in (False, True):

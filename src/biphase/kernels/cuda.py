@@ -7,8 +7,17 @@ import triton  # ty: ignore[import-not-found]  (there only where there is a GPU)
 import triton.language as tl  # ty: ignore[import-not-found]
 from torch import Tensor
 
-ROWS = 8  # tokens a program holds at once
+ROWS, HELD = (
+    8,
+    2**13,
+)  # tokens and numbers that a program holds at once: more numbers would not fit its registers
 PROGRAMS = 1056  # 8 for each of an H200's 132 processors: each sums its share of the tokens, always the same
+
+
+def _share(width: int) -> tuple[int, int]:
+    """Tokens of a program, and their width as programs want it: a power of two."""
+    wide = triton.next_power_of_2(width)
+    return max(1, min(ROWS, HELD // wide)), wide
 
 
 @triton.jit
@@ -33,9 +42,10 @@ def add_norm(x: Tensor, y: Tensor | None, weight: Tensor, eps: float) -> tuple[T
     count, width = x.shape
     total = x if y is None else torch.empty_like(x)
     normed, scales = torch.empty_like(x), torch.empty(count, dtype=torch.float32, device=x.device)
-    _add_norm[(triton.cdiv(count, ROWS),)](
+    rows, wide = _share(width)
+    _add_norm[(triton.cdiv(count, rows),)](
         x, x if y is None else y, weight, total, normed, scales, count, width, eps,
-        ADD=y is not None, R=ROWS, W=triton.next_power_of_2(width), num_warps=4,
+        ADD=y is not None, R=rows, W=wide, num_warps=4,
     )  # fmt: skip
     return total, normed, scales
 
@@ -70,14 +80,15 @@ def add_norm_backward(
     grad: Tensor, total: Tensor, weight: Tensor, scale: Tensor, beside: Tensor | None, *, again: bool
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     count, width = total.shape
-    each = max(1, triton.cdiv(triton.cdiv(count, PROGRAMS), ROWS)) * ROWS
+    rows, wide = _share(width)
+    each = max(1, triton.cdiv(triton.cdiv(count, PROGRAMS), rows)) * rows
     programs = triton.cdiv(count, each)
     down, normed = torch.empty_like(total), torch.empty_like(total) if again else None
     partial = torch.empty(programs, width, dtype=torch.float32, device=total.device)
     _add_norm_backward[(programs,)](
         grad, total, weight, scale, total if beside is None else beside, down, down if normed is None else normed,
         partial, count, width, each, BESIDE=beside is not None, AGAIN=again,
-        R=ROWS, W=triton.next_power_of_2(width), num_warps=4,
+        R=rows, W=wide, num_warps=4,
     )  # fmt: skip
     return down, normed, partial.sum(0)
 

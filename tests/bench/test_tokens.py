@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from biphase.bench import finetune, trainer
+from biphase.bench import finetune, pretrain, trainer
 from biphase.bench.cases import LIKE, FinetuneCase, Lengths, PretrainCase
 from biphase.bench.pretrain import objective_of
 from biphase.bench.tokens import END, MASK, Dataset, drawn_lengths, reading_of, stream_of
@@ -74,6 +74,20 @@ def test_the_trainers_rows_are_masked_as_ours_are():
     assert torch.equal((asked != -100).nonzero().flatten(), batch.label_at)
     assert torch.equal(asked[batch.label_at], batch.labels)
     assert (batch.ids == MASK).sum() == batch.count
+
+
+@pytest.mark.parametrize("objective", ["mlm", "clm"])
+def test_with_the_same_weights_the_trainers_model_has_our_loss(objective):
+    case = pretraining(objective, packing="rows")
+    ours = pretrain.Side(case, CPU, pretrain.model_of(case, CPU))
+    (batch,) = ours.batches(0)
+    peer = trainer.peer_model(case)
+    peer.load_state_dict(ours.model.model.state_dict())
+    rows = trainer.Rows(case)
+    at = [next(n for n in range(len(rows)) if torch.equal(rows[n]["input_ids"], ids)) for ids in batch.ids]
+    their = [torch.stack([rows[n][name] for n in at]) for name in ("input_ids", "labels")]
+    loss = peer(input_ids=their[0], labels=their[1]).loss
+    torch.testing.assert_close(ours.loss_sum(batch) / batch.count, loss)
 
 
 def test_causal_rows_are_their_own_labels_since_llama_shifts_them():

@@ -14,8 +14,8 @@ run = Pretrain(
     corpus=text,
     packing=Chunks(2_048),
     batch_tokens=48 * 2_048,
-    stages=(Stage(CLM(), 30), Stage(MLM(0.4), 30)),
-    schedule=WSD(5e-4, warmup=10, decay=20),
+    stages=(Stage(CLM(), 240), Stage(MLM(0.4), 240)),
+    schedule=WSD(5e-4, warmup=30, decay=60),
     heldout_every=1_000,
     heldout_tokens=200_000,
 )

@@ -209,7 +209,9 @@ def _recorded(corpus: Corpus, store: Store, field: str) -> str:
 
 
 def _cards(store: Store) -> Iterable[dict[str, Any]]:
-    if store.shards.is_dir():
-        for folder in sorted(store.shards.iterdir()):
-            if (folder / MANIFEST).is_file() and (folder / CARD).is_file():
-                yield read_json(folder / CARD)
+    receipts = store.receipts / store.shards.name
+    names = {path.name for path in (*store.shards.glob("*"), *receipts.glob("*"))}
+    for name in sorted(names):
+        folder = store.told(store.shards / name)
+        if (folder / MANIFEST).is_file() and (folder / CARD).is_file():
+            yield read_json(folder / CARD)

@@ -11,17 +11,21 @@ from pathlib import Path
 import pytest
 import torch
 
+from biphase import BPE, Corpus, Hub, Pretrain, Study
+from biphase.data.identity import write_link
 from biphase.errors import DataError, SpecError
 from biphase.export.found import find
 from biphase.files import MANIFEST, Store, publish
+from biphase.records import encode, key
 from biphase.report.build import build
 from biphase.report.pretraining import pieces
 from biphase.study import leaves, ledger
-from biphase.study.identities import identities
+from biphase.study.identities import identities, remember_fingerprints
 from biphase.study.load import load
 from biphase.study.merge import check, merge
 from biphase.study.model_names import run_named
 from biphase.study.pack import pack
+from biphase.study.pins import pinned, remember
 from biphase.study.plan import PLAN, make_plan
 from biphase.study.worker import Worker
 from biphase.training.devices import Ranks
@@ -218,6 +222,100 @@ def test_a_file_that_is_no_ledger_is_not_overwritten(plan, finished, tmp_path):
     assert (tmp_path / "notes").read_text() == "mine"
 
 
+def put_leaf(plan, store: Store, training) -> None:
+    """An invented leaf, where nothing need be computed."""
+    about = {
+        "key": training.leaves[0].key,
+        "model": training.model,
+        "metric": "accuracy",
+        "lr": training.lr,
+        "seed": training.seed,
+        "scores": {part: {"accuracy": 0.5} for part in ("validation", "test")},
+        "examples": {"validation": 4, "test": 4},
+        "seconds": {"train": 1.0},
+        **dict.fromkeys(("task", "trained_on", "finetune", "machine")),
+    }
+    with store.attempt("leaf") as folder:
+        (folder / "leaf.json").write_text(json.dumps(about))
+        (folder / "values.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+        publish(folder, store.leaves / about["key"])
+
+
+def test_what_names_stand_for_travels_too(grid, tiny_run, model_folders, store, tmp_path):
+    corpus = Corpus("fine", f"hf://owner/text@{'c' * 40}/*.jsonl", BPE(320))
+    text, bert = tmp_path / "text", tmp_path / "bert"
+    text.mkdir()
+    (text / "a.jsonl").write_text('{"text": "a"}\n')
+    shutil.copytree(model_folders["bert"], bert)
+    write_link(corpus, store, text)
+    remember("owner/model", "a" * 40, store)
+    remember("owner/other", "b" * 40, store)
+    study = Study(
+        "names",
+        (
+            Pretrain("local", start=Hub(str(bert))),
+            Pretrain("pinned", start=Hub("owner/model")),
+            tiny_run("linked", corpus=corpus),
+        ),
+        grid,
+    )
+    plan = make_plan(pinned(study, store, ask=False), identities(store))
+    put_leaf(plan, store, next(iter(leaves.trainings(plan))))
+    file = packed(plan, store, tmp_path / "one.ledger")
+    for folder in (text, bert):
+        shutil.rmtree(folder)
+    other = received(file, tmp_path / "other")
+    assert json.loads((other.root / "pins.json").read_text()) == {"owner/model": "a" * 40}
+    assert make_plan(pinned(study, other, ask=False), identities(other)) == plan
+    assert leaves.count(plan, other).done == 1
+    assert merge(check(file), other).already == 1
+
+    taken = Store(tmp_path / "taken")  # where the same names stand for something else
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "b.jsonl").write_text('{"text": "b"}\n')
+    write_link(corpus, taken, tmp_path / "elsewhere")
+    remember("owner/model", "d" * 40, taken)
+    before = files_of(taken.root)
+    kept = merge(check(file), taken).kept
+    assert len(kept) == 2
+    assert any("pinned to dddddddd, and to aaaaaaaa there" in one for one in kept)
+    assert any("linked to another folder here" in one for one in kept)
+    assert {name: content for name, content in files_of(taken.root).items() if name in before} == before
+
+    used = Store(tmp_path / "used")  # where it was read from the hub itself
+    with used.attempt("shards") as folder:
+        (folder / "card.json").write_text(json.dumps({"corpus": encode(corpus), "fingerprint": "f" * 32}))
+        publish(folder, used.shards / ("e" * 32))
+    assert any("other text here than there" in one for one in merge(check(file), used).kept)
+    assert not list((used.root / "corpora").glob("link-*"))
+
+
+def test_two_versions_of_what_is_not_here_are_not_mixed_up(plan, finished, tmp_path):
+    store = received(packed(plan, finished, tmp_path / "one.ledger"), tmp_path / "other")
+    toys = plan.study.finetune.tasks[0]
+    away = Path(toys.source).rename(tmp_path / "away")
+    try:
+        assert identities(store).task(toys) == plan.tasks["toys"]
+        remember_fingerprints("more", {"task": {key(toys): "another"}, "hub": {}, "reads": {}}, store)
+        with pytest.raises(SpecError, match="several versions"):
+            identities(store).task(toys)
+    finally:
+        away.rename(toys.source)
+
+
+def test_another_version_of_the_study_does_not_replace_the_one_here(plan, finished, tmp_path):
+    file = packed(plan, finished, tmp_path / "one.ledger")
+    path = finished.studies / "tuned" / PLAN
+    said = json.loads(path.read_text())
+    said["study"]["runs"].pop()
+    path.write_text(json.dumps(said))
+    merged = merge(check(file), finished)
+    assert merged.kept == [
+        "studies/tuned/plan.json: another version of the study; give biphase report the study's file"
+    ]
+    assert json.loads(path.read_text()) == said
+
+
 # ---------------------------------------------------------------- without values by example
 
 
@@ -256,13 +354,13 @@ def test_finished_leaves_are_not_computed_again_and_weights_only_where_they_are_
     missing = next(one for one in leaves.trainings(plan) if one.model == plan.results["clm"])
     shutil.rmtree(store.leaves / missing.leaves[0].key)
     way = {state.key for state in plan.path(missing.model)}
-    assert leaves.settled(plan, store) == set(plan.states) - way
+    assert leaves.settled(plan, store, leaves.count(plan, store)) == set(plan.states) - way
     lines = computed(plan, store)
     assert len([line for line in lines if "tok/s" in line]) == len(way)
     assert len([line for line in lines if "· toys ·" in line]) == 1
     assert ledger.keys_with_weights(plan, store) == way
     assert store.has(store.leaves / missing.leaves[0].key)
-    assert leaves.settled(plan, store) == set(plan.states)
+    assert leaves.settled(plan, store, leaves.count(plan, store)) == set(plan.states)
     # The states are whole now, and count before their receipts.
     assert store.told(store.states / missing.model) == store.states / missing.model
     again = files_of(store.leaves / missing.leaves[0].key)["values.safetensors"]
@@ -281,9 +379,9 @@ def test_a_branch_needs_the_weights_of_its_trunk_alone(plan, finished, shards, t
 
 def test_whoever_wants_the_weights_is_told_where_they_are(plan, finished, tmp_path):
     store = received(packed(plan, finished, tmp_path / "one.ledger"), tmp_path / "other")
-    key = plan.results["clm"]
-    for ask in (lambda: find(key[:8], store), lambda: run_named(key[:8], store)):
-        with pytest.raises(SpecError, match=rf"without its weights.*states/{key}.*biphase run") as refused:
+    at = plan.results["clm"]
+    for ask in (lambda: find(at[:8], store), lambda: run_named(at[:8], store)):
+        with pytest.raises(SpecError, match=rf"without its weights.*states/{at}.*biphase run") as refused:
             ask()
         assert "\n" not in str(refused.value)
     assert find(next(leaves.trainings(plan)).leaves[0].key[:8], store).about["metric"]

@@ -42,7 +42,8 @@ def plan(
     from biphase.study.tree import plan_json, render
 
     made, where, _ = planned(study, store)
-    done, tuned = settled(made, where), count(made, where)
+    tuned = count(made, where)
+    done = settled(made, where, tuned)
     measure = f"biphase bench {with_store(Path('scale'), store)} --save"
     priced = bill(made, where, device, efficiency, tuned=tuned.done, measure=measure)
     to_come = _to_come(made, where, tuned)

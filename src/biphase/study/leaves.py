@@ -76,13 +76,14 @@ def finished(training: Training, store: Store) -> bool:
     return all(store.knows(store.leaves / leaf.key) for leaf in training.leaves)
 
 
-def settled(plan: Plan, store: Store) -> set[str]:
+def settled(plan: Plan, store: Store, tuned: Count | Survey) -> set[str]:
     """The states that need not be computed: those done, but for those whose weights are elsewhere and needed here."""
     done, whole = ledger.done_keys(plan, store), ledger.keys_with_weights(plan, store)
     told = done - whole
     if not told:
         return done
-    unscored = {one.model for one in trainings(plan, told) if not finished(one, store)}
+    left = trainings(plan, told) if tuned.done < tuned.of else ()
+    unscored = {one.model for one in left if not finished(one, store)}
     return done - set(plan.left(whole, told=told, unscored=unscored))
 
 

@@ -15,6 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from biphase.data.identity import cards
 from biphase.errors import BiphaseError, StoreError, one_line
 from biphase.files import Store, publish, read_json, verify, write_json
 from biphase.records import decode, key
@@ -116,7 +117,9 @@ def _merge_loose(name: str, content: bytes, store: Store, merged: Merged) -> Non
             study.mkdir(parents=True, exist_ok=True)
             write_json(merged.plan, said)
         elif read_json(merged.plan).get("study") != said["study"]:
-            merged.kept.append(f"studies/{merged.study}/{PLAN}: another version of the study")
+            merged.kept.append(
+                f"studies/{merged.study}/{PLAN}: another version of the study; give biphase report the study's file"
+            )
     elif name == parcel.FINGERPRINTS:
         remember_fingerprints(merged.study, said, store)
     elif name == parcel.PINS:
@@ -127,7 +130,7 @@ def _merge_loose(name: str, content: bytes, store: Store, merged: Merged) -> Non
                     f"pins.json: {source} is pinned to {pinned[:8]}, and to {commit[:8]} there"
                 )
     elif name.startswith("corpora/"):
-        _merge_link(store.root / name, said, merged)
+        _merge_link(store.root / name, said, store, merged)
     else:
         path = study / "failures" / Path(name).name
         if not path.is_file():
@@ -135,12 +138,16 @@ def _merge_loose(name: str, content: bytes, store: Store, merged: Merged) -> Non
             write_json(path, said)
 
 
-def _merge_link(path: Path, said: dict[str, Any], merged: Merged) -> None:
-    if not path.is_file():
+def _merge_link(path: Path, said: dict[str, Any], store: Store, merged: Merged) -> None:
+    """A link changes the keys of all that is trained on its corpus, so it comes only where nothing was."""
+    used = {card["fingerprint"] for card in cards(store) if card["corpus"]["source"] == said["source"]}
+    if used - {said["fingerprint"]}:
+        merged.kept.append(f"{said['source']}: other text here than there; merge into a store of its own")
+    elif not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, said)
     elif read_json(path)["fingerprint"] != said["fingerprint"]:
-        merged.kept.append(f"corpora/{path.name}: {said['source']} was read from other files there")
+        merged.kept.append(f"{said['source']}: linked to another folder here; merge into a store of its own")
 
 
 # ---------------------------------------------------------------- what a parcel may say

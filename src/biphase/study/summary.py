@@ -34,11 +34,11 @@ def closing(
     plan: Plan, store: Store, failed: dict[str, str], *, stopped: bool, command: str, study: str
 ) -> str:
     """The last lines of a run: results, and how to go on."""
-    done = leaves.settled(plan, store)
+    tuned = leaves.count(plan, store)
+    done = leaves.settled(plan, store, tuned)
     left = plan.left(done)
     lines = tables(plan, store)
     lines += [f"failed  {key[:6]}  {error}" for key, error in failed.items()]
-    tuned = leaves.count(plan, store)
     where = [f"{len(done)} of {plan.pieces} pieces"] if plan.pieces else []
     where += [f"{tuned.done:,} of {tuned.of:,} fine-tunings"] if tuned.of else []
     standing, again = f"{' and '.join(where)} done", f"To go on: biphase {command}"
@@ -114,7 +114,7 @@ def status_text(plan: Plan, store: Store, *, command_path: str) -> str:
     tuned = leaves.survey(plan, store)
     done = sum(entry.standing == "done" for entry in entries.values())
     broken = {key for key, entry in entries.items() if entry.standing == "failed"}
-    unfinished = plan.left(leaves.settled(plan, store) - broken)
+    unfinished = plan.left(leaves.settled(plan, store, tuned) - broken)
     lines = [plan.study.name]
     if entries:
         left = ledger.seconds_left(entries, flops_of) if unfinished else None

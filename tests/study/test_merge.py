@@ -14,12 +14,14 @@ import torch
 from biphase import BPE, Corpus, Hub, Pretrain, Study
 from biphase.data.identity import write_link
 from biphase.errors import DataError, SpecError
+from biphase.export.again import recipe_of
 from biphase.export.found import find
 from biphase.files import MANIFEST, Store, publish
 from biphase.records import encode, key
 from biphase.report.build import build
 from biphase.report.pretraining import pieces
 from biphase.study import leaves, ledger
+from biphase.study.adaptation import before_after
 from biphase.study.identities import identities, remember_fingerprints
 from biphase.study.load import load
 from biphase.study.merge import check, merge
@@ -384,7 +386,12 @@ def test_whoever_wants_the_weights_is_told_where_they_are(plan, finished, tmp_pa
         with pytest.raises(SpecError, match=rf"without its weights.*states/{at}.*biphase run") as refused:
             ask()
         assert "\n" not in str(refused.value)
-    assert find(next(leaves.trainings(plan)).leaves[0].key[:8], store).about["metric"]
+    leaf = find(next(leaves.trainings(plan)).leaves[0].key[:8], store)
+    with pytest.raises(SpecError, match="without its weights"):
+        recipe_of(leaf, store)
+    told = before_after(plan, store, "")
+    assert "without its weights" in told[-1]
+    assert not any("biphase export" in line for line in told)
 
 
 # ---------------------------------------------------------------- what is here stays
@@ -457,7 +464,7 @@ def test_the_verbs_say_what_travelled_and_what_to_type_next(plan, finished, verb
     assert "biphase ledger merge one.ledger" in out
     code, out, _ = verb("ledger", "merge", file, "--store", other)
     assert code == 0
-    assert f"36 scores, {len(plan.states)} states, 1 corpora new of tuned" in out
+    assert f"36 scores, {len(plan.states)} states without weights, 1 card of corpora; 0 results here" in out
     typed = out.split("What they show: biphase ")[1].split()
     assert verb(*typed, "--no-print")[0] == 0
     code, out, _ = verb("status", other / "studies" / "tuned" / PLAN, "--store", other)

@@ -229,6 +229,7 @@ def test_what_is_no_parcel_at_all_is_refused(tmp_path):
         (f"leaves/{KEY}/leaf.json", LEAF | {"scores": {}}),
         (f"leaves/{KEY}/leaf.json", LEAF | {"seconds": {"train": "long"}}),
         (f"leaves/{KEY}/leaf.json", []),
+        (f"leaves/{KEY}/leaf.json", LEAF | {"lr": "nan"}),
         (PLAN, {"study": 3}),
         (PLAN, {"study": {"kind": "Nothing"}}),
         (FINGERPRINTS, {"task": {}}),
@@ -240,6 +241,14 @@ def test_what_is_no_parcel_at_all_is_refused(tmp_path):
 )
 def test_files_that_do_not_say_what_they_should_are_refused(good, name, content, tmp_path):
     refused(crafted(tmp_path / "f", sound(good | {name: as_json(content)})), "not as biphase writes it")
+
+
+def test_numbers_that_are_none_are_refused(good, tmp_path):
+    for name in (PLAN, f"leaves/{KEY}/leaf.json"):
+        for number in (b"NaN", b"Infinity"):
+            hurt = good[name].replace(b'"question": ""', b'"question": ' + number).replace(b"0.25", number)
+            assert hurt != good[name]
+            refused(crafted(tmp_path / "f", sound(good | {name: hurt})), "not as biphase writes it")
 
 
 def test_a_study_cannot_name_a_place_outside_the_store(good, study, tmp_path):

@@ -88,8 +88,13 @@ def merge(
 def _merged(merged: Merged, file: Path) -> str:
     from biphase.wording import counted
 
-    new = ", ".join(f"{number:,} {kind}" for kind, number in merged.added.items() if number) or "nothing"
-    lines = [f"{file}: {new} new of {merged.study}; {counted(merged.already, 'result')} here already"]
+    words = {
+        "scores": counted(merged.added["scores"], "score"),
+        "states": counted(merged.added["states"], "state") + " without weights",
+        "corpora": counted(merged.added["corpora"], "card") + " of corpora",
+    }
+    new = ", ".join(words[kind] for kind, number in merged.added.items() if number) or "nothing"
+    lines = [f"{merged.study}: new from {file}: {new}; {counted(merged.already, 'result')} here already"]
     if merged.kept:
         lines.append(f"  {len(merged.kept):,} here with other content, kept as they are here:")
         lines += [f"    {one}" for one in merged.kept[:SHOWN]]

@@ -9,6 +9,7 @@ machines computed the same one, is named and kept as it is.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -191,11 +192,12 @@ def _check_result(folder: str, files: dict[str, bytes]) -> None:
 
 
 def _need_numbers(values: Iterable[Any]) -> None:
-    _need(all(isinstance(one, int | float) for one in values), "a number is missing")
+    _need(all(isinstance(one, int | float) and math.isfinite(one) for one in values), "a number is missing")
 
 
 def _check_loose(study: str, name: str, content: bytes) -> None:
     said = json.loads(content)
+    parcel.as_json(said)  # it must be possible to write it again: no NaN, no depths
     if name == parcel.PLAN:
         made = decode(said["study"])
         _need(isinstance(made, Study) and made.name == study, f"{name} is of another study")

@@ -117,7 +117,7 @@ def _refuse_taken(path: Path) -> None:
     """An older parcel is replaced; nothing else is."""
     if not path.parent.is_dir():
         raise SpecError(f"{path.parent} is no folder; make it, or name another file")
-    if path.is_dir() or (path.exists() and _beginning(path) != MAGIC):
+    if path.exists() and (not path.is_file() or _beginning(path) != MAGIC):
         raise SpecError(f"{path} is there already and is no packed ledger; name another file")
 
 

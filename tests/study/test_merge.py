@@ -150,6 +150,8 @@ def test_a_study_on_its_way_is_packed_as_far_as_it_is(plan, finished, tmp_path):
     for training in every:
         for leaf in training.leaves:
             shutil.rmtree(finished.leaves / leaf.key)
+    early = received(packed(plan, finished, tmp_path / "early.ledger"), tmp_path / "early")
+    assert report(plan, early, tmp_path / "c") == report(plan, finished, tmp_path / "d")
     ledger.note_failure(plan, finished, gone, ValueError("the disk was full"))
     ledger.note_failure(plan, finished, plan.results["clm"], ValueError("mended since"))
     (finished.attempts / "left").mkdir(parents=True)

@@ -50,7 +50,7 @@ def _packed(packed: Packed, file: Path) -> str:
 
     parts = []
     if packed.scores_planned:
-        bare = ", without values by example" if packed.bare == packed.scores else ""
+        bare = ", without values by example" if packed.bare and packed.bare == packed.scores else ""
         parts.append(f"{packed.scores:,} of {counted(packed.scores_planned, 'score')}{bare}")
     if packed.states_planned:
         parts.append(f"{packed.states:,} of {counted(packed.states_planned, 'state')}, without weights")

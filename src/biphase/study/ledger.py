@@ -62,7 +62,7 @@ def survey(plan: Plan, store: Store) -> dict[str, Entry]:
             entries[key] = Entry(state, "failed", error=failed[key]["error"])
         else:
             entries[key] = Entry(
-                state, "ready" if state.parent is None or state.parent in whole else "waiting"
+                state, "ready" if state.parent is None or state.parent in done else "waiting"
             )
     return entries
 

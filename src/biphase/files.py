@@ -4,6 +4,7 @@
     store/leaves/<key>/     the scores of one fine-tuning
     store/shards/<key>/     a tokenized corpus
     store/studies/<name>/   plan.json, failures
+    store/receipts/         of results whose heavy files stayed on another machine, what they say of themselves
 
 Each attempt writes its own folder; `publish` hashes its files, writes the manifest and renames the folder
 to its place, which fails if somebody was there first. So a result appears whole or not at all, and a crash
@@ -36,12 +37,28 @@ class Store:
         self.leaves = self.root / "leaves"
         self.shards = self.root / "shards"
         self.studies = self.root / "studies"
+        self.receipts = self.root / "receipts"
         self.leases = self.root / "leases"
         self.attempts = self.root / "attempts"
 
     def has(self, folder: Path) -> bool:
         """Is there a published result?"""
         return (folder / MANIFEST).is_file()
+
+    def receipt(self, folder: Path) -> Path:
+        """Where the receipt of a result is, if it has one: its light files, under a manifest of their own.
+
+        It stands apart from the result's place, so that no state without weights is ever taken for a state.
+        """
+        return self.receipts / folder.parent.name / folder.name
+
+    def told(self, folder: Path) -> Path:
+        """Where to read what a result says of itself: at its place, or else in its receipt."""
+        return folder if self.has(folder) or not self.has(self.receipt(folder)) else self.receipt(folder)
+
+    def knows(self, folder: Path) -> bool:
+        """Is there a published result, or the receipt of one?"""
+        return self.has(folder) or self.has(self.receipt(folder))
 
     @contextlib.contextmanager
     def attempt(self, name: str) -> Generator[Path]:

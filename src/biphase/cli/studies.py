@@ -37,13 +37,13 @@ def plan(
 ) -> None:
     """The tree: what is shared, what is done, what the rest costs, what it will show. Runs nothing."""
     from biphase.report import prospects
-    from biphase.study.leaves import count
-    from biphase.study.ledger import done_keys
+    from biphase.study.leaves import count, settled
     from biphase.study.totals import bill
     from biphase.study.tree import plan_json, render
 
     made, where, _ = planned(study, store)
-    done, tuned = done_keys(made, where), count(made, where)
+    tuned = count(made, where)
+    done = settled(made, where, tuned)
     measure = f"biphase bench {with_store(Path('scale'), store)} --save"
     priced = bill(made, where, device, efficiency, tuned=tuned.done, measure=measure)
     to_come = _to_come(made, where, tuned)
@@ -128,7 +128,7 @@ def run(
         deterministic=deterministic,
         quiet=quiet,
     )
-    results = _matching(made, only)
+    results = matching(made, only)
     named = with_store(study, store)
     command = f"run {named}" + ("" if only == "*" else f" --only {shlex.quote(only)}")
     work(made, where, fingerprints, manner, wanted, results, limit=limit, command=command, study=named)
@@ -213,10 +213,10 @@ def _check_processes(processes: int, runs: list[Pretrain]) -> None:
 
 def _wanted(made: Plan, only: str) -> set[str]:
     """The states on the way to every result whose name matches."""
-    return {state.key for key in _matching(made, only) for state in made.path(key)}
+    return {state.key for key in matching(made, only) for state in made.path(key)}
 
 
-def _matching(made: Plan, only: str) -> set[str]:
+def matching(made: Plan, only: str) -> set[str]:
     """The keys of the results whose name matches."""
     from fnmatch import fnmatch
 

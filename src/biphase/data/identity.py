@@ -197,9 +197,7 @@ def _stamp(path: Path) -> list[int]:
 
 def _recorded(corpus: Corpus, store: Store, field: str) -> str:
     """What the published shards of the same corpus record say, where its raw files are absent."""
-    found = {
-        card[field] for card in _cards(store) if card.get("corpus") == encode(corpus) and card.get(field)
-    }
+    found = {card[field] for card in cards(store) if card.get("corpus") == encode(corpus) and card.get(field)}
     if len(found) > 1:
         raise DataError(
             f"corpus {corpus.name!r}: its files are absent and {store.shards} holds "
@@ -208,8 +206,11 @@ def _recorded(corpus: Corpus, store: Store, field: str) -> str:
     return found.pop() if found else ""
 
 
-def _cards(store: Store) -> Iterable[dict[str, Any]]:
-    if store.shards.is_dir():
-        for folder in sorted(store.shards.iterdir()):
-            if (folder / MANIFEST).is_file() and (folder / CARD).is_file():
-                yield read_json(folder / CARD)
+def cards(store: Store) -> Iterable[dict[str, Any]]:
+    """What the corpora of a store say of themselves, also those whose tokens are elsewhere."""
+    receipts = store.receipts / store.shards.name
+    names = {path.name for path in (*store.shards.glob("*"), *receipts.glob("*"))}
+    for name in sorted(names):
+        folder = store.told(store.shards / name)
+        if (folder / MANIFEST).is_file() and (folder / CARD).is_file():
+            yield read_json(folder / CARD)

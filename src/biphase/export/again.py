@@ -26,6 +26,7 @@ from biphase.records import decode
 from biphase.specs import BPE, Finetune, Hub, Pretrain, Task
 from biphase.study.identities import identities
 from biphase.study.load import load as load_study
+from biphase.study.model_names import refuse_receipt
 from biphase.study.plan import PLAN, make_plan
 from biphase.tasks.load import load
 from biphase.training import devices
@@ -141,6 +142,7 @@ def _model_of(key: str, store: Store) -> tuple[Pretrain, SavedState | None]:
             roots = make_plan(load_study(path).study, identities(store)).roots
             if key in roots:
                 return roots[key].run, None
+    refuse_receipt(key, store)
     raise SpecError(
         f"the model {key[:8]} that was fine-tuned is not in {store.states}; run the study again to make it"
     )

@@ -10,7 +10,8 @@ from biphase.errors import SpecError
 from biphase.files import Store, read_json
 from biphase.records import decode
 from biphase.specs import Pretrain
-from biphase.study.model_names import SHORTEST_PREFIX
+from biphase.study.leaves import published, read_leaf
+from biphase.study.model_names import SHORTEST_PREFIX, refuse_receipt
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,11 @@ def find(digits: str, store: Store) -> SavedState | SavedLeaf:
             f"{digits!r} is no key: type the first {SHORTEST_PREFIX} or more digits of one that biphase plan shows"
         )
     states = sorted(path.name for path in store.states.glob(f"{digits}*") if store.has(path))
-    leaves = sorted(path.name for path in store.leaves.glob(f"{digits}*") if store.has(path))
+    leaves = sorted(key for key in published(store) if key.startswith(digits))
     if len(states) + len(leaves) != 1:
         several = len(states) + len(leaves)
+        if not several:
+            refuse_receipt(digits, store)
         said = f"{several} results begin with it; type more digits" if several else "there is no such result"
         raise SpecError(f"{digits} names no one result of {store.root}: {said}")
     return state(states[0], store) if states else leaf(leaves[0], store)
@@ -52,4 +55,4 @@ def state(key: str, store: Store) -> SavedState:
 
 
 def leaf(key: str, store: Store) -> SavedLeaf:
-    return SavedLeaf(key, read_json(store.leaves / key / "leaf.json"))
+    return SavedLeaf(key, read_leaf(store, key))

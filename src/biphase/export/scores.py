@@ -10,7 +10,7 @@ from biphase.errors import SpecError, nearest
 from biphase.export.found import SavedLeaf
 from biphase.files import Store
 from biphase.records import decode, encode, key
-from biphase.study.leaves import read_leaf
+from biphase.study.leaves import published, read_leaf
 from biphase.study.scores import with_interval
 from biphase.study.select import Cell, choose
 
@@ -50,14 +50,12 @@ class Grid:
 def grids_of(model: str, store: Store) -> list[Grid]:
     """Every grid of leaves that the store holds of a model, by the name of the task."""
     found: dict[str, dict[Cell, SavedLeaf]] = defaultdict(dict)
-    for place in sorted(store.leaves.glob("*")):
-        if not store.has(place):
-            continue
-        about = read_leaf(store, place.name)
+    for leaf in published(store):
+        about = read_leaf(store, leaf)
         # One that was fine-tuned reading forwards only says nothing of an encoder.
         if about["model"] == model and not about["finetune"].get("causal"):
             alike = key([about["task"], about["trained_on"], _manner(about)])
-            found[alike][about["lr"], about["seed"]] = SavedLeaf(place.name, about)
+            found[alike][about["lr"], about["seed"]] = SavedLeaf(leaf, about)
     made = []
     for leaves in found.values():
         about = next(iter(leaves.values())).about

@@ -37,6 +37,7 @@ class Missing:
     failed: tuple[Loss, ...]
     unreadable: tuple[Loss, ...]
     untrained: tuple[str, ...]  # results whose pretraining is not done
+    bare: int = 0  # scores that are there without their values by example
 
     @property
     def count(self) -> int:
@@ -44,7 +45,7 @@ class Missing:
 
     @property
     def any(self) -> bool:
-        return bool(self.count or self.failed or self.unreadable or self.untrained)
+        return bool(self.count or self.failed or self.unreadable or self.untrained or self.bare)
 
     def words(self) -> str:
         """One line for the top of a report; empty where nothing is missing."""
@@ -63,6 +64,11 @@ class Missing:
         if self.unreadable:
             parts.append(
                 f"{counted(len(self.unreadable), 'file')} cannot be read and {'counts' if len(self.unreadable) == 1 else 'count'} as missing."
+            )
+        if self.bare:
+            parts.append(
+                f"{counted(self.bare, 'score')} came without {'its' if self.bare == 1 else 'their'} values by example, "
+                "so nothing is said of other test examples there."
             )
         return " ".join(parts)
 
@@ -91,6 +97,7 @@ def missing(evidence: Evidence, found: list[Run]) -> Missing:
             *(Loss(places.get(key, key), key, why) for key, why in evidence.unreadable.items()),
         ),
         untrained=tuple(run.name for run in found if run.standing != "done" and not run.wrong),
+        bare=len(evidence.bare),
     )
 
 
@@ -100,7 +107,7 @@ def _failed_pieces(evidence: Evidence) -> list[Loss]:
     return [
         Loss(", ".join(entry.state.results) or entry.state.run.name, key, entry.error)
         for key, entry in ledger.survey(evidence.plan, store).items()
-        if entry.standing == "failed" and not store.has(store.states / key)
+        if entry.standing == "failed" and not store.knows(store.states / key)
     ]
 
 

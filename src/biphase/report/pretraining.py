@@ -87,7 +87,7 @@ def _trusted(entry: ledger.Entry, store: Store) -> ledger.Entry:
     if entry.standing != "done":
         return entry
     try:
-        about = json.loads(read_verified(store.states / entry.state.key, STATE))
+        about = json.loads(read_verified(store.told(store.states / entry.state.key), STATE))
     except StoreError as wrong:
         return replace(entry, standing="failed", progress=None, error=str(wrong))
     return replace(entry, progress=about["progress"])
@@ -97,6 +97,9 @@ def _piece(entry: ledger.Entry, entries: dict[str, ledger.Entry]) -> Piece:
     state, progress = entry.state, entry.progress or {}
     before = entries[state.parent].progress if state.parent else {"seconds": 0.0}
     first, until = state.span
+    seconds = progress["seconds"] - before["seconds"] if progress and before else None
+    if seconds is not None and seconds < 0:  # it began from another machine's copy of its parent
+        seconds = None
     return Piece(
         key=state.key,
         parent=state.parent,
@@ -107,7 +110,7 @@ def _piece(entry: ledger.Entry, entries: dict[str, ledger.Entry]) -> Piece:
         tokens=state.tokens,
         flops=flops_of(state),
         standing=entry.standing,
-        seconds=progress["seconds"] - before["seconds"] if progress and before else None,
+        seconds=seconds,
         devices=int(progress.get("world", 1)),
         device=progress.get("machine", {}).get("device", ""),
     )
@@ -131,7 +134,7 @@ def cost(plan: Plan, store: Store, result: str) -> Cost:
 
 def about_state(plan: Plan, store: Store, result: str) -> dict[str, Any]:
     """What a finished result's state.json says; empty for a start, and before it is computed."""
-    folder = store.states / plan.results[result]
+    folder = store.told(store.states / plan.results[result])
     return json.loads(read_verified(folder, STATE)) if store.has(folder) else {}
 
 
@@ -176,7 +179,7 @@ def _texts(plan: Plan, store: Store, result: str, *, live: bool) -> list[str]:
     path = plan.path(plan.results[result])
     found: list[str] = []
     for state in reversed(path):  # a state holds the lines of its whole path
-        folder = store.states / state.key
+        folder = store.told(store.states / state.key)
         if not found and store.has(folder):
             with contextlib.suppress(StoreError):
                 found = read_verified(folder, METRICS).decode().splitlines()

@@ -99,7 +99,7 @@ def _shards(corpus: Corpus, store: Store) -> tuple[str, dict[str, Any]]:
     """The key of a corpus' shards and their card, as far as this machine knows them."""
     try:
         at = shards_key(corpus, store)
-        path = store.shards / at / CARD
+        path = store.told(store.shards / at) / CARD
         return at, read_json(path) if path.is_file() else {}
     except BiphaseError:
         return "", {}
@@ -147,7 +147,7 @@ def _progress(plan: Plan, store: Store) -> dict[str, dict[str, Any]]:
     """What each state that is there says of its making; one that was changed since it was written says nothing."""
     found = {}
     for at in plan.states:
-        folder = store.states / at
+        folder = store.told(store.states / at)
         if store.has(folder):
             with contextlib.suppress(StoreError):
                 found[at] = json.loads(read_verified(folder, STATE))["progress"]
@@ -166,7 +166,9 @@ def _pretraining_joules(plan: Plan, store: Store) -> float:
         for at, parent in parents.items()
         if not parent or parent in known
     ]
-    return float(sum(own))
+    return float(
+        sum(one for one in own if one > 0)
+    )  # below: it began from another machine's copy of its parent
 
 
 def _spent(evidence: Evidence) -> tuple[tuple[str, str], ...]:

@@ -80,7 +80,7 @@ def last_heldout(plan: Plan, store: Store, result: str) -> dict[str, float]:
     Curves are long and few of their lines hold these, so the others are not parsed.
     """
     for state in reversed(plan.path(plan.results[result])):
-        folder = store.states / state.key
+        folder = store.told(store.states / state.key)
         if store.has(folder):
             lines = read_verified(folder, METRICS).decode().splitlines()
             measured = [line for line in lines if '"heldout"' in line]

@@ -231,7 +231,9 @@ def _hash(text: str) -> str:
 def fingerprint(plan: Plan, store: Store) -> str:
     """Something that changes when the report would: names of results, of failures and leases, sizes of live files."""
     study = store.studies / plan.study.name
-    parts = [_names(folder) for folder in (store.states, store.leaves, store.leases, study / "failures")]
+    folders = [store.states, store.leaves, store.leases, study / "failures"]
+    folders += [store.receipts / "states", store.receipts / "leaves"]
+    parts = [_names(folder) for folder in folders]
     for key in plan.states:
         path = ledger.live_file(plan, store, key)
         with contextlib.suppress(OSError):
@@ -262,7 +264,7 @@ def progress(plan: Plan, store: Store) -> dict[str, Any]:
     running = [
         f"{', '.join(entry.state.results) or entry.state.run.name} on {entry.holder.host}"
         for entry in entries.values()
-        if entry.standing == "running" and entry.holder
+        if entry.holder
     ]
     running += [f"{training.title(plan)} on {holder.host}" for training, holder in tuned.running.values()]
     failed = sum(entry.standing == "failed" for entry in entries.values()) + len(tuned.failed)

@@ -32,7 +32,7 @@ from biphase.specs import (
 from biphase.study import ledger
 from biphase.study.corpora import corpus_named
 from biphase.study.evaluation import absolute, has_gpu
-from biphase.study.model_names import run_named
+from biphase.study.model_names import refusal_of_receipt, run_named
 from biphase.study.plan import Plan
 from biphase.wording import spoken
 
@@ -221,7 +221,7 @@ def before_after(plan: Plan, store: Store, at: str) -> list[str]:
     """Held-out losses before the first step and after the last, and what to type next; `at`: where, if to be said."""
     run = plan.study.runs[-1]
     end = plan.results[run.name]
-    if not store.has(store.states / end):
+    if not store.knows(store.states / end):
         return []
     measured = ledger.heldout(ledger.curve(plan, store, run.name))
     first = origin_step(run)
@@ -232,6 +232,8 @@ def before_after(plan: Plan, store: Store, at: str) -> list[str]:
         wide = max(map(len, (TITLE, *rows)))
         lines += ["", f"  {TITLE:<{wide}}  {'before':>8}  {'after':>8}"]
         lines += [f"  {what:<{wide}}  {was:>8.3f}  {now:>8.3f}" for what, (was, now) in rows.items()]
+    if not store.has(store.states / end):
+        return [*lines, "", refusal_of_receipt(end, store)]
     lines += [
         "",
         f"The encoder: biphase export {end[:8]} FOLDER{at}",

@@ -1,4 +1,10 @@
-"""The fingerprints a plan needs of what lies outside the study file: corpora, hub models and tasks."""
+"""The fingerprints a plan needs of what lies outside the study file: corpora, hub models and tasks.
+
+    store/studies/<name>/fingerprints.json      those of a study that came from another machine
+
+On a machine without the files of a task or the folder of a model, what was merged from elsewhere is remembered, so that
+a study can be reported there. Where the files are, they alone count. (Of corpora the cards of their shards remember.)
+"""
 
 from __future__ import annotations
 
@@ -6,14 +12,17 @@ from functools import cache
 from pathlib import Path
 
 from biphase.data.identity import HashMemory, shards_key
+from biphase.data.listing import Absent
 from biphase.errors import SpecError
-from biphase.files import Store
+from biphase.files import Store, read_json, write_json
 from biphase.keys import Identities
 from biphase.presets import corpus_of
 from biphase.records import key
-from biphase.specs import Hub
+from biphase.specs import Hub, Study, Task
+from biphase.study.pins import hubs_of
 from biphase.tasks.places import task_key
 
+FINGERPRINTS = "fingerprints.json"
 TOKENIZER = ("*token*.json", "vocab*", "merges*", "*.model", "tekken.json")
 
 
@@ -22,10 +31,54 @@ def identities(store: Store) -> Identities:
     shards_of = cache(lambda corpus: shards_key(corpus, store))
     return Identities(
         data=lambda run: shards_of(corpus_of(run)),
-        hub=cache(lambda model: _hub_fingerprint(model, store)),
-        task=cache(lambda asked: task_key(asked, store)),
-        reads=cache(lambda model: _tokenizer_fingerprint(model, store)),
+        hub=cache(lambda model: _remembered("hub", model, store) or _hub_fingerprint(model, store)),
+        task=cache(lambda asked: _task_key(asked, store)),
+        reads=cache(lambda model: _remembered("reads", model, store) or _tokenizer_fingerprint(model, store)),
     )
+
+
+def fingerprints_of(study: Study, known: Identities) -> dict[str, dict[str, str]]:
+    """What another machine has to be told, to plan a study without the files of its tasks and local models."""
+    starts = [model for model in hubs_of(study) if model.local]
+    tasks = study.finetune.tasks if study.finetune else ()
+    told = {
+        "task": {key(task): known.task(task) for task in tasks},
+        "hub": {key(model): known.hub(model) for model in starts},
+        "reads": {key(model): known.reads(model) for model in starts},
+    }
+    return {kind: dict(sorted(some.items())) for kind, some in told.items()}
+
+
+def remember_fingerprints(name: str, told: dict[str, dict[str, str]], store: Store) -> None:
+    """Keep what another machine said of a study's outside; what is known already stays."""
+    path = store.studies / name / FINGERPRINTS
+    known = read_json(path) if path.is_file() else {}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {kind: some | known.get(kind, {}) for kind, some in told.items()})
+
+
+def _remembered(kind: str, what: Hub | Task, store: Store) -> str:
+    """What a merged study says of a task or of a local model; of a model only where its folder is not here."""
+    if isinstance(what, Hub) and (not what.local or Path(what.source).expanduser().exists()):
+        return ""
+    files = sorted(store.studies.glob(f"*/{FINGERPRINTS}"))
+    found = {read_json(path).get(kind, {}).get(key(what)) for path in files} - {None}
+    if len(found) > 1:
+        raise SpecError(
+            f"{what.source} is not here, and the studies in {store.studies} know several versions of it; put its files "
+            f"back, or remove the {FINGERPRINTS} of the study that is not meant"
+        )
+    return found.pop() if found else ""
+
+
+def _task_key(task: Task, store: Store) -> str:
+    try:
+        return task_key(task, store)
+    except Absent:
+        remembered = _remembered("task", task, store)
+        if remembered:
+            return remembered
+        raise
 
 
 def _hub_fingerprint(model: Hub, store: Store) -> str:

@@ -73,7 +73,18 @@ def _grid(plan: Plan, spec: Finetune, model: str, task: Task, scored: tuple[Task
 
 
 def finished(training: Training, store: Store) -> bool:
-    return all(store.has(store.leaves / leaf.key) for leaf in training.leaves)
+    return all(store.knows(store.leaves / leaf.key) for leaf in training.leaves)
+
+
+def settled(plan: Plan, store: Store, tuned: Count | Survey) -> set[str]:
+    """The states that need not be computed: those done, but for those whose weights are elsewhere and needed here."""
+    done, whole = ledger.done_keys(plan, store), ledger.keys_with_weights(plan, store)
+    told = done - whole
+    if not told:
+        return done
+    left = trainings(plan, told) if tuned.done < tuned.of else ()
+    unscored = {one.model for one in left if not finished(one, store)}
+    return done - set(plan.left(whole, told=told, unscored=unscored))
 
 
 @dataclass(frozen=True)
@@ -87,7 +98,7 @@ class Count:
 def count(plan: Plan, store: Store) -> Count:
     """Fine-tunings done and planned."""
     every = list(trainings(plan))
-    there = store.leaves.is_dir()
+    there = store.leaves.is_dir() or store.receipts.is_dir()
     return Count(sum(there and finished(one, store) for one in every), len(every))
 
 
@@ -120,4 +131,10 @@ def survey(plan: Plan, store: Store) -> Survey:
 
 
 def read_leaf(store: Store, key: str) -> dict[str, Any]:
-    return read_json(store.leaves / key / LEAF)
+    return read_json(store.told(store.leaves / key) / LEAF)
+
+
+def published(store: Store) -> list[str]:
+    """The keys of all leaves of a store, in order."""
+    places = (*store.leaves.glob("*"), *(store.receipts / store.leaves.name).glob("*"))
+    return sorted({place.name for place in places if store.has(place)})

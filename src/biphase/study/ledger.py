@@ -1,6 +1,7 @@
 """The ledger: what the store knows of a plan. Read from files alone, without torch.
 
-Each state is done, running, failed, ready (its parent is done) or waiting.
+Each state is done, running, failed, ready (its parent is done) or waiting. One is done too if only its receipt is here:
+everything is known of it but its weights, which stayed on another machine.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,21 +33,29 @@ class Entry:
     progress: dict[str, Any] | None = None  # of a done state: step, seconds, flops, …
     holder: Holder | None = None
     error: str = ""
+    weights: bool = True  # False: of a done state, only its receipt is here
 
 
 def done_keys(plan: Plan, store: Store) -> set[str]:
+    """The states that were computed, here or elsewhere."""
+    return {key for key in plan.states if store.knows(store.states / key)}
+
+
+def keys_with_weights(plan: Plan, store: Store) -> set[str]:
+    """The states that are here whole: what can be gone on from, fine-tuned and exported."""
     return {key for key in plan.states if store.has(store.states / key)}
 
 
 def survey(plan: Plan, store: Store) -> dict[str, Entry]:
     """Every state of the plan, as it stands now."""
-    done = done_keys(plan, store)
+    done, whole = done_keys(plan, store), keys_with_weights(plan, store)
     holders = {key: one for key, one in Leases(store.leases).holders().items() if one.alive is not False}
     failed = failures(plan, store)
     entries = {}
     for key, state in plan.states.items():
         if key in done:
-            entries[key] = _done(state, store)
+            entry = _done(state, store)
+            entries[key] = entry if key in whole else replace(entry, weights=False, holder=holders.get(key))
         elif key in holders:
             entries[key] = Entry(state, "running", holder=holders[key])
         elif key in failed:
@@ -60,7 +69,7 @@ def survey(plan: Plan, store: Store) -> dict[str, Entry]:
 
 def _done(state: State, store: Store) -> Entry:
     """A state that is there: done, unless it cannot say what it is."""
-    path = store.states / state.key / "state.json"
+    path = store.told(store.states / state.key) / "state.json"
     try:
         return Entry(state, "done", progress=read_json(path)["progress"])
     except (StoreError, KeyError, TypeError) as wrong:
@@ -108,7 +117,7 @@ def failures(plan: Plan, store: Store) -> dict[str, dict[str, Any]]:
 def curve(plan: Plan, store: Store, result: str) -> list[dict[str, Any]]:
     """Every line of metrics on the way to a result, in order of steps, as far as it is computed."""
     for state in reversed(plan.path(plan.results[result])):
-        path = store.states / state.key / "metrics.jsonl"
+        path = store.told(store.states / state.key) / "metrics.jsonl"
         if path.is_file():  # a state holds the lines of its whole path
             return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return []
@@ -135,4 +144,4 @@ def seconds_left(entries: dict[str, Entry], cost_of: Callable[[State], float | N
             work += cost_of(entry.state) or 0.0
     left = sum(cost_of(entry.state) or 0.0 for entry in entries.values() if entry.standing != "done")
     workers = max(1, sum(entry.standing == "running" for entry in entries.values()))
-    return left * spent / work / workers if work and spent else None
+    return left * spent / work / workers if work and spent > 0 else None

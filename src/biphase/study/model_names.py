@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ def run_named(model: str, store: Store, *, gguf: str = "", windows: str = "symme
             if gguf or windows != "symmetric":
                 raise SpecError(f"{model} is a model trained here: --gguf and --windows are for others")
             return _run_up_to(found[0], store)
+        if not found:
+            refuse_receipt(model, store)
         said = f"{len(found)} states begin with it; type more digits" if found else "there is no such state"
         raise SpecError(f"{model} names no one state of {store.states}: {said}")
     if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*(@[\w.-]+)?", model):
@@ -48,6 +51,21 @@ def run_named(model: str, store: Store, *, gguf: str = "", windows: str = "symme
     raise SpecError(
         f"there is no model {model!r}: type a local folder, owner/name@commit, or the first digits of a key "
         "that biphase plan shows"
+    )
+
+
+def refuse_receipt(digits: str, store: Store) -> None:
+    """Say so where the state that is meant came here without its weights."""
+    receipts = store.receipts / store.states.name
+    for key in sorted(path.name for path in receipts.glob(f"{digits}*") if store.has(path)):
+        raise SpecError(refusal_of_receipt(key, store))
+
+
+def refusal_of_receipt(key: str, store: Store) -> str:
+    again = shlex.join(["rm", "-r", str(store.receipt(store.states / key))])
+    return (
+        f"{key[:SHORTEST_PREFIX]} came here without its weights, which stayed on the machine that trained it; ask there, or copy "
+        f"states/{key} of its store into {store.states}, or train it again here: {again}, then biphase run STUDY"
     )
 
 

@@ -58,7 +58,7 @@ def pinned(study: Study, store: Store, *, ask: bool) -> Study:
 def commit_of(source: str, store: Store) -> str:
     """The commit that a hub model is pinned to in this store, asked from the hub if there is none yet."""
     known = _known(store)
-    return known[source] if source in known else _remember(source, _ask(source), store)
+    return known[source] if source in known else remember(source, _ask(source), store)
 
 
 def _known(store: Store) -> dict[str, str]:
@@ -81,8 +81,25 @@ def _known(store: Store) -> dict[str, str]:
     return pins
 
 
-def _remember(source: str, commit: str, store: Store) -> str:
-    """Note a pin; or take the one that somebody else noted meanwhile."""
+def pins_of(study: Study, store: Store) -> dict[str, str]:
+    """The pins of a store that a study's models stand on."""
+    sources = {model.source for model in hubs_of(study)}
+    return {source: commit for source, commit in sorted(_known(store).items()) if source in sources}
+
+
+def hubs_of(study: Study) -> set[Hub]:
+    """The models, on the hub or in folders here, that a study's runs start from."""
+    starts = set()
+    for run in study.runs:
+        at: Pretrain | Size | Hub = run
+        while isinstance(at, Pretrain):
+            at = at.start
+        starts.add(at)
+    return {one for one in starts if isinstance(one, Hub)}
+
+
+def remember(source: str, commit: str, store: Store) -> str:
+    """Note a pin; or take the one that is noted already, or that somebody else noted meanwhile."""
     store.root.mkdir(parents=True, exist_ok=True)
     with _alone(store):
         known = _known(store)

@@ -89,12 +89,19 @@ class Plan:
     def steps_to_compute(self) -> int:
         return sum(state.steps for state in self.states.values())
 
-    def left(self, done: Collection[str]) -> list[str]:
-        """The states to compute: what leads only to finished ones need not be there any more."""
+    def left(
+        self, done: Collection[str], *, told: Collection[str] = (), unscored: Collection[str] = ()
+    ) -> list[str]:
+        """The states to compute: what leads only to finished ones need not be there any more.
+
+        One that is only `told`, since its weights stayed on another machine, need not be computed again, unless its
+        weights are needed: it is `unscored`, or a state to compute begins from it.
+        """
         wanted: set[str] = set()
         begun_from: set[str | None] = set()
         for key, state in reversed(self.states.items()):  # children come before their parents
-            if key not in done and (state.results or key in begun_from):
+            asked = key in begun_from or key in unscored or (state.results and key not in told)
+            if key not in done and asked:
                 wanted.add(key)
                 begun_from.add(state.parent)
         return [key for key in self.states if key in wanted]

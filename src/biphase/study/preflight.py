@@ -20,7 +20,7 @@ def check_tasks(plan: Plan, store: Store) -> None:
         task.name: task
         for training in trainings(plan)
         for leaf in training.leaves
-        if not store.has(store.leaves / leaf.key)
+        if not store.knows(store.leaves / leaf.key)
         for task in (training.task, leaf.task)
     }
     for task in asked.values():

@@ -36,7 +36,7 @@ def rows(plan: Plan, store: Store) -> list[Row]:
     found: dict[tuple[str, str], dict[Cell, dict[str, Any] | None]] = defaultdict(dict)
     for training in trainings(plan):
         for leaf in training.leaves:
-            there = store.has(store.leaves / leaf.key)
+            there = store.knows(store.leaves / leaf.key)
             cell = training.lr, training.seed
             found[training.model, leaf.task.name][cell] = read_leaf(store, leaf.key) if there else None
     tasks = plan.study.finetune.tasks if plan.study.finetune else ()

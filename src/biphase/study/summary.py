@@ -34,11 +34,11 @@ def closing(
     plan: Plan, store: Store, failed: dict[str, str], *, stopped: bool, command: str, study: str
 ) -> str:
     """The last lines of a run: results, and how to go on."""
-    done = ledger.done_keys(plan, store)
+    tuned = leaves.count(plan, store)
+    done = leaves.settled(plan, store, tuned)
     left = plan.left(done)
     lines = tables(plan, store)
     lines += [f"failed  {key[:6]}  {error}" for key, error in failed.items()]
-    tuned = leaves.count(plan, store)
     where = [f"{len(done)} of {plan.pieces} pieces"] if plan.pieces else []
     where += [f"{tuned.done:,} of {tuned.of:,} fine-tunings"] if tuned.of else []
     standing, again = f"{' and '.join(where)} done", f"To go on: biphase {command}"
@@ -68,13 +68,13 @@ def results_table(plan: Plan, store: Store) -> list[str]:
     rows = []
     for name in plan.results:
         measured = ledger.heldout(ledger.curve(plan, store, name))
-        if plan.results[name] in plan.states and store.has(store.states / plan.results[name]) and measured:
+        if plan.results[name] in plan.states and store.knows(store.states / plan.results[name]) and measured:
             last = measured[max(measured)]
             curves = {
                 objective: [one[objective] for one in measured.values() if objective in one]
                 for objective in last
             }
-            progress = read_json(store.states / plan.results[name] / "state.json")
+            progress = read_json(store.told(store.states / plan.results[name]) / "state.json")
             rows.append((name, last, curves, progress["epochs"]))
     if not rows:
         return []
@@ -90,7 +90,7 @@ def results_table(plan: Plan, store: Store) -> list[str]:
 def _entropy_line(plan: Plan, store: Store) -> list[str]:
     lines = []
     for corpus in dict.fromkeys(corpus_of(run) for run in plan.study.runs if run.corpus):
-        card = store.shards / shards_key(corpus, store) / CARD
+        card = store.told(store.shards / shards_key(corpus, store)) / CARD
         if card.is_file():
             nats = read_json(card)["unigram_entropy"]
             lines.append(
@@ -113,7 +113,8 @@ def status_text(plan: Plan, store: Store, *, command_path: str) -> str:
     entries = ledger.survey(plan, store)
     tuned = leaves.survey(plan, store)
     done = sum(entry.standing == "done" for entry in entries.values())
-    unfinished = plan.left([key for key, entry in entries.items() if entry.standing == "done"])
+    broken = {key for key, entry in entries.items() if entry.standing == "failed"}
+    unfinished = plan.left(leaves.settled(plan, store, tuned) - broken)
     lines = [plan.study.name]
     if entries:
         left = ledger.seconds_left(entries, flops_of) if unfinished else None
@@ -122,7 +123,7 @@ def status_text(plan: Plan, store: Store, *, command_path: str) -> str:
         lines.append(_bar(tuned.done, tuned.of, "fine-tunings", tuned.seconds_left))
     for key, entry in entries.items():
         name = ", ".join(entry.state.results) or entry.state.run.name
-        if entry.standing == "running" and entry.holder:
+        if entry.holder:
             lines.append(f"  running {key[:6]}  {name}  on {entry.holder.host}, process {entry.holder.pid}")
         if entry.standing == "failed":
             lines.append(f"  failed  {key[:6]}  {name}  {entry.error}")
@@ -130,6 +131,11 @@ def status_text(plan: Plan, store: Store, *, command_path: str) -> str:
         lines.append(f"  running {key[:6]}  {training.title(plan)}  on {holder.host}, process {holder.pid}")
     for key, (training, error) in tuned.failed.items():
         lines.append(f"  failed  {key[:6]}  {training.title(plan)}  {error}")
+    bare = sum(not entry.weights for entry in entries.values())
+    if bare:
+        lines.append(
+            f"  {counted(bare, 'piece')} came without weights from another machine; trained again only if needed here"
+        )
     takeovers = len(Leases(store.leases).takeovers())
     if takeovers:
         lines.append(f"  {takeovers} jobs of this store were taken over from workers that died or stalled")
@@ -172,6 +178,7 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
         "standing": entry.standing,
         "steps": list(entry.state.span),
         "progress": entry.progress,
+        "weights": entry.standing == "done" and entry.weights,
         "worker": f"{entry.holder.host}:{entry.holder.pid}" if entry.holder else None,
         "error": entry.error or None,
     }

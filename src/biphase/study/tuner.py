@@ -97,7 +97,7 @@ class Tuner:
             return None
         own: Scored | None = None
         for leaf in training.leaves:
-            if self.store.has(self.store.leaves / leaf.key):
+            if self.store.knows(self.store.leaves / leaf.key):
                 continue
             self.live(f"{title}   scoring {leaf.task.name}")
             asked = self._family(leaf.task, subject)

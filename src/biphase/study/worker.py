@@ -100,11 +100,12 @@ class Worker:
         if stopping:
             self.outcome.stopped = True
             return [], {"do": "end"}
-        done = ledger.done_keys(self.plan, self.store)
+        done = ledger.keys_with_weights(self.plan, self.store)
         tuned = self._choose_trainings(done)
         if tuned:
             return tuned, {"do": "tune", "keys": [lease.key for lease in tuned]}
-        pending = [key for key in self.plan.left(done) if key in self.wanted and not self._doomed(key)]
+        left = self._left(done)
+        pending = [key for key in left if key in self.wanted and not self._doomed(key)]
         for key in pending:
             parent = self.plan.states[key].parent
             if parent is not None and parent not in done:
@@ -119,6 +120,18 @@ class Worker:
             one.key not in self.outcome.failed and self._ready(one, done) for one in self.open.values()
         )
         return [], {"do": "wait" if pending or others else "end"}
+
+    def _left(self, done: set[str]) -> list[str]:
+        """The states to compute, among them those whose weights stayed elsewhere and are needed for what is left."""
+        told = ledger.done_keys(self.plan, self.store) - done
+        unscored = set()
+        for training in list(self.open.values()) if told else ():
+            if training.model in told and training.model not in unscored:
+                if finished(training, self.store):
+                    del self.open[training.key]
+                else:
+                    unscored.add(training.model)
+        return self.plan.left(done, told=told, unscored=unscored)
 
     def _choose_trainings(self, done: set[str]) -> list[Lease]:
         taken: list[Lease] = []
@@ -223,7 +236,7 @@ class Worker:
         return f"   about {duration(left / workers)} of fine-tuning left"
 
     def _compute(self, state: State, lease: Lease | None) -> None:
-        number = len(ledger.done_keys(self.plan, self.store)) + 1
+        number = len(ledger.done_keys(self.plan, self.store) - {state.key}) + 1
         decays = " ↘" if state.decaying else ""
         title = f"{number}/{self.plan.pieces}  {label(state.objective)}{decays} {state.span[0]:,} → {state.span[1]:,}"
         manner = replace(

@@ -1,0 +1,306 @@
+"""A parcel may come from anywhere: what is not exactly one is refused in one line, and leaves nothing behind."""
+
+import hashlib
+import io
+import json
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow
+import pytest
+
+from biphase.errors import BiphaseError, SpecError, StoreError
+from biphase.files import Store
+from biphase.records import encode
+from biphase.study import parcel
+from biphase.study.merge import check, merge
+from biphase.study.parcel import FINGERPRINTS, LEDGER, PLAN, Parcel, Source, as_json, write_parcel
+
+KEY = "0123456789abcdef" * 2
+LEAF = {
+    "key": KEY,
+    "model": KEY,
+    "metric": "accuracy",
+    "lr": 1e-5,
+    "seed": 0,
+    "scores": {"validation": {"accuracy": 0.5}, "test": {"accuracy": 0.25}},
+    "examples": {"validation": 4, "test": 4},
+    "seconds": {"train": 1.0, "score": 1.0},
+    **dict.fromkeys(("task", "trained_on", "finetune", "machine")),
+}
+
+
+@pytest.fixture
+def good(study) -> dict[str, bytes]:
+    """The files of a sound parcel with one leaf."""
+    return {
+        PLAN: as_json({"question": "", "study": encode(study), "states": []}),
+        FINGERPRINTS: as_json({"task": {}, "hub": {}, "reads": {}}),
+        f"leaves/{KEY}/leaf.json": as_json(LEAF),
+        f"leaves/{KEY}/values.safetensors": b"\x02\0\0\0\0\0\0\0{}",
+    }
+
+
+def listed(files: dict[str, bytes], study: str = "tuned") -> bytes:
+    files = {
+        name: {"bytes": len(one), "sha256": hashlib.sha256(one).hexdigest()} for name, one in files.items()
+    }
+    return as_json({"ledger": 1, "study": study, "files": files})
+
+
+def member(name: str, content: bytes = b"", **fields) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info, content
+
+
+def crafted(
+    path: Path, members: list[tuple[tarfile.TarInfo, bytes]], form: int = tarfile.USTAR_FORMAT
+) -> Path:
+    """Any tar in zstandard, as somebody else would make it."""
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w", format=form) as tar:
+        for info, content in members:
+            tar.addfile(info, io.BytesIO(content))
+    path.write_bytes(pyarrow.Codec("zstd").compress(plain.getvalue(), asbytes=True))
+    return path
+
+
+def sound(files: dict[str, bytes]) -> list[tuple[tarfile.TarInfo, bytes]]:
+    return [member(LEDGER, listed(files)), *(member(name, content) for name, content in files.items())]
+
+
+def refused(path: Path, match: str) -> None:
+    with pytest.raises(BiphaseError, match=match) as said:
+        check(path)
+    assert "\n" not in str(said.value)
+    assert str(path) in str(said.value)
+    assert len(str(said.value)) < 1000
+
+
+def test_a_sound_one_made_by_another_tool_is_taken(good, tmp_path):
+    merged = merge(check(crafted(tmp_path / "f", sound(good))), Store(tmp_path / "store"))
+    assert merged.added == {"scores": 1, "states": 0, "corpora": 0}
+    assert (tmp_path / "store" / "leaves" / KEY / "leaf.json").read_bytes() == good[f"leaves/{KEY}/leaf.json"]
+
+
+def test_what_is_written_is_read_by_other_tools(good, tmp_path):
+    write_parcel(tmp_path / "f", "tuned", [Source.of(name, one) for name, one in good.items()])
+    stream = pyarrow.CompressedInputStream(str(tmp_path / "f"), "zstd")
+    with tarfile.open(fileobj=io.BytesIO(stream.read())) as tar:
+        assert tar.getnames() == [LEDGER, *good]
+        assert tar.extractfile(PLAN).read() == good[PLAN]
+        assert {(one.mtime, one.uid, one.mode) for one in tar} == {(0, 0, 0o644)}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "/etc/passwd",
+        "../outside.json",
+        f"leaves/../../{KEY}/leaf.json",
+        f"leaves/{KEY}/../../../leaf.json",
+        f"leaves/{KEY}/manifest.json",
+        f"leaves/{KEY[:-1]}/leaf.json",
+        f"leaves/{KEY.upper()}/leaf.json",
+        f"states/{KEY}/model.safetensors",
+        f"receipts/states/{KEY}/model.safetensors",
+        f"shards/{KEY}/card.json",
+        "study/../plan.json",
+        "studies/tuned/plan.json",
+        "leases/x",
+        f"corpora/link-{KEY}.json/x",
+        f"leaves\\{KEY}\\leaf.json",
+        f"leaves/{KEY}/leaf.json\0.txt",
+        f"leaves/{KEY}/leaf.json\n",
+        "",
+    ],
+)
+def test_names_outside_the_layout_are_refused_before_anything_is_read(good, name, tmp_path):
+    files = {LEDGER: listed(good | {name: b"{}"}), **good}
+    refused(crafted(tmp_path / "f", [member(*one) for one in files.items()]), "no place in a ledger|holds")
+
+
+@pytest.mark.parametrize("name", [f"leaves/{KEY}/leaf.json", "/etc/passwd", "../x", PLAN])
+@pytest.mark.parametrize(
+    "kind",
+    [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE],
+)
+def test_links_devices_and_folders_are_refused(good, kind, name, tmp_path):
+    members = sound(good)
+    place = list(good).index(f"leaves/{KEY}/leaf.json") + 1
+    members.insert(place, member(name, type=kind, linkname="/etc/passwd"))
+    refused(crafted(tmp_path / "f", members), "no plain file")
+
+
+def test_extended_headers_are_refused_whatever_they_say(good, tmp_path):
+    members = sound(good)
+    members[1][0].pax_headers = {"path": "../../outside", "comment": "x" * 10_000}
+    refused(crafted(tmp_path / "f", members, tarfile.PAX_FORMAT), "no plain file")
+    members = sound(good)
+    members.insert(1, member("l" * 300))
+    refused(crafted(tmp_path / "g", members, tarfile.GNU_FORMAT), "no plain file")
+
+
+def test_a_file_that_is_not_listed_not_there_or_another_one_is_refused(good, tmp_path):
+    more = good | {f"study/failures/{KEY}.json": as_json({"key": KEY, "error": "e", "at": ""})}
+    refused(
+        crafted(tmp_path / "a", [member(LEDGER, listed(good)), *sound(more)[1:]]), "more in it than it says"
+    )
+    refused(crafted(tmp_path / "b", [member(LEDGER, listed(more)), *sound(good)[1:]]), "there is no file")
+    changed = good | {FINGERPRINTS: good[FINGERPRINTS].replace(b"task", b"tusk")}
+    refused(
+        crafted(tmp_path / "c", [member(LEDGER, listed(good)), *sound(changed)[1:]]), "not what was packed"
+    )
+    longer = good | {FINGERPRINTS: good[FINGERPRINTS] + b" "}
+    refused(crafted(tmp_path / "d", [member(LEDGER, listed(good)), *sound(longer)[1:]]), "bytes")
+    turned = dict(reversed(good.items()))
+    refused(crafted(tmp_path / "e", [member(LEDGER, listed(good)), *sound(turned)[1:]]), "there should be")
+    twice = sound(good)
+    refused(crafted(tmp_path / "f", [*twice, twice[-1]]), "more in it than it says")
+    leaf = [name for name in good if name.startswith("leaves/")]
+    apart = {
+        leaf[0]: good[leaf[0]],
+        PLAN: good[PLAN],
+        FINGERPRINTS: good[FINGERPRINTS],
+        leaf[1]: good[leaf[1]],
+    }
+    refused(crafted(tmp_path / "g", sound(apart)), "not together")
+    half = {name: one for name, one in good.items() if name != leaf[1]}
+    refused(crafted(tmp_path / "h", sound(half)), "holds .*leaf.json")
+    refused(crafted(tmp_path / "i", sound({FINGERPRINTS: good[FINGERPRINTS]})), "has no study/plan.json")
+
+
+def test_a_bomb_is_refused_before_it_goes_off(good, tmp_path, monkeypatch):
+    bomb = good | {f"leaves/{KEY}/values.safetensors": bytes(parcel.UNPACKED)}
+    path = crafted(tmp_path / "f", sound(bomb))
+    assert path.stat().st_size < 100_000
+    read = []
+    monkeypatch.setattr(parcel._Reader, "_read", _counting(parcel._Reader._read, read))
+    refused(path, "more than a ledger of its size can")
+    assert sum(read) < 10_000
+    monkeypatch.undo()
+    refused(crafted(tmp_path / "g", [member(LEDGER, b" " * (parcel.LARGEST_LISTING + 1))]), "bytes")
+    listing = json.loads(listed(good))
+    listing["files"][PLAN]["bytes"] = -1
+    refused(crafted(tmp_path / "h", [member(LEDGER, as_json(listing)), *sound(good)[1:]]), "-1 bytes")
+    listing["files"][PLAN]["bytes"] = 10**30
+    refused(crafted(tmp_path / "i", [member(LEDGER, as_json(listing)), *sound(good)[1:]]), "unpack")
+
+
+def _counting(real, read: list[int]):
+    def counted(self, size, **options):
+        read.append(size)
+        return real(self, size, **options)
+
+    return counted
+
+
+@pytest.mark.parametrize(
+    "listing",
+    [b"", b"no JSON", b"[]", b"{}", b'{"ledger": 2, "study": "x", "files": {}}', b"[" * 100_000,
+     b'{"ledger": 1, "study": "x", "files": {"study/plan.json": 3}}', b'{"ledger": 1, "study": "x", "files": [1]}'],
+    ids=range(8),
+)  # fmt: skip
+def test_a_first_file_that_says_nothing_is_refused(listing, tmp_path):
+    refused(crafted(tmp_path / "f", [member(LEDGER, listing)]), "no sound ledger")
+
+
+def test_what_is_no_parcel_at_all_is_refused(tmp_path):
+    with pytest.raises(SpecError, match="there is no file"):
+        Parcel.open(tmp_path / "none")
+    for name, content in {
+        "empty": b"",
+        "text": b"hello",
+        "magic": parcel.MAGIC,
+        "noise": parcel.MAGIC + b"x" * 99,
+    }.items():
+        (tmp_path / name).write_bytes(content)
+        refused(tmp_path / name, "no sound ledger")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        (f"leaves/{KEY}/leaf.json", LEAF | {"key": "f" * 32}),
+        (f"leaves/{KEY}/leaf.json", LEAF | {"scores": {}}),
+        (f"leaves/{KEY}/leaf.json", LEAF | {"seconds": {"train": "long"}}),
+        (f"leaves/{KEY}/leaf.json", []),
+        (f"leaves/{KEY}/leaf.json", LEAF | {"lr": "nan"}),
+        (PLAN, {"study": 3}),
+        (PLAN, {"study": {"kind": "Nothing"}}),
+        (FINGERPRINTS, {"task": {}}),
+        ("pins.json", {"owner/name": "main"}),
+        (f"corpora/link-{KEY}.json", {"source": "s", "heldout": "", "folder": "/", "fingerprint": "f"}),
+        (f"study/failures/{KEY}.json", {"key": "f" * 32, "error": ""}),
+        (f"receipts/shards/{KEY}/card.json", {"corpus": None}),
+    ],
+)
+def test_files_that_do_not_say_what_they_should_are_refused(good, name, content, tmp_path):
+    refused(crafted(tmp_path / "f", sound(good | {name: as_json(content)})), "not as biphase writes it")
+
+
+def test_numbers_that_are_none_are_refused(good, tmp_path):
+    for name in (PLAN, f"leaves/{KEY}/leaf.json"):
+        for number in (b"NaN", b"Infinity"):
+            hurt = good[name].replace(b'"question": ""', b'"question": ' + number).replace(b"0.25", number)
+            assert hurt != good[name]
+            refused(crafted(tmp_path / "f", sound(good | {name: hurt})), "not as biphase writes it")
+
+
+def test_a_study_cannot_name_a_place_outside_the_store(good, study, tmp_path):
+    said = encode(study)
+    for name in ("../../outside", "/tmp/outside", "..", ""):
+        files = good | {PLAN: as_json({"study": said | {"name": name}, "states": []})}
+        members = [member(LEDGER, listed(files, name)), *sound(files)[1:]]
+        refused(crafted(tmp_path / "f", members), "one word without slashes")
+    other = good | {PLAN: as_json({"study": encode(replace(study, name="other")), "states": []})}
+    refused(crafted(tmp_path / "f", sound(other)), "of another study")
+
+
+def test_a_cut_or_flipped_file_is_refused_wherever_it_was_hurt(good, tmp_path):
+    whole = tmp_path / "whole"
+    noise = hashlib.shake_256(b"noise").digest(3_000)
+    files = good | {f"leaves/{KEY}/values.safetensors": noise}
+    write_parcel(whole, "tuned", [Source.of(name, one) for name, one in files.items()])
+    check(whole)
+    content, hurt = whole.read_bytes(), tmp_path / "hurt"
+    for length in [*range(0, len(content), 97), len(content) - 1]:
+        hurt.write_bytes(content[:length])
+        refused(hurt, "no sound ledger")
+    harmless = []
+    for place in range(0, len(content), 13):
+        for bit in (1, 64):
+            hurt.write_bytes(content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :])
+            try:
+                check(hurt)
+                harmless.append((place, bit))
+            except BiphaseError:
+                continue
+    for place, bit in harmless:  # bits that mean nothing: what comes out is the same to the last byte
+        hurt.write_bytes(content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :])
+        assert list(check(hurt).contents()) == list(check(whole).contents())
+    assert len(harmless) < 5
+    hurt.write_bytes(content + b"more")
+    refused(hurt, "damaged")
+    hurt.write_bytes(content + content)
+    refused(hurt, "more in it than it says")
+
+
+def test_a_refused_file_leaves_the_store_as_it_was_whatever_came_before_it(good, verb, tmp_path):
+    sane = crafted(tmp_path / "sane", sound(good))
+    bad = crafted(tmp_path / "bad", sound(good)[:-1])
+    code, out, err = verb("ledger", "merge", sane, bad, "--store", tmp_path / "store")
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_file_that_changes_while_it_is_packed_is_not_packed(tmp_path):
+    source = Source.of(PLAN, b"{}", lambda: b"[]")
+    with pytest.raises(StoreError, match="changed while"):
+        write_parcel(tmp_path / "f", "s", [source])
+    assert not list(tmp_path.iterdir())

@@ -15,6 +15,7 @@ from biphase.specs import (
     Classify,
     Corpus,
     Cosine,
+    Fewer,
     Finetune,
     Hub,
     Linear,
@@ -34,6 +35,6 @@ from biphase.version import __version__
 
 __all__ = [
     "BPE", "CATALOG", "CLM", "CORPORA", "LLAMA3", "MLM", "MNTP", "SIZES", "TASKS", "WSD", "AdamW", "Answer",
-    "Chunks", "Claim", "Classify", "Corpus", "Cosine", "Finetune", "Hub", "Linear", "LoRA", "Pretrain", "Pretrained",
+    "Chunks", "Claim", "Classify", "Corpus", "Cosine", "Fewer", "Finetune", "Hub", "Linear", "LoRA", "Pretrain", "Pretrained",
     "Retrieve", "Rows", "Size", "Splits", "Stage", "Study", "Tag", "Task", "__version__",
 ]  # fmt: skip

@@ -8,8 +8,10 @@ import shutil
 import numpy as np
 import pytest
 
-from biphase import CLM, MLM, Stage, Study
+from biphase import CLM, MLM, Fewer, Stage, Study
 from biphase.files import MANIFEST, Store, verify
+from biphase.report import tables
+from biphase.report.content import collect
 from biphase.report.evidence import gather
 from biphase.study.leaves import LEAF, VALUES, read_leaf, trainings
 from biphase.study.ledger import note_failure
@@ -53,6 +55,31 @@ def tiny(run, grid, invent, tmp_path):
 
 
 # ---------------------------------------------------------------- what the leaves say
+
+
+def test_what_is_not_planned_is_no_gap_and_every_array_has_the_shape_of_the_study(
+    run, grid, invent, tmp_path
+):
+    fewer = Fewer(("sst2",), lrs=(5e-5,), seeds=(0, 2))
+    study = Study(
+        "part", (run("clm", Stage(CLM(), 20), keep=(10,)),), grid("sst2", "squad", on_the_way=fewer)
+    )
+    plan, store = invent(study, tmp_path / "part")
+    evidence = gather(plan, store)
+    assert evidence.count == (2 + 18, 2 + 18)
+    way = evidence.grids["clm-10", "sst2"]
+    assert way.seconds.shape == (3, 3)
+    assert (way.done, way.of) == (2, 2)
+    assert way.chosen == {0: 1, 2: 1}  # the middle one of three rates, which is the only one
+    assert np.isfinite(way.at_chosen(way.test)).tolist() == [True, False, True]
+    assert evidence.grids["clm-10", "squad"].of == 0
+    assert np.isnan(evidence.scores(evidence.models["clm-10"], "squad")).all()
+    assert {(row.result, row.task) for row in rows(plan, store)} == {
+        ("clm-10", "sst2"), ("clm", "sst2"), ("clm", "squad")
+    }  # fmt: skip
+    content = collect(plan, store)
+    assert not content.missing.any
+    assert len(tables.leaves(evidence).rows) == 20
 
 
 def test_every_score_stands_where_its_leaf_says(ledger):

@@ -7,13 +7,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from biphase import CATALOG, CLM, SIZES, TASKS, WSD, Finetune, Hub, Pretrain, Rows, Splits, Stage, Study
+from biphase import (
+    CATALOG,
+    CLM,
+    SIZES,
+    TASKS,
+    WSD,
+    Fewer,
+    Finetune,
+    Hub,
+    Pretrain,
+    Rows,
+    Splits,
+    Stage,
+    Study,
+)
 from biphase.errors import SpecError
 from biphase.files import Store
 from biphase.keys import Identities
 from biphase.leases import Leases
 from biphase.specs import AdamW
-from biphase.study import leaves, ledger
+from biphase.study import leaves, ledger, totals
 from biphase.study.identities import identities
 from biphase.study.leaves import Count, count, read_leaf, survey, trainings
 from biphase.study.plan import make_plan
@@ -64,6 +78,35 @@ def test_a_grid_is_one_model_and_one_task_and_they_come_in_the_order_of_the_mode
     assert [one.model for one in every] == [plan.results["run-4"]] * 8 + [plan.results["run"]] * 8
     assert [one.task.name for one in every[:8]] == ["sst2"] * 4 + ["mnli"] * 4
     assert [(one.lr, one.seed) for one in every[:4]] == [(1e-4, 3), (1e-4, 1), (1e-5, 3), (1e-5, 1)]
+
+
+def test_steps_on_the_way_may_get_a_part_of_the_grid_and_keep_their_keys():
+    whole = Finetune((*TASKS[:2], CATALOG["squad"]), lrs=(1e-4, 1e-5), seeds=(0, 1, 2))
+    part = replace(whole, on_the_way=Fewer(("squad", "sst2"), lrs=(1e-4,), seeds=(1, 2)))
+    every, fewer = cells(planned(whole)), cells(planned(part))
+    way, end = planned(part).results["run-4"], planned(part).results["run"]
+    assert {what[1:] for what in fewer if what[0] == way} == {
+        (task, task, 1e-4, seed) for task in ("sst2", "squad") for seed in (1, 2)
+    }
+    assert {what for what in fewer if what[0] == end} == {what for what in every if what[0] == end}
+    assert fewer.items() <= every.items()
+    assert totals.leaves(planned(part)) == (4 + 18, 4 + 18) == (len(fewer),) * 2
+
+
+@pytest.mark.parametrize(
+    ("fewer", "words"),
+    [
+        (Fewer(("sts2",), (1e-4,), (0,)), "'sts2' is not among the grid's tasks; known: nq, msmarco"),
+        (Fewer(("msmarco",), (3e-4,), (0,)), "0.0003 is not among the grid's lrs"),
+        (Fewer(("msmarco",), (1e-4,), (7,)), "7 is not among the grid's seeds"),
+        (Fewer((), (1e-4,), (0,)), "tasks must be distinct and not empty"),
+        (Fewer(("msmarco",), (1e-4, 1e-4), (0,)), "lrs must be distinct"),
+        (Fewer(("nq",), (1e-4,), (0,)), "'nq' is scored with the model of 'msmarco'; name that too"),
+    ],
+)
+def test_a_part_that_is_none_of_the_grid_is_refused(fewer, words):
+    with pytest.raises(SpecError, match=words):
+        Finetune((CATALOG["nq"], CATALOG["msmarco"]), lrs=(1e-4,), seeds=(0,), on_the_way=fewer)
 
 
 def test_a_lender_need_not_stand_before_its_borrower():

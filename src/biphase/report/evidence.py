@@ -33,14 +33,14 @@ PARTS = ("validation", "test")
 
 @dataclass(frozen=True)
 class Grid:
-    """One result on one task. Arrays are (learning rates, seeds); NaN: that leaf is missing."""
+    """One result on one task. Arrays are (learning rates, seeds) of the study; NaN: that leaf is missing, or not planned."""
 
     result: str
     task: Task
     metric: str  # the one that learning rates are chosen by
     lrs: tuple[float, ...]
     seeds: tuple[int, ...]
-    keys: tuple[tuple[str, ...], ...]  # of the leaves: [rate][seed]
+    keys: tuple[tuple[str, ...], ...]  # of the leaves: [rate][seed]; empty: not planned
     validation: dict[str, Floats]
     test: dict[str, Floats]
     seconds: Floats
@@ -56,11 +56,11 @@ class Grid:
 
     @property
     def of(self) -> int:
-        return self.seconds.size
+        return sum(bool(key) for row in self.keys for key in row)
 
     @cached_property
     def chosen(self) -> dict[int, int]:
-        """Seed → the place of its rate, for seeds whose rates are all there."""
+        """Seed → the place of its rate, for seeds whose planned rates are all there."""
         if self.metric not in self.validation:
             return {}
         found = {}
@@ -70,7 +70,8 @@ class Grid:
                 for lr, score in zip(self.lrs, self.validation[self.metric][:, column], strict=True)
                 if math.isfinite(score)
             }
-            choice = choose(scores) if len(scores) == len(self.lrs) else None
+            planned = sum(bool(row[column]) for row in self.keys)
+            choice = choose(scores) if len(scores) == planned else None
             if choice:
                 found[seed] = self.lrs.index(choice.by_seed[seed])
         return found
@@ -214,7 +215,10 @@ def gather(plan: Plan, store: Store) -> Evidence:
     whys |= unreadable
     keys = (key for some in cells.values() for key, leaf in some.values() if leaf is not None)
     bare = frozenset(key for key in keys if not store.has(store.leaves / key))
-    grids = {(result, task): _grid(result, tasks[task], some, whys) for (result, task), some in cells.items()}
+    axes = (sorted(finetune.lrs), sorted(finetune.seeds)) if finetune else ([], [])
+    grids = {
+        (result, task): _grid(result, tasks[task], some, whys, axes) for (result, task), some in cells.items()
+    }
     return Evidence(plan, store, known, tasks, grids, unreadable, bare)
 
 
@@ -254,8 +258,10 @@ def _read(store: Store, key: str, unreadable: dict[str, str]) -> Leaf | None:
     return None
 
 
-def _grid(result: str, task: Task, cells: Cells, whys: dict[str, str]) -> Grid:
-    lrs, seeds = sorted({lr for lr, _ in cells}), sorted({seed for _, seed in cells})
+def _grid(
+    result: str, task: Task, cells: Cells, whys: dict[str, str], axes: tuple[list[float], list[int]]
+) -> Grid:
+    lrs, seeds = axes
     done = [leaf for _, leaf in cells.values() if leaf is not None]
     shape = len(lrs), len(seeds)
     parts: dict[str, dict[str, Floats]] = {part: {} for part in PARTS}
@@ -276,7 +282,7 @@ def _grid(result: str, task: Task, cells: Cells, whys: dict[str, str]) -> Grid:
         metric=done[0].metric if done else "",
         lrs=tuple(lrs),
         seeds=tuple(seeds),
-        keys=tuple(tuple(cells[lr, seed][0] for seed in seeds) for lr in lrs),
+        keys=tuple(tuple(cells.get((lr, seed), ("", None))[0] for seed in seeds) for lr in lrs),
         validation=parts["validation"],
         test=parts["test"],
         seconds=seconds,

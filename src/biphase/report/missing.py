@@ -116,4 +116,5 @@ def _titles(grid: Grid) -> dict[str, str]:
         grid.keys[row][column]: f"{grid.result} · {grid.task.name} · lr {lr:g} · seed {seed}"
         for row, lr in enumerate(grid.lrs)
         for column, seed in enumerate(grid.seeds)
+        if grid.keys[row][column]
     }

@@ -70,9 +70,8 @@ class Prospect:
 def prospects(plan: Plan, evidence: Evidence | None = None) -> list[Prospect]:
     """Of every claim, in the order of the report. `evidence`: what the ledger already holds of this plan."""
     over = bench(plan, evidence.models if evidence else None)
-    tuned = len(over.finetune.seeds) if over.finetune else 0
-    found = [(one, one.find(over)) for one in statements(over)]
-    tested = [any(max(_seeds(test, tuned)) > 1 for test in tests) for _, tests in found]
+    found = [(one, one.tests(over)) for one in statements(over)]
+    tested = [any(max(_seeds(test, over)) > 1 for test in tests) for _, tests in found]
     level = ALPHA / max(1, sum(tested))
     measured = _measured(evidence) if evidence else {}
     return [
@@ -95,7 +94,6 @@ def _prospect(
         noise = "from this ledger" if known == used else "partly from this ledger" if known else "assumed"
     else:
         noise = ""
-    seeds = len(over.finetune.seeds) if over.finetune else 0
     why = "" if tests else "needs two fine-tuning seeds or more" if one_seed else needs(over, statement)
 
     def sd_of(task: str) -> float:
@@ -106,21 +104,21 @@ def _prospect(
         says=statement.says,
         source=statement.source,
         tested=bool(tests),
-        parts=tuple(_expected(test, seeds, level, sd_of) for test in tests),
+        parts=tuple(_expected(test, over, level, sd_of) for test in tests),
         why=why,
         noise=noise,
     )
 
 
-def _seeds(test: Test, tuned: int) -> tuple[int, int]:
+def _seeds(test: Test, over: Bench) -> tuple[int, int]:
     """Pretraining seeds that all its models have, and fine-tuning seeds."""
-    return min(len(one) for one in rows_in_common(list(test.models)).values()), tuned
+    return min(len(one) for one in rows_in_common(list(test.models)).values()), over.seeds(test.models)
 
 
-def _expected(test: Test, tuned: int, level: float, noise: Noise) -> Expected:
-    seeds = _seeds(test, tuned)
+def _expected(test: Test, over: Bench, level: float, noise: Noise) -> Expected:
+    seeds = _seeds(test, over)
     if isinstance(test, AnyOf):
-        options = [_expected(one, tuned, level / len(test.options), noise) for one in test.options]
+        options = [_expected(one, over, level / len(test.options), noise) for one in test.options]
         easiest = min(options, key=lambda one: one.detectable)
         sd, least = easiest.sd, easiest.detectable
     else:

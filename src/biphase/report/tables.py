@@ -221,6 +221,8 @@ def _leaves(model: str, pretraining_seed: int, grid: Grid) -> Iterable[tuple[str
     for row, lr in enumerate(grid.lrs):
         for column, seed in enumerate(grid.seeds):
             key = grid.keys[row][column]
+            if not key:  # not planned
+                continue
             scores = (math.nan if part is None else float(part[row, column]) for part in (validation, test))
             chosen = "yes" if grid.chosen.get(seed) == row else ""
             seconds = plain(float(grid.seconds[row, column]), 3)

@@ -8,7 +8,7 @@ The paper's recipe (arXiv 2507.00994) is the default of every field: a departure
 from biphase.specs.claims import Claim
 from biphase.specs.objectives import CLM, MLM, MNTP, Cosine, Linear, Objective
 from biphase.specs.sources import BPE, Chunks, Corpus, Hub, Pretrained, Rows, Size
-from biphase.specs.study import Finetune, Study
+from biphase.specs.study import Fewer, Finetune, Study
 from biphase.specs.tasks import Answer, Classify, Family, Retrieve, Splits, Tag, Task
 from biphase.specs.training import WSD, AdamW, LoRA, Pretrain, Stage
 
@@ -26,6 +26,7 @@ __all__ = [
     "Corpus",
     "Cosine",
     "Family",
+    "Fewer",
     "Finetune",
     "Hub",
     "Linear",

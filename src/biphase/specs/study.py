@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from biphase.errors import SpecError, nearest
@@ -10,6 +11,15 @@ from biphase.specs.checks import one_name
 from biphase.specs.claims import Claim
 from biphase.specs.tasks import Task
 from biphase.specs.training import INHERIT, AdamW, Pretrain
+
+
+@record
+class Fewer:
+    """A part of a grid, for results of which a whole one would cost more than it tells."""
+
+    tasks: tuple[str, ...]  # by name
+    lrs: tuple[float, ...]
+    seeds: tuple[int, ...]
 
 
 @record
@@ -35,6 +45,7 @@ class Finetune:
     length: int = 0  # the longest input in tokens; 0: 99% of the model's context
     warmup: float = 0.1  # of the steps; then down in a line to 0
     optimizer: AdamW = AdamW()  # weight decay spares biases and LayerNorms, as transformers' Trainer does
+    on_the_way: Fewer | None = None  # of the grid, for the steps that runs keep; None: all of it for them too
     causal: bool = False  # read in one direction, as a decoder does: a yardstick for what adapting one brings
 
     def settle(self) -> None:
@@ -58,6 +69,27 @@ class Finetune:
         if self.length < 0 or not 0 <= self.warmup < 1:
             raise SpecError("Finetune.length must not be negative, and warmup a share below 1")
         self._check_tasks()
+        self._check_fewer()
+
+    def _check_fewer(self) -> None:
+        if self.on_the_way is None:
+            return
+        known = {"tasks": tuple(task.name for task in self.tasks), "lrs": self.lrs, "seeds": self.seeds}
+        for name, values in known.items():
+            fewer = getattr(self.on_the_way, name)
+            if not fewer or len(set(fewer)) != len(fewer):
+                raise SpecError(f"Finetune.on_the_way: {name} must be distinct and not empty")
+            for one in fewer:
+                if one not in values:
+                    raise SpecError(
+                        f"Finetune.on_the_way: {one!r} is not among the grid's {name}; known: "
+                        f"{', '.join(map(str, values))}"
+                    )
+        for task in (one for one in self.tasks if one.name in self.on_the_way.tasks):
+            if self.lender(task).name not in self.on_the_way.tasks:
+                raise SpecError(
+                    f"Finetune.on_the_way: {task.name!r} is scored with the model of {task.trained_on!r}; name that too"
+                )
 
     def _check_tasks(self) -> None:
         known = {task.name: task for task in self.tasks}
@@ -86,6 +118,14 @@ class Finetune:
     def lender(self, task: Task) -> Task:
         """The task whose model `task` is scored with: itself, unless it borrows."""
         return next(one for one in self.tasks if one.name == (task.trained_on or task.name))
+
+    def part(self, *, on_the_way: bool) -> Finetune:
+        """What a result gets of it."""
+        fewer = self.on_the_way
+        if fewer is None or not on_the_way:
+            return self
+        tasks = tuple(task for task in self.tasks if task.name in fewer.tasks)
+        return replace(self, tasks=tasks, lrs=fewer.lrs, seeds=fewer.seeds, on_the_way=None)
 
     @property
     def trainings(self) -> int:

@@ -48,17 +48,17 @@ class Training:
 
 def trainings(plan: Plan, models: Collection[str] | None = None) -> Iterator[Training]:
     """The fine-tunings of a plan, grid after grid, in the order in which models become ready."""
-    spec = plan.study.finetune
-    if spec is None:
-        return
-    scored = {task.name: tuple(one for one in spec.tasks if spec.lender(one) is task) for task in spec.tasks}
-    wanted = set(plan.results.values())
     for model in (*plan.roots, *plan.states):
-        if model not in wanted or (models is not None and model not in models):
+        if model not in plan.tuned or (models is not None and model not in models):
             continue
-        for task in spec.tasks:
-            if scored[task.name]:
-                yield from _grid(plan, spec, model, task, scored[task.name])
+        for task, scored in lenders(plan.tuned[model]).items():
+            yield from _grid(plan, plan.tuned[model], model, task, scored)
+
+
+def lenders(spec: Finetune) -> dict[Task, tuple[Task, ...]]:
+    """The tasks that are trained on → those that are scored with their models."""
+    scored = {task: tuple(one for one in spec.tasks if spec.lender(one) is task) for task in spec.tasks}
+    return {task: some for task, some in scored.items() if some}
 
 
 def _grid(plan: Plan, spec: Finetune, model: str, task: Task, scored: tuple[Task, ...]) -> Iterator[Training]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from biphase.errors import SpecError, StoreError
@@ -80,6 +81,15 @@ class Plan:
     results: dict[str, str]  # name → key of a state or a root
     steps_written: int
     tasks: dict[str, str]  # name → key of a dataset to fine-tune on
+
+    @cached_property
+    def tuned(self) -> dict[str, Finetune]:
+        """What each result is fine-tuned on, by key: the ends of runs on everything, steps on the way perhaps on less."""
+        spec, ends = self.study.finetune, {self.results[run.name] for run in self.study.runs}
+        if spec is None:
+            return {}
+        whole, part = spec.part(on_the_way=False), spec.part(on_the_way=True)
+        return {model: whole if model in ends else part for model in self.results.values()}
 
     @property
     def pieces(self) -> int:

@@ -20,7 +20,7 @@ from biphase.files import Store
 from biphase.keys import act_at
 from biphase.specs import CLM, MLM, Finetune, Objective, Pretrain, Size, Task
 from biphase.study.costs import Shape, labelled_share, shape_of
-from biphase.study.leaves import finished, trainings
+from biphase.study.leaves import finished, lenders, trainings
 from biphase.study.lengths import Sizes, sizes_of
 from biphase.study.machines import MEASURE, Machine
 from biphase.study.measured import Speeds, speeds_of
@@ -63,16 +63,14 @@ def price(plan: Plan, machine: Machine, *, measure: str = MEASURE) -> Prices:
     """What every piece and every fine-tuning of a plan takes on a device. `measure`: what to type to measure one."""
     made = _Pricing(plan, machine, measure)
     pieces = {key: took for key, state in plan.states.items() if (took := made.piece(state)) is not None}
-    spec, tunings, grids = plan.study.finetune, {}, {}
-    if spec:
-        runs = {key: one.run for key, one in (*plan.roots.items(), *plan.states.items())}
-        scored = {task: [one for one in spec.tasks if spec.lender(one) is task] for task in spec.tasks}
-        for model in dict.fromkeys(plan.results.values()):
-            for task in (task for task, some in scored.items() if some):
-                grids[model, task.name] = len(spec.lrs) * len(spec.seeds)
-                took = made.tuning(runs[model], spec, task, scored[task])
-                if took is not None:
-                    tunings[model, task.name] = took
+    tunings, grids = {}, {}
+    runs = {key: one.run for key, one in (*plan.roots.items(), *plan.states.items())}
+    for model, part in plan.tuned.items():
+        for task, scored in lenders(part).items():
+            grids[model, task.name] = len(part.lrs) * len(part.seeds)
+            took = made.tuning(runs[model], part, task, list(scored))
+            if took is not None:
+                tunings[model, task.name] = took
     unmeasured = made.not_measured()
     return Prices(
         machine,

@@ -39,11 +39,11 @@ def rows(plan: Plan, store: Store) -> list[Row]:
             there = store.knows(store.leaves / leaf.key)
             cell = training.lr, training.seed
             found[training.model, leaf.task.name][cell] = read_leaf(store, leaf.key) if there else None
-    tasks = plan.study.finetune.tasks if plan.study.finetune else ()
     return [
         _row(name, task.name, found[model, task.name])
         for name, model in plan.results.items()
-        for task in tasks
+        if model in plan.tuned
+        for task in plan.tuned[model].tasks
     ]
 
 

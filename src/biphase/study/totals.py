@@ -145,8 +145,8 @@ def _next(plan: Plan, left: list[str], tuned: int, made: Bill, command_path: str
 
 def leaves(plan: Plan) -> tuple[int, int]:
     """Fine-tunings and scores: two names of one state share theirs."""
-    finetune, models = plan.study.finetune, len(set(plan.results.values()))
-    return (finetune.trainings * models, finetune.scores * models) if finetune else (0, 0)
+    parts = plan.tuned.values()
+    return sum(part.trainings for part in parts), sum(part.scores for part in parts)
 
 
 def _flow(parts: list[str]) -> list[str]:

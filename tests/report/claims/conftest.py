@@ -62,7 +62,7 @@ def evidence_of(tmp_path_factory):
                         metric=names[0],
                         lrs=tuple(sorted(finetune.lrs)),
                         seeds=tuple(sorted(finetune.seeds)),
-                        keys=tuple(tuple("" for _ in finetune.seeds) for _ in finetune.lrs),
+                        keys=tuple(tuple(f"{lr}-{seed}" for seed in finetune.seeds) for lr in finetune.lrs),
                         validation=dict.fromkeys(names, chosen),
                         test=dict.fromkeys(names, test),
                         seconds=np.where(np.isfinite(test), 1.0, np.nan),

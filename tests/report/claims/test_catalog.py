@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from biphase import CATALOG, CLM, MLM, SIZES, WSD, Claim, Finetune, Pretrain, Stage, Study
+from biphase import CATALOG, CLM, MLM, SIZES, WSD, Claim, Fewer, Finetune, Pretrain, Stage, Study
 from biphase.report.claims.catalog import STATEMENTS
 from biphase.report.claims.contrasts import AnyOf
 from biphase.report.claims.judging import statements
@@ -19,7 +19,7 @@ K = 1_000
 
 
 def found(plan, name):
-    return {one.id: one for one in statements(bench(plan))}[name].find(bench(plan))
+    return {one.id: one for one in statements(bench(plan))}[name].tests(bench(plan))
 
 
 def shown(tests, strip=""):
@@ -282,6 +282,17 @@ def test_checkpoints_too_late_are_not_early_and_too_early_not_late(plan_of):
     assert [len(tests) for tests in early] == [4, 0]  # an eighth of 16,000
     late = [found(plan_of(study(*kept(step))), "C11") for step in (8 * K, 8 * K + 1)]
     assert [len(tests) for tests in late] == [0, 4]
+
+
+def test_checkpoints_are_compared_on_what_they_are_fine_tuned_on(plan_of):
+    runs = [replace(one, keep=(2 * K, 9 * K)) for one in both(steps=16 * K)]
+    fewer = Fewer(("sst2", "squad"), lrs=(1e-4,), seeds=(0, 1))
+    plan = plan_of(study(*runs, on_the_way=fewer))
+    assert [test.tasks for test in found(plan, "C10")] == [("sst2",), ("squad",)]
+    assert [test.tasks for test in found(plan, "C11")] == [("sst2",), ("squad",)]
+    assert len(found(plan, "C1")) == 1  # ends are fine-tuned on everything
+    over = bench(plan)
+    assert [over.seeds(found(plan, name)[0].models) for name in ("C10", "C1")] == [2, 5]
 
 
 def test_the_decay_is_measured_up_to_the_nearest_end(plan_of):

@@ -76,6 +76,10 @@ class Statement:
     source: Source = "paper"
     caveats: tuple[str, ...] = ()
 
+    def tests(self, bench: Bench) -> list[Test]:
+        """Those whose models are all fine-tuned on what they ask about."""
+        return [one for one in self.find(bench) if bench.plans(one.models, one.tasks)]
+
 
 def ahead(
     bench: Bench,

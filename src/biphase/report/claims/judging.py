@@ -37,7 +37,7 @@ def judge(evidence: Evidence, draws: Draws | None = None) -> list[Finding]:
     """C1 to C21, B1 to B6, then the study's own. `draws`: those of the evidence, if they are at hand."""
     over = bench(evidence.plan, evidence.models)
     draws = shared_draws(evidence) if draws is None else draws
-    asked = [(one, one.find(over)) for one in statements(over)]
+    asked = [(one, one.tests(over)) for one in statements(over)]
     results = [[measure(test, evidence, draws) for test in tests] for _, tests in asked]
     ps = [claim_p([(one.excess, one.p) for one in parts]) for parts in results]
     tested = [place for place, p in enumerate(ps) if not math.isnan(p)]
@@ -106,7 +106,7 @@ def _finding(
         p_holm=p_holm,
         scale=_scale(over, tests, measured),
         figure=statement.figure,
-        caveats=(*statement.caveats, *_caveats(over, parts, tests, absent), *_left_out(over, measured))
+        caveats=(*statement.caveats, *_caveats(over, parts, tests, absent), *_left_out(over, tests, measured))
         if tests
         else (),
         contrast=statement.contrast,
@@ -132,7 +132,7 @@ def _scale(over: Bench, tests: list[Test], measured: list[Measured]) -> str:
     if not recipes:
         return ""
     known = [one.shape for one in measured if not one.missing] or [
-        (1, len(over.finetune.seeds) if over.finetune else 0)
+        (1, over.seeds(model for test in tests for model in test.models))
     ]
     pretraining, tuning = ({shape[which] for shape in known} for which in (0, 1))
     tokens = sorted({one.tokens for one in recipes} - {0})  # none: published models as they are
@@ -147,10 +147,13 @@ def _seeds(counts: set[int], word: str) -> str:
     return counted(max(counts), word) if len(counts) == 1 else f"{min(counts)}–{counted(max(counts), word)}"
 
 
-def _left_out(over: Bench, measured: list[Measured]) -> Iterable[str]:
+def _left_out(over: Bench, tests: list[Test], measured: list[Measured]) -> Iterable[str]:
     """Seeds that are not there because something failed: what is left of them is no chance selection."""
-    planned = len(over.finetune.seeds) if over.finetune else 0
-    fewer = [one for one in measured if one.lost and not one.missing and one.shape[1] < planned]
+    fewer = [
+        one
+        for test, one in zip(tests, measured, strict=True)
+        if one.lost and not one.missing and one.shape[1] < over.seeds(test.models)
+    ]
     if fewer:
         which = fewer[0].title if len(fewer) == 1 else counted(len(fewer), "test")
         yield (
@@ -162,6 +165,9 @@ def _left_out(over: Bench, measured: list[Measured]) -> Iterable[str]:
 def _caveats(over: Bench, parts: tuple[Part, ...], tests: list[Test], absent: list[str]) -> Iterable[str]:
     if absent:
         yield f"The study has no task of {listed(absent)}: this much of the claim is open."
+    if over.fewer and any(not model.recipe.final for test in tests for model in test.models):
+        rates = counted(len(over.fewer.lrs), "learning rate")
+        yield f"Steps on the way were fine-tuned on {listed(list(over.fewer.tasks))} alone, at {rates}."
     for one in parts:
         if one.supports == "yes" and one.examples and one.examples[0] <= one.margin:
             over_examples = interval(*one.examples, sign=True)

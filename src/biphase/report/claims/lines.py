@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from biphase.keys import decay_start
 from biphase.presets import corpus_of
 from biphase.report.recipes import SETTING, Kind, Model, models
-from biphase.specs import MLM, Family, Finetune, Hub, Pretrain, Task
+from biphase.specs import MLM, Family, Fewer, Finetune, Hub, Pretrain, Task
 from biphase.study.plan import Plan
 from biphase.wording import short
 
@@ -132,6 +132,24 @@ class Bench:
     @property
     def finetune(self) -> Finetune | None:
         return self.plan.study.finetune
+
+    @property
+    def fewer(self) -> Fewer | None:
+        """What steps on the way are fine-tuned on, if not on everything."""
+        return self.finetune.on_the_way if self.finetune else None
+
+    def plans(self, models: Iterable[Model], tasks: Iterable[str]) -> bool:
+        """Will all of these models be scored on all of these tasks?"""
+        return self.fewer is None or all(
+            task in self.fewer.tasks for one in models if not one.recipe.final for task in tasks
+        )
+
+    def seeds(self, models: Iterable[Model]) -> int:
+        """Fine-tuning seeds that all of these models have."""
+        if self.finetune is None:
+            return 0
+        whole = self.fewer is None or all(one.recipe.final for one in models)
+        return len(self.finetune.seeds if whole or self.fewer is None else self.fewer.seeds)
 
 
 def bench(plan: Plan, known: dict[str, Model] | None = None) -> Bench:

@@ -238,7 +238,7 @@ class Leases:
         try:
             os.write(handle, (json.dumps(content) + "\n").encode())
             _flush(handle)
-            with contextlib.suppress(FileExistsError):
+            with contextlib.suppress(FileExistsError, FileNotFoundError):  # taken, or swept by somebody
                 _link(draft, path)
             # Ask whose lease it is: a network file system may lose the answer of a link that worked.
             ours = owner_of(_read(path)) == owner
@@ -294,10 +294,19 @@ class Leases:
         if self._swept:
             return
         self._swept = True
-        for path in self.folder.glob(f"*{SUFFIX}.*"):  # *.draft and *.withdrawn
-            with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > DEBRIS_SECONDS:
-                    path.unlink()
+        debris = list(self.folder.glob(f"*{SUFFIX}.*"))  # *.draft and *.withdrawn
+        if not debris:
+            return
+        # Ages by the clock that set the file times, which may be hours from ours: a fresh draft must stay.
+        probe = self.folder / f".{uuid.uuid4().hex}.clock"
+        with contextlib.suppress(OSError):
+            probe.touch()
+            now = probe.stat().st_mtime
+            probe.unlink()
+            for path in debris:
+                with contextlib.suppress(OSError):
+                    if now - path.stat().st_mtime > DEBRIS_SECONDS:
+                        path.unlink()
 
 
 def _read(path: Path) -> bytes | None:

@@ -18,9 +18,12 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from biphase.cli import app
 
 sys.path.insert(0, str(Path(__file__).parent))  # for small_study.py
-from small_study import SHORT, biphase, contents, typed, wait_until, write_study
+from small_study import SHORT, contents, typed, wait_until, write_study
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
@@ -98,7 +101,9 @@ class Slurm:
         self.config.write_text(
             CONFIG.format(port=controller, user=getpass.getuser(), root=root, nodes="\n".join(nodes))
         )
-        (root / "gres.conf").write_text("".join(f"NodeName={node} Name=gpu File=/dev/null\n" for node in NODES))
+        (root / "gres.conf").write_text(
+            "".join(f"NodeName={node} Name=gpu File=/dev/null\n" for node in NODES)
+        )
         munge = [f"--{what}={root}/munge/{what.split('-')[0]}" for what in ("key-file", "socket", "pid-file")]
         munge += [f"--{what}={root}/munge/{what.split('-')[0]}" for what in ("log-file", "seed-file")]
         self._run("munged", "--foreground", "--force", *munge)
@@ -189,5 +194,6 @@ def calm(corpus, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     """What a local run of the short study leaves in its store."""
     folder = tmp_path_factory.mktemp("calm")
     study = write_study(folder, corpus.source, **SHORT)
-    biphase("run", study, "--store", folder / "store", "--quiet")
+    ended = CliRunner().invoke(app, ["run", str(study), "--store", str(folder / "store"), "--quiet"])
+    assert ended.exit_code == 0, ended.output
     return contents(folder / "store")

@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from biphase.errors import StoreError
+from biphase.files import sweep
 from biphase.holders import Holder, machine, owner_of, parse, process_start
 
 SUFFIX = ".lease"
@@ -291,22 +292,9 @@ class Leases:
 
     def _sweep(self) -> None:
         """Remove what killed takers and thieves left, once per process."""
-        if self._swept:
-            return
-        self._swept = True
-        debris = list(self.folder.glob(f"*{SUFFIX}.*"))  # *.draft and *.withdrawn
-        if not debris:
-            return
-        # Ages by the clock that set the file times, which may be hours from ours: a fresh draft must stay.
-        probe = self.folder / f".{uuid.uuid4().hex}.clock"
-        with contextlib.suppress(OSError):
-            probe.touch()
-            now = probe.stat().st_mtime
-            probe.unlink()
-            for path in debris:
-                with contextlib.suppress(OSError):
-                    if now - path.stat().st_mtime > DEBRIS_SECONDS:
-                        path.unlink()
+        if not self._swept:
+            self._swept = True
+            sweep(self.folder, f"*{SUFFIX}.*", DEBRIS_SECONDS)  # *.draft and *.withdrawn
 
 
 def _read(path: Path) -> bytes | None:

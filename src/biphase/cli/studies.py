@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, StudyFile, app, planned, tell, with_store
+from biphase.cli.workers import share_rows, submit
 
 if TYPE_CHECKING:
     from biphase.files import Store
@@ -121,8 +122,6 @@ def run(
     limit = launch.seconds(for_time) if for_time else None
     runs = [made.states[key].run for key in wanted]
     if slurm:
-        from biphase.cli.workers import submit
-
         manners = {
             "--only": only, "--for": for_time, "--loaders": loaders, "--micro-batch": micro_batch,
             "--checkpoint": checkpoint, "--compile": compiled, "--deterministic": deterministic, "--quiet": quiet,
@@ -241,18 +240,6 @@ def check_processes(processes: int, runs: list[Pretrain]) -> None:
             f"--processes {processes}: this machine has {devices} GPUs; type --processes {devices}"
         )
     share_rows(processes, runs, "--processes {}")
-
-
-def share_rows(processes: int, runs: list[Pretrain], typed: str) -> None:
-    """Refuse more processes than a step has rows; `typed` is how a number of them is said."""
-    from biphase.errors import SpecError
-
-    for run in runs:
-        if run.rows_per_step < processes:
-            raise SpecError(
-                f"{typed.format(processes)}: run {run.name!r} has {run.rows_per_step} rows a step, one for each at most; "
-                f"type {typed.format(run.rows_per_step)}"
-            )
 
 
 def _wanted(made: Plan, only: str) -> set[str]:

@@ -60,7 +60,6 @@ def submit(
     named: str,
 ) -> None:
     """Start as many workers in Slurm as the profile says and are not there yet."""
-    from biphase.cli.studies import share_rows
     from biphase.errors import SpecError
     from biphase.study.attendance import control
     from biphase.study.plan import save_plan
@@ -95,6 +94,18 @@ def submit(
         print(f"nothing submitted; for more workers raise jobs in {path}")
     print(f"How it goes: biphase status {named}")
     print(f"To end it: biphase stop {named}")
+
+
+def share_rows(processes: int, runs: list[Pretrain], typed: str) -> None:
+    """Refuse more processes than a step has rows; `typed` is how a number of them is said."""
+    from biphase.errors import SpecError
+
+    for run in runs:
+        if run.rows_per_step < processes:
+            raise SpecError(
+                f"{typed.format(processes)}: run {run.name!r} has {run.rows_per_step} rows a step, one for each at most; "
+                f"type {typed.format(run.rows_per_step)}"
+            )
 
 
 def _workers(profile: Profile, jobs: int) -> str:

@@ -51,13 +51,13 @@ class Stopping:
         """Ask all, and wait for `wait` seconds at most."""
         with control(self.store, self.study):
             workers = self.attendance.workers()
+            made = frozenset(slurm.submissions(self.store, self.study))
+            self.named = Request(frozenset(workers), made)
             self._look_at_queue()
             outside = sum(worker.startswith(HERE) for worker in workers)  # of Slurm
             asked = outside + max(len(self.queue.active), len(workers) - outside)
-            made = frozenset(slurm.submissions(self.store, self.study))
             if not asked and not self.queue.problem:
                 return Ended(0, ())
-            self.named = Request(frozenset(workers), made)
             self.attendance.ask(self.named | self.attendance.request())
         self.say(f"asked {counted(asked, 'worker')} to stop{'' if self.now else ' after the current step'}")
         left = self._wait(wait)
@@ -117,7 +117,9 @@ class Stopping:
     def _look_at_queue(self) -> None:
         at = time.monotonic()
         if at - self.queue_at >= SLURM_EVERY:
-            self.queue, self.queue_at = slurm.queue_of(self.store, self.study), at
+            # Of those that are named: what is submitted while we wait is not for us.
+            self.queue = slurm.queue_of(self.store, self.study, self.named.submissions)
+            self.queue_at = at
 
     def _tell_jobs(self) -> None:
         jobs = tuple(job for job in self.queue.active if self.told.get(job.id) != job.state)

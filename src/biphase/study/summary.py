@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from biphase.data.identity import CARD, shards_key
@@ -114,7 +115,7 @@ def sparkline(values: list[float]) -> str:
     return "".join(BLOCKS[min(7, int((high - value) / span * 8))] for value in values)
 
 
-def status_text(plan: Plan, store: Store, *, command_path: str, cluster: list[str]) -> str:
+def status_text(plan: Plan, store: Store, *, command_path: str, cluster: Sequence[str] = ()) -> str:
     """What `biphase status` prints; `cluster`: what Slurm says."""
     entries = ledger.survey(plan, store)
     tuned = leaves.survey(plan, store)

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -70,9 +71,9 @@ def submissions(store: Store, study: str) -> list[str]:
     return sorted(path.stem for path in folder(store, study).glob("*.sh"))
 
 
-def queue_of(store: Store, study: str) -> Queue:
-    """What Slurm says of all submissions of a study."""
-    made = submissions(store, study)
+def queue_of(store: Store, study: str, only: Collection[str] | None = None) -> Queue:
+    """What Slurm says of the submissions of a study; of all, or of those that are named."""
+    made = [one for one in submissions(store, study) if only is None or one in only]
     if not made:
         return Queue()
     names = ",".join(job_name(study, one) for one in made)

@@ -130,6 +130,10 @@ class Slurm:
         """No job left, and every node up."""
         subprocess.run(["scancel", f"--user={getpass.getuser()}"], capture_output=True)
         wait_until(lambda: not self.jobs(), 60, "all jobs are gone")
+        self.resume()
+
+    def resume(self) -> None:
+        """Every node up; one that is up already, or came back by itself, is refused and all is well."""
         for node in NODES:
             subprocess.run(["scontrol", "update", f"nodename={node}", "state=resume"], capture_output=True)
 

@@ -162,7 +162,7 @@ def test_cancelled_killed_drained_and_out_of_time_a_study_ends_complete(slurm, p
     wait_until(lambda: len(slurm.jobs("RUNNING")) == 2, 90, "both nodes work again")
     typed("scontrol", "update", "nodename=n1", "state=down", "reason=test")  # its job is requeued by Slurm
     time.sleep(5)
-    typed("scontrol", "update", "nodename=n1", "state=resume")
+    slurm.resume()
 
     def ended():
         if not slurm.jobs("PENDING,RUNNING"):

@@ -60,7 +60,7 @@ def submit(
     named: str,
 ) -> None:
     """Start as many workers in Slurm as the profile says and are not there yet."""
-    from biphase.errors import SpecError
+    from biphase.errors import ClusterError, SpecError
     from biphase.study.attendance import control
     from biphase.study.plan import save_plan
     from biphase.study.preflight import check_tasks
@@ -81,7 +81,7 @@ def submit(
     with control(where, name):
         there = queue.queue_of(where, name)
         if there.problem:
-            raise queue.SlurmError(there.problem)
+            raise ClusterError(there.problem)
         jobs = profile.jobs - len(there.active)
         if jobs > 0:
             id, script = queue.submit(profile, where, name, jobs=jobs, arguments=_typed(made, where, manners))

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from biphase.errors import ClusterError
 from biphase.files import Store
 from biphase.holders import Holder
 from biphase.study.attendance import HERE, Attendance, Request, control
@@ -129,7 +130,7 @@ class Stopping:
                 slurm.cancel(jobs)
             else:
                 slurm.ask_to_end(jobs)
-        except slurm.SlurmError as wrong:  # a job that ended in this moment, or one that is another user's
+        except ClusterError as wrong:  # a job that ended in this moment, or one that is another user's
             self.refused = str(wrong)
 
     def _is_silent(self, worker: str, holder: Holder) -> bool:

@@ -1,9 +1,12 @@
 """What is said of Slurm where it is absent, silent or strange. The real one is asked in tests/cluster."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
+from biphase.errors import ClusterError
 from biphase.study.slurm import queue
 from biphase.study.slurm.profile import Profile
 from biphase.study.slurm.queue import Job, Queue
@@ -42,7 +45,7 @@ def test_without_slurm_its_absence_is_said(submitted, squeue):
     assert "squeue is not on this machine" in found.problem
     (line,) = queue.lines(found, submitted.root)
     assert line.startswith("  Slurm: squeue is not")
-    with pytest.raises(queue.SlurmError, match="login node"):
+    with pytest.raises(ClusterError, match="login node"):
         queue.submit(Profile(), submitted, "study", jobs=1, arguments=[])
 
 
@@ -52,6 +55,21 @@ def test_a_controller_that_does_not_answer_is_one_line(submitted, squeue, monkey
     monkeypatch.setattr(queue, "PATIENCE", 0.2)
     squeue("exec /bin/sleep 5")
     assert "did not answer" in queue.queue_of(submitted, "study").problem
+
+
+def test_a_submission_that_may_have_worked_is_kept_and_one_that_was_refused_is_not(
+    store, squeue, monkeypatch
+):
+    squeue("")
+    program = shutil.which("squeue")
+    assert program
+    for text, kept in (("echo 'invalid partition' >&2; exit 1", 0), ("exec /bin/sleep 5", 1)):
+        squeue(text)
+        Path(program).replace(Path(program).with_name("sbatch"))
+        monkeypatch.setattr(queue, "PATIENCE", 0.5)
+        with pytest.raises(ClusterError, match="invalid partition" if not kept else "did not answer"):
+            queue.submit(Profile(), store, "study", jobs=1, arguments=["run"])
+        assert len(queue.submissions(store, "study")) == kept
 
 
 def test_jobs_are_read_and_told(submitted, squeue):

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from biphase.errors import StoreError
+from biphase.errors import ClusterError
 from biphase.files import Store
 from biphase.study.slurm.profile import Profile
 from biphase.study.slurm.script import job_name, job_script
@@ -27,8 +27,8 @@ SHOWN = 12  # jobs that `status` lists one by one
 COLUMNS = ("JobArrayID", "State", "Reason", "NodeList", "RestartCnt", "TimeUsed", "TimeLeft", "Name")
 
 
-class SlurmError(StoreError):
-    """Slurm is not here, does not answer or refuses."""
+class Unanswered(ClusterError):
+    """A command was given up: what it was to do may have been done."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def queue_of(store: Store, study: str, only: Collection[str] | None = None) -> Q
             "squeue", "--noheader", "--array", f"--name={names}",
             f"--Format={','.join(f'{column}:|' for column in COLUMNS)}",
         )  # fmt: skip
-    except SlurmError as wrong:
+    except ClusterError as wrong:
         return Queue(problem=str(wrong), submitted=True)
     rows = [line.split("|") for line in text.splitlines() if line.count("|") >= len(COLUMNS)]
     return Queue(tuple(_job(row) for row in rows), submitted=True)
@@ -106,7 +106,7 @@ def submit(
 ) -> tuple[str, Path]:
     """Hand an array of workers to Slurm; gives its job id and its script."""
     if shutil.which("sbatch") is None:
-        raise SlurmError(_absent("sbatch"))
+        raise ClusterError(_absent("sbatch"))
     submission = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     place = folder(store, study).resolve()
     place.mkdir(parents=True, exist_ok=True)
@@ -118,7 +118,9 @@ def submit(
     log = str(place / submission).replace("%", "%%") + "-%a.log"
     try:
         text = _typed("sbatch", "--parsable", f"--chdir={Path.cwd()}", f"--output={log}", str(script))
-    except SlurmError:
+    except Unanswered:
+        raise  # perhaps it was submitted: then the script stands for it
+    except ClusterError:
         script.unlink()
         raise
     return text.strip().splitlines()[-1].split(";")[0], script
@@ -181,12 +183,12 @@ def _typed(command: str, *arguments: str) -> str:
             [command, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False
         )
     except FileNotFoundError:
-        raise SlurmError(_absent(command)) from None
+        raise ClusterError(_absent(command)) from None
     except subprocess.TimeoutExpired:
-        raise SlurmError(f"{command} did not answer within {PATIENCE} s; try again, or ask: sinfo") from None
+        raise Unanswered(f"{command} did not answer within {PATIENCE} s; try again, or ask: sinfo") from None
     if done.returncode:
         said = " ".join(done.stderr.split()) or f"it ended with {done.returncode}"
-        raise SlurmError(f"{command} failed: {said}; ask: sinfo")
+        raise ClusterError(f"{command} failed: {said}; ask: sinfo")
     return done.stdout
 
 

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from biphase.errors import StoreError
+from biphase.files import Store
 from biphase.leases import Leases
 from biphase.study import attendance, stopping
 from biphase.study.attendance import Attendance, Presence, Request, control
@@ -182,6 +183,11 @@ def test_a_silent_worker_of_another_machine_counts_as_gone_and_its_request_stays
     assert time.monotonic() - began < 5
     assert (ended.asked, ended.left, ended.silent) == (1, (), 1)
     assert here.request().workers == {one.worker}, "if it wakes up, it shall obey"
+
+
+def test_a_stop_makes_no_store(tmp_path):
+    assert stop(Store(tmp_path / "none"))[0].asked == 0
+    assert not (tmp_path / "none").exists()
 
 
 def test_with_slurm_out_of_reach_the_request_stands(store, here, monkeypatch, tmp_path):

@@ -44,7 +44,9 @@ def stop(
         print(f"they were asked to stop and will; to end them at once: biphase stop {named} --now")
         sys.exit(1)
     if not ended.asked:
-        print(f"no worker of {name} runs, here or elsewhere")
+        print(
+            f"no worker of {name} runs{', as far as one can see here' if ended.problem else ', here or elsewhere'}"
+        )
     else:
         print(f"stopped, nothing lost. To go on: biphase run {named}")
 

@@ -68,22 +68,20 @@ class Stop:
         return self.asked
 
 
-def in_processes(count: int, arguments: list[str], environment: dict[str, str]) -> tuple[int, bool]:
+def in_processes(count: int, arguments: list[str], more: dict[str, str]) -> tuple[int, bool]:
     """Run `biphase ARGUMENTS` in `count` processes that train together, by torchrun on this machine.
 
-    Gives the exit code, and whether a warning (SIGUSR1) came.
+    `more` is added to their environment. Gives the exit code, and whether a warning (SIGUSR1) came.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
     threads = max(1, (os.cpu_count() or 1) // count)
-    environment = (
-        os.environ
-        | environment
-        | {
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
-            # The time between a signal and SIGKILL: a step and a checkpoint of a large model take more than the usual 30 s.
-            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600",
-        }
-    )
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        # The time between a signal and SIGKILL: a step and a checkpoint of a large model take more than the usual 30 s.
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600",
+        **more,
+    }
     # torchrun hands a signal on to its processes, which stop after their step with a checkpoint. From a terminal
     # it hears ^C itself; what is sent to this process alone is handed on, a warning as SIGTERM too. After a signal
     # its status says only that there was one, so a stop that was asked for counts as clean.
@@ -91,8 +89,11 @@ def in_processes(count: int, arguments: list[str], environment: dict[str, str]) 
     child: subprocess.Popen[bytes] | None = None
 
     def hand_on(number: int, frame: object) -> None:
+        again = any(
+            before != signal.SIGINT for before in asked
+        )  # a second one would cut short what the first began
         asked.append(number)
-        if child and number != signal.SIGINT:
+        if child and number != signal.SIGINT and not again:
             child.send_signal(signal.SIGTERM)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):

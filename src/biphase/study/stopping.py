@@ -50,6 +50,8 @@ class Stopping:
 
     def stop(self, wait: float) -> Ended:
         """Ask all, and wait for `wait` seconds at most."""
+        if not self.attendance.folder.is_dir():
+            return Ended(0, ())
         with control(self.store, self.study):
             workers = self.attendance.workers()
             made = frozenset(slurm.submissions(self.store, self.study))
@@ -60,7 +62,10 @@ class Stopping:
             if not asked and not self.queue.problem:
                 return Ended(0, ())
             self.attendance.ask(self.named | self.attendance.request())
-        self.say(f"asked {counted(asked, 'worker')} to stop{'' if self.now else ' after the current step'}")
+        if asked:
+            self.say(
+                f"asked {counted(asked, 'worker')} to stop{'' if self.now else ' after the current step'}"
+            )
         left = self._wait(wait)
         if not left and not self.silent and not self.queue.problem:
             with control(self.store, self.study):

@@ -24,7 +24,7 @@ from biphase.wording import counted
 
 PATIENCE = 30  # seconds for one of Slurm's commands
 SHOWN = 12  # jobs that `status` lists one by one
-COLUMNS = ("JobArrayID", "State", "Reason", "NodeList", "RestartCnt", "TimeUsed", "TimeLeft", "Name")
+COLUMNS = ("JobArrayID", "State", "Reason", "NodeList", "RestartCnt", "TimeUsed", "TimeLeft")
 
 
 class Unanswered(ClusterError):
@@ -89,7 +89,7 @@ def queue_of(store: Store, study: str, only: Collection[str] | None = None) -> Q
 
 
 def _job(row: list[str]) -> Job:
-    id, state, reason, nodes, restarts, used, left = (cell.strip() for cell in row[:7])
+    id, state, reason, nodes, restarts, used, left = (cell.strip() for cell in row[: len(COLUMNS)])
     return Job(
         id,
         state.lower(),

@@ -41,7 +41,10 @@ def stop(
     if ended.left:
         for one in ended.left:
             print(f"still there: {one}")
-        print(f"they were asked to stop and will; to end them at once: biphase stop {named} --now")
+        again = (
+            "look at them with: squeue --me" if now else f"to end them at once: biphase stop {named} --now"
+        )
+        print(f"they were asked to stop and will; {again}")
         sys.exit(1)
     if not ended.asked:
         print(

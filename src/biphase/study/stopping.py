@@ -46,7 +46,7 @@ class Stopping:
         self.refused = ""  # what Slurm said when it was asked to end a job
         self.silent: set[str] = set()
         self.beats: dict[str, tuple[int, float]] = {}  # by worker: its last beat, and when it was new to us
-        self.queue, self.queue_at = slurm.Queue(), -SLURM_EVERY
+        self.queue, self.queue_at, self.queue_told = slurm.Queue(), -SLURM_EVERY, False
 
     def stop(self, wait: float) -> Ended:
         """Ask all, and wait for `wait` seconds at most."""
@@ -125,16 +125,20 @@ class Stopping:
         if at - self.queue_at >= SLURM_EVERY:
             # Of those that are named: what is submitted while we wait is not for us.
             self.queue = slurm.queue_of(self.store, self.study, self.named.submissions)
-            self.queue_at = at
+            self.queue_at, self.queue_told = at, False
 
     def _tell_jobs(self) -> None:
+        """Ask jobs to end whose state is new; once for each look at the queue."""
+        if self.queue_told:
+            return
+        self.queue_told = True
         jobs = tuple(job for job in self.queue.active if self.told.get(job.id) != job.state)
-        self.told |= {job.id: job.state for job in jobs}
         try:
             if self.now:
                 slurm.cancel(jobs)
             else:
                 slurm.ask_to_end(jobs)
+            self.told |= {job.id: job.state for job in jobs}
         except ClusterError as wrong:  # a job that ended in this moment, or one that is another user's
             self.refused = str(wrong)
 

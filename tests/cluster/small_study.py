@@ -58,7 +58,7 @@ def biphase(*words: object, code: int = 0, **environment: str) -> str:
         [sys.executable, "-m", "biphase", *map(str, words)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         env=os.environ | environment,
     )
     assert done.returncode == code, done.stderr[-2000:]

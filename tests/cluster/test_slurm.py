@@ -133,7 +133,7 @@ def test_several_processes_get_a_whole_job_and_requeue_together(slurm, place, co
 @pytest.mark.campaign
 def test_cancelled_killed_drained_and_out_of_time_a_study_ends_complete(slurm, place, corpus, tmp_path):
     """Every fault that a cluster has, one after the other, on one study."""
-    write_study(place, corpus.source, steps=4000, tuning=60, seeds=(0, 1, 2, 3))
+    write_study(place, corpus.source, steps=6000, tuning=60, seeds=(0, 1, 2, 3))
     (place / "slurm.toml").write_text(PROFILE.format(jobs=3, time="1m", warning="10s"))
     store = Store(place / "store")
     submit(place)
@@ -169,7 +169,7 @@ def test_cancelled_killed_drained_and_out_of_time_a_study_ends_complete(slurm, p
             submit(place)
         return done(store.root) == (PIECES, 4 * TRAININGS)
 
-    wait_until(ended, 420, "all is computed", poll=2)
+    wait_until(ended, 900, "all is computed", poll=2)
     wait_until(lambda: not slurm.jobs("PENDING,RUNNING"), 60, "the workers see that all is done")
     assert any("NODE FAILURE" in log for log in logs(place))
     local = tmp_path / "local"

@@ -69,7 +69,7 @@ def test_jobs_are_warned_requeued_stopped_and_submitted_again_and_end_in_the_sam
     said = submit(place)
     assert "3 workers" in said
     assert "biphase stop" in said
-    wait_until(lambda: states_there(place), 60, "a first checkpoint")
+    wait_until(lambda: states_there(place), 120, "a first checkpoint")
     first, *_ = slurm.jobs("RUNNING")
     typed("scancel", "--batch", "--signal=USR1", first)  # as Slurm does when the time is nearly up
     again = submit(place)
@@ -99,7 +99,7 @@ def test_jobs_are_warned_requeued_stopped_and_submitted_again_and_end_in_the_sam
 def test_a_job_that_was_requeued_goes_on_where_it_stopped(slurm, place, calm):
     (place / "slurm.toml").write_text(PROFILE.format(jobs=1, time="10m", warning="10s"))
     submit(place)
-    wait_until(lambda: states_there(place), 60, "a first checkpoint")
+    wait_until(lambda: states_there(place), 120, "a first checkpoint")
     typed("scancel", "--batch", "--signal=USR1", slurm.jobs("RUNNING")[0])
     wait_until(lambda: not slurm.jobs(), 180, "the job has ended", poll=1)
     (log,) = logs(place)
@@ -137,7 +137,7 @@ def test_cancelled_killed_drained_and_out_of_time_a_study_ends_complete(slurm, p
     (place / "slurm.toml").write_text(PROFILE.format(jobs=3, time="1m", warning="10s"))
     store = Store(place / "store")
     submit(place)
-    wait_until(lambda: states_there(place), 60, "a first checkpoint")
+    wait_until(lambda: states_there(place), 120, "a first checkpoint")
 
     typed("scancel", slurm.jobs("RUNNING")[0])  # one worker cancelled: told, then gone
     wait_until(lambda: len(slurm.jobs("PENDING,RUNNING")) == 2, 60, "one job is gone")

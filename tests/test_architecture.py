@@ -41,7 +41,8 @@ LIGHT = [
     "errors", "records", "specs", "presets", "catalog", "files", "holders", "leases", "keys", "wording", "data.identity",
     "tasks.places", "tasks.hub", "study.load", "study.plan", "study.costs", "study.tree", "study.identities",
     "study.leaves", "study.select", "study.scores", "study.ledger", "study.summary", "study.evaluation", "study.tasks",
-    "study.launch", "study.pins", "study.model_names", "study.adaptation", "study.measured", "study.machines",
+    "study.launch", "study.attendance", "study.stopping", "study.slurm.profile", "study.slurm.script",
+    "study.slurm.queue", "study.pins", "study.model_names", "study.adaptation", "study.measured", "study.machines",
     "study.lengths", "study.prices", "study.totals", "study.parcel", "study.pack", "study.merge", "findings", "processors",
 ]  # fmt: skip
 HEAVY = [

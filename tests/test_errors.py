@@ -13,6 +13,8 @@ def test_without_a_close_name_all_are_listed():
     assert errors.nearest("x", ["builtin", "fineweb-edu"]) == "known: builtin, fineweb-edu"
 
 
-@pytest.mark.parametrize("kind", ["SpecError", "DataError", "StoreError", "ModelError", "TrainingError"])
+@pytest.mark.parametrize(
+    "kind", ["SpecError", "DataError", "StoreError", "ModelError", "TrainingError", "ClusterError"]
+)
 def test_every_refusal_can_be_caught_as_one(kind):
     assert issubclass(getattr(errors, kind), errors.BiphaseError)

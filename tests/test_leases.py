@@ -384,6 +384,29 @@ def test_old_debris_is_swept_and_fresh_files_stay(tmp_path):
     assert fresh.exists()
 
 
+def test_a_clock_that_is_hours_off_sweeps_no_fresh_draft(tmp_path, monkeypatch):
+    fresh = tmp_path / "a.lease.1.draft"
+    fresh.touch()
+    wall = time.time
+    monkeypatch.setattr(time, "time", lambda: wall() + 10 * DEBRIS_SECONDS)
+    Leases(tmp_path, **PATIENT).take("job").release()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", fresh.name]
+
+
+def test_a_draft_that_vanishes_is_a_lease_not_taken(tmp_path, monkeypatch):
+    link = os.link
+
+    def swept(source: Path, target: Path) -> None:
+        Path(source).unlink()
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", swept)
+    leases = Leases(tmp_path, **PATIENT)
+    assert leases.take("job") is None
+    monkeypatch.setattr(os, "link", link)
+    leases.take("job").release()
+
+
 def test_release_is_silent_when_the_store_is_gone(tmp_path):
     lease = Leases(tmp_path / "leases", **PATIENT).take("job")
     for path in (tmp_path / "leases").iterdir():

@@ -5,7 +5,8 @@
       ├─ DataError     a corpus, tokenizer or shard is absent, malformed or changed
       ├─ StoreError    a folder of the store is damaged, or belongs to something else
       ├─ ModelError    a model cannot do what is asked of it
-      └─ TrainingError a run cannot go on (non-finite losses, a machine that lacks something)
+      ├─ TrainingError a run cannot go on (non-finite losses, a machine that lacks something)
+      └─ ClusterError  Slurm is not here, does not answer or refuses
 
 Each message is one line that says what is wrong and where, and ends with what to type next.
 """
@@ -38,6 +39,10 @@ class ModelError(BiphaseError):
 
 class TrainingError(BiphaseError):
     """A run cannot go on."""
+
+
+class ClusterError(BiphaseError):
+    """Slurm is not here, does not answer or refuses."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

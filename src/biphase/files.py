@@ -169,6 +169,25 @@ def read_json(path: Path) -> Any:
         raise StoreError(f"{path} cannot be read ({wrong}); remove its folder and run again") from None
 
 
+def sweep(folder: Path, pattern: str, seconds: float) -> None:
+    """Remove the files of a folder that match and are older than that.
+
+    Their age is taken by the clock that sets file times there, which may be hours from this machine's.
+    """
+    found = list(folder.glob(pattern))
+    if not found:
+        return
+    probe = folder / f".{uuid.uuid4().hex}.clock"
+    with contextlib.suppress(OSError):
+        probe.touch()
+        now = probe.stat().st_mtime
+        probe.unlink()
+        for path in found:
+            with contextlib.suppress(OSError):
+                if now - path.stat().st_mtime > seconds:
+                    path.unlink()
+
+
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

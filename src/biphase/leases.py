@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from biphase.errors import StoreError
+from biphase.files import sweep
 from biphase.holders import Holder, machine, owner_of, parse, process_start
 
 SUFFIX = ".lease"
@@ -238,7 +239,7 @@ class Leases:
         try:
             os.write(handle, (json.dumps(content) + "\n").encode())
             _flush(handle)
-            with contextlib.suppress(FileExistsError):
+            with contextlib.suppress(FileExistsError, FileNotFoundError):  # taken, or swept by somebody
                 _link(draft, path)
             # Ask whose lease it is: a network file system may lose the answer of a link that worked.
             ours = owner_of(_read(path)) == owner
@@ -291,13 +292,9 @@ class Leases:
 
     def _sweep(self) -> None:
         """Remove what killed takers and thieves left, once per process."""
-        if self._swept:
-            return
-        self._swept = True
-        for path in self.folder.glob(f"*{SUFFIX}.*"):  # *.draft and *.withdrawn
-            with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > DEBRIS_SECONDS:
-                    path.unlink()
+        if not self._swept:
+            self._swept = True
+            sweep(self.folder, f"*{SUFFIX}.*", DEBRIS_SECONDS)  # *.draft and *.withdrawn
 
 
 def _read(path: Path) -> bytes | None:

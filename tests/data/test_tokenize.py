@@ -16,6 +16,7 @@ from pyarrow import parquet
 
 from biphase.data import documents, identity, meter, parts, sources
 from biphase.data import tokenize as tokenizing
+from biphase.data.attempt import TakenOver
 from biphase.data.documents import text_hash
 from biphase.data.identity import shards_key
 from biphase.data.listing import resolve
@@ -399,6 +400,19 @@ def test_a_worker_that_loses_its_lease_at_the_last_moment_publishes_nothing(corp
     with pytest.raises(DataError, match="another worker took this corpus over"):
         made(corpus, tmp_path / "store", lost=lambda: bool(gone))
     assert not list((tmp_path / "store").glob("shards/*"))
+
+
+def test_a_worker_that_stalled_before_it_began_leaves_the_attempt_of_the_other(corpus, tmp_path, monkeypatch):
+    def interrupted(_):
+        raise Killed
+
+    monkeypatch.setattr(tokenizing._Work, "_finish", interrupted)
+    with pytest.raises(Killed):
+        made(corpus, tmp_path / "store")
+    (others,) = (tmp_path / "store" / "attempts").iterdir()
+    with pytest.raises(TakenOver):
+        made(corpus, tmp_path / "store", lost=lambda: True)
+    assert list((tmp_path / "store" / "attempts").iterdir()) == [others]
 
 
 @pytest.mark.parametrize("knows", [True, False])

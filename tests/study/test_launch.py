@@ -30,7 +30,7 @@ def test_checkpoints_come_by_steps_or_by_time():
 
 @pytest.fixture
 def handlers():
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -45,6 +45,23 @@ def test_a_signal_asks_to_stop_and_a_second_interrupt_insists(handlers):
     assert "stopping after this step" in said[0]
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+
+
+def test_a_warning_stops_too_and_is_told_from_other_signals(handlers):
+    said = []
+    stop = launch.Stop(None, said.append)
+    signal.raise_signal(signal.SIGTERM)
+    assert (stop(), stop.warned) == (True, False)
+    signal.raise_signal(signal.SIGUSR1)
+    assert stop.warned
+    assert len(said) == 1, "it is said once"
+
+
+def test_a_request_stops_and_is_said_once(handlers):
+    said, requests = [], iter([False, True])
+    stop = launch.Stop(None, said.append, lambda: next(requests))
+    assert [stop(), stop(), stop()] == [False, True, True]
+    assert said == ["stopping after this step, as `biphase stop` asked"]
 
 
 def test_the_time_runs_out(handlers):

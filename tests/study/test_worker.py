@@ -9,7 +9,7 @@ import torch
 from biphase import CLM, MLM, Chunks, Stage, Study
 from biphase.errors import DataError
 from biphase.leases import Leases
-from biphase.study import ledger
+from biphase.study import ledger, shard_maker
 from biphase.study.identities import identities
 from biphase.study.plan import make_plan, save_plan
 from biphase.study.worker import Worker
@@ -159,6 +159,25 @@ def test_the_time_to_go_follows_the_measured_speed(plan, store):
     per_step = spent / plan.states[first].steps
     left = ledger.seconds_left(entries, lambda state: float(state.steps))
     assert left == pytest.approx(per_step * (plan.steps_to_compute - plan.states[first].steps))
+
+
+def test_a_worker_whose_corpus_was_taken_over_waits_for_it(plan, corpus, tmp_path, monkeypatch):
+    """It stalled while it tokenized; when it wakes up another is at it, and what that one makes is used."""
+    from biphase.files import Store
+
+    fresh, tries = Store(tmp_path / "fresh"), []
+    save_plan(plan, fresh)
+    plain = shard_maker.tokenize
+
+    def stalls_once(*arguments, **options):
+        tries.append(1)
+        return plain(*arguments, **(options | {"lost": lambda: len(tries) == 1}))
+
+    monkeypatch.setattr(shard_maker, "tokenize", stalls_once)
+    wanted = {state.key for state in plan.path(plan.results["clm-4"])}
+    worker(plan, fresh, wanted=wanted).work()
+    assert len(tries) == 2
+    assert ledger.done_keys(plan, fresh) == wanted
 
 
 def test_a_corpus_that_changed_after_planning_is_refused_not_trained_under_the_old_key(tiny_run, tmp_path):

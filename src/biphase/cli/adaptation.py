@@ -106,14 +106,14 @@ def _work(
     where = Store(store)
     fingerprints = identities(where)
     made = make_plan(study, fingerprints)
-    prepare(made, where, processes, runs=[state.run for state in made.states.values()])
+    presence = prepare(made, where, processes, runs=[state.run for state in made.states.values()])
 
     from biphase.training.manner import Manner
 
     at = "" if with_store(Path("x"), store) == "x" else f" --store {shlex.quote(str(store))}"
     work(
         made, where, fingerprints, Manner(quiet=quiet), set(made.states), set(made.results.values()),
-        limit=limit, command=shlex.join(["adapt", *sys.argv[2:]]),
+        presence=presence, limit=limit, command=shlex.join(["adapt", *sys.argv[2:]]),
         study=with_store(where.studies / made.study.name / PLAN, store), as_json=as_json,
         more=lambda: before_after(made, where, at),
     )  # fmt: skip

@@ -87,12 +87,12 @@ def evaluate(
     grid = finetuning(asked, lrs, seeds, protocol, precision, documents, length)
     fingerprints = identities(where)
     made = make_plan(evaluation(model, grid, where), fingerprints)
-    prepare(made, where, processes, runs=[])
+    presence = prepare(made, where, processes, runs=[])
 
     from biphase.training.manner import Manner
 
     command = shlex.join(["evaluate", *sys.argv[2:]])
     work(
         made, where, fingerprints, Manner(quiet=quiet), set(), set(made.results.values()),
-        limit=limit, command=command, study=with_store(where.studies / made.study.name / PLAN, store), as_json=as_json,
+        presence=presence, limit=limit, command=command, study=with_store(where.studies / made.study.name / PLAN, store), as_json=as_json,
     )  # fmt: skip

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, StudyFile, app, planned, tell, with_store
+from biphase.cli.workers import share_rows, submit
 
 if TYPE_CHECKING:
     from biphase.files import Store
     from biphase.keys import Identities
     from biphase.report.prospects import Prospect
     from biphase.specs import Pretrain
+    from biphase.study.attendance import Presence
     from biphase.study.leaves import Count
     from biphase.study.plan import Plan
     from biphase.training.manner import Manner
@@ -102,6 +104,9 @@ def run(
         ),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="no progress while a piece runs")] = False,
+    slurm: Annotated[
+        Path | None, typer.Option(metavar="PROFILE", help="start workers as Slurm jobs, as this file says")
+    ] = None,
 ) -> None:
     """Compute what is missing, with progress. Stop and start freely."""
     if deterministic:
@@ -115,7 +120,15 @@ def run(
     wanted = _wanted(made, only)
     steps, seconds = launch.checkpoint_rule(checkpoint)
     limit = launch.seconds(for_time) if for_time else None
-    prepare(made, where, processes, [made.states[key].run for key in wanted])
+    runs = [made.states[key].run for key in wanted]
+    if slurm:
+        manners = {
+            "--only": only, "--for": for_time, "--loaders": loaders, "--micro-batch": micro_batch,
+            "--checkpoint": checkpoint, "--compile": compiled, "--deterministic": deterministic, "--quiet": quiet,
+        }  # fmt: skip
+        submit(made, where, slurm, runs, manners, processes, named=with_store(study, store))
+        return
+    presence = prepare(made, where, processes, runs)
 
     from biphase.training.manner import Manner
 
@@ -131,7 +144,10 @@ def run(
     results = matching(made, only)
     named = with_store(study, store)
     command = f"run {named}" + ("" if only == "*" else f" --only {shlex.quote(only)}")
-    work(made, where, fingerprints, manner, wanted, results, limit=limit, command=command, study=named)
+    work(
+        made, where, fingerprints, manner, wanted, results,
+        presence=presence, limit=limit, command=command, study=named,
+    )  # fmt: skip
 
 
 def work(
@@ -142,6 +158,7 @@ def work(
     wanted: set[str],
     results: set[str],
     *,
+    presence: Presence,
     limit: float | None,
     command: str,
     study: str,
@@ -165,34 +182,53 @@ def work(
     if ranks.first:
         save_plan(made, where)
     ranks.wait()
-    manner = replace(manner, stop=launch.Stop(limit, say))
+    stop = launch.Stop(limit, say, presence.asked)
+    manner = replace(manner, stop=stop)
     say(opening(made, where))
     worker = Worker(made, where, fingerprints, ranks, manner, wanted=wanted, evaluated=results, say=say)
-    outcome = worker.work()
+    try:
+        outcome = worker.work()
+    finally:
+        presence.leave()
     if ranks.first:
         text = closing(made, where, outcome.failed, stopped=outcome.stopped, command=command, study=study)
         lines = [text, *more()]
         print(json.dumps(status_json(made, where), indent=1) if as_json else "\n".join(lines), flush=True)
     devices.leave()
-    sys.exit(1 if outcome.failed else 0)
+    sys.exit(_code(1 if outcome.failed else 0, stop.warned, made, where, presence))
 
 
-def prepare(made: Plan, where: Store, processes: int, runs: list[Pretrain]) -> None:
-    """Before any job: refuse what is wrong with the tasks, and hand over to several processes if they are asked for."""
-    import os
+def _code(code: int, warned: bool, made: Plan, where: Store, presence: Presence) -> int:
+    """How a worker ends: one that was warned, but not asked to stop, says whether it should start again."""
+    from biphase.study.launch import WORK_LEFT
+    from biphase.study.summary import work_left
 
+    again = warned and not presence.asked(now=True) and work_left(made, where)
+    return WORK_LEFT if again else code
+
+
+def prepare(made: Plan, where: Store, processes: int, runs: list[Pretrain]) -> Presence:
+    """Before any job: refuse what is wrong with the tasks, sign in, and hand over to several processes if asked for."""
     from biphase.study import launch
+    from biphase.study.attendance import WORKER, Presence
     from biphase.study.preflight import check_tasks
 
     if "RANK" in os.environ:  # one of those processes: all this was done before it was started
-        return
+        return Presence(where, made.study.name)
     check_tasks(made, where)
     if processes > 1:
-        _check_processes(processes, runs)
-        sys.exit(launch.in_processes(processes, sys.argv[1:]))
+        check_processes(processes, runs)
+    presence = Presence(where, made.study.name)
+    if processes > 1:
+        try:
+            code, warned = launch.in_processes(processes, sys.argv[1:], {WORKER: presence.worker})
+        finally:
+            presence.leave()
+        sys.exit(_code(code, warned, made, where, presence))
+    return presence
 
 
-def _check_processes(processes: int, runs: list[Pretrain]) -> None:
+def check_processes(processes: int, runs: list[Pretrain]) -> None:
     """Refuse here what would otherwise be refused by every process at once."""
     import torch
 
@@ -203,12 +239,7 @@ def _check_processes(processes: int, runs: list[Pretrain]) -> None:
         raise SpecError(
             f"--processes {processes}: this machine has {devices} GPUs; type --processes {devices}"
         )
-    for run in runs:
-        if run.rows_per_step < processes:
-            raise SpecError(
-                f"--processes {processes}: run {run.name!r} has {run.rows_per_step} rows a step, one for each at most; "
-                f"type --processes {run.rows_per_step}"
-            )
+    share_rows(processes, runs, "--processes {}")
 
 
 def _wanted(made: Plan, only: str) -> set[str]:
@@ -233,10 +264,13 @@ def matching(made: Plan, only: str) -> set[str]:
 @app.command()
 def status(study: StudyFile, store: StoreFolder = DEFAULT_STORE, as_json: AsJson = False) -> None:
     """Done, running, failed, left, and the time to go."""
+    from biphase.study.slurm import queue
     from biphase.study.summary import status_json, status_text
 
     made, where, _ = planned(study, store)
+    jobs = queue.queue_of(where, made.study.name)
     if as_json:
-        print(json.dumps(status_json(made, where), indent=1))
+        print(json.dumps(status_json(made, where) | {"slurm": queue.as_json(jobs)}, indent=1))
     else:
-        print(status_text(made, where, command_path=with_store(study, store)))
+        cluster = queue.lines(jobs, queue.folder(where, made.study.name))
+        print(status_text(made, where, command_path=with_store(study, store), cluster=cluster))

@@ -18,6 +18,10 @@ from biphase.files import Store
 from biphase.specs import Corpus
 
 
+class TakenOver(DataError):
+    """Another worker goes on with this corpus: nothing is wrong with it, and a worker may wait."""
+
+
 class Attempt:
     """`build` becomes the result; the rest of the folder is scaffolding."""
 
@@ -28,6 +32,8 @@ class Attempt:
         self.build, self.journal = self.folder / "build", self.folder / "journal.json"
         self.begun = False
         for left in _left(store, key):
+            if lost():  # stalled before it began: what lies there is the other's
+                raise self.refusal()
             with contextlib.suppress(FileNotFoundError):  # another worker was faster
                 left.rename(self.folder)
                 break
@@ -45,8 +51,8 @@ class Attempt:
     def taken_over(self) -> bool:
         return self.begun and (self.lost() or not self.folder.is_dir())
 
-    def refusal(self) -> DataError:
-        return DataError(
+    def refusal(self) -> TakenOver:
+        return TakenOver(
             f"corpus {self.corpus.name!r}: another worker took this corpus over, because this one was silent for "
             "long; type the command again: it waits for the other, or goes on where that one ends"
         )

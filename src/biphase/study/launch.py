@@ -12,6 +12,9 @@ from collections.abc import Callable
 
 from biphase.errors import SpecError
 
+WORK_LEFT = (
+    75  # exit code of a worker that was warned (SIGUSR1) and stopped before all was done: start it again
+)
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -29,18 +32,27 @@ def checkpoint_rule(text: str) -> tuple[int, float]:
 
 
 class Stop:
-    """Asks the work to end after the current step: on ^C, SIGTERM, or when the time is up. Again ^C ends at once."""
+    """Asks the work to end after the current step: on a signal, on request, or when the time is up.
 
-    def __init__(self, limit: float | None, say: Callable[[str], None]) -> None:
+    Again ^C ends at once. SIGUSR1 is a warning: whoever started the worker will end it soon, and may start it again.
+    """
+
+    def __init__(
+        self, limit: float | None, say: Callable[[str], None], requested: Callable[[], bool] = lambda: False
+    ) -> None:
         self.until = None if limit is None else time.monotonic() + limit
-        self.asked = False
+        self.asked = self.warned = False
         self.say = say
-        for number in (signal.SIGINT, signal.SIGTERM):
+        self.requested = requested
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._hear)
 
     def _hear(self, number: int, frame: object) -> None:
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
+        self.warned |= number == signal.SIGUSR1
+        if self.asked:  # said before
+            return
         self.asked = True
         self.say(
             "stopping after this step: a piece keeps what it has, a fine-tuning will start again "
@@ -48,30 +60,46 @@ class Stop:
         )
 
     def __call__(self) -> bool:
-        return self.asked or (self.until is not None and time.monotonic() >= self.until)
+        if self.asked or (self.until is not None and time.monotonic() >= self.until):
+            return True
+        if self.requested():
+            self.asked = True
+            self.say("stopping after this step, as `biphase stop` asked")
+        return self.asked
 
 
-def in_processes(count: int, arguments: list[str]) -> int:
-    """Run `biphase ARGUMENTS` in `count` processes that train together, by torchrun on this machine."""
+def in_processes(count: int, arguments: list[str], more: dict[str, str]) -> tuple[int, bool]:
+    """Run `biphase ARGUMENTS` in `count` processes that train together, by torchrun on this machine.
+
+    `more` is added to their environment. Gives the exit code, and whether a warning (SIGUSR1) came.
+    """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
     threads = max(1, (os.cpu_count() or 1) // count)
-    environment = os.environ | {
+    environment = {
+        **os.environ,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         # The time between a signal and SIGKILL: a step and a checkpoint of a large model take more than the usual 30 s.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600",
+        **more,
     }
-    child = subprocess.Popen([*command, "-m", "biphase", *arguments], env=environment)
     # torchrun hands a signal on to its processes, which stop after their step with a checkpoint. From a terminal
-    # it hears ^C itself; a SIGTERM sent to this process is handed on to it. After a signal its status says only
-    # that there was one, so a stop that was asked for counts as clean.
+    # it hears ^C itself; what is sent to this process alone is handed on, a warning as SIGTERM too. After a signal
+    # its status says only that there was one, so a stop that was asked for counts as clean.
     asked: list[int] = []
+    child: subprocess.Popen[bytes] | None = None
 
     def hand_on(number: int, frame: object) -> None:
+        again = any(
+            before != signal.SIGINT for before in asked
+        )  # a second one would cut short what the first began
         asked.append(number)
-        if number == signal.SIGTERM:
-            child.send_signal(number)
+        if child and number != signal.SIGINT and not again:
+            child.send_signal(signal.SIGTERM)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, hand_on)
+    child = subprocess.Popen([*command, "-m", "biphase", *arguments], env=environment)
+    if asked:  # before there was anybody to hand it to
+        child.send_signal(signal.SIGTERM)
     code = child.wait()
-    return 0 if asked and code != 2 else code
+    return 0 if asked and code != 2 else code, signal.SIGUSR1 in asked

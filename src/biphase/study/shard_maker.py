@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from biphase.data.attempt import TakenOver
 from biphase.data.shards import Shards
 from biphase.data.tokenize import tokenize
 from biphase.errors import DataError
@@ -78,7 +80,8 @@ class ShardMaker:
             if lease is None:  # somebody else makes them
                 time.sleep(POLL_SECONDS)
                 continue
-            with lease:
+            # A worker that stalled finds another at work: it looks again, like one that came later.
+            with lease, contextlib.suppress(TakenOver):
                 if tokenize(corpus, self.store, report=report, lost=lambda held=lease: held.lost) != folder:
                     raise DataError(
                         f"the files of corpus {corpus.name!r} have changed since the study was planned; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from biphase.data.identity import CARD, shards_key
@@ -57,6 +58,12 @@ def closing(
     return "\n".join(lines)
 
 
+def work_left(plan: Plan, store: Store) -> bool:
+    """Is there anything left to compute?"""
+    tuned = leaves.count(plan, store)
+    return bool(plan.left(ledger.done_keys(plan, store))) or tuned.done < tuned.of
+
+
 def tables(plan: Plan, store: Store) -> list[str]:
     """What came out so far: held-out losses, then scores, each followed by a blank line."""
     lines = [*results_table(plan, store), *scores.table(plan, store)]
@@ -108,8 +115,8 @@ def sparkline(values: list[float]) -> str:
     return "".join(BLOCKS[min(7, int((high - value) / span * 8))] for value in values)
 
 
-def status_text(plan: Plan, store: Store, *, command_path: str) -> str:
-    """What `biphase status` prints."""
+def status_text(plan: Plan, store: Store, *, command_path: str, cluster: Sequence[str] = ()) -> str:
+    """What `biphase status` prints; `cluster`: what Slurm says."""
     entries = ledger.survey(plan, store)
     tuned = leaves.survey(plan, store)
     done = sum(entry.standing == "done" for entry in entries.values())
@@ -139,6 +146,7 @@ def status_text(plan: Plan, store: Store, *, command_path: str) -> str:
     takeovers = len(Leases(store.leases).takeovers())
     if takeovers:
         lines.append(f"  {takeovers} jobs of this store were taken over from workers that died or stalled")
+    lines += cluster
     if unfinished or tuned.done < tuned.of:
         lines.append(f"next: biphase run {command_path}")
     return "\n".join([*lines, *tables(plan, store)])

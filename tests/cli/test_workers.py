@@ -1,0 +1,67 @@
+"""`run --slurm`, `status` and `stop` as typed: refusals in one line, and nothing that needs a Slurm to say so."""
+
+import pytest
+
+STUDY = """
+from biphase import BPE, CLM, WSD, Chunks, Corpus, Pretrain, Size, Stage, Study
+
+tiny = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
+corpus = Corpus("tiny", {source!r}, BPE(320), heldout="heldout.jsonl")
+study = Study("small", (Pretrain("clm", tiny, corpus, (Stage(CLM(), 8),), packing=Chunks(32, 4), batch_tokens=256,
+                                 schedule=WSD(1e-3, 2, 2)),))
+"""
+
+
+@pytest.fixture
+def typed(verb, corpus, store, tmp_path, monkeypatch):
+    """A verb on a small study, on a machine without Slurm."""
+    study = tmp_path / "small.py"
+    study.write_text(STUDY.format(source=corpus.source))
+    (tmp_path / "slurm.toml").write_text("jobs = 2\n")
+    (tmp_path / "nothing").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    monkeypatch.chdir(tmp_path)
+    return lambda name, *words: verb(name, study, "--store", store.root, *words)
+
+
+@pytest.mark.parametrize(
+    ("profile", "more", "words"),
+    [
+        ("partitoin = 'gpu'", (), "did you mean 'partition'?"),
+        ("processes = 9", (), "processes = 9: run 'clm' has 8 rows a step, one for each at most; type"),
+        ("jobs = 2", ("--processes", "2"), "type processes = 2 in slurm.toml"),
+        ("jobs = 2", (), "sbatch is not on this machine"),
+        (None, (), "no profile slurm.toml"),
+    ],
+)
+def test_what_cannot_be_submitted_is_refused_in_one_line(typed, tmp_path, store, profile, more, words):
+    path = tmp_path / "slurm.toml"
+    path.write_text(profile) if profile else path.unlink()
+    code, out, told = typed("run", "--slurm", "slurm.toml", *more)
+    assert code == 2
+    assert words in told
+    assert len(told.splitlines()) == 1
+    assert out == ""
+    assert not list((store.studies / "small").glob("slurm/*.sh"))
+
+
+def test_a_study_that_is_done_submits_nothing_and_needs_no_slurm(typed):
+    assert typed("run", "--quiet")[0] == 0
+    code, out, _ = typed("run", "--slurm", "slurm.toml")
+    assert code == 0
+    assert "nothing to submit" in out
+
+
+def test_status_and_stop_do_without_slurm(typed, store):
+    code, out, _ = typed("status")
+    assert code == 0
+    assert "Slurm" not in out
+    assert typed("stop")[:2] == (0, "no worker of small runs, here or elsewhere\n")
+    (store.studies / "small" / "slurm").mkdir(parents=True)  # submitted elsewhere
+    (store.studies / "small" / "slurm" / "s1.sh").touch()
+    code, out, _ = typed("status")
+    assert code == 0
+    assert "squeue is not on this machine" in out
+    code, _, told = typed("stop", "--wait", "1s")
+    assert code == 0
+    assert "jobs that run see the request" in told

@@ -1,0 +1,210 @@
+"""A real Slurm for tests: munged, slurmctld and two slurmd of one CPU and one pretended GPU each, on loopback.
+
+The daemons come from Debian's packages (tests/system-packages installs them) and are started here, with their own
+ports, key and folders. Without them these tests fail where a machine is to prove something (CI) and are left out
+elsewhere, with a line.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from biphase.cli import app
+
+sys.path.insert(0, str(Path(__file__).parent))  # for small_study.py
+from small_study import SHORT, contents, typed, wait_until, write_study
+
+DAEMONS = ("munged", "slurmctld", "slurmd")
+COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
+NODES = ("n1", "n2")
+START_SECONDS = 30
+
+CONFIG = """\
+ClusterName=test
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={root}/munge/socket,cred_expire=5
+CredType=cred/munge
+StateSaveLocation={root}/state
+SlurmdSpoolDir={root}/spool-%n
+SlurmctldPidFile={root}/slurmctld.pid
+SlurmdPidFile={root}/slurmd-%n.pid
+SlurmctldLogFile={root}/slurmctld.log
+SlurmdLogFile={root}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+ReturnToService=2
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerParameters=sched_min_interval=0,batch_sched_delay=0,bf_interval=1
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+KillWait=10
+MinJobAge=5
+GresTypes=gpu
+{nodes}
+PartitionName=short Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def program(name: str) -> str:
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") or ""
+
+
+def free_ports(count: int) -> list[int]:
+    held = [socket.socket() for _ in range(count)]
+    for one in held:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
+
+
+class Slurm:
+    """A cluster of two nodes that lives as long as the tests that use it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.daemons: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        root = self.root
+        for name in ("munge", "state", *(f"spool-{node}" for node in NODES)):
+            (root / name).mkdir(parents=True)
+        root.chmod(0o755)
+        key = root / "munge" / "key"
+        key.write_bytes(secrets.token_bytes(1024))
+        key.chmod(0o600)
+        controller, *ports = free_ports(1 + len(NODES))
+        nodes = [
+            f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=1 RealMemory=1000 Gres=gpu:1"
+            for node, port in zip(NODES, ports, strict=True)
+        ]
+        self.config = root / "slurm.conf"
+        self.config.write_text(
+            CONFIG.format(port=controller, user=getpass.getuser(), root=root, nodes="\n".join(nodes))
+        )
+        (root / "gres.conf").write_text(
+            "".join(f"NodeName={node} Name=gpu File=/dev/null\n" for node in NODES)
+        )
+        munge = [f"--{what}={root}/munge/{what.split('-')[0]}" for what in ("key-file", "socket", "pid-file")]
+        munge += [f"--{what}={root}/munge/{what.split('-')[0]}" for what in ("log-file", "seed-file")]
+        self._run("munged", "--foreground", "--force", *munge)
+        wait_until((root / "munge" / "socket").exists, START_SECONDS, "munged listens")
+        self._run("slurmctld", "-D", "-f", self.config)  # an absolute path, or its commands do not find it
+        for node in NODES:
+            self._run("slurmd", "-D", "-N", node, "-f", self.config)
+
+    def _run(self, name: str, *arguments: object) -> None:
+        with (self.root / f"{name}.out").open("ab") as out:
+            command = [program(name), *map(str, arguments)]
+            self.daemons.append(subprocess.Popen(command, stdout=out, stderr=out))
+
+    def idle(self) -> bool:
+        asked = subprocess.run(["sinfo", "--noheader", "--format=%T %D"], capture_output=True, text=True)
+        return asked.stdout.split() == ["idle", str(len(NODES))]
+
+    def jobs(self, states: str = "all") -> list[str]:
+        """Ids of the jobs that are not gone."""
+        shown = typed("squeue", "--noheader", "--array", "--format=%i %T").splitlines()
+        return [line.split()[0] for line in shown if states == "all" or line.split()[1] in states.split(",")]
+
+    def clear(self) -> None:
+        """No job left, and every node up."""
+        subprocess.run(["scancel", f"--user={getpass.getuser()}"], capture_output=True)
+        wait_until(lambda: not self.jobs(), 60, "all jobs are gone")
+        self.resume()
+
+    def resume(self) -> None:
+        """Every node up; one that is up already, or came back by itself, is refused and all is well."""
+        for node in NODES:
+            subprocess.run(["scontrol", "update", f"nodename={node}", "state=resume"], capture_output=True)
+
+    def stop(self) -> None:
+        for daemon in reversed(self.daemons):
+            daemon.terminate()
+        for daemon in reversed(self.daemons):
+            try:
+                daemon.wait(15)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+
+    def why(self) -> str:
+        """The last words of the daemons."""
+        logs = sorted([*self.root.glob("*.log"), *self.root.glob("*.out"), *self.root.glob("munge/log")])
+        return "\n".join(
+            f"{log.name}: {line}"
+            for log in logs
+            for line in log.read_text(errors="replace").splitlines()[-4:]
+        )
+
+
+def leave_out(why: str) -> None:
+    """Skip with a reason, but fail where a machine is to prove something."""
+    if os.environ.get("CI") or os.environ.get("BIPHASE_CI"):
+        pytest.fail(why, pytrace=False)
+    pytest.skip(why)
+
+
+@pytest.fixture(scope="session")
+def _slurm(tmp_path_factory: pytest.TempPathFactory) -> Generator[Slurm]:
+    missing = [name for name in (*DAEMONS, *COMMANDS) if not program(name)]
+    if missing:
+        leave_out(f"no Slurm ({', '.join(missing)} missing): run tests/system-packages as root")
+    made = Slurm(tmp_path_factory.mktemp("slurm"))
+    before = os.environ.get("SLURM_CONF")
+    try:
+        made.start()
+        os.environ["SLURM_CONF"] = str(made.config)
+        try:
+            wait_until(made.idle, START_SECONDS, "both nodes are idle")
+        except AssertionError:
+            why = f"Slurm did not start as {getpass.getuser()}:\n{made.why()}"
+            if os.geteuid():
+                leave_out(f"{why}\nit is known to start as root")
+            pytest.fail(why, pytrace=False)
+        yield made
+        made.clear()
+    finally:
+        made.stop()
+        if before is None:
+            os.environ.pop("SLURM_CONF", None)
+        else:
+            os.environ["SLURM_CONF"] = before
+
+
+@pytest.fixture
+def slurm(_slurm: Slurm) -> Generator[Slurm]:
+    """The cluster, empty."""
+    _slurm.clear()
+    wait_until(_slurm.idle, 30, "both nodes are idle")
+    yield _slurm
+    _slurm.clear()
+
+
+@pytest.fixture(scope="session")
+def calm(corpus, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """What a local run of the short study leaves in its store."""
+    folder = tmp_path_factory.mktemp("calm")
+    study = write_study(folder, corpus.source, **SHORT)
+    ended = CliRunner().invoke(app, ["run", str(study), "--store", str(folder / "store"), "--quiet"])
+    assert ended.exit_code == 0, ended.output
+    return contents(folder / "store")

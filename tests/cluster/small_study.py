@@ -1,0 +1,111 @@
+"""A study of seven pieces and some fine-tunings, and what its store must hold in the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from biphase.files import verify
+
+STUDY = '''
+"""Does it matter who computes it?"""
+from dataclasses import replace
+
+from biphase import BPE, CATALOG, CLM, MLM, WSD, Chunks, Corpus, Finetune, Pretrain, Size, Stage, Study
+
+tiny = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
+corpus = Corpus("tiny", {source!r}, BPE(320), heldout="heldout.jsonl")
+
+
+def run(name, *stages):
+    return Pretrain(name, start=tiny, corpus=corpus, stages=stages, packing=Chunks(32, shortest=4), batch_tokens=256,
+                    schedule=WSD(peak=3e-3, warmup=5, decay=10), seed=7, heldout_every=100, heldout_tokens=512)
+
+
+def small(name, steps):
+    task = CATALOG[name]
+    return replace(task, steps=steps, batch=8, splits=replace(task.splits, rows=(64, 32, 32)))
+
+
+grid = Finetune((small("sources-mini", {tuning}),), lrs=(1e-3, 3e-3), seeds={seeds}, protocol="standard", precision="fp32")
+study = Study("fleet", runs=(
+    run("clm", Stage(CLM(), {steps})),
+    run("two", Stage(CLM(), {half}), Stage(MLM(0.4), {half})),
+    run("mlm", Stage(MLM(0.4), {steps})),
+), finetune=grid)
+'''
+PIECES = 7
+TRAININGS = 3 * 2  # for each seed
+SHORT = {"steps": 400, "tuning": 10, "seeds": (0,)}
+
+
+def write_study(folder: Path, source: str, *, steps: int, tuning: int, seeds: tuple[int, ...]) -> Path:
+    path = folder / "fleet.py"
+    path.write_text(STUDY.format(source=source, steps=steps, half=steps // 2, tuning=tuning, seeds=seeds))
+    return path
+
+
+def biphase(*words: object, code: int = 0, **environment: str) -> str:
+    """A verb as a process; gives what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "biphase", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env=os.environ | environment,
+    )
+    assert done.returncode == code, done.stderr[-2000:]
+    return done.stdout
+
+
+def contents(store: Path) -> dict[str, object]:
+    """The tensors of every state, and of every leaf what it says (but for times and machine) with its values."""
+    found: dict[str, object] = {}
+    for place in sorted((store / "states").iterdir()):
+        entries = verify(place)
+        found[place.name] = [
+            entries[name]["sha256"] for name in ("model.safetensors", "optimizer.safetensors")
+        ]
+    for place in sorted((store / "leaves").iterdir()):
+        entries = verify(place)
+        about = json.loads((place / "leaf.json").read_text())
+        found[place.name] = about["scores"], about["losses"], entries["values.safetensors"]["sha256"]
+    return found
+
+
+def told_twice(logs: list[str]) -> list[str]:
+    """The fine-tunings that workers say to have published, where two say so of one."""
+    titles = re.findall(r"\d+/\d+ fine-tunings  (.+? · seed \d+) ", "\n".join(logs))
+    return [title for title, count in Counter(titles).items() if count > 1]
+
+
+def done(store: Path) -> tuple[int, int]:
+    """Pieces and fine-tunings that are published."""
+    shown = json.loads(
+        biphase("status", store / "studies" / "fleet" / "plan.json", "--store", store, "--json")
+    )
+    return sum(state["standing"] == "done" for state in shown["states"]), shown["finetunings"]["done"]
+
+
+def wait_until(claim: Callable[[], object], seconds: float, what: str, poll: float = 0.2) -> object:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        value = claim()
+        if value:
+            return value
+        time.sleep(poll)
+    raise AssertionError(f"after {seconds:g} s still not: {what}")
+
+
+def typed(*words: object) -> str:
+    """One of Slurm's commands, which must succeed."""
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, f"{words}: {done.stderr}"
+    return done.stdout

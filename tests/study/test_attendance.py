@@ -1,0 +1,199 @@
+"""Who works on a study is known, and a request to stop reaches those it names and nobody else."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from biphase.errors import StoreError
+from biphase.files import Store
+from biphase.leases import Leases
+from biphase.study import attendance, stopping
+from biphase.study.attendance import Attendance, Presence, Request, control
+from biphase.study.stopping import Stopping
+
+
+@pytest.fixture
+def here(store, monkeypatch):
+    for name in ("RANK", attendance.WORKER, attendance.SUBMISSION):
+        monkeypatch.delenv(name, raising=False)
+    return Attendance(store, "study")
+
+
+def test_a_worker_signs_in_and_out(store, here):
+    one, two = Presence(store, "study"), Presence(store, "study")
+    assert set(here.workers()) == {one.worker, two.worker}
+    one.leave()
+    assert set(here.workers()) == {two.worker}
+    two.leave()
+    assert not here.workers()
+
+
+def test_a_request_is_for_those_it_names_and_a_later_worker_obeys_no_old_one(store, here):
+    old = Presence(store, "study")
+    here.ask(Request(frozenset(here.workers()), frozenset(["s1"])))
+    late = Presence(store, "study")
+    assert old.asked()
+    assert not late.asked()
+    here.withdraw()
+    assert old.asked(), "what was asked once stays asked"
+    for one in (old, late):
+        one.leave()
+
+
+def test_a_job_obeys_a_request_to_its_submission_also_when_it_starts_after_it(store, here, monkeypatch):
+    here.ask(Request(submissions=frozenset(["s1"])))
+    monkeypatch.setenv(attendance.SUBMISSION, "s1")
+    job = Presence(store, "study")
+    monkeypatch.setenv(attendance.SUBMISSION, "s2")
+    other = Presence(store, "study")
+    assert job.asked()
+    assert not other.asked()
+    for one in (job, other):
+        one.leave()
+
+
+def test_the_request_is_looked_at_once_a_second_unless_it_matters_now(store, here, monkeypatch):
+    one = Presence(store, "study")
+    assert not one.asked()
+    here.ask(Request(frozenset([one.worker])))
+    assert not one.asked(), "it looked a moment ago"
+    assert one.asked(now=True)
+    one.leave()
+
+
+def test_a_request_that_cannot_be_read_asks_nobody(store, here):
+    one = Presence(store, "study")
+    for text in ("", "[]", '{"workers": 3}', '{"workers": []}'):
+        (here.folder / "stop.json").write_text(text)
+        assert not one.asked(now=True)
+    one.leave()
+
+
+def test_processes_of_one_worker_go_by_one_name(store, here, monkeypatch):
+    parent = Presence(store, "study")
+    monkeypatch.setenv(attendance.WORKER, parent.worker)
+    monkeypatch.setenv("RANK", "0")
+    child = Presence(store, "study")
+    assert child.worker == parent.worker
+    child.leave()
+    assert set(here.workers()) == {parent.worker}
+    monkeypatch.delenv(attendance.WORKER)
+    monkeypatch.setenv("RANK", "1")  # started by somebody else's torchrun: the first one signs in for all
+    assert Presence(store, "study").worker == ""
+    parent.leave()
+
+
+def test_one_at_a_time_submits_or_stops(store):
+    with (
+        control(store, "study"),
+        pytest.raises(StoreError, match=f"process {os.getpid()} on .* is submitting or stopping"),
+    ):
+        control(store, "study", seconds=0.3)
+    control(store, "study", seconds=0.3).release()
+
+
+SLEEPER = """
+import signal, sys, time
+from biphase.files import Store
+from biphase.study.attendance import Presence
+from biphase.study.launch import Stop
+presence = Presence(Store(sys.argv[1]), "study")
+stop = Stop(None, lambda text: None, presence.asked)
+if sys.argv[2] == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    stop.requested = lambda: False
+elif sys.argv[2] == "request":  # it hears no signal, as one on another machine
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("in", flush=True)
+while not stop():
+    time.sleep(0.05)
+presence.leave()
+"""
+
+
+@pytest.fixture
+def sleeper(store, here):
+    started = []
+
+    def start(kind: str) -> subprocess.Popen:
+        child = subprocess.Popen(
+            [sys.executable, "-c", SLEEPER, store.root, kind], stdout=subprocess.PIPE, text=True
+        )
+        started.append(child)
+        assert child.stdout.readline() == "in\n"
+        return child
+
+    yield start
+    for child in started:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+def stop(store, wait: float = 20.0, *, now: bool = False):
+    said: list[str] = []
+    return Stopping(store, "study", now=now, say=said.append).stop(wait), said
+
+
+def test_stop_ends_workers_by_signal_and_by_request_and_takes_its_request_back(store, here, sleeper):
+    children = [sleeper("plain"), sleeper("request")]
+    ended, said = stop(store)
+    assert (ended.asked, ended.left, ended.problem) == (2, (), "")
+    assert said[0] == "asked 2 workers to stop after the current step"
+    assert [child.wait(5) for child in children] == [0, 0]
+    assert not (here.folder / "stop.json").exists()
+    assert stop(store)[0].asked == 0
+
+
+def test_who_does_not_stop_in_time_is_named_and_can_be_ended_at_once(store, here, sleeper, monkeypatch):
+    monkeypatch.setattr(stopping, "TOLD_EVERY", 0.2)
+    child = sleeper("deaf")
+    ended, said = stop(store, 1.5)
+    assert [one.endswith(f"process {child.pid}") for one in ended.left] == [True]
+    assert any("waiting for" in line for line in said)
+    assert here.request().workers, "it stands until it is obeyed"
+    ended, _ = stop(store, 10, now=True)
+    assert ended.left == ()
+    assert child.wait(5) == -9
+
+
+def test_a_dead_worker_is_struck_off(store, here, sleeper):
+    child = sleeper("plain")
+    child.kill()
+    child.wait()
+    assert stop(store)[0].asked == 0
+    assert not list(here.leases.folder.glob("*.lease"))
+
+
+def test_a_silent_worker_of_another_machine_counts_as_gone_and_its_request_stays(store, here, monkeypatch):
+    one = Presence(store, "study")
+    path = next(here.leases.folder.glob("*.lease"))
+    raw = path.read_text()
+    one.leave()
+    host = f'"{os.uname().nodename}"'
+    assert host in raw
+    path.write_text(raw.replace(host, '"elsewhere"'))
+    stopping_it = Stopping(store, "study", now=False, say=lambda text: None)
+    stopping_it.attendance.leases = Leases(here.leases.folder, beat_seconds=0.1, stale_seconds=1.0)
+    began = time.monotonic()
+    ended = stopping_it.stop(20)
+    assert time.monotonic() - began < 5
+    assert (ended.asked, ended.left, ended.silent) == (1, (), 1)
+    assert here.request().workers == {one.worker}, "if it wakes up, it shall obey"
+
+
+def test_a_stop_makes_no_store(tmp_path):
+    assert stop(Store(tmp_path / "none"))[0].asked == 0
+    assert not (tmp_path / "none").exists()
+
+
+def test_with_slurm_out_of_reach_the_request_stands(store, here, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (store.studies / "study" / "slurm").mkdir(parents=True)
+    (store.studies / "study" / "slurm" / "s1.sh").touch()
+    ended, _ = stop(store, 1)
+    assert "squeue is not on this machine" in ended.problem
+    assert here.request().submissions == {"s1"}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from biphase.specs import Pretrain
     from biphase.study.leaves import Count
     from biphase.study.plan import Plan
-    from biphase.training.manner import Manner
+    from biphase.training.manner import Manner, Sharding
 
 
 @app.command()
@@ -87,6 +87,15 @@ def run(
     processes: Annotated[
         int, typer.Option(min=1, help="train each piece in this many processes (torchrun)")
     ] = 1,
+    shard: Annotated[
+        str,
+        typer.Option(
+            metavar="none|full|hybrid[:K]", help="spread weights and moments over the processes (FSDP2)"
+        ),
+    ] = "none",
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="layers keep only their input; less memory, a third more work")
+    ] = False,
     loaders: Annotated[int, typer.Option(min=0, help="threads that prepare batches")] = 1,
     micro_batch: Annotated[int, typer.Option(min=0, help="rows at a time; 0: what suits the device")] = 0,
     checkpoint: Annotated[
@@ -110,14 +119,15 @@ def run(
         )  # cuBLAS reads it once, at its first product
 
     from biphase.study import launch
+    from biphase.training.manner import Manner, Sharding
 
     made, where, fingerprints = planned(study, store, ask=True)
     wanted = _wanted(made, only)
     steps, seconds = launch.checkpoint_rule(checkpoint)
     limit = launch.seconds(for_time) if for_time else None
-    prepare(made, where, processes, [made.states[key].run for key in wanted])
-
-    from biphase.training.manner import Manner
+    sharding = Sharding.named(shard)
+    runs = [made.states[key].run for key in wanted]
+    prepare(made, where, processes, runs, sharding)
 
     manner = Manner(
         loaders=loaders,
@@ -126,6 +136,8 @@ def run(
         checkpoint_seconds=seconds,
         compiled=compiled,
         deterministic=deterministic,
+        sharding=sharding,
+        recompute=recompute,
         quiet=quiet,
     )
     results = _matching(made, only)
@@ -173,11 +185,12 @@ def work(
         text = closing(made, where, outcome.failed, stopped=outcome.stopped, command=command, study=study)
         lines = [text, *more()]
         print(json.dumps(status_json(made, where), indent=1) if as_json else "\n".join(lines), flush=True)
-    devices.leave()
-    sys.exit(1 if outcome.failed else 0)
+    devices.leave(1 if outcome.failed else 0)
 
 
-def prepare(made: Plan, where: Store, processes: int, runs: list[Pretrain]) -> None:
+def prepare(
+    made: Plan, where: Store, processes: int, runs: list[Pretrain], sharding: Sharding | None = None
+) -> None:
     """Before any job: refuse what is wrong with the tasks, and hand over to several processes if they are asked for."""
     import os
 
@@ -187,6 +200,8 @@ def prepare(made: Plan, where: Store, processes: int, runs: list[Pretrain]) -> N
     if "RANK" in os.environ:  # one of those processes: all this was done before it was started
         return
     check_tasks(made, where)
+    if sharding is not None:
+        launch.check_sharding(sharding, processes)
     if processes > 1:
         _check_processes(processes, runs)
         sys.exit(launch.in_processes(processes, sys.argv[1:]))

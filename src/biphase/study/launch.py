@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from biphase.errors import SpecError
+from biphase.training.manner import Sharding
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -26,6 +27,15 @@ def seconds(text: str) -> float:
 def checkpoint_rule(text: str) -> tuple[int, float]:
     """`200` as every 200 steps, `10m` as every ten minutes: (steps, seconds)."""
     return (int(text), 0.0) if re.fullmatch(r"[1-9][0-9]*", text.strip()) else (0, seconds(text))
+
+
+def check_sharding(sharding: Sharding, processes: int) -> None:
+    """Refuse what this many processes on this machine cannot do."""
+    if sharding.kind == "none":
+        return
+    if processes == 1:
+        raise SpecError(f"--shard {sharding}: there is one process; type --processes 2, or leave it out")
+    sharding.groups_of(processes, processes)
 
 
 class Stop:

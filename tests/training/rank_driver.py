@@ -1,9 +1,10 @@
 """Runs `biphase run` in several processes that train together, one command after another, importing once.
 
-    python rank_driver.py '[[2, "STUDY", "STORE", "--for", "0.05s"], …]'
+    python rank_driver.py '[[2, "STUDY", "STORE", "--for", "0.05s"], [2, "STUDY", "STORE", "--stop-after", "30"] …]'
 
 torchrun starts each process anew, which costs seconds of imports; here every rank is a fork that finds its
-place in the same environment variables.
+place in the same environment variables. `--stop-after`: the wish to stop comes when it is asked for so often, which is
+once a step, instead of by the clock.
 """
 
 import json
@@ -12,9 +13,21 @@ import signal
 import socket
 import sys
 
+import biphase.study.launch
 import biphase.study.summary
-import biphase.study.worker  # noqa: F401
+import biphase.study.worker
 from biphase.cli import app
+
+
+def stop_after(often):
+    class Stop(biphase.study.launch.Stop):
+        left = often
+
+        def __call__(self):
+            self.left -= 1
+            return self.left < 0
+
+    biphase.study.launch.Stop = Stop
 
 
 def together(count, arguments):
@@ -30,6 +43,10 @@ def together(count, arguments):
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             }  # fmt: skip
             code = 1
+            if "--stop-after" in arguments:
+                at = arguments.index("--stop-after")
+                stop_after(int(arguments[at + 1]))
+                del arguments[at : at + 2]
             try:
                 app(["run", *arguments, "--quiet"], standalone_mode=False)
             except SystemExit as end:

@@ -21,6 +21,22 @@ study = Study("ranks", runs=(Pretrain(
 """
 
 
+DRIVER = Path(__file__).with_name("rank_driver.py")
+
+
+def typed(*commands):
+    """Each command is a number of processes, a study, a store, and options; all are forks of one process."""
+    words = [[word if isinstance(word, int) else str(word) for word in one] for one in commands]
+    done = subprocess.run(
+        [sys.executable, DRIVER, json.dumps(words)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def biphase(study: Path, store: Path, processes: int, *more: str) -> None:
     command = [
         sys.executable,
@@ -93,13 +109,73 @@ def test_a_run_resumes_with_another_number_of_processes(study, tmp_path):
 
 def test_two_processes_stop_and_go_on_to_the_same_bits(study, tmp_path):
     calm, stopped = str(tmp_path / "calm"), str(tmp_path / "stopped")
-    commands = [[2, str(study), calm], [2, str(study), stopped, "--for", "0.3s"], [2, str(study), stopped]]
-    driver = Path(__file__).with_name("rank_driver.py")
-    done = subprocess.run(
-        [sys.executable, driver, json.dumps(commands)], capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    typed([2, study, calm], [2, study, stopped, "--for", "0.3s"], [2, study, stopped])
     one, two = end(Path(calm)), end(Path(stopped))
     for calmly, in_parts in zip(one[:2], two[:2], strict=True):
         assert apart(calmly, in_parts) == 0
     assert one[2] == two[2]
+
+
+# ---------------------------------------------------------------- weights cut over processes
+
+
+def agree(store, other):
+    (weights, _, labels, heldout), others = end(store), end(other)
+    assert others[2] == labels, "the same masks give the same number of labels at every step"
+    assert apart(weights, others[0]) <= 1e-5
+    for step, losses in heldout.items():
+        assert others[3][step] == pytest.approx(losses, abs=1e-4)
+
+
+@pytest.fixture
+def fresh(shards, tmp_path):
+    """Makes stores that have the corpus already."""
+
+    def make(name):
+        (tmp_path / name / "shards").mkdir(parents=True)
+        (tmp_path / name / "shards" / shards.name).symlink_to(shards)
+        return tmp_path / name
+
+    return make
+
+
+def test_a_sharded_run_agrees_and_goes_on_from_its_parts_to_the_same_bits(study, fresh):
+    one, calm, left, stopped = map(fresh, ("one", "calm", "left", "stopped"))
+    on_the_way = ("--shard", "full", "--stop-after", "20")
+    typed(
+        [1, study, one],
+        [2, study, calm, "--shard", "full"],
+        [2, study, left, *on_the_way],
+        [2, study, stopped, *on_the_way],
+        [2, study, stopped, "--shard", "full"],
+    )
+    agree(one, calm)
+    parts = {path.name for path in left.glob("states/*/model*")}
+    assert parts == {f"model-{rank}-of-2.{kind}" for rank in (0, 1) for kind in ("safetensors", "json")}
+    for calmly, in_parts in zip(end(calm)[:2], end(stopped)[:2], strict=True):
+        assert apart(calmly, in_parts) == 0
+    assert not list(stopped.glob("attempts/*"))
+
+
+@pytest.mark.campaign
+def test_sharded_in_groups_or_unevenly_is_not_sharded_up_to_rounding(study, tmp_path):
+    """Eight rows in micro-batches of one over three processes: one of them has a row less, and reads a silent one."""
+    one, uneven, groups = (tmp_path / name for name in ("one", "uneven", "groups"))
+    typed(
+        [1, study, one],
+        [3, study, uneven, "--shard", "full", "--micro-batch", "1", "--recompute"],
+        [4, study, groups, "--shard", "hybrid:2", "--checkpoint", "3"],
+    )
+    for other in (uneven, groups):
+        agree(one, other)
+
+
+@pytest.mark.campaign
+def test_a_run_goes_on_with_any_number_of_processes_sharded_or_not(study, tmp_path):
+    one, mixed = tmp_path / "one", tmp_path / "mixed"
+    ways = ((2, "full"), (1, "none"), (4, "hybrid:2"), (3, "none"), (4, "full"), (2, "none"))
+    typed([1, study, one])
+    for processes, shard in ways:
+        typed([processes, study, mixed, "--shard", shard, "--checkpoint", "2", "--stop-after", "11"])
+    typed([3, study, mixed, "--shard", "full"])
+    agree(one, mixed)

@@ -63,14 +63,14 @@ class Stop:
 
 def in_processes(count: int, arguments: list[str]) -> int:
     """Run `biphase ARGUMENTS` in `count` processes that train together, by torchrun on this machine."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    command = [sys.executable, "-m", "biphase.study.processes", str(count)]
     threads = max(1, (os.cpu_count() or 1) // count)
     environment = os.environ | {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         # The time between a signal and SIGKILL: a step and a checkpoint of a large model take more than the usual 30 s.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600",
     }
-    child = subprocess.Popen([*command, "-m", "biphase", *arguments], env=environment)
+    child = subprocess.Popen([*command, *arguments], env=environment)
     # torchrun hands a signal on to its processes, which stop after their step with a checkpoint. From a terminal
     # it hears ^C itself; a SIGTERM sent to this process is handed on to it. After a signal its status says only
     # that there was one, so a stop that was asked for counts as clean.

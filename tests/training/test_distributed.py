@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from biphase import Size
+from biphase.study.costs import shape_of_size
+from biphase.study.scaling import Load, Way, collectives
+
 STUDY = """
 from biphase import BPE, CLM, MLM, WSD, Chunks, Corpus, Pretrain, Size, Stage, Study
 
@@ -179,3 +183,23 @@ def test_a_run_goes_on_with_any_number_of_processes_sharded_or_not(study, tmp_pa
         typed([processes, study, mixed, "--shard", shard, "--checkpoint", "2", "--stop-after", "11"])
     typed([3, study, mixed, "--shard", "full"])
     agree(one, mixed)
+
+
+@pytest.mark.parametrize("shard", ["none", "full"])
+def test_two_processes_send_the_bytes_that_a_plan_says(study, fresh, tmp_path, shard):
+    text, commands = study.read_text().replace("decay=10", "decay=1").replace("warmup=5", "warmup=1"), []
+    for steps in (3, 8):  # held-out text, which is read without being learnt, counts the same in both
+        path = tmp_path / f"{steps}.py"
+        path.write_text(text.replace("Stage(CLM(), 25), Stage(MLM(0.4), 25)", f"Stage(CLM(), {steps}),"))
+        options = ("--shard", shard, "--micro-batch", "2", "--count", tmp_path / f"{steps}.json")
+        commands.append([2, path, fresh(str(steps)), *options])
+    typed(*commands)
+    few, more = (json.loads((tmp_path / f"{steps}.json").read_text()) for steps in (3, 8))
+    vocab = len(end(tmp_path / "3")[0]["lm_head.weight"])
+    shape = shape_of_size(Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64), vocab)
+    load = Load(shape, "fp32", rows=4, micro_rows=2, length=32, labelled=1.0)
+    planned = {one.what: one.sent for one in collectives(load, Way(shard, 1 if shard == "none" else 2), 2)}
+    names = {"none": {"gradients": "sum"}, "full": {"gradients": "cut", "weights": "gather"}}
+    assert {name for name in more if more[name] > few[name]} == set(names[shard].values())
+    for what, name in names[shard].items():
+        assert (more[name] - few[name]) / 5 == pytest.approx(planned[what], rel=0.01)

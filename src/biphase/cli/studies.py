@@ -33,10 +33,14 @@ def plan(
         float | None,
         typer.Option(min=0.001, max=1, help="price by FLOPs, at this share of its peak; 0.4 is good"),
     ] = None,
+    gpus: Annotated[
+        int, typer.Option(min=0, help="also: memory, bytes and time of pretraining on this many of it")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """The tree: what is shared, what is done, what the rest costs, what it will show. Runs nothing."""
     from biphase.report import prospects
+    from biphase.study.gpus import ManyGpus
     from biphase.study.leaves import count
     from biphase.study.ledger import done_keys
     from biphase.study.totals import bill
@@ -47,9 +51,11 @@ def plan(
     measure = f"biphase bench {with_store(Path('scale'), store)} --save"
     priced = bill(made, where, device, efficiency, tuned=tuned.done, measure=measure)
     to_come = _to_come(made, where, tuned)
+    scaled = ManyGpus(made, where, gpus, device) if gpus else None
     if as_json:
         told = plan_json(made, done=done, tuned=tuned.done, bill=priced)
-        print(json.dumps(told | {"claims": prospects.as_json(to_come)}, indent=1))
+        told |= {"claims": prospects.as_json(to_come)} | ({"gpus": scaled.as_json()} if scaled else {})
+        print(json.dumps(told, indent=1))
     else:
         print(
             render(
@@ -61,6 +67,7 @@ def plan(
                 claims=prospects.render(to_come) if to_come else [],
             )
         )
+        print("\n".join(scaled.render())) if scaled else None
 
 
 def _to_come(made: Plan, where: Store, tuned: Count) -> list[Prospect]:

@@ -42,7 +42,8 @@ LIGHT = [
     "tasks.places", "tasks.hub", "study.load", "study.plan", "study.costs", "study.tree", "study.identities",
     "study.leaves", "study.select", "study.scores", "study.ledger", "study.summary", "study.evaluation", "study.tasks",
     "study.launch", "study.pins", "study.model_names", "study.adaptation", "study.measured", "study.machines",
-    "study.lengths", "study.prices", "study.totals", "findings", "processors",
+    "study.lengths", "study.prices", "study.totals", "findings", "processors", "study.interconnect", "study.scaling",
+    "study.gpus", "study.refusal",
 ]  # fmt: skip
 HEAVY = [
     "torch",

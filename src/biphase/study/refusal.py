@@ -18,7 +18,10 @@ def leave_to_parent(line: str) -> bool:
     draft = Path(f"{place}.{os.getpid()}")
     with contextlib.suppress(OSError):
         draft.write_text(line, encoding="utf-8")
-        os.link(draft, place)  # fails for all but the first
+        try:
+            os.link(draft, place)  # fails for all but the first
+        finally:
+            draft.unlink()
     return Path(place).is_file()
 
 

@@ -162,6 +162,8 @@ class Collective:
 def collectives(load: Load, way: Way, gpus: int) -> Iterator[Collective]:
     """What is sent in a step."""
     shape, numbers, whole = load.shape, load.shape.parameters, way.together
+    if gpus == 1:
+        return
     if whole == 1:
         yield Collective("gradients", _ring(4 * numbers, gpus, 2), gpus, 1, math.ceil(numbers / 2**25))
         return

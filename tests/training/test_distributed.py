@@ -7,7 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from biphase import Size
 from biphase.study.costs import shape_of_size
@@ -203,3 +212,99 @@ def test_two_processes_send_the_bytes_that_a_plan_says(study, fresh, tmp_path, s
     assert {name for name in more if more[name] > few[name]} == set(names[shard].values())
     for what, name in names[shard].items():
         assert (more[name] - few[name]) / 5 == pytest.approx(planned[what], rel=0.01)
+
+
+ADAPTED = """
+from biphase import MLM, WSD, AdamW, Chunks, Corpus, Hub, LoRA, Pretrain, Pretrained, Stage, Study
+
+text = Corpus("tiny", {source!r}, Pretrained({folder!r}), heldout="heldout.jsonl")
+study = Study("adapted", runs=(Pretrain(
+    "adapted", start=Hub({folder!r}), corpus=text,
+    stages=(Stage(MLM(0.4), 12),), packing=Chunks(32, shortest=4), batch_tokens=256, precision={precision!r},
+    schedule=WSD(peak=3e-3, warmup=2, decay=3), heldout_every=6, heldout_tokens=64, {more}
+),))
+"""
+SMALL = {
+    "vocab_size": 320, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def llama(**more):
+    return LlamaForCausalLM(LlamaConfig(**SMALL, pad_token_id=None, **more))
+
+
+def tied():
+    return llama(tie_word_embeddings=True)
+
+
+def bert():
+    """Its head transforms what it is given, and has a bias."""
+    return BertForMaskedLM(BertConfig(**SMALL, **WITHOUT_DROPOUT))
+
+
+def gpt2():
+    """Its layers learn from elsewhere who may see whom."""
+    shape = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
+    quiet = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=320, bos_token_id=0, eos_token_id=0, **shape, **quiet))
+
+
+@pytest.fixture
+def adapting(corpus, shards, tmp_path):
+    """Makes studies that go on from a tiny model of a family, with the tokenizer of the tiny corpus."""
+
+    def make(model, *, precision="fp32", more=""):
+        folder = tmp_path / "model"
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            model().save_pretrained(folder)
+        (folder / "tokenizer.json").write_text((shards / "tokenizer" / "tokenizer.json").read_text())
+        (tmp_path / "study.py").write_text(
+            ADAPTED.format(folder=str(folder), source=corpus.source, precision=precision, more=more)
+        )
+        return tmp_path / "study.py"
+
+    return make
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    ("make", "more"),
+    [
+        (llama, ""),
+        (tied, ""),
+        (bert, ""),
+        (gpt2, ""),
+        (llama, "adapter=LoRA(4)"),
+        (llama, "freeze='embeddings'"),
+        (llama, "optimizer=AdamW(layer_decay=0.7)"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else one.__name__,
+)
+def test_every_kind_of_model_may_be_sharded(adapting, tmp_path, make, more):
+    path, one, cut = adapting(make, more=more), tmp_path / "one", tmp_path / "cut"
+    typed([1, path, one], [3, path, cut, "--shard", "full", "--recompute", "--checkpoint", "5"])
+    agree(one, cut)
+
+
+@pytest.mark.campaign
+def test_bf16_is_computed_in_bf16_and_kept_in_fp32(adapting, tmp_path):
+    """Weights travel and multiply in bf16, so the two differ by its rounding, and by no more than that."""
+    path, plain, cut = adapting(llama, precision="bf16"), tmp_path / "plain", tmp_path / "cut"
+    typed([2, path, plain], [2, path, cut, "--shard", "full"])
+    (weights, _, labels, heldout), others = end(plain), end(cut)
+    assert others[2] == labels
+    assert all(one.dtype == torch.float32 for one in others[0].values())
+    assert any((one != one.bfloat16().float()).any() for one in others[0].values())
+    assert 0 < apart(weights, others[0]) < 0.01
+    for step, losses in heldout.items():
+        assert others[3][step] == pytest.approx(losses, rel=0.01)
+
+
+@pytest.mark.campaign
+def test_blocks_that_are_compiled_are_sharded_all_the_same(study, fresh):
+    one, cut = fresh("one"), fresh("cut")
+    typed([1, study, one], [2, study, cut, "--shard", "full", "--compile"])
+    agree(one, cut)

@@ -1,6 +1,7 @@
 """Several processes and their parent: a refusal is one line, a dead process is named, and the next start goes on."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -8,21 +9,24 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
+
+from biphase.files import Store, read_json, verify
 
 STUDY = """
 from biphase import BPE, CLM, WSD, Chunks, Corpus, Pretrain, Size, Stage, Study
 
 tiny = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision={precision!r})
 study = Study("kills", runs=(Pretrain(
-    "clm", start=tiny, corpus=Corpus("tiny", {source!r}, BPE(320), heldout="heldout.jsonl"), stages=(Stage(CLM(), 4_000),),
+    "clm", start=tiny, corpus=Corpus("tiny", {source!r}, BPE(320), heldout="heldout.jsonl"), stages=(Stage(CLM(), {steps}),),
     packing=Chunks(32, shortest=4), batch_tokens=256, schedule=WSD(peak=3e-3, warmup=5, decay=10),
-    heldout_every=4_000, heldout_tokens=512,
+    heldout_every={steps}, heldout_tokens=512,
 ),))
 """
 
 
-def start(study, store, *more):
-    words = ["run", study, "--store", store.root, "--processes", "2", "--quiet", *more]
+def start(study, store, *more, processes=2):
+    words = ["run", study, "--store", store.root, "--processes", processes, "--quiet", *more]
     return subprocess.Popen(
         [sys.executable, "-m", "biphase", *map(str, words)],
         stdout=subprocess.PIPE,
@@ -32,8 +36,8 @@ def start(study, store, *more):
     )
 
 
-def written(path, corpus, precision):
-    path.write_text(STUDY.format(source=corpus.source, precision=precision))
+def written(path, corpus, precision="fp32", steps=4000):
+    path.write_text(STUDY.format(source=corpus.source, precision=precision, steps=steps))
     return path
 
 
@@ -74,7 +78,7 @@ def test_a_refusal_in_a_process_is_one_line(corpus, store, tmp_path):
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("shard", ["none", "full"])
 def test_a_killed_process_ends_all_is_named_and_nothing_is_lost(corpus, store, tmp_path, shard, rank):
-    study = written(tmp_path / "study.py", corpus, "fp32")
+    study = written(tmp_path / "study.py", corpus)
     child = start(study, store, "--shard", shard, "--checkpoint", "5")
     deadline = time.monotonic() + 120
     while not list(store.states.glob("*/manifest.json")):
@@ -90,3 +94,68 @@ def test_a_killed_process_ends_all_is_named_and_nothing_is_lost(corpus, store, t
     out, err = again.communicate(timeout=120)
     assert again.returncode == 0, err
     assert "nothing lost" in out
+
+
+def kill_at_random(study, store, ways, chance):
+    """Launch in each of these ways, and kill one process of it a moment after the job was taken; gives how many died."""
+    killed = 0
+    for processes, shard in ways:
+        child = start(study, store, "--shard", shard, "--checkpoint", "3", processes=processes)
+        while not list(store.leases.glob("*.lease")) and child.poll() is None:
+            time.sleep(0.02)
+        time.sleep(chance.uniform(0, 2.5))
+        found = ranks_below(children(child.pid)) if child.poll() is None else {}
+        if found:
+            os.kill(chance.choice(list(found.values())), signal.SIGKILL)
+        _, err = child.communicate(timeout=120)
+        assert "Traceback" not in err
+        killed += child.returncode == 1
+        assert child.returncode == (1 if "was ended by SIGKILL" in err else 0), err
+        for place in store.states.glob("*"):
+            verify(place)
+    return killed
+
+
+def end(store, study, **how):
+    done = start(study, store, "--shard", how.get("shard", "none"), processes=how["processes"])
+    out, err = done.communicate(timeout=240)
+    assert done.returncode == 0, err
+    assert "done; they are in" in out
+    last = max(store.states.iterdir(), key=lambda place: read_json(place / "state.json")["progress"]["step"])
+    return {**load_file(last / "model.safetensors"), **load_file(last / "optimizer.safetensors")}
+
+
+def apart(one, two):
+    assert one.keys() == two.keys()
+    return max((one[name] - two[name]).abs().max().item() for name in one)
+
+
+@pytest.fixture
+def other(shards, tmp_path):
+    made = Store(tmp_path / "calm")
+    made.shards.mkdir(parents=True)
+    (made.shards / shards.name).symlink_to(shards)
+    return made
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("shard", ["none", "full"])
+def test_a_run_whose_processes_are_killed_at_random_ends_in_the_same_bits(
+    corpus, store, other, tmp_path, shard
+):
+    study = written(tmp_path / "study.py", corpus, steps=200)
+    calm = end(other, study, processes=2, shard=shard)
+    chance = random.Random(f"kills {shard}")
+    assert kill_at_random(study, store, [(2, shard)] * 8, chance) >= 3
+    assert apart(calm, end(store, study, processes=2, shard=shard)) == 0
+
+
+@pytest.mark.campaign
+def test_killed_at_random_and_started_otherwise_each_time_it_ends_within_rounding(
+    corpus, store, other, tmp_path
+):
+    study = written(tmp_path / "study.py", corpus, steps=50)
+    calm = end(other, study, processes=1)
+    ways = [(4, "hybrid:2"), (2, "full"), (3, "none"), (4, "full"), (2, "none"), (3, "full")]
+    assert kill_at_random(study, store, ways, random.Random("other ways")) >= 2
+    assert apart(calm, end(store, study, processes=2, shard="full")) <= 1e-5

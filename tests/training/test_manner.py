@@ -3,7 +3,7 @@
 import pytest
 
 from biphase.errors import SpecError
-from biphase.training.manner import Sharding
+from biphase.training.manner import Manner, Sharding
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,11 @@ def test_groups_divide_the_processes():
         Sharding("hybrid", 3).groups_of(8, 8)
     with pytest.raises(SpecError, match="type --shard full, or say how many"):
         Sharding("hybrid").groups_of(8, 8)
+
+
+def test_what_forbids_our_own_kernels_is_said():
+    assert Manner().slower_path == ""
+    assert Manner(sharding=Sharding("full"), recompute=True).slower_path.startswith(
+        "--shard full: layers are"
+    )
+    assert Manner(recompute=True).slower_path.startswith("--recompute: layers are")

@@ -1,5 +1,6 @@
 """States written beside the training: what was copied is what is published, whole or not at all."""
 
+import os
 import threading
 from dataclasses import asdict
 
@@ -10,7 +11,6 @@ from safetensors.torch import load_file
 from biphase import AdamW, Size
 from biphase.files import verify
 from biphase.models.backbone import from_scratch
-from biphase.training import saving
 from biphase.training.checkpoint import Progress
 from biphase.training.devices import Ranks
 from biphase.training.optimizer import build, update
@@ -46,13 +46,13 @@ def take_a_step(model, saver):
 @pytest.fixture
 def held(monkeypatch):
     """The disk is slow until it is let go."""
-    gate, plain = threading.Event(), saving.write_whole
+    gate, plain = threading.Event(), os.fsync
 
-    def write(path, rows):
+    def sync(handle):
         assert gate.wait(20)
-        return plain(path, rows)
+        return plain(handle)
 
-    monkeypatch.setattr(saving, "write_whole", write)
+    monkeypatch.setattr(os, "fsync", sync)
     yield gate
     gate.set()
 
@@ -87,10 +87,10 @@ def test_at_most_one_is_under_way(saver, store, held):
 
 
 def test_an_error_while_writing_is_raised_at_the_next_step(saver, store, monkeypatch):
-    def full(path, rows):
-        raise OSError(28, "No space left on device", str(path))
+    def full(handle):
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(saving, "write_whole", full)
+    monkeypatch.setattr(os, "fsync", full)
     saver.begin(told("one"), last=False)
     saver.under_way.thread.join()
     with pytest.raises(OSError, match="No space left"):

@@ -73,3 +73,16 @@ class Manner:
     quiet: bool = False
     stop: Callable[[], bool] = lambda: False
     lost: Callable[[], bool] = lambda: False  # the lease is another's now: stop, and publish nothing more
+
+    @property
+    def slower_path(self) -> str:
+        """Why our own kernels for a GPU are not taken; empty if nothing here forbids them."""
+        if self.sharding.kind != "none":
+            return (
+                f"--shard {self.sharding}: layers are compiled by torch; our own kernels need whole weights"
+            )
+        if self.recompute:
+            return (
+                "--recompute: layers are compiled by torch; our own kernels choose themselves what they keep"
+            )
+        return ""

@@ -96,14 +96,14 @@ def test_a_killed_process_ends_all_is_named_and_nothing_is_lost(corpus, store, t
     assert "nothing lost" in out
 
 
-def kill_at_random(study, store, ways, chance):
+def kill_at_random(study, store, ways, chance, within):
     """Launch in each of these ways, and kill one process of it a moment after the job was taken; gives how many died."""
     killed = 0
     for processes, shard in ways:
         child = start(study, store, "--shard", shard, "--checkpoint", "3", processes=processes)
         while not list(store.leases.glob("*.lease")) and child.poll() is None:
             time.sleep(0.02)
-        time.sleep(chance.uniform(0, 2.5))
+        time.sleep(chance.uniform(0, within))
         found = ranks_below(children(child.pid)) if child.poll() is None else {}
         if found:
             os.kill(chance.choice(list(found.values())), signal.SIGKILL)
@@ -143,10 +143,10 @@ def other(shards, tmp_path):
 def test_a_run_whose_processes_are_killed_at_random_ends_in_the_same_bits(
     corpus, store, other, tmp_path, shard
 ):
-    study = written(tmp_path / "study.py", corpus, steps=200)
+    study = written(tmp_path / "study.py", corpus, steps=2000 if shard == "none" else 200)
     calm = end(other, study, processes=2, shard=shard)
     chance = random.Random(f"kills {shard}")
-    assert kill_at_random(study, store, [(2, shard)] * 8, chance) >= 3
+    assert kill_at_random(study, store, [(2, shard)] * 8, chance, within=1.5) >= 3
     assert apart(calm, end(store, study, processes=2, shard=shard)) == 0
 
 
@@ -157,5 +157,5 @@ def test_killed_at_random_and_started_otherwise_each_time_it_ends_within_roundin
     study = written(tmp_path / "study.py", corpus, steps=50)
     calm = end(other, study, processes=1)
     ways = [(4, "hybrid:2"), (2, "full"), (3, "none"), (4, "full"), (2, "none"), (3, "full")]
-    assert kill_at_random(study, store, ways, random.Random("other ways")) >= 2
+    assert kill_at_random(study, store, ways, random.Random("other ways"), within=0.4) >= 2
     assert apart(calm, end(store, study, processes=2, shard="full")) <= 1e-5

@@ -304,7 +304,13 @@ def test_bf16_is_computed_in_bf16_and_kept_in_fp32(adapting, tmp_path):
 
 
 @pytest.mark.campaign
-def test_blocks_that_are_compiled_are_sharded_all_the_same(study, fresh):
-    one, cut = fresh("one"), fresh("cut")
-    typed([1, study, one], [2, study, cut, "--shard", "full", "--compile"])
-    agree(one, cut)
+def test_layers_that_are_compiled_are_sharded_and_recomputed_all_the_same(study, fresh):
+    one, cut, again, both = map(fresh, ("one", "cut", "again", "both"))
+    typed(
+        [1, study, one],
+        [2, study, cut, "--shard", "full", "--compile"],
+        [1, study, again, "--recompute", "--compile"],
+        [2, study, both, "--shard", "full", "--recompute", "--compile"],
+    )
+    for other in (cut, again, both):
+        agree(one, other)

@@ -187,7 +187,7 @@ class Pretraining:
                     self._count,
                     self._log,
                     self._evaluate,
-                    lambda done: self.saver.settle(),
+                    lambda done: None if done.lost else self.saver.settle(),
                     self._save,
                     lambda done: self._turn(done.step + 1),
                 ),

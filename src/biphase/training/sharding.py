@@ -14,6 +14,7 @@ from. So clipping, skipping and our AdamW kernel are those of a model that is no
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ class Sharded:
     """A language model whose parameters are spread over processes, and the gradients of its steps."""
 
     def __init__(self, model: LanguageModel, sharding: Sharding, ranks: Ranks, precision: str) -> None:
+        gc.collect()  # modules of FSDP refer to each other in circles: a piece before this one may still hold memory
         self.model, self.ranks = model, ranks
         local = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world))
         self.together = sharding.groups_of(ranks.world, local)
@@ -114,6 +116,7 @@ class Sharded:
         root.set_requires_gradient_sync(last)
         root.set_is_last_backward(last)
 
+    @torch.no_grad()
     def total(self, loss: Tensor) -> Tensor:
         """Hand the summed gradients to the optimizer's parameters; gives the sum of the losses."""
         for one in self.parts:

@@ -6,10 +6,26 @@ read four and a half times, which favours masking: its masks are new each time.
 """
 
 from dataclasses import replace
+from typing import Any
 
 from biphase import (
-    CATALOG, CLM, MLM, SIZES, WSD, Answer, Chunks, Corpus, Fewer, Finetune, Pretrain, Pretrained, Retrieve, Splits,
-    Stage, Study, Task,
+    CATALOG,
+    CLM,
+    MLM,
+    SIZES,
+    WSD,
+    Answer,
+    Chunks,
+    Corpus,
+    Fewer,
+    Finetune,
+    Pretrain,
+    Pretrained,
+    Retrieve,
+    Splits,
+    Stage,
+    Study,
+    Task,
 )  # fmt: skip
 
 STEPS = 2_000
@@ -22,7 +38,7 @@ text = Corpus(
     Pretrained("./data/tokenizers/smollm2", vocab=49_153),
     heldout="validation.jsonl.zst",
 )
-common = {
+common: dict[str, Any] = {
     "start": SIZES["30m"],
     "corpus": text,
     "packing": Chunks(512),
@@ -44,10 +60,10 @@ def split(causal: int) -> Pretrain:
     )
 
 
-masked = Pretrain("mlm", stages=Stage(MLM(0.4), STEPS), keep=ON_THE_WAY, **common)
-causal = Pretrain("clm", stages=Stage(CLM(), STEPS), keep=ON_THE_WAY, **common)
+masked = Pretrain("mlm", stages=(Stage(MLM(0.4), STEPS),), keep=ON_THE_WAY, **common)
+causal = Pretrain("clm", stages=(Stage(CLM(), STEPS),), keep=ON_THE_WAY, **common)
 continued = [
-    Pretrain(f"{base.name}-more", base, stages=Stage(MLM(0.4), STEPS // 2)) for base in (causal, masked)
+    Pretrain(f"{base.name}-more", base, stages=(Stage(MLM(0.4), STEPS // 2),)) for base in (causal, masked)
 ]
 runs = (masked, *(split(percent) for percent in (25, 50, 75)), causal, *continued)
 

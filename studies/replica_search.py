@@ -21,7 +21,7 @@ runs = [
         corpus=text,
         packing=Chunks(512),
         batch_tokens=rows * 512,
-        stages=Stage(objective, TOKENS // (rows * 512)),
+        stages=(Stage(objective, TOKENS // (rows * 512)),),
         schedule=WSD(peak, warmup=0.05, decay=0.05),
         precision="bf16",
         heldout_every=10_000,
@@ -31,4 +31,4 @@ runs = [
     for rows in (64, 128)
     for peak in (5e-4, 1e-3, 2e-3)
 ]
-study = Study("replica-search", runs)
+study = Study("replica-search", tuple(runs))

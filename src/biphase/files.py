@@ -63,12 +63,17 @@ class Store:
     @contextlib.contextmanager
     def attempt(self, name: str) -> Generator[Path]:
         """A folder to build a result in; what is left of it at the end is removed."""
-        folder = self.attempts / f"{name}-{uuid.uuid4().hex[:8]}"
-        folder.mkdir(parents=True)
+        folder = self.new_attempt(name)
         try:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def new_attempt(self, name: str) -> Path:
+        """An empty folder to build a result in. Whoever asks for it removes what is left of it."""
+        folder = self.attempts / f"{name}-{uuid.uuid4().hex[:8]}"
+        folder.mkdir(parents=True)
+        return folder
 
     def discard(self, folder: Path) -> None:
         """Remove a result at once: it leaves its place by one rename, then its files go."""
@@ -79,16 +84,23 @@ class Store:
             shutil.rmtree(grave, ignore_errors=True)
 
 
-def publish(built: Path, place: Path) -> bool:
-    """Move a finished folder to its place. False, and nothing changed, if a result is there already."""
+def publish(built: Path, place: Path, known: dict[str, Any] | None = None) -> bool:
+    """Move a finished folder to its place. False, and nothing changed, if a result is there already.
+
+    `known`: entries of files that were hashed and brought to the disk while they were written.
+    """
     entries = {}
     for path in sorted(path for path in built.rglob("*") if path != built / MANIFEST):
+        name = path.relative_to(built).as_posix()
+        if known and name in known:
+            entries[name] = known[name]
+            continue
         if path.is_file():
-            entries[path.relative_to(built).as_posix()] = {
-                "bytes": path.stat().st_size,
-                "sha256": sha256(path),
-            }
+            entries[name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
         sync(path)
+    lacking = sorted(set(known or ()) - set(entries))
+    if lacking:
+        raise StoreError(f"{built / lacking[0]} was written and is gone; run again")
     write_json(built / MANIFEST, {"files": entries})
     sync(built)
     place.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,10 @@
 """Runs `biphase run` in several processes that train together, one command after another, importing once.
 
-    python rank_driver.py '[[2, "STUDY", "STORE", "--for", "0.05s"], …]'
+    python rank_driver.py '[[2, "STUDY", "STORE", "--for", "0.05s"], [2, "STUDY", "STORE", "--stop-after", "30"] …]'
 
 torchrun starts each process anew, which costs seconds of imports; here every rank is a fork that finds its
-place in the same environment variables.
+place in the same environment variables. `--stop-after`: the wish to stop comes when it is asked for so often, which is
+once a step, instead of by the clock. `--count FILE`: leave there what each rank sent, in bytes.
 """
 
 import json
@@ -11,10 +12,64 @@ import os
 import signal
 import socket
 import sys
+import traceback
+from pathlib import Path
 
+import torch.distributed as dist
+
+import biphase.study.launch
 import biphase.study.summary
-import biphase.study.worker  # noqa: F401
+import biphase.study.worker
 from biphase.cli import app
+from biphase.training import devices
+
+
+def stop_after(often):
+    class Stop(biphase.study.launch.Stop):
+        left = often
+
+        def __call__(self):
+            self.left -= 1
+            return self.left < 0
+
+    biphase.study.launch.Stop = Stop
+
+
+def count_bytes(sent):
+    """Wrap torch's collectives. A ring sends (n − 1) / n of what is gathered or cut, and twice that of a sum.
+
+    Numbers that are no tensors of a model (labels, losses, norms) do not count.
+    """
+    # What it is, the names that versions of torch have for it, the names of its first tensors: the last is what is sent.
+    for kind, rounds, names, order in (
+        ("sum", 2, ("all_reduce",), ("tensor",)),
+        ("gather", 1, ("all_gather_into_tensor", "all_gather_single"), ("output_tensor",)),
+        ("cut", 1, ("reduce_scatter_tensor", "reduce_scatter_single"), ("output", "input")),
+    ):
+        for name in names:
+            if hasattr(dist, name):
+                setattr(dist, name, _counting(sent, kind, getattr(dist, name), rounds, order))
+
+
+def _counting(sent, kind, plain, rounds, order):
+    def counting(*args, **kwargs):
+        tensor = args[len(order) - 1] if len(args) >= len(order) else kwargs[order[-1]]
+        members = dist.get_world_size(kwargs.get("group"))
+        if tensor.is_floating_point() and tensor.numel() > 1:
+            sent[kind] = sent.get(kind, 0) + rounds * (members - 1) * tensor.nbytes // members
+        return plain(*args, **kwargs)
+
+    return counting
+
+
+def taken_out(arguments, option):
+    """The value of an option of the driver's own."""
+    if option not in arguments:
+        return None
+    at = arguments.index(option)
+    value = arguments[at + 1]
+    del arguments[at : at + 2]
+    return value
 
 
 def together(count, arguments):
@@ -30,11 +85,21 @@ def together(count, arguments):
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             }  # fmt: skip
             code = 1
+            sent = {}
+            if often := taken_out(arguments, "--stop-after"):
+                stop_after(int(often))
+            if counted := taken_out(arguments, "--count"):
+                count_bytes(sent)
+                devices.leave = lambda code: sys.exit(code)  # else nothing could be written after it
             try:
                 app(["run", *arguments, "--quiet"], standalone_mode=False)
             except SystemExit as end:
                 code = end.code or 0
+            except BaseException:
+                traceback.print_exc()
             finally:
+                if counted and rank == 0:
+                    Path(counted).write_text(json.dumps(sent))
                 os._exit(code)
         ranks.append(child)
     codes = []

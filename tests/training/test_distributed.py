@@ -7,7 +7,20 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from biphase import Size
+from biphase.study.costs import shape_of_size
+from biphase.study.scaling import Load, Way, collectives
 
 STUDY = """
 from biphase import BPE, CLM, MLM, WSD, Chunks, Corpus, Pretrain, Size, Stage, Study
@@ -19,6 +32,22 @@ study = Study("ranks", runs=(Pretrain(
     schedule=WSD(peak=3e-3, warmup=5, decay=10), heldout_every=25, heldout_tokens=512,
 ),))
 """
+
+
+DRIVER = Path(__file__).with_name("rank_driver.py")
+
+
+def typed(*commands):
+    """Each command is a number of processes, a study, a store, and options; all are forks of one process."""
+    words = [[word if isinstance(word, int) else str(word) for word in one] for one in commands]
+    done = subprocess.run(
+        [sys.executable, DRIVER, json.dumps(words)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def biphase(study: Path, store: Path, processes: int, *more: str) -> None:
@@ -93,13 +122,195 @@ def test_a_run_resumes_with_another_number_of_processes(study, tmp_path):
 
 def test_two_processes_stop_and_go_on_to_the_same_bits(study, tmp_path):
     calm, stopped = str(tmp_path / "calm"), str(tmp_path / "stopped")
-    commands = [[2, str(study), calm], [2, str(study), stopped, "--for", "0.3s"], [2, str(study), stopped]]
-    driver = Path(__file__).with_name("rank_driver.py")
-    done = subprocess.run(
-        [sys.executable, driver, json.dumps(commands)], capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    typed([2, study, calm], [2, study, stopped, "--for", "0.3s"], [2, study, stopped])
     one, two = end(Path(calm)), end(Path(stopped))
     for calmly, in_parts in zip(one[:2], two[:2], strict=True):
         assert apart(calmly, in_parts) == 0
     assert one[2] == two[2]
+
+
+# ---------------------------------------------------------------- weights cut over processes
+
+
+def agree(store, other):
+    (weights, _, labels, heldout), others = end(store), end(other)
+    assert others[2] == labels, "the same masks give the same number of labels at every step"
+    assert apart(weights, others[0]) <= 1e-5
+    for step, losses in heldout.items():
+        assert others[3][step] == pytest.approx(losses, abs=1e-4)
+
+
+@pytest.fixture
+def fresh(shards, tmp_path):
+    """Makes stores that have the corpus already."""
+
+    def make(name):
+        (tmp_path / name / "shards").mkdir(parents=True)
+        (tmp_path / name / "shards" / shards.name).symlink_to(shards)
+        return tmp_path / name
+
+    return make
+
+
+def test_a_sharded_run_agrees_and_goes_on_from_its_parts_to_the_same_bits(study, fresh):
+    one, calm, left, stopped = map(fresh, ("one", "calm", "left", "stopped"))
+    on_the_way = ("--shard", "full", "--stop-after", "20")
+    typed(
+        [1, study, one],
+        [2, study, calm, "--shard", "full"],
+        [2, study, left, *on_the_way],
+        [2, study, stopped, *on_the_way],
+        [2, study, stopped, "--shard", "full"],
+    )
+    agree(one, calm)
+    parts = {path.name for path in left.glob("states/*/model*")}
+    assert parts == {f"model-{rank}-of-2.{kind}" for rank in (0, 1) for kind in ("safetensors", "json")}
+    for calmly, in_parts in zip(end(calm)[:2], end(stopped)[:2], strict=True):
+        assert apart(calmly, in_parts) == 0
+    assert not list(stopped.glob("attempts/*"))
+
+
+@pytest.mark.campaign
+def test_sharded_in_groups_or_unevenly_is_not_sharded_up_to_rounding(study, tmp_path):
+    """Eight rows in micro-batches of one over three processes: one of them has a row less, and reads a silent one."""
+    one, uneven, groups = (tmp_path / name for name in ("one", "uneven", "groups"))
+    typed(
+        [1, study, one],
+        [3, study, uneven, "--shard", "full", "--micro-batch", "1", "--recompute"],
+        [4, study, groups, "--shard", "hybrid:2", "--checkpoint", "3"],
+    )
+    for other in (uneven, groups):
+        agree(one, other)
+
+
+@pytest.mark.campaign
+def test_a_run_goes_on_with_any_number_of_processes_sharded_or_not(study, tmp_path):
+    one, mixed = tmp_path / "one", tmp_path / "mixed"
+    ways = ((2, "full"), (1, "none"), (4, "hybrid:2"), (3, "none"), (4, "full"), (2, "none"))
+    typed([1, study, one])
+    for processes, shard in ways:
+        typed([processes, study, mixed, "--shard", shard, "--checkpoint", "2", "--stop-after", "11"])
+    typed([3, study, mixed, "--shard", "full"])
+    agree(one, mixed)
+
+
+@pytest.mark.parametrize("shard", ["none", "full"])
+def test_two_processes_send_the_bytes_that_a_plan_says(study, fresh, tmp_path, shard):
+    text, commands = study.read_text().replace("decay=10", "decay=1").replace("warmup=5", "warmup=1"), []
+    for steps in (3, 8):  # held-out text, which is read without being learnt, counts the same in both
+        path = tmp_path / f"{steps}.py"
+        path.write_text(text.replace("Stage(CLM(), 25), Stage(MLM(0.4), 25)", f"Stage(CLM(), {steps}),"))
+        options = ("--shard", shard, "--micro-batch", "2", "--count", tmp_path / f"{steps}.json")
+        commands.append([2, path, fresh(str(steps)), *options])
+    typed(*commands)
+    few, more = (json.loads((tmp_path / f"{steps}.json").read_text()) for steps in (3, 8))
+    vocab = len(end(tmp_path / "3")[0]["lm_head.weight"])
+    shape = shape_of_size(Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64), vocab)
+    load = Load(shape, "fp32", rows=4, micro_rows=2, length=32, labelled=1.0)
+    planned = {one.what: one.sent for one in collectives(load, Way(shard, 1 if shard == "none" else 2), 2)}
+    names = {"none": {"gradients": "sum"}, "full": {"gradients": "cut", "weights": "gather"}}
+    assert {name for name in more if more[name] > few[name]} == set(names[shard].values())
+    for what, name in names[shard].items():
+        assert (more[name] - few[name]) / 5 == pytest.approx(planned[what], rel=0.01)
+
+
+ADAPTED = """
+from biphase import MLM, WSD, AdamW, Chunks, Corpus, Hub, LoRA, Pretrain, Pretrained, Stage, Study
+
+text = Corpus("tiny", {source!r}, Pretrained({folder!r}), heldout="heldout.jsonl")
+study = Study("adapted", runs=(Pretrain(
+    "adapted", start=Hub({folder!r}), corpus=text,
+    stages=(Stage(MLM(0.4), 12),), packing=Chunks(32, shortest=4), batch_tokens=256, precision={precision!r},
+    schedule=WSD(peak=3e-3, warmup=2, decay=3), heldout_every=6, heldout_tokens=64, {more}
+),))
+"""
+SMALL = {
+    "vocab_size": 320, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def llama(**more):
+    return LlamaForCausalLM(LlamaConfig(**SMALL, pad_token_id=None, **more))
+
+
+def tied():
+    return llama(tie_word_embeddings=True)
+
+
+def bert():
+    """Its head transforms what it is given, and has a bias."""
+    return BertForMaskedLM(BertConfig(**SMALL, **WITHOUT_DROPOUT))
+
+
+def gpt2():
+    """Its layers learn from elsewhere who may see whom."""
+    shape = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
+    quiet = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=320, bos_token_id=0, eos_token_id=0, **shape, **quiet))
+
+
+@pytest.fixture
+def adapting(corpus, shards, tmp_path):
+    """Makes studies that go on from a tiny model of a family, with the tokenizer of the tiny corpus."""
+
+    def make(model, *, precision="fp32", more=""):
+        folder = tmp_path / "model"
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            model().save_pretrained(folder)
+        (folder / "tokenizer.json").write_text((shards / "tokenizer" / "tokenizer.json").read_text())
+        (tmp_path / "study.py").write_text(
+            ADAPTED.format(folder=str(folder), source=corpus.source, precision=precision, more=more)
+        )
+        return tmp_path / "study.py"
+
+    return make
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    ("make", "more"),
+    [
+        (llama, ""),
+        (tied, ""),
+        (bert, ""),
+        (gpt2, ""),
+        (llama, "adapter=LoRA(4)"),
+        (llama, "freeze='embeddings'"),
+        (llama, "optimizer=AdamW(layer_decay=0.7)"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else one.__name__,
+)
+def test_every_kind_of_model_may_be_sharded(adapting, tmp_path, make, more):
+    path, one, cut = adapting(make, more=more), tmp_path / "one", tmp_path / "cut"
+    typed([1, path, one], [3, path, cut, "--shard", "full", "--recompute", "--checkpoint", "5"])
+    agree(one, cut)
+
+
+@pytest.mark.campaign
+def test_bf16_is_computed_in_bf16_and_kept_in_fp32(adapting, tmp_path):
+    """Weights travel and multiply in bf16, so the two differ by its rounding, and by no more than that."""
+    path, plain, cut = adapting(llama, precision="bf16"), tmp_path / "plain", tmp_path / "cut"
+    typed([2, path, plain], [2, path, cut, "--shard", "full"])
+    (weights, _, labels, heldout), others = end(plain), end(cut)
+    assert others[2] == labels
+    assert all(one.dtype == torch.float32 for one in others[0].values())
+    assert any((one != one.bfloat16().float()).any() for one in others[0].values())
+    assert 0 < apart(weights, others[0]) < 0.01
+    for step, losses in heldout.items():
+        assert others[3][step] == pytest.approx(losses, rel=0.01)
+
+
+@pytest.mark.campaign
+def test_layers_that_are_compiled_are_sharded_and_recomputed_all_the_same(study, fresh):
+    one, cut, again, both = map(fresh, ("one", "cut", "again", "both"))
+    typed(
+        [1, study, one],
+        [2, study, cut, "--shard", "full", "--compile"],
+        [1, study, again, "--recompute", "--compile"],
+        [2, study, both, "--shard", "full", "--recompute", "--compile"],
+    )
+    for other in (cut, again, both):
+        agree(one, other)

@@ -9,6 +9,7 @@ from torch import nn
 
 from biphase.specs import AdamW
 from biphase.training.devices import Ranks
+from biphase.training.gradients import Replicated
 from biphase.training.loop import train
 from biphase.training.optimizer import build, forget, gradient_norm, make_capturable, update
 from biphase.training.step import PlainStep
@@ -184,13 +185,12 @@ def test_another_way_to_take_steps_stands_before_the_plain_one():
 
 
 def plain_step(model, adam, clip=0.5):
-    parameters = list(model.parameters())
     return PlainStep(
-        parameters,
         adam,
         loss_sum_of(model),
         clip,
-        Ranks(0, 1, CPU),
+        CPU,
+        Replicated(list(model.parameters()), Ranks(0, 1, CPU)),
         contextlib.nullcontext,
         dict,
         lambda copied: None,

@@ -209,9 +209,12 @@ def test_an_unsound_step_leaves_weights_moments_and_counts_as_they_were():
     model = matrix()
     optimizer = build(model, AdamW())
     take(model, optimizer, gradients(model, 0))
-    before = {name: one.clone() for name, one in (model.state_dict() | moments(model, optimizer)).items()}
+    before = {
+        name: one.clone()
+        for name, one in (model.state_dict() | moments(dict(model.named_parameters()), optimizer)).items()
+    }
     take(model, optimizer, [torch.full_like(one, torch.nan) for one in model.parameters()], unsound=1.0)
-    after = model.state_dict() | moments(model, optimizer)
+    after = model.state_dict() | moments(dict(model.named_parameters()), optimizer)
     assert len(before) == 8
     assert all(torch.equal(after[name], one) for name, one in before.items())
 
@@ -240,16 +243,20 @@ def test_an_optimizer_that_forgets_steps_as_a_new_one_from_the_same_memory():
     optimizer = build(model, AdamW())
     for seed in range(3):
         take(model, optimizer, gradients(model, seed))
-    places = {name: one.data_ptr() for name, one in moments(model, optimizer).items()}
+    places = {
+        name: one.data_ptr() for name, one in moments(dict(model.named_parameters()), optimizer).items()
+    }
     forget(optimizer)
     model.load_state_dict(other.state_dict())
     fresh = build(other, AdamW())
     forget(fresh)  # before its first step there is nothing to forget, and then there are zeros
-    assert all((one == 0).all() for one in moments(other, fresh).values())
+    assert all((one == 0).all() for one in moments(dict(other.named_parameters()), fresh).values())
     for seed in (7, 8):
         take(model, optimizer, gradients(model, seed))
         take(other, fresh, gradients(other, seed))
-    assert {name: one.data_ptr() for name, one in moments(model, optimizer).items()} == places
+    assert {
+        name: one.data_ptr() for name, one in moments(dict(model.named_parameters()), optimizer).items()
+    } == places
     assert all(torch.equal(one, two) for one, two in zip(model.parameters(), other.parameters(), strict=True))
     never = matrix(seed=1)
     steps = build(never, AdamW())
@@ -262,11 +269,11 @@ def test_moments_that_were_put_back_go_on_to_the_bit():
     model = matrix()
     optimizer = build(model, AdamW())
     take(model, optimizer, gradients(model, 0))
-    saved = {name: one.clone() for name, one in moments(model, optimizer).items()}
+    saved = {name: one.clone() for name, one in moments(dict(model.named_parameters()), optimizer).items()}
     again = matrix()
     again.load_state_dict(model.state_dict())
     other = build(again, AdamW())
-    restore_moments(again, other, saved)
+    restore_moments(dict(again.named_parameters()), other, lambda what, name: saved.get(f"{what}.{name}"))
     take(model, optimizer, gradients(model, 1))
     take(again, other, gradients(again, 1))
     assert all(torch.equal(one, two) for one, two in zip(model.parameters(), again.parameters(), strict=True))

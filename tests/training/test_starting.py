@@ -1,7 +1,7 @@
 """A run from an existing model: its options hold in every step, through every stop, and in what is made of its states."""
 
 import contextlib
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -34,8 +34,11 @@ from biphase.training.finished import model_of_state
 from biphase.training.heldout import heldout_losses, yardsticks
 from biphase.training.manner import Manner
 from biphase.training.optimizer import build
+from biphase.training.placing import Placed
 from biphase.training.pretrain import Pretraining
+from biphase.training.saving import Saver, Told
 from biphase.training.starting import refuse_unfit, starting_model
+from biphase.training.tensors import Rows
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 SHAPE = {
@@ -309,7 +312,7 @@ class TestAdapters:
         train(run, 2, store)
         key = state_key(run, 2, identities(store))
         with pytest.raises(StoreError, match=r"holds another model \(.*base_layer"):
-            checkpoint.load(store, key, starting_model(replace(run, adapter=None), shards_in(store)), None)
+            checkpoint.load_weights(store, key, starting_model(replace(run, adapter=None), shards_in(store)))
 
 
 class TestWhatIsFrozenOrSlow:
@@ -406,35 +409,38 @@ class TestTheStart:
 class TestStatesAndModels:
     def saved(self, model, store):
         wrapped = LanguageModel(model)
-        about = {"about": {}, "metrics": []}
-        checkpoint.save(store, "one", wrapped, build(wrapped, AdamW()), Progress(step=0, draw=0), **about)
+        rows = {name: Rows.all_of(one) for name, one in wrapped.model.named_parameters()}
+        placed = Placed("plain", build(wrapped, AdamW()), None, list(wrapped.parameters()), rows)
+        saver = Saver(store, Ranks(0, 1, torch.device("cpu")), wrapped, placed)
+        saver.begin(Told("one", {"progress": asdict(Progress(step=0, draw=0))}, []), last=True)
+        saver.finish()
         return wrapped
 
     @pytest.mark.parametrize("make", [llama, tied_llama, gpt2, bert], ids=lambda make: make.__name__)
     def test_a_state_fills_a_model_of_its_kind_tied_or_not(self, make, store):
         right = self.saved(drawn(make), store)
         filled = LanguageModel(make())
-        checkpoint.load(store, "one", filled, None)
+        checkpoint.load_weights(store, "one", filled)
         assert same([right.model.state_dict()], [filled.model.state_dict()])
 
     def test_a_state_that_lacks_a_weight_is_refused(self, store):
         """A tied head was written once; a model with a head of its own must not keep a random one."""
         self.saved(drawn(tied_llama), store)
         with pytest.raises(StoreError, match=r"holds another model \(lm_head.weight\); remove it"):
-            checkpoint.load(store, "one", LanguageModel(llama()), None)
+            checkpoint.load_weights(store, "one", LanguageModel(llama()))
 
     @pytest.mark.parametrize(("has", "wants"), [(1, 2), (2, 1)], ids=["fewer", "more"])
     def test_a_state_of_another_depth_is_refused(self, has, wants, store):
         self.saved(llama(layers=has), store)
         with pytest.raises(StoreError, match=r"holds another model \(model.layers.1"):
-            checkpoint.load(store, "one", LanguageModel(llama(layers=wants)), None)
+            checkpoint.load_weights(store, "one", LanguageModel(llama(layers=wants)))
 
     def test_a_state_without_its_adapter_is_refused(self, store):
         self.saved(llama(), store)
         wants = LanguageModel(llama())
         add_adapter(wants, ADAPTER, seed=1)
         with pytest.raises(StoreError, match="holds another model"):
-            checkpoint.load(store, "one", wants, None)
+            checkpoint.load_weights(store, "one", wants)
 
 
 def test_a_precision_that_the_device_does_not_have_is_refused_before_any_text_is_read(tiny_run):

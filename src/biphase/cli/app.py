@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -44,8 +44,7 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except BiphaseError as refusal:
-        tell(f"error: {refusal}")
-        sys.exit(2)
+        refuse(str(refusal))
     except KeyboardInterrupt:
         tell("stopped at once; what was published is whole, the rest will be computed again")
         sys.exit(130)
@@ -53,10 +52,26 @@ def main() -> None:
         if isinstance(wrong, BrokenPipeError):  # the reader of our output has gone, e.g. `| head`
             sys.stderr.close()
             sys.exit(0)
-        tell(
-            f"error: {wrong.filename or 'the disk'}: {wrong.strerror or wrong}; free room there, or choose another --store"
-        )
-        sys.exit(2)
+        place, why = wrong.filename or "the disk", wrong.strerror or wrong
+        refuse(f"{place}: {why}; free room there, or choose another --store")
+    except Exception as error:
+        if "RANK" in os.environ:
+            from biphase.study.refusal import LOST, has_lost
+
+            if has_lost(error):
+                os._exit(LOST)
+        raise
+
+
+def refuse(line: str) -> NoReturn:
+    """End with one line and exit code 2. Of several processes that train together the parent says it, once."""
+    if "RANK" in os.environ:
+        from biphase.study.refusal import leave_to_parent
+
+        if leave_to_parent(line):
+            os._exit(2)  # the group cannot be taken down in order: others may be waiting in it
+    tell(f"error: {line}")
+    sys.exit(2)
 
 
 def tell(text: str) -> None:

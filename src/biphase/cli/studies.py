@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from biphase.study.attendance import Presence
     from biphase.study.leaves import Count
     from biphase.study.plan import Plan
-    from biphase.training.manner import Manner
+    from biphase.training.manner import Manner, Sharding
 
 
 @app.command()
@@ -35,10 +35,14 @@ def plan(
         float | None,
         typer.Option(min=0.001, max=1, help="price by FLOPs, at this share of its peak; 0.4 is good"),
     ] = None,
+    gpus: Annotated[
+        int, typer.Option(min=0, help="also: memory, bytes and time of pretraining on this many of it")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """The tree: what is shared, what is done, what the rest costs, what it will show. Runs nothing."""
     from biphase.report import prospects
+    from biphase.study.gpus import ManyGpus
     from biphase.study.leaves import count, settled
     from biphase.study.totals import bill
     from biphase.study.tree import plan_json, render
@@ -49,9 +53,11 @@ def plan(
     measure = f"biphase bench {with_store(Path('scale'), store)} --save"
     priced = bill(made, where, device, efficiency, tuned=tuned.done, measure=measure)
     to_come = _to_come(made, where, tuned)
+    scaled = ManyGpus(made, where, gpus, device) if gpus else None
     if as_json:
         told = plan_json(made, done=done, tuned=tuned.done, bill=priced)
-        print(json.dumps(told | {"claims": prospects.as_json(to_come)}, indent=1))
+        told |= {"claims": prospects.as_json(to_come)} | ({"gpus": scaled.as_json()} if scaled else {})
+        print(json.dumps(told, indent=1))
     else:
         print(
             render(
@@ -63,6 +69,7 @@ def plan(
                 claims=prospects.render(to_come) if to_come else [],
             )
         )
+        print("\n".join(scaled.render())) if scaled else None
 
 
 def _to_come(made: Plan, where: Store, tuned: Count) -> list[Prospect]:
@@ -89,6 +96,15 @@ def run(
     processes: Annotated[
         int, typer.Option(min=1, help="train each piece in this many processes (torchrun)")
     ] = 1,
+    shard: Annotated[
+        str,
+        typer.Option(
+            metavar="none|full|hybrid[:K]", help="spread weights and moments over the processes (FSDP2)"
+        ),
+    ] = "none",
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="layers keep only their input; less memory, a third more work")
+    ] = False,
     loaders: Annotated[int, typer.Option(min=0, help="threads that prepare batches")] = 1,
     micro_batch: Annotated[int, typer.Option(min=0, help="rows at a time; 0: what suits the device")] = 0,
     checkpoint: Annotated[
@@ -115,22 +131,23 @@ def run(
         )  # cuBLAS reads it once, at its first product
 
     from biphase.study import launch
+    from biphase.training.manner import Manner, Sharding
 
     made, where, fingerprints = planned(study, store, ask=True)
     wanted = _wanted(made, only)
     steps, seconds = launch.checkpoint_rule(checkpoint)
     limit = launch.seconds(for_time) if for_time else None
+    sharding = Sharding.named(shard)
     runs = [made.states[key].run for key in wanted]
     if slurm:
         manners = {
             "--only": only, "--for": for_time, "--loaders": loaders, "--micro-batch": micro_batch,
-            "--checkpoint": checkpoint, "--compile": compiled, "--deterministic": deterministic, "--quiet": quiet,
+            "--checkpoint": checkpoint, "--compile": compiled, "--deterministic": deterministic,
+            "--shard": shard, "--recompute": recompute, "--quiet": quiet,
         }  # fmt: skip
-        submit(made, where, slurm, runs, manners, processes, named=with_store(study, store))
+        submit(made, where, slurm, runs, manners, processes, sharding, named=with_store(study, store))
         return
-    presence = prepare(made, where, processes, runs)
-
-    from biphase.training.manner import Manner
+    presence = prepare(made, where, processes, runs, sharding)
 
     manner = Manner(
         loaders=loaders,
@@ -139,6 +156,8 @@ def run(
         checkpoint_seconds=seconds,
         compiled=compiled,
         deterministic=deterministic,
+        sharding=sharding,
+        recompute=recompute,
         quiet=quiet,
     )
     results = matching(made, only)
@@ -194,8 +213,7 @@ def work(
         text = closing(made, where, outcome.failed, stopped=outcome.stopped, command=command, study=study)
         lines = [text, *more()]
         print(json.dumps(status_json(made, where), indent=1) if as_json else "\n".join(lines), flush=True)
-    devices.leave()
-    sys.exit(_code(1 if outcome.failed else 0, stop.warned, made, where, presence))
+    devices.leave(_code(1 if outcome.failed else 0, stop.warned, made, where, presence))
 
 
 def _code(code: int, warned: bool, made: Plan, where: Store, presence: Presence) -> int:
@@ -207,7 +225,9 @@ def _code(code: int, warned: bool, made: Plan, where: Store, presence: Presence)
     return WORK_LEFT if again else code
 
 
-def prepare(made: Plan, where: Store, processes: int, runs: list[Pretrain]) -> Presence:
+def prepare(
+    made: Plan, where: Store, processes: int, runs: list[Pretrain], sharding: Sharding | None = None
+) -> Presence:
     """Before any job: refuse what is wrong with the tasks, sign in, and hand over to several processes if asked for."""
     from biphase.study import launch
     from biphase.study.attendance import WORKER, Presence
@@ -216,6 +236,8 @@ def prepare(made: Plan, where: Store, processes: int, runs: list[Pretrain]) -> P
     if "RANK" in os.environ:  # one of those processes: all this was done before it was started
         return Presence(where, made.study.name)
     check_tasks(made, where)
+    if sharding is not None:
+        launch.check_sharding(sharding, processes)
     if processes > 1:
         check_processes(processes, runs)
     presence = Presence(where, made.study.name)

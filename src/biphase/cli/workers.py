@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from biphase.specs import Pretrain
     from biphase.study.plan import Plan
     from biphase.study.slurm.profile import Profile
+    from biphase.training.manner import Sharding
 
 
 @app.command()
@@ -61,12 +62,14 @@ def submit(
     runs: list[Pretrain],
     manners: dict[str, Any],
     processes: int,
+    sharding: Sharding,
     *,
     named: str,
 ) -> None:
     """Start as many workers in Slurm as the profile says and are not there yet."""
     from biphase.errors import ClusterError, SpecError
     from biphase.study.attendance import control
+    from biphase.study.launch import check_sharding
     from biphase.study.plan import save_plan
     from biphase.study.preflight import check_tasks
     from biphase.study.slurm import queue
@@ -77,6 +80,7 @@ def submit(
         raise SpecError(f"--processes and --slurm do not go together; type processes = {processes} in {path}")
     profile = read_profile(path)
     share_rows(profile.together, runs, f"profile {path}, processes = {{}}")
+    check_sharding(sharding, profile.together, f"processes = 2 in {path}")
     check_tasks(made, where)
     name = made.study.name
     if not work_left(made, where):

@@ -9,6 +9,7 @@ counted, never hidden.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -110,6 +111,11 @@ def heldout_stream(shards: Shards, packing: Chunks | Rows) -> Stream:
 def share(first_draw: int, rows: int, rank: int, world: int) -> Tensor:
     """The draws of one step that process `rank` of `world` computes."""
     return torch.arange(first_draw + rows * rank // world, first_draw + rows * (rank + 1) // world)
+
+
+def passes_of(rows: int, world: int, micro_rows: int) -> int:
+    """How many micro-batches the largest of these shares takes."""
+    return math.ceil(math.ceil(rows / world) / micro_rows)
 
 
 Made = TypeVar("Made")

@@ -72,8 +72,7 @@ class Graphs:
             # Nothing has been changed yet. Graphs keep the memory of a step; without them there is room for one.
             self.full = True
             self.captured.clear()
-            for one in plain.parameters:
-                one.grad = None
+            plain.optimizer.zero_grad(set_to_none=True)
             torch.cuda.empty_cache()
         finally:
             torch.cuda.set_stream(here)  # which a capture that failed would leave

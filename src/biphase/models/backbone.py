@@ -20,6 +20,7 @@ from biphase.models import hub as hub_models
 from biphase.models.attention import NAME, Sight
 from biphase.models.encoder import Encoder, context_of, refuse_own_attention
 from biphase.models.fused.weights import Joined
+from biphase.models.layers import recompute_layers, stack_of
 from biphase.models.output import Output
 from biphase.models.probe import probe_own, probe_sight
 from biphase.models.rope import rope_base_of
@@ -42,31 +43,52 @@ class LanguageModel(nn.Module):
     def head(self) -> Tensor:
         return self.output.weight
 
-    def compile_trunk(self) -> None:
+    def compile_trunk(self, *, by_block: bool = False) -> None:
         """Compile the layers. Shapes are fixed by the data: one graph per direction, each with and without gradients."""
         # All models of a process share dynamo's limit of graphs per function, and graphs are used again by the next
         # model of the same shape. Past the limit compiled code would silently become eager: so raise it, and say so.
         dynamo: Any = torch._dynamo.config
         dynamo.recompile_limit = 64
         dynamo.fail_on_recompile_limit_hit = True
-        self.reader[0].call = [torch.compile(self.model.base_model, dynamic=False)]
+        if by_block:  # between blocks weights come and go
+            for block in stack_of(self.model.base_model)[1]:
+                block.compile(dynamic=False)
+        else:
+            self.reader[0].call = [torch.compile(self.model.base_model, dynamic=False)]
 
-    def prepare(self, device: torch.device, precision: str, *, compiled: bool | None = None) -> str:
+    def prepare(
+        self,
+        device: torch.device,
+        precision: str,
+        *,
+        compiled: bool | None = None,
+        cut: bool = False,
+        recompute: bool = False,
+    ) -> str:
         """Choose how to compute on `device`, once the weights are there.
 
         "fused" on a GPU in 16 or 8 bits where the family is known; else "compiled" on a GPU; else "plain". `compiled` asks
-        for the compiler, or forbids it.
+        for the compiler, or forbids it. Weights that are `cut` over processes, and layers that `recompute` what they need
+        again, leave out the first.
         """
         self.head_copy = None
         in_eight = precision == "fp8"  # which the compiler does not know how to do
-        if (in_eight or not compiled) and self.reader[0].prepare(device, precision) == "fused":
+        if in_eight and (cut or recompute):
+            raise ModelError(
+                f"precision='fp8' cannot be had with --{'shard' if cut else 'recompute'}; leave that out, or say precision='bf16'"
+            )
+        suits = not (cut or recompute or compiled)
+        if (in_eight or suits) and self.reader[0].prepare(device, precision) == "fused":
             fused = self.reader[0].fused
             assert fused is not None
             self.head_copy = Joined(self.model.get_output_embeddings().weight, dtype=fused.dtype)
             fused.watch(self.head_copy)
             return "fused"
-        if compiled or (compiled is None and device.type == "cuda"):
-            self.compile_trunk()
+        by_compiler = compiled or (compiled is None and device.type == "cuda")
+        if recompute:
+            recompute_layers(self.reader[0], compiled=by_compiler)
+        if by_compiler:
+            self.compile_trunk(by_block=cut)
             return "compiled"
         return "plain"
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from biphase.errors import SpecError
+from biphase.training.manner import Sharding
 
 WORK_LEFT = (
     75  # exit code of a worker that was warned (SIGUSR1) and stopped before all was done: start it again
@@ -29,6 +30,15 @@ def seconds(text: str) -> float:
 def checkpoint_rule(text: str) -> tuple[int, float]:
     """`200` as every 200 steps, `10m` as every ten minutes: (steps, seconds)."""
     return (int(text), 0.0) if re.fullmatch(r"[1-9][0-9]*", text.strip()) else (0, seconds(text))
+
+
+def check_sharding(sharding: Sharding, processes: int, more: str = "--processes 2") -> None:
+    """Refuse what this many processes on one machine cannot do. `more`: what to type to have more of them."""
+    if sharding.kind == "none":
+        return
+    if processes == 1:
+        raise SpecError(f"--shard {sharding}: there is one process; type {more}, or leave it out")
+    sharding.groups_of(processes, processes)
 
 
 class Stop:
@@ -73,7 +83,7 @@ def in_processes(count: int, arguments: list[str], more: dict[str, str]) -> tupl
 
     `more` is added to their environment. Gives the exit code, and whether a warning (SIGUSR1) came.
     """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    command = [sys.executable, "-m", "biphase.study.processes", str(count)]
     threads = max(1, (os.cpu_count() or 1) // count)
     environment = {
         **os.environ,
@@ -98,7 +108,7 @@ def in_processes(count: int, arguments: list[str], more: dict[str, str]) -> tupl
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, hand_on)
-    child = subprocess.Popen([*command, "-m", "biphase", *arguments], env=environment)
+    child = subprocess.Popen([*command, *arguments], env=environment)
     if asked:  # before there was anybody to hand it to
         child.send_signal(signal.SIGTERM)
     code = child.wait()

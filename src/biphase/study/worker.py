@@ -248,6 +248,7 @@ class Worker:
             live=ledger.live_file(self.plan, self.store, state.key),
         )
         self._warn_of(state.run.precision, f"Pretrain({state.run.name!r}, …)")
+        self._say_once(self.manner.slower_path if self.ranks.device.type == "cuda" else "")
         began = time.monotonic()
         try:
             if not self.store.has(self.store.shards / self.identities.data(state.run)):
@@ -290,7 +291,9 @@ class Worker:
                 self.say(f"  {title}  {state.key[:6]}  {_summary(piece, time.monotonic() - began)}")
 
     def _warn_of(self, precision: str, where: str) -> None:
-        warning = poor_precision(self.ranks.device, precision, where)
+        self._say_once(poor_precision(self.ranks.device, precision, where))
+
+    def _say_once(self, warning: str) -> None:
         if warning and warning not in self.warned:
             self.warned.add(warning)
             self.say(f"  note: {warning}")

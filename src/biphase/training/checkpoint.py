@@ -5,6 +5,9 @@
     state.json              what it is, how it was made, what it cost
     metrics.jsonl           losses of every step from the root to here
 
+On the way of a sharded run each process writes its own rows instead (model-0-of-4.safetensors, with an index); whoever
+reads a state does not notice.
+
 Every step of a run has a key, so a checkpoint on the way is a state like any other: to resume is to find the
 nearest saved state behind the one that is wanted. When a state is published, those behind it on the same run
 are removed, unless some plan of the store needs them.
@@ -13,20 +16,20 @@ are removed, unless some plan of the store needs them.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from biphase.errors import StoreError
-from biphase.files import Store, publish, read_json, verify, write_json
+from biphase.files import Store, read_json, verify
 from biphase.keys import Identities, state_key
 from biphase.models.backbone import LanguageModel
 from biphase.specs import Pretrain
 from biphase.training import optimizer as adam
+from biphase.training.tensors import Rows, Tensors
 
 
 @dataclass
@@ -43,68 +46,55 @@ class Progress:
     unsound_in_a_row: int = 0  # of these, the ones just before this state
     micro_rows: int = 0
     world: int = 1
+    shard: str = "none"  # how weights were spread over the processes
     threads: int = 0
     machine: dict[str, str] = field(default_factory=dict)
 
 
-def save(
-    store: Store,
-    key: str,
-    model: LanguageModel,
-    optimizer: torch.optim.AdamW,
-    progress: Progress,
-    *,
-    about: dict[str, Any],
-    metrics: list[dict[str, Any]],
-) -> bool:
-    """Publish a state. False if it was there already."""
-    place = store.states / key
-    if store.has(place):
-        return False
-    with store.attempt(key) as folder:
-        save_file(
-            _plain(dict(model.model.state_dict())), folder / "model.safetensors", metadata={"format": "pt"}
-        )
-        save_file(_plain(adam.moments(model.model, optimizer)), folder / "optimizer.safetensors")
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
-        write_json(folder / "state.json", {"key": key, **about, "progress": asdict(progress)})
-        return publish(folder, place)
-
-
-def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """CPU tensors that share no memory; of tied ones only the first is written."""
-    seen: dict[int, str] = {}
-    plain = {}
-    for name, tensor in tensors.items():
-        if seen.setdefault(tensor.data_ptr(), name) == name or tensor.numel() == 0:
-            plain[name] = tensor.detach().cpu().contiguous()
-    return plain
-
-
-def load(store: Store, key: str, model: LanguageModel, optimizer: torch.optim.AdamW | None) -> Progress:
-    """Put a state into `model` and, unless it is to start anew, `optimizer`."""
+def load_weights(store: Store, key: str, model: LanguageModel) -> Progress:
+    """Put the weights of a state into `model`, which is whole; gives what it carries beside."""
     place = store.states / key
     verify(place)
+    tensors: dict[str, Tensor] = dict(model.model.state_dict())
     try:
-        weights = load_file(place / "model.safetensors")
-        missing, unexpected = model.model.load_state_dict(weights, strict=False)
-        absent = _absent(model, missing)
-        if unexpected or absent:
-            raise StoreError(
-                f"{place} holds another model ({(unexpected or absent)[0]}); remove it and run again"
-            )
-        if optimizer is not None:
-            adam.restore_moments(model.model, optimizer, load_file(place / "optimizer.safetensors"))
+        with Tensors(place, "model") as saved, torch.no_grad():
+            shapes = {name: tuple(one.shape) for name, one in tensors.items()}
+            unexpected = [name for name, shape in saved.shapes.items() if shapes.get(name) != shape]
+            absent = _absent(tensors, set(tensors) - set(saved.shapes))
+            if unexpected or absent:
+                raise StoreError(
+                    f"{place} holds another model ({(unexpected or absent)[0]}); remove it and run again"
+                )
+            for name in saved.shapes:
+                tensors[name].copy_(saved.whole(name))
     except (SafetensorError, KeyError) as wrong:
         raise StoreError(f"{place} cannot be read ({wrong}); remove it and run the study again") from None
     return progress_of(store, key)
 
 
-def _absent(model: LanguageModel, missing: list[str]) -> list[str]:
+def load_moments(store: Store, key: str, rows: dict[str, Rows], optimizer: torch.optim.AdamW) -> None:
+    """Put the moments of a state into `optimizer`, whose parameters are these rows of those of the model."""
+    place = store.states / key
+    try:
+        with Tensors(place, "optimizer") as saved:
+
+            def of(what: str, name: str) -> Tensor | None:
+                if f"{what}.{name}" not in saved.shapes:
+                    return None
+                one = rows[name]
+                if what == "step" or tuple(one.tensor.shape) == one.whole:
+                    return saved.whole(f"{what}.{name}")
+                return saved.rows(f"{what}.{name}", one.first, one.first + len(one.tensor))
+
+            adam.restore_moments({name: one.tensor for name, one in rows.items()}, optimizer, of)
+    except (SafetensorError, KeyError) as wrong:
+        raise StoreError(f"{place} cannot be read ({wrong}); remove it and run the study again") from None
+
+
+def _absent(tensors: dict[str, Tensor], missing: set[str]) -> list[str]:
     """The names among `missing` that are not a second one of a tensor that was written: tied ones are, once."""
-    tensors = model.model.state_dict()
     written = {tensor.data_ptr() for name, tensor in tensors.items() if name not in missing}
-    return [name for name in missing if tensors[name].data_ptr() not in written]
+    return sorted(name for name in missing if tensors[name].data_ptr() not in written)
 
 
 def progress_of(store: Store, key: str) -> Progress:

@@ -1,10 +1,4 @@
-"""Processes and devices: who computes what, and how they agree.
-
-Gradients are summed over processes in a fixed order of fixed buckets. torch's DDP wrapper regroups its buckets
-after the first backward, so a resumed run would add in another order than one that never stopped; with three
-or more processes that changes bits. The loss is already divided by the labels of all processes, so a sum is
-the exact mean over labels whatever each process happened to draw.
-"""
+"""Processes and devices: who computes what, and how they agree."""
 
 from __future__ import annotations
 
@@ -13,22 +7,21 @@ import importlib
 import json
 import os
 import platform
-from collections.abc import Generator, Iterable
+import sys
+from collections.abc import Generator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 import transformers
-from torch import Tensor, nn
 
 from biphase.errors import TrainingError
 from biphase.version import code_version
 
 # Processes wait for each other's fine-tunings, of which one may take hours longer. One that died is noticed at once.
 PATIENCE = timedelta(days=7)
-BUCKET = 2**25  # elements a bucket: 128 MB of fp32 gradients, large enough to fill a link
 
 
 @dataclass(frozen=True)
@@ -59,24 +52,6 @@ class Ranks:
         dist.all_reduce(total)
         return float(total)
 
-    def reduce_gradients(self, parameters: list[nn.Parameter], loss: Tensor) -> Tensor:
-        """Sum all gradients in place over the processes; gives the sum of the losses."""
-        if self.world == 1:
-            return loss
-        for parameter in parameters:
-            if parameter.grad is None:  # it saw no label here, but perhaps elsewhere
-                parameter.grad = torch.zeros_like(parameter)
-        for bucket in _buckets(parameters):
-            gradients = [parameter.grad for parameter in bucket if parameter.grad is not None]
-            flat = torch.cat([gradient.flatten() for gradient in gradients])
-            dist.all_reduce(flat)
-            torch._foreach_copy_(
-                gradients, [p.view_as(g) for p, g in zip(_split(flat, gradients), gradients, strict=True)]
-            )
-        loss = loss.clone()
-        dist.all_reduce(loss)
-        return loss
-
     def share(self, value: Any) -> Any:
         """The first process's value, for all. JSON values only: torch's own helper would pickle them."""
         if self.world == 1:
@@ -91,26 +66,20 @@ class Ranks:
         dist.broadcast(data, src=0)
         return json.loads(bytes(data.tolist()))
 
+    def gather(self, value: Any) -> list[Any]:
+        """Every process's value, for all, in the order of ranks. JSON values only."""
+        if self.world == 1:
+            return [value]
+        text = json.dumps(value).encode()
+        lengths = self.sum(*(len(text) if rank == self.rank else 0 for rank in range(self.world)))
+        padded = torch.frombuffer(bytearray(text.ljust(max(lengths))), dtype=torch.uint8)
+        all_of_them = [torch.empty_like(padded) for _ in lengths]
+        dist.all_gather(all_of_them, padded)
+        return [json.loads(bytes(one.tolist())) for one in all_of_them]
+
     def wait(self) -> None:
         if self.world > 1:
             dist.barrier()
-
-
-def _buckets(parameters: Iterable[nn.Parameter]) -> Iterable[list[nn.Parameter]]:
-    bucket: list[nn.Parameter] = []
-    held = 0
-    for parameter in parameters:
-        if bucket and held + parameter.numel() > BUCKET:
-            yield bucket
-            bucket, held = [], 0
-        bucket.append(parameter)
-        held += parameter.numel()
-    if bucket:
-        yield bucket
-
-
-def _split(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
-    return list(flat.split([one.numel() for one in like]))
 
 
 def join() -> Ranks:
@@ -131,9 +100,16 @@ def _one_machine() -> bool:
     return os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
 
 
-def leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
+def leave(code: int) -> NoReturn:
+    """End this process, and its part in the group."""
+    if not dist.is_initialized():
+        sys.exit(code)
+    dist.destroy_process_group()
+    # All is written. Taking a process of a group down piece by piece, with threads of gloo's and NCCL's own, now and
+    # then ends in an abort, and the whole launch would count as failed.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[object]:

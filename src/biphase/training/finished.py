@@ -18,7 +18,7 @@ def model_of_state(run: Pretrain, state: str | None, store: Store, shards: Shard
     model = starting_model(run, shards)
     step = 0
     if state is not None:
-        taken = checkpoint.load(store, state, model, None).step
+        taken = checkpoint.load_weights(store, state, model).step
         # A run's first state is the last one of the run it goes on from, which counts from its own beginning.
         began = read_json(store.states / state / "state.json")["origin_step"]
         step = began + taken - origin_step(run)

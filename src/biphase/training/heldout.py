@@ -6,6 +6,7 @@ where that is another. Each in its own direction.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from biphase.batch import Batch
-from biphase.data.stream import Stream, share
+from biphase.data.stream import Stream, passes_of, share
 from biphase.keys import label
 from biphase.objectives import ratio_at
 from biphase.specs import CLM, MLM, MNTP, Objective
@@ -41,9 +42,11 @@ def heldout_losses(
     ranks: Ranks,
     autocast: Callable[[], AbstractContextManager[object]],
     fixed: bool,
+    together: bool = False,  # every process must read as often as the others
 ) -> dict[str, float]:
     """Mean loss per label on the first `rows` held-out rows, by objective."""
-    mine = share(0, min(rows, stream.rows), ranks.rank, ranks.world)
+    rows = min(rows, stream.rows)
+    mine = share(0, rows, ranks.rank, ranks.world)
     losses = {}
     for objective in objectives:
         total = torch.zeros((), dtype=torch.float64)
@@ -53,6 +56,12 @@ def heldout_losses(
             with autocast():
                 total += loss_sum(batch.to(ranks.device)).cpu()
             count += batch.count
+        if together:
+            passes = passes_of(rows, ranks.world, micro_rows)
+            spare = stream.batch(objective, mine[:1] if len(mine) else torch.tensor([0]), step=0, fixed=fixed)
+            for _ in range(passes - math.ceil(len(mine) / micro_rows)):
+                with autocast():
+                    loss_sum(spare.silent().to(ranks.device))
         labels = ranks.sum(count)[0]
         if labels:
             losses[_name(objective)] = ranks.sum_float(float(total)) / labels

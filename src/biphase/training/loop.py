@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from biphase.training.devices import Ranks
+from biphase.training.gradients import Gradients, Replicated
 from biphase.training.step import Micro, PlainStep, Step
 
 
@@ -46,12 +47,14 @@ def train(
     copies: Callable[[], dict[int, Tensor]] = dict,
     refresh: Callable[[bool], None] = lambda copied: None,
     step: Callable[[PlainStep[Micro]], Step[Micro]] = lambda plain: plain,
+    gradients: Gradients | None = None,
 ) -> None:
     """Take one optimizer step per item of `batches`, numbered from `first`.
 
-    `copies` of weights in 16 bits are kept as fresh as the weights, by the update itself or by `refresh`. `step` may put another way to take a step before the plain one.
+    `copies` of weights in 16 bits are kept as fresh as the weights, by the update itself or by `refresh`. `step` may put another way to take a step before the plain one. `gradients`: where the model is not whole in each process.
     """
-    take = step(PlainStep(parameters, optimizer, loss_sum, clip, ranks, autocast, copies, refresh))
+    summed = gradients or Replicated(parameters, ranks)
+    take = step(PlainStep(optimizer, loss_sum, clip, ranks.device, summed, autocast, copies, refresh))
     for number, micro in enumerate(batches, first):
         # Masking draws a different number of labels each time, so divide by the labels of the whole step over
         # all processes: a mean of micro-batch means would weigh sparse ones too heavily.

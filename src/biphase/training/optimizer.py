@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from biphase import kernels
+from biphase.models.layers import stack_of
 from biphase.specs import AdamW
 
 
-def build(model: nn.Module, spec: AdamW) -> torch.optim.AdamW:
-    """Weight decay on every parameter. Fused, so that a step can be skipped without the host knowing."""
-    parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
+def build(
+    model: nn.Module, spec: AdamW, parameters: dict[str, nn.Parameter] | None = None
+) -> torch.optim.AdamW:
+    """Weight decay on every parameter. Fused, so that a step can be skipped without the host knowing.
+
+    `parameters`, by their names in the model, where this process has a part of each.
+    """
+    if parameters is None:
+        parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
     groups = by_depth(model, parameters, spec.layer_decay)
     return torch.optim.AdamW(
         groups, lr=0.0, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay, fused=True
@@ -27,22 +35,21 @@ def by_depth(
     """Groups of parameters with the share of the rate they learn at: 1 behind the last layer, less below it."""
     if layer_decay == 1:
         return [{"params": list(parameters.values()), "share": 1.0}]
-    lists = [(name, len(one)) for name, one in model.named_modules() if isinstance(one, nn.ModuleList)]
-    stack, layers = max(lists, key=lambda one: one[1], default=("", 0))
-    lowest = _below(model, stack)
+    stack, blocks = stack_of(model)
+    layers, lowest = len(blocks), _below(model, stack)
     found: dict[int, list[nn.Parameter]] = defaultdict(list)
     for name, one in parameters.items():
         inside = name.startswith(f"{stack}.")
         depth = int(name.removeprefix(f"{stack}.").split(".")[0]) + 1 if inside else layers + 1
-        found[0 if id(one) in lowest else depth].append(one)
+        found[0 if name in lowest else depth].append(one)
     return [
         {"params": some, "share": layer_decay ** (layers + 1 - depth)}
         for depth, some in sorted(found.items())
     ]
 
 
-def _below(model: nn.Module, stack: str) -> set[int]:
-    """What stands below the first layer: embeddings, and what is in one module with them, as their norm."""
+def _below(model: nn.Module, stack: str) -> set[str]:
+    """The names of what stands below the first layer: embeddings, and what is in one module with them, as their norm."""
     found: set[int] = set()
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding) and not name.startswith(f"{stack}."):
@@ -50,7 +57,7 @@ def _below(model: nn.Module, stack: str) -> set[int]:
             beside_layers = not parent or f"{stack}.".startswith(f"{parent}.")
             whole = module if beside_layers or not stack else model.get_submodule(parent)
             found |= {id(one) for one in whole.parameters()}
-    return found
+    return {name for name, one in model.named_parameters() if id(one) in found}
 
 
 def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
@@ -162,9 +169,9 @@ def forget(optimizer: torch.optim.AdamW) -> None:
         torch._foreach_zero_([state[what] for state in optimizer.state.values()])
 
 
-def moments(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
+def moments(parameters: Mapping[str, Tensor], optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
     """The optimizer's state under the names of the parameters."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(one): name for name, one in parameters.items()}
     return {
         f"{what}.{names[id(parameter)]}": value.detach()
         for parameter, state in optimizer.state.items()
@@ -172,10 +179,14 @@ def moments(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, Tensor]
     }
 
 
-def restore_moments(model: nn.Module, optimizer: torch.optim.AdamW, saved: dict[str, Tensor]) -> None:
-    """Put back what `moments` gave, bit for bit."""
-    for name, parameter in model.named_parameters():
-        if f"step.{name}" not in saved:
-            continue  # it had never had a gradient
-        state = {what: saved[f"{what}.{name}"] for what in ("step", "exp_avg", "exp_avg_sq")}
-        optimizer.state[parameter] = {what: value.to(parameter.device) for what, value in state.items()}
+def restore_moments(
+    parameters: Mapping[str, Tensor],
+    optimizer: torch.optim.AdamW,
+    saved: Callable[[str, str], Tensor | None],
+) -> None:
+    """Put back what `moments` gave, bit for bit; `saved` has it by what it is and the name of the parameter."""
+    for name, parameter in parameters.items():
+        found = {what: saved(what, name) for what in ("step", "exp_avg", "exp_avg_sq")}
+        state = {what: value.to(parameter.device) for what, value in found.items() if value is not None}
+        if state:  # else it had never had a gradient
+            optimizer.state[parameter] = state

@@ -10,32 +10,32 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
 from biphase.batch import Batch
 from biphase.data.shards import Shards
-from biphase.data.stream import Stream, heldout_stream, load_ahead, share
+from biphase.data.stream import Stream, heldout_stream, load_ahead, passes_of, share
 from biphase.errors import StoreError, TrainingError
 from biphase.files import Store
 from biphase.keys import Identities, act_at, label, last_rope_base, origin_draw, origin_step, state_key
-from biphase.models.adapters import freeze_embeddings
 from biphase.models.attention import sight_of, varlen_works
-from biphase.models.backbone import LanguageModel
 from biphase.models.rope import set_rope_base
 from biphase.objectives import ratio_at
 from biphase.randomness import salt
 from biphase.records import encode
 from biphase.specs import CLM, Hub, Objective, Pretrain
-from biphase.training import checkpoint, devices, optimizer
+from biphase.training import checkpoint, devices
 from biphase.training.checkpoint import Progress
 from biphase.training.devices import Ranks
 from biphase.training.heldout import heldout_losses, yardsticks
 from biphase.training.loop import Done, train
 from biphase.training.manner import Manner
 from biphase.training.meter import Meter
+from biphase.training.placing import place
+from biphase.training.saving import Saver, Told
 from biphase.training.schedule import rate
 from biphase.training.starting import reads_otherwise, root_of, starting_model
 
@@ -79,8 +79,8 @@ class Pretraining:
         """Build the model and put it where the nearest saved state left it."""
         run, ranks = self.run, self.ranks
         lines = self._load_nearest()
-        self.path = self.model.prepare(ranks.device, run.precision, compiled=self.manner.compiled)
         self._adopt_arithmetic()
+        self.saver = Saver(self.store, ranks, self.model, self.placed)
         self.meter = Meter(
             title=self.title,
             origin=origin_step(run),
@@ -107,15 +107,18 @@ class Pretraining:
                 f"{run.name} goes on from {run.start.name}, whose end is not in {store.states}; "
                 "run the study again to compute it"
             )
-        self.model = self._model(fresh=found is None)
-        self.optimizer = optimizer.build(self.model, run.optimizer)
+        self.from_hub = found is None and isinstance(root_of(run).start, Hub)
+        self.model = starting_model(run, self.shards, probed=self.from_hub)
         self.progress = Progress(step=0, draw=origin_draw(run), joules=0.0)
         if found is None:
+            self.placed = place(self.model, run, ranks, self.manner)
             return []
         step, key = found
-        goes_on = step > 0 or run.moments == "keep"
         try:
-            loaded = checkpoint.load(store, key, self.model, self.optimizer if goes_on else None)
+            loaded = checkpoint.load_weights(store, key, self.model)
+            self.placed = place(self.model, run, ranks, self.manner)
+            if step > 0 or run.moments == "keep":
+                checkpoint.load_moments(store, key, self.placed.rows, self.placed.optimizer)
             lines = checkpoint.metrics_of(store, key)
         except (StoreError, OSError):
             if ranks.world == 1 and not store.has(store.states / key):
@@ -123,13 +126,6 @@ class Pretraining:
             raise
         self.progress = loaded if step else replace(loaded, step=0, draw=origin_draw(run))
         return lines
-
-    def _model(self, *, fresh: bool) -> LanguageModel:
-        self.from_hub = fresh and isinstance(root_of(self.run).start, Hub)
-        model = starting_model(self.run, self.shards, probed=self.from_hub)
-        if self.run.freeze == "embeddings":
-            freeze_embeddings(model)
-        return model.to(self.ranks.device).train()
 
     def _turn(self, step: int) -> None:
         """Positions as the act of step `step` has them: asked before each step, done where an act begins."""
@@ -144,14 +140,19 @@ class Pretraining:
         """Sum as the state was summed so far, as far as this machine can: the same bits need the same order."""
         progress, ranks = self.progress, self.ranks
         rows = self.run.rows_per_step // ranks.world
-        same = progress.world == ranks.world and progress.step > 0
+        shard = str(self.manner.sharding)
+        same = (progress.world, progress.shard) == (ranks.world, shard) and progress.step > 0
         suits = devices.micro_rows(ranks.device, rows, self.run.packing.length)
         self.micro_rows = self.manner.micro_rows or (progress.micro_rows if same else suits)
         if ranks.device.type == "cpu" and 0 < progress.threads <= (os.cpu_count() or 1):
             torch.set_num_threads(progress.threads)
-        self.progress.micro_rows, self.progress.world = self.micro_rows, ranks.world
+        self.progress.micro_rows, self.progress.world, self.progress.shard = (
+            self.micro_rows,
+            ranks.world,
+            shard,
+        )
         self.progress.threads = torch.get_num_threads() if ranks.device.type == "cpu" else 0
-        self.progress.machine = devices.machine(ranks.device) | {"path": self.path}
+        self.progress.machine = devices.machine(ranks.device) | {"path": self.placed.path}
 
     # ------------------------------------------------------------ during
 
@@ -173,8 +174,8 @@ class Pretraining:
         steps = load_ahead(self._batches, self.progress.step, self.target, loaders=self.manner.loaders)
         try:
             train(
-                [parameter for parameter in self.model.parameters() if parameter.requires_grad],
-                self.optimizer,
+                self.placed.parameters,
+                self.placed.optimizer,
                 self._loss_sum,
                 steps,
                 first=self.progress.step,
@@ -186,6 +187,7 @@ class Pretraining:
                     self._count,
                     self._log,
                     self._evaluate,
+                    lambda done: None if done.lost else self.saver.settle(),
                     self._save,
                     lambda done: self._turn(done.step + 1),
                 ),
@@ -194,7 +196,11 @@ class Pretraining:
                 save=self._due,
                 copies=self.model.copies,
                 refresh=self.model.refresh,
+                gradients=self.placed.sharded,
             )
+        except Exception:
+            self.saver.salvage(lost=self.manner.lost())
+            raise
         finally:
             self.meter.close()
         return self.published
@@ -206,12 +212,16 @@ class Pretraining:
         draws = share(
             origin_draw(run) + step * run.rows_per_step, run.rows_per_step, self.ranks.rank, self.ranks.world
         )
-        return [
+        made = [
             self.stream.batch(
-                act.objective, part, step=step - act.first, fixed=self.path == "compiled"
+                act.objective, part, step=step - act.first, fixed=self.placed.path == "compiled"
             ).ready_for(self.ranks.device)
             for part in draws.split(self.micro_rows)
         ]
+        if self.placed.sharded:  # all processes fetch weights the same number of times
+            passes = passes_of(run.rows_per_step, self.ranks.world, self.micro_rows)
+            made += [made[0].silent()] * (passes - len(made))
+        return made
 
     def _loss_sum(self, batch: Batch) -> torch.Tensor:
         # Dropout, where a model has it, is drawn from counters too: a resumed run drops the same units.
@@ -272,8 +282,11 @@ class Pretraining:
             micro_rows=self.micro_rows,
             ranks=self.ranks,
             autocast=lambda: devices.autocast(self.ranks.device, self.run.precision),
-            fixed=self.path == "compiled",
+            fixed=self.placed.path == "compiled",
+            together=self.placed.sharded is not None,
         )
+        if self.placed.sharded:
+            self.placed.sharded.rest()
         self.model.train()
         if losses:
             self.meter.event(step, heldout=losses)
@@ -281,6 +294,8 @@ class Pretraining:
 
     def _save(self, done: Done) -> None:
         finished = done.step + 1 == self.target
+        if done.lost:
+            self.saver.abandon()
         if done.lost or not (finished or done.save or done.stop):
             return
         self.meter.flush()
@@ -288,27 +303,23 @@ class Pretraining:
         self.progress.skipped += self.meter.skipped
         self.meter.skipped = 0
         self.progress.unsound_in_a_row = self.meter.unsound_in_a_row
-        if self.ranks.first:
-            key = state_key(self.run, done.step + 1, self.identities)
-            about = {
-                "run": encode(self.run),
-                "origin_step": origin_step(self.run),
-                "epochs": self.stream.epochs(self.progress.draw),
-                "tokens_left_out": len(self.shards.train) % self.run.packing.length,
-            }
-            checkpoint.save(
-                self.store,
-                key,
-                self.model,
-                self.optimizer,
-                self.progress,
-                about=about,
-                metrics=self.meter.lines,
-            )
-            checkpoint.prune(self.run, done.step + 1, self.store, self.identities, self.needed())
+        step = done.step + 1
+        state = {
+            "run": encode(self.run),
+            "origin_step": origin_step(self.run),
+            "epochs": self.stream.epochs(self.progress.draw),
+            "tokens_left_out": len(self.shards.train) % self.run.packing.length,
+            "progress": asdict(self.progress),
+        }
+        told = Told(state_key(self.run, step, self.identities), state, list(self.meter.lines))
+        self.saver.begin(told, last=finished, then=lambda: self._forget_behind(step))
+        if finished or done.stop:
+            self.saver.finish()
         self.published = finished
         self.last_save = self.clock = time.monotonic()
-        self.ranks.wait()
+
+    def _forget_behind(self, step: int) -> None:
+        checkpoint.prune(self.run, step, self.store, self.identities, self.needed())
 
     def _count_energy(self) -> None:
         """Add what all GPUs used since the last time. A part that nobody measured leaves the whole unknown."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, Self, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from biphase.training.devices import Ranks
-from biphase.training.optimizer import gradient_norm, update
+from biphase.training.gradients import Gradients
+from biphase.training.optimizer import update
 
 
 class MicroBatch(Protocol):
@@ -45,11 +45,11 @@ Step = Callable[[list[Micro], int, float], Taken]  # micro-batches, labels of al
 class PlainStep(Generic[Micro]):
     """A step taken kernel by kernel; what all steps of a training have in common."""
 
-    parameters: list[nn.Parameter]
     optimizer: torch.optim.AdamW
     loss_sum: Callable[[Micro], Tensor]
     clip: float
-    ranks: Ranks
+    device: torch.device
+    gradients: Gradients
     autocast: Callable[[], AbstractContextManager[object]]
     copies: Callable[[], dict[int, Tensor]]  # of weights in 16 bits, by the address of the weight
     refresh: Callable[
@@ -60,18 +60,18 @@ class PlainStep(Generic[Micro]):
         self, micro: list[Micro], labels: int | Tensor, rate: float | Tensor, *, idle: bool = False
     ) -> Taken:
         """Gradients, their norm, clipping, AdamW. `idle`: all of it, and nothing is changed."""
-        device = self.ranks.device
         if not isinstance(labels, Tensor):
             labels = max(labels, 1)
-        loss = torch.zeros((), device=device)
-        for batch in micro:
+        loss = torch.zeros((), device=self.device)
+        for number, batch in enumerate(micro, 1):
+            self.gradients.collect(last=number == len(micro))
             with self.autocast():
-                part = self.loss_sum(batch.to(device)) / labels
+                part = self.loss_sum(batch.to(self.device)) / labels
             part.backward()
             loss += part.detach()
-        loss = self.ranks.reduce_gradients(self.parameters, loss)
+        loss = self.gradients.total(loss)
 
-        norm = gradient_norm(self.parameters)
+        norm = self.gradients.norm()
         unsound = torch.ones_like(loss) if idle else (~torch.isfinite(norm + loss)).float()
         shrink = (norm / self.clip).clamp(min=1)
         self.refresh(update(self.optimizer, rate=rate, unsound=unsound, shrink=shrink, copies=self.copies()))

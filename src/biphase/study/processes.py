@@ -1,0 +1,65 @@
+"""The parent of several processes that train together: torchrun, without its traceback.
+
+    python -m biphase.study.processes N biphase's arguments…
+
+A process that refuses leaves its line in a file (`refusal.py`), and this one prints it once. A process that died is
+named. In both cases torchrun has ended the others by then, and the next start goes on from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.run import main as torchrun
+
+from biphase.study.refusal import LOST, PLACE
+
+
+def run(count: int, arguments: list[str]) -> int:
+    """Start them, wait for them, and give the code to end with."""
+    for name in ("torch.distributed.elastic", "torch.distributed.run"):
+        # Its records of what it does to whom would stand around the one line that matters.
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    with tempfile.TemporaryDirectory(prefix="biphase-") as folder:
+        place = Path(folder) / "refusal"
+        os.environ[PLACE] = str(place)
+        try:
+            torchrun(["--standalone", f"--nproc-per-node={count}", "-m", "biphase", *arguments])
+        except SignalException as told:
+            return 128 + told.sigval
+        except ChildFailedError as failed:
+            if place.is_file():
+                print(f"error: {place.read_text(encoding='utf-8')}", file=sys.stderr, flush=True)
+                return 2
+            return _died(failed, count)
+    return 0
+
+
+def _died(failed: ChildFailedError, count: int) -> int:
+    """Say which process ended the others. With 1 the worker itself has said why, here or in the list of failures."""
+    # Those that lost it, or were told to end, have ended because of it.
+    causes = [one for one in failed.failures.values() if one.exitcode not in (LOST, -signal.SIGTERM)]
+    first: ProcessFailure = min(causes, key=lambda one: one.timestamp, default=failed.get_first_failure()[1])
+    if first.exitcode == 1:
+        return 1
+    how = f"with exit code {first.exitcode}"
+    if first.exitcode < 0:
+        how = f"by {signal.Signals(-first.exitcode).name}"
+    print(
+        f"error: process {first.local_rank} of {count} was ended {how}, so all were; "
+        "what was published is whole: type the same command to go on",
+        file=sys.stderr,
+        flush=True,
+    )
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(run(int(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,65 @@
+"""A plan on many GPUs, as it is printed."""
+
+import json
+
+import pytest
+
+PAPER = "studies/paper.py"
+
+
+@pytest.fixture
+def planned(verb, tmp_path):
+    def typed(*words):
+        return verb("plan", PAPER, "--store", tmp_path / "store", *words)
+
+    return typed
+
+
+@pytest.mark.parametrize("gpus", [8, 64, 192])
+def test_the_papers_models_on_many_gpus(planned, gpus):
+    code, out, _ = planned("--gpus", gpus, "--device", "h100", "--json")
+    told = json.loads(out)["gpus"]
+    assert code == 0
+    models = told["models"]
+    assert [one["title"].split(",")[0] for one in models] == ["210m", "610m", "1b"]
+    for one in models:
+        ways = {way["way"]: way for way in one["outlooks"]}
+        assert set(ways) >= {"none", "full"}
+        assert all(way["fits"] for way in ways.values())
+        assert ways["full"]["memory"]["moments"] == ways["none"]["memory"]["moments"] / gpus
+        assert 0.4 < ways["full"]["efficiency"] <= 1
+    plain, full, *_ = (sum(way["memory"].values()) for way in models[-1]["outlooks"])
+    assert full < plain, "of a large model; of a small one what our kernels spare counts more"
+    assert [one["load"]["own"] for one in models] == [True, True, False], "heads of the 1B are 96 wide"
+
+
+def test_it_stands_below_the_tree_and_says_that_it_was_not_measured(planned):
+    code, out, _ = planned("--gpus", 192, "--device", "h200")
+    assert code == 0
+    assert (
+        "610m, mlm 20% (756M parameters) on 192 h200: 1,152 rows of 2,048 a step, 6 a GPU, micro-batch 6"
+        in out
+    )
+    assert out.strip().splitlines()[-1].startswith("planned, not measured: computing as measured on one; 75%")
+
+
+def test_what_does_not_fit_is_marked(planned):
+    _, out, _ = planned("--gpus", 8, "--device", "l40s")
+    marked = [one.split()[0] for one in out.splitlines() if "does not fit" in one]
+    assert marked
+    assert len(marked) < 9
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--gpus", 2000, "--device", "h100"), "type --gpus 1152"),
+        (("--gpus", 8, "--device", "rtx4090"), "is not known"),
+        (("--gpus", 8, "--device", "h1000"), "there is no device"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_in_a_line(planned, words, said):
+    code, out, err = planned(*words)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert len(err.splitlines()) == 1

@@ -1,0 +1,127 @@
+"""States written beside the training: what was copied is what is published, whole or not at all."""
+
+import os
+import threading
+from dataclasses import asdict
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from biphase import AdamW, Size
+from biphase.files import verify
+from biphase.models.backbone import from_scratch
+from biphase.training.checkpoint import Progress
+from biphase.training.devices import Ranks
+from biphase.training.optimizer import build, update
+from biphase.training.placing import Placed
+from biphase.training.saving import Saver, Told
+from biphase.training.tensors import Rows
+
+SIZE = Size("tiny", layers=1, hidden=16, heads=2, kv_heads=1, ffn=32, precision="fp32")
+
+
+@pytest.fixture
+def model():
+    return from_scratch(SIZE, vocab=40, mask_id=3, length=16, seed=1)
+
+
+@pytest.fixture
+def saver(model, store):
+    rows = {name: Rows.all_of(one) for name, one in model.model.named_parameters()}
+    placed = Placed("plain", build(model, AdamW()), None, list(model.parameters()), rows)
+    return Saver(store, Ranks(0, 1, torch.device("cpu")), model, placed)
+
+
+def told(key):
+    return Told(key, {"progress": asdict(Progress(step=1, draw=8))}, [{"step": 1, "loss": 2.0}])
+
+
+def take_a_step(model, saver):
+    for one in model.parameters():
+        one.grad = torch.ones_like(one)
+    update(saver.optimizer, rate=0.1, unsound=torch.zeros(()))
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """The disk is slow until it is let go."""
+    gate, plain = threading.Event(), os.fsync
+
+    def sync(handle):
+        assert gate.wait(20)
+        return plain(handle)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    yield gate
+    gate.set()
+
+
+def test_training_goes_on_and_what_was_copied_is_published(model, saver, store, held):
+    take_a_step(model, saver)
+    before = {name: one.clone() for name, one in model.model.state_dict().items()}
+    published = []
+    saver.begin(told("one"), last=False, then=lambda: published.append("one"))
+    take_a_step(model, saver)
+    saver.settle()
+    assert not store.has(store.states / "one"), "nothing looks finished while it is written"
+    assert not published
+    held.set()
+    saver.finish()
+    assert published == ["one"]
+    verify(store.states / "one")
+    saved = load_file(store.states / "one" / "model.safetensors")
+    assert all(torch.equal(saved[name], before[name]) for name in saved)
+    assert not torch.equal(saved["model.norm.weight"], model.model.state_dict()["model.norm.weight"])
+    assert load_file(store.states / "one" / "optimizer.safetensors")["step.model.norm.weight"] == 1
+    assert not list(store.attempts.iterdir())
+
+
+def test_at_most_one_is_under_way(saver, store, held):
+    saver.begin(told("one"), last=False)
+    threading.Timer(0.2, held.set).start()
+    saver.begin(told("two"), last=False)
+    assert store.has(store.states / "one"), "the second waits for the first"
+    saver.finish()
+    assert store.has(store.states / "two")
+
+
+def test_an_error_while_writing_is_raised_at_the_next_step(saver, store, monkeypatch):
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    saver.begin(told("one"), last=False)
+    saver.under_way.thread.join()
+    with pytest.raises(OSError, match="No space left"):
+        saver.settle()
+    assert not store.has(store.states / "one")
+    assert not list(store.attempts.iterdir())
+    saver.settle()  # it was said once
+
+
+def test_what_is_given_up_leaves_nothing(saver, store, held):
+    saver.begin(told("one"), last=False)
+    held.set()
+    saver.abandon()
+    assert not store.states.exists() or not list(store.states.iterdir())
+    assert not list(store.attempts.iterdir())
+
+
+def test_an_error_in_a_step_does_not_cost_the_state_before_it(saver, store, held):
+    saver.begin(told("one"), last=False)
+    held.set()
+    saver.salvage(lost=False)
+    assert store.has(store.states / "one")
+    saver.begin(told("two"), last=False)
+    saver.salvage(lost=True)
+    assert not store.has(store.states / "two"), "who lost the lease publishes nothing more"
+
+
+def test_what_stands_already_is_not_written_again(saver, store):
+    saver.begin(told("one"), last=True)
+    saver.finish()
+    again = []
+    saver.begin(told("one"), last=True, then=lambda: again.append(True))
+    assert saver.under_way is None
+    assert again

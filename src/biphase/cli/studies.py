@@ -85,6 +85,27 @@ def _to_come(made: Plan, where: Store, tuned: Count) -> list[Prospect]:
     return prospects(made, gather(made, where))
 
 
+Shard = Annotated[
+    str,
+    typer.Option(
+        metavar="none|full|hybrid[:K]", help="spread weights and moments over the processes (FSDP2)"
+    ),
+]
+Recompute = Annotated[
+    bool, typer.Option("--recompute", help="layers keep only their input; less memory, a third more work")
+]
+Compiled = Annotated[
+    bool | None, typer.Option("--compile/--no-compile", help="default: on CUDA, where nothing is faster")
+]
+Deterministic = Annotated[
+    bool,
+    typer.Option("--deterministic", help="on a GPU too, pretraining the same gives the same bits; slower"),
+]
+Slurm = Annotated[
+    Path | None, typer.Option(metavar="PROFILE", help="start workers as Slurm jobs, as this file says")
+]
+
+
 @app.command()
 def run(
     study: StudyFile,
@@ -96,33 +117,17 @@ def run(
     processes: Annotated[
         int, typer.Option(min=1, help="train each piece in this many processes (torchrun)")
     ] = 1,
-    shard: Annotated[
-        str,
-        typer.Option(
-            metavar="none|full|hybrid[:K]", help="spread weights and moments over the processes (FSDP2)"
-        ),
-    ] = "none",
-    recompute: Annotated[
-        bool, typer.Option("--recompute", help="layers keep only their input; less memory, a third more work")
-    ] = False,
+    shard: Shard = "none",
+    recompute: Recompute = False,
     loaders: Annotated[int, typer.Option(min=0, help="threads that prepare batches")] = 1,
     micro_batch: Annotated[int, typer.Option(min=0, help="rows at a time; 0: what suits the device")] = 0,
     checkpoint: Annotated[
         str, typer.Option(metavar="TIME|STEPS", help="how often to save on the way")
     ] = "10m",
-    compiled: Annotated[
-        bool | None, typer.Option("--compile/--no-compile", help="default: on CUDA, where nothing is faster")
-    ] = None,
-    deterministic: Annotated[
-        bool,
-        typer.Option(
-            "--deterministic", help="on a GPU too, pretraining the same gives the same bits; slower"
-        ),
-    ] = False,
+    compiled: Compiled = None,
+    deterministic: Deterministic = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="no progress while a piece runs")] = False,
-    slurm: Annotated[
-        Path | None, typer.Option(metavar="PROFILE", help="start workers as Slurm jobs, as this file says")
-    ] = None,
+    slurm: Slurm = None,
 ) -> None:
     """Compute what is missing, with progress. Stop and start freely."""
     if deterministic:

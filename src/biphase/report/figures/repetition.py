@@ -21,7 +21,8 @@ CAPTION = (
     "Below 0, text that the run has read is easier to it than text that it has not: it learns by heart. One text may be "
     "harder than another, so read how a line falls after one epoch, not where it starts. Masks are new in each epoch "
     "while causal targets are the same: repetition favours MLM. The training loss is the mean over the last "
-    f"{LATELY} steps before a held-out measurement, or over the last tenth of a stage or a decay that is shorter. "
+    f"{LATELY} steps before a held-out measurement, or over a tenth of the steps since a stage or a decay began if "
+    "these are fewer. "
     "Another objective begins another line. Dotted upright: one epoch."
 )
 

@@ -46,7 +46,7 @@ def figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
         return None
     uprights = _one_epoch(evidence, ways) if views and VIEWS[views[0]] == "tokens" else ()
     panels = tuple(replace(one, verticals=uprights) for one in drawn.panels)
-    once = "Dotted upright: the corpus has been read once. " if uprights else ""
+    once = "Dotted upright, over tokens: the corpus has been read once. " if uprights else ""
     caption = (
         "Checkpoints on the way, whose learning rate has not come down; hollow marks are the decayed ends. "
         f"FLOPs are the model's own; seconds compare only where machines were alike. {once}{drawn.notes()}"

@@ -168,6 +168,12 @@ def _said(whats: list[str]) -> str:
     return ", ".join([*words, *["decay"] * ("decay" in whats)])
 
 
+def shades(runs: list[Run]) -> list[str]:
+    """What they mean, where they mean anything."""
+    sizes = len({run.size for run in runs})
+    return ["Shades are sizes, soft to deep."] if len(runs) > BY_NAME and sizes > 1 else []
+
+
 def _caption(runs: list[Run]) -> str:
     said = ["Training losses are means of neighbouring steps; each objective has its own scale of loss."]
     said.append("Held-out losses are of the same text and masks for all runs.")
@@ -175,8 +181,7 @@ def _caption(runs: list[Run]) -> str:
     switches = len(_switches(runs))
     if switches > UPRIGHTS:
         said.append(f"Of {switches} such steps the {UPRIGHTS} commonest are marked.")
-    if len(runs) > BY_NAME and len({run.size for run in runs}) > 1:
-        said.append("Shades are sizes, soft to deep.")
+    said += shades(runs)
     going = [run.curve.result for run in runs if not run.curve.complete]
     if going:
         said.append(

@@ -23,7 +23,7 @@ CAPTION = (
     "while causal targets are the same: repetition favours MLM. The training loss is the mean over the last "
     f"{LATELY} steps before a held-out measurement, or over a tenth of the steps since a stage or a decay began if "
     "these are fewer. "
-    "Another objective begins another line. Dotted upright: one epoch."
+    "Dotted upright: one epoch. What runs share is drawn once."
 )
 
 Point = tuple[float, Gap]  # epochs, and the gap there
@@ -36,7 +36,8 @@ def figure(evidence: Evidence, *, live: bool = False) -> Figure | None:
         return None
     lines: dict[str, list[Series]] = {}
     objectives: dict[str, set[str]] = {}
-    for run in losses.runs(evidence, live=live):
+    drawn = losses.runs(evidence, live=live)
+    for run in drawn:
         for line in _lines(evidence, epochs, run, live=live):
             kind = line[0][1].objective.split()[0]
             lines.setdefault(kind, []).append(_series(run, line))
@@ -46,7 +47,8 @@ def figure(evidence: Evidence, *, live: bool = False) -> Figure | None:
         return None  # planned, and not come so far
     titles = {kind: named(min(some)) if len(some) == 1 else kind.upper() for kind, some in objectives.items()}
     panels = [_panel(titles[kind], lines[kind], every, first=kind == next(iter(lines))) for kind in lines]
-    return Figure("repetition", "What is learnt by heart", CAPTION, tuple(panels))
+    caption = " ".join([CAPTION, *losses.shades(drawn)])
+    return Figure("repetition", "What is learnt by heart", caption, tuple(panels))
 
 
 def _lines(evidence: Evidence, epochs: Epochs, run: losses.Run, *, live: bool) -> list[list[Point]]:

@@ -24,9 +24,8 @@ LATELY = 50  # steps before a held-out measurement whose training losses are its
 OF_ITS_STAGE = 0.1  # at most: early in a stage, and in a decay, losses fall faster than they scatter
 REPEATED = 1.05  # epochs; more is repetition: a few rows that come twice change little
 
-Read = tuple[
-    Corpus, Hub | None, int
-]  # a corpus, the model whose tokenizer reads it if not its own, tokens in a row
+# What rows are counted of: a corpus, the published model whose tokenizer reads it (or none), tokens in a row.
+Read = tuple[Corpus, Hub | None, int]
 
 
 class Epochs:

@@ -19,11 +19,12 @@ MARK = "under repetition"
 
 def marked(finding: Finding, statement: Statement, tests: Iterable[Test], epochs: Epochs) -> Finding:
     """The finding, told as one under repetition where it is one. Where epochs are not known nothing is said."""
+    if not statement.equal_data or finding.verdict == "not tested":
+        return finding
     compared = [one for one in tests if len({_causal(model) for model in one.models}) > 1]
     models = dict.fromkeys(model for one in compared for model in one.models)
     times = [at for model in models for name in model.results if (at := epochs.at(name)) is not None]
-    tested = statement.equal_data and finding.verdict != "not tested"
-    if not tested or max(times, default=0.0) <= REPEATED:
+    if max(times, default=0.0) <= REPEATED:
         return finding
     often = " to ".join(dict.fromkeys(f"{one:.1f}" for one in (min(times), max(times))))
     caveat = (

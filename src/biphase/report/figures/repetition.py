@@ -18,12 +18,11 @@ from biphase.report.repetition import LATELY, REPEATED, Epochs, Gap, gaps
 SETTLED = 0.1  # epochs: before, losses fall too fast to set the scale by
 CAPTION = (
     "Training loss minus held-out loss of the objective that a run trains, over how often it has read its corpus. "
-    "Below 0, text that the run has read is easier to it than text that it has not: it learns by heart. One text may be "
-    "harder than another, so read how a line falls after one epoch, not where it starts. Masks are new in each epoch "
+    "Below 0, what the run trains on is easier to it than what it has never seen; where a line falls further with every "
+    "epoch, the run learns by heart. Where it starts says little: one text is harder than another. Masks are new in each epoch "
     "while causal targets are the same: repetition favours MLM. The training loss is the mean over the last "
     f"{LATELY} steps before a held-out measurement, or over a tenth of the steps since a stage or a decay began if "
-    "these are fewer. "
-    "Dotted upright: one epoch. What runs share is drawn once."
+    "these are fewer. Dotted upright: one epoch. What runs share is drawn once."
 )
 
 Point = tuple[float, Gap]  # epochs, and the gap there
@@ -97,7 +96,7 @@ def _panel(title: str, series: list[Series], every: list[Series], *, first: bool
             labels=spaced(ticks, (f"{one:g}" for one in ticks), 0.1),
             range=(0, 1.02 * last),
         ),
-        Axis("training − held-out loss, nats" if first else "", range=(low - room, high + room)),
+        Axis("training − held out, nats" if first else "", range=(low - room, high + room)),
         tuple(series),
         (Vertical(1.0),),
     )

@@ -61,10 +61,12 @@ def flat_truth(plan: Plan) -> Truth:
     return Truth(means, dict.fromkeys(plan.results, LOST_ELSE))
 
 
-def write(ledger: Ledger, *, results: tuple[str, ...] = (), processes: int = 1, lines: int = 200) -> int:
+def write(
+    ledger: Ledger, *, results: tuple[str, ...] = (), processes: int = 1, lines: int = 200, rows: int = 0
+) -> int:
     """Write the states of a plan and the leaves of `results`, or of all. Gives the number of leaves."""
     save_plan(ledger.plan, ledger.store)
-    write_states(ledger.plan, ledger.store, lines=lines)
+    write_states(ledger.plan, ledger.store, lines=lines, rows=rows)
     every = [one for model in models(ledger.plan).values() for one in model.results]
     wanted = [one for one in every if not results or one in results]
     if processes == 1:

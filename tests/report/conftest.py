@@ -58,6 +58,7 @@ def invented(
     means: dict[str, float] | None = None,  # result → percent on every family
     results: tuple[str, ...] = (),  # whose leaves are there; none named: all
     lines: int = 1_000,
+    rows: int = 0,  # of the corpus; 0: nobody knows
     **options: Any,
 ) -> tuple[Plan, Store]:
     """A ledger of this study, in full or in part, and its plan."""
@@ -67,7 +68,7 @@ def invented(
         told = {(name, family): mean for name, mean in means.items() for family in FAMILIES}
         truth = Truth(told, dict.fromkeys(plan.results, LOST_ELSE))
     options = {"shrink": 0.1, "every_metric": True} | options
-    write(Ledger(plan, store, truth, **options), results=results, lines=lines)
+    write(Ledger(plan, store, truth, **options), results=results, lines=lines, rows=rows)
     return plan, store
 
 

@@ -12,6 +12,7 @@ import threading
 
 import pytest
 
+from biphase import CLM, MLM, Stage, Study
 from biphase.files import Store
 from biphase.report.build import build
 from biphase.report.watch import HOST, Watcher, listen
@@ -419,3 +420,25 @@ def test_odd_names_do_no_harm(invent, run, grid, visit, tmp_path):
     assert name in {row["model"] for row in csv.DictReader(io.StringIO(text))}
     page.locator("#filter-t-families").fill("<i>")
     assert shown(page, "t-families") == [name]
+
+
+# ---------------------------------------------------------------- repetition
+
+
+def test_one_epoch_is_marked_over_tokens_and_verdicts_carry_their_mark(visit, run, grid, invent, tmp_path):
+    runs = (run("clm", Stage(CLM(), 40), keep=(10, 30)), run("mlm", Stage(MLM(0.4), 40), keep=(10, 30)))
+    plan, store = invent(Study("twice", runs, grid("sst2")), tmp_path / "store", rows=40)
+    built = build(plan, store, tmp_path / "page", static=False)
+    page = visit(address=built.page.as_uri())
+    figure = page.locator("#figure-efficiency")
+    figure.scroll_into_view_if_needed()
+    uprights = figure.locator(".shapelayer path")
+    uprights.first.wait_for(state="attached")
+    assert figure.locator(".annotation-text").filter(has_text="one epoch").count() == 1
+    figure.get_by_text("FLOPs", exact=True).click()
+    uprights.first.wait_for(state="detached")  # where it lies depends on the objective
+    figure.get_by_text("tokens", exact=True).click()
+    uprights.first.wait_for(state="attached")
+    verdict = next(one.verdict for one in built.content.findings if one.id == "C1")
+    badge = page.locator("#claim-C1 > summary .badge")
+    assert badge.inner_text().split("\n") == [verdict, "under repetition"]

@@ -33,7 +33,8 @@ PAGE = "report.html"
 FIGURES, TABLES = "figures", "tables"
 # What a report may draw; files of these names in its folder are its own to remove.
 KNOWN = (
-    "objectives", "ratio", "efficiency", "rates", "splits", "robustness", "continued", "losses", "tree", "costs",
+    "objectives", "ratio", "efficiency", "rates", "splits", "robustness", "continued", "losses", "repetition",
+    "tree", "costs",
 )  # fmt: skip
 
 

@@ -60,7 +60,8 @@ def _claims(findings: tuple[Finding, ...]) -> str:
     rows = []
     for one in findings:
         for place, part in enumerate(one.parts):
-            opens = [escape(one.id), escape(one.verdict)] if place == 0 else ["", ""]
+            verdict = ", ".join(filter(None, (one.verdict, one.condition)))
+            opens = [escape(one.id), escape(verdict)] if place == 0 else ["", ""]
             paper = "---" if part.paper is None else _points(part.paper)
             seeds = part.estimate
             around = f"[{_points(seeds.low)}, {_points(seeds.high)}]" if math.isfinite(seeds.low) else "---"

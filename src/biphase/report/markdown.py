@@ -91,7 +91,7 @@ def _claims(content: Content) -> str:
         [
             _text(one.id),
             _text(one.says),
-            f"{SYMBOLS[one.verdict]} {one.verdict}",
+            ", ".join(filter(None, (f"{SYMBOLS[one.verdict]} {one.verdict}", one.condition))),
             _text(one.why),
             p_value(one.p_holm),
         ]

@@ -140,10 +140,10 @@ def about_state(plan: Plan, store: Store, result: str) -> dict[str, Any]:
 
 def curve(plan: Plan, store: Store, result: str, *, live: bool = False) -> Curve:
     """The losses on the way to a result, as far as they are known; `live` also reads what a worker is writing now."""
-    texts = _texts(plan, store, result, live=live)
-    trained = _thinned([text for text in texts if '"heldout"' not in text])
+    found = texts(plan, store, result, live=live)
+    trained = _thinned([text for text in found if '"heldout"' not in text])
     heldout: dict[str, list[tuple[int, float]]] = {}
-    for step, measured in ledger.heldout([_line(text) for text in texts if '"heldout"' in text]).items():
+    for step, measured in ledger.heldout([_line(text) for text in found if '"heldout"' in text]).items():
         for objective, loss in measured.items():
             heldout.setdefault(objective, []).append((step, loss))
     end = plan.path(plan.results[result])
@@ -155,7 +155,7 @@ def curve(plan: Plan, store: Store, result: str, *, live: bool = False) -> Curve
         objectives=[one.objective for one in trained],
         heldout=heldout,
         switches=switches(plan, result),
-        complete=bool(end) and _last_step(texts) >= end[-1].span[1],
+        complete=bool(end) and _last_step(found) >= end[-1].span[1],
     )
 
 
@@ -174,7 +174,7 @@ def switches(plan: Plan, result: str) -> tuple[Switch, ...]:
 # ---------------------------------------------------------------- lines of metrics
 
 
-def _texts(plan: Plan, store: Store, result: str, *, live: bool) -> list[str]:
+def texts(plan: Plan, store: Store, result: str, *, live: bool) -> list[str]:
     """The lines on the way to a result, not yet parsed. A file that was changed since it was written is passed over."""
     path = plan.path(plan.results[result])
     found: list[str] = []

@@ -177,6 +177,7 @@ STATEMENTS = (
         "splits",
         "computed from its tables, 610m: +0.29, +0.28, +2.77, +0.26 (SC, TC, QA, IR)",
         "beyond",
+        equal_data=True,
     ),
     Statement(
         "B2",
@@ -214,6 +215,7 @@ STATEMENTS = (
         "objectives",
         "none: the paper has its own metrics only",
         "beyond",
+        equal_data=True,
     ),
     Statement(
         "B5",
@@ -226,6 +228,7 @@ STATEMENTS = (
         "objectives",
         "none: the paper searches judged documents only",
         "beyond",
+        equal_data=True,
     ),
     Statement(
         "B6",
@@ -238,5 +241,6 @@ STATEMENTS = (
         "splits",
         "none: the paper has one pretraining seed",
         "beyond",
+        equal_data=True,
     ),
 )

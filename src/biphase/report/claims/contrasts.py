@@ -75,6 +75,7 @@ class Statement:
     paper: str = "no numbers known"
     source: Source = "paper"
     caveats: tuple[str, ...] = ()
+    equal_data: bool = False  # objectives are compared by what they make of the same data
 
     def tests(self, bench: Bench) -> list[Test]:
         """Those whose models are all fine-tuned on what they ask about."""

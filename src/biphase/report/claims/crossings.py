@@ -15,6 +15,7 @@ from biphase.report.claims.lines import Bench, rows_in_common
 from biphase.report.claims.quantities import Reading, score
 from biphase.report.evidence import Floats
 from biphase.report.recipes import Model
+from biphase.report.repetition import REPEATED, Epochs
 from biphase.report.statistics.intervals import across, kept
 from biphase.specs import Family
 from biphase.study.costs import flops_of
@@ -40,10 +41,12 @@ class Crossing:
             return ""
         masked, causal = (one[:, rows][:, :, columns] for one in (masked, causal))
         gap = np.mean(masked - causal, axis=(1, 2))
+        epochs = Epochs(reading.evidence.plan, reading.evidence.store)
+        once = self._within_one_epoch(epochs, gap)
         if gap[-1] <= 0:
-            return f"MLM 40% has not overtaken CLM by step {steps[-1]:,.0f}"
+            return f"MLM 40% has not overtaken CLM by step {steps[-1]:,.0f}{once}"
         if (gap > 0).all():
-            return f"MLM 40% is ahead from the first checkpoint (step {steps[0]:,.0f}) on"
+            return f"MLM 40% is ahead from the first checkpoint (step {steps[0]:,.0f}) on{once}"
         at = [
             [
                 crossing(steps, masked[:, row, seed], steps, causal[:, row, seed])
@@ -51,9 +54,20 @@ class Crossing:
             ]
             for row in range(len(rows))
         ]
-        return f"MLM 40% overtakes CLM near {self._place(np.array(at), masked, causal)}"
+        return f"MLM 40% overtakes CLM near {self._place(np.array(at), masked, causal, epochs)}{once}"
 
-    def _place(self, at: Floats, masked: Floats, causal: Floats) -> str:
+    def _within_one_epoch(self, epochs: Epochs, gap: Floats) -> str:
+        """Who is ahead at the last checkpoint that read nothing twice, where later ones did."""
+        known = [epochs.at(one.results[0]) for one, _ in self.checkpoints]
+        read = [math.inf if one is None else one for one in known]
+        once = [place for place, one in enumerate(read) if one <= REPEATED]
+        if not once or not math.isfinite(read[-1]) or read[-1] <= REPEATED:
+            return ""
+        step, ahead = self.checkpoints[once[-1]][0].recipe.steps, gap[once[-1]]
+        where = f"within one epoch (step {step:,}, {read[once[-1]]:.2f} epochs)"
+        return f"; {where} it is {abs(ahead):.2f} points {'ahead' if ahead > 0 else 'behind'}"
+
+    def _place(self, at: Floats, masked: Floats, causal: Floats, epochs: Epochs) -> str:
         """The mean over seeds, taken of logarithms, with its interval; seeds in which it never happens are told."""
         crossed = across(np.log(at))
         happens = int(np.isfinite(at).sum())
@@ -68,6 +82,8 @@ class Crossing:
         )
         recipe = self.checkpoints[-1][0].recipe
         said = f"step {steps:,.0f}{some}{between}, {short(steps * recipe.tokens / recipe.steps)} tokens"
+        read = epochs.at(self.checkpoints[-1][0].results[0], round(steps))
+        said = said if read is None else f"{said}, {read:.2f} epochs"
         flops = self._flops(masked, causal)
         return f"{said}; at equal FLOPs near {flops:.1e}" if flops is not None else said
 

@@ -104,6 +104,7 @@ STATEMENTS = (
         "efficiency",
         "at 5,000 of 42,000 steps, 610m: +6.07, +1.81, +6.41, +10.72 (SC, TC, QA, IR)",
         caveats=("Both are compared before their decay.",),
+        equal_data=True,
     ),
     Statement(
         "C11",
@@ -117,6 +118,7 @@ STATEMENTS = (
         "at 40,000 of 42,000 steps, 610m: +2.92, +15.91, +3.21 (SC, QA, IR), +0.63 (TC); "
         "crossings near 10,000 (SC, QA) and 20,000 steps (IR)",
         caveats=("Both are compared before their decay, which helps MLM more: see B2.",),
+        equal_data=True,
     ),
     Statement(
         "C12",

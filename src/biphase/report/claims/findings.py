@@ -44,3 +44,4 @@ class Finding:
     caveats: tuple[str, ...]
     contrast: str  # how it is tested, in one line
     paper: str  # the paper's numbers, in words
+    condition: str = ""  # that the verdict stands under, in two words

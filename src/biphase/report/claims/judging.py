@@ -12,6 +12,7 @@ from biphase.report.claims.findings import Finding, Part
 from biphase.report.claims.lines import Bench, bench
 from biphase.report.claims.measuring import Measured, detectable, measure
 from biphase.report.claims.own import own_statements
+from biphase.report.claims.repeated import marked
 from biphase.report.claims.telling import why
 from biphase.report.claims.verdicts import (
     ALPHA,
@@ -24,6 +25,7 @@ from biphase.report.claims.verdicts import (
 from biphase.report.draws import Draws, shared_draws
 from biphase.report.evidence import Evidence
 from biphase.report.numerals import interval, listed
+from biphase.report.repetition import Epochs
 from biphase.report.statistics.multiplicity import holm
 from biphase.wording import counted, short
 
@@ -43,12 +45,13 @@ def judge(evidence: Evidence, draws: Draws | None = None) -> list[Finding]:
     tested = [place for place, p in enumerate(ps) if not math.isnan(p)]
     adjusted = dict(zip(tested, holm([ps[place] for place in tested]), strict=True)) if tested else {}
     first, stopped = ALPHA / max(1, len(tested)), level_of_parts(list(adjusted.values()))
-    found = []
+    found, epochs = [], Epochs(evidence.plan, evidence.store)
     for place, ((statement, tests), measured) in enumerate(zip(asked, results, strict=True)):
         p_holm = adjusted.get(place, math.nan)
         level = ALPHA if p_holm <= ALPHA else stopped
         parts = tuple(_part(one, level, first) for one in measured)
-        found.append(_finding(over, statement, tests, measured, parts, ps[place], p_holm))
+        finding = _finding(over, statement, tests, measured, parts, ps[place], p_holm)
+        found.append(marked(finding, statement, tests, epochs))
     return found
 
 

@@ -30,6 +30,7 @@ def _statement(bench: Bench, claim: Claim) -> Statement:
         figure="",
         paper="",
         source="study",
+        equal_data=True,
     )
 
 

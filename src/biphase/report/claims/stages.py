@@ -115,6 +115,7 @@ STATEMENTS = (
         EVERY,
         "splits",
         "610m: +0.85, +0.86, +5.00, +0.33 (SC, TC, QA, IR)",
+        equal_data=True,
     ),
     Statement(
         "C14",
@@ -128,6 +129,7 @@ STATEMENTS = (
         "splits",
         "SC at 610m: 87.85, 87.57, 87.06 (25-75, 50-50, 75-25), 87.00 (MLM), 83.58 (CLM)",
         caveats=("As good as means: within 0.5 points, tested from both sides.",),
+        equal_data=True,
     ),
     Statement(
         "C15",
@@ -139,6 +141,7 @@ STATEMENTS = (
         EVERY,
         "splits",
         "no such pairs known; at 22,000 steps 50-50 is best on QA (55.97), 75-25 on IR (77.81)",
+        equal_data=True,
     ),
     Statement(
         "C21",
@@ -150,5 +153,6 @@ STATEMENTS = (
         EVERY,
         "splits",
         "1b: the same broad advantage, no numbers",
+        equal_data=True,
     ),
 )

@@ -12,6 +12,7 @@ from biphase.report.figures import (
     objectives,
     rates,
     ratio,
+    repetition,
     robustness,
     splits,
     tree,
@@ -29,5 +30,7 @@ def figures(evidence: Evidence, estimates: Estimates, *, live: bool = False) -> 
     """Every figure the study has data for, in the order of the paper; `live` also shows losses that are being written."""
     scored = (objectives, ratio, efficiency, rates, splits, robustness, continued)
     made = [one.figure(evidence, estimates) for one in scored] if evidence.count[0] else []
-    made += [losses.figure(evidence, live=live), tree.figure(evidence), costs.figure(evidence)]
+    trained = (losses, repetition)
+    made += [one.figure(evidence, live=live) for one in trained]
+    made += [tree.figure(evidence), costs.figure(evidence)]
     return [one for one in made if one is not None]

@@ -71,7 +71,7 @@ class Axis:
 class Vertical:
     """A line at one x, and what happens there."""
 
-    x: float
+    x: float  # in the first view of a figure: in the others it is not drawn
     label: str = ""
 
 

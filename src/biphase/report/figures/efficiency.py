@@ -8,15 +8,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from biphase.presets import corpus_of
 from biphase.report.estimates import Estimates
 from biphase.report.evidence import Evidence
 from biphase.report.figures.chosen import objective_name
-from biphase.report.figures.description import Axis, Figure, Numbers, View
+from biphase.report.figures.description import Axis, Figure, Numbers, Vertical, View
 from biphase.report.figures.palette import in_turn, role_of
 from biphase.report.figures.scored import Line, Point, score_panels
 from biphase.report.figures.ticks import on_log, spaced
 from biphase.report.pretraining import cost
 from biphase.report.recipes import Model
+from biphase.report.repetition import REPEATED, Epochs
 from biphase.wording import short
 
 VIEWS = ("tokens", "FLOPs", "seconds")
@@ -42,13 +44,14 @@ def figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
     drawn = score_panels(evidence, estimates, lines, shown[0].axis if shown else Axis(), views=len(views))
     if not drawn.panels:
         return None
+    uprights = _one_epoch(evidence, ways) if views and VIEWS[views[0]] == "tokens" else ()
+    panels = tuple(replace(one, verticals=uprights) for one in drawn.panels)
+    once = "Dotted upright, over tokens: the corpus has been read once. " if uprights else ""
     caption = (
         "Checkpoints on the way, whose learning rate has not come down; hollow marks are the decayed ends. "
-        f"FLOPs are the model's own; seconds compare only where machines were alike. {drawn.notes()}"
+        f"FLOPs are the model's own; seconds compare only where machines were alike. {once}{drawn.notes()}"
     )
-    return Figure(
-        "efficiency", "What is learnt by when", caption, drawn.panels, shown if len(shown) > 1 else ()
-    )
+    return Figure("efficiency", "What is learnt by when", caption, panels, shown if len(shown) > 1 else ())
 
 
 def _ways(evidence: Evidence) -> list[list[Model]]:
@@ -63,6 +66,21 @@ def _ways(evidence: Evidence) -> list[list[Model]]:
             seen.add(way[-1].name)
             ways.append(way)
     return ways
+
+
+def _one_epoch(evidence: Evidence, ways: list[list[Model]]) -> tuple[Vertical, ...]:
+    """The tokens at which each corpus had been read once, where some way from the root went on from there."""
+    epochs = Epochs(evidence.plan, evidence.store)
+    found: dict[int, str] = {}
+    for way in (way for way in ways if not way[-1].recipe.base):
+        end = way[-1].results[0]
+        tokens = epochs.tokens(end)
+        if tokens is not None and (epochs.at(end) or 0.0) > REPEATED:
+            found.setdefault(tokens, corpus_of(evidence.plan.path(evidence.plan.results[end])[-1].run).name)
+    said = {
+        tokens: f"one epoch of {name}" if len(found) > 1 else "one epoch" for tokens, name in found.items()
+    }
+    return tuple(Vertical(float(tokens), said[tokens]) for tokens in sorted(said))
 
 
 def _x(evidence: Evidence, model: Model) -> Numbers:

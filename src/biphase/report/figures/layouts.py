@@ -151,7 +151,8 @@ def _notes(panel: Panel, suffix: str) -> list[dict[str, Any]]:
             "text": one.label,
             "xref": f"x{suffix}",
             "yref": f"y{suffix} domain",
-            "x": one.x,
+            # On such an axis Plotly places words by the logarithm, and lines by the value.
+            "x": round(math.log10(one.x), 6) if panel.x.scale == "log" else one.x,
             "y": 0.99,
             "xanchor": "right",
             "yanchor": "top",

@@ -25,7 +25,7 @@ LABELS_APART = 0.05  # of the steps: nearer ones would lie upon each other
 
 
 @dataclass(frozen=True)
-class _Run:
+class Run:
     """A curve, where its own part begins, and how it is drawn."""
 
     curve: Curve
@@ -36,22 +36,23 @@ class _Run:
 
 
 def figure(evidence: Evidence, *, live: bool = False) -> Figure | None:
-    runs = _runs(evidence, live)
-    if not runs:
+    drawn = runs(evidence, live=live)
+    if not drawn:
         return None
-    last = max(run.curve.steps[-1] for run in runs)
-    uprights = _verticals(runs, last)
-    measured = _measured(runs)
-    training = [series for run in runs for series in _training(run, legend=not measured)]
+    last = max(run.curve.steps[-1] for run in drawn)
+    uprights = _verticals(drawn, last)
+    measured = _measured(drawn)
+    training = [series for run in drawn for series in _training(run, legend=not measured)]
     panels = [_panel("Training", "loss, nats per token", training, uprights, last)]
     for objective in measured:
-        held = [one for run in runs if (one := _heldout(run, objective))]
+        held = [one for run in drawn if (one := _heldout(run, objective))]
         unsaid = tuple(replace(one, label="") for one in uprights)  # said once, in the first panel
         panels.append(_panel(f"Held out, {named(objective)}", "", held, unsaid, last))
-    return Figure("losses", "How the losses fell", _caption(runs), tuple(panels))
+    return Figure("losses", "How the losses fell", _caption(drawn), tuple(panels))
 
 
-def _runs(evidence: Evidence, live: bool) -> list[_Run]:
+def runs(evidence: Evidence, *, live: bool) -> list[Run]:
+    """Those that have losses of their own, which none before them has."""
     plan = evidence.plan
     ended = [run.name for run in plan.study.runs if run.stages]
     models = {result: one for one in evidence.models.values() for result in one.results}
@@ -65,9 +66,7 @@ def _runs(evidence: Evidence, live: bool) -> list[_Run]:
             drawn |= {state.key for state in path}
             found.append((made, own[0].span[0], models[result]))
     return [
-        _Run(
-            made, begins, made.result if len(found) <= BY_NAME else NAMES[look.role], look, model.recipe.size
-        )
+        Run(made, begins, made.result if len(found) <= BY_NAME else NAMES[look.role], look, model.recipe.size)
         for (made, begins, model), look in zip(found, _looks([model for _, _, model in found]), strict=True)
     ]
 
@@ -84,7 +83,7 @@ def _looks(models: list[Model]) -> list[Look]:
     ]
 
 
-def _training(run: _Run, *, legend: bool) -> list[Series]:
+def _training(run: Run, *, legend: bool) -> list[Series]:
     """A line for each objective in turn: losses of two are not one curve."""
     made: list[Series] = []
     points = list(zip(run.curve.steps, run.curve.losses, run.curve.objectives, strict=True))
@@ -104,7 +103,7 @@ def _training(run: _Run, *, legend: bool) -> list[Series]:
     return made
 
 
-def _heldout(run: _Run, objective: str) -> Series | None:
+def _heldout(run: Run, objective: str) -> Series | None:
     measured = run.curve.heldout.get(objective, [])
     own = [point for point in measured if point[0] > run.begins]
     if not own:
@@ -116,7 +115,7 @@ def _heldout(run: _Run, objective: str) -> Series | None:
     return Series(run.name, run.look, x, y, draws="line", hover=hover)
 
 
-def _measured(runs: list[_Run]) -> list[str]:
+def _measured(runs: list[Run]) -> list[str]:
     """The objectives that every run was measured by; up to three of any, if there is none."""
     every = list(dict.fromkeys(one for run in runs for one in run.curve.heldout))
     shared = [one for one in every if all(one in run.curve.heldout for run in runs if run.curve.heldout)]
@@ -137,7 +136,7 @@ def _panel(title: str, y: str, series: list[Series], uprights: tuple[Vertical, .
     )
 
 
-def _switches(runs: list[_Run]) -> dict[int, list[str]]:
+def _switches(runs: list[Run]) -> dict[int, list[str]]:
     """Step → what the drawn runs do there, each run for itself."""
     at: dict[int, list[str]] = {}
     for run in runs:
@@ -147,7 +146,7 @@ def _switches(runs: list[_Run]) -> dict[int, list[str]]:
     return at
 
 
-def _verticals(runs: list[_Run], last: int) -> tuple[Vertical, ...]:
+def _verticals(runs: list[Run], last: int) -> tuple[Vertical, ...]:
     """The steps at which most runs switch or decay; words where there is room for them."""
     at = _switches(runs)
     commonest = sorted(at, key=lambda step: (-len(at[step]), step))[:UPRIGHTS]
@@ -169,15 +168,20 @@ def _said(whats: list[str]) -> str:
     return ", ".join([*words, *["decay"] * ("decay" in whats)])
 
 
-def _caption(runs: list[_Run]) -> str:
+def shades(runs: list[Run]) -> list[str]:
+    """What they mean, where they mean anything."""
+    sizes = len({run.size for run in runs})
+    return ["Shades are sizes, soft to deep."] if len(runs) > BY_NAME and sizes > 1 else []
+
+
+def _caption(runs: list[Run]) -> str:
     said = ["Training losses are means of neighbouring steps; each objective has its own scale of loss."]
     said.append("Held-out losses are of the same text and masks for all runs.")
     said.append("Dotted uprights: another objective, or the decay begins. What runs share is drawn once.")
     switches = len(_switches(runs))
     if switches > UPRIGHTS:
         said.append(f"Of {switches} such steps the {UPRIGHTS} commonest are marked.")
-    if len(runs) > BY_NAME and len({run.size for run in runs}) > 1:
-        said.append("Shades are sizes, soft to deep.")
+    said += shades(runs)
     going = [run.curve.result for run in runs if not run.curve.complete]
     if going:
         said.append(

@@ -34,6 +34,10 @@ const biphaseFigures = {
       return made;
     });
     const layout = structuredClone(narrow ? figure.narrow : figure.layout);
+    if (view) { // uprights are of the first one
+      layout.shapes = [];
+      layout.annotations = layout.annotations.filter(note => note.name !== "muted");
+    }
     layout.font.color = palette.text;
     layout.hoverlabel = {
       ...layout.hoverlabel, bgcolor: palette.background, bordercolor: palette.muted,

@@ -106,6 +106,7 @@ def _printed(figure: Figure) -> list[tuple[str, Figure]]:
                 panel,
                 x=view.axis,
                 series=tuple(replace(one, x=one.views[number]) if one.views else one for one in panel.series),
+                verticals=panel.verticals if number == 0 else (),
             )
             for panel in figure.panels
         )

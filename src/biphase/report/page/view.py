@@ -87,6 +87,7 @@ def _claim(one: Finding, drawn: set[str]) -> dict[str, Any]:
         "says": one.says,
         "verdict": one.verdict,
         "css": CSS[one.verdict],
+        "condition": one.condition,
         "why": one.why,
         "ours": _summed([part.estimate.mean for part in one.parts]),
         "paper": _summed([math.nan if part.paper is None else part.paper for part in one.parts]),

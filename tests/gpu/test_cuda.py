@@ -166,7 +166,7 @@ def test_bf16_runs_learn_follow_fp32_and_resume(corpus, store, tmp_path, packing
     train(run, 130, store, micro_rows=8)
     piece = train(run, 200, store, micro_rows=8)
     plain = train(exact, 200, store, compiled=False)
-    assert (piece.path, plain.path) == ("fused", "plain")
+    assert (piece.placed.path, plain.placed.path) == ("fused", "plain")
     fast = [line for line in piece.meter.lines if "loss" in line]
     slow = [line for line in plain.meter.lines if "loss" in line]
     assert [line["step"] for line in fast] == list(range(1, 201))
@@ -207,7 +207,7 @@ def test_no_graph_is_built_again_after_the_first_steps(corpus, store):
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
         return False
 
-    assert train(run, 40, store, stop=look, compiled=True).path == "compiled"
+    assert train(run, 40, store, stop=look, compiled=True).placed.path == "compiled"
     assert len(set(graphs[3:])) == 1, graphs
 
 

@@ -267,7 +267,7 @@ def test_two_deterministic_runs_are_equal_to_the_bit(corpus, store, packing):
     found = []
     for _ in range(2):
         piece = piece_of(run_of(corpus, packing), 40, store, deterministic=True, micro_rows=8)
-        assert piece.path == "fused"
+        assert piece.placed.path == "fused"
         piece.ranks.wait()
         piece._save = lambda done: None  # nothing is published: the second run starts anew
         piece.train()

@@ -80,6 +80,9 @@ def test_what_is_not_planned_is_no_gap_and_every_array_has_the_shape_of_the_stud
     content = collect(plan, store)
     assert not content.missing.any
     assert len(tables.leaves(evidence).rows) == 20
+    planned = {place: score.planned for place, score in content.estimates.families.items()}
+    assert [place for place, will in planned.items() if not will] == [("clm-10", "QA")]
+    assert not any("missing" in figure.caption for figure in content.figures)
 
 
 def test_every_score_stands_where_its_leaf_says(ledger):

@@ -34,6 +34,7 @@ class Score:
     )  # of a family: which noise is how large, and the intervals over several of them
     done: int  # leaves
     of: int
+    planned: bool  # on each of its tasks
 
     @property
     def known(self) -> bool:
@@ -88,6 +89,7 @@ def _score(
         noise=_noise(evidence, model, tasks) if known and decomposed else None,
         done=sum(grid.done for grid in grids),
         of=sum(grid.of for grid in grids),
+        planned=all(grid.of for grid in grids),
     )
 
 

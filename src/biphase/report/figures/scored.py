@@ -93,7 +93,7 @@ def score_panels(
         for line in lines:
             scores = [estimates.families[point.model.name, family] for point in line.points]
             known = [(p, s) for p, s in zip(line.points, scores, strict=True) if s.known]
-            every |= {(family, score.model): score.known for score in scores}
+            every |= {(family, score.model): score.known for score in scores if score.planned}
             if known:
                 made += [*_seeds(line, known), _series(evidence, line, known, tasks, views)]
                 covers |= {s.seeds.covers: None for _, s in known if math.isfinite(s.seeds.low)}

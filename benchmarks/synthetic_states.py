@@ -56,6 +56,7 @@ def _progress(state: State, before: dict[str, Any]) -> dict[str, Any]:
         "unsound_in_a_row": 0,
         "micro_rows": 1,
         "world": DEVICES,
+        "shard": "none",
         "threads": 0,
         "machine": MACHINE | {"path": "fused"},
     }

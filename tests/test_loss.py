@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from biphase.batch import IGNORE
-from biphase.loss import ENOUGH, EVEN, SLICE, SLICES, cross_entropy_sum, rows_of_a_slice
+from biphase.loss import cross_entropy_sum
+from biphase.slices import ENOUGH, EVEN, SLICE, SLICES, rows_of_a_slice
 
 
 def parts(rows=37, width=16, vocab=53, dtype=torch.float64):

@@ -15,15 +15,7 @@ from torch import Tensor
 
 from biphase import kernels
 from biphase.kernels.products import add_product, product
-
-# Logits that exist at a time: 64 MB in fp32 for a CPU's caches and memory, 1 GB in 16 bits for a GPU that wants large
-# products.
-SLICE = {"cpu": 2**24, "cuda": 2**29}
-SLICES = (
-    4  # at least, where a quarter of the rows is enough for such products: small batches are short of memory
-)
-ENOUGH = 2**11
-EVEN = 128  # a GPU's products want rows in such numbers
+from biphase.slices import rows_of_a_slice
 
 
 class _SlicedCrossEntropy(torch.autograd.Function):
@@ -86,13 +78,6 @@ class _SlicedCrossEntropy(torch.autograd.Function):
             for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
         return (*made, None, None, None, None, None)
-
-
-def rows_of_a_slice(count: int, vocab: int, kind: str) -> int:
-    """Slices of `count` rows, as few as memory allows and all alike."""
-    most = max(1, SLICE.get(kind, SLICE["cpu"]) // vocab // EVEN) * EVEN
-    slices = max(-(-count // most), min(SLICES, count // ENOUGH), 1)
-    return max(1, -(-count // slices // EVEN)) * EVEN
 
 
 def cross_entropy_sum(

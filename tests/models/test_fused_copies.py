@@ -24,6 +24,7 @@ from biphase.models.fused.weights import Joined
 from biphase.models.rope import set_rope_base
 from biphase.specs import AdamW, LoRA, Size
 from biphase.training.devices import Ranks
+from biphase.training.gradients import Replicated
 from biphase.training.optimizer import build
 from biphase.training.step import PlainStep
 
@@ -60,11 +61,11 @@ def loss_of(model):
 def learned(model):
     """Torch's fused AdamW leaves no trace in the versions of what it changes: the step itself sees to the copies."""
     step = PlainStep(
-        list(model.parameters()),
         build(model, AdamW()),
         lambda batch: model.loss_sum(batch, Sight(False)),
         1.0,
-        Ranks(0, 1, CPU),
+        CPU,
+        Replicated(list(model.parameters()), Ranks(0, 1, CPU)),
         contextlib.nullcontext,
         model.copies,
         model.refresh,

@@ -4,6 +4,11 @@ import json
 
 import pytest
 
+from biphase import Size
+from biphase.models.backbone import from_scratch
+from biphase.models.fused.trunk import refusal
+from biphase.study import gpus
+
 PAPER = "studies/paper.py"
 
 
@@ -15,9 +20,9 @@ def planned(verb, tmp_path):
     return typed
 
 
-@pytest.mark.parametrize("gpus", [8, 64, 192])
-def test_the_papers_models_on_many_gpus(planned, gpus):
-    code, out, _ = planned("--gpus", gpus, "--device", "h100", "--json")
+@pytest.mark.parametrize("number", [8, 64, 192])
+def test_the_papers_models_on_many_gpus(planned, number):
+    code, out, _ = planned("--gpus", number, "--device", "h100", "--json")
     told = json.loads(out)["gpus"]
     assert code == 0
     models = told["models"]
@@ -26,11 +31,18 @@ def test_the_papers_models_on_many_gpus(planned, gpus):
         ways = {way["way"]: way for way in one["outlooks"]}
         assert set(ways) >= {"none", "full"}
         assert all(way["fits"] for way in ways.values())
-        assert ways["full"]["memory"]["moments"] == ways["none"]["memory"]["moments"] / gpus
+        assert ways["full"]["memory"]["moments"] == ways["none"]["memory"]["moments"] / number
         assert 0.4 < ways["full"]["efficiency"] <= 1
     plain, full, *_ = (sum(way["memory"].values()) for way in models[-1]["outlooks"])
     assert full < plain, "of a large model; of a small one what our kernels spare counts more"
-    assert [one["load"]["own"] for one in models] == [True, True, False], "heads of the 1B are 96 wide"
+    assert [one["load"]["own"] for one in models] == [True, True, True]
+
+
+@pytest.mark.parametrize("width", [8, 16, 24, 48, 64, 96, 128, 144])
+def test_a_plan_knows_which_heads_our_kernels_take(width):
+    size = Size("s", layers=1, hidden=2 * width, heads=2, kv_heads=1, ffn=32)
+    trunk = from_scratch(size, vocab=40, mask_id=3, length=16, seed=0).model.base_model
+    assert gpus._known(size) == (refusal(trunk) == "")
 
 
 def test_it_stands_below_the_tree_and_says_that_it_was_not_measured(planned):

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from biphase import AdamW, Size
+from biphase.errors import StoreError
 from biphase.files import verify
 from biphase.models.backbone import from_scratch
 from biphase.training.checkpoint import Progress
@@ -30,7 +31,7 @@ def model():
 def saver(model, store):
     rows = {name: Rows.all_of(one) for name, one in model.model.named_parameters()}
     placed = Placed("plain", build(model, AdamW()), None, list(model.parameters()), rows)
-    return Saver(store, Ranks(0, 1, torch.device("cpu")), model, placed)
+    return Saver(store, Ranks(0, 1, torch.device("cpu")), model, placed, piece="piece")
 
 
 def told(key):
@@ -125,3 +126,50 @@ def test_what_stands_already_is_not_written_again(saver, store):
     saver.begin(told("one"), last=True, then=lambda: again.append(True))
     assert saver.under_way is None
     assert again
+
+
+@pytest.mark.parametrize("where", ["_host", "threading.Thread.start"])
+def test_what_could_not_be_begun_is_never_taken_for_written(saver, store, monkeypatch, where):
+    saver.begin(told("one"), last=False)
+    saver.finish()
+
+    def fails(*parts):
+        raise RuntimeError("an error of the device that comes to light here")
+
+    pruned = []
+    monkeypatch.setattr(f"biphase.training.saving.{where}", fails)
+    with pytest.raises(RuntimeError, match="comes to light"):
+        saver.begin(told("two"), last=True, then=lambda: pruned.append("one"))
+    saver.salvage(lost=False)
+    assert not store.has(store.states / "two")
+    assert store.has(store.states / "one")
+    assert not pruned
+    assert not list(store.attempts.iterdir())
+
+
+@pytest.mark.parametrize("lacking", ["state.json", "metrics.jsonl"])
+def test_a_part_of_a_state_is_not_published(saver, store, held, lacking):
+    held.set()
+    saver.begin(told("one"), last=False)
+    saver.under_way.thread.join()
+    (saver.under_way.folder / lacking).unlink()
+    with pytest.raises(StoreError, match=f"has no {lacking}; it was not published"):
+        saver.settle()
+    assert not store.has(store.states / "one")
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_one_of_that_piece(saver, store, model):
+    left, other = store.new_attempt("checkpoint-piece"), store.new_attempt("checkpoint-another")
+    Saver(store, saver.ranks, model, saver.placed, piece="piece")
+    assert not left.exists()
+    assert other.exists()
+
+
+def test_at_once_is_at_once(saver, store, held):
+    saver.begin(told("one"), last=False)
+    writing = saver.under_way.thread
+    saver.drop()  # while the disk still writes
+    assert not list(store.attempts.iterdir())
+    held.set()
+    writing.join()
+    assert not store.has(store.states / "one")

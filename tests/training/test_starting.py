@@ -406,12 +406,27 @@ class TestTheStart:
         assert not same([first], [third])
 
 
+def test_moments_of_what_is_frozen_wait_for_the_run_that_trains_it_again(tiny_run, store, shards):
+    first = tiny_run("first", Stage(CLM(), 6))
+    frozen = tiny_run("frozen", Stage(CLM(), 6), start=first, freeze="embeddings")
+    after = tiny_run("after", Stage(CLM(), 6), start=frozen, freeze="nothing")
+    for run in (first, frozen, after):
+        train(run, 6, store)
+    name = "model.embed_tokens.weight"
+    taken = [checkpoint_of(run, store, "optimizer")[f"step.{name}"].item() for run in (first, frozen, after)]
+    assert taken == [6, 6, 12]
+
+
+def checkpoint_of(run, store, kind):
+    return load_file(store.states / state_key(run, 6, identities(store)) / f"{kind}.safetensors")
+
+
 class TestStatesAndModels:
     def saved(self, model, store):
         wrapped = LanguageModel(model)
         rows = {name: Rows.all_of(one) for name, one in wrapped.model.named_parameters()}
         placed = Placed("plain", build(wrapped, AdamW()), None, list(wrapped.parameters()), rows)
-        saver = Saver(store, Ranks(0, 1, torch.device("cpu")), wrapped, placed)
+        saver = Saver(store, Ranks(0, 1, torch.device("cpu")), wrapped, placed, piece="piece")
         saver.begin(Told("one", {"progress": asdict(Progress(step=0, draw=0))}, []), last=True)
         saver.finish()
         return wrapped

@@ -133,7 +133,7 @@ def _known(start: Size | Hub) -> bool:
     if isinstance(start, Hub):
         return False
     width = start.hidden // start.heads
-    return width & (width - 1) == 0 and 16 <= width <= 128
+    return width % 16 == 0 and 16 <= width <= 128
 
 
 def _labelled(state: State) -> float:

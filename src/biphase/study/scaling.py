@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from biphase.slices import rows_of_a_slice
 from biphase.study.costs import Shape
 from biphase.study.interconnect import Interconnect
 
@@ -25,7 +26,6 @@ COMPILED = (
 )  # seconds of a compiled step over those of ours: 210M, MLM on chunks of 24 rows, one H200
 AGAIN = 4 / 3  # a forward pass more
 LEAN = 2**15  # tokens of a micro-batch below which our kernels make norms and gates again
-SLICE = 2**29  # logits at a time
 ROOM = 0.92  # of a GPU's memory can be used: the rest is the driver's, the libraries', and gaps
 GIB = 2**30
 
@@ -103,7 +103,7 @@ def memory(load: Load, way: Way) -> dict[str, float]:
         "gradients": 4 * numbers / way.together,
         "moments": 8 * numbers / way.together,
         "activations": activations(load, way),
-        "logits": min(SLICE, load.micro_tokens * load.labelled * (shape.vocab or 0)) * load.width,
+        "logits": _logits(load) * load.width,
     }
     if cut:
         block = shape.blocks / shape.layers
@@ -115,6 +115,11 @@ def memory(load: Load, way: Way) -> dict[str, float]:
     elif load.width == 2 and not compiled(load, way):
         kept["copies"] = 2 * (shape.matrices + shape.embedding)
     return kept
+
+
+def _logits(load: Load) -> float:
+    rows, vocab = math.ceil(load.micro_tokens * load.labelled), load.shape.vocab or 0
+    return min(rows, rows_of_a_slice(rows, vocab, "cuda")) * vocab if vocab else 0
 
 
 def activations(load: Load, way: Way) -> float:

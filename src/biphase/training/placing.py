@@ -25,7 +25,7 @@ class Placed:
     optimizer: torch.optim.AdamW
     sharded: Sharded | None
     parameters: list[nn.Parameter]  # that the optimizer has: whole ones, or this process's rows
-    rows: dict[str, Rows]  # what these are of the model, under its own names
+    rows: dict[str, Rows]  # what this process has of every parameter, frozen ones included, under its name
 
 
 def place(model: LanguageModel, run: Pretrain, ranks: Ranks, manner: Manner) -> Placed:
@@ -45,6 +45,7 @@ def place(model: LanguageModel, run: Pretrain, ranks: Ranks, manner: Manner) -> 
     path = model.to(ranks.device).prepare(
         ranks.device, run.precision, compiled=manner.compiled, recompute=manner.recompute
     )
-    learned = {name: one for name, one in model.model.named_parameters() if one.requires_grad}
-    rows = {name: Rows.all_of(one) for name, one in learned.items()}
-    return Placed(path, optimizer.build(model, run.optimizer), None, list(learned.values()), rows)
+    # Frozen ones too: a run that goes on from this one may train them again, with the moments they had.
+    rows = {name: Rows.all_of(one) for name, one in model.model.named_parameters()}
+    learned = [one for one in model.model.parameters() if one.requires_grad]
+    return Placed(path, optimizer.build(model, run.optimizer), None, learned, rows)

@@ -80,7 +80,8 @@ class Pretraining:
         run, ranks = self.run, self.ranks
         lines = self._load_nearest()
         self._adopt_arithmetic()
-        self.saver = Saver(self.store, ranks, self.model, self.placed)
+        piece = state_key(run, self.target, self.identities)
+        self.saver = Saver(self.store, ranks, self.model, self.placed, piece=piece)
         self.meter = Meter(
             title=self.title,
             origin=origin_step(run),
@@ -146,11 +147,7 @@ class Pretraining:
         self.micro_rows = self.manner.micro_rows or (progress.micro_rows if same else suits)
         if ranks.device.type == "cpu" and 0 < progress.threads <= (os.cpu_count() or 1):
             torch.set_num_threads(progress.threads)
-        self.progress.micro_rows, self.progress.world, self.progress.shard = (
-            self.micro_rows,
-            ranks.world,
-            shard,
-        )
+        progress.micro_rows, progress.world, progress.shard = self.micro_rows, ranks.world, shard
         self.progress.threads = torch.get_num_threads() if ranks.device.type == "cpu" else 0
         self.progress.machine = devices.machine(ranks.device) | {"path": self.placed.path}
 
@@ -200,6 +197,9 @@ class Pretraining:
             )
         except Exception:
             self.saver.salvage(lost=self.manner.lost())
+            raise
+        except KeyboardInterrupt:
+            self.saver.drop()
             raise
         finally:
             self.meter.close()

@@ -56,28 +56,38 @@ class _UnderWay:
 class Saver:
     """Writes the states of one piece, one after another."""
 
-    def __init__(self, store: Store, ranks: Ranks, model: LanguageModel, placed: Placed) -> None:
+    def __init__(
+        self, store: Store, ranks: Ranks, model: LanguageModel, placed: Placed, *, piece: str
+    ) -> None:
         self.store, self.ranks, self.model, self.placed = store, ranks, model, placed
         self.sharded, self.optimizer = placed.sharded, placed.optimizer
         self.under_way: _UnderWay | None = None
+        self.attempt = f"checkpoint-{piece}"
+        if ranks.first:  # who holds the lease of a piece is alone with it: what is left here was cut off
+            for left in store.attempts.glob(f"{self.attempt}-*"):
+                shutil.rmtree(left, ignore_errors=True)
 
     def begin(self, told: Told, *, last: bool, then: Callable[[], None] = lambda: None) -> None:
         """Start writing a state. `last`: of its piece. `then`: for the first process, once it is published."""
         self.finish()
         name = ""
         if self.ranks.first and not self.store.has(self.store.states / told.key):
-            name = self.store.new_attempt(told.key).name
+            name = self.store.new_attempt(self.attempt).name
         name = self.ranks.share(name)
         if not name:  # somebody published it before
             if self.ranks.first:
                 then()
             return
         now = _UnderWay(self.store.attempts / name, told, last and self.sharded is not None, then)
-        self.under_way = now
-        if self.ranks.first if self.sharded is None else self.sharded.writes:
-            work = (now, self._copied())
-            now.thread = threading.Thread(target=self._write, args=work, name="checkpoint", daemon=True)
-            now.thread.start()
+        try:
+            if self.ranks.first if self.sharded is None else self.sharded.writes:
+                work = (now, self._copied())
+                now.thread = threading.Thread(target=self._write, args=work, name="checkpoint", daemon=True)
+                now.thread.start()
+        except BaseException:  # no memory for a copy, or a fault of the device that comes to light here
+            shutil.rmtree(now.folder, ignore_errors=True)
+            raise
+        self.under_way = now  # only now: what was not begun must never be taken for written
 
     def settle(self) -> None:
         """Publish what all have written by now. Every process asks at the same step."""
@@ -116,6 +126,12 @@ class Saver:
         if self.ranks.first:
             shutil.rmtree(now.folder, ignore_errors=True)
 
+    def drop(self) -> None:
+        """Give up at once, without waiting for the disk."""
+        now, self.under_way = self.under_way, None
+        if now is not None:
+            shutil.rmtree(now.folder, ignore_errors=True)
+
     def salvage(self, *, lost: bool) -> None:
         """After an error in a step: what was copied before is sound. But several processes no longer agree."""
         with contextlib.suppress(Exception):
@@ -136,6 +152,7 @@ class Saver:
                 for path in parts:
                     path.unlink()
                     del entries[path.name]
+            _refuse_part(now.folder, entries)
             publish(now.folder, self.store.states / now.told.key, entries)
         finally:
             shutil.rmtree(now.folder, ignore_errors=True)
@@ -187,6 +204,14 @@ class Saver:
         if self.ranks.first:  # what is no parameter, every process has
             weights |= {name: Rows.all_of(one) for name, one in _kept_buffers(self.model.model).items()}
         return weights, learned
+
+
+def _refuse_part(folder: Path, entries: Mapping[str, Any]) -> None:
+    """A state is its tensors and what is said of them: a folder that lacks one is none."""
+    lacking = [kind for kind in KINDS if not any(name.startswith(kind) for name in entries)]
+    lacking += [name for name in ("state.json", "metrics.jsonl") if not (folder / name).is_file()]
+    if lacking:
+        raise StoreError(f"a checkpoint has no {', '.join(lacking)}; it was not published, run again")
 
 
 def _tensors(rows: Mapping[str, Rows]) -> dict[str, Tensor]:

@@ -178,7 +178,10 @@ class Tensors:
                 taken.append(self._file(one.file).get_slice(name)[begin - one.first : end - one.first])
         if not taken:
             return torch.empty((0, *self.shapes[name][1:]), dtype=self.dtypes[name])
-        return taken[0] if len(taken) == 1 else torch.cat(taken)
+        if len(taken) > 1:
+            return torch.cat(taken)
+        # A slice would keep the whole of what lies in its file.
+        return taken[0] if until - first == self.shapes[name][0] else taken[0].clone()
 
     def _file(self, path: Path) -> Any:
         if path not in self._open:

@@ -16,13 +16,13 @@ from biphase.errors import SpecError, StoreError
 from biphase.files import Store, read_verified
 from biphase.keys import Identities
 from biphase.presets import corpus_of
-from biphase.specs import Corpus, Pretrain
 from biphase.study import ledger, parcel
-from biphase.study.identities import fingerprints_of
+from biphase.study.identities import corpora_of, fingerprints_of
 from biphase.study.leaves import finished, trainings
 from biphase.study.parcel import FOLDERS, Source, as_json, write_parcel
 from biphase.study.pins import pins_of
 from biphase.study.plan import Plan
+from biphase.study.sound import LINK
 
 
 @dataclass
@@ -76,22 +76,12 @@ def _names(plan: Plan, store: Store) -> Iterable[Source]:
     pins = pins_of(plan.study, store)
     if pins:
         yield Source.of(parcel.PINS, as_json(pins))
-    linked = {link_path(corpus, store).name: read_link(corpus, store) for corpus in _all_corpora(plan)}
+    corpora = corpora_of(plan.study)
+    linked = {link_path(corpus, store).name: read_link(corpus, store) for corpus in corpora if corpus.hub}
     for name, link in sorted(linked.items()):
         if link:
-            yield Source.of(f"corpora/{name}", as_json(link))
-
-
-def _all_corpora(plan: Plan) -> list[Corpus]:
-    """Of the study's runs, and of those that they go on from."""
-    found = {}
-    for run in plan.study.runs:
-        at: object = run
-        while isinstance(at, Pretrain):
-            if at.corpus:
-                found[corpus_of(at)] = None
-            at = at.start
-    return list(found)
+            told = {field: link[field] for field in LINK}  # where the folder is, is this machine's business
+            yield Source.of(f"corpora/{name}", as_json(told))
 
 
 def _failures(plan: Plan, store: Store, results: Collection[str] | None, packed: Packed) -> Iterable[Source]:

@@ -254,6 +254,7 @@ def test_what_names_stand_for_travels_too(grid, tiny_run, model_folders, store, 
     (text / "a.jsonl").write_text('{"text": "a"}\n')
     shutil.copytree(model_folders["bert"], bert)
     write_link(corpus, store, text)
+    (text / "b.jsonl").write_text('{"text": "more since then"}\n')
     remember("owner/model", "a" * 40, store)
     remember("owner/other", "b" * 40, store)
     study = Study(

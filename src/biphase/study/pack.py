@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from biphase.data.identity import link_path, read_link
+from biphase.data.identity import corpus_fingerprint, link_path, read_link
 from biphase.errors import SpecError, StoreError
 from biphase.files import Store, read_verified
 from biphase.keys import Identities
@@ -22,7 +22,6 @@ from biphase.study.leaves import finished, trainings
 from biphase.study.parcel import FOLDERS, Source, as_json, write_parcel
 from biphase.study.pins import pins_of
 from biphase.study.plan import Plan
-from biphase.study.sound import LINK
 
 
 @dataclass
@@ -72,16 +71,23 @@ def pack(
 
 
 def _names(plan: Plan, store: Store) -> Iterable[Source]:
-    """What the study's names stand for in this store: models on the hub, corpora read from a folder."""
+    """What the study's names stand for in this store: models on the hub, corpora read from a folder, but not where it is."""
     pins = pins_of(plan.study, store)
     if pins:
         yield Source.of(parcel.PINS, as_json(pins))
-    corpora = corpora_of(plan.study)
-    linked = {link_path(corpus, store).name: read_link(corpus, store) for corpus in corpora if corpus.hub}
-    for name, link in sorted(linked.items()):
-        if link:
-            told = {field: link[field] for field in LINK}  # where the folder is, is this machine's business
-            yield Source.of(f"corpora/{name}", as_json(told))
+    linked = {
+        link_path(corpus, store).name: {
+            "source": corpus.source,
+            "heldout": corpus.heldout,
+            "fingerprint": corpus_fingerprint(
+                corpus, store
+            ),  # as the plan has it: the folder may have changed
+        }
+        for corpus in corpora_of(plan.study)
+        if corpus.hub and read_link(corpus, store)
+    }
+    for name, told in sorted(linked.items()):
+        yield Source.of(f"corpora/{name}", as_json(told))
 
 
 def _failures(plan: Plan, store: Store, results: Collection[str] | None, packed: Packed) -> Iterable[Source]:

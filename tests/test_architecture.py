@@ -43,8 +43,8 @@ LIGHT = [
     "study.leaves", "study.select", "study.scores", "study.ledger", "study.summary", "study.evaluation", "study.tasks",
     "study.launch", "study.attendance", "study.stopping", "study.slurm.profile", "study.slurm.script",
     "study.slurm.queue", "study.pins", "study.model_names", "study.adaptation", "study.measured", "study.machines",
-    "study.lengths", "study.prices", "study.totals", "study.parcel", "study.pack", "study.merge", "findings", "processors",
-    "study.interconnect", "study.scaling", "study.gpus", "study.refusal", "slices",
+    "study.lengths", "study.prices", "study.totals", "study.parcel", "study.pack", "study.sound", "study.merge", "findings",
+    "processors", "study.interconnect", "study.scaling", "study.gpus", "study.refusal", "slices",
 ]  # fmt: skip
 HEAVY = [
     "torch",

@@ -7,9 +7,11 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save
 
 from biphase import CLM, MLM, Fewer, Stage, Study
-from biphase.files import MANIFEST, Store, verify
+from biphase.files import MANIFEST, Store, publish, verify
 from biphase.report import tables
 from biphase.report.content import collect
 from biphase.report.evidence import gather
@@ -472,6 +474,30 @@ def test_values_of_another_number_of_examples_are_not_used(tiny, rewrite):
     evidence = gather(plan, store)
     assert evidence.values(evidence.models["clm"], "sst2") is None
     assert "87 values of test/accuracy for 86 examples" in evidence.unreadable[key]
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(87, dtype=torch.bfloat16),
+        torch.zeros(87, dtype=torch.float8_e4m3fn),
+        torch.zeros(()),
+        torch.zeros(87, 2),
+    ],
+    ids=["bf16", "fp8", "no dimension", "two dimensions"],
+)
+def test_values_of_another_kind_are_not_used_and_named(tiny, tensor):
+    plan, store, _, key = tiny
+    place = store.leaves / key
+    (place / VALUES).write_bytes(save({"test/accuracy": tensor}))
+    (place / MANIFEST).unlink()
+    assert publish(place.rename(place.with_name("built")), place)
+    evidence = gather(plan, store)
+    assert evidence.values(evidence.models["clm"], "sst2") is None
+    assert list(evidence.unreadable) == [key]
+    assert key in evidence.unreadable[key]
+    assert "\n" not in evidence.unreadable[key]
+    assert evidence.count == (1, 1)
 
 
 # ---------------------------------------------------------------- example by example

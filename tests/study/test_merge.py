@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 
 from biphase import BPE, Corpus, Hub, Pretrain, Study
 from biphase.data.identity import write_link
+from biphase.data.tokenize import tokenize
 from biphase.errors import DataError, SpecError
 from biphase.export.again import recipe_of
 from biphase.export.found import find
@@ -28,7 +30,7 @@ from biphase.study.merge import check, merge
 from biphase.study.model_names import run_named
 from biphase.study.pack import pack
 from biphase.study.pins import pinned, remember
-from biphase.study.plan import PLAN, make_plan
+from biphase.study.plan import PLAN, make_plan, save_plan
 from biphase.study.worker import Worker
 from biphase.training.devices import Ranks
 from biphase.training.manner import Manner
@@ -252,6 +254,7 @@ def test_what_names_stand_for_travels_too(grid, tiny_run, model_folders, store, 
     (text / "a.jsonl").write_text('{"text": "a"}\n')
     shutil.copytree(model_folders["bert"], bert)
     write_link(corpus, store, text)
+    (text / "b.jsonl").write_text('{"text": "more since then"}\n')
     remember("owner/model", "a" * 40, store)
     remember("owner/other", "b" * 40, store)
     study = Study(
@@ -273,6 +276,18 @@ def test_what_names_stand_for_travels_too(grid, tiny_run, model_folders, store, 
     assert make_plan(pinned(study, other, ask=False), identities(other)) == plan
     assert leaves.count(plan, other).done == 1
     assert merge(check(file), other).already == 1
+    assert not [name for name, content in files_of(other.root).items() if str(text).encode() in content]
+    text.mkdir()  # something else lies there on this machine
+    (text / "a.jsonl").write_text('{"text": "mine"}\n')
+    assert make_plan(pinned(study, other, ask=False), identities(other)) == plan
+    with pytest.raises(DataError, match=r"tokenize fine --from FOLDER.*remove .*link-") as refused:
+        tokenize(corpus, other, report=lambda line: None)
+    assert "\n" not in str(refused.value)
+    assert not other.shards.exists()
+    again = packed(
+        make_plan(pinned(study, other, ask=False), identities(other)), other, tmp_path / "two.ledger"
+    )
+    assert again.read_bytes() == file.read_bytes()
 
     taken = Store(tmp_path / "taken")  # where the same names stand for something else
     (tmp_path / "elsewhere").mkdir()
@@ -292,6 +307,19 @@ def test_what_names_stand_for_travels_too(grid, tiny_run, model_folders, store, 
         publish(folder, used.shards / ("e" * 32))
     assert any("other text here than there" in one for one in merge(check(file), used).kept)
     assert not list((used.root / "corpora").glob("link-*"))
+
+    apart = Store(tmp_path / "apart")  # where another part of it was held out, so it is another corpus
+    with apart.attempt("shards") as folder:
+        card = {"corpus": encode(replace(corpus, heldout="held/*.jsonl")), "fingerprint": "f" * 32}
+        (folder / "card.json").write_text(json.dumps(card))
+        publish(folder, apart.shards / ("e" * 32))
+    assert merge(check(file), apart).kept == []
+
+    planned = Store(tmp_path / "planned")  # where a study is to read it from the hub
+    mine = make_plan(Study("mine", (tiny_run("one", corpus=corpus),)), identities(planned))
+    save_plan(mine, planned)
+    assert any("studies/mine reads it from the hub" in one for one in merge(check(file), planned).kept)
+    assert make_plan(mine.study, identities(planned)) == mine
 
 
 def test_two_versions_of_what_is_not_here_are_not_mixed_up(plan, finished, tmp_path):

@@ -7,9 +7,15 @@ import tarfile
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pytest
+import torch
+from safetensors.numpy import save
+from safetensors.torch import save as save_tensors
 
+from biphase import BPE, Corpus, Hub, Pretrain
+from biphase.data.identity import link_path
 from biphase.errors import BiphaseError, SpecError, StoreError
 from biphase.files import Store
 from biphase.records import encode
@@ -180,13 +186,15 @@ def test_a_bomb_is_refused_before_it_goes_off(good, tmp_path, monkeypatch):
     assert path.stat().st_size < 100_000
     read = []
     monkeypatch.setattr(parcel._Reader, "_read", _counting(parcel._Reader._read, read))
-    refused(path, "more than a ledger of its size can")
+    refused(path, "bytes that a ledger of its size can")
     assert sum(read) < 10_000
     monkeypatch.undo()
     refused(crafted(tmp_path / "g", [member(LEDGER, b" " * (parcel.LARGEST_LISTING + 1))]), "bytes")
     listing = json.loads(listed(good))
     listing["files"][PLAN]["bytes"] = -1
-    refused(crafted(tmp_path / "h", [member(LEDGER, as_json(listing)), *sound(good)[1:]]), "-1 bytes")
+    refused(
+        crafted(tmp_path / "h", [member(LEDGER, as_json(listing)), *sound(good)[1:]]), "less than 0 bytes"
+    )
     listing["files"][PLAN]["bytes"] = 10**30
     refused(crafted(tmp_path / "i", [member(LEDGER, as_json(listing)), *sound(good)[1:]]), "unpack")
 
@@ -202,8 +210,11 @@ def _counting(real, read: list[int]):
 @pytest.mark.parametrize(
     "listing",
     [b"", b"no JSON", b"[]", b"{}", b'{"ledger": 2, "study": "x", "files": {}}', b"[" * 100_000,
-     b'{"ledger": 1, "study": "x", "files": {"study/plan.json": 3}}', b'{"ledger": 1, "study": "x", "files": [1]}'],
-    ids=range(8),
+     b'{"ledger": 1, "study": "x", "files": {"study/plan.json": 3}}', b'{"ledger": 1, "study": "x", "files": [1]}',
+     *(b'{"ledger": 1, "study": "x", "files": {"study/plan.json": {"bytes": %s, "sha256": ""}}}' % one
+       for one in (b"1e999", b"NaN", b"2.5", b"true", b'"3"', b"9" * 4000, b"-" + b"9" * 4000)),
+     b'{"ledger": %s, "study": "x", "files": {}}' % (b"9" * 4000)],
+    ids=range(16),
 )  # fmt: skip
 def test_a_first_file_that_says_nothing_is_refused(listing, tmp_path):
     refused(crafted(tmp_path / "f", [member(LEDGER, listing)]), "no sound ledger")
@@ -230,6 +241,8 @@ def test_what_is_no_parcel_at_all_is_refused(tmp_path):
         (f"leaves/{KEY}/leaf.json", LEAF | {"seconds": {"train": "long"}}),
         (f"leaves/{KEY}/leaf.json", []),
         (f"leaves/{KEY}/leaf.json", LEAF | {"lr": "nan"}),
+        (f"leaves/{KEY}/leaf.json", LEAF | {"lr": 10**400}),
+        (f"leaves/{KEY}/leaf.json", LEAF | {"seed": True}),
         (PLAN, {"study": 3}),
         (PLAN, {"study": {"kind": "Nothing"}}),
         (FINGERPRINTS, {"task": {}}),
@@ -264,7 +277,10 @@ def test_a_study_cannot_name_a_place_outside_the_store(good, study, tmp_path):
 def test_a_cut_or_flipped_file_is_refused_wherever_it_was_hurt(good, tmp_path):
     whole = tmp_path / "whole"
     noise = hashlib.shake_256(b"noise").digest(3_000)
-    files = good | {f"leaves/{KEY}/values.safetensors": noise}
+    files = good | {
+        f"leaves/{KEY}/leaf.json": as_json(LEAF | {"examples": {"validation": 4, "test": 3_000}}),
+        f"leaves/{KEY}/values.safetensors": save({"test/accuracy": np.frombuffer(noise, np.uint8)}),
+    }
     write_parcel(whole, "tuned", [Source.of(name, one) for name, one in files.items()])
     check(whole)
     content, hurt = whole.read_bytes(), tmp_path / "hurt"
@@ -304,3 +320,102 @@ def test_a_file_that_changes_while_it_is_packed_is_not_packed(tmp_path):
     with pytest.raises(StoreError, match="changed while"):
         write_parcel(tmp_path / "f", "s", [source])
     assert not list(tmp_path.iterdir())
+
+
+def test_more_files_than_a_reader_would_take_are_not_packed(good, tmp_path, monkeypatch):
+    sources = [Source.of(name, one) for name, one in good.items()]
+    monkeypatch.setattr(parcel, "LARGEST_LISTING", 100)
+    with pytest.raises(SpecError, match=r"4 files are more than .*--only PATTERN"):
+        write_parcel(tmp_path / "f", "tuned", sources)
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------- values by example
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("test/accuracy", torch.zeros(4, dtype=torch.bfloat16)),
+        ("test/accuracy", torch.zeros(4, dtype=torch.float8_e4m3fn)),
+        ("test/accuracy", torch.zeros(())),
+        ("test/accuracy", torch.zeros(5)),
+        ("test/accuracy", torch.zeros(4, 2)),
+        ("test/entity_counts", torch.zeros(4)),
+        ("test/entity_counts", torch.zeros(4, 2)),
+        ("train/accuracy", torch.zeros(4)),
+    ],
+)
+def test_values_that_a_report_cannot_count_with_are_refused(good, name, tensor, tmp_path):
+    files = good | {f"leaves/{KEY}/values.safetensors": save_tensors({name: tensor})}
+    refused(crafted(tmp_path / "f", sound(files)), "values.safetensors")
+
+
+def test_values_are_taken_where_they_are_one_for_each_example(good, tmp_path):
+    values = {"test/entity_counts": np.zeros((4, 3), np.int32), "validation/accuracy": np.zeros(4, bool)}
+    check(crafted(tmp_path / "f", sound(good | {f"leaves/{KEY}/values.safetensors": save(values)})))
+    files = good | {f"leaves/{KEY}/values.safetensors": save(values)[:-1]}
+    refused(crafted(tmp_path / "g", sound(files)), "values.safetensors cannot be read")
+
+
+# ---------------------------------------------------------------- a parcel speaks for its own study
+
+
+def test_the_plan_comes_first_because_the_rest_is_judged_by_it(good, tmp_path):
+    turned = {FINGERPRINTS: good[FINGERPRINTS], **good}
+    refused(crafted(tmp_path / "f", sound(turned)), "does not begin with study/plan.json")
+
+
+def test_only_models_that_the_study_starts_from_are_pinned(good, study, tmp_path):
+    runs = (Pretrain("pinned", start=Hub("owner/model")), Pretrain("local", start=Hub("./folder")))
+    plan = as_json({"study": encode(replace(study, runs=runs)), "states": []})
+    files = {**good, PLAN: plan, "pins.json": as_json({"owner/model": "a" * 40})}
+    check(crafted(tmp_path / "f", sound(files)))
+    for source in ("owner/other", "./folder"):
+        more = files | {"pins.json": as_json({"owner/model": "a" * 40, source: "a" * 40})}
+        refused(crafted(tmp_path / "f", sound(more)), f"pins {source}")
+
+
+def test_only_corpora_that_the_study_reads_are_linked(good, study, tiny_run, tmp_path):
+    mine, other = (Corpus("fine", f"hf://owner/{name}@{'c' * 40}/*.jsonl", BPE(320)) for name in ("a", "b"))
+    plan = as_json({"study": encode(replace(study, runs=(tiny_run("one", corpus=mine),))), "states": []})
+    for corpus, said in (
+        (mine, {}),
+        (other, {}),
+        (mine, {"folder": "/there"}),
+        (mine, {"fingerprint": "short"}),
+    ):
+        link = {"source": corpus.source, "heldout": "", "fingerprint": KEY} | said
+        name = f"corpora/{link_path(corpus, Store(tmp_path)).name}"
+        path = crafted(tmp_path / "f", sound({**good, PLAN: plan, name: as_json(link)}))
+        if corpus is mine and not said:
+            check(path)
+        else:
+            refused(path, "does not read" if corpus is other else "is no link|fingerprint")
+
+
+def test_only_jobs_of_the_study_have_failed(good, study, plan, tmp_path):
+    from biphase.study.identities import fingerprints_of, identities
+    from biphase.study.leaves import trainings
+
+    told = fingerprints_of(plan.study, identities(Store(tmp_path / "store")))
+    files = {**good, PLAN: as_json(plan.to_json()), FINGERPRINTS: as_json(told)}
+    for at in (*plan.states, *(one.key for one in trainings(plan))):
+        failure = {f"study/failures/{at}.json": as_json({"key": at, "error": "e", "at": ""})}
+        files = {**files, **failure}
+    check(crafted(tmp_path / "f", sound(files)))
+    more = files | {f"study/failures/{KEY}.json": as_json({"key": KEY, "error": "e", "at": ""})}
+    refused(crafted(tmp_path / "g", sound(more)), "no job of the study")
+
+
+@pytest.mark.parametrize("field", ["fingerprint", "tokenizer_fingerprint"])
+def test_a_card_without_a_fingerprint_is_refused(good, tiny_run, field, tmp_path):
+    corpus = encode(Corpus("fine", "./text", BPE(320)))
+    card = {"corpus": corpus, "train_tokens": 9, "unigram_entropy": 1.5}
+    card |= {"fingerprint": KEY, "tokenizer_fingerprint": KEY}
+    name = f"receipts/shards/{KEY}/card.json"
+    check(crafted(tmp_path / "f", sound(good | {name: as_json(card)})))
+    for wrong in ({field: 3}, {field: ""}):
+        refused(crafted(tmp_path / "f", sound(good | {name: as_json(card | wrong)})), "fingerprint")
+    del card[field]
+    refused(crafted(tmp_path / "f", sound(good | {name: as_json(card)})), field)

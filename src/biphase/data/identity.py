@@ -59,6 +59,8 @@ def corpus_fingerprint(corpus: Corpus, store: Store) -> str:
         link = read_link(corpus, store)
         if not link:
             return key({"hub": corpus.source, "heldout": corpus.heldout})
+        if "folder" not in link:
+            return link["fingerprint"]
         try:
             return folder_fingerprint(corpus, store, Path(link["folder"]))
         except Absent:
@@ -120,7 +122,10 @@ def link_path(corpus: Corpus, store: Store) -> Path:
 
 
 def read_link(corpus: Corpus, store: Store) -> dict[str, Any] | None:
-    """The folder that stands for this hub corpus in this store, if one was named."""
+    """The folder that stands for this hub corpus in this store, if one was named.
+
+    A link that came with results from another machine has no folder: it only says which text they were made from.
+    """
     path = link_path(corpus, store)
     return read_json(path) if path.is_file() else None
 

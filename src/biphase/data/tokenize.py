@@ -27,7 +27,7 @@ from biphase.data import documents
 from biphase.data.attempt import Attempt, remove_attempts
 from biphase.data.documents import Place, Tally, text_hash
 from biphase.data.encoder import Encoder, confirmed, fastest
-from biphase.data.identity import CARD, Fingerprints, fingerprints, read_link, write_link
+from biphase.data.identity import CARD, Fingerprints, fingerprints, link_path, read_link, write_link
 from biphase.data.listing import resolve
 from biphase.data.meter import Meter
 from biphase.data.parallel import BlockEncoder, Helpers
@@ -120,6 +120,13 @@ class _Work:
         link = read_link(self.corpus, self.store) if self.corpus.hub else None
         if self.corpus.hub and not link:
             return on_hub(self.corpus)
+        if link and "folder" not in link:
+            raise DataError(
+                f"corpus {self.corpus.name!r}: the results that were merged into this store come from a folder on another "
+                f"machine that stood for {self.corpus.source}; type biphase tokenize {self.corpus.name} --from FOLDER for a "
+                f"copy of it, or another --store; to read the hub here and leave those results aside, remove "
+                f"{link_path(self.corpus, self.store)}"
+            )
         if link:
             self.report(
                 f"{self.corpus.name}: read from {link['folder']}, which stands for {self.corpus.source}"

@@ -170,15 +170,26 @@ class Evidence:
         if key in self.bare:
             return None
         name = "test/entity_counts" if metric == "entity_f1" else f"test/{metric}"
+        place = self.store.leaves / key
         try:
-            found = load(read_verified(self.store.leaves / key, VALUES)).get(name)
+            found = load(read_verified(place, VALUES)).get(name)
         except (StoreError, SafetensorError) as wrong:
             self.unreadable[key] = _inside(self.store, one_line(wrong))
             return None
-        if found is not None and len(found) != examples:
-            self.unreadable[key] = f"{key}: {len(found):,} values of {name} for {examples:,} examples"
+        except (KeyError, TypeError, ValueError) as wrong:  # numbers of a kind that numpy does not know
+            told = f"{place / VALUES} has no values to count with ({one_line(wrong)}); remove {place} and run the study again"
+            self.unreadable[key] = _inside(self.store, told)
             return None
-        return None if found is None else found.astype(np.float32, copy=False)
+        if found is None:
+            return None
+        if found.shape[:1] != (examples,):
+            number = f"{len(found):,}" if found.ndim else "no"
+            self.unreadable[key] = f"{key}: {number} values of {name} for {examples:,} examples"
+            return None
+        if found.shape[1:] != ((3,) if metric == "entity_f1" else ()):
+            self.unreadable[key] = f"{key}: values of {name} in the shape {found.shape}"
+            return None
+        return found.astype(np.float32, copy=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from biphase.files import Store, read_json, write_json
 from biphase.keys import Identities
 from biphase.presets import corpus_of
 from biphase.records import key
-from biphase.specs import Hub, Study, Task
+from biphase.specs import Corpus, Hub, Pretrain, Study, Task
 from biphase.study.pins import hubs_of
 from biphase.tasks.places import task_key
 
@@ -47,6 +47,18 @@ def fingerprints_of(study: Study, known: Identities) -> dict[str, dict[str, str]
         "reads": {key(model): known.reads(model) for model in starts},
     }
     return {kind: dict(sorted(some.items())) for kind, some in told.items()}
+
+
+def corpora_of(study: Study) -> list[Corpus]:
+    """Of the study's runs, and of those that they go on from."""
+    found = {}
+    for run in study.runs:
+        at: object = run
+        while isinstance(at, Pretrain):
+            if at.corpus:
+                found[corpus_of(at)] = None
+            at = at.start
+    return list(found)
 
 
 def remember_fingerprints(name: str, told: dict[str, dict[str, str]], store: Store) -> None:

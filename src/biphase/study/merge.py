@@ -8,26 +8,27 @@ machines computed the same one, is named and kept as it is.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from biphase.data.identity import cards
+from biphase.data.identity import cards, link_path
 from biphase.errors import BiphaseError, StoreError, one_line
 from biphase.files import Store, publish, read_json, verify, write_json
-from biphase.records import decode, key
-from biphase.specs import Corpus, Pretrain, Study
+from biphase.records import decode
 from biphase.study import parcel
-from biphase.study.identities import remember_fingerprints
+from biphase.study.identities import corpora_of, remember_fingerprints
 from biphase.study.parcel import Parcel
-from biphase.study.pins import COMMIT, remember
+from biphase.study.pins import remember
 from biphase.study.plan import PLAN
+from biphase.study.sound import Judge
 
 KINDS = {"leaves": "scores", "states": "states", "shards": "corpora"}
+# What reading JSON that somebody else wrote, as if it were ours, may end in.
+WRONG = (BiphaseError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass
@@ -44,17 +45,18 @@ class Merged:
 def check(path: Path) -> Parcel:
     """Read the whole parcel and refuse what is not as it should be. Writes nothing."""
     found = Parcel.open(path)
+    judge = Judge(found.study)
     for folder, files in found.contents():
         try:
             if folder:
-                _check_result(folder, files)
+                judge.result(folder, files)
             else:
-                _check_loose(found.study, *files.popitem())
-        except (BiphaseError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as wrong:
+                judge.loose(*files.popitem())
+        except WRONG as wrong:
             where = folder or "study"
             raise StoreError(
-                f"{path} is no sound ledger: {where} is not as biphase writes it ({one_line(wrong)}); nothing was taken "
-                "from it: pack it again with the version that made it, or with this one"
+                f"{path} is no sound ledger: {where} is not as biphase writes it ({one_line(wrong)[:400]}); nothing was "
+                "taken from it: pack it again with the version that made it, or with this one"
             ) from None
     return found
 
@@ -140,80 +142,33 @@ def _merge_loose(name: str, content: bytes, store: Store, merged: Merged) -> Non
 
 
 def _merge_link(path: Path, said: dict[str, Any], store: Store, merged: Merged) -> None:
-    """A link changes the keys of all that is trained on its corpus, so it comes only where nothing was."""
-    used = {card["fingerprint"] for card in cards(store) if card["corpus"]["source"] == said["source"]}
-    if used - {said["fingerprint"]}:
+    """Which text a hub corpus is changes the keys of all that is trained on it, so it comes only where nothing was."""
+    linked = said["source"], said["heldout"]
+    records = [card for card in cards(store) if isinstance(card.get("corpus"), dict)]
+    here = {
+        card.get("fingerprint")
+        for card in records
+        if (card["corpus"].get("source"), card["corpus"].get("heldout")) == linked
+    }
+    if here - {said["fingerprint"]}:
         merged.kept.append(f"{said['source']}: other text here than there; merge into a store of its own")
-    elif not path.is_file():
+    elif path.is_file():
+        if read_json(path).get("fingerprint") != said["fingerprint"]:
+            merged.kept.append(
+                f"{said['source']}: linked to another folder here; merge into a store of its own"
+            )
+    elif reader := _reader_here(path, store, merged.study):
+        merged.kept.append(f"{said['source']}: {reader} reads it from the hub; merge into a store of its own")
+    else:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, said)
-    elif read_json(path)["fingerprint"] != said["fingerprint"]:
-        merged.kept.append(f"{said['source']}: linked to another folder here; merge into a store of its own")
 
 
-# ---------------------------------------------------------------- what a parcel may say
-
-
-def _need(true: Any, why: str) -> None:
-    if not true:
-        raise StoreError(why)
-
-
-def _check_result(folder: str, files: dict[str, bytes]) -> None:
-    """Whoever reads the store later relies on these fields."""
-    kind, at = folder.split("/")[-2:]
-    if kind == "leaves":
-        about = json.loads(files["leaf.json"])
-        _need(about["key"] == at, "it is the leaf of another key")
-        numbers = [about["lr"], about["seed"], *about["seconds"].values(), *about["examples"].values()]
-        for part in ("validation", "test"):
-            _need(about["metric"] in about["scores"][part], f"it has no {about['metric']}")
-            numbers += about["scores"][part].values()
-        _need_numbers(numbers)
-        _need(all(isinstance(about[name], str) for name in ("model", "metric")), "a name is missing")
-        _need({"task", "trained_on", "finetune", "machine"} <= about.keys(), "a field is missing")
-    elif kind == "states":
-        about = json.loads(files["state.json"])
-        _need(about["key"] == at, "it is the state of another key")
-        _need(isinstance(decode(about["run"]), Pretrain), "it has no run")
-        _need_numbers(
-            [
-                about["origin_step"],
-                about["epochs"],
-                *(about["progress"][name] for name in ("step", "seconds")),
-            ]
-        )
-        lines = [json.loads(line) for line in files["metrics.jsonl"].decode().splitlines()]
-        _need_numbers([line["step"] for line in lines])
-    else:
-        about = json.loads(files["card.json"])
-        _need(isinstance(decode(about["corpus"]), Corpus), "it has no corpus")
-        _need_numbers([about["train_tokens"], about["unigram_entropy"]])
-
-
-def _need_numbers(values: Iterable[Any]) -> None:
-    _need(all(isinstance(one, int | float) and math.isfinite(one) for one in values), "a number is missing")
-
-
-def _check_loose(study: str, name: str, content: bytes) -> None:
-    said = json.loads(content)
-    parcel.as_json(said)  # it must be possible to write it again: no NaN, no depths
-    if name == parcel.PLAN:
-        made = decode(said["study"])
-        _need(isinstance(made, Study) and made.name == study, f"{name} is of another study")
-        _need(all(isinstance(state["key"], str) for state in said["states"]), f"{name} has no keys")
-    elif name == parcel.FINGERPRINTS:
-        _need(set(said) == {"task", "hub", "reads"}, f"{name} says something else")
-        _need(
-            all(isinstance(one, str) for some in said.values() for one in some.values()),
-            f"{name} has no keys",
-        )
-    elif name == parcel.PINS:
-        _need(all(COMMIT.fullmatch(commit) for commit in said.values()), f"{name} pins to no commit")
-    elif name.startswith("corpora/"):
-        _need({"source", "heldout", "folder", "fingerprint"} == set(said), f"{name} is no link")
-        _need(all(isinstance(one, str) for one in said.values()), f"{name} is no link")
-        linked = key({"source": said["source"], "heldout": said["heldout"]})
-        _need(Path(name).stem == f"link-{linked}", f"{name} links another corpus")
-    else:
-        _need(said["key"] == Path(name).stem and isinstance(said["error"], str), f"{name} is no failure")
+def _reader_here(link: Path, store: Store, but: str) -> str:
+    """Another study of this store that is planned on the corpus of a link, though nothing of it is computed yet."""
+    for path in sorted(store.studies.glob(f"*/{PLAN}")):
+        with contextlib.suppress(*WRONG):  # who reads that plan says what is wrong with it
+            corpora = corpora_of(decode(read_json(path)["study"])) if path.parent.name != but else ()
+            if link in {link_path(corpus, store) for corpus in corpora}:
+                return f"studies/{path.parent.name}"
+    return ""

@@ -11,14 +11,13 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from biphase.data.identity import link_path, read_link
+from biphase.data.identity import corpus_fingerprint, link_path, read_link
 from biphase.errors import SpecError, StoreError
 from biphase.files import Store, read_verified
 from biphase.keys import Identities
 from biphase.presets import corpus_of
-from biphase.specs import Corpus, Pretrain
 from biphase.study import ledger, parcel
-from biphase.study.identities import fingerprints_of
+from biphase.study.identities import corpora_of, fingerprints_of
 from biphase.study.leaves import finished, trainings
 from biphase.study.parcel import FOLDERS, Source, as_json, write_parcel
 from biphase.study.pins import pins_of
@@ -72,26 +71,23 @@ def pack(
 
 
 def _names(plan: Plan, store: Store) -> Iterable[Source]:
-    """What the study's names stand for in this store: models on the hub, corpora read from a folder."""
+    """What the study's names stand for in this store: models on the hub, corpora read from a folder, but not where it is."""
     pins = pins_of(plan.study, store)
     if pins:
         yield Source.of(parcel.PINS, as_json(pins))
-    linked = {link_path(corpus, store).name: read_link(corpus, store) for corpus in _all_corpora(plan)}
-    for name, link in sorted(linked.items()):
-        if link:
-            yield Source.of(f"corpora/{name}", as_json(link))
-
-
-def _all_corpora(plan: Plan) -> list[Corpus]:
-    """Of the study's runs, and of those that they go on from."""
-    found = {}
-    for run in plan.study.runs:
-        at: object = run
-        while isinstance(at, Pretrain):
-            if at.corpus:
-                found[corpus_of(at)] = None
-            at = at.start
-    return list(found)
+    linked = {
+        link_path(corpus, store).name: {
+            "source": corpus.source,
+            "heldout": corpus.heldout,
+            "fingerprint": corpus_fingerprint(
+                corpus, store
+            ),  # as the plan has it: the folder may have changed
+        }
+        for corpus in corpora_of(plan.study)
+        if corpus.hub and read_link(corpus, store)
+    }
+    for name, told in sorted(linked.items()):
+        yield Source.of(f"corpora/{name}", as_json(told))
 
 
 def _failures(plan: Plan, store: Store, results: Collection[str] | None, packed: Packed) -> Iterable[Source]:

@@ -90,6 +90,10 @@ def write_parcel(path: Path, study: str, sources: list[Source]) -> int:
     _refuse_taken(path)
     listing = {one.item.name: {"bytes": one.item.bytes, "sha256": one.item.sha256} for one in sources}
     first = Source.of(LEDGER, as_json({"ledger": FORMAT, "study": study, "files": listing}))
+    if first.item.bytes > LARGEST_LISTING:
+        raise SpecError(
+            f"{len(sources):,} files are more than one ledger may list; pack some results at a time: --only PATTERN"
+        )
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         with draft.open("wb") as file:
@@ -166,10 +170,12 @@ class Parcel:
         said = reader.parsed(reader.member(LEDGER, None))
         try:
             if said["ledger"] != FORMAT:
-                raise reader.refusal(f"its format is {said['ledger']!r}, and this version reads {FORMAT}")
-            items = tuple(
-                Item(str(name), int(one["bytes"]), str(one["sha256"])) for name, one in said["files"].items()
-            )
+                raise reader.refusal(
+                    f"its format is {str(said['ledger'])[:20]!r}, and this version reads {FORMAT}"
+                )
+            items = tuple(Item(name, one["bytes"], str(one["sha256"])) for name, one in said["files"].items())
+            if any(type(item.bytes) is not int for item in items):
+                raise TypeError
             parcel = cls(path, str(said["study"]), items)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise reader.refusal(f"its {LEDGER} does not say what is in it") from None
@@ -194,16 +200,19 @@ class Parcel:
             elif not _LOOSE.fullmatch(item.name):
                 raise reader.refusal(f"{item.name[:200]!r} has no place in a ledger")
             if item.bytes < 0:
-                raise reader.refusal(f"{item.name[:200]!r} has {item.bytes} bytes")
+                raise reader.refusal(f"{item.name[:200]!r} has less than 0 bytes")
             before = folder
         for folder, names in folders.items():
             if tuple(sorted(names)) != FOLDERS[folder.rpartition("/")[0]]:
                 raise reader.refusal(f"{folder} holds {str(names)[:200]}")
         if PLAN not in {item.name for item in self.items}:
             raise reader.refusal(f"it has no {PLAN}")
-        if self.unpacked > max(UNPACKED, SHRUNK * self.path.stat().st_size):
+        if self.items[0].name != PLAN:  # what the others may say depends on it
+            raise reader.refusal(f"it does not begin with {PLAN}")
+        most = max(UNPACKED, SHRUNK * self.path.stat().st_size)
+        if self.unpacked > most:
             raise reader.refusal(
-                f"it would unpack to {self.unpacked:,} bytes, more than a ledger of its size can"
+                f"it would unpack to more than the {most:,} bytes that a ledger of its size can"
             )
 
     def contents(self) -> Iterator[tuple[str, dict[str, bytes]]]:

@@ -65,3 +65,34 @@ def test_status_and_stop_do_without_slurm(typed, store):
     code, _, told = typed("stop", "--wait", "1s")
     assert code == 0
     assert "jobs that run see the request" in told
+
+
+def program(folder, name, text):
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+def test_a_job_on_its_way_back_into_the_queue_counts_as_there(typed, store, tmp_path):
+    (store.studies / "small" / "slurm").mkdir(parents=True)
+    (store.studies / "small" / "slurm" / "s1.sh").touch()
+    program(tmp_path / "nothing", "squeue", "echo '12_0|COMPLETING|None|node1|1|0:10|0:00|'")
+    program(tmp_path / "nothing", "sbatch", "echo 13")
+    code, out, _ = typed("run", "--slurm", "slurm.toml")
+    assert code == 0
+    assert "1 of 2 jobs were there already: 12_0 (completing)" in out
+    assert "submitted job 13: 1 worker;" in out
+
+
+def test_with_only_what_matches_and_is_done_nothing_is_submitted(typed, tmp_path):
+    study = tmp_path / "small.py"
+    study.write_text(
+        study.read_text() + "from dataclasses import replace\n"
+        "study = replace(study, runs=(*study.runs, replace(study.runs[0], name='other', seed=7)))\n"
+    )
+    assert typed("run", "--quiet", "--only", "clm")[0] == 0
+    code, out, _ = typed("run", "--slurm", "slurm.toml", "--only", "clm")
+    assert code == 0
+    assert "all of small that matches --only 'clm' is done: nothing to submit" in out
+    code, _, told = typed("run", "--slurm", "slurm.toml")
+    assert code == 2
+    assert "sbatch is not on this machine" in told

@@ -197,3 +197,60 @@ def test_with_slurm_out_of_reach_the_request_stands(store, here, monkeypatch, tm
     ended, _ = stop(store, 1)
     assert "squeue is not on this machine" in ended.problem
     assert here.request().submissions == {"s1"}
+
+
+@pytest.fixture
+def cluster(store, here, monkeypatch, tmp_path):
+    """A Slurm with a submission s1, whose squeue gives these lines, one at each question and the last for ever."""
+    folder = store.studies / "study" / "slurm"
+    folder.mkdir(parents=True)
+    (folder / "s1.sh").touch()
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setattr(stopping, "SLURM_EVERY", 0.1)
+
+    def says(*states: str) -> None:
+        queue = programs / "queue"
+        queue.write_text("".join(f"12_0|{one}|None|node1|1|0:10|0:00|\n" if one else "\n" for one in states))
+        squeue = f"head -n 1 {queue}; [ $(wc -l < {queue}) = 1 ] || sed -i 1d {queue}"
+        for name, text in (("squeue", squeue), ("scancel", f"echo $* >> {programs}/cancelled")):
+            (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+            (programs / name).chmod(0o755)
+
+    return says, programs / "cancelled"
+
+
+def test_a_job_on_its_way_back_into_the_queue_is_asked_too(store, here, cluster):
+    says, cancelled = cluster
+    says("COMPLETING", "COMPLETING", "PENDING", "")
+    ended, _ = stop(store)
+    assert (ended.asked, ended.left) == (1, ())
+    assert "--state=PENDING 12_0" in cancelled.read_text()
+    assert not (here.folder / "stop.json").exists()
+    says("COMPLETING")
+    ended, _ = stop(store, 0.5)
+    assert ended.left == ("Slurm job 12_0 (completing)",)
+    assert here.request().submissions == {"s1"}, "if it starts again, it shall stop"
+
+
+def test_what_an_earlier_stop_left_is_taken_back_when_nobody_it_names_is_there(store, here, sleeper):
+    here.ask(Request(frozenset(["here.gone"])))
+    sleeper("plain")
+    assert stop(store)[0].left == ()
+    assert not (here.folder / "stop.json").exists()
+
+
+def test_a_request_stays_for_whom_another_stop_named_meanwhile(store, here, sleeper, monkeypatch):
+    sleeper("plain")
+    late: list[Presence] = []
+
+    def another(text: str) -> None:
+        if not late:
+            late.append(Presence(store, "study"))
+            here.ask(here.request() | Request(frozenset([late[0].worker])))
+
+    ended = Stopping(store, "study", now=False, say=another).stop(20)
+    assert ended.left == ()
+    assert late[0].worker in here.request().workers
+    late[0].leave()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 
 import pytest
@@ -71,11 +72,23 @@ def test_the_time_runs_out(handlers):
     assert stop()
 
 
+@pytest.mark.parametrize(("ends", "code"), [(143, 0), (130, 0), (0, 0), (1, 1), (2, 2), (137, 137)])
+def test_a_stop_that_was_asked_for_is_clean_unless_a_process_failed(
+    handlers, tmp_path, monkeypatch, ends, code
+):
+    launcher = tmp_path / "launcher"  # asks its parent to stop, and ends so when it is told to itself
+    launcher.write_text(
+        f"#!/bin/sh\ntrap 'exit {ends}' TERM\nkill -TERM $PPID\nwhile :; do sleep 0.05; done\n"
+    )
+    launcher.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(launcher))
+    assert launch.in_processes(2, ["run"], {}) == (code, False)
+
+
 @pytest.mark.campaign
 def test_a_sigterm_to_the_launcher_stops_all_processes_with_a_checkpoint(corpus, tmp_path, store):
     import json
     import subprocess
-    import sys
 
     study = tmp_path / "long.py"
     study.write_text(
@@ -107,6 +120,7 @@ def test_a_sigterm_to_the_launcher_stops_all_processes_with_a_checkpoint(corpus,
     child.terminate()
     out, _ = child.communicate(timeout=60)
     after = {json.loads(path.read_text())["progress"]["step"] for path in store.states.glob("*/state.json")}
+    assert child.returncode == 0
     assert "nothing lost" in out
     assert max(after) > max(before)
     assert not list(store.leases.glob("*.lease"))

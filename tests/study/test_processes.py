@@ -97,6 +97,25 @@ def test_a_killed_process_ends_all_is_named_and_nothing_is_lost(corpus, store, t
     assert "nothing lost" in out
 
 
+@pytest.mark.campaign
+def test_a_process_that_dies_while_all_stop_is_told_and_the_stop_is_not_clean(corpus, store, tmp_path):
+    child = start(written(tmp_path / "study.py", corpus), store, "--checkpoint", "5")
+    deadline = time.monotonic() + 120
+    while not list(store.states.glob("*/manifest.json")):
+        assert time.monotonic() < deadline
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.05)
+    victim = ranks_below(children(child.pid))[1]
+    os.kill(victim, signal.SIGSTOP)  # it cannot stop before it is killed
+    child.terminate()
+    time.sleep(2)
+    os.kill(victim, signal.SIGKILL)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 1
+    assert "died before they had stopped" in err.splitlines()[-1]
+    assert "Traceback" not in err
+
+
 def taken(store):
     found = set()
     for path in store.leases.glob("*.lease"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from biphase.study.refusal import PLACE, has_lost, leave_to_parent
+from biphase.study.refusal import PLACE, endings, has_lost, leave_to_parent, note_beginning, note_ending
 
 
 @pytest.fixture
@@ -28,3 +28,13 @@ def test_who_lost_another_process_need_not_say_so(place):
     assert not has_lost(RuntimeError("a matrix is too wide"))
     leave_to_parent("too many rows")
     assert has_lost(RuntimeError("whatever follows from it"))
+
+
+def test_how_each_process_ended_is_known_and_who_died_on_the_way(place, monkeypatch):
+    for rank, code in (("0", 0), ("1", 1), ("2", None)):
+        monkeypatch.setenv("RANK", rank)
+        note_beginning()
+        if code is not None:
+            note_ending(code)
+    assert endings(place) == {0: 0, 1: 1, 2: None}
+    assert endings(place.with_name("other")) == {}

@@ -12,7 +12,15 @@ from biphase.study import ledger
 from biphase.study.corpora import shards_text
 from biphase.study.identities import identities
 from biphase.study.plan import make_plan
-from biphase.study.summary import closing, opening, results_table, sparkline, status_json, status_text
+from biphase.study.summary import (
+    closing,
+    opening,
+    results_table,
+    sparkline,
+    status_json,
+    status_text,
+    work_left,
+)
 
 
 @pytest.fixture
@@ -40,6 +48,19 @@ def test_a_study_not_begun(plan, store):
     assert "left" not in text
     assert text.endswith("next: biphase run s.py")
     assert results_table(plan, store) == []
+
+
+def test_what_is_left_can_be_asked_of_some_results_alone(tiny_run, store):
+    runs = (tiny_run("one"), replace(tiny_run("two"), seed=8))
+    plan = make_plan(Study("study", runs, finetune=Finetune(TASKS[:1])), identities(store))
+    one, two = plan.results["one"], plan.results["two"]
+    for state in plan.path(one):
+        finish(store, state.key, step=12)
+    assert work_left(plan, store, {one}), "its fine-tunings"
+    plan = make_plan(Study("study", runs), identities(store))
+    assert work_left(plan, store)
+    assert not work_left(plan, store, {one})
+    assert work_left(plan, store, {one, two})
 
 
 def test_half_a_study_tells_the_time_to_go(plan, store):

@@ -144,15 +144,17 @@ def run(
     limit = launch.seconds(for_time) if for_time else None
     sharding = Sharding.named(shard)
     runs = [made.states[key].run for key in wanted]
+    results = matching(made, only)
     if slurm:
         manners = {
             "--only": only, "--for": for_time, "--loaders": loaders, "--micro-batch": micro_batch,
             "--checkpoint": checkpoint, "--compile": compiled, "--deterministic": deterministic,
             "--shard": shard, "--recompute": recompute, "--quiet": quiet,
         }  # fmt: skip
-        submit(made, where, slurm, runs, manners, processes, sharding, named=with_store(study, store))
+        named = with_store(study, store)
+        submit(made, where, slurm, runs, manners, processes, sharding, results=results, named=named)
         return
-    presence = prepare(made, where, processes, runs, sharding)
+    presence = prepare(made, where, processes, runs, sharding, results)
 
     manner = Manner(
         loaders=loaders,
@@ -165,7 +167,6 @@ def run(
         recompute=recompute,
         quiet=quiet,
     )
-    results = matching(made, only)
     named = with_store(study, store)
     command = f"run {named}" + ("" if only == "*" else f" --only {shlex.quote(only)}")
     work(
@@ -195,7 +196,7 @@ def work(
     """
     from dataclasses import replace
 
-    from biphase.study import launch
+    from biphase.study import launch, refusal
     from biphase.study.plan import save_plan
     from biphase.study.summary import closing, opening, status_json
     from biphase.study.worker import Worker
@@ -209,6 +210,7 @@ def work(
     stop = launch.Stop(limit, say, presence.asked)
     manner = replace(manner, stop=stop)
     say(opening(made, where))
+    refusal.note_beginning()
     worker = Worker(made, where, fingerprints, ranks, manner, wanted=wanted, evaluated=results, say=say)
     try:
         outcome = worker.work()
@@ -218,20 +220,29 @@ def work(
         text = closing(made, where, outcome.failed, stopped=outcome.stopped, command=command, study=study)
         lines = [text, *more()]
         print(json.dumps(status_json(made, where), indent=1) if as_json else "\n".join(lines), flush=True)
-    devices.leave(_code(1 if outcome.failed else 0, stop.warned, made, where, presence))
+    code = 1 if outcome.failed else 0
+    refusal.note_ending(code)
+    devices.leave(_code(code, stop.warned, made, where, presence, results))
 
 
-def _code(code: int, warned: bool, made: Plan, where: Store, presence: Presence) -> int:
+def _code(
+    code: int, warned: bool, made: Plan, where: Store, presence: Presence, results: set[str] | None
+) -> int:
     """How a worker ends: one that was warned, but not asked to stop, says whether it should start again."""
     from biphase.study.launch import WORK_LEFT
     from biphase.study.summary import work_left
 
-    again = warned and not presence.asked(now=True) and work_left(made, where)
+    again = warned and not presence.asked(now=True) and work_left(made, where, results)
     return WORK_LEFT if again else code
 
 
 def prepare(
-    made: Plan, where: Store, processes: int, runs: list[Pretrain], sharding: Sharding | None = None
+    made: Plan,
+    where: Store,
+    processes: int,
+    runs: list[Pretrain],
+    sharding: Sharding | None = None,
+    results: set[str] | None = None,
 ) -> Presence:
     """Before any job: refuse what is wrong with the tasks, sign in, and hand over to several processes if asked for."""
     from biphase.study import launch
@@ -251,7 +262,7 @@ def prepare(
             code, warned = launch.in_processes(processes, sys.argv[1:], {WORKER: presence.worker})
         finally:
             presence.leave()
-        sys.exit(_code(code, warned, made, where, presence))
+        sys.exit(_code(code, warned, made, where, presence, results))
     return presence
 
 

@@ -64,6 +64,7 @@ def submit(
     processes: int,
     sharding: Sharding,
     *,
+    results: set[str],
     named: str,
 ) -> None:
     """Start as many workers in Slurm as the profile says and are not there yet."""
@@ -83,20 +84,24 @@ def submit(
     check_sharding(sharding, profile.together, f"processes = 2 in {path}")
     check_tasks(made, where)
     name = made.study.name
-    if not work_left(made, where):
-        print(f"all of {name} is done: nothing to submit. What it shows: biphase report {named}")
+    if not work_left(made, where, results):
+        which = "" if results == set(made.results.values()) else f" that matches --only {manners['--only']!r}"
+        print(f"all of {name}{which} is done: nothing to submit. What it shows: biphase report {named}")
         return
     save_plan(made, where)
     with control(where, name):
         there = queue.queue_of(where, name)
         if there.problem:
             raise ClusterError(there.problem)
-        jobs = profile.jobs - len(there.active)
+        # Also those that are completing: one that was warned is, while it goes back into the queue.
+        jobs = profile.jobs - len(there.jobs)
         if jobs > 0:
             id, script = queue.submit(profile, where, name, jobs=jobs, arguments=_typed(made, where, manners))
-    if there.active:
-        ids = ", ".join(job.id for job in there.active[:8]) + (" …" if there.active[8:] else "")
-        print(f"{len(there.active)} of {profile.jobs} jobs were there already: {ids}")
+    if there.jobs:
+        ids = ", ".join(job.id + ("" if job.active else f" ({job.state})") for job in there.jobs[:8])
+        print(
+            f"{len(there.jobs)} of {profile.jobs} jobs were there already: {ids}{' …' if there.jobs[8:] else ''}"
+        )
     if jobs > 0:
         print(f"submitted job {id}: {_workers(profile, jobs)}; script and logs: {script.parent}")
     else:

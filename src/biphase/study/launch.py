@@ -16,6 +16,9 @@ from biphase.training.manner import Sharding
 WORK_LEFT = (
     75  # exit code of a worker that was warned (SIGUSR1) and stopped before all was done: start it again
 )
+# How `biphase.study.processes` ends after a signal if none of its processes failed: told so by torchrun, or, before
+# that listened, ended by the signal itself.
+_STOPPED = {code for number in (signal.SIGTERM, signal.SIGINT) for code in (128 + number, -number)}
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -93,8 +96,7 @@ def in_processes(count: int, arguments: list[str], more: dict[str, str]) -> tupl
         **more,
     }
     # torchrun hands a signal on to its processes, which stop after their step with a checkpoint. From a terminal
-    # it hears ^C itself; what is sent to this process alone is handed on, a warning as SIGTERM too. After a signal
-    # its status says only that there was one, so a stop that was asked for counts as clean.
+    # it hears ^C itself; what is sent to this process alone is handed on, a warning as SIGTERM too.
     asked: list[int] = []
     child: subprocess.Popen[bytes] | None = None
 
@@ -112,4 +114,4 @@ def in_processes(count: int, arguments: list[str], more: dict[str, str]) -> tupl
     if asked:  # before there was anybody to hand it to
         child.send_signal(signal.SIGTERM)
     code = child.wait()
-    return 0 if asked and code != 2 else code, signal.SIGUSR1 in asked
+    return 0 if asked and code in _STOPPED else code, signal.SIGUSR1 in asked

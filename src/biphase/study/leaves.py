@@ -95,9 +95,9 @@ class Count:
     of: int
 
 
-def count(plan: Plan, store: Store) -> Count:
-    """Fine-tunings done and planned."""
-    every = list(trainings(plan))
+def count(plan: Plan, store: Store, models: Collection[str] | None = None) -> Count:
+    """Fine-tunings done and planned; of all models, or of these."""
+    every = list(trainings(plan, models))
     there = store.leaves.is_dir() or store.receipts.is_dir()
     return Count(sum(there and finished(one, store) for one in every), len(every))
 

@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.run import main as torchrun
 
-from biphase.study.refusal import LOST, PLACE
+from biphase.study.refusal import LOST, PLACE, endings
 
 
 def run(count: int, arguments: list[str]) -> int:
@@ -33,20 +33,39 @@ def run(count: int, arguments: list[str]) -> int:
         try:
             torchrun(["--standalone", f"--nproc-per-node={count}", "-m", "biphase", *arguments])
         except SignalException as told:
-            return 128 + told.sigval
-        except ChildFailedError as failed:
             if place.is_file():
-                print(f"error: {place.read_text(encoding='utf-8')}", file=sys.stderr, flush=True)
-                return 2
-            return _died(failed, count)
+                return _refused(place)
+            return _stopped(endings(place), told.sigval)
+        except ChildFailedError as error:
+            if place.is_file():
+                return _refused(place)
+            return _died(error, count)
     return 0
 
 
-def _died(failed: ChildFailedError, count: int) -> int:
+def _refused(place: Path) -> int:
+    print(f"error: {place.read_text(encoding='utf-8')}", file=sys.stderr, flush=True)
+    return 2
+
+
+def _stopped(codes: dict[int, int | None], number: int) -> int:
+    """After a signal: cleanly if all that had begun came to their end, and none of their jobs failed."""
+    dead = sum(code is None for code in codes.values())
+    if dead:
+        print(
+            f"error: {dead} of {len(codes)} processes died before they had stopped; "
+            "what was published is whole: type the same command to go on",
+            file=sys.stderr,
+            flush=True,
+        )
+    return 1 if dead or any(codes.values()) else 128 + number
+
+
+def _died(error: ChildFailedError, count: int) -> int:
     """Say which process ended the others. With 1 the worker itself has said why, here or in the list of failures."""
     # Those that lost it, or were told to end, have ended because of it.
-    causes = [one for one in failed.failures.values() if one.exitcode not in (LOST, -signal.SIGTERM)]
-    first: ProcessFailure = min(causes, key=lambda one: one.timestamp, default=failed.get_first_failure()[1])
+    causes = [one for one in error.failures.values() if one.exitcode not in (LOST, -signal.SIGTERM)]
+    first: ProcessFailure = min(causes, key=lambda one: one.timestamp, default=error.get_first_failure()[1])
     if first.exitcode == 1:
         return 1
     how = f"with exit code {first.exitcode}"

@@ -58,7 +58,8 @@ class Stopping:
             self.named = Request(frozenset(workers), made)
             self._look_at_queue()
             outside = sum(worker.startswith(HERE) for worker in workers)  # of Slurm
-            asked = outside + max(len(self.queue.active), len(workers) - outside)
+            # All jobs of the queue: one that is completing may be on its way back into it.
+            asked = outside + max(len(self.queue.jobs), len(workers) - outside)
             if not asked and not self.queue.problem:
                 return Ended(0, ())
             self.attendance.ask(self.named | self.attendance.request())
@@ -69,10 +70,17 @@ class Stopping:
         left = self._wait(wait)
         if not left and not self.silent and not self.queue.problem:
             with control(self.store, self.study):
-                if self.attendance.request() == self.named:
-                    self.attendance.withdraw()
+                self._withdraw()
         problem = self.queue.problem or (self.refused if left else "")
         return Ended(asked, tuple(left), len(self.silent), problem)
+
+    def _withdraw(self) -> None:
+        """Take the request back, unless somebody it names is there: an earlier stop may have named more than this one."""
+        request = self.attendance.request()
+        queue = slurm.queue_of(self.store, self.study, request.submissions)
+        there = any(request.names(worker, worker.split(".")[0]) for worker in self.attendance.workers())
+        if not there and not queue.jobs and not queue.problem:
+            self.attendance.withdraw()
 
     def _wait(self, wait: float) -> list[str]:
         began = said = time.monotonic()

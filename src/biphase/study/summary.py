@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from biphase.data.identity import CARD, shards_key
@@ -58,10 +58,14 @@ def closing(
     return "\n".join(lines)
 
 
-def work_left(plan: Plan, store: Store) -> bool:
-    """Is there anything left to compute?"""
-    tuned = leaves.count(plan, store)
-    return bool(plan.left(ledger.done_keys(plan, store))) or tuned.done < tuned.of
+def work_left(plan: Plan, store: Store, results: Collection[str] | None = None) -> bool:
+    """Is there anything left to compute? `results`: on the way to these alone."""
+    tuned = leaves.count(plan, store, results)
+    left = plan.left(ledger.done_keys(plan, store))
+    if results is not None:
+        wanted = {state.key for key in results for state in plan.path(key)}
+        left = [key for key in left if key in wanted]
+    return bool(left) or tuned.done < tuned.of
 
 
 def tables(plan: Plan, store: Store) -> list[str]:

@@ -1,6 +1,8 @@
 """A profile says what a job asks for, or one line says what is wrong with it."""
 
+import os
 import subprocess
+import time
 
 import pytest
 
@@ -45,10 +47,9 @@ def test_every_field_arrives_in_the_script(profile):
     made = script(profile(WHOLE))
     options = [line.removeprefix("#SBATCH ") for line in made.splitlines() if line.startswith("#SBATCH")]
     assert options == [
-        '--job-name="biphase-my_study-s1"', "--array=0-5", "--signal=B:USR1@600", "--requeue", "--open-mode=append",
+        "--exclude=node7", "--mail-type=FAIL", '--job-name="biphase-my_study-s1"', "--array=0-5", "--signal=B:USR1@600", "--requeue", "--open-mode=append",
         "--nodes=1", "--ntasks=1", '--partition="gpu"', '--account="proj"', '--qos="long"',
         '--constraint="a100&nvlink"', "--time=0-08:00:00", "--gres=gpu:a100:4", "--cpus-per-task=32", "--mem=200G",
-        "--exclude=node7", "--mail-type=FAIL",
     ]  # fmt: skip
     assert "module load cuda\nexport HF_HOME='/scratch/a b'\n" in made
     assert "apptainer exec --nv image.sif biphase run 'a b.json' --processes 4 &\n" in made
@@ -101,6 +102,17 @@ def test_times_are_ours_or_slurms(profile, text, seconds):
         ('sbatch = ["exclude=node7"]', "is no option"),
         ('sbatch = ["--array=0-9"]', "use the field 'jobs'"),
         ('sbatch = ["-o out"]', "leave it out"),
+        ('sbatch = ["-N2"]', "use the field 'processes'"),
+        ('sbatch = ["-t5"]', "use the field 'time'"),
+        ('sbatch = ["--arr=0-9"]', "use the field 'jobs'"),
+        ('sbatch = ["--exclude=node7 --array=0-9"]', "use the field 'jobs'"),
+        ("sbatch = ['--comment=\"a']", "cannot be read"),
+        ('sbatch = ["--"]', "is no option"),
+        ('sbatch = [""]', "is no option"),
+        ('sbatch = ["--exclude=a\\rb"]', "one line"),
+        ('memory = "64 G"', 'type memory = "64G"'),
+        ('gpus = 1\ngpu_type = "a b"', "one word"),
+        ('partition = "a\\u0000b"', "one line"),
         ('sbatch = ["--mem=1\\n#SBATCH --array=0-9"]', "one line"),
         ("jobs = ", "cannot be read"),
         ("[slurm]\njobs = 1", "no field 'slurm'"),
@@ -124,3 +136,39 @@ def test_a_profile_that_is_not_there_or_no_text_is_refused(tmp_path):
 
 def test_job_names_are_plain_words():
     assert job_name("a,b c/é", "s1") == "biphase-a_b_c__-s1"
+
+
+def test_what_only_looks_like_an_option_of_ours_passes(profile):
+    lines = (
+        "--time-min=10",
+        "--ntasks-per-core=1",
+        "-C fast",
+        "--comment='take -n care'",
+        "--wait-all-nodes=1",
+    )
+    assert profile(f"sbatch = {list(lines)!r}".replace("\\'", "'")).sbatch == lines
+
+
+@pytest.mark.parametrize(("number", "requeued"), [("USR1", True), ("TERM", False)])
+def test_a_signal_between_the_start_of_the_worker_and_its_name_arrives(
+    profile, tmp_path, monkeypatch, number, requeued
+):
+    for name, text in (("scontrol", "echo $*"), ("worker", "exec sleep 12")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    at_once = f"trap '[ \"$BASH_COMMAND\" != worker=\\$! ] || kill -{number} $$' DEBUG"
+    path = tmp_path / "job.sh"
+    path.write_text(script(Profile(setup=(at_once,), command="worker")))
+    began = time.monotonic()
+    done = subprocess.run(
+        ["bash", path],
+        env=os.environ | {"SLURM_JOB_ID": "12"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+    )
+    assert time.monotonic() - began < 8
+    assert ("requeue 12" in done.stdout) == requeued
+    assert done.returncode == (0 if requeued else 143)

@@ -14,6 +14,7 @@ Every field has a default; an unknown one is refused with the nearest name.
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -96,13 +97,18 @@ def _checked(name: str, value: Any, default: Any) -> Any:
     if isinstance(default, str):
         if not isinstance(value, str):
             raise SpecError(f'{name} must be text, not {value!r}; type {name} = "{value}"')
-        if re.search(r'["\n\r]', value):
+        value = value.strip()
+        if re.search(r'["\x00-\x1f\x7f]', value):
             raise SpecError(f"{name} must be one line without quotation marks, not {value!r}")
-        return value.strip()
+        if name in ("memory", "gpu_type") and re.search(r"\s", value):
+            raise SpecError(
+                f'{name} must be one word, not {value!r}; type {name} = "{"".join(value.split())}"'
+            )
+        return value
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
         raise SpecError(f'{name} must be a list of texts, not {value!r}; type {name} = ["…"]')
-    if name == "sbatch" and any("\n" in one for one in value):
-        raise SpecError("sbatch: each option is one line")
+    if name == "sbatch" and any(re.search(r"[\x00-\x1f\x7f]", one) for one in value):
+        raise SpecError("sbatch: each option is one line, without tabs and control characters")
     return tuple(value)
 
 
@@ -124,11 +130,25 @@ def _check(profile: Profile) -> None:
             f"warning = {profile.warning!r} leaves less than half of time = {profile.time!r} to work in; shorten it"
         )
     for line in profile.sbatch:
-        option = re.split(r"[\s=]", line.strip(), maxsplit=1)[0]
-        if not option.startswith("-"):
-            raise SpecError(f'sbatch: {line!r} is no option; type for example sbatch = ["--exclude=node7"]')
-        if option in OWN_OPTIONS:
-            instead = OWN_OPTIONS[option]
+        _check_options(line)
+
+
+def _check_options(line: str) -> None:
+    """Refuse what stands after #SBATCH, one option or several, if the script sets it itself."""
+    try:
+        words = shlex.split(line)
+    except ValueError as wrong:
+        raise SpecError(f"sbatch: {line!r} cannot be read: {one_line(wrong)}; mend it") from None
+    if not words or not re.match(r"--?\w", words[0]):
+        raise SpecError(f'sbatch: {line!r} is no option; type for example sbatch = ["--exclude=node7"]')
+    for word in words:
+        # As getopt reads it: a value may follow a short name at once, and a long name may be cut short.
+        option = word.split("=")[0] if word.startswith("--") else word[:2]
+        if not re.match(r"--?\w", option):
+            continue
+        own = next((one for one in OWN_OPTIONS if one.startswith(option)), "")
+        if own:
+            instead = OWN_OPTIONS[own]
             hint = f"use the field {instead!r}" if instead else "biphase needs it as it is; leave it out"
             raise SpecError(f"sbatch: {option} is set by biphase; {hint}")
 

@@ -36,6 +36,11 @@ set +e
 
 {command} &
 worker=$!
+# Until it is a program of its own it may lose a signal: what comes in this second is handed on after it, and what
+# came before it had a name is told now.
+sleep 1
+[ -z "$warned" ] || kill -USR1 "$worker" 2>/dev/null
+[ -z "$told" ] || kill -TERM "$worker" 2>/dev/null
 while :; do heard=''; wait "$worker"; code=$?; [ -n "$heard" ] || break; done
 # {left}: warned, stopped, work is left. 138: warned before it had begun.
 if [ "$code" = {left} ] || {{ [ "$code" = 138 ] && [ -n "$warned" ] && [ -z "$told" ]; }}; then requeue; fi
@@ -51,6 +56,7 @@ def job_name(study: str, submission: str) -> str:
 def job_script(profile: Profile, *, study: str, submission: str, jobs: int, arguments: list[str]) -> str:
     """The text of a script in which `jobs` workers type `biphase ARGUMENTS`."""
     options = [
+        *profile.sbatch,  # of two that say the same the last counts: ours
         f'--job-name="{job_name(study, submission)}"',
         f"--array=0-{jobs - 1}",
         f"--signal=B:USR1@{profile.warning_seconds}",
@@ -59,7 +65,6 @@ def job_script(profile: Profile, *, study: str, submission: str, jobs: int, argu
         "--nodes=1",
         "--ntasks=1",
         *_resources(profile),
-        *profile.sbatch,
     ]
     biphase = profile.command or shlex.join([sys.executable, "-m", "biphase"])
     processes = ["--processes", str(profile.together)] if profile.together > 1 else []

@@ -190,7 +190,7 @@ def _published(hub: Hub) -> tuple[Any, dict[str, torch.Tensor]] | None:
         return None
     try:
         raw, _ = PretrainedConfig.get_config_dict(**hub.address)
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):  # the last: it is JSON, and no configuration
         return None  # whoever loads it says what is wrong
     if not published.is_published(raw):
         return None

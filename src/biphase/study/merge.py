@@ -18,7 +18,7 @@ from typing import Any
 
 from biphase.data.identity import cards
 from biphase.errors import BiphaseError, StoreError, one_line
-from biphase.files import Store, publish, read_json, verify, write_json
+from biphase.files import Store, publish, read_sealed, sealed, told_json, verify, write_json
 from biphase.records import decode, key
 from biphase.specs import Corpus, Pretrain, Study
 from biphase.study import parcel
@@ -101,7 +101,7 @@ def _kept(kind: str, at: str, files: dict[str, bytes], store: Store) -> str:
     """In which way a result that is here is another one."""
     told = "computed twice"
     if kind == "leaves":
-        here = read_json(store.told(store.leaves / at) / "leaf.json")
+        here = told_json(store.told(store.leaves / at), "leaf.json")
         same = here.get("scores") == json.loads(files["leaf.json"])["scores"]
         told += ", with the same scores" if same else ", with other scores"
     return f"{kind}/{at[:8]}: {told}"
@@ -116,8 +116,8 @@ def _merge_loose(name: str, content: bytes, store: Store, merged: Merged) -> Non
     if name == parcel.PLAN:
         if not merged.plan.is_file():
             study.mkdir(parents=True, exist_ok=True)
-            write_json(merged.plan, said)
-        elif read_json(merged.plan).get("study") != said["study"]:
+            write_json(merged.plan, sealed(said))
+        elif read_sealed(merged.plan).get("study") != said["study"]:
             merged.kept.append(
                 f"studies/{merged.study}/{PLAN}: another version of the study; give biphase report the study's file"
             )
@@ -146,8 +146,8 @@ def _merge_link(path: Path, said: dict[str, Any], store: Store, merged: Merged) 
         merged.kept.append(f"{said['source']}: other text here than there; merge into a store of its own")
     elif not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, said)
-    elif read_json(path)["fingerprint"] != said["fingerprint"]:
+        write_json(path, sealed(said))
+    elif read_sealed(path)["fingerprint"] != said["fingerprint"]:
         merged.kept.append(f"{said['source']}: linked to another folder here; merge into a store of its own")
 
 

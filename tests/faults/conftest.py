@@ -1,0 +1,54 @@
+"""A tiny study, finished once without disturbance; each test breaks something in a copy of it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # so that tests share `faults.tiny` and its neighbours
+
+from faults.tiny import ended, write_study
+
+from biphase.files import Store
+
+
+@dataclass(frozen=True)
+class Calm:
+    """The study and its store after an undisturbed run."""
+
+    study: Path
+    store: Store
+    ended: dict[str, Any]
+
+    def copied(self, folder: Path) -> Store:
+        shutil.copytree(self.store.root, folder)
+        return Store(folder)
+
+
+def documents() -> list[str]:
+    who = ["the cat", "a dog", "our teacher", "the river", "every student", "the old house"]
+    does = ["sees", "likes", "crosses", "remembers", "paints"]
+    return [
+        f"{who[n % 6]} {does[n % 5]} {who[(n * n + 1) % 6]}, and {who[(n + 3) % 6]} {does[n % 4]} it. {n}"
+        for n in range(300)
+    ]
+
+
+@pytest.fixture(scope="session")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Calm:
+    from biphase.cli import app
+
+    folder = tmp_path_factory.mktemp("calm")
+    study = write_study(folder / "input", documents())
+    store = folder / "store"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["biphase"])
+        with pytest.raises(SystemExit) as end:
+            app(["run", str(study), "--store", str(store), "--quiet"], standalone_mode=False)
+    assert not end.value.code
+    return Calm(study, Store(store), ended(store))

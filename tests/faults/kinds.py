@@ -167,7 +167,7 @@ KINDS: dict[str, Kind] = {
     "manifest of a receipt": _receipt("states", "manifest.json"),
     "receipt of a leaf": _receipt("leaves", "leaf.json"),
     "pins": _written("pins.json", lambda plan, store: json.dumps({"owner/name": COMMIT})),
-    "fingerprints": _written(f"studies/{{study}}/{FINGERPRINTS}", _fingerprints),
+    "fingerprints": _written(f"studies/{{study}}/{FINGERPRINTS}", _fingerprints, memory=True),
     "device": _written("devices/h200.json", _device),
     "plan": _written("studies/{study}/plan.json", lambda plan, store: "", memory=True),
     "plan of another study": _written(

@@ -195,6 +195,9 @@ class Writer:
 
     def restore(self, state: dict[str, Any]) -> bool:
         """Go on from `state`; False if the files are not as it says, and then nothing can be kept."""
+        said = [entry["name"] for entry in (*state["finished"], state["tail"])]
+        if said != [self._path(number).name for number in range(len(said))]:
+            return False  # they are ours, in order, and nowhere else
         for entry in state["finished"]:
             path = self.folder / entry["name"]
             if (

@@ -16,6 +16,7 @@ published.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -35,8 +36,8 @@ from biphase.data.parts import Parts
 from biphase.data.shards import SHARD_TOKENS, Tokens, dtype_for, entropy
 from biphase.data.sources import File, local, on_hub
 from biphase.data.tokenizer import Tokenizer, load, load_saved, train
-from biphase.errors import DataError
-from biphase.files import Store, publish, read_json, write_json
+from biphase.errors import DataError, StoreError
+from biphase.files import Store, publish, read_sealed, sealed, write_json
 from biphase.records import encode
 from biphase.specs import BPE, Corpus
 
@@ -132,8 +133,9 @@ class _Work:
     def _tokenizer(self) -> Tokenizer:
         """The tokenizer of this attempt: made once, whole or not at all."""
         folder = self.build / "tokenizer"
-        if folder.is_dir():
+        if self.attempt.is_sealed(folder):
             return load_saved(folder)
+        shutil.rmtree(folder, ignore_errors=True)
         if isinstance(self.corpus.tokenizer, BPE):
             self.report(f"{self.corpus.name}: training a BPE of {self.corpus.tokenizer.vocab}")
             made = train(self.corpus, self._sample_for_bpe(), self.report)
@@ -143,6 +145,7 @@ class _Work:
         shutil.rmtree(draft, ignore_errors=True)
         made.save(draft)
         draft.rename(folder)
+        self.attempt.seal(folder)
         return made
 
     def _sample_for_bpe(self) -> Iterator[str]:
@@ -176,24 +179,25 @@ class _Work:
     def _restore(self) -> None:
         """Where an earlier attempt stopped, or the beginning."""
         self.part, self.place, self.tally = "train", Place(), Tally()
-        if self.journal.is_file():
-            journal = read_json(self.journal)
-            if self.parts.restore(journal["parts"]):
-                self.part, self.place = journal["part"], Place(**journal["place"])
-                self.tally = Tally(**journal["tally"])
-                self.report(f"{self.corpus.name}: going on after {self.parts.train.tokens:,} tokens")
-                return
+        if self.journal.exists():
+            with contextlib.suppress(StoreError):  # it was changed since it was written
+                journal = read_sealed(self.journal)
+                if self.parts.restore(journal["parts"]):
+                    self.part, self.place = journal["part"], Place(**journal["place"])
+                    self.tally = Tally(**journal["tally"])
+                    self.report(f"{self.corpus.name}: going on after {self.parts.train.tokens:,} tokens")
+                    return
             self.report(f"{self.corpus.name}: what was left unfinished has changed; starting again")
             self.parts.abandon()
             self.parts = Parts(self.corpus, self.build, dtype_for(self.tokenizer.vocab), self.shard_tokens)
-            self.journal.unlink()
+            self.attempt.forget_journal()
         for stray in self.build.glob("*.bin"):
             stray.unlink()
         self.parts.begin()
 
     def _save(self) -> None:
         here = {"part": self.part, "place": asdict(self.place), "tally": asdict(self.tally)}
-        write_json(self.journal, {**here, "parts": self.parts.state()})
+        write_json(self.journal, sealed({**here, "parts": self.parts.state()}))
 
     def _write(self, helpers: Helpers) -> None:
         if self.part == "train":

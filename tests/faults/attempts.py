@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow.parquet  # noqa: F401
 import torch.utils.tensorboard  # noqa: F401
+import typer.rich_utils  # noqa: F401  (another user may not read where Python is)
 
 import biphase.data.tokenize
 import biphase.report.build

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from biphase.files import Store, publish
+from biphase.files import Store, publish, sealed
 from biphase.report.evidence import gather
 from biphase.study.identities import FINGERPRINTS, fingerprints_of, identities
 from biphase.study.leaves import trainings
@@ -34,6 +34,7 @@ class Place:
 class Kind:
     where: Callable[[Plan, Store], Place]
     memory: bool = False  # nothing depends on it: without it, or with nonsense in it, all goes on
+    by_others: bool = False  # what it says is checked where it is used: no other commit has that number
 
 
 def plan_of(study: Path, store: Store) -> Plan:
@@ -106,7 +107,9 @@ def _receipt(kind: str, name: str) -> Kind:
 # ---------------------------------------------------------------- what stands beside results
 
 
-def _written(name: str, content: Callable[[Plan, Store], str], *, memory: bool = False) -> Kind:
+def _written(
+    name: str, content: Callable[[Plan, Store], str], *, memory: bool = False, by_others: bool = False
+) -> Kind:
     """A file of the store under a name with {study}, {piece} or {tuning} in it."""
 
     def where(plan: Plan, store: Store) -> Place:
@@ -118,7 +121,7 @@ def _written(name: str, content: Callable[[Plan, Store], str], *, memory: bool =
             path.write_text(content(plan, store))
         return Place(path, path)
 
-    return Kind(where, memory)
+    return Kind(where, memory, by_others)
 
 
 def _failure(plan: Plan, store: Store) -> str:
@@ -144,7 +147,7 @@ def _fingerprints(plan: Plan, store: Store) -> str:
 def _device(plan: Plan, store: Store) -> str:
     from biphase.study.machines import SHIPPED
 
-    return (SHIPPED / "h200.json").read_text()
+    return json.dumps(sealed(json.loads((SHIPPED / "h200.json").read_text())))
 
 
 KINDS: dict[str, Kind] = {
@@ -166,12 +169,12 @@ KINDS: dict[str, Kind] = {
     "losses of a receipt": _receipt("states", "metrics.jsonl"),
     "manifest of a receipt": _receipt("states", "manifest.json"),
     "receipt of a leaf": _receipt("leaves", "leaf.json"),
-    "pins": _written("pins.json", lambda plan, store: json.dumps({"owner/name": COMMIT})),
+    "pins": _written("pins.json", lambda plan, store: json.dumps({"owner/name": COMMIT}), by_others=True),
     "fingerprints": _written(f"studies/{{study}}/{FINGERPRINTS}", _fingerprints, memory=True),
     "device": _written("devices/h200.json", _device),
     "plan": _written("studies/{study}/plan.json", lambda plan, store: "", memory=True),
     "plan of another study": _written(
-        "studies/other/plan.json", lambda plan, store: json.dumps({"states": [{"key": "0" * 32}]})
+        "studies/other/plan.json", lambda plan, store: json.dumps(sealed({"states": [{"key": "0" * 32}]}))
     ),
     "failure": _written("studies/{study}/failures/{piece}.json", _failure, memory=True),
     "live losses": _written(

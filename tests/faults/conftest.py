@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that tests share `faults.tiny` and its neighbours
 
-from faults.tiny import ended, write_study
+from faults.tiny import documents, ended, write_study
 
 from biphase.files import Store
 
@@ -30,21 +30,12 @@ class Calm:
         return Store(folder)
 
 
-def documents() -> list[str]:
-    who = ["the cat", "a dog", "our teacher", "the river", "every student", "the old house"]
-    does = ["sees", "likes", "crosses", "remembers", "paints"]
-    return [
-        f"{who[n % 6]} {does[n % 5]} {who[(n * n + 1) % 6]}, and {who[(n + 3) % 6]} {does[n % 4]} it. {n}"
-        for n in range(300)
-    ]
-
-
 @pytest.fixture(scope="session")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Calm:
     from biphase.cli import app
 
     folder = tmp_path_factory.mktemp("calm")
-    study = write_study(folder / "input", documents())
+    study = write_study(folder / "input", documents(300))
     store = folder / "store"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["biphase"])

@@ -2,7 +2,7 @@
 
     python kill_driver.py STUDY FOLDER KILLS SEED
 
-Round after round a new store is begun in FOLDER. Its workers, and then its reports, are killed with SIGKILL after a
+A first store is left alone. Then, round after round, a new one is begun in FOLDER. Its workers, and then its reports, are killed with SIGKILL after a
 random time, and it goes on, until it is whole. Prints as JSON how many kills fell into what, and the stores.
 """
 
@@ -55,7 +55,7 @@ class Killer:
 
     def kill(self, each: list[list[str]], plan: Plan, store: Store, phase: str = "") -> int:
         children = [attempt(words, self.folder / f"told-{place}") for place, words in enumerate(each)]
-        time.sleep(self.chance.choice([0.1, 0.4, 1.0]) * self.chance.uniform(0.1, 1.5))
+        time.sleep(self.chance.choice([0.3, 0.8, 1.6]) * self.chance.uniform(0.1, 1.5))
         killed = 0
         for child in children:
             os.kill(child, signal.SIGKILL)
@@ -91,7 +91,8 @@ def main() -> None:
     study, folder, kills, seed = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     folder.mkdir(parents=True, exist_ok=True)
     import_the_rest(study, str(folder / "none"))
-    killer, stores = Killer(study, folder, seed), []
+    killer = Killer(study, folder, seed)
+    stores = [killer.one_store(0, 0)]
     while killer.fell.total() < kills:
         stores.append(killer.one_store(len(stores), kills - killer.fell.total()))
     codes = {str(code): count for code, count in killer.codes.items()}

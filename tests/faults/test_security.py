@@ -7,6 +7,7 @@ opens a page of odd names, tests/report/test_browser.py; model cards, tests/expo
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import pickle
@@ -184,3 +185,14 @@ def test_a_study_or_a_result_cannot_be_named_out_of_the_store(verb, tmp_path):
         study.write_text(text.replace('Study("faults"', f'Study("{name}"'))
         code, _, err = verb("plan", study, "--store", tmp_path / "store")
         assert (code, len(err.splitlines())) == (2, 1), name
+
+
+def test_nothing_becomes_a_command_of_a_shell_or_an_expression():
+    """Only a study file is run, and only by `exec` of it in study/load.py."""
+    for path in (Path(__file__).parents[2] / "src" / "biphase").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                assert called not in ("eval", "os.system", "os.popen", "subprocess.getoutput"), path
+                assert called != "exec" or path.name == "load.py", path
+                assert not any(one.arg == "shell" for one in node.keywords), path

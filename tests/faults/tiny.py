@@ -45,6 +45,16 @@ study = Study("faults", runs=(
 THINGS = ("the cat", "a dog", "two birds"), ("the river", "a mountain", "the long road")
 
 
+def documents(count: int) -> list[str]:
+    """Documents with some structure to learn, each another one."""
+    who = ["the cat", "a dog", "our teacher", "the river", "every student", "the old house"]
+    does = ["sees", "likes", "crosses", "remembers", "paints"]
+    return [
+        f"{who[n % 6]} {does[n % 5]} {who[(n * n + 1) % 6]}, and {who[(n + 3) % 6]} {does[n % 4]} it. {n}"
+        for n in range(count)
+    ]
+
+
 def write_study(folder: Path, documents: list[str], *, steps: int = 6, tuned: int = 2) -> Path:
     """The study's file, with its text and its tasks beside it."""
     (folder / "text").mkdir(parents=True)

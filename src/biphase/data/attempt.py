@@ -36,15 +36,9 @@ class Attempt:
         self.build.mkdir(parents=True, exist_ok=True)
         self.begun = True
 
-    def forget_journal(self) -> None:
-        """What it says is not so: begin again."""
-        if self.journal.is_dir():
-            shutil.rmtree(self.journal)
-        else:
-            self.journal.unlink(missing_ok=True)
-
     def seal(self, folder: Path) -> None:
         """Remember the files of a folder of the result, to go on with them only if they are the same."""
+        clear(self._seal(folder))
         write_json(self._seal(folder), sealed(_hashes(folder)))
 
     def is_sealed(self, folder: Path) -> bool:
@@ -75,6 +69,14 @@ class Attempt:
         """Leave nothing: what comes next has another key, or must begin again."""
         self.begun = False
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def clear(path: Path) -> None:
+    """Remove what stands there, whatever it is."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _hashes(folder: Path) -> dict[str, str]:

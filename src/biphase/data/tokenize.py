@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from biphase.data import documents
-from biphase.data.attempt import Attempt, remove_attempts
+from biphase.data.attempt import Attempt, clear, remove_attempts
 from biphase.data.documents import Place, Tally, text_hash
 from biphase.data.encoder import Encoder, confirmed, fastest
 from biphase.data.identity import CARD, Fingerprints, fingerprints, read_link, write_link
@@ -135,7 +135,7 @@ class _Work:
         folder = self.build / "tokenizer"
         if self.attempt.is_sealed(folder):
             return load_saved(folder)
-        shutil.rmtree(folder, ignore_errors=True)
+        clear(folder)
         if isinstance(self.corpus.tokenizer, BPE):
             self.report(f"{self.corpus.name}: training a BPE of {self.corpus.tokenizer.vocab}")
             made = train(self.corpus, self._sample_for_bpe(), self.report)
@@ -190,9 +190,9 @@ class _Work:
             self.report(f"{self.corpus.name}: what was left unfinished has changed; starting again")
             self.parts.abandon()
             self.parts = Parts(self.corpus, self.build, dtype_for(self.tokenizer.vocab), self.shard_tokens)
-            self.attempt.forget_journal()
+            clear(self.journal)
         for stray in self.build.glob("*.bin"):
-            stray.unlink()
+            clear(stray)
         self.parts.begin()
 
     def _save(self) -> None:

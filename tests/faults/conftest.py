@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,10 +33,11 @@ class Calm:
 
 
 @pytest.fixture(scope="session")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Calm:
+def calm() -> Iterator[Calm]:
     from biphase.cli import app
 
-    folder = tmp_path_factory.mktemp("calm")
+    folder = Path(tempfile.mkdtemp(prefix="biphase-faults-"))  # where another user may come too
+    folder.chmod(0o755)
     study = write_study(folder / "input", documents(300))
     store = folder / "store"
     with pytest.MonkeyPatch.context() as patch:
@@ -42,4 +45,5 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Calm:
         with pytest.raises(SystemExit) as end:
             app(["run", str(study), "--store", str(store), "--quiet"], standalone_mode=False)
     assert not end.value.code
-    return Calm(study, Store(store), ended(store))
+    yield Calm(study, Store(store), ended(store))
+    shutil.rmtree(folder)

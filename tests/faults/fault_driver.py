@@ -6,7 +6,7 @@ FAULTS is a JSON list of [what, number]:
     ["full", n]        from the n-th contact with the disk on there is no room: opening, making, renaming, linking, syncing
     ["file", n]        no file may grow beyond n bytes: the write itself fails, also where no Python is
     ["memory", n]      the n-th step finds no memory; ["gpu memory", n] says so as torch does for a device
-    ["handles", n]     only n files may be open at once
+    ["handles", n]     only n more files may be open at once than are already
     ["read-only", 0]   the store may be read and not written, by a user who is not root; ["locked", 0]: not even read
     ["none", 0]        nothing: how many contacts there are
 Prints as JSON what each attempt said, and how both ended.
@@ -96,6 +96,10 @@ def limit(what: int, number: int) -> None:
     resource.setrlimit(what, (number, number))
 
 
+def highest_handle() -> int:
+    return max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+
+
 def disturbance(what: str, number: int, store: Path, counted: Path) -> Callable[[], None]:
     return {
         "none": lambda: Full(store, 0, counted).start(),
@@ -105,7 +109,7 @@ def disturbance(what: str, number: int, store: Path, counted: Path) -> Callable[
         "gpu memory": lambda: out_of_memory(
             number, torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
         ),
-        "handles": lambda: limit(resource.RLIMIT_NOFILE, number),
+        "handles": lambda: limit(resource.RLIMIT_NOFILE, highest_handle() + number),
         "read-only": lambda: somebody(store, 0o555),
         "locked": lambda: somebody(store, 0o700),
     }[what]

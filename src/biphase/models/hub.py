@@ -201,9 +201,9 @@ def _published(hub: Hub) -> tuple[Any, dict[str, torch.Tensor]] | None:
         return None
     try:
         raw, _ = PretrainedConfig.get_config_dict(**hub.address)
-    except (OSError, ValueError, AttributeError):  # the last: it is JSON, and no configuration
+    except (OSError, ValueError, AttributeError):
         return None  # whoever loads it says what is wrong
-    if not published.is_published(raw):
+    if not isinstance(raw, dict) or not published.is_published(raw):
         return None
     try:
         return published.eurobert(raw, load_file(_weights_file(hub)))

@@ -20,12 +20,14 @@ import os
 import shutil
 import uuid
 from collections.abc import Generator
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from biphase.errors import StoreError
 
 MANIFEST = "manifest.json"
+SEAL = "sha256"
 
 
 class Store:
@@ -44,6 +46,11 @@ class Store:
     def has(self, folder: Path) -> bool:
         """Is there a published result?"""
         return (folder / MANIFEST).is_file()
+
+    def refuse_debris(self, folder: Path) -> None:
+        """Before the work: refuse a place where its result could not be published."""
+        if folder.exists() and not self.has(folder) and (not folder.is_dir() or any(folder.iterdir())):
+            raise StoreError(debris(folder))
 
     def receipt(self, folder: Path) -> Path:
         """Where the receipt of a result is, if it has one: its light files, under a manifest of their own.
@@ -110,25 +117,33 @@ def publish(built: Path, place: Path, known: dict[str, Any] | None = None) -> bo
         if (place / MANIFEST).is_file():
             return False
         if place.exists():
-            raise StoreError(
-                f"{place} holds files but no {MANIFEST}, so it is no result; remove it (rm -r {place}) and run again"
-            ) from None
+            raise StoreError(debris(place)) from None
         raise
     sync(place.parent)
     return True
 
 
-def verify(place: Path, *, contents: bool = True) -> dict[str, Any]:
+def debris(place: Path) -> str:
+    """What is said of a place with files and without a manifest."""
+    return (
+        f"{place} holds files but no {MANIFEST}, so it is no result; remove it (rm -r {place}) and run again"
+    )
+
+
+def verify(place: Path, *, contents: bool = True, at_once: int = 1) -> dict[str, Any]:
     """The manifest of a published folder, after checking that every file is as it was written."""
     entries = _entries(place)
     for name, entry in entries.items():
         path = place / name
         if not path.is_file() or path.stat().st_size != entry["bytes"]:
             raise StoreError(f"{path} is missing or cut short; remove {place} and run the study again")
-        if contents and sha256(path) != entry["sha256"]:
-            raise StoreError(
-                f"{path} has changed since it was written; remove {place} and run the study again"
-            )
+    with ThreadPoolExecutor(at_once) as pool:  # hashing lets other threads run meanwhile
+        hashes = pool.map(sha256, [place / name for name in entries] if contents else [])
+        for (name, entry), found in zip(entries.items(), hashes, strict=False):
+            if found != entry["sha256"]:
+                raise StoreError(
+                    f"{place / name} has changed since it was written; remove {place} and run the study again"
+                )
     return entries
 
 
@@ -146,16 +161,44 @@ def read_verified(place: Path, name: str) -> bytes:
     return content
 
 
+def told_json(place: Path, name: str) -> Any:
+    """What a JSON file of a published folder says, as it was written."""
+    return json.loads(read_verified(place, name))
+
+
 def _entries(place: Path) -> dict[str, Any]:
-    """The files of a manifest, each with its size and its hash."""
+    """The files of a manifest, each with its size and its hash. All of them are inside its folder."""
     manifest = read_json(place / MANIFEST)
     try:
         entries = manifest["files"]
-        if all({"bytes", "sha256"} <= entry.keys() for entry in entries.values()):
+        if all({"bytes", "sha256"} <= entry.keys() and _inside(name) for name, entry in entries.items()):
             return entries
     except (TypeError, KeyError, AttributeError):
         pass
     raise StoreError(f"{place / MANIFEST} is no manifest; remove {place} and run the study again")
+
+
+def _inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts
+
+
+def sealed(value: dict[str, Any]) -> dict[str, Any]:
+    """A JSON object with the hash of all it says: for a file that stands alone, without a manifest."""
+    return value | {SEAL: _seal(value)}
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """What `sealed` made, unchanged. One without a seal, as earlier versions wrote them, is taken as it is."""
+    value = read_json(path)
+    if not isinstance(value, dict) or value.get(SEAL, _seal(value)) != _seal(value):
+        raise StoreError(f"{path} has changed since it was written; remove it and make it again")
+    return {name: one for name, one in value.items() if name != SEAL}
+
+
+def _seal(value: dict[str, Any]) -> str:
+    said = {name: one for name, one in value.items() if name != SEAL}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -177,7 +220,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise StoreError(f"{path} is not there") from None
-    except (ValueError, OSError) as wrong:
+    except (ValueError, OSError, RecursionError) as wrong:
         raise StoreError(f"{path} cannot be read ({wrong}); remove its folder and run again") from None
 
 

@@ -1,5 +1,6 @@
 """What pretraining cost and how its losses fell: sums that agree with the plan, curves that agree with the files."""
 
+import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -126,8 +127,13 @@ def test_a_state_that_cannot_be_trusted_costs_nothing_that_is_told(tree, content
 def test_the_status_of_a_study_survives_a_state_that_cannot_be_read(tree):
     plan, store = tree
     key = plan.results["clm"]
-    for content, why in ((b"{", "cannot be read"), (b"[]", "is no state")):
-        (store.states / key / "state.json").write_bytes(content)
+    place = store.states / key
+    size = (place / "state.json").stat().st_size
+    for content, why in ((b"{", "cut short"), (b"[" * size, "has changed"), (b"[]", "is no state")):
+        (place / "state.json").write_bytes(content)
+        if why == "is no state":  # it was written so
+            entry = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            (place / "manifest.json").write_text(json.dumps({"files": {"state.json": entry}}))
         entry = states.survey(plan, store)[key]
         assert entry.standing == "failed"
         assert why in entry.error

@@ -39,10 +39,12 @@ def asked(three, planned, _three_store, tmp_path_factory):
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
 
-    def ask(path, method="GET", host=""):
+    def ask(path, method="GET", host="", origin=""):
         connection = http.client.HTTPConnection(HOST, server.server_port, timeout=10)
         connection.putrequest(method, path, skip_host=True)
         connection.putheader("Host", host or f"{HOST}:{server.server_port}")
+        if origin:
+            connection.putheader("Origin", origin)
         connection.endheaders()
         answer = connection.getresponse()
         body = answer.read()
@@ -84,6 +86,20 @@ def test_another_host_is_refused(asked, host):
     answer, body = asked("/", host=host or "127.0.0.1:1")
     assert answer.status == 403
     assert b"<title" not in body
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1", "http://localhost"])
+def test_a_page_of_another_origin_is_refused(asked, origin):
+    answer, body = asked("/state.json", origin=origin)
+    assert answer.status == 403
+    assert b"progress" not in body
+
+
+def test_the_page_itself_may_ask_and_nobody_may_frame_it(asked):
+    answer, _ = asked("/state.json", origin=f"http://127.0.0.1:{asked.port}")
+    assert answer.status == 200
+    assert "frame-ancestors 'none'" in answer.getheader("Content-Security-Policy")
+    assert answer.getheader("Access-Control-Allow-Origin") is None
 
 
 def test_this_machine_by_name_is_not(asked):

@@ -18,7 +18,7 @@ from biphase.data.tokenize import tokenize
 from biphase.errors import DataError, SpecError
 from biphase.export.again import recipe_of
 from biphase.export.found import find
-from biphase.files import MANIFEST, Store, publish
+from biphase.files import MANIFEST, Store, publish, read_sealed, sealed
 from biphase.records import encode, key
 from biphase.report.build import build
 from biphase.report.pretraining import pieces
@@ -338,14 +338,14 @@ def test_two_versions_of_what_is_not_here_are_not_mixed_up(plan, finished, tmp_p
 def test_another_version_of_the_study_does_not_replace_the_one_here(plan, finished, tmp_path):
     file = packed(plan, finished, tmp_path / "one.ledger")
     path = finished.studies / "tuned" / PLAN
-    said = json.loads(path.read_text())
+    said = read_sealed(path)
     said["study"]["runs"].pop()
-    path.write_text(json.dumps(said))
+    path.write_text(json.dumps(sealed(said)))
     merged = merge(check(file), finished)
     assert merged.kept == [
         "studies/tuned/plan.json: another version of the study; give biphase report the study's file"
     ]
-    assert json.loads(path.read_text()) == said
+    assert read_sealed(path) == said
 
 
 # ---------------------------------------------------------------- without values by example

@@ -7,6 +7,7 @@ import pytest
 
 from biphase import CLM, TASKS, Finetune, Stage, Study
 from biphase.data.shards import Shards
+from biphase.files import publish
 from biphase.leases import Leases
 from biphase.study import ledger
 from biphase.study.corpora import shards_text
@@ -32,12 +33,12 @@ def plan(tiny_run, store):
 
 def finish(store, key, *, step, seconds=1.0, lines=()):
     """A published state, as far as the ledger reads it."""
-    place = store.states / key
-    place.mkdir(parents=True)
+    built = store.attempts / key
+    built.mkdir(parents=True)
     state = {"key": key, "epochs": 0.5, "progress": {"step": step, "seconds": seconds}}
-    (place / "state.json").write_text(json.dumps(state))
-    (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (place / "manifest.json").write_text("{}")
+    (built / "state.json").write_text(json.dumps(state))
+    (built / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    publish(built, store.states / key)
 
 
 def test_a_study_not_begun(plan, store):

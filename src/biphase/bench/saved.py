@@ -13,7 +13,7 @@ import torch
 
 from biphase.bench.results import Report, cases_of
 from biphase.errors import BiphaseError
-from biphase.files import Store, read_json, write_json
+from biphase.files import Store, read_sealed, sealed, write_json
 from biphase.presets import DEVICES
 from biphase.study import measured
 from biphase.training.devices import machine
@@ -76,7 +76,7 @@ def save(report: Report, store: Store) -> Path:
         "model": measured.fit(cases),
     }
     place.parent.mkdir(parents=True, exist_ok=True)
-    write_json(place, content)
+    write_json(place, sealed(content))
     return place
 
 
@@ -88,7 +88,7 @@ def _earlier(place: Path, device: str, again: set[str]) -> tuple[list[dict[str, 
     if not place.exists():
         return [], {}
     try:
-        told = read_json(place)
+        told = read_sealed(place)
         measured.fit(told["cases"])
         kept = [case for case in told["cases"] if case.get("precision", "bf16") not in again]
         last = {"date": told["date"], "versions": told["versions"]}

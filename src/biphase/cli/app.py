@@ -6,6 +6,7 @@ what it needs: `plan`, `status` and `--help` never import torch.
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import sys
@@ -39,12 +40,12 @@ DEFAULT_STORE = Path("store")
 
 def main() -> None:
     """Run a verb; a refusal becomes one line and exit code 2."""
-    from biphase.errors import BiphaseError
+    from biphase.errors import BiphaseError, one_line
 
     try:
         app(standalone_mode=True)
     except BiphaseError as refusal:
-        refuse(str(refusal))
+        refuse(one_line(refusal))  # a name of somebody else's may hold anything
     except KeyboardInterrupt:
         tell("stopped at once; what was published is whole, the rest will be computed again")
         sys.exit(130)
@@ -52,8 +53,7 @@ def main() -> None:
         if isinstance(wrong, BrokenPipeError):  # the reader of our output has gone, e.g. `| head`
             sys.stderr.close()
             sys.exit(0)
-        place, why = wrong.filename or "the disk", wrong.strerror or wrong
-        refuse(f"{place}: {why}; free room there, or choose another --store")
+        refuse(f"{wrong.filename or 'the disk'}: {wrong.strerror or wrong}; {_way_out(wrong)}")
     except Exception as error:
         if "RANK" in os.environ:
             from biphase.study.refusal import LOST, has_lost
@@ -72,6 +72,17 @@ def refuse(line: str) -> NoReturn:
             os._exit(2)  # the group cannot be taken down in order: others may be waiting in it
     tell(f"error: {line}")
     sys.exit(2)
+
+
+def _way_out(wrong: OSError) -> str:
+    """What to do about what the system refused."""
+    if wrong.errno in (errno.EMFILE, errno.ENFILE):
+        return "too few files may be open at once; type ulimit -n 4096 and then the command again"
+    if wrong.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "see who may read and write there, or choose another --store"
+    if wrong.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY):
+        return "something else stands in its place: move it away, or choose another --store"
+    return "free room there, or choose another --store"
 
 
 def tell(text: str) -> None:

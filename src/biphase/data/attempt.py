@@ -13,8 +13,8 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from biphase.errors import DataError
-from biphase.files import Store
+from biphase.errors import DataError, StoreError
+from biphase.files import Store, read_sealed, sealed, sha256, write_json
 from biphase.specs import Corpus
 
 
@@ -42,6 +42,20 @@ class Attempt:
         self.build.mkdir(parents=True, exist_ok=True)
         self.begun = True
 
+    def seal(self, folder: Path) -> None:
+        """Remember the files of a folder of the result, to go on with them only if they are the same."""
+        clear(self._seal(folder))
+        write_json(self._seal(folder), sealed(_hashes(folder)))
+
+    def is_sealed(self, folder: Path) -> bool:
+        try:
+            return folder.is_dir() and read_sealed(self._seal(folder)) == _hashes(folder)
+        except StoreError:
+            return False
+
+    def _seal(self, folder: Path) -> Path:
+        return self.folder / f"{folder.name}.sealed.json"
+
     def check_ours(self) -> None:
         """Refuse to go on with what somebody else does now."""
         if self.taken_over:
@@ -61,6 +75,18 @@ class Attempt:
         """Leave nothing: what comes next has another key, or must begin again."""
         self.begun = False
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def clear(path: Path) -> None:
+    """Remove what stands there, whatever it is."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    return {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 def remove_attempts(store: Store, key: str) -> None:

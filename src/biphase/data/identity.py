@@ -22,7 +22,7 @@ from typing import Any
 from biphase import keys
 from biphase.data.listing import Absent, Files, Named, resolve
 from biphase.errors import DataError
-from biphase.files import MANIFEST, Store, read_json, sha256, write_json
+from biphase.files import Store, read_sealed, sealed, sha256, told_json, write_json
 from biphase.records import encode, key
 from biphase.specs import BPE, Corpus, Pretrained
 
@@ -127,7 +127,7 @@ def read_link(corpus: Corpus, store: Store) -> dict[str, Any] | None:
     A link that came with results from another machine has no folder: it only says which text they were made from.
     """
     path = link_path(corpus, store)
-    return read_json(path) if path.is_file() else None
+    return read_sealed(path) if path.exists() else None
 
 
 def write_link(corpus: Corpus, store: Store, folder: Path) -> None:
@@ -148,7 +148,7 @@ def write_link(corpus: Corpus, store: Store, folder: Path) -> None:
         "folder": str(folder),
         "fingerprint": fingerprint,
     }
-    write_json(path, here)
+    write_json(path, sealed(here))
 
 
 def _content(files: Files, store: Store) -> str:
@@ -176,7 +176,7 @@ class HashMemory:
         try:
             before = _stamp(path)
             place, entry = str(path.resolve()), self.known.get(str(path.resolve()))
-            if isinstance(entry, list) and len(entry) == 3 and entry[:2] == before:
+            if isinstance(entry, list) and entry[:2] == before and entry == _remembered(place, *entry[:3]):
                 return entry[2]
             digest = sha256(path)
             after = _stamp(path)
@@ -184,7 +184,7 @@ class HashMemory:
             raise DataError(f"{path} cannot be read ({wrong.strerror}); check its permissions") from None
         if after != before:
             raise DataError(f"{path} is being written; type the command again when it is whole")
-        self.known[place] = [*before, digest]
+        self.known[place] = _remembered(place, *before, digest)
         self.changed = True
         return digest
 
@@ -193,6 +193,11 @@ class HashMemory:
             with contextlib.suppress(OSError):  # a store that cannot be written can still be planned on
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 write_json(self.path, self.known)
+
+
+def _remembered(place: str, size: int, changed: int, digest: str = "") -> list[Any]:
+    """An entry of the memory, with a hash of itself: a wrong one would give everything after it another key."""
+    return [size, changed, digest, key([place, size, changed, digest])]
 
 
 def _stamp(path: Path) -> list[int]:
@@ -217,5 +222,5 @@ def cards(store: Store) -> Iterable[dict[str, Any]]:
     names = {path.name for path in (*store.shards.glob("*"), *receipts.glob("*"))}
     for name in sorted(names):
         folder = store.told(store.shards / name)
-        if (folder / MANIFEST).is_file() and (folder / CARD).is_file():
-            yield read_json(folder / CARD)
+        if store.has(folder):
+            yield told_json(folder, CARD)

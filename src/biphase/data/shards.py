@@ -26,6 +26,8 @@ from biphase.data.identity import CARD
 from biphase.errors import DataError, StoreError
 
 SHARD_TOKENS = 2**26
+TOKENS = ".bin"
+READERS = 8  # files that are hashed at a time
 
 
 def dtype_for(vocab: int) -> np.dtype:
@@ -114,13 +116,19 @@ class Shards:
         """The folder of the tokenizer, as transformers loads it."""
         return self.folder / "tokenizer"
 
+    def check_tokens(self) -> None:
+        """Refuse token files that are not as they were written: reads all of them, several at a time."""
+        files.verify(self.folder, contents=True, at_once=min(READERS, os.cpu_count() or 1))
+
     @classmethod
     def open(cls, folder: Path, *, verify: bool = False) -> Shards:
-        """Map a published corpus, after checking its manifest and sizes, and its hashes if asked."""
+        """Map a published corpus, after checking its manifest, its sizes and its light files; all hashes if asked."""
         if not (folder / files.MANIFEST).is_file():
             raise DataError(f"{folder} holds no finished shards; type: biphase tokenize CORPUS")
-        files.verify(folder, contents=verify)
-        card = files.read_json(folder / CARD)
+        for name in files.verify(folder, contents=verify):
+            if not name.endswith(TOKENS):  # these are light, and ids mean nothing without them
+                files.read_verified(folder, name)
+        card = files.told_json(folder, CARD)
         shards = cls(folder, card)
         if (len(shards.train), len(shards.heldout)) != (card["train_tokens"], card["heldout_tokens"]):
             raise StoreError(
@@ -187,6 +195,9 @@ class Writer:
 
     def restore(self, state: dict[str, Any]) -> bool:
         """Go on from `state`; False if the files are not as it says, and then nothing can be kept."""
+        said = [entry["name"] for entry in (*state["finished"], state["tail"])]
+        if said != [self._path(number).name for number in range(len(said))]:
+            return False  # they are ours, in order, and nowhere else
         for entry in state["finished"]:
             path = self.folder / entry["name"]
             if (

@@ -16,6 +16,7 @@ published.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from biphase.data import documents
-from biphase.data.attempt import Attempt, remove_attempts
+from biphase.data.attempt import Attempt, clear, remove_attempts
 from biphase.data.documents import Place, Tally, text_hash
 from biphase.data.encoder import Encoder, confirmed, fastest
 from biphase.data.identity import CARD, Fingerprints, fingerprints, link_path, read_link, write_link
@@ -35,8 +36,8 @@ from biphase.data.parts import Parts
 from biphase.data.shards import SHARD_TOKENS, Tokens, dtype_for, entropy
 from biphase.data.sources import File, local, on_hub
 from biphase.data.tokenizer import Tokenizer, load, load_saved, train
-from biphase.errors import DataError
-from biphase.files import Store, publish, read_json, write_json
+from biphase.errors import DataError, StoreError
+from biphase.files import Store, publish, read_sealed, sealed, write_json
 from biphase.records import encode
 from biphase.specs import BPE, Corpus
 
@@ -139,8 +140,9 @@ class _Work:
     def _tokenizer(self) -> Tokenizer:
         """The tokenizer of this attempt: made once, whole or not at all."""
         folder = self.build / "tokenizer"
-        if folder.is_dir():
+        if self.attempt.is_sealed(folder):
             return load_saved(folder)
+        clear(folder)
         if isinstance(self.corpus.tokenizer, BPE):
             self.report(f"{self.corpus.name}: training a BPE of {self.corpus.tokenizer.vocab}")
             made = train(self.corpus, self._sample_for_bpe(), self.report)
@@ -150,6 +152,7 @@ class _Work:
         shutil.rmtree(draft, ignore_errors=True)
         made.save(draft)
         draft.rename(folder)
+        self.attempt.seal(folder)
         return made
 
     def _sample_for_bpe(self) -> Iterator[str]:
@@ -183,24 +186,25 @@ class _Work:
     def _restore(self) -> None:
         """Where an earlier attempt stopped, or the beginning."""
         self.part, self.place, self.tally = "train", Place(), Tally()
-        if self.journal.is_file():
-            journal = read_json(self.journal)
-            if self.parts.restore(journal["parts"]):
-                self.part, self.place = journal["part"], Place(**journal["place"])
-                self.tally = Tally(**journal["tally"])
-                self.report(f"{self.corpus.name}: going on after {self.parts.train.tokens:,} tokens")
-                return
+        if self.journal.exists():
+            with contextlib.suppress(StoreError):  # it was changed since it was written
+                journal = read_sealed(self.journal)
+                if self.parts.restore(journal["parts"]):
+                    self.part, self.place = journal["part"], Place(**journal["place"])
+                    self.tally = Tally(**journal["tally"])
+                    self.report(f"{self.corpus.name}: going on after {self.parts.train.tokens:,} tokens")
+                    return
             self.report(f"{self.corpus.name}: what was left unfinished has changed; starting again")
             self.parts.abandon()
             self.parts = Parts(self.corpus, self.build, dtype_for(self.tokenizer.vocab), self.shard_tokens)
-            self.journal.unlink()
+            clear(self.journal)
         for stray in self.build.glob("*.bin"):
-            stray.unlink()
+            clear(stray)
         self.parts.begin()
 
     def _save(self) -> None:
         here = {"part": self.part, "place": asdict(self.place), "tally": asdict(self.tally)}
-        write_json(self.journal, {**here, "parts": self.parts.state()})
+        write_json(self.journal, sealed({**here, "parts": self.parts.state()}))
 
     def _write(self, helpers: Helpers) -> None:
         if self.part == "train":

@@ -15,7 +15,7 @@ from biphase.export.folder import Say
 from biphase.export.found import SavedLeaf, SavedState, state
 from biphase.export.state import shards_of
 from biphase.export.words import Words, words_of, words_of_hub
-from biphase.files import Store, read_json
+from biphase.files import Store, read_sealed
 from biphase.finetune.families import Family, family_of
 from biphase.finetune.leaf import Bench, score
 from biphase.finetune.model import Setting, Tuned
@@ -137,7 +137,7 @@ def _model_of(key: str, store: Store) -> tuple[Pretrain, SavedState | None]:
         saved = state(key, store)
         return saved.run, saved
     for path in sorted(store.studies.glob(f"*/{PLAN}")):
-        said = read_json(path)
+        said = read_sealed(path)
         if any(root["key"] == key for root in said.get("roots", ())):
             roots = make_plan(load_study(path).study, identities(store)).roots
             if key in roots:

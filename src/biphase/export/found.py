@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from biphase.errors import SpecError
-from biphase.files import Store, read_json
+from biphase.files import Store, told_json
 from biphase.records import decode
 from biphase.specs import Pretrain
 from biphase.study.leaves import published, read_leaf
@@ -50,7 +50,7 @@ def find(digits: str, store: Store) -> SavedState | SavedLeaf:
 
 
 def state(key: str, store: Store) -> SavedState:
-    about = read_json(store.states / key / "state.json")
+    about = told_json(store.states / key, "state.json")
     return SavedState(key, decode(about["run"]), int(about["progress"]["step"]), about)
 
 

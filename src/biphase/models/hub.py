@@ -7,6 +7,7 @@ looking (`refuse_unsuited`) and by probes that run before any training.
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -133,7 +134,17 @@ def _config(hub: Hub) -> Any:
     return config
 
 
+def _refuse_climbing(hub: Hub) -> None:
+    """The list of a model's files names those beside it: what lies elsewhere is no part of what was hashed."""
+    for path in Path(hub.source).expanduser().glob("*.index.json") if hub.local else ():
+        named = json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()
+        outside = [name for name in named if Path(name).name != name]
+        if outside:
+            raise ModelError(f"{path.name} names {outside[0]!r}, which is not a file beside it")
+
+
 def _loaded(hub: Hub, family: Any, config: Any) -> Any:
+    _tried(hub, lambda: _refuse_climbing(hub))
     safe = {} if hub.gguf else {"use_safetensors": True}
     model, said = _tried(
         hub,
@@ -190,9 +201,9 @@ def _published(hub: Hub) -> tuple[Any, dict[str, torch.Tensor]] | None:
         return None
     try:
         raw, _ = PretrainedConfig.get_config_dict(**hub.address)
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):
         return None  # whoever loads it says what is wrong
-    if not published.is_published(raw):
+    if not isinstance(raw, dict) or not published.is_published(raw):
         return None
     try:
         return published.eurobert(raw, load_file(_weights_file(hub)))

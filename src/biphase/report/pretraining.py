@@ -184,8 +184,11 @@ def texts(plan: Plan, store: Store, result: str, *, live: bool) -> list[str]:
             with contextlib.suppress(StoreError):
                 found = read_verified(folder, METRICS).decode().splitlines()
     for state in path if live else ():
-        with contextlib.suppress(OSError):  # there is none, or the piece was finished a moment ago
+        # There is none, or the piece was finished a moment ago, or it is damaged: it is only looked at.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             told = ledger.live_file(plan, store, state.key).read_text(encoding="utf-8").splitlines()
+            for text in told[:-1]:  # the last one may be on its way to the disk
+                int(_line(text)["step"])
             found = max(found, told, key=_last_step)  # it too begins at the root
     return [text for text in found if text.endswith("}")]  # the last one may be on its way to the disk
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from biphase.data.identity import CARD, shards_key
 from biphase.errors import BiphaseError, StoreError
-from biphase.files import Store, read_json, read_verified
+from biphase.files import Store, read_verified, told_json
 from biphase.presets import corpus_of
 from biphase.records import encode, key
 from biphase.report.evidence import Evidence
@@ -99,8 +99,8 @@ def _shards(corpus: Corpus, store: Store) -> tuple[str, dict[str, Any]]:
     """The key of a corpus' shards and their card, as far as this machine knows them."""
     try:
         at = shards_key(corpus, store)
-        path = store.told(store.shards / at) / CARD
-        return at, read_json(path) if path.is_file() else {}
+        place = store.told(store.shards / at)
+        return at, told_json(place, CARD) if store.has(place) else {}
     except BiphaseError:
         return "", {}
 

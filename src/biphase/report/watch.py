@@ -1,7 +1,8 @@
 """The page of a study that runs, served to this machine alone and kept up to date.
 
 Nothing but three texts is served, from memory: no folder can be listed, no path leads to a file. Requests that name
-another host than this one are refused, so that a page from the net cannot reach in through a name it made up.
+another host than this one, or that a page of another origin sends, are refused, so that a page from the net cannot reach
+in through a name it made up.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ from biphase.wording import duration
 HOST = "127.0.0.1"
 LOOK_SECONDS = 2.0  # between looks at the store
 REST = 3.0  # times as long as something took, before it is done again
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; connect-src 'self'"
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; connect-src 'self'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,12 @@ class _Answer(BaseHTTPRequestHandler):
         server = self.server
         assert isinstance(server, Server)
         port = server.server_port
-        if self.headers.get("Host", "") not in (f"{HOST}:{port}", f"localhost:{port}"):
+        ours = (f"{HOST}:{port}", f"localhost:{port}")
+        origin = self.headers.get("Origin")  # said by a script, of the page it came with
+        if self.headers.get("Host", "") not in ours or origin not in (
+            None,
+            *(f"http://{one}" for one in ours),
+        ):
             self._send(403, "text/plain", b"this page is for this machine only\n", body=body)
             return
         path = self.path.split("?", 1)[0]

@@ -7,6 +7,8 @@ from typing import Any
 
 from biphase.errors import SpecError
 
+LONGEST_NAME = 200  # file systems take 255 bytes, and names get endings
+
 
 def positive(made: Any, name: str) -> None:
     if getattr(made, name) < 1:
@@ -23,6 +25,10 @@ def one_name(where: str, name: str) -> None:
     """Names become names of folders."""
     if not name or PurePath(name).name != name or name in (".", ".."):
         raise SpecError(f"{where}: a name is one word without slashes, not {name!r}")
+    if not name.isprintable() or len(name.encode()) > LONGEST_NAME:
+        raise SpecError(
+            f"{where}: a name has at most {LONGEST_NAME} bytes, all of which can be printed, not {name[:40]!r}"
+        )
 
 
 def pinned(where: str, revision: str) -> None:

@@ -210,7 +210,16 @@ def _shape_of_folder(folder: Path) -> Shape | None:
         width = heads * (config.get("head_dim") or config["hidden_size"] // heads)
         vocab, hidden, layers = config["vocab_size"], config["hidden_size"], config["num_hidden_layers"]
         ffn = int(config.get("intermediate_size") or 4 * hidden)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+        struct.error,
+    ):
         return None
     if not tensors:
         return None

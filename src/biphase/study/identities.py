@@ -14,7 +14,7 @@ from pathlib import Path
 from biphase.data.identity import HashMemory, shards_key
 from biphase.data.listing import Absent
 from biphase.errors import SpecError
-from biphase.files import Store, read_json, write_json
+from biphase.files import Store, read_sealed, sealed, write_json
 from biphase.keys import Identities
 from biphase.presets import corpus_of
 from biphase.records import key
@@ -64,9 +64,9 @@ def corpora_of(study: Study) -> list[Corpus]:
 def remember_fingerprints(name: str, told: dict[str, dict[str, str]], store: Store) -> None:
     """Keep what another machine said of a study's outside; what is known already stays."""
     path = store.studies / name / FINGERPRINTS
-    known = read_json(path) if path.is_file() else {}
+    known = read_sealed(path) if path.exists() else {}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {kind: some | known.get(kind, {}) for kind, some in told.items()})
+    write_json(path, sealed({kind: some | known.get(kind, {}) for kind, some in told.items()}))
 
 
 def _remembered(kind: str, what: Hub | Task, store: Store) -> str:
@@ -74,7 +74,7 @@ def _remembered(kind: str, what: Hub | Task, store: Store) -> str:
     if isinstance(what, Hub) and (not what.local or Path(what.source).expanduser().exists()):
         return ""
     files = sorted(store.studies.glob(f"*/{FINGERPRINTS}"))
-    found = {read_json(path).get(kind, {}).get(key(what)) for path in files} - {None}
+    found = {read_sealed(path).get(kind, {}).get(key(what)) for path in files} - {None}
     if len(found) > 1:
         raise SpecError(
             f"{what.source} is not here, and the studies in {store.studies} know several versions of it; put its files "

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from biphase.files import Store, read_json
+from biphase.files import Store, told_json
 from biphase.holders import Holder
 from biphase.keys import leaf_key, training_key
 from biphase.leases import Leases
@@ -131,7 +131,7 @@ def survey(plan: Plan, store: Store) -> Survey:
 
 
 def read_leaf(store: Store, key: str) -> dict[str, Any]:
-    return read_json(store.told(store.leaves / key) / LEAF)
+    return told_json(store.told(store.leaves / key), LEAF)
 
 
 def published(store: Store) -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from biphase.errors import StoreError, one_line
-from biphase.files import Store, read_json, write_json
+from biphase.files import Store, read_json, read_verified, told_json, write_json
 from biphase.holders import Holder
 from biphase.leases import Leases
 from biphase.study.plan import Plan, State
@@ -69,13 +69,12 @@ def survey(plan: Plan, store: Store) -> dict[str, Entry]:
 
 def _done(state: State, store: Store) -> Entry:
     """A state that is there: done, unless it cannot say what it is."""
-    path = store.told(store.states / state.key) / "state.json"
+    place = store.told(store.states / state.key)
     try:
-        return Entry(state, "done", progress=read_json(path)["progress"])
-    except (StoreError, KeyError, TypeError) as wrong:
-        return Entry(
-            state, "failed", error=str(wrong) if isinstance(wrong, StoreError) else f"{path} is no state"
-        )
+        return Entry(state, "done", progress=told_json(place, "state.json")["progress"])
+    except (StoreError, ValueError, KeyError, TypeError) as wrong:
+        known = isinstance(wrong, StoreError)
+        return Entry(state, "failed", error=str(wrong) if known else f"{place / 'state.json'} is no state")
 
 
 # ---------------------------------------------------------------- failures
@@ -107,7 +106,11 @@ def failures(plan: Plan, store: Store) -> dict[str, dict[str, Any]]:
     found = {}
     for path in _failures_folder(plan, store).glob("*.json"):
         with contextlib.suppress(StoreError):
-            found[path.stem] = read_json(path)
+            noted = read_json(path)
+            if isinstance(noted, dict) and isinstance(
+                noted.get("error"), str
+            ):  # else it is damaged, and says nothing
+                found[path.stem] = noted
     return found
 
 
@@ -117,9 +120,9 @@ def failures(plan: Plan, store: Store) -> dict[str, dict[str, Any]]:
 def curve(plan: Plan, store: Store, result: str) -> list[dict[str, Any]]:
     """Every line of metrics on the way to a result, in order of steps, as far as it is computed."""
     for state in reversed(plan.path(plan.results[result])):
-        path = store.told(store.states / state.key) / "metrics.jsonl"
-        if path.is_file():  # a state holds the lines of its whole path
-            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        place = store.told(store.states / state.key)
+        if store.has(place):  # a state holds the lines of its whole path
+            return [json.loads(line) for line in read_verified(place, "metrics.jsonl").splitlines()]
     return []
 
 

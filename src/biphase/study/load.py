@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from biphase.errors import SpecError, one_line
+from biphase.errors import SpecError, StoreError, one_line
+from biphase.files import read_sealed
 from biphase.records import decode
 from biphase.specs import Study
 
@@ -70,13 +71,18 @@ def _from_file(path: Path, text: str) -> Loaded:
 def _from_plan(path: Path, text: str) -> Loaded:
     try:
         data = json.loads(text)
-    except ValueError as wrong:
+    except (ValueError, RecursionError) as wrong:
         raise SpecError(f"{path} is not JSON ({wrong}); make it again: biphase run STUDY.py") from None
+    if isinstance(data, dict):
+        try:
+            data = read_sealed(path)
+        except StoreError as wrong:
+            raise SpecError(f"{one_line(wrong)}: biphase run STUDY.py") from None
     if not isinstance(data, dict) or "study" not in data:
         raise SpecError(f'{path} is no plan: it has no "study"; make it again: biphase run STUDY.py')
     try:
         study = decode(data["study"])
-    except (SpecError, TypeError) as wrong:
+    except (SpecError, TypeError, RecursionError) as wrong:
         raise SpecError(f"{path}: {one_line(wrong)}") from None
     if not isinstance(study, Study):
         raise SpecError(f'{path}: its "study" is no Study; make it again: biphase run STUDY.py')

@@ -15,7 +15,7 @@ from typing import Any
 
 from biphase.data.listing import ASSETS
 from biphase.errors import BiphaseError, SpecError, StoreError, nearest
-from biphase.files import Store, read_json
+from biphase.files import Store, read_sealed
 from biphase.presets import DEVICES
 from biphase.study.measured import FORM, fit, speeds_of
 
@@ -79,7 +79,7 @@ def _names(folder: Path) -> set[str]:
 
 def _read(path: Path, name: str, *, shipped: bool, measure: str) -> Machine:
     try:
-        told = read_json(path)
+        told = read_sealed(path)
         model = told.get("model")
         if not isinstance(model, dict) or model.get("form") != FORM:  # fitted by another version
             model = fit(told["cases"])

@@ -17,7 +17,7 @@ from typing import Any
 
 from biphase.data.identity import cards, link_path
 from biphase.errors import BiphaseError, StoreError, one_line
-from biphase.files import Store, publish, read_json, verify, write_json
+from biphase.files import Store, publish, read_sealed, sealed, told_json, verify, write_json
 from biphase.records import decode
 from biphase.study import parcel
 from biphase.study.identities import corpora_of, remember_fingerprints
@@ -103,7 +103,7 @@ def _kept(kind: str, at: str, files: dict[str, bytes], store: Store) -> str:
     """In which way a result that is here is another one."""
     told = "computed twice"
     if kind == "leaves":
-        here = read_json(store.told(store.leaves / at) / "leaf.json")
+        here = told_json(store.told(store.leaves / at), "leaf.json")
         same = here.get("scores") == json.loads(files["leaf.json"])["scores"]
         told += ", with the same scores" if same else ", with other scores"
     return f"{kind}/{at[:8]}: {told}"
@@ -118,8 +118,8 @@ def _merge_loose(name: str, content: bytes, store: Store, merged: Merged) -> Non
     if name == parcel.PLAN:
         if not merged.plan.is_file():
             study.mkdir(parents=True, exist_ok=True)
-            write_json(merged.plan, said)
-        elif read_json(merged.plan).get("study") != said["study"]:
+            write_json(merged.plan, sealed(said))
+        elif read_sealed(merged.plan).get("study") != said["study"]:
             merged.kept.append(
                 f"studies/{merged.study}/{PLAN}: another version of the study; give biphase report the study's file"
             )
@@ -153,7 +153,7 @@ def _merge_link(path: Path, said: dict[str, Any], store: Store, merged: Merged) 
     if here - {said["fingerprint"]}:
         merged.kept.append(f"{said['source']}: other text here than there; merge into a store of its own")
     elif path.is_file():
-        if read_json(path).get("fingerprint") != said["fingerprint"]:
+        if read_sealed(path).get("fingerprint") != said["fingerprint"]:
             merged.kept.append(
                 f"{said['source']}: linked to another folder here; merge into a store of its own"
             )
@@ -161,14 +161,14 @@ def _merge_link(path: Path, said: dict[str, Any], store: Store, merged: Merged) 
         merged.kept.append(f"{said['source']}: {reader} reads it from the hub; merge into a store of its own")
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, said)
+        write_json(path, sealed(said))
 
 
 def _reader_here(link: Path, store: Store, but: str) -> str:
     """Another study of this store that is planned on the corpus of a link, though nothing of it is computed yet."""
     for path in sorted(store.studies.glob(f"*/{PLAN}")):
         with contextlib.suppress(*WRONG):  # who reads that plan says what is wrong with it
-            corpora = corpora_of(decode(read_json(path)["study"])) if path.parent.name != but else ()
+            corpora = corpora_of(decode(read_sealed(path)["study"])) if path.parent.name != but else ()
             if link in {link_path(corpus, store) for corpus in corpora}:
                 return f"studies/{path.parent.name}"
     return ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from biphase.errors import SpecError
-from biphase.files import Store, read_json
+from biphase.files import Store, told_json
 from biphase.keys import decay_start
 from biphase.records import decode
 from biphase.specs import WSD, Hub, Pretrain, Stage
@@ -71,7 +71,7 @@ def refusal_of_receipt(key: str, store: Store) -> str:
 
 def _run_up_to(state: str, store: Store) -> Pretrain:
     """The run that ends in a state of the store."""
-    about = read_json(store.states / state / "state.json")
+    about = told_json(store.states / state, "state.json")
     run, step = decode(about["run"]), int(about["progress"]["step"])
     if step == run.steps:
         return replace(run, keep=())  # what else the run kept was not asked for

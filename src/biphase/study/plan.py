@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from biphase.errors import SpecError, StoreError
-from biphase.files import Store, read_json, write_json
+from biphase.files import Store, read_sealed, sealed, write_json
 from biphase.keys import Identities, Keyring, act_at, acts, decay_start, label, origin_step
 from biphase.presets import corpus_of
 from biphase.records import encode
@@ -276,7 +276,7 @@ def save_plan(plan: Plan, store: Store) -> None:
     """Leave the resolved study and its tree in the store; `load` reads it back without the study file."""
     folder = store.studies / plan.study.name
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / PLAN, plan.to_json())
+    write_json(folder / PLAN, sealed(plan.to_json()))
 
 
 def needed_keys(store: Store) -> set[str]:
@@ -287,7 +287,7 @@ def needed_keys(store: Store) -> set[str]:
     needed: set[str] = set()
     for path in sorted(store.studies.glob(f"*/{PLAN}")):
         try:
-            needed |= {state["key"] for state in read_json(path)["states"]}
+            needed |= {state["key"] for state in read_sealed(path)["states"]}
         except (KeyError, TypeError):
             raise StoreError(
                 f"{path} is no plan; make it again (biphase plan STUDY) or remove its folder"

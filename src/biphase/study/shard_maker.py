@@ -39,6 +39,7 @@ class ShardMaker:
     ) -> None:
         self.store, self.identities, self.leases, self.ranks = store, identities, leases, ranks
         self.stop, self.say = stop, say
+        self.checked: set[Path] = set()  # token files that were read whole by this process
 
     def alone(self, run: Pretrain) -> Shards:
         """The shards that a run's keys name, made by this process if they are missing."""
@@ -47,14 +48,15 @@ class ShardMaker:
         return Shards.open(folder)
 
     def together(self, run: Pretrain) -> Shards:
-        """The same for all processes at once."""
-        if self.ranks.world == 1:
-            return self.alone(run)
+        """The same for all processes at once, to train on: every token file is checked first, once in a process."""
         folder = self.store.shards / self.identities.data(run)
+        if self.ranks.world == 1:
+            self._make_sound(run, folder)
+            return Shards.open(folder)
         # The first process makes them on the side and tells the others how it stands: whoever waits in silence
         # for another process would never learn that it stopped or failed.
         with ThreadPoolExecutor(1) as pool:
-            job = pool.submit(self._make, run, folder) if self.ranks.first else None
+            job = pool.submit(self._make_sound, run, folder) if self.ranks.first else None
             while (standing := self.ranks.share(_standing(job))) == "working":
                 time.sleep(POLL_SECONDS)
         if standing == "stopped":
@@ -64,6 +66,13 @@ class ShardMaker:
         if standing == "failed":
             raise DataError("the first process could not tokenize the corpus; see its error")
         return Shards.open(folder)
+
+    def _make_sound(self, run: Pretrain, folder: Path) -> None:
+        """Made, and what is to be trained on read once: a bit that turned on the disk would be learned in silence."""
+        self._make(run, folder)
+        if folder not in self.checked:
+            Shards.open(folder).check_tokens()
+            self.checked.add(folder)
 
     def _make(self, run: Pretrain, folder: Path) -> None:
         corpus = corpus_of(run)

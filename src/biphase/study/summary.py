@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from biphase.data.identity import CARD, shards_key
-from biphase.files import Store, read_json
+from biphase.files import Store, told_json
 from biphase.leases import Leases
 from biphase.presets import corpus_of
 from biphase.study import leaves, ledger, scores
@@ -85,7 +85,7 @@ def results_table(plan: Plan, store: Store) -> list[str]:
                 objective: [one[objective] for one in measured.values() if objective in one]
                 for objective in last
             }
-            progress = read_json(store.told(store.states / plan.results[name]) / "state.json")
+            progress = told_json(store.told(store.states / plan.results[name]), "state.json")
             rows.append((name, last, curves, progress["epochs"]))
     if not rows:
         return []
@@ -101,9 +101,9 @@ def results_table(plan: Plan, store: Store) -> list[str]:
 def _entropy_line(plan: Plan, store: Store) -> list[str]:
     lines = []
     for corpus in dict.fromkeys(corpus_of(run) for run in plan.study.runs if run.corpus):
-        card = store.told(store.shards / shards_key(corpus, store)) / CARD
-        if card.is_file():
-            nats = read_json(card)["unigram_entropy"]
+        place = store.told(store.shards / shards_key(corpus, store))
+        if store.has(place):
+            nats = told_json(place, CARD)["unigram_entropy"]
             lines.append(
                 f"  {corpus.name}: a model that knows only how often each token occurs reaches {nats:.3f}"
             )

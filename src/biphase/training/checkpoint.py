@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from biphase.errors import StoreError
-from biphase.files import Store, read_json, verify
+from biphase.files import Store, read_verified, told_json, verify
 from biphase.keys import Identities, state_key
 from biphase.models.backbone import LanguageModel
 from biphase.specs import Pretrain
@@ -98,12 +98,11 @@ def _absent(tensors: dict[str, Tensor], missing: set[str]) -> list[str]:
 
 
 def progress_of(store: Store, key: str) -> Progress:
-    return Progress(**read_json(store.states / key / "state.json")["progress"])
+    return Progress(**told_json(store.states / key, "state.json")["progress"])
 
 
 def metrics_of(store: Store, key: str) -> list[dict[str, Any]]:
-    text = (store.states / key / "metrics.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
+    return [json.loads(line) for line in read_verified(store.states / key, "metrics.jsonl").splitlines()]
 
 
 def saved_on_path(run: Pretrain, until: int, store: Store, identities: Identities) -> dict[int, str]:
@@ -135,5 +134,5 @@ def _steps(store: Store, keys: set[str]) -> set[int]:
         try:
             steps.add(progress_of(store, key).step)
         except StoreError:
-            continue  # removed by another worker a moment ago
+            continue  # removed by another worker a moment ago, or damaged: whoever needs it says so
     return steps

@@ -67,6 +67,7 @@ class Pretraining:
             raise TrainingError(
                 f"{run.name}: {ranks.world} processes cannot share a batch of {run.rows_per_step} rows; use fewer"
             )
+        store.refuse_debris(store.states / state_key(run, target, identities))  # now, and not after the work
         self.stream = Stream.of(shards, run.packing, run.seed)
         self.heldout = heldout_stream(shards, run.packing)
         self.rope_base = 0.0  # as the model came

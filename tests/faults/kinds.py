@@ -1,0 +1,189 @@
+"""Every kind of file that the project keeps in a store: where one stands, and what else must be there to read it.
+
+`half_done` prepares a store whose next run must read all of them: the last run and its scores are missing, so shards,
+its parent's state and their tokenizer are read; one other leaf is missing, so that another state is.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from biphase.files import Store, publish, sealed
+from biphase.report.evidence import gather
+from biphase.study.identities import FINGERPRINTS, fingerprints_of, identities
+from biphase.study.leaves import trainings
+from biphase.study.load import load
+from biphase.study.plan import Plan, make_plan
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file of a kind, and what a person takes away when it is damaged."""
+
+    path: Path
+    remove: Path
+
+
+@dataclass(frozen=True)
+class Kind:
+    where: Callable[[Plan, Store], Place]
+    memory: bool = False  # nothing depends on it: without it, or with nonsense in it, all goes on
+    by_others: bool = False  # what it says is checked where it is used: no other commit has that number
+
+
+def plan_of(study: Path, store: Store) -> Plan:
+    loaded = load(study)
+    return make_plan(loaded.study, identities(store), loaded.question)
+
+
+def half_done(study: Path, store: Store) -> Plan:
+    plan = plan_of(study, store)
+    last = plan.results["on"]
+    for training in trainings(plan):
+        first = training.model == plan.results["clm"] and (training.lr, training.seed) == (1e-3, 0)
+        if training.model == last or (first and training.task.name == "numbers"):
+            for leaf in training.leaves:
+                shutil.rmtree(store.leaves / leaf.key)
+    for state in plan.path(last):
+        if state.key not in {one.key for one in plan.path(plan.results["clm"])}:
+            shutil.rmtree(store.states / state.key)
+    return plan
+
+
+# ---------------------------------------------------------------- results
+
+
+def _state(name: str) -> Kind:
+    def where(plan: Plan, store: Store) -> Place:
+        folder = store.states / plan.results["clm"]
+        return Place(folder / name, folder)
+
+    return Kind(where)
+
+
+def _leaf(name: str) -> Kind:
+    def where(plan: Plan, store: Store) -> Place:
+        grid = gather(plan, store).grids["two", "beasts"]
+        folder = store.leaves / grid.keys[grid.chosen[0]][0]  # one whose values a report reads
+        return Place(folder / name, folder)
+
+    return Kind(where)
+
+
+def _shards(name: str) -> Kind:
+    def where(plan: Plan, store: Store) -> Place:
+        folder = next(store.shards.iterdir())
+        return Place(folder / name, folder)
+
+    return Kind(where)
+
+
+def _receipt(kind: str, name: str) -> Kind:
+    """A result whose heavy files stayed elsewhere: the light ones, as a merge leaves them."""
+
+    def where(plan: Plan, store: Store) -> Place:
+        folder = {
+            "states": store.states / plan.results["two"],
+            "leaves": _leaf("leaf.json").where(plan, store).remove,
+        }[kind]
+        receipt = store.receipt(folder)
+        with store.attempt("receipt") as built:
+            for light in ("state.json", "metrics.jsonl", "leaf.json"):
+                if (folder / light).is_file():
+                    shutil.copy(folder / light, built / light)
+            publish(built, receipt)
+        shutil.rmtree(folder)
+        return Place(receipt / name, receipt)
+
+    return Kind(where)
+
+
+# ---------------------------------------------------------------- what stands beside results
+
+
+def _written(
+    name: str, content: Callable[[Plan, Store], str], *, memory: bool = False, by_others: bool = False
+) -> Kind:
+    """A file of the store under a name with {study}, {piece} or {tuning} in it."""
+
+    def where(plan: Plan, store: Store) -> Place:
+        tuning = next(one.key for one in trainings(plan) if one.model == plan.results["on"])
+        known = {"study": plan.study.name, "piece": plan.results["on"], "tuning": tuning}
+        path = store.root / name.format(**known)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            path.write_text(content(plan, store))
+        return Place(path, path)
+
+    return Kind(where, memory, by_others)
+
+
+def _failure(plan: Plan, store: Store) -> str:
+    return json.dumps({"key": plan.results["on"], "error": "it rained", "traceback": "", "at": "2026"})
+
+
+def _lease(plan: Plan, store: Store) -> str:
+    dead = {"beat": "0" * 12, "owner": "f" * 32, "host": "elsewhere", "boot": "b", "namespace": "n"}
+    return json.dumps(dead | {"pid": 1, "started": "1", "since": "2026-01-01T00:00:00Z"}) + "\n"
+
+
+def _takeover(plan: Plan, store: Store) -> str:
+    return (
+        json.dumps({"key": plan.results["on"], "reason": "dead", "from": "a:1", "by": "b:2", "beats": 3})
+        + "\n"
+    )
+
+
+def _fingerprints(plan: Plan, store: Store) -> str:
+    return json.dumps(fingerprints_of(plan.study, identities(store)))
+
+
+def _device(plan: Plan, store: Store) -> str:
+    from biphase.study.machines import SHIPPED
+
+    return json.dumps(sealed(json.loads((SHIPPED / "h200.json").read_text())))
+
+
+KINDS: dict[str, Kind] = {
+    "tokens": _shards("train-00000.bin"),
+    "held-out tokens": _shards("heldout-00000.bin"),
+    "card of a corpus": _shards("card.json"),
+    "manifest of a corpus": _shards("manifest.json"),
+    "tokenizer": _shards("tokenizer/tokenizer.json"),
+    "tokenizer's configuration": _shards("tokenizer/tokenizer_config.json"),
+    "weights": _state("model.safetensors"),
+    "moments": _state("optimizer.safetensors"),
+    "state": _state("state.json"),
+    "losses": _state("metrics.jsonl"),
+    "manifest of a state": _state("manifest.json"),
+    "leaf": _leaf("leaf.json"),
+    "values": _leaf("values.safetensors"),
+    "manifest of a leaf": _leaf("manifest.json"),
+    "receipt of a state": _receipt("states", "state.json"),
+    "losses of a receipt": _receipt("states", "metrics.jsonl"),
+    "manifest of a receipt": _receipt("states", "manifest.json"),
+    "receipt of a leaf": _receipt("leaves", "leaf.json"),
+    "pins": _written("pins.json", lambda plan, store: json.dumps({"owner/name": COMMIT}), by_others=True),
+    "fingerprints": _written(f"studies/{{study}}/{FINGERPRINTS}", _fingerprints, memory=True),
+    "device": _written("devices/h200.json", _device),
+    "plan": _written("studies/{study}/plan.json", lambda plan, store: "", memory=True),
+    "plan of another study": _written(
+        "studies/other/plan.json", lambda plan, store: json.dumps(sealed({"states": [{"key": "0" * 32}]}))
+    ),
+    "failure": _written("studies/{study}/failures/{piece}.json", _failure, memory=True),
+    "live losses": _written(
+        "studies/{study}/live/{piece}.jsonl", lambda plan, store: '{"step": 1}\n', memory=True
+    ),
+    "lease of a piece": _written("leases/{piece}.lease", _lease, memory=True),
+    "lease of a fine-tuning": _written("leases/{tuning}.lease", _lease, memory=True),
+    "takeovers": _written("leases/takeovers.jsonl", _takeover, memory=True),
+    "lock": _written("leases/.lock", lambda plan, store: "", memory=True),
+    "hashes of files": _written("corpora/cache.json", lambda plan, store: "", memory=True),
+    "page": _written("studies/{study}/report/report.html", lambda plan, store: "a page", memory=True),
+}

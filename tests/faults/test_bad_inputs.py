@@ -1,0 +1,224 @@
+"""What people type and give that cannot be right: one clear line each, exit code 2, no traceback, nothing computed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from faults.tiny import write_study
+
+# ---------------------------------------------------------------- study files: what is written in place of what
+
+STUDIES = {
+    "not Python": ("clm = run", "clm = = run"),
+    "an error of Python": ("clm = run(", "clm = 1 / 0 or run("),
+    "an exit": ("clm = run(", "raise SystemExit(0)\nclm = run("),
+    "no study": ("study = Study(", "other = Study("),
+    "a study that is none": ("study = Study(", "study = 3\nother = Study("),
+    "an import that is absent": ("from biphase import", "import nowhere_to_be_found\nfrom biphase import"),
+    "a null byte": ("clm = run(", "\0clm = run("),
+    "a field misspelt": ("batch_tokens=256", "batch_token=256"),
+    "a batch of nothing": ("batch_tokens=256", "batch_tokens=0"),
+    "a batch that is no multiple": ("batch_tokens=256", "batch_tokens=250"),
+    "a rate that is no number": ("peak=3e-3", "peak=float('nan')"),
+    "a rate below nothing": ("peak=3e-3", "peak=-1.0"),
+    "a warmup beyond the run": ("warmup=2", "warmup=2000"),
+    "a decay beyond the run": ("decay=2", "decay=2000"),
+    "steps that are text": ("Stage(CLM(), 6)", "Stage(CLM(), 'six')"),
+    "no steps": ("Stage(CLM(), 6)", "Stage(CLM(), 0)"),
+    "a ratio above one": ("MLM(0.4)", "MLM(1.4)"),
+    "heads that do not divide": ("heads=2", "heads=3"),
+    "a size without layers": ("layers=2", "layers=0"),
+    "a seed that is no number": ("seed=7", "seed='seven'"),
+    "two runs of one name": ('run("two"', 'run("clm"'),
+    "a name with a slash": ('Study("faults"', 'Study("../faults"'),
+    "a study without a name": ('Study("faults"', 'Study(""'),
+    "rows shorter than a cut": ("shortest=4", "shortest=400"),
+    "a tokenizer of no words": ("BPE(320)", "BPE(0)"),
+    "a tokenizer that is a number": ("BPE(320)", "320"),
+    "two tasks of one name": ('task("numbers"', 'task("beasts"'),
+    "no seeds": ("seeds=(0, 1)", "seeds=()"),
+    "a protocol nobody knows": ('protocol="standard"', 'protocol="usual"'),
+    "a precision nobody knows": ('precision="fp32",\n))', 'precision="fp3",\n))'),
+    "a corpus that is absent": ("text/train.jsonl", "text/nowhere.jsonl"),
+    "held-out text that is absent": ('heldout="heldout.jsonl"', 'heldout="nowhere.jsonl"'),
+    "a column that is absent": ('"{text}"', '"{words}"'),
+    "labels too few": ('("beast", "place")', '("beast",)'),
+}
+
+# ---------------------------------------------------------------- files beside the study: what they hold instead
+
+FILES: dict[str, tuple[str, bytes]] = {
+    "text that is no JSON": ("text/train.jsonl", b"the cat sees\n" * 40),
+    "text in another encoding": ("text/train.jsonl", b'{"text": "caf\xe9"}\n' * 40),
+    "no text": ("text/train.jsonl", b""),
+    "records without text": ("text/train.jsonl", b'{"words": "a"}\n' * 40),
+    "text that is a list": ("text/train.jsonl", b'{"text": ["a"]}\n' * 40),
+    "records that are lists": ("text/train.jsonl", b"[1]\n" * 40),
+    "JSON without a bottom": ("text/train.jsonl", b'{"text": ' + b"[" * 100_000 + b"\n"),
+    "task rows that are no JSON": ("tasks/beasts/train.jsonl", b"not JSON\n"),
+    "task rows without a label": ("tasks/beasts/train.jsonl", b'{"text": "a"}\n' * 8),
+    "a label out of range": ("tasks/beasts/train.jsonl", b'{"text": "a", "label": 7}\n' * 8),
+    "a label that is a list": ("tasks/beasts/train.jsonl", b'{"text": "a", "label": [0]}\n' * 8),
+    "a text that is null": ("tasks/beasts/test.jsonl", b'{"text": null, "label": 0}\n' * 8),
+    "a task without examples": ("tasks/beasts/test.jsonl", b""),
+    "task rows in another encoding": ("tasks/beasts/validation.jsonl", b'{"text": "\xe9", "label": 0}\n'),
+    "task rows without a bottom": ("tasks/beasts/train.jsonl", b'{"text": ' + b"[" * 100_000 + b"\n"),
+}
+
+# ---------------------------------------------------------------- flags and keys
+
+FLAGS: dict[str, list[str]] = {
+    "a study that is absent": ["plan", "{folder}/nowhere.py"],
+    "a study that is a folder": ["plan", "{folder}"],
+    "a study that is no study": ["plan", "{folder}/text/train.jsonl"],
+    "no results of that name": ["run", "{study}", "--only", "nothing*"],
+    "a time that is none": ["run", "{study}", "--for", "soon"],
+    "a checkpoint that is never": ["run", "{study}", "--checkpoint", "never"],
+    "a device nobody knows": ["plan", "{study}", "--device", "abacus"],
+    "no verb of that name": ["runn", "{study}"],
+    "no option of that name": ["run", "{study}", "--fastest"],
+    "loaders below nothing": ["run", "{study}", "--loaders", "-1"],
+    "no processes": ["run", "{study}", "--processes", "0"],
+    "a port too high": ["report", "{study}", "--watch", "--port", "99999"],
+    "a report on a file": ["report", "{study}", "--out", "{study}"],
+    "a key that is none": ["export", "xyz", "{folder}/out"],
+    "a key that is absent": ["export", "00000000", "{folder}/out"],
+    "a key that climbs": ["export", "../../etc", "{folder}/out"],
+    "an export onto a file": ["export", "00000000", "{study}"],
+    "tasks nobody knows": ["evaluate", "{folder}/model", "--tasks", "nothing"],
+    "rates that are none": ["evaluate", "{folder}/model", "--tasks", "sources-mini", "--lrs", "fast"],
+    "seeds that are none": ["evaluate", "{folder}/model", "--tasks", "sources-mini", "--seeds", "x-y"],
+    "a corpus nobody knows": ["tokenize", "nothing"],
+    "a corpus without a tokenizer": ["tokenize", "{folder}/text/train.jsonl"],
+    "a tokenizer of no size": ["tokenize", "{folder}/text/train.jsonl", "--tokenizer", "bpe:many"],
+    "a ledger that is none": ["ledger", "merge", "{study}"],
+    "a ledger that is absent": ["ledger", "merge", "{folder}/nowhere.tar.zst"],
+    "a pack into nowhere": ["ledger", "pack", "{study}", "{folder}/nowhere/file.tar.zst"],
+}
+
+
+def test_there_are_enough_of_them():
+    assert len(STUDIES) + len(FILES) + len(FLAGS) + len(MODELS) + len(TOKENIZERS) >= 90
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bad") / "input"
+    write_study(folder, [f"the cat sees the dog {n}" for n in range(40)])
+    return folder
+
+
+@pytest.fixture
+def folder(written, tmp_path):
+    """The study and its files, ours to spoil."""
+    made = tmp_path / "input"
+    shutil.copytree(written, made)
+    study = made / "study.py"
+    study.write_text(study.read_text().replace(str(written), str(made)))
+    return made
+
+
+@pytest.fixture
+def refused(verb, tmp_path):
+    """Type words that must be refused: one line, exit code 2, and no result in the store."""
+
+    def typed(*words: object) -> str:
+        code, out, err = verb(*words, "--store", tmp_path / "store") if words[0] != "--help" else verb(*words)
+        assert code == 2, (code, out, err)
+        assert "Traceback" not in out + err
+        lines = [line for line in err.splitlines() if line.startswith("error: ")]
+        if "Usage: " in err:  # the parser of the command line speaks for itself
+            return err
+        assert lines == err.splitlines()[-1:], err
+        assert len(lines[0]) < 1500
+        for kind in ("states", "leaves"):
+            assert not list((tmp_path / "store").glob(f"{kind}/*"))
+        return lines[0]
+
+    return typed
+
+
+@pytest.mark.parametrize("case", STUDIES)
+def test_a_study_that_makes_no_sense(case, folder, refused):
+    study = folder / "study.py"
+    text = study.read_text()
+    old, new = STUDIES[case]
+    assert old in text
+    study.write_text(text.replace(old, new))
+    refused("run", study, "--quiet")
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_file_that_cannot_be_used(case, folder, refused):
+    name, content = FILES[case]
+    (folder / name).write_bytes(content)
+    line = refused("run", folder / "study.py", "--quiet")
+    assert "beasts" in line or "tiny" in line, "the corpus or the task is named"
+
+
+@pytest.mark.parametrize("case", FLAGS)
+def test_words_that_make_no_sense(case, folder, refused):
+    refused(*(word.format(folder=folder, study=folder / "study.py") for word in FLAGS[case]))
+
+
+# ---------------------------------------------------------------- model folders and tokenizers
+
+TENSORS = struct.pack("<Q", 2) + b"{}"
+
+
+def _model(config: object, weights: bytes = TENSORS) -> dict[str, bytes]:
+    return {"config.json": json.dumps(config).encode(), "model.safetensors": weights}
+
+
+BERT = {"model_type": "bert", "architectures": ["BertModel"], "hidden_size": 8, "num_hidden_layers": 1}
+MODELS: dict[str, dict[str, bytes]] = {
+    "an empty folder": {},
+    "no weights": {"config.json": json.dumps(BERT).encode()},
+    "no configuration": {"model.safetensors": TENSORS},
+    "a configuration that is no JSON": _model(BERT) | {"config.json": b"{"},
+    "a configuration that is a list": _model([1, 2]),
+    "a type nobody knows": _model({"model_type": "nothing"}),
+    "no type": _model({}),
+    "numbers that are text": _model(BERT | {"hidden_size": "large"}),
+    "layers below nothing": _model(BERT | {"num_hidden_layers": -1}),
+    "weights that are empty": _model(BERT, b""),
+    "weights that are text": _model(BERT, b"not weights"),
+    "weights with a header of any length": _model(BERT, struct.pack("<Q", 2**62) + b"{}"),
+    "weights with a header without a bottom": _model(BERT, struct.pack("<Q", 99_999) + b"[" * 99_999),
+    "weights of another model": _model(BERT),
+}
+TOKENIZERS: dict[str, bytes] = {
+    "no JSON": b"{",
+    "a list": b"[]",
+    "no model": b"{}",
+    "an empty one": b"",
+    "a model nobody knows": b'{"version": "1.0", "model": {"type": "Magic"}}',
+    "words without an end": b'{"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}',
+    "no bottom": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_a_model_that_cannot_be_used(case, folder, refused):
+    model = folder / "model"
+    model.mkdir()
+    for name, content in MODELS[case].items():
+        (model / name).write_bytes(content)
+    line = refused(
+        "evaluate", model, "--tasks", "sources-mini", "--lrs", "1e-3", "--seeds", "0", "--steps", "1"
+    )
+    assert str(model) in line
+
+
+@pytest.mark.parametrize("case", TOKENIZERS)
+def test_a_tokenizer_that_cannot_be_used(case, folder, refused):
+    place: Callable[[str], Path] = (folder / "words").joinpath
+    (folder / "words").mkdir()
+    place("tokenizer.json").write_bytes(TOKENIZERS[case])
+    line = refused("tokenize", folder / "text" / "train.jsonl", "--tokenizer", folder / "words")
+    assert str(folder / "words") in line

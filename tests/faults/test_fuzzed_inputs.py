@@ -1,0 +1,184 @@
+"""Inputs that nobody would write by hand: whatever stands in a file or on the command line, a refusal is our own.
+
+Each property is tried with a few examples in every run of the tests, always the same ones, and with many in the campaign.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.tiny import write_study
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+
+from biphase.data.tokenizer import read
+from biphase.errors import BiphaseError
+from biphase.export.found import find
+from biphase.files import Store
+from biphase.models.hub import trunk
+from biphase.specs import Hub
+from biphase.study.corpora import corpus_named
+from biphase.study.costs import _shape_of_folder
+from biphase.study.evaluation import finetuning
+from biphase.study.identities import identities
+from biphase.study.launch import checkpoint_rule, seconds
+from biphase.study.load import load
+from biphase.study.plan import make_plan
+from biphase.study.tasks import tasks_named
+from biphase.tasks.load import load as load_task
+
+LEAF = some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=8)
+ANY = some.recursive(
+    LEAF,
+    lambda one: some.lists(one, max_size=3) | some.dictionaries(some.text(max_size=6), one, max_size=3),
+    max_leaves=6,
+)
+PLACES = some.lists(some.integers(0, 1_000), min_size=1, max_size=3)
+
+
+def put(told: Any, place: list[int], new: Any) -> Any:
+    """JSON with one value, found by going down, replaced by another."""
+    inside = (
+        list(told) if isinstance(told, dict) else list(range(len(told))) if isinstance(told, list) else []
+    )
+    if not inside or not place:
+        return new
+    at = inside[place[0] % len(inside)]
+    changed = told.copy()
+    changed[at] = put(told[at], place[1:], new)
+    return changed
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fuzz") / "input"
+    study = write_study(folder, [f"the cat sees the dog {n}" for n in range(40)])
+    store = Store(folder / "store")
+    return folder, store, make_plan(load(study).study, identities(store))
+
+
+def only_our_refusals(work: Callable[[], Any]) -> None:
+    with contextlib.suppress(BiphaseError):
+        work()
+
+
+def planned(written, place, new):
+    """A plan.json of which one value, somewhere in its study, is something else."""
+    folder, store, plan = written
+    told = plan.to_json()
+    told["study"] = put(told["study"], place, new)
+    path = folder / "plan.json"
+    path.write_text(json.dumps(told))
+    only_our_refusals(lambda: make_plan(load(path).study, identities(store)))
+
+
+def of_any_bytes(written, content):
+    """Rows of a task, a plan, a tokenizer, and weights that are any bytes."""
+    folder, _, plan = written
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        path = Path(place) / "train.jsonl"
+        path.write_bytes(content)
+        task = plan.study.finetune.tasks[0]
+        only_our_refusals(lambda: load_task(replace(task, source=place), documents="judged"))
+        made = Path(place) / "plan.json"
+        made.write_bytes(content)
+        only_our_refusals(lambda: load(made))
+        only_our_refusals(lambda: read({"tokenizer.json": path}, "words"))
+        (Path(place) / "model.safetensors").write_bytes(content)
+        (Path(place) / "config.json").write_bytes(content)
+        _shape_of_folder(Path(place))
+
+
+def of_a_row(written, told):
+    """Rows of a task that are JSON, and hold anything."""
+    folder, _, plan = written
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        rows = [{"text": "a", "label": 0}, told, {"text": "b", "label": 1}]
+        for part in ("train", "validation", "test"):
+            (Path(place) / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        task = plan.study.finetune.tasks[0]
+        only_our_refusals(lambda: load_task(replace(task, source=place), documents="judged"))
+
+
+def of_a_configuration(written, field, value):
+    """A model whose configuration says anything."""
+    with tempfile.TemporaryDirectory(dir=written[0]) as place:
+        config = {
+            "model_type": "bert",
+            "hidden_size": 8,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "vocab_size": 16,
+        }
+        (Path(place) / "config.json").write_text(json.dumps(config | {field: value}))
+        (Path(place) / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+        _shape_of_folder(Path(place))
+        only_our_refusals(lambda: trunk(Hub(place)))
+
+
+def of_words(written, word):
+    """Options and keys that are any text."""
+    folder, store, plan = written
+    only_our_refusals(lambda: seconds(word))
+    only_our_refusals(lambda: checkpoint_rule(word))
+    only_our_refusals(lambda: find(word, store))
+    only_our_refusals(lambda: corpus_named(word, tokenizer="bpe:300"))
+    only_our_refusals(lambda: corpus_named(str(folder / "text"), tokenizer=word))
+    only_our_refusals(lambda: load(word))
+    with contextlib.suppress(BiphaseError):
+        named = tasks_named(
+            word or "?", data=None, family="", text="", label="", labels="", test=None, trained_on="", steps=0
+        )
+        only_our_refusals(lambda: finetuning(named, word, word, "standard", "", "", 0))
+    only_our_refusals(lambda: finetuning(plan.study.finetune.tasks, word, word, word, word, word, 0))
+
+
+FIELDS = some.sampled_from(
+    [
+        "model_type",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "vocab_size",
+        "architectures",
+        "auto_map",
+        "layer_types",
+    ]
+)
+PROPERTIES = {
+    "plan": (planned, (PLACES, ANY)),
+    "bytes": (of_any_bytes, (some.binary(max_size=80),)),
+    "row": (of_a_row, (ANY,)),
+    "configuration": (of_a_configuration, (FIELDS, ANY)),
+    "words": (of_words, (some.text(max_size=12),)),
+}
+
+
+def tried(name: str, written: Any, examples: int) -> None:
+    check, strategies = PROPERTIES[name]
+    calm = settings(
+        max_examples=examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    calm(given(some.tuples(*strategies))(lambda drawn: check(written, *drawn)))()
+
+
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_whatever_is_given_a_refusal_is_one_line_of_ours(name, written):
+    tried(name, written, 15)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_whatever_is_given_many_times_a_refusal_is_one_line_of_ours(name, written):
+    tried(name, written, 300 if name == "configuration" else 2_000)  # that one loads a model each time

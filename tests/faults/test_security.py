@@ -1,0 +1,198 @@
+"""Models, datasets, stores and names from strangers: refused, or shown harmless.
+
+Beside this: a pickle in place of weights and code beside a model, tests/models/test_encoder.py; packed ledgers that climb,
+link, lie or explode, tests/study/test_parcel.py; who may ask the live page, tests/report/test_watch.py; a browser that
+opens a page of odd names, tests/report/test_browser.py; model cards, tests/export/test_card.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import pickle
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+from faults.kinds import plan_of
+from faults.tiny import write_study
+from safetensors.torch import save_file
+from transformers import BertConfig, BertModel
+
+from biphase.data.shards import Writer, dtype_for
+from biphase.errors import ModelError, StoreError
+from biphase.files import Store, read_verified, verify
+from biphase.models.hub import trunk
+from biphase.report.build import build
+from biphase.specs import Hub
+from biphase.study import ledger
+from biphase.study.leaves import trainings
+
+EVIL_NAME = "<img src=x onerror=alert(2)>"  # a name has no slash
+EVIL = f"</script><script>alert(1)</script>{EVIL_NAME}"
+
+
+class Payload:
+    """What a pickle may do when it is opened."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def __reduce__(self):
+        return (Path.touch, (self.place,))
+
+
+@pytest.fixture
+def model(tmp_path):
+    shape = {
+        "hidden_size": 8,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 16,
+    }
+    folder = tmp_path / "model"
+    BertModel(BertConfig(**shape)).save_pretrained(folder)
+    return folder
+
+
+def test_a_pickle_under_the_name_of_weights_is_not_opened(model, tmp_path):
+    for name in ("model.safetensors", "pytorch_model.bin", "training_args.bin", "optimizer.pt"):
+        (model / name).write_bytes(pickle.dumps(Payload(tmp_path / "ran")))
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        trunk(Hub(str(model)))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside.safetensors", "/etc/outside.safetensors", "a/../../outside.safetensors"]
+)
+def test_a_list_of_weights_that_climbs_out_of_its_folder_is_refused(model, name, tmp_path):
+    weights = {"embeddings.word_embeddings.weight": torch.zeros(16, 8)}
+    save_file(weights, str(tmp_path / "outside.safetensors"), {"format": "pt"})
+    (model / "model.safetensors").unlink()
+    listed = {"metadata": {}, "weight_map": dict.fromkeys(weights, name)}
+    (model / "model.safetensors.index.json").write_text(json.dumps(listed))
+    with pytest.raises(ModelError, match="not a file beside it"):
+        trunk(Hub(str(model)))
+
+
+def test_code_that_a_tokenizer_wants_is_never_run(model, verb, tmp_path, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *said: "y")
+    (model / "words.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nclass Words: ...\n")
+    wanted = {"tokenizer_class": "Words", "auto_map": {"AutoTokenizer": ["words.Words", None]}}
+    (model / "tokenizer_config.json").write_text(json.dumps(wanted))
+    words = ["--tasks", "sources-mini", "--lrs", "1e-3", "--seeds", "0", "--steps", "1"]
+    code, _, err = verb("evaluate", model, *words, "--store", tmp_path / "store")
+    assert code == 2
+    assert "Traceback" not in err
+    assert not (tmp_path / "ran").exists()
+
+
+def test_code_beside_a_dataset_is_never_run(verb, tmp_path):
+    """A corpus with a script in its folder is refused; a task reads its rows and leaves the script alone."""
+    study = write_study(tmp_path / "input", [f"the cat sees {n}" for n in range(40)])
+    script = f"open({str(tmp_path / 'ran')!r}, 'w').close()\n"
+    for place in ("text/text.py", "tasks/beasts/beasts.py", "tasks/beasts/dataset_infos.py"):
+        (tmp_path / "input" / place).write_text(script)
+    study.write_text(
+        study.read_text().replace("/text/train.jsonl", "/text").replace(', heldout="heldout.jsonl"', "")
+    )
+    code, _, err = verb("run", study, "--store", tmp_path / "store")
+    assert code == 2
+    assert "text.py" in err
+    (tmp_path / "input" / "text" / "text.py").unlink()
+    assert verb("plan", study, "--store", tmp_path / "store")[0] == 0
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "a/../../secret"])
+def test_a_manifest_that_climbs_out_of_its_folder_is_refused(name, tmp_path):
+    (tmp_path / "secret").write_text("secret")
+    place = tmp_path / "states" / "key"
+    place.mkdir(parents=True)
+    entry = {"bytes": 6, "sha256": hashlib.sha256(b"secret").hexdigest()}
+    (place / "manifest.json").write_text(json.dumps({"files": {name: entry}}))
+    with pytest.raises(StoreError, match="is no manifest"):
+        verify(place)
+    with pytest.raises(StoreError, match="is no manifest"):
+        read_verified(place, name)
+
+
+def test_an_unfinished_corpus_that_climbs_out_of_its_folder_is_begun_again(tmp_path):
+    """Its journal says which files to go on with, and the last of them is written again."""
+    (tmp_path / "build").mkdir()
+    (tmp_path / "outside.bin").write_bytes(b"precious, and more")
+    tail = {"name": "../outside.bin", "bytes": 8, "sha256": hashlib.sha256(b"precious").hexdigest()}
+    writer = Writer(tmp_path / "build", "train", dtype_for(320))
+    assert not writer.restore({"finished": [], "tail": tail})
+    assert (tmp_path / "outside.bin").read_bytes() == b"precious, and more"
+
+
+class Tags(HTMLParser):
+    """The elements of a page, and what could run on it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.scripts, self.images, self.handlers, self.links = 0, 0, [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.scripts += tag == "script"
+        self.images += tag in ("img", "iframe", "object", "embed")
+        self.handlers += [name for name, _ in attrs if name.startswith("on")]
+        self.links += [
+            value for name, value in attrs if name in ("href", "src") and "javascript:" in (value or "")
+        ]
+
+
+def paged(folder: Path, name: str, words: str) -> tuple[Tags, str]:
+    """The page of a study that has just begun, in which everything that can be named is named so."""
+    study = write_study(folder / "input", [f"{words} {n}" for n in range(40)])
+    text = study.read_text()
+    for old in ('"tiny", layers', '"tiny", {', '"beast"', '"clm", Stage', '"two", Stage', '"on", start'):
+        word = old.split('"')[1]
+        text = text.replace(old, f'"{word} " + {name!r}{old[len(word) + 2 :]}')
+    text = text.replace('"""Does anything that breaks change a result?"""', f'"""{name}?"""')
+    study.write_text(text)
+    store = Store(folder / "store")
+    plan = plan_of(study, store)
+    for key in (*plan.states, *(one.key for one in trainings(plan))):
+        ledger.note_failure(plan, store, key, RuntimeError(words))
+    built = build(plan, store, folder / "report", static=False)
+    return Tags(built.page.read_text()), built.page.read_text()
+
+
+def test_names_questions_labels_and_errors_are_text_on_the_page(tmp_path):
+    plain, _ = paged(tmp_path / "plain", "a-name", "some words")
+    evil, text = paged(tmp_path / "evil", EVIL_NAME, EVIL)
+    assert (evil.scripts, evil.images, evil.handlers, evil.links) == (
+        plain.scripts,
+        plain.images,
+        plain.handlers,
+        plain.links,
+    )
+    assert "alert(1)</script>" not in text
+    assert "&lt;img src=x" in text, "it is shown, as text"
+
+
+def test_a_study_or_a_result_cannot_be_named_out_of_the_store(verb, tmp_path):
+    study = write_study(tmp_path / "input", ["a"] * 40)
+    text = study.read_text()
+    for name in ("../out", "/out", "a/b", "..", "a\\x00b"):
+        study.write_text(text.replace('Study("faults"', f'Study("{name}"'))
+        code, _, err = verb("plan", study, "--store", tmp_path / "store")
+        assert (code, len(err.splitlines())) == (2, 1), name
+
+
+def test_nothing_becomes_a_command_of_a_shell_or_an_expression():
+    """Only a study file is run, and only by `exec` of it in study/load.py."""
+    for path in (Path(__file__).parents[2] / "src" / "biphase").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                assert called not in ("eval", "os.system", "os.popen", "subprocess.getoutput"), path
+                assert called != "exec" or path.name == "load.py", path
+                assert not any(one.arg == "shell" for one in node.keywords), path

@@ -1,0 +1,133 @@
+"""One tiny study that does everything: tokenizes, trains a shared trunk, branches, goes on, fine-tunes, reports.
+
+What its end looks like is told without times, which differ from run to run: hashes of every tensor and shard, scores
+and values of every leaf, and the report as it would be with all times set alike.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from biphase.files import MANIFEST, verify
+
+STUDY = '''
+"""Does anything that breaks change a result?"""
+from biphase import (
+    BPE, CLM, MLM, WSD, Chunks, Classify, Corpus, Finetune, Pretrain, Size, Splits, Stage, Study, Task,
+)
+
+tiny = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
+corpus = Corpus("tiny", {text!r}, BPE(320), heldout="heldout.jsonl")
+
+
+def run(name, *stages):
+    return Pretrain(name, start=tiny, corpus=corpus, stages=stages, packing=Chunks(32, shortest=4), batch_tokens=256,
+                    schedule=WSD(peak=3e-3, warmup=2, decay=2), seed=7, heldout_every=4, heldout_tokens=512)
+
+
+def task(name, labels):
+    return Task(name, Classify("{{text}}", labels), {toys!r} + name, Splits(validation="validation*"), steps={tuned}, batch=8)
+
+
+clm = run("clm", Stage(CLM(), {steps}))
+study = Study("faults", runs=(
+    clm,
+    run("two", Stage(CLM(), {half}), Stage(MLM(0.4), {half})),
+    Pretrain("on", start=clm, stages=(Stage(MLM(0.4), {half}),), heldout_every=4, heldout_tokens=512),
+), finetune=Finetune(
+    (task("beasts", ("beast", "place")), task("numbers", ("even", "odd"))), lrs=(1e-3, 4e-3), seeds=(0, 1),
+    protocol="standard", precision="fp32",
+))
+'''
+THINGS = ("the cat", "a dog", "two birds"), ("the river", "a mountain", "the long road")
+
+
+def documents(count: int) -> list[str]:
+    """Documents with some structure to learn, each another one."""
+    who = ["the cat", "a dog", "our teacher", "the river", "every student", "the old house"]
+    does = ["sees", "likes", "crosses", "remembers", "paints"]
+    return [
+        f"{who[n % 6]} {does[n % 5]} {who[(n * n + 1) % 6]}, and {who[(n + 3) % 6]} {does[n % 4]} it. {n}"
+        for n in range(count)
+    ]
+
+
+def write_study(folder: Path, documents: list[str], *, steps: int = 6, tuned: int = 2) -> Path:
+    """The study's file, with its text and its tasks beside it."""
+    (folder / "text").mkdir(parents=True)
+    cut = len(documents) * 9 // 10
+    for name, some in (("train", documents[:cut]), ("heldout", documents[cut:])):
+        _write(folder / "text" / f"{name}.jsonl", [{"text": text} for text in some])
+    for name in ("beasts", "numbers"):
+        for part, first, count in (("train", 0, 24), ("validation", 24, 8), ("test", 32, 12)):
+            _write(folder / "tasks" / name / f"{part}.jsonl", [_row(n) for n in range(first, first + count)])
+    text, toys = str(folder / "text" / "train.jsonl"), f"{folder / 'tasks'}/"
+    study = folder / "study.py"
+    study.write_text(STUDY.format(text=text, toys=toys, steps=steps, half=steps // 2, tuned=tuned))
+    return study
+
+
+def _row(n: int) -> dict[str, Any]:
+    return {"text": f"{THINGS[n % 2][n % 3]} sees {THINGS[n % 2][(n + 1) % 3]} {n}", "label": n % 2}
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def ended(store: Path) -> dict[str, Any]:
+    """Everything a finished study says, but for times. Every manifest is checked on the way."""
+    found: dict[str, Any] = {}
+    for kind in ("shards", "states", "leaves"):
+        for place in sorted((store / kind).iterdir()):
+            entries = verify(place)
+            heavy = {
+                name: one["sha256"] for name, one in entries.items() if not name.endswith((".json", ".jsonl"))
+            }
+            found[f"{kind}/{place.name}"] = heavy | _said(place)
+    return found
+
+
+def _said(place: Path) -> dict[str, Any]:
+    if place.parent.name == "states":
+        told = json.loads((place / "state.json").read_text())
+        lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+        return {
+            "progress": {name: told["progress"][name] for name in ("step", "draw", "tokens", "skipped")},
+            "lines": [{name: one for name, one in line.items() if name != "seconds"} for line in lines],
+        }
+    if place.parent.name == "leaves":
+        return {n: one for n, one in json.loads((place / "leaf.json").read_text()).items() if n != "seconds"}
+    return {"card": json.loads((place / "card.json").read_text())}
+
+
+def set_times_alike(store: Path) -> None:
+    """Let every state and leaf have taken the same time, so that two stores of one study report the same bytes."""
+    for place in [*(store / "states").iterdir(), *(store / "leaves").iterdir()]:
+        for path in (place / "state.json", place / "leaf.json"):
+            if path.is_file():
+                told = json.loads(path.read_text())
+                if "progress" in told:
+                    told["progress"] |= {"seconds": 1.0, "machine": told["progress"]["machine"]}
+                else:
+                    told["seconds"] = {"train": 1.0, "score": 1.0}
+                path.write_text(json.dumps(told))
+        lines = place / "metrics.jsonl"
+        if lines.is_file():
+            every = [json.loads(line) | {"seconds": 1.0} for line in lines.read_text().splitlines()]
+            lines.write_text("".join(json.dumps(one) + "\n" for one in every))
+        manifest = json.loads((place / MANIFEST).read_text())
+        for name, entry in manifest["files"].items():
+            content = (place / name).read_bytes()
+            entry |= {"bytes": len(content), "sha256": sha256(content).hexdigest()}
+        (place / MANIFEST).write_text(json.dumps(manifest))
+
+
+def report_bytes(folder: Path) -> dict[str, str]:
+    """The hash of every file of a report."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): sha256(path.read_bytes()).hexdigest() for path in files}

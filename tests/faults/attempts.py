@@ -14,6 +14,9 @@ import typer.rich_utils  # noqa: F401  (another user may not read where Python i
 
 import biphase.data.tokenize
 import biphase.report.build
+import biphase.study.attendance
+import biphase.study.slurm.profile
+import biphase.study.slurm.queue
 import biphase.study.summary
 import biphase.study.worker  # noqa: F401
 from biphase.cli import app, main

@@ -94,6 +94,7 @@ FLAGS: dict[str, list[str]] = {
     "rates that are none": ["evaluate", "{folder}/model", "--tasks", "sources-mini", "--lrs", "fast"],
     "seeds that are none": ["evaluate", "{folder}/model", "--tasks", "sources-mini", "--seeds", "x-y"],
     "a corpus nobody knows": ["tokenize", "nothing"],
+    "a home of nobody": ["tokenize", "~nobody-of-this-name/text", "--tokenizer", "bpe:300"],
     "a corpus without a tokenizer": ["tokenize", "{folder}/text/train.jsonl"],
     "a tokenizer of no size": ["tokenize", "{folder}/text/train.jsonl", "--tokenizer", "bpe:many"],
     "a ledger that is none": ["ledger", "merge", "{study}"],

@@ -49,6 +49,11 @@ def main() -> None:
     except KeyboardInterrupt:
         tell("stopped at once; what was published is whole, the rest will be computed again")
         sys.exit(130)
+    except RuntimeError as wrong:
+        if "home directory" not in str(wrong):  # so says Path.expanduser of ~NAME
+            raise
+        tell("error: there is no user whose name follows the ~ in a path; write the path in full")
+        sys.exit(2)
     except OSError as wrong:
         if isinstance(wrong, BrokenPipeError):  # the reader of our output has gone, e.g. `| head`
             sys.stderr.close()

@@ -32,7 +32,7 @@ def seconds(text: str) -> float:
 
 def checkpoint_rule(text: str) -> tuple[int, float]:
     """`200` as every 200 steps, `10m` as every ten minutes: (steps, seconds)."""
-    return (int(text), 0.0) if re.fullmatch(r"[1-9][0-9]*", text.strip()) else (0, seconds(text))
+    return (int(text.strip()), 0.0) if re.fullmatch(r"[1-9][0-9]*", text.strip()) else (0, seconds(text))
 
 
 def check_sharding(sharding: Sharding, processes: int, more: str = "--processes 2") -> None:

@@ -1,13 +1,16 @@
 """Token files: rows across file ends, writing that survives a kill, and refusals of damaged folders."""
 
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
+from biphase.data import identity
+from biphase.data.identity import HashMemory
 from biphase.data.shards import Shards, Tokens, Writer, dtype_for, entropy
 from biphase.errors import DataError, StoreError
-from biphase.files import publish, write_json
+from biphase.files import Store, publish, write_json
 
 U2 = np.dtype("<u2")
 
@@ -155,3 +158,22 @@ def test_damaged_shards_are_refused(tmp_path):
 def test_shards_that_disagree_with_their_card_are_refused(tmp_path):
     with pytest.raises(StoreError, match="other counts"):
         Shards.open(published(tmp_path, train_tokens=99))
+
+
+def test_tokens_are_read_once_and_again_when_they_have_changed(shards, tmp_path, monkeypatch):
+    corpus, store = Shards.open(shutil.copytree(shards, tmp_path / "own")), Store(tmp_path / "store")
+    read = []
+    plain = identity.sha256
+    monkeypatch.setattr(identity, "sha256", lambda path: read.append(path.name) or plain(path))
+    corpus.check_tokens(HashMemory(store))
+    assert "train-00000.bin" in read
+    read.clear()
+    corpus.check_tokens(HashMemory(store))
+    assert read == []
+    path = corpus.folder / "train-00000.bin"
+    content = bytearray(path.read_bytes())
+    content[5] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match=r"train-00000.bin has changed since it was written"):
+        corpus.check_tokens(HashMemory(store))
+    assert read == ["train-00000.bin"]

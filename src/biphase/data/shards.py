@@ -22,7 +22,7 @@ from typing import IO, Any
 import numpy as np
 
 from biphase import files
-from biphase.data.identity import CARD
+from biphase.data.identity import CARD, HashMemory
 from biphase.errors import DataError, StoreError
 
 SHARD_TOKENS = 2**26
@@ -116,9 +116,10 @@ class Shards:
         """The folder of the tokenizer, as transformers loads it."""
         return self.folder / "tokenizer"
 
-    def check_tokens(self) -> None:
-        """Refuse token files that are not as they were written: reads all of them, several at a time."""
-        files.verify(self.folder, contents=True, at_once=min(READERS, os.cpu_count() or 1))
+    def check_tokens(self, memory: HashMemory) -> None:
+        """Refuse token files that are not as they were written: reads those not seen before, several at a time."""
+        files.verify(self.folder, at_once=min(READERS, os.cpu_count() or 1), hashed=memory.sha256)
+        memory.save()
 
     @classmethod
     def open(cls, folder: Path, *, verify: bool = False) -> Shards:

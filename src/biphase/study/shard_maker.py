@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from biphase.data.attempt import TakenOver
+from biphase.data.identity import HashMemory
 from biphase.data.shards import Shards
 from biphase.data.tokenize import tokenize
 from biphase.errors import DataError
@@ -39,7 +40,6 @@ class ShardMaker:
     ) -> None:
         self.store, self.identities, self.leases, self.ranks = store, identities, leases, ranks
         self.stop, self.say = stop, say
-        self.checked: set[Path] = set()  # token files that were read whole by this process
 
     def alone(self, run: Pretrain) -> Shards:
         """The shards that a run's keys name, made by this process if they are missing."""
@@ -48,7 +48,7 @@ class ShardMaker:
         return Shards.open(folder)
 
     def together(self, run: Pretrain) -> Shards:
-        """The same for all processes at once, to train on: every token file is checked first, once in a process."""
+        """The same for all processes at once, to train on: every token file is checked first."""
         folder = self.store.shards / self.identities.data(run)
         if self.ranks.world == 1:
             self._make_sound(run, folder)
@@ -68,11 +68,13 @@ class ShardMaker:
         return Shards.open(folder)
 
     def _make_sound(self, run: Pretrain, folder: Path) -> None:
-        """Made, and what is to be trained on read once: a bit that turned on the disk would be learned in silence."""
+        """Made, and read before it is trained on: a bit that turned on its way would be learned in silence.
+
+        What was read before and has not changed its size or time since is not read again: a corpus of the paper's size
+        would keep every start waiting for minutes.
+        """
         self._make(run, folder)
-        if folder not in self.checked:
-            Shards.open(folder).check_tokens()
-            self.checked.add(folder)
+        Shards.open(folder).check_tokens(HashMemory(self.store))
 
     def _make(self, run: Pretrain, folder: Path) -> None:
         corpus = corpus_of(run)

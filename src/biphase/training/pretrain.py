@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,7 +68,8 @@ class Pretraining:
             raise TrainingError(
                 f"{run.name}: {ranks.world} processes cannot share a batch of {run.rows_per_step} rows; use fewer"
             )
-        store.refuse_debris(store.states / state_key(run, target, identities))  # now, and not after the work
+        self.key = state_key(run, target, identities)
+        store.refuse_debris(store.states / self.key)  # now, and not after the work
         self.stream = Stream.of(shards, run.packing, run.seed)
         self.heldout = heldout_stream(shards, run.packing)
         self.rope_base = 0.0  # as the model came
@@ -81,8 +83,7 @@ class Pretraining:
         run, ranks = self.run, self.ranks
         lines = self._load_nearest()
         self._adopt_arithmetic()
-        piece = state_key(run, self.target, self.identities)
-        self.saver = Saver(self.store, ranks, self.model, self.placed, piece=piece)
+        self.saver = Saver(self.store, ranks, self.model, self.placed, piece=self.key)
         self.meter = Meter(
             title=self.title,
             origin=origin_step(run),
@@ -313,14 +314,12 @@ class Pretraining:
             "progress": asdict(self.progress),
         }
         told = Told(state_key(self.run, step, self.identities), state, list(self.meter.lines))
-        self.saver.begin(told, last=finished, then=lambda: self._forget_behind(step))
+        behind = partial(checkpoint.prune, self.run, step, self.store, self.identities)
+        self.saver.begin(told, last=finished, then=lambda: behind(self.needed()))
         if finished or done.stop:
             self.saver.finish()
         self.published = finished
         self.last_save = self.clock = time.monotonic()
-
-    def _forget_behind(self, step: int) -> None:
-        checkpoint.prune(self.run, step, self.store, self.identities, self.needed())
 
     def _count_energy(self) -> None:
         """Add what all GPUs used since the last time. A part that nobody measured leaves the whole unknown."""

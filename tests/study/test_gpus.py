@@ -33,8 +33,8 @@ def test_the_papers_models_on_many_gpus(planned, number):
         assert all(way["fits"] for way in ways.values())
         assert ways["full"]["memory"]["moments"] == ways["none"]["memory"]["moments"] / number
         assert 0.4 < ways["full"]["efficiency"] <= 1
-    plain, full, *_ = (sum(way["memory"].values()) for way in models[-1]["outlooks"])
-    assert full < plain, "of a large model; of a small one what our kernels spare counts more"
+    plain, *_, least = (sum(way["memory"].values()) for way in models[-1]["outlooks"])
+    assert least < plain / 2, "sharded, and layers computed again"
     assert [one["load"]["own"] for one in models] == [True, True, True]
 
 

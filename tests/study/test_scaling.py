@@ -17,9 +17,9 @@ def load(size="210m", rows=24, micro=24, **more):
     return Load(shape_of_size(SIZES[size], VOCAB), "bf16", rows, micro, 2048, 0.4, **more)
 
 
-@pytest.mark.parametrize(("rows", "measured"), [(12, 12.1), (24, 22.7), (64, 50.1)])
+@pytest.mark.parametrize(("rows", "measured"), [(12, 11.3), (24, 22.7), (64, 50.1)])
 def test_memory_is_what_was_measured_on_one_h200(rows, measured):
-    """docs/performance.md: 210M, MLM 40% on chunks of 2,048, bf16."""
+    """docs/performance.md: 210M, MLM 40% on rows or chunks of 2,048, bf16, one micro-batch a step."""
     assert sum(memory(load(rows=rows, micro=rows), ALONE).values()) / GIB == pytest.approx(measured, rel=0.05)
 
 

@@ -28,9 +28,16 @@ from biphase import (
     Task,
 )  # fmt: skip
 
-STEPS = 2_000
-ONE_EPOCH = 448  # steps
-ON_THE_WAY = (50, 100, 250, ONE_EPOCH, 500, 1_000, 1_900)
+PEAK, ROWS = 1e-3, 128  # by studies/replica_search.py
+STEPS = 2_000 * 128 // ROWS
+ONE_EPOCH = 448 * 128 // ROWS  # steps
+ON_THE_WAY = (
+    *(STEPS * share // 1_000 for share in (25, 50, 125)),
+    ONE_EPOCH,
+    STEPS // 4,
+    STEPS // 2,
+    STEPS * 19 // 20,
+)
 
 text = Corpus(
     "core",
@@ -42,8 +49,8 @@ common: dict[str, Any] = {
     "start": SIZES["30m"],
     "corpus": text,
     "packing": Chunks(512),
-    "batch_tokens": 128 * 512,
-    "schedule": WSD(1e-3, warmup=0.05, decay=0.05),  # by studies/replica_search.py
+    "batch_tokens": ROWS * 512,
+    "schedule": WSD(PEAK, warmup=0.05, decay=0.05),
     "precision": "bf16",
     "heldout_every": 100,
     "heldout_tokens": 200_000,

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from biphase.batch import IGNORE
 from biphase.loss import cross_entropy_sum
-from biphase.slices import ENOUGH, EVEN, SLICE, SLICES, rows_of_a_slice
+from biphase.slices import ENOUGH, EVEN, SLICE, SLICES, rows_of_a_slice, words_of_a_row
 
 
 def parts(rows=37, width=16, vocab=53, dtype=torch.float64):
@@ -82,6 +82,27 @@ def test_no_gradient_of_a_frozen_head_is_ever_made():
     loss = cross_entropy_sum(hidden, weight.detach(), labels)
     shapes = [one.shape for one in loss.grad_fn.saved_tensors if one is not None]
     assert shapes == [hidden.shape]
+
+
+@pytest.mark.parametrize(("biased", "cap"), [*HEADS.values(), (False, None)], ids=[*HEADS, "plain"])
+def test_words_that_are_not_there_change_nothing(biased, cap):
+    """A GPU multiplies with an even number of words; the last are zeros."""
+    hidden, weight, labels = parts(dtype=torch.float32)
+    bias = bias_of(weight) if biased else None
+    wanted = (hidden, weight, bias) if biased else (hidden, weight)
+    how = {"bias": bias, "cap": cap, "slice_rows": 8}
+    plain = cross_entropy_sum(hidden, weight, labels, **how)
+    wider = cross_entropy_sum(hidden, weight, labels, **how, head=F.pad(weight.detach(), (0, 0, 0, 11)))
+    torch.testing.assert_close(wider, plain)
+    for one, two in zip(torch.autograd.grad(wider, wanted), torch.autograd.grad(plain, wanted), strict=True):
+        assert one.is_contiguous()
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "words"), [("cuda", 49_216), ("cpu", 49_153)])
+def test_only_a_gpu_makes_words_even(kind, words):
+    assert words_of_a_row(49_153, kind) == words
+    assert words_of_a_row(49_152, kind) == 49_152
 
 
 def test_padding_rows_count_for_nothing():

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from biphase import kernels
 from biphase.kernels.products import add_product, product
-from biphase.slices import rows_of_a_slice
+from biphase.slices import rows_of_a_slice, words_of_a_row
 
 
 class _SlicedCrossEntropy(torch.autograd.Function):
@@ -28,10 +28,10 @@ class _SlicedCrossEntropy(torch.autograd.Function):
         labels: Tensor,
         cap: float | None,
         slice_rows: int,
-        head: Tensor,  # the weight as products read it
+        head: Tensor,  # the weight as products read it, with zeros for words that are not there
         wanted: tuple[bool, bool, bool],  # of hidden states, weight, bias: what is frozen costs nothing
     ) -> Tensor:
-        ops = kernels.of(hidden.device)
+        ops, words = kernels.of(hidden.device), len(weight)
         read = hidden.to(head.dtype)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(read) if wanted[0] else None
@@ -39,22 +39,22 @@ class _SlicedCrossEntropy(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if wanted[2] and bias is not None else None
         for start in range(0, len(labels), slice_rows):
             rows = slice(start, start + slice_rows)
-            logits = read[rows] @ head.T  # (P, V)
+            logits = read[rows] @ head.T  # (P, V and zeros)
             if bias is not None or cap is not None:
                 logits = logits.float()
             if bias is not None:
-                logits += bias.float()
+                logits[:, :words] += bias.float()
             slope = None
             if cap is not None:
                 logits = logits.div_(cap).tanh_().mul_(cap)
                 slope = 1 - (logits / cap).square_() if any(wanted) else None  # of the tanh
-            total += ops.softmax_error_(logits, labels[rows]).sum()
+            total += ops.softmax_error_(logits[:, :words], labels[rows]).sum()
             if any(wanted):
                 error = (
                     logits if slope is None else logits.mul_(slope)
-                )  # softmax − one-hot, in place of the logits
+                )  # softmax − one-hot, in place of the logits; the zeros are zeros still
                 if grad_bias is not None:
-                    grad_bias += error.sum(0, dtype=torch.float32)
+                    grad_bias += error[:, :words].sum(0, dtype=torch.float32)
                 error = error.to(head.dtype)
                 if grad_hidden is not None:
                     torch.mm(error, head, out=grad_hidden[rows])
@@ -66,6 +66,7 @@ class _SlicedCrossEntropy(torch.autograd.Function):
         if wanted[1] and grad_weight is None:  # no labels at all
             grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         if any(wanted):
+            grad_weight = None if grad_weight is None else grad_weight[:words]
             ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
         return total
@@ -103,5 +104,15 @@ def cross_entropy_sum(
         # Asked here: inside `forward` gradients are always off.
         on = torch.is_grad_enabled()
         wanted = tuple(on and one is not None and one.requires_grad for one in (hidden, weight, bias))
-        copy = weight.to(dtype) if head is None else head
+        copy = _as_read(weight.detach(), dtype) if head is None else head
         return _SlicedCrossEntropy.apply(hidden, weight, bias, labels, cap, rows, copy, wanted)
+
+
+def _as_read(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weight as products read it."""
+    words = words_of_a_row(len(weight), weight.device.type)
+    if words == len(weight):
+        return weight.to(dtype)
+    copy = weight.new_zeros(words, weight.shape[1], dtype=dtype)
+    copy[: len(weight)] = weight
+    return copy

@@ -1,4 +1,4 @@
-"""How many rows of logits exist at a time: the loss cuts by it, and plans of memory count by it. No torch."""
+"""How many logits exist at a time, and how wide their rows are: the loss cuts by it, plans of memory count by it. No torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ SLICES = (
 )
 ENOUGH = 2**11
 EVEN = 128  # a GPU's products want rows in such numbers
+WORDS = 64  # and words: of 49,153 (a tokenizer and its mask) each row of logits would begin at an odd address
 
 
 def rows_of_a_slice(count: int, vocab: int, kind: str) -> int:
@@ -17,3 +18,8 @@ def rows_of_a_slice(count: int, vocab: int, kind: str) -> int:
     most = max(1, SLICE.get(kind, SLICE["cpu"]) // vocab // EVEN) * EVEN
     slices = max(-(-count // most), min(SLICES, count // ENOUGH), 1)
     return max(1, -(-count // slices // EVEN)) * EVEN
+
+
+def words_of_a_row(vocab: int, kind: str) -> int:
+    """How many words products are made with: those behind the vocabulary are zeros."""
+    return -(-vocab // WORDS) * WORDS if kind == "cuda" else vocab

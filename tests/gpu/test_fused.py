@@ -121,7 +121,7 @@ def test_adamw_in_one_pass_equals_torchs():
 
 
 def model_of(*, fused, size=GROUPED):
-    model = from_scratch(size, vocab=512, mask_id=3, length=T, seed=0).to(CUDA)
+    model = from_scratch(size, vocab=513, mask_id=3, length=T, seed=0).to(CUDA)
     path = model.prepare(CUDA, "bf16" if fused else "fp32", compiled=False)
     assert path == ("fused" if fused else "plain")
     return model

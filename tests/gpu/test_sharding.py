@@ -73,6 +73,9 @@ def losses(shards, *, cut, **how):
     return path, torch.stack(found).cpu()
 
 
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor"
+)  # asked by torch.compile, which hides it
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_sharded_model_learns_as_our_kernels_do(shards, compiled, recompute):

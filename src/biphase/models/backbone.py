@@ -25,6 +25,7 @@ from biphase.models.output import Output
 from biphase.models.probe import probe_own, probe_sight
 from biphase.models.rope import rope_base_of
 from biphase.randomness import salt
+from biphase.slices import words_of_a_row
 from biphase.specs import Hub, Size
 
 
@@ -81,7 +82,9 @@ class LanguageModel(nn.Module):
         if (in_eight or suits) and self.reader[0].prepare(device, precision) == "fused":
             fused = self.reader[0].fused
             assert fused is not None
-            self.head_copy = Joined(self.model.get_output_embeddings().weight, dtype=fused.dtype)
+            weight = self.model.get_output_embeddings().weight
+            words = words_of_a_row(len(weight), device.type)
+            self.head_copy = Joined(weight, dtype=fused.dtype, rows=words)
             fused.watch(self.head_copy)
             return "fused"
         by_compiler = compiled or (compiled is None and device.type == "cuda")
@@ -122,7 +125,7 @@ class LanguageModel(nn.Module):
         if fused is None or self.head_copy is None:
             rows, head = self.hidden(ids, positions, sight).flatten(0, 1)[label_at], None
         else:
-            rows, head = fused(ids, positions, sight, only=label_at), self.head_copy.copy
+            rows, head = fused(ids, positions, sight, only=label_at), self.head_copy.whole
         return cross_entropy_sum(
             output.rows(rows), output.weight, labels, bias=output.bias, cap=output.cap, head=head
         )

@@ -13,19 +13,24 @@ from biphase.kernels.products import add_product, product
 
 
 class Joined:
-    """Weights (out, in) that stand one upon another. `project` is x·Wᵀ, `back` is dy·W, `learn` adds dyᵀ·x."""
+    """Weights (out, in) that stand one upon another. `project` is x·Wᵀ, `back` is dy·W, `learn` adds dyᵀ·x.
 
-    def __init__(self, *weights: nn.Parameter, dtype: torch.dtype) -> None:
+    With more `rows` than the weights have, zeros stand behind their copy: `whole` has them, `copy` does not.
+    """
+
+    def __init__(self, *weights: nn.Parameter, dtype: torch.dtype, rows: int = 0) -> None:
         self.weights = weights
         self.sizes = [len(one) for one in weights]
         first = weights[0]
         # A single matrix that is in the right precision needs no copy.
-        self.is_weight = len(weights) == 1 and first.dtype == dtype
-        self.copy = (
+        filled = sum(self.sizes)
+        self.is_weight = len(weights) == 1 and first.dtype == dtype and rows <= filled
+        self.whole = (
             first.detach()
             if self.is_weight
-            else torch.empty(sum(self.sizes), first.shape[1], dtype=dtype, device=first.device)
+            else torch.zeros(max(rows, filled), first.shape[1], dtype=dtype, device=first.device)
         )
+        self.copy = self.whole[:filled]
 
     def stale(self) -> list[tuple[Tensor, Tensor]]:
         """What has to be copied after the weights have changed: (place, weight)."""

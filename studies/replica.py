@@ -28,7 +28,7 @@ from biphase import (
     Task,
 )  # fmt: skip
 
-PEAK, ROWS = 1e-3, 128  # by studies/replica_search.py
+PEAK, ROWS = 1e-3, 64  # by studies/replica_search.py
 STEPS = 2_000 * 128 // ROWS
 ONE_EPOCH = 448 * 128 // ROWS  # steps
 ON_THE_WAY = (

@@ -65,6 +65,17 @@ def test_a_step_of_several_micro_batches_counts_the_tokens_of_all():
     assert {one.micro_batches for one in scale.pretrain} == {1}
 
 
+def test_words_and_length_are_the_users_own_for_pretraining():
+    made = Maker(Asked(vocab=49_153, length=512), "cuda", rows=8).pretrain()
+    assert (made.vocab, made.length, made.tokens) == (49_153, 512, 8 * 512)
+
+
+def test_deterministic_steps_stand_alone():
+    asked = Asked(deterministic=True)
+    assert asked.peers(PLACES["cuda"]) == ()
+    assert Maker(asked, "cuda", rows=8).pretrain().title.endswith(", deterministic")
+
+
 def test_scale_of_one_size_has_the_cases_of_that_size():
     made = Maker(Asked(subject="scale", size="610m"), "cuda", rows=4).scale()
     assert [case.size for case in made.pretrain] == ["610m"]
@@ -76,6 +87,10 @@ def test_scale_of_one_size_has_the_cases_of_that_size():
 @pytest.mark.parametrize(
     ("said", "words"),
     [
+        ({"vocab": 3}, "--vocab is 3; give 64 to 1,048,576"),
+        ({"length": -1}, "--length is -1"),
+        ({"deterministic": True, "against": ("trainer",)}, "leave out --against"),
+        ({"subject": "scale", "vocab": 128}, "--vocab means nothing to bench scale"),
         ({"subject": "pretrian"}, "did you mean 'pretrain'"),
         ({"size": "211m"}, "did you mean '210m'"),
         ({"objective": "mntp"}, "--objective 'mntp' is not known"),

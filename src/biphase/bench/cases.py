@@ -23,9 +23,13 @@ COUNTS_FOR = {
     "packing": ("pretrain", "all"),
     "rows": ("pretrain", "scale", "all"),
     "micro_batches": ("pretrain", "all"),
+    "vocab": ("pretrain",),
+    "length": ("pretrain",),
+    "deterministic": ("pretrain",),
     "profile": ("pretrain", "finetune", "scale", "all"),
 }
 
+LEAST, MOST = 64, 2**20  # words of a vocabulary, and tokens of a row
 PEER_ROWS = 12  # whose logits fit beside the Trainer at a vocabulary of 128,256
 
 
@@ -63,6 +67,9 @@ class Asked:
     packing: str = ""
     rows: int = 0
     micro_batches: int = 0
+    vocab: int = 0
+    length: int = 0
+    deterministic: bool = False
     steps: int = 0
     against: tuple[str, ...] = ()
     precision: str = ""
@@ -86,6 +93,12 @@ class Asked:
             raise SpecError(
                 "--rows, --micro-batches and --steps must not be negative; 0 takes what suits the device"
             )
+        for name in ("vocab", "length"):
+            typed = getattr(self, name)
+            if typed and not LEAST <= typed <= MOST:
+                raise SpecError(f"--{name} is {typed:,}; give {LEAST} to {MOST:,}, or 0 for what is usual")
+        if self.deterministic and set(self.against) - {NO_PEER}:
+            raise SpecError("--deterministic measures biphase alone; leave out --against")
         if self.save and self.subject not in ("scale", "all"):
             raise SpecError(
                 f"--save keeps the cases of scale, not of {self.subject}; type bench scale --save"
@@ -110,7 +123,7 @@ class Asked:
         return SUBJECTS[:-1] if self.subject == "all" else (self.subject,)
 
     def peers(self, place: Place) -> tuple[str, ...]:
-        if NO_PEER in self.against:
+        if NO_PEER in self.against or self.deterministic:
             return ()
         return tuple(dict.fromkeys(self.against)) or place.peers
 
@@ -138,6 +151,7 @@ class PretrainCase:
     warm: int
     precision: str
     micro_batches: int = 1  # of an optimizer step
+    deterministic: bool = False
 
     @property
     def tokens(self) -> int:
@@ -148,7 +162,8 @@ class PretrainCase:
     def title(self) -> str:
         asked = f"MLM {self.ratio:.0%}" if self.objective == "mlm" else "CLM"
         several = f", {self.micro_batches} micro-batches a step" if self.micro_batches > 1 else ""
-        return f"{self.size} {asked}, {self.packing} of {self.length:,}{several}"
+        same = ", deterministic" if self.deterministic else ""
+        return f"{self.size} {asked}, {self.packing} of {self.length:,}{several}{same}"
 
     def about(self) -> dict[str, Any]:
         names = ("size", "vocab", "objective", "ratio", "packing", "length", "rows", "precision")
@@ -256,21 +271,23 @@ class Maker:
     def __init__(self, asked: Asked, kind: str, rows: int) -> None:
         self.asked, self.place = asked, PLACES.get(kind, PLACES["cpu"])
         self.rows = asked.rows or self.place.rows or rows
+        self.length, self.vocab = asked.length or self.place.length, asked.vocab or self.place.vocab
         self.size = asked.size or self.place.size
         self.steps = asked.steps or self.place.steps
         self.precision = asked.precision or self.place.precision
 
     def pretrain(self, size: str = "", **other: Any) -> PretrainCase:
-        asked, place = self.asked, self.place
+        asked = self.asked
         values: dict[str, Any] = {
             "objective": asked.objective or OBJECTIVES[0],
             "ratio": asked.ratio or USUAL_RATIO,
             "packing": asked.packing or PACKINGS[0],
             "rows": self.rows,
             "micro_batches": asked.micro_batches or 1,
+            "deterministic": asked.deterministic,
         }
         return PretrainCase(
-            size=size or self.size, vocab=place.vocab, length=place.length, steps=self.steps, warm=place.warm,
+            size=size or self.size, vocab=self.vocab, length=self.length, steps=self.steps, warm=self.place.warm,
             precision=self.precision, **(values | other),
         )  # fmt: skip
 

@@ -19,6 +19,7 @@ from biphase.data.stream import load_ahead
 from biphase.models.attention import sight_of, varlen_works
 from biphase.models.backbone import LanguageModel, from_scratch
 from biphase.presets import SIZES
+from biphase.slices import words_of_a_row
 from biphase.specs import CLM, MLM, AdamW, Objective
 from biphase.training import devices, optimizer
 from biphase.training.devices import Ranks
@@ -113,15 +114,22 @@ def measure(
     profile: Callable[[Breakdown], None] | None = None,
 ) -> Measured:
     """Steps of ours; with `idle`, how long they wait for data; with `profile`, where the time of one goes."""
-    model = model_of(case, device)
-    clock = StepClock(device)
-    side = Side(case, device, model)
-    side.streamed(case.warm + case.steps, clock.mark)
-    measured = clock.measured(case.warm, tokens=case.tokens, path=side.path)
-    if idle:
-        again = StepClock(device, ready_at=0)
-        side.kept(SETTLING + case.steps, again.mark)
-        measured = with_idle(measured, statistics.median(again.seconds(SETTLING)))
-    if profile is not None:
-        profile(breakdown(lambda: side.kept(PROFILED, lambda: None), device, vocab=case.vocab))
+    with devices.repeatable(enabled=case.deterministic):
+        model = model_of(case, device)
+        clock = StepClock(device)
+        side = Side(case, device, model)
+        side.streamed(case.warm + case.steps, clock.mark)
+        measured = clock.measured(case.warm, tokens=case.tokens, path=side.path)
+        if idle:
+            again = StepClock(device, ready_at=0)
+            side.kept(SETTLING + case.steps, again.mark)
+            measured = with_idle(measured, statistics.median(again.seconds(SETTLING)))
+        if profile is not None:
+            profile(
+                breakdown(
+                    lambda: side.kept(PROFILED, lambda: None),
+                    device,
+                    vocab=words_of_a_row(case.vocab, device.type),
+                )
+            )
     return measured

@@ -33,7 +33,7 @@ class Measuring:
 
     def __init__(self, asked: Asked, device: torch.device, command: str, tell: Callable[[str], None]) -> None:
         self.asked, self.device, self.tell = asked, device, tell
-        length = Maker(asked, device.type, 1).place.length
+        length = Maker(asked, device.type, 1).length
         self.make = Maker(asked, device.type, devices.micro_rows(device, MANY_ROWS, length))
         self.peers = asked.peers(self.make.place)
         self.report = report_of(device, command)
@@ -73,7 +73,11 @@ class Measuring:
                 peer, case.title, lambda peer=peer: trainer.pretrain(case, self.device, peer=peer, rows=rows)
             )
         note = WHOLE_ROWS if self.peers and case.packing != "rows" else ""
-        about = case.about() | {"micro_batches": case.micro_batches, "peer_rows": rows}
+        about = case.about() | {
+            "micro_batches": case.micro_batches,
+            "deterministic": case.deterministic,
+            "peer_rows": rows,
+        }
         self._note(Compared(case.title, "tokens/s", about, sides, note=note))
 
     def finetune(self) -> None:

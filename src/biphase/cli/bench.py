@@ -39,6 +39,11 @@ def bench(
     packing: Annotated[str, typer.Option(help="pretrain: chunks, rows or documents; chunks")] = "",
     rows: Annotated[int, typer.Option(help="pretrain, scale: rows of a micro-batch; 0: what suits")] = 0,
     micro_batches: Annotated[int, typer.Option(help="pretrain: micro-batches of a step; 0: one")] = 0,
+    vocab: Annotated[int, typer.Option(help="pretrain: words; 128,256 on a GPU, 2,048 on a CPU")] = 0,
+    length: Annotated[int, typer.Option(help="pretrain: tokens of a row; 2,048 on a GPU, 128 on a CPU")] = 0,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="pretrain: as `run --deterministic` computes")
+    ] = False,
     steps: Annotated[int, typer.Option(help="steps that are counted; 0: 20 on a GPU, 3 on a CPU")] = 0,
     against: Against = None,
     precision: Annotated[str, typer.Option(help="bf16, fp32 or fp8; bf16 on a GPU, fp32 on a CPU")] = "",
@@ -58,6 +63,9 @@ def bench(
         packing=packing,
         rows=rows,
         micro_batches=micro_batches,
+        vocab=vocab,
+        length=length,
+        deterministic=deterministic,
         steps=steps,
         against=tuple(against or ()),
         precision=precision,

@@ -29,15 +29,9 @@ from biphase import (
 )  # fmt: skip
 
 PEAK, ROWS = 1e-3, 64  # by studies/replica_search.py
-STEPS = 2_000 * 128 // ROWS
-ONE_EPOCH = 448 * 128 // ROWS  # steps
-ON_THE_WAY = (
-    *(STEPS * share // 1_000 for share in (25, 50, 125)),
-    ONE_EPOCH,
-    STEPS // 4,
-    STEPS // 2,
-    STEPS * 19 // 20,
-)
+STEPS = 4_000
+ONE_EPOCH = 896  # steps
+ON_THE_WAY = (100, 200, 500, ONE_EPOCH, 1_000, 2_000, 3_800)
 
 text = Corpus(
     "core",
@@ -52,7 +46,7 @@ common: dict[str, Any] = {
     "batch_tokens": ROWS * 512,
     "schedule": WSD(PEAK, warmup=0.05, decay=0.05),
     "precision": "bf16",
-    "heldout_every": 100,
+    "heldout_every": 200,
     "heldout_tokens": 200_000,
 }
 

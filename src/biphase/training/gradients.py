@@ -42,6 +42,7 @@ class Replicated:
 
     def __init__(self, parameters: list[nn.Parameter], ranks: Ranks) -> None:
         self.parameters, self.ranks = parameters, ranks
+        self.known: tuple[list[bool], Tensor] | None = None  # who had gradients last time, and on the device
 
     def collect(self, *, last: bool) -> None:
         """They add up in place."""
@@ -49,6 +50,7 @@ class Replicated:
     def total(self, loss: Tensor) -> Tensor:
         if self.ranks.world == 1:
             return loss
+        there = [parameter.grad is not None for parameter in self.parameters]
         for parameter in self.parameters:
             if parameter.grad is None:  # it saw no label here, but perhaps elsewhere
                 parameter.grad = torch.zeros_like(parameter)
@@ -59,9 +61,19 @@ class Replicated:
             torch._foreach_copy_(
                 gradients, [p.view_as(g) for p, g in zip(_split(flat, gradients), gradients, strict=True)]
             )
-        loss = loss.clone()
-        dist.all_reduce(loss)
-        return loss
+        summed = torch.cat([loss.detach().reshape(1), self._on_device(there, loss)])
+        dist.all_reduce(summed)
+        if not all(there):
+            # What has no gradient anywhere is left alone, as one process leaves it: zeros would let it decay.
+            for parameter, count in zip(self.parameters, summed[1:].tolist(), strict=True):
+                if not count:
+                    parameter.grad = None
+        return summed[0]
+
+    def _on_device(self, there: list[bool], like: Tensor) -> Tensor:
+        if self.known is None or self.known[0] != there:
+            self.known = there, torch.tensor(there, dtype=like.dtype, device=like.device)
+        return self.known[1]
 
     def norm(self) -> Tensor:
         return gradient_norm(self.parameters)

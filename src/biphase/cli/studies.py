@@ -232,7 +232,8 @@ def _code(
     from biphase.study.launch import WORK_LEFT
     from biphase.study.summary import work_left
 
-    again = warned and not presence.asked(now=True) and work_left(made, where, results)
+    refused = code == 2  # it would be refused again
+    again = warned and not refused and not presence.asked(now=True) and work_left(made, where, results)
     return WORK_LEFT if again else code
 
 

@@ -89,7 +89,7 @@ def test_a_killed_process_ends_all_is_named_and_nothing_is_lost(corpus, store, t
     os.kill(ranks_below(children(child.pid))[rank], signal.SIGKILL)
     _, err = child.communicate(timeout=60)
     assert child.returncode == 1
-    assert "Traceback" not in err
+    assert "Traceback" not in err, err
     assert err.splitlines()[-1].startswith(f"error: process {rank} of 2 was ended by SIGKILL")
     again = start(study, store, "--shard", shard, "--for", "1s")
     out, err = again.communicate(timeout=120)
@@ -113,7 +113,7 @@ def test_a_process_that_dies_while_all_stop_is_told_and_the_stop_is_not_clean(co
     _, err = child.communicate(timeout=60)
     assert child.returncode == 1
     assert "died before they had stopped" in err.splitlines()[-1]
-    assert "Traceback" not in err
+    assert "Traceback" not in err, err
 
 
 def taken(store):
@@ -137,7 +137,7 @@ def kill_at_random(study, store, ways, chance, within):
         if found:
             os.kill(chance.choice(list(found.values())), signal.SIGKILL)
         _, err = child.communicate(timeout=120)
-        assert "Traceback" not in err
+        assert "Traceback" not in err, err
         killed += child.returncode == 1
         assert child.returncode == (1 if "was ended by SIGKILL" in err else 0), err
         for place in store.states.glob("*"):

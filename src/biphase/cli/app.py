@@ -49,17 +49,16 @@ def main() -> None:
     except KeyboardInterrupt:
         tell("stopped at once; what was published is whole, the rest will be computed again")
         sys.exit(130)
-    except RuntimeError as wrong:
-        if "home directory" not in str(wrong):  # so says Path.expanduser of ~NAME
-            raise
-        tell("error: there is no user whose name follows the ~ in a path; write the path in full")
-        sys.exit(2)
     except OSError as wrong:
         if isinstance(wrong, BrokenPipeError):  # the reader of our output has gone, e.g. `| head`
             sys.stderr.close()
             sys.exit(0)
         refuse(f"{wrong.filename or 'the disk'}: {wrong.strerror or wrong}; {_way_out(wrong)}")
     except Exception as error:
+        if isinstance(error, RuntimeError) and "home directory" in str(
+            error
+        ):  # so says Path.expanduser of ~NAME
+            refuse("there is no user whose name follows the ~ in a path; write the path in full")
         if "RANK" in os.environ:
             from biphase.study.refusal import LOST, has_lost
 

@@ -1,15 +1,21 @@
-"""Who holds a lease: a process, told from every other one that ever bore its number.
+"""Processes: who holds a lease, told from every other one that ever bore its number; and who started whom.
 
 Host, boot and process-id namespace say where the number means something; the start time says which process.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
+import signal
 import socket
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 @dataclass(frozen=True)
@@ -86,3 +92,25 @@ def _text(path: str) -> str:
         return Path(path).read_text().strip()
     except OSError:
         return ""
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process of this machine started, and those that they did."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            after_name = path.read_text(errors="replace").rpartition(")")[2].split()
+            children.setdefault(int(after_name[1]), []).append(int(path.parent.name))
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        young = children.get(waiting.pop(), [])
+        found += young
+        waiting += young
+    return found
+
+
+def end_with_parent() -> None:
+    """Be told to stop (SIGTERM) when the process that started this one dies, however it does: nobody else would know of us."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""How many logits exist at a time, and how wide their rows are: the loss cuts by it, plans of memory count by it. No torch."""
+"""How many rows of logits exist at a time (the loss cuts by it, plans of memory count by it), and how wide a GPU wants them. No torch."""
 
 from __future__ import annotations
 

@@ -213,6 +213,18 @@ def test_what_is_damaged_is_left_out_and_named(plan, finished, tmp_path):
     assert leaf in told.left_out[0]
 
 
+def test_a_damaged_result_here_is_named_and_the_rest_is_merged(plan, finished, tmp_path):
+    file = packed(plan, finished, tmp_path / "one.ledger")
+    leaf = next(leaves.trainings(plan)).leaves[0].key
+    store = Store(tmp_path / "other")
+    place = store.leaves / leaf
+    place.mkdir(parents=True)
+    (place / MANIFEST).write_text("")
+    told = merge(check(file), store)
+    assert [one.startswith(f"leaves/{leaf[:8]}: damaged here") for one in told.kept] == [True]
+    assert sum(told.added.values()) == len(plan.states) + 36 - 1 + 1
+
+
 def test_nothing_computed_is_nothing_to_pack(plan, store, tmp_path):
     with pytest.raises(SpecError, match=r"nothing of tuned.*biphase run"):
         packed(plan, store, tmp_path / "one.ledger")

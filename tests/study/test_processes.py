@@ -13,6 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from biphase.files import Store, read_json, verify
+from biphase.holders import process_start
 
 STUDY = """
 from biphase import BPE, CLM, WSD, Chunks, Corpus, Pretrain, Size, Stage, Study
@@ -91,6 +92,7 @@ def test_a_killed_process_ends_all_is_named_and_nothing_is_lost(corpus, store, t
     assert child.returncode == 1
     assert "Traceback" not in err, err
     assert err.splitlines()[-1].startswith(f"error: process {rank} of 2 was ended by SIGKILL")
+    assert not list(store.studies.glob("kills/failures/*")), "it is no fault of the piece"
     again = start(study, store, "--shard", shard, "--for", "1s")
     out, err = again.communicate(timeout=120)
     assert again.returncode == 0, err
@@ -114,6 +116,63 @@ def test_a_process_that_dies_while_all_stop_is_told_and_the_stop_is_not_clean(co
     assert child.returncode == 1
     assert "died before they had stopped" in err.splitlines()[-1]
     assert "Traceback" not in err, err
+
+
+def begun(corpus, store, tmp_path):
+    """Two processes that have left a first checkpoint, and those by their ranks."""
+    child = start(written(tmp_path / "study.py", corpus), store, "--checkpoint", "5")
+    deadline = time.monotonic() + 120
+    while not list(store.states.glob("*/manifest.json")):
+        assert time.monotonic() < deadline
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.05)
+    return child, ranks_below(children(child.pid))
+
+
+def gone(pids, seconds):
+    until = time.monotonic() + seconds
+    while any(process_start(pid) for pid in pids) and time.monotonic() < until:
+        time.sleep(0.1)
+    return not any(process_start(pid) for pid in pids)
+
+
+@pytest.mark.campaign
+def test_an_interrupt_stops_cleanly(corpus, store, tmp_path):
+    child, ranks = begun(corpus, store, tmp_path)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 0, err
+    assert "nothing lost" in out
+    assert [line for line in err.splitlines() if "stopping after this step" not in line][1:] == [
+        "  2 pieces, 0 done"
+    ]
+    assert gone(ranks.values(), 0)
+
+
+@pytest.mark.campaign
+def test_a_second_interrupt_stops_at_once(corpus, store, tmp_path):
+    child, ranks = begun(corpus, store, tmp_path)
+    os.kill(ranks[1], signal.SIGSTOP)  # it cannot stop cleanly
+    child.send_signal(signal.SIGINT)
+    time.sleep(2)
+    assert child.poll() is None
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=30)
+    assert child.returncode == 130
+    assert err.splitlines()[-1].startswith("stopped at once")
+    assert gone(ranks.values(), 5)
+
+
+@pytest.mark.campaign
+def test_processes_whose_parent_was_killed_stop_with_a_checkpoint(corpus, store, tmp_path):
+    child, ranks = begun(corpus, store, tmp_path)
+    child.kill()
+    child.communicate()
+    assert gone(ranks.values(), 30)
+    again = start(tmp_path / "study.py", store, "--for", "1s")
+    out, err = again.communicate(timeout=120)
+    assert again.returncode == 0, err
+    assert "nothing lost" in out
 
 
 def taken(store):

@@ -326,6 +326,20 @@ def test_a_damaged_state_fails_only_its_own_leaves(plan, finished):
     assert outcome.computed == 16
 
 
+def test_what_stands_in_the_place_of_a_leaf_costs_that_leaf_alone(plan, finished):
+    first = next(trainings(plan))
+    some = {leaf.key for one in trainings(plan) if one.model == first.model for leaf in one.leaves}
+    discard(finished, some)
+    in_the_way = finished.leaves / first.leaves[0].key
+    in_the_way.mkdir()
+    (in_the_way / "junk").write_text("")
+    outcome = worker(plan, finished).work()
+    assert set(outcome.failed) == {first.key}
+    assert {one.name for one in finished.leaves.iterdir() if (one / LEAF).exists()} == keys(plan) - {
+        leaf.key for leaf in first.leaves
+    }
+
+
 def test_one_rate_that_raises_leaves_a_hole_in_its_grid_and_no_score(plan, finished, monkeypatch):
     shutil.rmtree(finished.leaves)
     plain = Tuner.compute

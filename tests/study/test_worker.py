@@ -1,5 +1,6 @@
 """Workers: compute each state once, in order; share a store; survive a failure; leave no lie."""
 
+import shutil
 import threading
 import time
 
@@ -16,6 +17,7 @@ from biphase.study.worker import Worker
 from biphase.training.devices import Ranks
 from biphase.training.manner import Manner
 from biphase.training.pretrain import Pretraining
+from biphase.training.saving import Saver
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
@@ -105,6 +107,44 @@ def test_a_failed_piece_is_noted_and_only_its_descendants_wait(plan, store, monk
     monkeypatch.setattr(Pretraining, "train", plain)
     assert worker(plan, store).work().computed == 2  # the next run tries again
     assert not ledger.failures(plan, store)
+
+
+def test_a_piece_that_was_taken_over_while_its_checkpoint_was_written_is_no_failure(plan, store, monkeypatch):
+    """Whoever holds it now has swept away what was being written."""
+    plain, robbed = Saver.settle, []
+
+    def settle(self):
+        if self.under_way is not None and not robbed:
+            (held,) = slow.leases._held
+            (store.leases / f"{held.key}.lease").unlink()
+            thief = Leases(store.leases).take(held.key)
+            robbed.append(held.key)
+            held.beat()
+            if self.under_way.thread:
+                self.under_way.thread.join()
+            shutil.rmtree(self.under_way.folder)
+            threading.Timer(1.0, thief.release).start()
+        plain(self)
+
+    monkeypatch.setattr(Saver, "settle", settle)
+    slow = worker(plan, store, checkpoint_steps=2)
+    outcome = slow.work()
+    assert robbed
+    assert not outcome.failed
+    assert not ledger.failures(plan, store)
+    assert ledger.done_keys(plan, store) == set(plan.states)
+
+
+def test_a_plan_of_another_study_that_cannot_be_read_removes_nothing_and_fails_nothing(plan, store):
+    other = store.studies / "other" / "plan.json"
+    other.parent.mkdir(parents=True)
+    other.write_text("{}")
+    said = []
+    outcome = worker(plan, store, said, checkpoint_steps=2).work()
+    assert not outcome.failed
+    assert ledger.done_keys(plan, store) == set(plan.states)
+    assert sum("no checkpoint is removed" in line for line in said) == 1
+    assert len(list(store.states.iterdir())) > len(plan.states)
 
 
 def test_bad_data_ends_the_worker_because_nothing_would_go_better(tiny_run, store):

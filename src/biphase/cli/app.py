@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -46,9 +47,10 @@ def main() -> None:
         app(standalone_mode=True)
     except BiphaseError as refusal:
         refuse(one_line(refusal))  # a name of somebody else's may hold anything
-    except KeyboardInterrupt:
-        tell("stopped at once; what was published is whole, the rest will be computed again")
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == 128 + signal.SIGINT:  # so typer ends what ^C has interrupted
+            tell("stopped at once; what was published is whole, the rest will be computed again")
+        raise
     except OSError as wrong:
         if isinstance(wrong, BrokenPipeError):  # the reader of our output has gone, e.g. `| head`
             sys.stderr.close()

@@ -196,12 +196,15 @@ def work(
     """
     from dataclasses import replace
 
+    from biphase.holders import end_with_parent
     from biphase.study import launch, refusal
     from biphase.study.plan import save_plan
     from biphase.study.summary import closing, opening, status_json
     from biphase.study.worker import Worker
     from biphase.training import devices
 
+    if "RANK" in os.environ:
+        end_with_parent()
     ranks = devices.join()
     say = tell if ranks.first else lambda text: None
     if ranks.first:
@@ -220,6 +223,7 @@ def work(
         text = closing(made, where, outcome.failed, stopped=outcome.stopped, command=command, study=study)
         lines = [text, *more()]
         print(json.dumps(status_json(made, where), indent=1) if as_json else "\n".join(lines), flush=True)
+    ranks.wait()  # torchrun ends the others soon after one has ended with a failure
     code = 1 if outcome.failed else 0
     refusal.note_ending(code)
     devices.leave(_code(code, stop.warned, made, where, presence, results))
@@ -232,8 +236,7 @@ def _code(
     from biphase.study.launch import WORK_LEFT
     from biphase.study.summary import work_left
 
-    refused = code == 2  # it would be refused again
-    again = warned and not refused and not presence.asked(now=True) and work_left(made, where, results)
+    again = warned and not presence.asked(now=True) and work_left(made, where, results)
     return WORK_LEFT if again else code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from biphase.errors import SpecError
+from biphase.holders import descendants
 from biphase.training.manner import Sharding
 
 WORK_LEFT = (
@@ -95,23 +97,29 @@ def in_processes(count: int, arguments: list[str], more: dict[str, str]) -> tupl
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600",
         **more,
     }
-    # torchrun hands a signal on to its processes, which stop after their step with a checkpoint. From a terminal
-    # it hears ^C itself; what is sent to this process alone is handed on, a warning as SIGTERM too.
+    # This process alone hears a terminal's ^C. The first signal is handed on as SIGTERM, once: torchrun tells its
+    # processes, which stop after their step with a checkpoint, and a second one would cut that short.
     asked: list[int] = []
     child: subprocess.Popen[bytes] | None = None
+    at_once = False
 
     def hand_on(number: int, frame: object) -> None:
-        again = any(
-            before != signal.SIGINT for before in asked
-        )  # a second one would cut short what the first began
+        nonlocal at_once
         asked.append(number)
-        if child and number != signal.SIGINT and not again:
+        if child and len(asked) == 1:
             child.send_signal(signal.SIGTERM)
+        elif child and number == signal.SIGINT:
+            at_once = True
+            for pid in (child.pid, *descendants(child.pid)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, hand_on)
-    child = subprocess.Popen([*command, *arguments], env=environment)
+    child = subprocess.Popen([*command, *arguments], env=environment, start_new_session=True)
     if asked:  # before there was anybody to hand it to
         child.send_signal(signal.SIGTERM)
     code = child.wait()
+    if at_once:
+        raise KeyboardInterrupt
     return 0 if asked and code in _STOPPED else code, signal.SIGUSR1 in asked

@@ -80,7 +80,11 @@ def _merge_result(folder: str, files: dict[str, bytes], store: Store, merged: Me
     place = store.root / kind / at
     receipt = folder.startswith("receipts/")
     if store.knows(place):
-        here = verify(store.told(place), contents=False)
+        try:
+            here = verify(store.told(place), contents=False)
+        except StoreError as wrong:
+            merged.kept.append(f"{kind}/{at[:8]}: damaged here, and left as it is ({one_line(wrong)})")
+            return
         other = [
             name for name in files if name in here and here[name]["sha256"] != sha256(files[name]).hexdigest()
         ]

@@ -19,14 +19,14 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.run import main as torchrun
 
+from biphase.holders import end_with_parent
 from biphase.study.refusal import LOST, PLACE, endings
 
 
 def run(count: int, arguments: list[str]) -> int:
     """Start them, wait for them, and give the code to end with."""
-    for name in ("torch.distributed.elastic", "torch.distributed.run"):
-        # Its records of what it does to whom would stand around the one line that matters.
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    end_with_parent()
+    logging.disable()  # torchrun's records of what it does to whom would stand around the one line that matters
     with tempfile.TemporaryDirectory(prefix="biphase-") as folder:
         place = Path(folder) / "refusal"
         os.environ[PLACE] = str(place)

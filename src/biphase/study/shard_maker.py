@@ -12,7 +12,7 @@ from biphase.data.attempt import TakenOver
 from biphase.data.identity import HashMemory
 from biphase.data.shards import Shards
 from biphase.data.tokenize import tokenize
-from biphase.errors import DataError
+from biphase.errors import DataError, one_line
 from biphase.files import Store
 from biphase.keys import Identities
 from biphase.leases import Leases
@@ -20,6 +20,7 @@ from biphase.presets import corpus_of
 from biphase.specs import Pretrain
 from biphase.training.devices import Ranks
 
+FAILED = "failed: "  # and what went wrong
 POLL_SECONDS = 1.0
 
 
@@ -63,8 +64,8 @@ class ShardMaker:
             raise Stopped
         if job:
             job.result()
-        if standing == "failed":
-            raise DataError("the first process could not tokenize the corpus; see its error")
+        if standing.startswith(FAILED):
+            raise DataError(standing.removeprefix(FAILED))
         return Shards.open(folder)
 
     def _make_sound(self, run: Pretrain, folder: Path) -> None:
@@ -104,4 +105,6 @@ def _standing(job: Future[None] | None) -> str:
     if job is None or not job.done():
         return "working"
     error = job.exception()
-    return "done" if error is None else "stopped" if isinstance(error, Stopped) else "failed"
+    if error is None:
+        return "done"
+    return "stopped" if isinstance(error, Stopped) else FAILED + one_line(error)

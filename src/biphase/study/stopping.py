@@ -12,11 +12,10 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from biphase.errors import ClusterError
 from biphase.files import Store
-from biphase.holders import Holder
+from biphase.holders import Holder, descendants
 from biphase.study.attendance import HERE, Attendance, Request, control
 from biphase.study.slurm import queue as slurm
 from biphase.wording import counted, duration
@@ -122,7 +121,7 @@ class Stopping:
         self.signalled.add(worker)
         with contextlib.suppress(ProcessLookupError, PermissionError):  # it ended, or is another user's
             if self.now:
-                for pid in (holder.pid, *_descendants(holder.pid)):
+                for pid in (holder.pid, *descendants(holder.pid)):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
             else:
@@ -158,19 +157,3 @@ class Stopping:
             self.beats[worker] = holder.beats, at
             return False
         return holder.alive is None and at - since >= self.attendance.leases.stale_seconds
-
-
-def _descendants(pid: int) -> list[int]:
-    """The processes that a process of this machine started, and those that they did."""
-    children: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            after_name = path.read_text(errors="replace").rpartition(")")[2].split()
-            children.setdefault(int(after_name[1]), []).append(int(path.parent.name))
-    found: list[int] = []
-    waiting = [pid]
-    while waiting:
-        young = children.get(waiting.pop(), [])
-        found += young
-        waiting += young
-    return found

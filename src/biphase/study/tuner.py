@@ -73,9 +73,9 @@ class Tuner:
         """Fine-tune, score, publish. Gives the validation scores of the task itself, or None if it was stopped."""
         began = time.monotonic()
         self.lost = lost
+        bench, subject = self._bench(training.model)
         for leaf in training.leaves:
             self.store.refuse_debris(self.store.leaves / leaf.key)  # now, and not after the work
-        bench, subject = self._bench(training.model)
         family = self._family(training.task, subject)
         title = training.title(self.plan)
         shown = 0.0

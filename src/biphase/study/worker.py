@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from biphase.errors import DataError, ModelError, SpecError, one_line
+from biphase.errors import DataError, ModelError, SpecError, StoreError, one_line
 from biphase.files import Store
 from biphase.finetune.families import Scored
 from biphase.keys import Identities, label
@@ -23,6 +23,7 @@ from biphase.study import ledger
 from biphase.study.costs import flops_of
 from biphase.study.leaves import Training, finished, trainings
 from biphase.study.plan import Plan, State, needed_keys
+from biphase.study.refusal import has_lost
 from biphase.study.shard_maker import ShardMaker, Stopped
 from biphase.study.tuner import Live, Tuner
 from biphase.training.devices import Ranks, poor_precision
@@ -57,13 +58,8 @@ class Worker:
         evaluated: set[str] | None = None,  # results to fine-tune; None: all
         say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
     ) -> None:
-        self.plan, self.store, self.identities, self.ranks, self.manner = (
-            plan,
-            store,
-            identities,
-            ranks,
-            manner,
-        )
+        self.plan, self.store, self.identities = plan, store, identities
+        self.ranks, self.manner = ranks, manner
         self.wanted = wanted
         self.say = say if ranks.first else lambda text: None
         self.leases = Leases(store.leases)
@@ -168,7 +164,8 @@ class Worker:
         failed = ""
         if self.ranks.rank < len(keys):
             training = self.open[keys[self.ranks.rank]]
-            failed = self._tune_one(training, lambda: any(lease.lost for lease in leases))
+            # Only the first process holds leases; what others publish late is published once all the same.
+            failed = self._tune_one(training, lambda: bool(leases) and leases[0].lost)
         if self.ranks.world > 1:  # the first process must know, lest it choose the same one again
             for rank, key in enumerate(keys):
                 if self.ranks.sum(bool(failed) and rank == self.ranks.rank)[0]:
@@ -260,7 +257,7 @@ class Worker:
                 shards=self.shards.together(state.run),
                 identities=self.identities,
                 ranks=self.ranks,
-                needed=lambda: needed_keys(self.store),
+                needed=self._needed,
                 flops_per_token=_flops_per_token(state),
                 manner=manner,
                 title=title,
@@ -271,7 +268,10 @@ class Worker:
         except (DataError, SpecError):
             raise  # the study's input is wrong: its author has to act
         except Exception as error:
-            if self.ranks.first:
+            lost = manner.lost()  # whoever took it over has swept away what was being written
+            if lost and self.ranks.world == 1:
+                return
+            if not lost and not has_lost(error):  # a process that has gone is no fault of the piece
                 ledger.note_failure(self.plan, self.store, state.key, error)
             if self.ranks.world > 1:
                 raise  # the processes no longer agree on where they are
@@ -289,6 +289,14 @@ class Worker:
                 ledger.forget_failure(self.plan, self.store, state.key)
                 ledger.live_file(self.plan, self.store, state.key).unlink(missing_ok=True)
                 self.say(f"  {title}  {state.key[:6]}  {_summary(piece, time.monotonic() - began)}")
+
+    def _needed(self) -> set[str]:
+        """What pruning must leave alone: everything, while a plan of the store cannot be read."""
+        try:
+            return needed_keys(self.store)
+        except StoreError as wrong:
+            self._say_once(f"{one_line(wrong)}; until then no checkpoint is removed")
+            return {place.name for place in self.store.states.iterdir()}
 
     def _warn_of(self, precision: str, where: str) -> None:
         self._say_once(poor_precision(self.ranks.device, precision, where))

@@ -18,14 +18,9 @@ NO_PEER = "none"
 
 # Where an option counts; elsewhere it is refused, since ignoring it would be an answer to another question.
 COUNTS_FOR = {
-    "objective": ("pretrain", "all"),
-    "ratio": ("pretrain", "all"),
-    "packing": ("pretrain", "all"),
+    **dict.fromkeys(("objective", "ratio", "packing", "micro_batches"), ("pretrain", "all")),
+    **dict.fromkeys(("vocab", "length", "deterministic"), ("pretrain",)),
     "rows": ("pretrain", "scale", "all"),
-    "micro_batches": ("pretrain", "all"),
-    "vocab": ("pretrain",),
-    "length": ("pretrain",),
-    "deterministic": ("pretrain",),
     "profile": ("pretrain", "finetune", "scale", "all"),
 }
 
@@ -252,8 +247,7 @@ class ScoreCase:
         return f"{self.size} reading texts of {PASSAGES.mean:g} tokens"
 
     def about(self) -> dict[str, Any]:
-        names = ("size", "vocab", "precision")
-        return {"kind": "score", **{name: getattr(self, name) for name in names}}
+        return {"kind": "score", **{name: getattr(self, name) for name in ("size", "vocab", "precision")}}
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,17 @@ def children(parent):
     return {int(word) for word in text.split()}
 
 
+def begun(corpus, store, tmp_path, *more):
+    """Two processes that have left a first checkpoint: their parent, and they by their ranks."""
+    child = start(written(tmp_path / "study.py", corpus), store, "--checkpoint", "5", *more)
+    deadline = time.monotonic() + 120
+    while not list(store.states.glob("*/manifest.json")):
+        assert time.monotonic() < deadline
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.05)
+    return child, ranks_below(children(child.pid))
+
+
 @pytest.mark.campaign
 def test_a_refusal_in_a_process_is_one_line(corpus, store, tmp_path):
     child = start(written(tmp_path / "study.py", corpus, "fp8"), store)
@@ -80,20 +91,14 @@ def test_a_refusal_in_a_process_is_one_line(corpus, store, tmp_path):
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("shard", ["none", "full"])
 def test_a_killed_process_ends_all_is_named_and_nothing_is_lost(corpus, store, tmp_path, shard, rank):
-    study = written(tmp_path / "study.py", corpus)
-    child = start(study, store, "--shard", shard, "--checkpoint", "5")
-    deadline = time.monotonic() + 120
-    while not list(store.states.glob("*/manifest.json")):
-        assert time.monotonic() < deadline
-        assert child.poll() is None, child.communicate()
-        time.sleep(0.05)
-    os.kill(ranks_below(children(child.pid))[rank], signal.SIGKILL)
+    child, ranks = begun(corpus, store, tmp_path, "--shard", shard)
+    os.kill(ranks[rank], signal.SIGKILL)
     _, err = child.communicate(timeout=60)
     assert child.returncode == 1
     assert "Traceback" not in err, err
     assert err.splitlines()[-1].startswith(f"error: process {rank} of 2 was ended by SIGKILL")
     assert not list(store.studies.glob("kills/failures/*")), "it is no fault of the piece"
-    again = start(study, store, "--shard", shard, "--for", "1s")
+    again = start(tmp_path / "study.py", store, "--shard", shard, "--for", "1s")
     out, err = again.communicate(timeout=120)
     assert again.returncode == 0, err
     assert "nothing lost" in out
@@ -101,13 +106,8 @@ def test_a_killed_process_ends_all_is_named_and_nothing_is_lost(corpus, store, t
 
 @pytest.mark.campaign
 def test_a_process_that_dies_while_all_stop_is_told_and_the_stop_is_not_clean(corpus, store, tmp_path):
-    child = start(written(tmp_path / "study.py", corpus), store, "--checkpoint", "5")
-    deadline = time.monotonic() + 120
-    while not list(store.states.glob("*/manifest.json")):
-        assert time.monotonic() < deadline
-        assert child.poll() is None, child.communicate()
-        time.sleep(0.05)
-    victim = ranks_below(children(child.pid))[1]
+    child, ranks = begun(corpus, store, tmp_path)
+    victim = ranks[1]
     os.kill(victim, signal.SIGSTOP)  # it cannot stop before it is killed
     child.terminate()
     time.sleep(2)
@@ -116,17 +116,6 @@ def test_a_process_that_dies_while_all_stop_is_told_and_the_stop_is_not_clean(co
     assert child.returncode == 1
     assert "died before they had stopped" in err.splitlines()[-1]
     assert "Traceback" not in err, err
-
-
-def begun(corpus, store, tmp_path):
-    """Two processes that have left a first checkpoint, and those by their ranks."""
-    child = start(written(tmp_path / "study.py", corpus), store, "--checkpoint", "5")
-    deadline = time.monotonic() + 120
-    while not list(store.states.glob("*/manifest.json")):
-        assert time.monotonic() < deadline
-        assert child.poll() is None, child.communicate()
-        time.sleep(0.05)
-    return child, ranks_below(children(child.pid))
 
 
 def gone(pids, seconds):

@@ -57,9 +57,8 @@ def main() -> None:
             sys.exit(0)
         refuse(f"{wrong.filename or 'the disk'}: {wrong.strerror or wrong}; {_way_out(wrong)}")
     except Exception as error:
-        if isinstance(error, RuntimeError) and "home directory" in str(
-            error
-        ):  # so says Path.expanduser of ~NAME
+        # So says Path.expanduser of ~NAME.
+        if isinstance(error, RuntimeError) and "home directory" in str(error):
             refuse("there is no user whose name follows the ~ in a path; write the path in full")
         if "RANK" in os.environ:
             from biphase.study.refusal import LOST, has_lost

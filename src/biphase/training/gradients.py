@@ -65,6 +65,7 @@ class Replicated:
         dist.all_reduce(summed)
         if not all(there):
             # What has no gradient anywhere is left alone, as one process leaves it: zeros would let it decay.
+            # Only here the host waits for the device: for models some of whose weights are not trained.
             for parameter, count in zip(self.parameters, summed[1:].tolist(), strict=True):
                 if not count:
                     parameter.grad = None

@@ -14,7 +14,7 @@ from biphase.models.backbone import from_scratch
 from biphase.objectives import Vocabulary, ask
 from biphase.randomness import hash32, permute, salt
 from biphase.study.identities import identities
-from biphase.training.devices import Ranks
+from biphase.training.devices import Ranks, draw_from
 from biphase.training.manner import Manner
 from biphase.training.pretrain import Pretraining
 
@@ -39,6 +39,14 @@ def test_hashes_masks_and_orders_are_the_same_bits_as_on_the_cpu():
         there = ask(objective, ids.cuda(), segments.cuda(), draws.cuda(), seed=1, step=3, words=words)
         assert torch.equal(here.ids, there.ids.cpu())
         assert torch.equal(here.labels, there.labels.cpu())
+
+
+def test_what_the_device_draws_follows_from_the_seed_as_with_torch():
+    torch.manual_seed(2**40 + 3)
+    theirs = torch.rand(5, device=CUDA), torch.rand(5)
+    draw_from(2**40 + 3, CUDA)
+    assert torch.equal(torch.rand(5, device=CUDA), theirs[0])
+    assert torch.equal(torch.rand(5), theirs[1])
 
 
 def model_of(compiled):

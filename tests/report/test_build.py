@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from biphase import CLM, MLM, Stage, Study
+from biphase import CLM, MLM, Fewer, Stage, Study
 from biphase.errors import SpecError
 from biphase.files import Store
 from biphase.report.build import KNOWN, build
@@ -238,6 +238,28 @@ def test_every_claim_stands_on_the_page_with_its_verdict(ledger, tmp_path):
     assert shown == {one.id: css[one.verdict] for one in built.content.findings}
     for one in built.content.findings:
         assert html.escape(one.why, quote=True).replace("&#x27;", "&#39;").replace("&quot;", "&#34;") in page
+
+
+def test_a_claim_tells_the_papers_numbers_also_where_its_models_were_others(ledger, tmp_path):
+    page = build(*ledger, tmp_path, static=False).page.read_text()
+    first, untested = (
+        html.unescape(page.split(f'id="claim-{name}"')[1].split("</summary>")[0]) for name in ("C1", "C7")
+    )
+    assert "In the paper: +2.09 (210m), +3.42 (610m), +5.55 (1b)" in first
+    assert "In the paper" not in untested
+
+
+def test_what_was_not_asked_for_is_not_shown_as_missing(invent, run, grid, tmp_path):
+    on_the_way = Fewer(("sst2",), lrs=(5e-5,), seeds=(0,))
+    study = Study(
+        "s", (run("mlm", Stage(MLM(0.4), 20), keep=(10,)),), grid("sst2", "squad", on_the_way=on_the_way)
+    )
+    plan, store = invent(study, tmp_path / "store")
+    page = build(plan, store, tmp_path / "report", static=False).page
+    lines = page.with_name("report.md").read_text().splitlines()
+    assert next(line for line in lines if line.startswith("| mlm-10 |")).endswith("| — |")
+    assert "not asked for" in page.read_text()
+    assert "<small>0/0</small>" not in page.read_text()
 
 
 def test_a_damaged_state_is_named_and_the_rest_is_told(ledger, tmp_path):

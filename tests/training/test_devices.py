@@ -36,3 +36,12 @@ def test_a_machine_that_is_poor_at_bf16_says_which_line_to_change(monkeypatch):
 def test_an_unknown_precision_is_refused():
     with pytest.raises(TrainingError, match="precision='bf16'"):
         devices.autocast(CPU, "fp4")
+
+
+def test_what_is_drawn_follows_from_the_seed_as_with_torch():
+    torch.manual_seed(2**40 + 3)
+    theirs = torch.rand(5)
+    devices.draw_from(2**40 + 3, torch.device("cpu"))
+    ours = torch.rand(5)
+    assert torch.equal(ours, theirs)
+    assert not torch.equal(torch.rand(5), theirs)

@@ -31,6 +31,7 @@ from biphase.models.encoder import Encoder
 from biphase.models.heads import initialise
 from biphase.randomness import permute, salt
 from biphase.specs import AdamW, Finetune
+from biphase.training import devices
 from biphase.training.devices import Ranks
 from biphase.training.loop import Done, train
 from biphase.training.optimizer import by_depth, forget, make_capturable
@@ -162,7 +163,7 @@ class Bench:
 
         def loss_sum(batch: TaskBatch) -> Tensor:
             if not self.encoder.graphable:  # else nothing is dropped, and a graph could not be told
-                torch.manual_seed(salt(seed, "dropout", batch.draw))
+                devices.draw_from(salt(seed, "dropout", batch.draw), setting.device)
             return family.loss_sum(model, batch)
 
         with grid.training():

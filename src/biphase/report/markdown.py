@@ -10,6 +10,7 @@ from biphase.report.missing import Missing
 from biphase.report.numerals import MISSING, fixed, interval, p_value, percent, signed
 from biphase.report.reading import READING
 from biphase.report.tables import Board, Cell
+from biphase.wording import counted
 
 LOSSES = 50  # listed one by one; more are counted, and stand in leaves.csv
 SYMBOLS = {
@@ -93,11 +94,12 @@ def _claims(content: Content) -> str:
             _text(one.says),
             ", ".join(filter(None, (f"{SYMBOLS[one.verdict]} {one.verdict}", one.condition))),
             _text(one.why),
+            _text(one.paper),
             p_value(one.p_holm),
         ]
         for one in content.findings
     ]
-    table = _table(["", "claim", "verdict", "why", "p (Holm)"], rows, right=4)
+    table = _table(["", "claim", "verdict", "why", "in the paper", "p (Holm)"], rows, right=5)
     return f"## Claims\n\n{table}\n\n{_parts(content.findings)}"
 
 
@@ -135,7 +137,7 @@ def _board(board: Board) -> str:
 def _cell(cell: Cell) -> str:
     score = cell.score
     if not score.known:
-        return f"{MISSING} ({score.done}/{score.of})"
+        return f"{MISSING} ({score.done}/{score.of})" if score.of else MISSING
     value = f"**{percent(score.seeds.mean)}**" if cell.best else percent(score.seeds.mean)
     half = percent(cell.half)
     return value if half == MISSING else f"{value} ± {half}"
@@ -156,11 +158,13 @@ def _provenance(content: Content) -> str:
     lines = [f"- biphase {_text(about.version)}, study `{about.study}`"]
     lines += [f"- {_text(word)}: {_text(told)}" for word, told in (*about.protocol, *about.spent)]
     if about.joules:
-        lines.append(f"- Energy: {about.joules / 3.6e6:,.2f} kWh for pretraining, as the GPUs reported it")
-    for one in about.machines:
         lines.append(
-            f"- {_text(one.device)} ({_text(one.software)}): {one.pieces:,} pieces, {one.leaves:,} scores"
+            f"- Energy: {about.joules / 3.6e6:,.2f} kWh for pretraining, as the GPUs reported it, with all that ran on them meanwhile"
         )
+    for one in about.machines:
+        work = ((one.pieces, "piece"), (one.leaves, "score"))
+        did = ", ".join(counted(number, what) for number, what in work if number)
+        lines.append(f"- {_text(one.device)} ({_text(one.software)}): {did}")
     data = [
         [_text(one.name), one.what, _text(one.source), f"`{one.key or '?'}`", _text(one.note)]
         for one in about.data

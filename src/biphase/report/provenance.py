@@ -178,7 +178,7 @@ def _spent(evidence: Evidence) -> tuple[tuple[str, str], ...]:
     tokens = sum(piece.tokens for piece in trained if piece.standing == "done")
     flops = [piece.flops for piece in trained if piece.standing == "done"]
     made = (
-        [("Pretraining", f"{_hours(sum(known))} of device time, {counted(len(known), 'piece')}")]
+        [("Pretraining", f"{_hours(sum(known))} over all processes, {counted(len(known), 'piece')}")]
         if known
         else []
     )
@@ -186,7 +186,7 @@ def _spent(evidence: Evidence) -> tuple[tuple[str, str], ...]:
         counts = "" if None in flops else f", {sum(one for one in flops if one):.3g} model FLOPs"
         made.append(("Trained on", f"{short(tokens)} tokens{counts}"))
     if any(tuned):
-        made.append(("Fine-tuning", f"{_hours(sum(tuned))} of device time, {evidence.count[0]:,} scores"))
+        made.append(("Fine-tuning", f"{_hours(sum(tuned))} over all processes, {evidence.count[0]:,} scores"))
     return tuple(made)
 
 

@@ -141,6 +141,19 @@ def repeatable(*, enabled: bool) -> Generator[None]:
         settings.fill_uninitialized_memory = before[1]
 
 
+def draw_from(seed: int, device: torch.device) -> None:
+    """What is drawn from now on, on the host and on `device`, follows from `seed`.
+
+    As torch.manual_seed, but for the kinds of devices that are not used: to each of those that one tells who called,
+    which takes the host longer than the seeding, in every step.
+    """
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    elif device.type != "cpu":
+        torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
+
+
 def poor_precision(device: torch.device, precision: str, where: str) -> str:
     """What to tell a user whose machine cannot do `precision` well; empty if it can."""
     if precision not in ("bf16", "pure-bf16") or device.type != "cpu" or _cpu_has_bf16():

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
+import torch
 from torch import Tensor
 
 from biphase.wording import duration, si
@@ -65,14 +66,15 @@ class Meter:
     def flush(self, *, but: int = 0) -> None:
         """Bring what waits on the device to the lines; `but` for the latest steps, which it may still be at."""
         ready = self.waiting[: len(self.waiting) - but]
-        for step, facts, loss, norm, unsound in ready:
+        read = torch.stack([torch.stack(found) for _, _, *found in ready]).tolist() if ready else []
+        for (step, facts, *_), (loss, norm, unsound) in zip(ready, read, strict=True):
             line: dict[str, Any] = {
                 "step": self.origin + step + 1,
                 "loss": _number(loss),
                 "norm": _number(norm),
                 **facts,
             }
-            if unsound.item():
+            if unsound:
                 self.unsound_in_a_row += 1
                 self.longest_unsound = max(self.longest_unsound, self.unsound_in_a_row)
                 self.last_skipped = line
@@ -86,6 +88,8 @@ class Meter:
                 self.unsound_in_a_row = 0
                 line.pop("draws", None)
             self._keep(line)
+        if self.live_lines:
+            self.live_lines.flush()
         if ready:
             now, done = time.monotonic(), ready[-1][0] + 1
             elapsed = now - self._mark[0]
@@ -99,6 +103,8 @@ class Meter:
         """Note something that is not a step: held-out losses, a switch of stages."""
         self.flush()
         self._keep({"step": self.origin + step, **facts})
+        if self.live_lines:
+            self.live_lines.flush()
 
     def say(self, text: str) -> None:
         """A line of its own, above the progress line."""
@@ -136,7 +142,6 @@ class Meter:
         self._to_board(line)
         if self.live_lines:
             self.live_lines.write(json.dumps(line) + "\n")
-            self.live_lines.flush()
 
     def _to_board(self, line: dict[str, Any]) -> None:
         if self.board:
@@ -176,7 +181,6 @@ def _scalars(line: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
     return found
 
 
-def _number(value: Tensor) -> float | None:
+def _number(value: float) -> float | None:
     """A float JSON can hold; None for what is not finite."""
-    number = float(value)
-    return number if math.isfinite(number) else None
+    return value if math.isfinite(value) else None

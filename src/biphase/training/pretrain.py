@@ -227,7 +227,7 @@ class Pretraining:
 
     def _loss_sum(self, batch: Batch) -> torch.Tensor:
         # Dropout, where a model has it, is drawn from counters too: a resumed run drops the same units.
-        torch.manual_seed(salt(self.run.seed, "dropout", int(batch.draws[0])))
+        devices.draw_from(salt(self.run.seed, "dropout", int(batch.draws[0])), self.ranks.device)
         return self.model.loss_sum(batch, sight_of(batch, varlen=self.varlen))
 
     def _due(self) -> bool:

@@ -61,7 +61,9 @@ def figure(evidence: Evidence) -> Figure | None:
 
 
 def _caption(evidence: Evidence, work: list[Piece], totals: list[str], unit: str) -> str:
-    said = [f"{' and '.join(totals).capitalize()} {unit}; time on all devices added up."]
+    said = [
+        f"{' and '.join(totals).capitalize()} {unit}; the time of all processes added up; those that share a device count it each."
+    ]
     untimed = sum(one.seconds is None for one in work)
     if untimed:
         said.append(f"{counted(untimed, 'piece')} of {len(work)} not computed, or without times.")

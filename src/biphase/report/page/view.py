@@ -96,6 +96,7 @@ def _claim(one: Finding, drawn: set[str]) -> dict[str, Any]:
         "by_examples": any(part.examples for part in one.parts),
         "contrast": one.contrast,
         "paper_words": one.paper,
+        "paper_elsewhere": _elsewhere(one),
         "p": _p(one.p) if math.isfinite(one.p) else "",
         "p_holm": _p(one.p_holm),
         "scale": one.scale,
@@ -103,6 +104,12 @@ def _claim(one: Finding, drawn: set[str]) -> dict[str, Any]:
         "caveats": one.caveats,
         "figure": one.figure if one.figure in drawn else "",
     }
+
+
+def _elsewhere(one: Finding) -> str:
+    """The paper's numbers in words, where a tested claim has none for the same recipes."""
+    tested = any(math.isfinite(part.estimate.mean) for part in one.parts)
+    return one.paper if tested and all(part.paper is None for part in one.parts) else ""
 
 
 def _p(p: float) -> str:
@@ -181,7 +188,8 @@ def _cell(cell: Cell, means: list[float]) -> dict[str, Any]:
     """Shaded by its rank in the column: a few models that were hardly trained would wash out a scale of scores."""
     score = cell.score
     if not score.known:
-        why = f"{score.done} of {score.of} fine-tunings are done; no seed has all its rates"
+        left = f"{score.done} of {score.of} fine-tunings are done; no seed has all its rates"
+        why = left if score.of else "not asked for"
         return {"known": False, "done": score.done, "of": score.of, "title": why}
     seeds, half = score.seeds, percent(cell.half)
     words = [f"{score.metric}, n = {seeds.n}"]

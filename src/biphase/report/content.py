@@ -8,6 +8,7 @@ from biphase.files import Store
 from biphase.report import tables
 from biphase.report.claims import Finding, judge
 from biphase.report.draws import Draws
+from biphase.report.edges import edges
 from biphase.report.estimates import Estimates, estimate
 from biphase.report.evidence import Evidence, gather
 from biphase.report.figures import Figure, figures
@@ -29,6 +30,7 @@ class Content:
     missing: Missing
     provenance: Provenance
     boards: tuple[tables.Board, ...]
+    edges: str  # of the grid of learning rates, where they won
     tables: tuple[tables.Table, ...]
 
     @property
@@ -57,6 +59,7 @@ def collect(plan: Plan, store: Store, *, live: bool = False) -> Content:
         missing=missing(evidence, found),
         provenance=provenance(evidence),
         boards=tables.boards(evidence, estimates),
+        edges=edges(evidence),
         tables=(
             tables.scores(evidence, estimates),
             tables.families(evidence, estimates),

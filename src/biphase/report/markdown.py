@@ -29,6 +29,7 @@ def markdown(content: Content, *, drawn: bool = True) -> str:
         _missing(content.missing),
         _claims(content),
         *(_board(board) for board in content.boards if board.lines and board.columns),
+        _text(content.edges),
         _figures(content, drawn=drawn),
         _provenance(content),
         "## How to read this\n\n" + "\n\n".join(f"**{word}** {_text(told)}" for word, told in READING),

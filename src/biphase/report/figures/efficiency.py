@@ -49,7 +49,7 @@ def figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
     once = "Dotted upright, over tokens: the corpus has been read once. " if uprights else ""
     caption = (
         "Checkpoints on the way, whose learning rate has not come down; hollow marks are the decayed ends. "
-        f"FLOPs are the model's own; seconds compare only where machines were alike. {once}{drawn.notes()}"
+        f"FLOPs are the model's own; seconds compare only where machines were alike and not shared. {once}{drawn.notes()}"
     )
     return Figure("efficiency", "What is learnt by when", caption, panels, shown if len(shown) > 1 else ())
 

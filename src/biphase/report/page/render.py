@@ -51,6 +51,7 @@ def main(content: Content, *, with_figures: bool = True) -> str:
         claims=view.claims(content),
         figures=[_figure(one) for one in content.figures],
         boards=view.boards(content),
+        edges=content.edges,
         noise=view.noise(content),
         sources_of_noise=view.SOURCES_OF_NOISE,
         runs=details.runs(content),

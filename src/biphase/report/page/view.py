@@ -109,7 +109,12 @@ def _claim(one: Finding, drawn: set[str]) -> dict[str, Any]:
 def _elsewhere(one: Finding) -> str:
     """The paper's numbers in words, where a tested claim has none for the same recipes."""
     tested = any(math.isfinite(part.estimate.mean) for part in one.parts)
-    return one.paper if tested and all(part.paper is None for part in one.parts) else ""
+    known = (
+        tested
+        and all(part.paper is None for part in one.parts)
+        and not one.paper.startswith(("none", "no numbers"))
+    )
+    return one.paper if known else ""
 
 
 def _p(p: float) -> str:

@@ -15,7 +15,7 @@ from biphase.files import Store
 from biphase.report import claims
 from biphase.report.claims.verdicts import ALPHA
 from biphase.report.evidence import gather
-from biphase.report.prospects import ASSUMED, as_json, prospects, render
+from biphase.report.prospects import ASSUMED, ASSUMED_OF_SMALL, as_json, prospects, render
 from biphase.report.statistics.power import Noise, power_crossed, power_of
 from biphase.study.identities import identities
 from biphase.study.load import load
@@ -213,3 +213,13 @@ def test_planning_stays_without_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
+
+
+def test_small_models_are_taken_to_be_noisier(plan_of):
+    """As they were measured; one large model beside them, or one of unknown size, and the paper's noise is assumed."""
+    small = tuple(replace(one, start=SIZES["30m"]) for one in BOTH)
+    (part,) = by_id(prospects(plan_of(study(*small))))["C1"].parts
+    assert part.sd == pytest.approx(math.sqrt(2) * ASSUMED_OF_SMALL["SC"])
+    assert "SC 0.7, TC 0.45, QA 3, IR 1.4" in render(prospects(plan_of(study(*small))))[1]
+    mixed = by_id(prospects(plan_of(study(*small, replace(BOTH[0], name="large")))))["C1"].parts
+    assert mixed[0].sd == pytest.approx(math.sqrt(2) * ASSUMED["SC"])

@@ -87,7 +87,7 @@ def test_a_result_costs_its_whole_way_and_shared_ways_count_for_each(tree):
     assert cost(plan, store, "more").tokens == 30 * 128
 
 
-def test_what_is_not_computed_has_no_seconds_and_what_was_removed_hides_its_childs(tree):
+def test_what_is_not_computed_has_no_seconds_and_its_children_know_their_own(tree):
     plan, store = tree
     trunk, early = plan.path(plan.results["clm"])[1], plan.results["clm-5"]
     store.discard(store.states / plan.results["more"])
@@ -100,9 +100,39 @@ def test_what_is_not_computed_has_no_seconds_and_what_was_removed_hides_its_chil
     assert every[early].seconds > 0
     children = [one for one in every.values() if one.parent == trunk.key]
     assert len(children) == 2
-    assert all(one.standing == "done" and one.seconds is None for one in children)
+    assert all(one.standing == "done" and one.seconds >= 0 for one in children)
     assert cost(plan, store, "more").seconds is None
     assert cost(plan, store, "both").seconds > 0, "a state knows its whole way"
+
+
+def test_a_parent_that_was_trained_again_elsewhere_is_not_charged_to_its_children(tree):
+    """Its own lines say when a piece began; what its parent spent since, nobody can tell from it."""
+    from synthetic_states import put
+
+    plan, store = tree
+    way = [state.key for state in plan.path(plan.results["both"])]
+    clock = dict(
+        zip((0, *(plan.states[key].span[1] for key in way)), (0.0, 10.0, 20.0, 50.0, 54.0), strict=True)
+    )
+
+    def spend(key, seconds):
+        place = store.states / key
+        about = json.loads((place / "state.json").read_text())
+        about["progress"] |= {"seconds": seconds, "joules": 100 * seconds}
+        lines = [line | {"seconds": clock[line["step"]]} for line in logged(20) if line["step"] in clock]
+        shutil.rmtree(place)
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        put(place, {"state.json": json.dumps(about).encode(), "metrics.jsonl": text.encode()})
+
+    for key in way:
+        spend(key, clock[plan.states[key].span[1]])
+    before = {one.key: one for one in pieces(plan, store)}
+    assert [before[key].seconds for key in way] == [10, 10, 30, 4]
+    assert [before[key].joules for key in way] == [1000, 1000, 3000, 400]
+    spend(way[1], 12.0)  # on a faster machine
+    after = {one.key: one for one in pieces(plan, store)}
+    assert [after[key].seconds for key in way] == [10, 2, 30, 4]
+    assert [after[key].joules for key in way] == [1000, 200, None, 400]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"progress": {"seconds": 1e9}}'])
@@ -114,7 +144,7 @@ def test_a_state_that_cannot_be_trusted_costs_nothing_that_is_told(tree, content
     every = {one.key: one for one in pieces(plan, store)}
     assert (every[key].standing, every[key].seconds, every[key].device) == ("failed", None, "")
     child = next(one for one in every.values() if one.parent == key)
-    assert child.seconds is None
+    assert (child.seconds, child.joules) == (pytest.approx(whole[child.key].seconds, abs=1e-3), None)
     others = [one for one in every if one not in (key, child.key)]
     assert all(every[one] == whole[one] for one in others)
     told = cost(plan, store, "clm")

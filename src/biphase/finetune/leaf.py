@@ -31,8 +31,7 @@ from biphase.models.encoder import Encoder
 from biphase.models.heads import initialise
 from biphase.randomness import permute, salt
 from biphase.specs import AdamW, Finetune
-from biphase.training import devices
-from biphase.training.devices import Ranks
+from biphase.training.devices import Ranks, draw_from
 from biphase.training.loop import Done, train
 from biphase.training.optimizer import by_depth, forget, make_capturable
 from biphase.training.schedule import linear_rate
@@ -163,7 +162,7 @@ class Bench:
 
         def loss_sum(batch: TaskBatch) -> Tensor:
             if not self.encoder.graphable:  # else nothing is dropped, and a graph could not be told
-                devices.draw_from(salt(seed, "dropout", batch.draw), setting.device)
+                draw_from(salt(seed, "dropout", batch.draw), setting.device)
             return family.loss_sum(model, batch)
 
         with grid.training():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from biphase.report.evidence import Evidence
+from biphase.report.evidence import Evidence, Grid
 from biphase.report.numerals import listed, rate
 
 
@@ -20,12 +20,22 @@ def edges(evidence: Evidence) -> str:
 def _of(evidence: Evidence, task: str) -> Iterator[str]:
     won: Counter[str] = Counter()
     for (_, name), grid in evidence.grids.items():
-        planned = [place for place, row in enumerate(grid.keys) if any(row)]
-        if name == task and len(planned) > 1:
-            ends = {min(planned, key=lambda at: grid.lrs[at]): "lowest"}
-            ends |= {max(planned, key=lambda at: grid.lrs[at]): "highest"}
-            for at in grid.chosen.values():
-                won[f"{ends[at]}, {rate(grid.lrs[at])}" if at in ends else ""] += 1
+        if name == task and len(grid.lrs) > 2 and all(all(row) for row in grid.keys):  # the whole grid
+            won.update(_end(grid, column, at) for column, at in enumerate(_places(grid)) if at is not None)
     for end, times in won.items():
         if end and 2 * times > won.total():
             yield f"on {task} the {end}, won {times:,} of {won.total():,} times"
+
+
+def _places(grid: Grid) -> list[int | None]:
+    return [grid.chosen.get(seed) for seed in grid.seeds]
+
+
+def _end(grid: Grid, column: int, at: int) -> str:
+    """Which end of the grid won for a seed; none where another rate did as well: ties go to the lowest."""
+    scores = grid.validation[grid.metric][:, column]
+    alone = (scores == scores[at]).sum() == 1
+    for which, end in (("lowest", min(grid.lrs)), ("highest", max(grid.lrs))):
+        if alone and grid.lrs[at] == end:
+            return f"{which}, {rate(end)}"
+    return ""

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from biphase.errors import StoreError, one_line
 from biphase.files import MANIFEST, Store, read_verified
+from biphase.report.pretraining import Piece, pieces
 from biphase.report.recipes import Model, models
 from biphase.specs import Family, Task
 from biphase.study import ledger
@@ -99,6 +100,11 @@ class Evidence:
         str, str
     ]  # key of a leaf that is there and cannot be trusted → why; grows as files are read
     bare: frozenset[str] = frozenset()  # keys of leaves that came here without their values by example
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """The work between states, in the order in which it is computed."""
+        return pieces(self.plan, self.store)
 
     @property
     def seeds(self) -> tuple[int, ...]:

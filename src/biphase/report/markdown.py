@@ -158,10 +158,8 @@ def _provenance(content: Content) -> str:
     about = content.provenance
     lines = [f"- biphase {_text(about.version)}, study `{about.study}`"]
     lines += [f"- {_text(word)}: {_text(told)}" for word, told in (*about.protocol, *about.spent)]
-    if about.joules:
-        lines.append(
-            f"- Energy: {about.joules / 3.6e6:,.2f} kWh for pretraining, as the GPUs reported it, with all that ran on them meanwhile"
-        )
+    if about.energy:
+        lines.append(f"- Energy: {about.energy}")
     for one in about.machines:
         work = ((one.pieces, "piece"), (one.leaves, "score"))
         did = ", ".join(counted(number, what) for number, what in work if number)

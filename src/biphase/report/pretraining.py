@@ -21,6 +21,7 @@ from biphase.study.plan import Plan
 
 STATE, METRICS = "state.json", "metrics.jsonl"  # as checkpoints are written
 POINTS = 400  # of a drawn loss curve
+ROUNDED = 0.001  # seconds in a line of metrics
 SAMPLE = 8  # lines that a point is the mean of, where it stands for more: a run logs every step
 
 
@@ -37,9 +38,8 @@ class Piece:
     tokens: int
     flops: float | None
     standing: str
-    seconds: (
-        float | None
-    )  # of this piece alone; None: not computed, or its beginning was removed with its times
+    seconds: float | None  # of this piece alone; None: not computed, or nobody knows when it began
+    joules: float | None  # alike
     devices: int
     device: str
 
@@ -79,7 +79,7 @@ class Curve:
 def pieces(plan: Plan, store: Store) -> list[Piece]:
     """Every piece of a plan, in the order in which it is computed."""
     entries = {key: _trusted(entry, store) for key, entry in ledger.survey(plan, store).items()}
-    return [_piece(entry, entries) for entry in entries.values()]
+    return [_piece(entry, entries, store) for entry in entries.values()]
 
 
 def _trusted(entry: ledger.Entry, store: Store) -> ledger.Entry:
@@ -93,13 +93,13 @@ def _trusted(entry: ledger.Entry, store: Store) -> ledger.Entry:
     return replace(entry, progress=about["progress"])
 
 
-def _piece(entry: ledger.Entry, entries: dict[str, ledger.Entry]) -> Piece:
+def _piece(entry: ledger.Entry, entries: dict[str, ledger.Entry], store: Store) -> Piece:
     state, progress = entry.state, entry.progress or {}
-    before = entries[state.parent].progress if state.parent else {"seconds": 0.0}
+    parent = (entries[state.parent].progress if state.parent else {"seconds": 0.0, "joules": 0.0}) or {}
     first, until = state.span
-    seconds = progress["seconds"] - before["seconds"] if progress and before else None
-    if seconds is not None and seconds < 0:  # it began from another machine's copy of its parent
-        seconds = None
+    before = parent.get("seconds")
+    began = _began(entry, store) if progress and state.parent else before
+    same = began is None or before is None or abs(before - began) < ROUNDED  # else: trained again since
     return Piece(
         key=state.key,
         parent=state.parent,
@@ -110,10 +110,25 @@ def _piece(entry: ledger.Entry, entries: dict[str, ledger.Entry]) -> Piece:
         tokens=state.tokens,
         flops=flops_of(state),
         standing=entry.standing,
-        seconds=seconds,
+        seconds=_difference(progress.get("seconds"), began if before is None or not same else before),
+        joules=_difference(progress.get("joules"), parent.get("joules")) if same else None,
         devices=int(progress.get("world", 1)),
         device=progress.get("machine", {}).get("device", ""),
     )
+
+
+def _began(entry: ledger.Entry, store: Store) -> float | None:
+    """The seconds on a state's clock where its own piece began, as its own lines have them."""
+    with contextlib.suppress(StoreError):
+        told = read_verified(store.told(store.states / entry.state.key), METRICS)
+        at = told.find(b'{"step": %d, "loss"' % entry.state.span[0])
+        if at >= 0:
+            return _line(told[at:].split(b"\n", 1)[0].decode()).get("seconds")
+    return None
+
+
+def _difference(end: float | None, begin: float | None) -> float | None:
+    return None if end is None or begin is None or end < begin else end - begin
 
 
 def cost(plan: Plan, store: Store, result: str) -> Cost:

@@ -21,7 +21,7 @@ from biphase.presets import corpus_of
 from biphase.records import encode, key
 from biphase.report.evidence import Evidence
 from biphase.report.numerals import listed, rate
-from biphase.report.pretraining import STATE, pieces
+from biphase.report.pretraining import STATE
 from biphase.specs import Corpus, Finetune, Pretrain
 from biphase.study.plan import Plan
 from biphase.version import code_version
@@ -58,12 +58,24 @@ class Provenance:
     protocol: tuple[tuple[str, str], ...]
     spent: tuple[tuple[str, str], ...]
     joules: float | None
+    metered: tuple[int, int]  # pieces whose joules are known, and those that are done
+
+    @property
+    def energy(self) -> str:
+        """In words; empty where no device told."""
+        if not self.joules:
+            return ""
+        some = "" if self.metered[0] == self.metered[1] else " of {:,} of {:,} pieces".format(*self.metered)
+        return (
+            f"{self.joules / 3.6e6:,.2f} kWh for the pretraining{some}, "
+            "as the GPUs reported it, with all that ran on them meanwhile"
+        )
 
 
 def provenance(evidence: Evidence) -> Provenance:
     plan, store = evidence.plan, evidence.store
     finetune = plan.study.finetune
-    joules = _pretraining_joules(plan, store)
+    joules = [piece.joules for piece in evidence.pieces if piece.joules is not None]
     return Provenance(
         version=code_version(),
         study=key(encode(plan.study)),
@@ -71,7 +83,8 @@ def provenance(evidence: Evidence) -> Provenance:
         machines=_machines(evidence),
         protocol=_protocol(finetune, evidence) if finetune else (),
         spent=_spent(evidence),
-        joules=joules or None,
+        joules=sum(joules) or None,
+        metered=(len(joules), sum(piece.standing == "done" for piece in evidence.pieces)),
     )
 
 
@@ -154,25 +167,8 @@ def _progress(plan: Plan, store: Store) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _pretraining_joules(plan: Plan, store: Store) -> float:
-    """Each state counts from the root on, so the difference to its parent is what its own piece took.
-
-    A piece whose beginning is not known is left out.
-    """
-    known = {at: one["joules"] for at, one in _progress(plan, store).items() if one.get("joules") is not None}
-    parents = {at: plan.states[at].parent for at in known}
-    own = [
-        known[at] - (known[parent] if parent else 0.0)
-        for at, parent in parents.items()
-        if not parent or parent in known
-    ]
-    return float(
-        sum(one for one in own if one > 0)
-    )  # below: it began from another machine's copy of its parent
-
-
 def _spent(evidence: Evidence) -> tuple[tuple[str, str], ...]:
-    trained = pieces(evidence.plan, evidence.store)
+    trained = evidence.pieces
     known = [piece.seconds * piece.devices for piece in trained if piece.seconds is not None]
     tuned = [float(np.nansum(grid.seconds)) for grid in evidence.grids.values()]
     tokens = sum(piece.tokens for piece in trained if piece.standing == "done")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from biphase.errors import StoreError
 from biphase.files import Store, read_verified
 from biphase.report.evidence import Evidence
-from biphase.report.pretraining import METRICS, Piece, about_state, cost, pieces
+from biphase.report.pretraining import METRICS, Piece, about_state, cost
 from biphase.report.recipes import Recipe, recipe_of
 from biphase.study.plan import Plan
 
@@ -37,8 +37,8 @@ class Run:
 
 def runs(evidence: Evidence) -> list[Run]:
     """The results of every model, in the order of the plan."""
-    plan, store = evidence.plan, evidence.store
-    by_key = {piece.key: piece for piece in pieces(plan, store)}
+    plan = evidence.plan
+    by_key = {piece.key: piece for piece in evidence.pieces}
     models = {result: model.name for model in evidence.models.values() for result in model.results}
     return [_run(evidence, name, models[name], by_key) for name in plan.results if name in models]
 

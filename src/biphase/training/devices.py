@@ -148,7 +148,8 @@ def draw_from(seed: int, device: torch.device) -> None:
     which takes the host longer than the seeding, in every step.
     """
     if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
     elif device.type != "cpu":
         torch.manual_seed(seed)
     torch.default_generator.manual_seed(seed)

@@ -35,7 +35,7 @@ class Meter:
         lines: list[dict[str, Any]] | None = None,
         unsound_in_a_row: int = 0,
         board: Path | None = None,
-        live: Path | None = None,  # a file for those who watch: every line at once
+        live: Path | None = None,  # a file for those who watch, written as often as the device is read
         out: TextIO | None = None,  # stderr, as it is now
         quiet: bool = False,
     ) -> None:
@@ -120,6 +120,7 @@ class Meter:
             self.board.close()
         if self.live_lines:
             self.live_lines.close()
+            self.live_lines = None
 
     def _show(self, line: dict[str, Any], done: int) -> None:
         now = time.monotonic()

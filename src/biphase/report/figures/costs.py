@@ -16,7 +16,7 @@ from biphase.report.evidence import Evidence
 from biphase.report.figures.chosen import named
 from biphase.report.figures.description import Axis, Figure, Look, Panel, Series
 from biphase.report.figures.palette import NAMES
-from biphase.report.pretraining import Piece, pieces
+from biphase.report.pretraining import Piece
 from biphase.specs import CLM, MLM, Pretrain
 from biphase.study.plan import Plan
 from biphase.wording import counted, short
@@ -41,7 +41,7 @@ class _Bar:
 
 
 def figure(evidence: Evidence) -> Figure | None:
-    work = pieces(evidence.plan, evidence.store)
+    work = evidence.pieces
     trained, tuned = _pretraining(evidence.plan, work), _finetuning(evidence)
     bars = [*trained, *tuned]
     if not bars:

@@ -16,7 +16,6 @@ from biphase.report.figures.chosen import thousands
 from biphase.report.figures.description import Axis, Figure, Look, Panel, Series, Side
 from biphase.report.figures.palette import NAMES
 from biphase.report.figures.ticks import from_zero
-from biphase.report.pretraining import pieces
 from biphase.specs import CLM, MLM
 from biphase.study.plan import Plan, State
 from biphase.study.tree import titles
@@ -40,7 +39,7 @@ def figure(evidence: Evidence) -> Figure | None:
     if not plan.states:
         return None
     placed, heads, rows = _places(plan)
-    standing = {piece.key: piece.standing for piece in pieces(plan, evidence.store)}
+    standing = {piece.key: piece.standing for piece in evidence.pieces}
     done = sum(one == "done" for one in standing.values())
     last = max(one.state.span[1] for one in placed)
     series = [

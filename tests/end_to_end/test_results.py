@@ -1,11 +1,14 @@
 """The results that the docs show are what their ledger says, today as on the day they were written."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+CLAIM = re.compile(r"\| [CB]\d+ \|")
+ESTIMATE = re.compile(r"([+−][\d.]+) (\[[^\]]+\])")
 REPLICA = Path(__file__).parents[2] / "docs" / "results" / "replica"
 
 
@@ -35,13 +38,19 @@ def test_the_text_in_the_docs_is_the_ledgers(written):
 
 
 def test_what_the_docs_say_of_the_claims_is_in_the_report(written):
-    said = (REPLICA / "README.md").read_text()
+    lines = (written / "report.md").read_text().splitlines()
     rows = [
-        line.split(" | ") for line in said.splitlines() if line.startswith(("| C", "| B")) and "[" in line
+        line.strip("| ").split(" | ")
+        for line in (REPLICA / "README.md").read_text().splitlines()
+        if CLAIM.match(line)
     ]
-    report = (written / "report.md").read_text()
-    assert len(rows) == 12
-    for row in rows:
-        verdict = "not reproduced" if "not reproduced" in row[-1] else "underpowered"
-        line = next(line for line in report.splitlines() if line.startswith(f"| {row[0].strip('| ')} |"))
-        assert verdict in line
+    tested = [line for line in lines if CLAIM.match(line) and "not tested" not in line]
+    assert [row[0] for row in rows] == list(
+        dict.fromkeys(line.split(" | ")[0].strip("| ") for line in tested)
+    )
+    for name, _, here, _, verdict in rows:
+        of_claim = [line for line in lines if line.startswith(f"| {name} |")]
+        assert verdict.replace("*", "").split(";")[0] in of_claim[0].split(" | ")[2]
+        for points, interval in ESTIMATE.findall(here):
+            assert any(f"| {points} | {interval} |" in line for line in of_claim[1:]), (name, points)
+    assert sum(len(ESTIMATE.findall(row[2])) for row in rows) == 24

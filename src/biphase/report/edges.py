@@ -21,19 +21,15 @@ def _of(evidence: Evidence, task: str) -> Iterator[str]:
     won: Counter[str] = Counter()
     for (_, name), grid in evidence.grids.items():
         if name == task and len(grid.lrs) > 2 and all(all(row) for row in grid.keys):  # the whole grid
-            won.update(_end(grid, column, at) for column, at in enumerate(_places(grid)) if at is not None)
+            won.update(_end(grid, seed, at) for seed, at in grid.chosen.items())
     for end, times in won.items():
         if end and 2 * times > won.total():
             yield f"on {task} the {end}, won {times:,} of {won.total():,} times"
 
 
-def _places(grid: Grid) -> list[int | None]:
-    return [grid.chosen.get(seed) for seed in grid.seeds]
-
-
-def _end(grid: Grid, column: int, at: int) -> str:
+def _end(grid: Grid, seed: int, at: int) -> str:
     """Which end of the grid won for a seed; none where another rate did as well: ties go to the lowest."""
-    scores = grid.validation[grid.metric][:, column]
+    scores = grid.validation[grid.metric][:, grid.seeds.index(seed)]
     alone = (scores == scores[at]).sum() == 1
     for which, end in (("lowest", min(grid.lrs)), ("highest", max(grid.lrs))):
         if alone and grid.lrs[at] == end:

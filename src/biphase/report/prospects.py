@@ -21,7 +21,7 @@ from biphase.report.claims.quantities import Noise
 from biphase.report.claims.verdicts import ALPHA, WORTH_FINDING, sought
 from biphase.report.evidence import Evidence
 from biphase.report.numerals import fixed
-from biphase.specs import Family
+from biphase.specs import Family, Hub
 from biphase.study.costs import shape_of
 from biphase.study.plan import Plan
 from biphase.wording import counted
@@ -120,7 +120,7 @@ def _prospect(
 
 def _small(plan: Plan) -> bool:
     """Is every model known to be small?"""
-    shapes = [shape_of(run) for run in plan.study.runs]
+    shapes = [shape_of(run) if run.corpus or isinstance(run.start, Hub) else None for run in plan.study.runs]
     return all(shape is not None and shape.blocks < SMALL for shape in shapes)
 
 

@@ -156,12 +156,35 @@ def test_more_mistakes_get_one_line(study, store):
     assert "90s, 9m or 2h" in refused("run", study, "--store", store.root, "--checkpoint", "0")
 
 
-def test_an_unknown_option_is_wrong_use(study):
-    done = subprocess.run(
-        [sys.executable, "-m", "biphase", "plan", study, "--sore", "x"], capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert "--store" in done.stderr
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plan", "x.py", "--sore", "x"], "--store"),
+        (["plan"], "STUDY"),
+        (["plan", "x.py", "y.py"], "y.py"),
+        (["evaluate", "m", "--tasks", "sst2", "--steps", "-1"], "--steps"),
+        (["evaluate", "m", "--tasks", "sst2", "--steps", "many"], "--steps"),
+        (["evaluate", "m"], "--tasks"),
+        (["evaluate", "m", "--tasks"], "--tasks"),
+        (["raport", "x.py"], "report"),
+        (["ledger", "wrap"], "wrap"),
+    ],
+)
+def test_what_the_option_parser_refuses_is_one_line_too(verb, words, said):
+    code, out, told = verb(*words)
+    assert (code, out) == (2, "")
+    assert told.count("\n") == 1
+    assert told.startswith("error: ")
+    assert said in told
+    assert "--help" in told
+
+
+@pytest.mark.parametrize("words", [[], ["ledger"]])
+def test_without_a_verb_the_help_is_shown(verb, words):
+    code, out, told = verb(*words)
+    assert code == 2
+    assert "Usage: " in out + told
+    assert "error: " not in told
 
 
 def test_a_failed_job_gives_exit_code_one(study, store, monkeypatch):

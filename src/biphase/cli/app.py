@@ -44,9 +44,11 @@ def main() -> None:
     from biphase.errors import BiphaseError, one_line
 
     try:
-        app(standalone_mode=True)
+        sys.exit(app(prog_name="biphase", standalone_mode=False) or 0)
     except BiphaseError as refusal:
         refuse(one_line(refusal))  # a name of somebody else's may hold anything
+    except typer.TyperException as wrong:
+        _refuse_words(wrong)
     except SystemExit as end:
         if end.code == 128 + signal.SIGINT:  # so typer ends what ^C has interrupted
             tell("stopped at once; what was published is whole, the rest will be computed again")
@@ -66,6 +68,15 @@ def main() -> None:
             if has_lost(error):
                 os._exit(LOST)
         raise
+
+
+def _refuse_words(wrong: typer.TyperException) -> NoReturn:
+    """What the option parser refuses, as one line. It says nothing where it has shown the help instead."""
+    said, context = wrong.format_message(), getattr(wrong, "ctx", None)
+    if not said:
+        sys.exit(2)
+    typed = context.command_path if context else "biphase"
+    refuse(f"{said.rstrip('.')}; see {typed} --help")
 
 
 def refuse(line: str) -> NoReturn:

@@ -258,6 +258,42 @@ def test_an_unusable_store_gets_one_line(study):
     assert "choose another --store" in refused("run", study, "--store", "/dev/null/x")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status", "STUDY"],
+        ["status", "STUDY", "--json"],
+        ["report", "STUDY", "--no-print"],
+        ["report", "STUDY", "--out", "OUT"],
+        ["ledger", "pack", "STUDY", "OUT"],
+        ["export", "0" * 8, "OUT"],
+        ["stop", "STUDY"],
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_a_store_that_is_not_there_is_said_to_be_not_there_and_is_not_made(
+    words, verb, study, store, tmp_path
+):
+    store.studies.mkdir()
+    mistyped = store.root.with_name("stroe")
+    out = tmp_path / "out"
+    typed = [{"STUDY": study, "OUT": out}.get(one, one) for one in words]
+    code, printed, told = verb(*typed, "--store", mistyped)
+    assert (code, printed) == (2, "")
+    assert told.count("\n") == 1
+    assert str(mistyped) in told
+    assert f"--store {store.root}" in told, "the one that was probably meant"
+    assert not mistyped.exists()
+    assert not out.exists()
+
+
+def test_planning_makes_no_store(verb, study, tmp_path):
+    code, out, _ = verb("plan", study, "--store", tmp_path / "new")
+    assert code == 0
+    assert "nothing computed yet" in out
+    assert not (tmp_path / "new").exists()
+
+
 def test_more_processes_than_rows_are_refused_before_any_starts(study, store):
     assert "type --processes 8" in refused("run", study, "--store", store.root, "--processes", "9")
 

@@ -309,7 +309,7 @@ def status(study: StudyFile, store: StoreFolder = DEFAULT_STORE, as_json: AsJson
     from biphase.study.slurm import queue
     from biphase.study.summary import status_json, status_text
 
-    made, where, _ = planned(study, store)
+    made, where, _ = planned(study, store, reads=True)
     jobs = queue.queue_of(where, made.study.name)
     if as_json:
         print(json.dumps(status_json(made, where) | {"slurm": queue.as_json(jobs)}, indent=1))

@@ -198,6 +198,7 @@ def work(
 
     from biphase.holders import end_with_parent
     from biphase.study import launch, refusal
+    from biphase.study.leaves import survey
     from biphase.study.plan import save_plan
     from biphase.study.summary import closing, opening, status_json
     from biphase.study.worker import Worker
@@ -224,7 +225,7 @@ def work(
         lines = [text, *more()]
         print(json.dumps(status_json(made, where), indent=1) if as_json else "\n".join(lines), flush=True)
     ranks.wait()  # torchrun ends the others soon after one has ended with a failure
-    code = 1 if outcome.failed else 0
+    code = 1 if outcome.failed or survey(made, where).damaged else 0
     refusal.note_ending(code)
     devices.leave(_code(code, stop.warned, made, where, presence, results))
 

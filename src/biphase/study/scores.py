@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from biphase.files import Store
-from biphase.study.leaves import read_leaf, trainings
+from biphase.study.leaves import readable_leaf, trainings
 from biphase.study.plan import Plan
 from biphase.study.select import Cell, choose
 from biphase.wording import duration
@@ -36,9 +36,8 @@ def rows(plan: Plan, store: Store) -> list[Row]:
     found: dict[tuple[str, str], dict[Cell, dict[str, Any] | None]] = defaultdict(dict)
     for training in trainings(plan):
         for leaf in training.leaves:
-            there = store.knows(store.leaves / leaf.key)
             cell = training.lr, training.seed
-            found[training.model, leaf.task.name][cell] = read_leaf(store, leaf.key) if there else None
+            found[training.model, leaf.task.name][cell] = readable_leaf(store, leaf.key)
     return [
         _row(name, task.name, found[model, task.name])
         for name, model in plan.results.items()

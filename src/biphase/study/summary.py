@@ -35,7 +35,8 @@ def closing(
     plan: Plan, store: Store, failed: dict[str, str], *, stopped: bool, command: str, study: str
 ) -> str:
     """The last lines of a run: results, and how to go on."""
-    tuned = leaves.count(plan, store)
+    tuned = leaves.survey(plan, store)
+    failed = failed | tuned.damaged
     done = leaves.settled(plan, store, tuned)
     left = plan.left(done)
     lines = tables(plan, store)

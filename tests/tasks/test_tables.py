@@ -162,7 +162,7 @@ def test_a_field_may_be_longer_than_the_csv_module_likes(tmp_path):
     [
         ("x.jsonl", b'{"a": 1}\n{"a": \n', r"x.jsonl:2 is no JSON .*; write one object a line"),
         ("x.json", b'[\n {"a": 1},\n]', r"x.json is no JSON .*line 3"),
-        ("x.json", b'[1, 2]', r"x.json:1 is no JSON object"),
+        ("x.json", b"[1, 2]", r"x.json:1 is no JSON object"),
         ("x.json", b'{\n "a": 1\n}', r"x.json .*one object a line"),
         ("x.json", b'{"data": [{"paragraphs": 1}]}', r"x.json:1 .*SQuAD"),
         ("x.json", b'{"data": [{"paragraphs": [{"context": 1, "qas": []}]}]}', r"x.json:1 .*SQuAD"),

@@ -29,7 +29,18 @@ from biphase.tasks.hub import SIGN, HubPlace, download, listing
 GENERATION = 1
 
 KINDS = (".parquet", ".arrow", ".jsonl", ".json", ".csv", ".tsv")
-COLUMNS = (".conll", ".iob", ".iob2", ".bio", ".txt", ".train", ".dev", ".test", ".testa", ".testb")  # CoNLL's
+COLUMNS = (
+    ".conll",
+    ".iob",
+    ".iob2",
+    ".bio",
+    ".txt",
+    ".train",
+    ".dev",
+    ".test",
+    ".testa",
+    ".testb",
+)  # CoNLL's
 # What stands beside the rows of a dataset and says something about them.
 ABOUT = ("labels.json", "dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json")
 CODECS = {".gz": "gzip", ".zst": "zstd"}

@@ -248,15 +248,22 @@ def prepare(
     runs: list[Pretrain],
     sharding: Sharding | None = None,
     results: set[str] | None = None,
+    *,
+    describe: bool = False,
 ) -> Presence:
-    """Before any job: refuse what is wrong with the tasks, sign in, and hand over to several processes if asked for."""
+    """Before any job: refuse what is wrong with the tasks, sign in, and hand over to several processes if asked for.
+
+    With `describe`, also say what each dataset was read as.
+    """
     from biphase.study import launch
     from biphase.study.attendance import WORKER, Presence
     from biphase.study.preflight import check_tasks
 
     if "RANK" in os.environ:  # one of those processes: all this was done before it was started
         return Presence(where, made.study.name)
-    check_tasks(made, where)
+    for one in check_tasks(made, where, download=describe):
+        if describe:
+            tell("\n".join(one.lines()))
     if sharding is not None:
         launch.check_sharding(sharding, processes)
     if processes > 1:

@@ -373,9 +373,13 @@ def test_retrieval_is_scored_without_training(verb, model_folders, tmp_path):
     assert about["scores"]["test"] == about["scores"]["validation"]
     assert "as it is" in told
     (plan,) = store.glob("studies/*/plan.json")
-    for words in (["plan"], ["status"], ["report", "--no-print"]):
-        code, _, told = verb(words[0], plan, "--store", store, *words[1:])
+    for words in (["plan"], ["report", "--no-print"], ["status"]):
+        code, out, told = verb(words[0], plan, "--store", store, *words[1:])
         assert code == 0, told
+    line = next(line for line in out.splitlines() if "scifact-mini" in line)
+    assert line.split()[4] == "none", "no learning rate is shown"
+    code, out, told = verb("export", place.parent.name[:8], tmp_path / "exported", "--store", store)
+    assert code == 0, told
 
 
 def test_questions_of_ones_own_are_answered_by_the_model_of_another_task(verb, model_folders, tmp_path):

@@ -400,6 +400,13 @@ def test_retrieval_without_training_scores_every_test_query(tmp_path):
     assert (
         len(load(one(beir(tmp_path / "mine", "train", "test"), zero_shot=True), documents="all").train) == 0
     )
+    assert (task.form.query, task.form.document) == ("{text}", "{title:. }{text}"), (
+        "plain, as a model was made for"
+    )
+    folder = str(tmp_path / "mine")
+    said = one(folder, zero_shot=True, query="query: {text}", text="Document: {text}").form
+    assert (said.query, said.document) == ("query: {text}", "Document: {text}")
+    assert one(folder, query=r"Q\n{text}").form.query == "Q\n{text}"
     known = tasks_named("scifact-mini,nq", zero_shot=True)
     assert [task.name for task in known] == ["scifact-mini", "nq"], "no lender is needed"
     assert not any(task.is_trained for task in known)

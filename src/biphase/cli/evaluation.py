@@ -64,6 +64,7 @@ def evaluate(
     text: OwnText = "",
     label: Annotated[str, typer.Option(help="own data: the column of labels, tags or answers")] = "",
     labels: Annotated[str, typer.Option(help="own data: names of numbered labels, in order, by commas")] = "",
+    query: Annotated[str, typer.Option(help="own retrieval data: the template of queries")] = "",
     trained_on: TrainedOn = "",
     zero_shot: ZeroShot = False,
     dry_run: DryRun = False,
@@ -90,6 +91,7 @@ def evaluate(
         labels=labels,
         test=test,
         trained_on=trained_on,
+        query=query,
         steps=steps,
         zero_shot=zero_shot,
     )

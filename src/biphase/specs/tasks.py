@@ -168,9 +168,14 @@ class Task:
         return FAMILIES[type(self.form)]
 
     @property
+    def zero_shot(self) -> bool:
+        """Is the model scored as it is, without any fine-tuning?"""
+        return not (self.trained_on or self.steps or self.epochs)
+
+    @property
     def is_trained(self) -> bool:
-        """Is a model fine-tuned on it, or is one scored that was fine-tuned elsewhere or not at all?"""
-        return not self.trained_on and bool(self.steps or self.epochs)
+        """Is a model fine-tuned on this dataset?"""
+        return not (self.trained_on or self.zero_shot)
 
     @property
     def trains(self) -> bool:

@@ -135,7 +135,7 @@ def _parts(task: Task, examples: Examples) -> Iterator[tuple[str, str]]:
 
     if task.trained_on:
         yield "train", f"none; scored with the model of {task.trained_on}"
-    elif not task.is_trained:
+    elif task.zero_shot:
         yield "train", "none; the model is scored as it is"
     else:
         length = counted(task.epochs, "epoch") if task.epochs else f"{task.steps:,} steps"
@@ -143,7 +143,7 @@ def _parts(task: Task, examples: Examples) -> Iterator[tuple[str, str]]:
             "train",
             f"{rows(examples.train, 'pair' if asks else 'row')}; {length} of {task.batch} at a time",
         )
-    if task.is_trained or task.trained_on:
+    if not task.zero_shot:
         share = "half" if splits.cut == 0.5 else f"{splits.cut:.0%}"
         cut = "" if splits.validation else f" ({share} of {splits.cut_from})"
         yield "validation", f"{rows(examples.validation)}{cut}; chooses the learning rate"

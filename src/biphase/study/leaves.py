@@ -44,7 +44,8 @@ class Training:
     def title(self, plan: Plan) -> str:
         """As a person says it: which result, on which task, how."""
         names = [name for name, key in plan.results.items() if key == self.model]
-        return f"{', '.join(names)} · {self.task.name} · lr {self.lr:g} · seed {self.seed}"
+        how = "zero-shot" if self.task.zero_shot else f"lr {self.lr:g} · seed {self.seed}"
+        return f"{', '.join(names)} · {self.task.name} · {how}"
 
 
 def trainings(plan: Plan, models: Collection[str] | None = None) -> Iterator[Training]:

@@ -95,19 +95,21 @@ def table(plan: Plan, store: Store) -> list[str]:
         return []
     head = ("test score, %", "task", "metric", "mean ± 95%", "lr", "with an lr per seed", "time")
     lines = [head]
+    untrained = [task.name for spec in plan.tuned.values() for task in spec.tasks if task.zero_shot]
     for row in every:
         if row.by_mean is None or row.by_seed is None:
             left = f"{row.done}/{row.of} done"
             lines.append((row.result, row.task, row.metric, left, "", "", duration(row.seconds)))
             continue
         (lr, scores), (_, own) = row.by_mean, row.by_seed
+        rate = "none" if row.task in untrained else f"{lr:g}"
         lines.append(
             (
                 row.result,
                 row.task,
                 row.metric,
                 with_interval(scores),
-                f"{lr:g}",
+                rate,
                 with_interval(own),
                 duration(row.seconds),
             )

@@ -50,11 +50,12 @@ class Own:
     labels: tuple[str, ...]
     test: Path | None
     trained_on: str
+    query: str
     zero_shot: bool
 
     @property
     def says(self) -> bool:
-        return any((self.family, self.text, self.label, self.labels, self.test, self.trained_on))
+        return any((self.family, self.text, self.label, self.labels, self.test, self.trained_on, self.query))
 
 
 def tasks_named(
@@ -67,6 +68,7 @@ def tasks_named(
     labels: str = "",  # their names, in the order of their numbers, separated by commas
     test: Path | None = None,
     trained_on: str = "",
+    query: str = "",  # IR: the template of queries
     steps: int = 0,
     zero_shot: bool = False,
 ) -> tuple[Task, ...]:
@@ -76,7 +78,7 @@ def tasks_named(
     another's model brings that one with it. The options after `data` describe own data, but for `steps` and `zero_shot`.
     """
     listed = tuple(one.strip() for one in labels.split(",")) if labels else ()
-    own = Own(family, _unescaped(text), label, listed, test, trained_on, zero_shot)
+    own = Own(family, _unescaped(text), label, listed, test, trained_on, _unescaped(query), zero_shot)
     for option, said in (("--steps", steps), ("--trained-on", trained_on)):
         if zero_shot and said:
             raise SpecError(f"--zero-shot and {option} {said} do not go together; leave out one of them")
@@ -84,7 +86,7 @@ def tasks_named(
     wanted = [one.strip() for one in names.split(",") if one.strip()]
     for name in wanted:
         for task in _named(name) or [_own_task(name, own)]:
-            task = _untrained(task) if zero_shot else task
+            task = _untrained(task, own) if zero_shot else task
             lender = CATALOG.get(task.trained_on)
             for one in (lender, task) if lender else (task,):
                 known = one.name in CATALOG and one.source == CATALOG[one.name].source
@@ -100,7 +102,7 @@ def tasks_named(
         )
     if own.says and all(_named(name) for name in wanted):
         raise SpecError(
-            "--family, --text, --label, --labels, --test and --trained-on describe data of your own; "
+            "--family, --text, --label, --labels, --query, --test and --trained-on describe data of your own; "
             "name it: --tasks FOLDER"
         )
     return tuple(replace(one, steps=steps, epochs=0) if steps else one for one in found.values())
@@ -111,14 +113,19 @@ def _unescaped(text: str) -> str:
     return re.sub(r"\\([nt\\])", lambda found: {"n": "\n", "t": "\t"}.get(found[1], found[1]), text)
 
 
-def _untrained(task: Task) -> Task:
-    """A retrieval task that scores a model as it is. No learning rate is chosen, so all test queries are reported."""
+def _untrained(task: Task, own: Own) -> Task:
+    """A retrieval task that scores a model as it is, with the plain texts unless others are said.
+
+    No learning rate is chosen, so all test queries are reported.
+    """
     if not isinstance(task.form, Retrieve):
         raise SpecError(
             f"--zero-shot: {task.name} is {task.family}, whose head has to be trained; only retrieval goes without"
         )
-    splits = replace(task.splits, train="", validation=task.splits.test)
-    return replace(task, splits=splits, steps=0, epochs=0, trained_on="")
+    form, splits = task.form, replace(task.splits, train="", validation=task.splits.test)
+    form = form if own.query else replace(form, query=form.query.removeprefix("Query: "))
+    form = form if own.text else replace(form, document=form.document.removeprefix("Document: "))
+    return replace(task, form=form, splits=splits, steps=0, epochs=0, trained_on="")
 
 
 def _named(name: str) -> list[Task]:
@@ -498,11 +505,12 @@ def _own_retrieval(whose: str, name: str, folder: Path, own: Own) -> Task:
         )
     columns = column_names(whose, matching(folder, "corpus*")[0])
     usual = "Document: {title}. {text}" if "title" in columns else "Document: {text}"
-    document = _template(whose, own.text or usual, columns)
+    form = Retrieve(document=_template(whose, own.text or usual, columns), pairs=pairs)
+    if own.query:
+        asked = column_names(whose, matching(folder, "queries*")[0])
+        form = replace(form, query=_template(whose, own.query, asked))
     splits = Splits(train, _part(folder, [f"qrels/{one}" for one in VALIDATION]), test)
     if pairs or not train:  # there are no judgments to spare but those of the test
         splits = replace(splits, cut=0.5, cut_from="test")
     steps = {"steps": 0} if own.zero_shot else {}
-    return Task(
-        name, Retrieve(document=document, pairs=pairs), str(folder), splits, trained_on=borrowed, **steps
-    )
+    return Task(name, form, str(folder), splits, trained_on=borrowed, **steps)

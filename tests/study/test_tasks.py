@@ -520,9 +520,10 @@ def test_the_names_of_numbered_labels_are_read_from_beside_the_rows(name, below,
         ({"label": ["bad", "bad"]}, ("0", "1")),
     ],
 )
-def test_labels_json_may_be_written_in_several_ways(said, labels, tmp_path):
+@pytest.mark.parametrize("name", ["labels.json", "label.json"])
+def test_labels_json_may_be_written_in_several_ways(name, said, labels, tmp_path):
     folder = lay(tmp_path, train=NUMBERED, test=NUMBERED)
-    (tmp_path / "labels.json").write_text(json.dumps(said))
+    (tmp_path / name).write_text(json.dumps(said))
     assert one(folder).form.labels == labels
 
 

@@ -3,7 +3,7 @@
 A label may stand there as its name, as its number (2, 2.0, "2"), or as true or false where there are two. A name
 goes before a number: where labels are called "1" to "5", a 1 is the one called "1", and 0 is none of them.
 
-The names of numbers that nobody has listed stand beside the rows: in labels.json, in what the `datasets` library notes
+The names of numbers that nobody has listed stand beside the rows: in labels.json or label.json, in what the `datasets` library notes
 in parquet and arrow files, in dataset_infos.json or dataset_info.json, or at the top of README.md.
 """
 
@@ -162,7 +162,7 @@ def _names_beside(file: Path, root: Path, column: str) -> tuple[Path, tuple[str,
     return file, ()
 
 
-_BESIDE = ("labels.json", "dataset_infos.json", "dataset_info.json", "README.md")
+_BESIDE = ("labels.json", "label.json", "dataset_infos.json", "dataset_info.json", "README.md")
 
 
 def _said(path: Path, column: str) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -176,7 +176,7 @@ def _said(path: Path, column: str) -> Iterator[tuple[str, tuple[str, ...]]]:
         infos = {one.get("config_name", ""): one for one in (said if isinstance(said, list) else [said])}
     else:
         said = json.loads(path.read_text(encoding="utf-8"))
-        if path.name == "labels.json":
+        if path.name in ("labels.json", "label.json"):
             by_column = isinstance(said, dict) and any(isinstance(one, list) for one in said.values())
             infos = {"": {"features": {column: {"names": said.get(column) if by_column else said}}}}
         else:

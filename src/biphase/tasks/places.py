@@ -42,7 +42,14 @@ COLUMNS = (
     ".testb",
 )  # CoNLL's
 # What stands beside the rows of a dataset and says something about them.
-ABOUT = ("labels.json", "dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json")
+ABOUT = (
+    "labels.json",
+    "label.json",
+    "dataset_infos.json",
+    "dataset_info.json",
+    "dataset_dict.json",
+    "state.json",
+)
 CODECS = {".gz": "gzip", ".zst": "zstd"}
 _BUILTIN = "builtin:"
 

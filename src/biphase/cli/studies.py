@@ -220,12 +220,17 @@ def work(
         outcome = worker.work()
     finally:
         presence.leave()
+    broken = bool(outcome.failed)
     if ranks.first:
-        text = closing(made, where, outcome.failed, stopped=outcome.stopped, command=command, study=study)
+        tuned = survey(made, where)
+        broken = broken or bool(tuned.damaged)
+        text = closing(
+            made, where, outcome.failed, stopped=outcome.stopped, command=command, study=study, tuned=tuned
+        )
         lines = [text, *more()]
         print(json.dumps(status_json(made, where), indent=1) if as_json else "\n".join(lines), flush=True)
     ranks.wait()  # torchrun ends the others soon after one has ended with a failure
-    code = 1 if outcome.failed or survey(made, where).damaged else 0
+    code = 1 if broken else 0
     refusal.note_ending(code)
     devices.leave(_code(code, stop.warned, made, where, presence, results))
 

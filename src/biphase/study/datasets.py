@@ -38,7 +38,7 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Description:
-    """A dataset in words. The values of `about` may hold anything that stands in the data, but no control character."""
+    """A dataset in words; what cannot be printed is written out, a line break as \\n."""
 
     name: str
     about: tuple[tuple[str, str], ...]
@@ -86,17 +86,24 @@ def _describe(task: Task, *, download: bool) -> Description:
     places = on_hub(task)
     for place in places:
         refuse_unpinned(f"task {task.name!r}", place)
-    about = [("family", f"{task.family}, {FAMILIES[task.family]}"), ("source", _plain(task.source))]
+    about = [("family", f"{task.family}, {FAMILIES[task.family]}"), ("source", task.source)]
     if places and not download:
-        later = ("rows", "on the hub; read when the first model is fine-tuned")
-        return Description(task.name, (*about, *_asked(task, ()), later))
+        about += [*_asked(task, ()), ("rows", "on the hub; read when the first model is fine-tuned")]
+        return _printable(task.name, about, ())
     files = files_of(task)
     examples = load(task, documents="judged")
     source = "corpus" if isinstance(task.form, Retrieve) else "train" if "train" in files else "test"
     columns = column_names(f"task {task.name!r}", files[source][0])
     about += [*_asked(task, columns), *_parts(task, examples)]
     about += [("example", one) for one in _examples(task, examples)]
-    return Description(task.name, tuple(about), tuple(_warnings(task, examples, columns)))
+    return _printable(task.name, about, _warnings(task, examples, columns))
+
+
+def _printable(name: str, about: Iterable[tuple[str, str]], warnings: Iterable[str]) -> Description:
+    def plain(text: str) -> str:
+        return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+    return Description(name, tuple((word, plain(said)) for word, said in about), tuple(map(plain, warnings)))
 
 
 def _asked(task: Task, columns: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -117,12 +124,11 @@ def _asked(task: Task, columns: Sequence[str]) -> Iterator[tuple[str, str]]:
         read = [next((one for one in column.split("|") if one in columns), column) for column in read]
         ids = DOCUMENT_ID.split("|") if isinstance(form, Retrieve) else ()
         unread = [one for one in columns if one not in (*read, *ids)]
-        yield "columns", _plain(", ".join(read) + (f"; not read: {', '.join(unread)}" if unread else ""))
-    for word, template in templates:
-        yield word, _plain(template)
+        yield "columns", ", ".join(read) + (f"; not read: {', '.join(unread)}" if unread else "")
+    yield from templates
     if isinstance(form, (Classify, Tag)):
         more = f", … ({len(form.labels)} in all)" if len(form.labels) > LISTED else ""
-        yield "labels", _plain(", ".join(form.labels[:LISTED]) + more)
+        yield "labels", ", ".join(form.labels[:LISTED]) + more
 
 
 def _parts(task: Task, examples: Examples) -> Iterator[tuple[str, str]]:
@@ -139,10 +145,8 @@ def _parts(task: Task, examples: Examples) -> Iterator[tuple[str, str]]:
         yield "train", "none; the model is scored as it is"
     else:
         length = counted(task.epochs, "epoch") if task.epochs else f"{task.steps:,} steps"
-        yield (
-            "train",
-            f"{rows(examples.train, 'pair' if asks else 'row')}; {length} of {task.batch} at a time",
-        )
+        pairs = rows(examples.train, "pair" if asks else "row")
+        yield "train", f"{pairs}; {length} of {task.batch} at a time"
     if not task.zero_shot:
         share = "half" if splits.cut == 0.5 else f"{splits.cut:.0%}"
         cut = "" if splits.validation else f" ({share} of {splits.cut_from})"
@@ -162,7 +166,7 @@ def _examples(task: Task, examples: Examples) -> Iterator[str]:
     for one in _rows_of(examples.train if len(examples.train) else examples.test)[:2]:
         match one:
             case Text():
-                yield f"{_shown(one.text)} → {_plain(labels[one.label])}"
+                yield f"{_shown(one.text)} → {labels[one.label]}"
             case Words():
                 tagged = zip(one.words, one.tags, strict=True)
                 yield _shown(" ".join(f"{word}/{labels[tag]}" for word, tag in tagged))
@@ -185,11 +189,6 @@ def _rows_of(part: Any) -> Sequence[Any]:
 
 def _shown(text: str) -> str:
     return repr(text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…")
-
-
-def _plain(text: str) -> str:
-    """Text in which what cannot be printed is written out: a line break as \\n."""
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 # ---------------------------------------------------------------- what is odd

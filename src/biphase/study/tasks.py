@@ -35,7 +35,7 @@ LABELS = (
     "label", "class", "category", "target", "labels", "sentiment", "intent", "emotion", "topic", "coarse_label",
     "answer",
 )  # fmt: skip
-IDS = ("id", "_id", "idx", "index", "guid", "")  # columns that are neither
+IDS = ("id", "_id", "idx", "index", "guid", "unnamed: 0", "")  # columns that are neither
 Files = dict[str, tuple[Path, ...]]
 WORDS, TAGS, ANSWERS = "tokens|words", "tags|ner_tags|labels", "answers|answer"
 
@@ -203,7 +203,7 @@ def _own_task(name: str, own: Own) -> Task:
     files = local_files(task)
     columns = column_names(whose, files["train" if "train" in files else "test"][0])
     maker = {"SC": _classify, "TC": _tag, "QA": _answer}[own.family or _family(columns)]
-    form = maker(Folder(whose, path, files, columns), own)
+    form = maker(Folder(whose, home if path.is_file() else path, files, columns), own)
     if "train" in files and not own.test and _unlabelled(whose, form, files["test"]):
         if not splits.validation:
             raise SpecError(f"{whose}: its test part has no labels; name a file that has some: --test FILE")
@@ -215,7 +215,7 @@ def _short_name(path: Path) -> str:
     """The name of a folder; of a file, unless that only says which part it is."""
     place = path.resolve()
     stem = place.name if path.is_dir() else place.name.split(".")[0]
-    if not path.is_dir() and any(fnmatch(place.name, one) for one in (*TRAIN, *VALIDATION, *TEST, "data*")):
+    if not path.is_dir() and any(fnmatch(place.name, one) for one in (*TRAIN, *VALIDATION, *TEST, "data.*")):
         stem = place.parent.name
     return re.sub(r"[^\w.-]+", "-", stem) or "task"
 

@@ -3,8 +3,8 @@
 A label may stand there as its name, as its number (2, 2.0, "2"), or as true or false where there are two. A name
 goes before a number: where labels are called "1" to "5", a 1 is the one called "1", and 0 is none of them.
 
-The names of numbers that nobody has listed stand beside the rows: in labels.json or label.json, in what the `datasets` library notes
-in parquet and arrow files, in dataset_infos.json or dataset_info.json, or at the top of README.md.
+The names of numbers that nobody has listed stand beside the rows: in labels.json or label.json, in what the `datasets`
+library notes in parquet and arrow files, in dataset_infos.json or dataset_info.json, or at the top of README.md.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from biphase.tasks.places import kind_of
 from biphase.tasks.tables import read, schema_of
 
 MOST_LABELS = 1_000
+LISTS = ("labels.json", "label.json")  # of names alone
+CARDS = ("dataset_infos.json", "dataset_info.json", "README.md")  # of a dataset, with its columns
 _WHOLE = re.compile(r"-?\d+")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _TRUTH = {"false": 0, "true": 1}
@@ -61,7 +63,7 @@ class Numbering:
         if _whole(str(value)) == -1:
             return (
                 "has the label -1: these rows are unlabelled, as GLUE's test is; "
-                "score on a part that has labels, e.g. Splits(test='validation*')"
+                "score on a part that has labels, e.g. --test FILE, or Splits(test='validation*')"
             )
         shown = ", ".join(self.labels[:8]) + (", …" if len(self.labels) > 8 else "")
         return f"has the label {value!r}, which is none of {shown}; correct the row, or the task's labels"
@@ -148,21 +150,22 @@ def named(whose: str, files: Sequence[Path], root: Path, column: str, values: se
 
 
 def _names_beside(file: Path, root: Path, column: str) -> tuple[Path, tuple[str, ...]]:
-    """The first names that are found for a column, and the file that says them."""
-    there = file.resolve()
-    top = root.resolve().parent  # the card of a repository stands above the folder of a configuration
-    folders = [there.parent, *there.parent.parents]
-    folders = folders[: folders.index(top) + 1] if top in folders else folders[:2]
-    for path in (there, *(folder / name for folder in folders for name in _BESIDE)):
+    """The first names that are found for a column, and the file that says them.
+
+    The card of a repository stands above the folder of a configuration; there only what it says of that one counts.
+    """
+    there, top = file.resolve(), root.resolve()
+    inside = [one for one in there.parents if one.is_relative_to(top)] or [there.parent]
+    beside = [folder / name for folder in inside for name in (*LISTS, *CARDS)]
+    for path in (*beside[: len(LISTS)], there, *beside, *(top.parent / name for name in CARDS)):
         with contextlib.suppress(Exception):  # absent, or no metadata: then it says nothing
             found = dict(_said(path, column))  # by configuration
-            named = {config: names for config, names in found.items() if config in there.parts}
-            if len(set((named or found).values())) == 1:
-                return path, next(iter((named or found).values()))
+            own = {config: names for config, names in found.items() if config in there.parts}
+            if path.parent == top.parent and top.name != "data":
+                found = own
+            if len(set((own or found).values())) == 1:
+                return path, next(iter((own or found).values()))
     return file, ()
-
-
-_BESIDE = ("labels.json", "label.json", "dataset_infos.json", "dataset_info.json", "README.md")
 
 
 def _said(path: Path, column: str) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -176,7 +179,7 @@ def _said(path: Path, column: str) -> Iterator[tuple[str, tuple[str, ...]]]:
         infos = {one.get("config_name", ""): one for one in (said if isinstance(said, list) else [said])}
     else:
         said = json.loads(path.read_text(encoding="utf-8"))
-        if path.name in ("labels.json", "label.json"):
+        if path.name in LISTS:
             by_column = isinstance(said, dict) and any(isinstance(one, list) for one in said.values())
             infos = {"": {"features": {column: {"names": said.get(column) if by_column else said}}}}
         else:

@@ -275,7 +275,9 @@ def _rows_of_document(where: str, document: Any) -> Iterator[dict[str, Any]]:
 def _squad_questions(article: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The questions of an article in SQuAD's own layout, as the hub has them."""
     for paragraph in article["paragraphs"]:
-        context = paragraph["context"] + ""
+        context = paragraph["context"]
+        if not isinstance(context, str):
+            raise TypeError
         for asked in paragraph["qas"]:
             answers = asked.get("answers") or []
             yield {

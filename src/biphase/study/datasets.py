@@ -163,7 +163,9 @@ def _parts(task: Task, examples: Examples) -> Iterator[tuple[str, str]]:
 def _examples(task: Task, examples: Examples) -> Iterator[str]:
     """Two examples as a model reads them, before its tokenizer's own marks."""
     labels = getattr(task.form, "labels", ())
-    for one in _rows_of(examples.train if len(examples.train) else examples.test)[:2]:
+    rows = _rows_of(examples.train if len(examples.train) else examples.test)
+    other = (one for one in rows[1:] if isinstance(one, Text) and one.label != rows[0].label)
+    for one in (*rows[:1], *(next(other, second) for second in rows[1:2])):
         match one:
             case Text():
                 yield f"{_shown(one.text)} → {labels[one.label]}"

@@ -156,12 +156,35 @@ def test_more_mistakes_get_one_line(study, store):
     assert "90s, 9m or 2h" in refused("run", study, "--store", store.root, "--checkpoint", "0")
 
 
-def test_an_unknown_option_is_wrong_use(study):
-    done = subprocess.run(
-        [sys.executable, "-m", "biphase", "plan", study, "--sore", "x"], capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert "--store" in done.stderr
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plan", "x.py", "--sore", "x"], "--store"),
+        (["plan"], "STUDY"),
+        (["plan", "x.py", "y.py"], "y.py"),
+        (["evaluate", "m", "--tasks", "sst2", "--steps", "-1"], "--steps"),
+        (["evaluate", "m", "--tasks", "sst2", "--steps", "many"], "--steps"),
+        (["evaluate", "m"], "--tasks"),
+        (["evaluate", "m", "--tasks"], "--tasks"),
+        (["raport", "x.py"], "report"),
+        (["ledger", "wrap"], "wrap"),
+    ],
+)
+def test_what_the_option_parser_refuses_is_one_line_too(verb, words, said):
+    code, out, told = verb(*words)
+    assert (code, out) == (2, "")
+    assert told.count("\n") == 1
+    assert told.startswith("error: ")
+    assert said in told
+    assert "--help" in told
+
+
+@pytest.mark.parametrize("words", [[], ["ledger"]])
+def test_without_a_verb_the_help_is_shown(verb, words):
+    code, out, told = verb(*words)
+    assert code == 2
+    assert "Usage: " in out + told
+    assert "error: " not in told
 
 
 def test_a_failed_job_gives_exit_code_one(study, store, monkeypatch):
@@ -233,6 +256,42 @@ def test_the_store_may_be_named_by_the_environment(study, store):
 
 def test_an_unusable_store_gets_one_line(study):
     assert "choose another --store" in refused("run", study, "--store", "/dev/null/x")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status", "STUDY"],
+        ["status", "STUDY", "--json"],
+        ["report", "STUDY", "--no-print"],
+        ["report", "STUDY", "--out", "OUT"],
+        ["ledger", "pack", "STUDY", "OUT"],
+        ["export", "0" * 8, "OUT"],
+        ["stop", "STUDY"],
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_a_store_that_is_not_there_is_said_to_be_not_there_and_is_not_made(
+    words, verb, study, store, tmp_path
+):
+    store.studies.mkdir()
+    mistyped = store.root.with_name("stroe")
+    out = tmp_path / "out"
+    typed = [{"STUDY": study, "OUT": out}.get(one, one) for one in words]
+    code, printed, told = verb(*typed, "--store", mistyped)
+    assert (code, printed) == (2, "")
+    assert told.count("\n") == 1
+    assert str(mistyped) in told
+    assert f"--store {store.root}" in told, "the one that was probably meant"
+    assert not mistyped.exists()
+    assert not out.exists()
+
+
+def test_planning_makes_no_store(verb, study, tmp_path):
+    code, out, _ = verb("plan", study, "--store", tmp_path / "new")
+    assert code == 0
+    assert "nothing computed yet" in out
+    assert not (tmp_path / "new").exists()
 
 
 def test_more_processes_than_rows_are_refused_before_any_starts(study, store):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from biphase.catalog import CATALOG
 from biphase.errors import SpecError
 from biphase.presets import CORPORA, DEVICES, LLAMA3, SIZES, corpus_of
 from biphase.specs import BPE, CLM, Corpus, Pretrain, Stage
@@ -37,6 +38,23 @@ def test_small_sizes_are_named_by_their_blocks_and_keep_the_proportions(name):
 @pytest.mark.parametrize("table", [SIZES, CORPORA])
 def test_every_preset_is_filed_under_its_own_name(table):
     assert all(name == one.name for name, one in table.items())
+
+
+@pytest.mark.parametrize(
+    ("table", "typed", "meant"),
+    [
+        (SIZES, "1mm", "1m"),
+        (CATALOG, "sst-2", "sst2"),
+        (CORPORA, "fineweb", "fineweb-edu"),
+        (DEVICES, "h20", "h200"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest(table, typed, meant):
+    with pytest.raises(SpecError, match=f"{typed!r}; did you mean {meant!r}"):
+        table[typed]
+    assert table.get(typed) is None
+    assert typed not in table
+    assert table[meant] == dict(table)[meant]
 
 
 def test_devices_have_a_peak():

@@ -193,6 +193,15 @@ REFUSED = {
         lambda: run("b", run("a"), corpus="fineweb-edu"),
         "because corpus differs; say data='restart'",
     ),
+    "an objective in place of a stage": (
+        lambda: run(stages=CLM()),
+        r"Pretrain.stages must be a tuple of Stage, not CLM\(\); .*Stage\(objective, steps\)",
+    ),
+    "objectives in place of stages": (
+        lambda: run(stages=(CLM(), MLM(0.4))),
+        r"Pretrain.stages must be a tuple of Stage, .*Stage\(objective, steps\)",
+    ),
+    "a number of steps in place of a stage": (lambda: run(stages=1_000), "Pretrain.stages .* not 1000"),
     "unknown family": (
         lambda: task("NER"),
         "Task.form must be Classify or Tag or Answer or Retrieve, not 'NER'",

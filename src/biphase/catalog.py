@@ -8,6 +8,7 @@ of document marks), OntoNotes 5 and MLDR (of which hgissbkh's are re-uploads), a
 
 from __future__ import annotations
 
+from biphase.records import ByName
 from biphase.specs import Answer, Classify, Retrieve, Splits, Tag, Task
 
 _GLUE = "hf://nyu-mll/glue@bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"
@@ -145,4 +146,4 @@ MORE_TASKS = (
     ),
 )
 
-CATALOG = {task.name: task for task in (*TASKS, *MORE_TASKS)}
+CATALOG = ByName("task", {task.name: task for task in (*TASKS, *MORE_TASKS)})

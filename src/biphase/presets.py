@@ -8,22 +8,26 @@ parameters of their blocks, for laptops and single-GPU studies, in the proportio
 from __future__ import annotations
 
 from biphase.errors import SpecError, nearest
+from biphase.records import ByName
 from biphase.specs import BPE, Corpus, Pretrain, Pretrained, Size
 
-SIZES = {
-    size.name: size
-    for size in (
-        Size("1m", layers=4, hidden=128, heads=2, kv_heads=2, ffn=512, precision="fp32"),
-        Size("2m", layers=4, hidden=192, heads=3, kv_heads=3, ffn=768, precision="fp32"),
-        Size("8m", layers=8, hidden=256, heads=4, kv_heads=4, ffn=1024, precision="fp32"),
-        Size("30m", layers=7, hidden=512, heads=8, kv_heads=8, ffn=2048, precision="fp32"),
-        Size("60m", layers=9, hidden=640, heads=10, kv_heads=10, ffn=2560),
-        Size("210m", layers=12, hidden=768, heads=12, kv_heads=12, ffn=3072),
-        Size("610m", layers=26, hidden=1152, heads=18, kv_heads=6, ffn=4096),
-        Size("1b", layers=28, hidden=1728, heads=18, kv_heads=6, ffn=5120),
-        Size("2b", layers=32, hidden=2304, heads=18, kv_heads=6, ffn=6144),
-    )
-}
+SIZES = ByName(
+    "size",
+    {
+        size.name: size
+        for size in (
+            Size("1m", layers=4, hidden=128, heads=2, kv_heads=2, ffn=512, precision="fp32"),
+            Size("2m", layers=4, hidden=192, heads=3, kv_heads=3, ffn=768, precision="fp32"),
+            Size("8m", layers=8, hidden=256, heads=4, kv_heads=4, ffn=1024, precision="fp32"),
+            Size("30m", layers=7, hidden=512, heads=8, kv_heads=8, ffn=2048, precision="fp32"),
+            Size("60m", layers=9, hidden=640, heads=10, kv_heads=10, ffn=2560),
+            Size("210m", layers=12, hidden=768, heads=12, kv_heads=12, ffn=3072),
+            Size("610m", layers=26, hidden=1152, heads=18, kv_heads=6, ffn=4096),
+            Size("1b", layers=28, hidden=1728, heads=18, kv_heads=6, ffn=5120),
+            Size("2b", layers=32, hidden=2304, heads=18, kv_heads=6, ffn=6144),
+        )
+    },
+)
 
 # Llama 3's vocabulary with a mask token in a reserved slot (128002), as the paper's.
 LLAMA3 = Pretrained(
@@ -32,25 +36,31 @@ LLAMA3 = Pretrained(
 
 _FINEWEB_EDU = "hf://HuggingFaceFW/fineweb-edu@87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"
 
-CORPORA = {
-    corpus.name: corpus
-    for corpus in (
-        Corpus("fineweb-edu", f"{_FINEWEB_EDU}/sample/100BT/*.parquet", LLAMA3),
-        Corpus("fineweb-edu-10b", f"{_FINEWEB_EDU}/sample/10BT/*.parquet", LLAMA3),
-        Corpus("builtin", "builtin:corpus.jsonl.zst", BPE(2_048), heldout="heldout.jsonl.zst"),
-    )
-}
+CORPORA = ByName(
+    "corpus",
+    {
+        corpus.name: corpus
+        for corpus in (
+            Corpus("fineweb-edu", f"{_FINEWEB_EDU}/sample/100BT/*.parquet", LLAMA3),
+            Corpus("fineweb-edu-10b", f"{_FINEWEB_EDU}/sample/10BT/*.parquet", LLAMA3),
+            Corpus("builtin", "builtin:corpus.jsonl.zst", BPE(2_048), heldout="heldout.jsonl.zst"),
+        )
+    },
+)
 
 # Dense peak of one device in FLOP/s: bf16 where it has it, fp32 for the CPU (measured: two AVX2 cores).
-DEVICES = {
-    "h200": 989e12,
-    "h100": 989e12,
-    "a100": 312e12,
-    "mi250x-gcd": 191.5e12,
-    "l40s": 362e12,
-    "rtx4090": 165e12,
-    "cpu": 50e9,
-}
+DEVICES = ByName(
+    "device",
+    {
+        "h200": 989e12,
+        "h100": 989e12,
+        "a100": 312e12,
+        "mi250x-gcd": 191.5e12,
+        "l40s": 362e12,
+        "rtx4090": 165e12,
+        "cpu": 50e9,
+    },
+)
 
 
 def corpus_of(run: Pretrain) -> Corpus:

@@ -17,7 +17,8 @@ import json
 import math
 import types
 import typing
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin
 
 from biphase.errors import SpecError, nearest
@@ -54,19 +55,29 @@ def record(cls: type[T]) -> type[T]:
 
 
 def _check(made: Any) -> None:
-    cls = type(made)
     settle = getattr(made, "settle", None)
     if settle:  # fields that take their value from others are filled in before they are checked
-        settle()
-    for name, kind in _hints(cls).items():
-        value = getattr(made, name)
         try:
-            object.__setattr__(made, name, _fit(value, kind))
-        except ValueError:
-            raise SpecError(f"{cls.__name__}.{name} must be {_words(kind)}, not {value!r}") from None
+            settle()
+        except (TypeError, AttributeError):  # it stumbled over a value of another kind: name that one
+            _fit_fields(made, {f.name for f in fields(made) if getattr(made, f.name) is not None})
+            raise
+    _fit_fields(made, set(_hints(type(made))))
     check = getattr(made, "check", None)
     if check:
         check()
+
+
+def _fit_fields(made: Any, names: set[str]) -> None:
+    for name, kind in _hints(type(made)).items():
+        value = getattr(made, name)
+        try:
+            if name in names:
+                object.__setattr__(made, name, _fit(value, kind))
+        except ValueError:
+            raise SpecError(
+                f"{type(made).__name__}.{name} must be {_words(kind)}, not {value!r}{_example(kind)}"
+            ) from None
 
 
 @functools.cache
@@ -130,6 +141,26 @@ def _words(kind: Any) -> str:
         bool: "True or False",
         type(None): "None",
     }.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+def _example(kind: Any) -> str:
+    """What to type where a tuple of records is wanted."""
+    inner = get_args(kind)[:1] if get_origin(kind) is tuple else ()
+    if not inner or not is_dataclass(inner[0]):
+        return ""
+    needed = [f.name for f in fields(inner[0]) if f.default is MISSING]
+    return f"; write {_words(inner[0])}({', '.join(needed)})"
+
+
+class ByName(dict[str, T]):
+    """Values by name; an unknown name is refused with the nearest known one."""
+
+    def __init__(self, what: str, known: Mapping[str, T]) -> None:
+        super().__init__(known)
+        self.what = what
+
+    def __missing__(self, name: str) -> T:
+        raise SpecError(f"there is no {self.what} {name!r}; {nearest(name, self)}")
 
 
 def encode(value: Any) -> Any:

@@ -26,7 +26,9 @@ from biphase.specs import BPE, Corpus, Pretrained
 
 @pytest.fixture
 def store(tmp_path):
-    return Store(tmp_path / "store")
+    made = Store(tmp_path / "store")
+    made.root.mkdir()
+    return made
 
 
 @pytest.fixture

@@ -284,6 +284,122 @@ def test_a_transformers_folder_on_data_of_ones_own(verb, model_folders, own_csv,
     assert f"{sum(scores['test']) / 2 * 100:.2f}" in row
 
 
+def test_a_dry_run_says_what_was_understood_and_leaves_nothing(verb, model_folders, own_csv, tmp_path):
+    command = ("evaluate", model_folders["bert"], "--tasks", own_csv, "--store", tmp_path / "s", *SMALL)
+    code, out, told = verb(*command, "--dry-run")
+    assert (code, told) == (0, "")
+    assert not (tmp_path / "s").exists()
+    said = dict(line.strip().split(None, 1) for line in out.splitlines() if line.startswith("  "))
+    assert said["family"].startswith("SC")
+    assert said["columns"] == "text, label"
+    assert said["text"] == "{text}"
+    assert said["labels"] == "bad, good"
+    assert said["train"].startswith("45 rows; 2 steps of 32")
+    assert said["validation"].startswith("3 rows (5% of train)")
+    assert said["test"].startswith("10 rows")
+    examples = [line.split(None, 1)[1] for line in out.splitlines() if line.startswith("  example")]
+    assert len(examples) == 2
+    assert all(one.startswith("'the ") for one in examples)
+    assert {one.rsplit("→ ", 1)[1] for one in examples} == {"bad", "good"}
+    assert "4 fine-tunings" in out
+    code, out, _ = verb(*command, "--dry-run", "--json")
+    assert json.loads(out)[0]["name"] == "reviews"
+
+
+def test_what_was_understood_is_said_before_training_and_stands_in_the_report(
+    verb, model_folders, own_csv, tmp_path
+):
+    with (own_csv / "train.csv").open("a") as file:
+        file.write('"the \x1b[31mred | <b>one</b>",good\n' * 30)
+    store = tmp_path / "s"
+    code, _, told = verb("evaluate", model_folders["bert"], "--tasks", own_csv, "--store", store, *SMALL)
+    assert code == 0
+    assert told.index("  labels ") < told.index("fine-tunings, 0 done") < told.index("on validation")
+    assert "\x1b[31m" not in told
+    assert "  warning     only 74 rows to train on" in told
+    (plan,) = store.glob("studies/*/plan.json")
+    code, _, _ = verb("report", plan, "--store", store, "--no-print", "--out", tmp_path / "report")
+    assert code == 0
+    page, text = ((tmp_path / "report" / name).read_text() for name in ("report.html", "report.md"))
+    for shown in (page, text):
+        assert "reviews, as it was read" in shown
+        assert "only 74 rows to train on" in shown
+        assert "{text}" in shown
+    assert "<b>one</b>" not in page
+
+
+def plain(part, n):
+    return {"text": f"{part} {n}", "category": "ab"[n % 2]}
+
+
+ODD = {  # rows, how many, what is said
+    "nothing": (plain, 200, ()),
+    "two columns for the label": (lambda *at: plain(*at) | {"target": 1}, 200, ("'target'", "--label target")),
+    "few rows": (plain, 2, ("only 1 row to train on",)),
+    "texts that are numbers": (lambda part, n: plain(part, n) | {"text": n / (4 if part == "test" else 3)}, 200, ("numbers", "--text")),
+    "as many labels as rows": (lambda part, n: plain("", n) | {"text": f"{part} {n}", "category": f"c{n}"}, 200, ("200 labels for 190 rows", "--label")),
+    "rows shared by train and test": (lambda part, n: plain("both" if n < 100 else part, n), 200, ("9", "of 200", "train part")),
+    "a header twice": (lambda part, n: plain(part, n) if n else {"text": "text", "category": "a"}, 200, ("header", "'text'")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_what_is_odd_about_data_is_said(case, tmp_path, verb):
+    made, count, said = ODD[case]
+    for part in ("train", "test"):
+        rows = [made(part, n) for n in range(count)]
+        (tmp_path / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, out, told = verb("evaluate", "m", "--tasks", tmp_path, "--dry-run")
+    assert code == 0, told
+    warnings = [line.split(None, 1)[1] for line in out.splitlines() if line.startswith("  warning")]
+    assert bool(warnings) == bool(said), warnings
+    if said:
+        assert any(all(word in one for word in said) for one in warnings), warnings
+
+
+FACTS = ("--lrs", "1e-3,4e-3", "--seeds", "0-1", "--quiet", "--documents", "judged")
+
+
+def test_retrieval_is_scored_without_training(verb, model_folders, tmp_path):
+    store = tmp_path / "s"
+    command = ("evaluate", model_folders["bert"], "--tasks", "scifact-mini", "--store", store, *FACTS)
+    code, out, told = verb(*command, "--zero-shot", "--json")
+    assert code == 0, told
+    (row,) = json.loads(out)["scores"]
+    assert (row["done"], row["of"]) == (1, 1), "learning rates and seeds change nothing"
+    (place,) = store.glob("leaves/*/leaf.json")
+    about = read_json(place)
+    assert (about["steps"], about["trained_examples"], about["losses"]) == (0, 0, [])
+    assert about["examples"]["test"] == about["examples"]["validation"] == 60
+    assert about["scores"]["test"] == about["scores"]["validation"]
+    assert "as it is" in told
+    (plan,) = store.glob("studies/*/plan.json")
+    for words in (["plan"], ["report", "--no-print"], ["status"]):
+        code, out, told = verb(words[0], plan, "--store", store, *words[1:])
+        assert code == 0, told
+    line = next(line for line in out.splitlines() if "scifact-mini" in line)
+    assert line.split()[4] == "none", "no learning rate is shown"
+    code, out, told = verb("export", place.parent.name[:8], tmp_path / "exported", "--store", store)
+    assert code == 0, told
+
+
+def test_questions_of_ones_own_are_answered_by_the_model_of_another_task(verb, model_folders, tmp_path):
+    from biphase.data.listing import ASSETS
+
+    (tmp_path / "mine").mkdir()
+    shutil.copy(next((ASSETS / "tasks" / "squadshifts").glob("test*")), tmp_path / "mine")
+    code, out, told = verb(
+        "evaluate", model_folders["bert"], "--tasks", f"squadshifts-mini,{tmp_path / 'mine'}", "--trained-on",
+        "squadshifts-mini", "--lrs", "1e-3", "--seeds", "0", "--steps", "1", "--store", tmp_path / "s", "--json", "--quiet",
+    )  # fmt: skip
+    assert code == 0, told
+    read = json.loads(out)
+    assert read["finetunings"]["of"] == 1
+    assert [row["task"] for row in read["scores"]] == ["squadshifts-mini", "mine"]
+    assert all(row["test"] for row in read["scores"])
+    assert "scored with the model of squadshifts-mini" in told
+
+
 def test_known_tasks_with_a_borrower_are_read_and_counted(verb, model_folders, tmp_path, grid):
     from biphase.data.listing import ASSETS
 

@@ -29,7 +29,7 @@ from biphase.leases import Leases
 from biphase.specs import AdamW
 from biphase.study import leaves, ledger, totals
 from biphase.study.identities import identities
-from biphase.study.leaves import Count, count, read_leaf, survey, trainings
+from biphase.study.leaves import LEAF, Count, count, read_leaf, survey, trainings
 from biphase.study.plan import make_plan
 
 OUTSIDE = Identities(data=lambda run: "data", hub=lambda hub: hub.source)
@@ -295,6 +295,29 @@ def test_a_survey_tells_who_computes_what_failed_and_how_long_it_may_take(plan, 
         sum(read_leaf(finished, leaf.key)["seconds"].values()) for one in every[3:] for leaf in one.leaves
     )
     assert seen.seconds_left == pytest.approx(took / 21 * 3)
+
+
+def test_one_damaged_trial_is_named_and_the_others_are_told(plan, finished, verb):
+    one = next(trainings(plan))
+    path = finished.leaves / one.leaves[0].key / LEAF
+    path.write_text(path.read_text().replace("accuracy", "accurate"))
+    seen = survey(plan, finished)
+    assert (seen.done, seen.of) == (23, 24)
+    assert str(path) in seen.failed[one.key][1]
+    place = finished.studies / "tuned" / "plan.json"
+    code, out, _ = verb("status", place, "--store", finished.root)
+    assert code == 0
+    assert str(path) in out
+    assert "23/24 fine-tunings" in out
+    code, out, _ = verb("status", place, "--store", finished.root, "--json")
+    rows = {(row["result"], row["task"]): row for row in json.loads(out)["scores"]}
+    hurt = next(name for name, key in plan.results.items() if key == one.model), one.task.name
+    assert (rows[hurt]["done"], rows[hurt]["test"]) == (3, None), "no score is made of the others"
+    assert all(row["done"] == 4 for name, row in rows.items() if name != hurt)
+    code, out, _ = verb("run", place, "--store", finished.root, "--quiet")
+    assert code == 1
+    assert str(path) in out
+    assert "23 of 24 fine-tunings done, 1 failed" in out
 
 
 def test_a_survey_shares_the_time_to_go_among_those_who_compute(plan, finished):

@@ -63,7 +63,11 @@ WRONG = {
     ),
     "an exception": ("a = 1\nb = [][a]\n", 2, "IndexError: list index out of range"),
     "a wrong name": ("study = Studdy()\n", 1, "NameError: name 'Studdy' is not defined"),
-    "a missing preset": ("from biphase import SIZES\nSIZES['600m']\n", 2, "KeyError: '600m'"),
+    "a missing preset": (
+        "from biphase import SIZES\nSIZES['600m']\n",
+        2,
+        "there is no size '600m'; did you mean",
+    ),
     "a missing module": (
         "import no_such_module\n",
         1,

@@ -155,7 +155,7 @@ def test_one_file_needs_another_to_be_scored_by(tmp_path):
     assert len(load(task, documents="all").test) == 9
     refused("is one file, to train on; .*--test FILE", str(path))
     refused("is no file", str(path), test=tmp_path / "nowhere.csv")
-    notes = tmp_path / "notes.txt"
+    notes = tmp_path / "notes.docx"
     notes.touch()
     refused("is no table", str(notes), test=other)
 
@@ -180,8 +180,11 @@ def test_labels_are_read_from_the_data_in_order(values, labels, tmp_path):
 def test_columns_and_labels_may_be_said(tmp_path):
     rows = [{"a": f"a{n}", "b": "b", "answer": n % 2} for n in range(30)]
     folder = lay(tmp_path, train=rows, test=rows)
-    refused(r"--label COLUMN, one of a, b, answer", folder)
+    refused(r"--text COLUMN, or a template", folder)
     refused(r"--text COLUMN, or a template", folder, label="answer")
+    refused(
+        r"--label COLUMN, one of a, b, c", lay(tmp_path / "x", train=[{"a": 1, "b": 1, "c": 1}], test=[{}])
+    )
     task = one(folder, text="A: {a} B: {b}", label="answer", labels="no, yes")
     assert task.form == Classify("A: {a} B: {b}", ("no", "yes"), label="answer")
     assert load(task, documents="all").test[3].text == "A: a3 B: b"
@@ -327,7 +330,6 @@ def test_the_family_may_be_said(tmp_path):
     assert one(folder, family="SC").form == Classify("{text}", ("0", "1"))
     refused("--family SX: ", folder, family="SX")
     refused(r"has no corpus\* and queries\*", folder, family="IR")
-    refused("is no retrieval data", folder, trained_on="msmarco")
 
 
 def beir(folder, *parts, title=True):
@@ -343,7 +345,7 @@ def beir(folder, *parts, title=True):
 
 def test_a_beir_folder_is_retrieval(tmp_path):
     task = one(beir(tmp_path / "a", "train", "test"))
-    assert task.form == Retrieve(document="Document: {title}. {text}")
+    assert task.form == Retrieve(document="Document: {title:. }{text}")
     assert [
         len(part) for part in (load(task, documents="all").train, load(task, documents="all").validation)
     ] == [19, 1]
@@ -356,7 +358,7 @@ def test_a_beir_folder_is_retrieval(tmp_path):
 
 def test_retrieval_without_judgments_to_train_on(tmp_path):
     folder = beir(tmp_path / "mine", "test")
-    refused("nothing to train on; .*--trained-on msmarco", folder)
+    refused("nothing to train on; .*--zero-shot.*--trained-on msmarco", folder)
     lender, task = tasks_named(folder, trained_on="msmarco")
     assert (lender, task.trained_on) == (CATALOG["msmarco"], "msmarco")
     assert [
@@ -385,6 +387,385 @@ def test_train_judgments_beside_pairs_are_not_used(tmp_path):
     write(tmp_path / "pairs.jsonl", [{"query": "a", "document": "b"}])
     made = load(one(folder), documents="all")
     assert (len(made.train), len(made.validation), len(made.test)) == (1, 10, 10)
+
+
+def test_retrieval_without_training_scores_every_test_query(tmp_path):
+    task = one(beir(tmp_path / "mine", "test"), zero_shot=True)
+    assert (task.steps, task.is_trained) == (0, False)
+    made = load(task, documents="all")
+    assert (len(made.train), len(made.validation), len(made.test)) == (0, 20, 20), (
+        "nothing is chosen by a half"
+    )
+    write(tmp_path / "mine" / "pairs.jsonl", [{"query": "a", "document": "b"}])
+    assert (
+        len(load(one(beir(tmp_path / "mine", "train", "test"), zero_shot=True), documents="all").train) == 0
+    )
+    assert (task.form.query, task.form.document) == ("{text}", "{title:. }{text}"), (
+        "plain, as a model was made for"
+    )
+    folder = str(tmp_path / "mine")
+    said = one(folder, zero_shot=True, query="query: {text}", text="Document: {text}").form
+    assert (said.query, said.document) == ("query: {text}", "Document: {text}")
+    assert one(folder, query=r"Q\n{text}").form.query == "Q\n{text}"
+    known = tasks_named("scifact-mini,nq", zero_shot=True)
+    assert [task.name for task in known] == ["scifact-mini", "nq"], "no lender is needed"
+    assert not any(task.is_trained for task in known)
+    assert Finetune(known).trainings
+    refused("sst2 .*only retrieval", "sst2,scifact-mini", zero_shot=True)
+    refused("--zero-shot and --steps", "scifact-mini", zero_shot=True, steps=5)
+    refused("--zero-shot and --trained-on", str(tmp_path / "mine"), zero_shot=True, trained_on="msmarco")
+
+
+def test_an_empty_title_takes_its_full_stop_with_it(tmp_path):
+    folder = beir(tmp_path / "mine", "train", "test")
+    rows = [{"_id": f"d{n}", "text": f"x{n}", "title": ("t", "", " ", None)[n % 4]} for n in range(20)]
+    write(tmp_path / "mine" / "corpus.jsonl", rows)
+    texts = load(one(folder), documents="all").test.library.texts[:4]
+    assert texts == ("Document: t. x0", "Document: x1", "Document:  x2", "Document: x3")
+    write(tmp_path / "mine" / "pairs.jsonl", [{"query": "a", "document": "b"}])
+    assert load(one(folder), documents="all").train[0].document == "Document: b"
+    rows = [{"title": ("t", "", None)[n % 3], "body": f"b{n}", "label": n % 2} for n in range(30)]
+    task = one(lay(tmp_path / "texts", train=rows, test=rows), text="{title}: {body}")
+    assert [row.text for row in load(task, documents="all").test[:3]] == ["t: b0", "b1", "b2"]
+    task = one(str(tmp_path / "texts"), text="Title: {title}\nBody: {body}")
+    assert task.form.text == "Title: {title}\nBody: {body}", "words between columns stay"
+
+
+# ---------------------------------------------------------------- folders as they come
+
+
+HUB_CARD = """---
+license: mit
+dataset_info:
+- config_name: other
+  features:
+  - name: label
+    dtype:
+      class_label:
+        names:
+          '0': x
+          '1': y
+- config_name: {config}
+  features:
+  - name: text
+    dtype: string
+  - name: label
+    dtype:
+      class_label:
+        names:
+          '0': bad
+          '1': good
+  - name: ner_tags
+    sequence:
+      class_label:
+        names:
+          '0': O
+          '1': B-PER
+          '2': I-PER
+---
+# A dataset
+"""
+INFOS = {
+    "other": {"features": {"label": {"names": ["x", "y"], "_type": "ClassLabel"}}},
+    "{config}": {
+        "features": {
+            "text": {"dtype": "string", "_type": "Value"},
+            "label": {"num_classes": 2, "names": ["bad", "good"], "_type": "ClassLabel"},
+            "ner_tags": {
+                "feature": {"names": ["O", "B-PER", "I-PER"], "_type": "ClassLabel"},
+                "_type": "Sequence",
+            },
+        }
+    },
+}
+ABOUT = {
+    "README.md": HUB_CARD,
+    "dataset_infos.json": json.dumps(INFOS),
+    "dataset_info.json": json.dumps(INFOS["{config}"]),
+    "labels.json": json.dumps({"label": ["bad", "good"], "ner_tags": ["O", "B-PER", "I-PER"]}),
+}
+NUMBERED = [{"text": f"t{n}", "label": n % 2} for n in range(40)]
+TAGGED = [{"tokens": ["Ada", "L"], "ner_tags": [1, 2]}, {"tokens": ["x"], "ner_tags": [0]}] * 20
+
+
+def about(folder, name, config="plain_text"):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(ABOUT[name].replace("{config}", config))
+
+
+@pytest.mark.parametrize("name", ABOUT)
+@pytest.mark.parametrize("below", ["", "plain_text"])
+def test_the_names_of_numbered_labels_are_read_from_beside_the_rows(name, below, tmp_path):
+    config = below or "texts"  # the configuration is named as the folder of its files is
+    lay(tmp_path / "texts" / below, train=NUMBERED, test=NUMBERED)
+    about(tmp_path / "texts", name, config)
+    task = one(str(tmp_path / "texts"))
+    assert (task.name, task.form) == ("texts", Classify("{text}", ("bad", "good")))
+    assert [row.label for row in load(task, documents="all").test[:2]] == [0, 1]
+    # Named by the folder of the files, a card above it counts for what it says of that configuration.
+    by_card = not below or name in ("README.md", "dataset_infos.json")
+    assert one(str(tmp_path / "texts" / below)).form.labels == (("bad", "good") if by_card else ("0", "1"))
+    file = tmp_path / "texts" / below / "train.jsonl"
+    assert one(str(file), test=file).form.labels == (("bad", "good") if by_card else ("0", "1"))
+    about(tmp_path / "names", name, config if below else "names")
+    lay(tmp_path / "names" / below, train=TAGGED, test=TAGGED)
+    task = one(str(tmp_path / "names"))
+    assert task.form.labels == ("O", "B-PER", "I-PER")
+    assert load(task, documents="all").train[0].tags in ((1, 2), (0,))
+
+
+@pytest.mark.parametrize(
+    ("said", "labels"),
+    [
+        (["bad", "good"], ("bad", "good")),
+        ({"0": "bad", "1": "good"}, ("bad", "good")),
+        ({"good": 1, "bad": 0}, ("bad", "good")),
+        ({"other": ["x", "y"]}, ("0", "1")),
+        ("nonsense", ("0", "1")),
+        ({"label": ["bad", "bad"]}, ("0", "1")),
+    ],
+)
+@pytest.mark.parametrize("name", ["labels.json", "label.json"])
+def test_labels_json_may_be_written_in_several_ways(name, said, labels, tmp_path):
+    folder = lay(tmp_path, train=NUMBERED, test=NUMBERED)
+    (tmp_path / name).write_text(json.dumps(said))
+    assert one(folder).form.labels == labels
+
+
+def test_names_that_do_not_fit_the_numbers_are_refused_with_their_file(tmp_path):
+    folder = lay(tmp_path, train=[{"text": "t", "label": n % 3} for n in range(40)], test=NUMBERED)
+    about(tmp_path, "labels.json")
+    refused(r"labels.json names 2 labels.*the number 2.*--labels", folder)
+    assert one(folder, labels="a,b,c").form.labels == ("a", "b", "c")
+    folder = lay(tmp_path / "named", train=reviews(), test=reviews(9))
+    (tmp_path / "named" / "labels.json").write_text('["x", "y"]')
+    assert one(folder).form.labels == ("bad", "good"), "names in the rows need no others"
+
+
+def test_what_the_datasets_library_writes_is_read_with_its_label_names(tmp_path):
+    import datasets
+
+    made = datasets.Dataset.from_list(NUMBERED, features=datasets.Features(
+        text=datasets.Value("string"), label=datasets.ClassLabel(names=["bad", "good"])
+    ))  # fmt: skip
+    tags = datasets.List(datasets.ClassLabel(names=["O", "B-PER", "I-PER"]))
+    tagged = datasets.Dataset.from_list(
+        TAGGED, features=datasets.Features(tokens=datasets.List(datasets.Value("string")), ner_tags=tags)
+    )
+    datasets.DatasetDict(train=made, test=made).save_to_disk(tmp_path / "saved")
+    for name, rows in (("texts", made), ("names", tagged)):
+        (tmp_path / name / "data").mkdir(parents=True)
+        for part in ("train", "test"):
+            shard = "00000-of-00001-a09b74b3ef9c3b56"
+            rows.to_parquet(tmp_path / name / "data" / f"{part}-{shard}.parquet")
+    for name in ("saved", "texts"):
+        task = one(str(tmp_path / name))
+        assert (task.name, task.form.labels) == (name, ("bad", "good"))
+        assert len(load(task, documents="all").train) == 38
+    assert one(str(tmp_path / "names")).form.labels == ("O", "B-PER", "I-PER")
+
+
+def test_configurations_of_a_repository_are_told_apart(tmp_path):
+    for name in ("cola", "sst2"):
+        lay(tmp_path / "glue" / name, train=NUMBERED, validation=NUMBERED)
+    refused(r"glue holds several datasets: cola, sst2; .*--tasks \S*glue/cola", str(tmp_path / "glue"))
+    assert one(str(tmp_path / "glue" / "sst2")).name == "sst2"
+
+
+def test_folders_of_parts_are_parts(tmp_path):
+    for part in ("train", "test"):
+        write(tmp_path / "default" / part / "0000.jsonl", NUMBERED[:20])
+        write(tmp_path / "default" / part / "0001.jsonl", NUMBERED[20:])
+    assert len(load(one(str(tmp_path)), documents="all").test) == 40
+
+
+@pytest.mark.parametrize("unlabelled", [-1, None, "no column"])
+def test_a_test_part_without_labels_is_not_scored_but_validation_is(unlabelled, tmp_path):
+    bare = [
+        {"text": row["text"]} | ({} if unlabelled == "no column" else {"label": unlabelled})
+        for row in NUMBERED
+    ]
+    folder = lay(tmp_path / "a", train=NUMBERED, validation=NUMBERED[:20], test=bare)
+    task = one(folder)
+    assert task.splits == Splits(test="validation*")
+    assert len(load(task, documents="all").test) == 20
+    refused("test part has no labels.*--test", lay(tmp_path / "b", train=NUMBERED, test=bare))
+    tags = [
+        {"tokens": row["tokens"]} | ({} if unlabelled == "no column" else {"tags": [unlabelled]})
+        for row in TAGGED
+    ]
+    named = [{"tokens": ["Ada"], "tags": ["B-PER"]}, {"tokens": ["x"], "tags": ["O"]}] * 20
+    task = one(lay(tmp_path / "c", train=named, dev=named, test=tags))
+    assert task.splits.test == "dev*"
+
+
+def test_column_files_in_the_names_of_conll_2003(tmp_path):
+    text = "-DOCSTART- -X- O O\n\nAda NNP I-NP I-PER\nL NNP I-NP I-PER\n\nx NN O O\n"
+    for name in ("eng.train", "eng.testa", "eng.testb"):
+        (tmp_path / name).write_text(text)
+    task = one(str(tmp_path))
+    assert (task.splits.train, task.splits.validation, task.splits.test) == (
+        "*[-_.]train*",
+        "*.testa",
+        "*.testb",
+    )
+    assert task.form.labels == ("O", "B-PER", "I-PER")
+    made = load(task, documents="all")
+    assert (made.test[0].words, made.test[0].tags) == (("Ada", "L"), (1, 2))
+    for name in ("train.txt", "valid.txt", "test.txt"):
+        (tmp_path / "other").mkdir(exist_ok=True)
+        (tmp_path / "other" / name).write_text(text)
+    assert one(str(tmp_path / "other")).splits == Splits(validation="valid*")
+
+
+def test_squad_as_its_authors_distribute_it(tmp_path):
+    for version in ("1.1", "2.0"):
+        for part in ("train", "dev"):
+            asked = [
+                {"id": f"q{n}", "question": "Who?", "answers": [{"text": "Ada", "answer_start": 0}]}
+                for n in range(30)
+            ]
+            asked += [{"id": "none", "question": "When?", "answers": []}] if version == "2.0" else []
+            data = {
+                "version": version,
+                "data": [{"title": "t", "paragraphs": [{"context": "Ada.", "qas": asked}]}],
+            }
+            path = tmp_path / version / f"{part}-v{version}.json"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps(data))
+    task = one(str(tmp_path / "1.1"))
+    assert (task.form.unanswerable, task.splits.test) == (False, "dev*")
+    assert len(load(task, documents="all").test) == 30
+    assert one(str(tmp_path / "2.0")).form.unanswerable
+    (tmp_path / "1.1" / "train-v2.0.json").write_text("{}")
+    refused("train-v1.1.json and train-v2.0.json.*only one can be the train part", str(tmp_path / "1.1"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "text", "label"),
+    [
+        (("premise", "hypothesis", "label", "idx"), "Premise: {premise}\nHypothesis: {hypothesis}", "label"),
+        (("sentence1", "sentence2", "label"), "Sentence 1: {sentence1}\nSentence 2: {sentence2}", "label"),
+        (("question1", "question2", "label"), "Question 1: {question1}\nQuestion 2: {question2}", "label"),
+        (("question", "title", "passage", "answer"), "Question: {question}\nPassage: {passage}", "answer"),
+        (("idx", "tweet", "sentiment"), "{tweet}", "sentiment"),
+        (("id", "Text", "Label"), "{Text}", "Label"),
+        (("text", "stance"), "{text}", "stance"),
+    ],
+)
+def test_columns_of_usual_names_need_no_options(columns, text, label, tmp_path):
+    rows = [{name: n % 2 if name == label else f"{name} {n}" for name in columns} for n in range(40)]
+    task = one(lay(tmp_path, train=rows, test=rows))
+    assert (task.form.text, task.form.label) == (text, label)
+
+
+def test_a_csv_of_semicolons_and_a_second_validation_are_read_as_told(tmp_path):
+    folder = lay_csv(
+        tmp_path / "semi", train="text;label\n" + "x, y;good\nz;bad\n" * 20, val="text;label\nx;bad\n" * 1
+    )
+    assert one(folder).splits.test == "val[-_.]*"
+    assert load(one(folder), documents="all").train[0].text in ("x, y", "z")
+    mnli = lay(tmp_path / "mnli", train=NUMBERED, validation_matched=NUMBERED, validation_mismatched=NUMBERED)
+    refused(r"validation_matched.jsonl and .*--test \S*mnli/validation_matched.jsonl", mnli)
+    task = one(mnli, test=tmp_path / "mnli" / "validation_matched.jsonl")
+    assert (task.splits.validation, task.splits.cut_from) == ("", "train")
+
+
+def test_one_part_in_several_formats_is_read_once(tmp_path):
+    folder = lay(tmp_path, train=NUMBERED, test=NUMBERED)
+    for part in ("train", "test"):
+        (tmp_path / f"{part}.csv").write_text("text,label\nx,0\ny,1\n")
+    task = one(folder)
+    assert task.splits == Splits("train*.jsonl", "", "test*.jsonl")
+    assert len(load(task, documents="all").test) == 40
+
+
+def test_a_file_is_named_after_its_folder_where_its_own_name_says_nothing(tmp_path, monkeypatch):
+    lay(tmp_path / "My Reviews", train=reviews(), test=reviews(9))
+    file, test = tmp_path / "My Reviews" / "train.jsonl", tmp_path / "My Reviews" / "test.jsonl"
+    assert one(str(file), test=test).name == "My-Reviews"
+    monkeypatch.chdir(tmp_path / "My Reviews")
+    assert one("train.jsonl", test=Path("test.jsonl")).name == "My-Reviews"
+    file.rename(file.with_name("train-00000-of-00001.jsonl"))
+    assert one("train-00000-of-00001.jsonl", test=test).name == "My-Reviews"
+
+
+@pytest.mark.parametrize(
+    "names", [["train.xlsx", "test.xlsx"], ["train.txt.zip", "notes.docx"], ["data.arff"]]
+)
+def test_formats_that_are_not_read_are_named(names, tmp_path):
+    for name in names:
+        (tmp_path / name).write_bytes(b"PK")
+    (tmp_path / "README.md").touch()
+    refused(rf"{names[0]}.*\.parquet.*\.csv.*CoNLL", str(tmp_path))
+
+
+def test_tables_that_are_no_parts_are_named_with_what_to_type(tmp_path):
+    folder = lay(tmp_path / "shifts", reddit=NUMBERED, wiki=NUMBERED)
+    refused(
+        r"reddit.jsonl and wiki.jsonl.*--tasks \S*shifts/reddit.jsonl --test \S*shifts/wiki.jsonl", folder
+    )
+    refused(r"data.jsonl.*train.* and test", lay(tmp_path / "single", data=NUMBERED))
+    refused("nothing to train on.*--trained-on", lay(tmp_path / "tested", test=NUMBERED))
+    folder = beir(tmp_path / "beir", "dl19", "dl20")
+    refused(r"dl19.tsv.*--test \S*beir/qrels/dl19.tsv", folder, zero_shot=True)
+    assert one(folder, zero_shot=True, test=tmp_path / "beir" / "qrels" / "dl20.tsv").splits.test.endswith(
+        "dl20.tsv"
+    )
+
+
+# ---------------------------------------------------------------- models of other tasks
+
+
+def asked_rows(count, answer="some"):
+    return [
+        {"id": str(n), "question": f"q{n}", "context": "some context", "answers": answer}
+        for n in range(count)
+    ]
+
+
+def test_questions_may_be_answered_by_the_model_of_another_task(tmp_path):
+    folder = lay(tmp_path / "mine", validation=asked_rows(10))
+    lender, task = tasks_named(folder, trained_on="squad")
+    assert lender == CATALOG["squad"]
+    assert (task.trained_on, task.splits.train, task.splits.test) == ("squad", "", "validation*")
+    made = load(task, documents="all")
+    assert (len(made.train), len(made.validation), len(made.test)) == (0, 5, 5)
+    lay(tmp_path / "mine", train=asked_rows(4), test=asked_rows(7))
+    made = load(tasks_named(folder, trained_on="squad")[1], documents="all")
+    assert (len(made.train), len(made.validation), len(made.test)) == (0, 10, 7)
+    other = lay(tmp_path / "other", train=asked_rows(40), test=asked_rows(8))
+    file = tmp_path / "mine" / "test.jsonl"
+    lender, task = tasks_named(f"{other},{file}", trained_on="other")
+    assert (lender.trained_on, task.trained_on, task.name) == ("", "other", "mine")
+    assert len(load(task, documents="all").test) == 3
+    assert Finetune((lender, task)).trainings
+
+
+def test_a_borrowed_classifier_says_the_labels_of_its_lender(tmp_path):
+    folder = lay(tmp_path / "mine", test=NUMBERED)
+    _, task = tasks_named(folder, trained_on="sst2")
+    assert task.form.labels == CATALOG["sst2"].form.labels
+    assert Finetune(tasks_named(folder, trained_on="sst2")).trainings
+    with pytest.raises(SpecError, match="family"):
+        Finetune(tasks_named(folder, trained_on="squad"))
+
+
+# ---------------------------------------------------------------- the command line
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        (r"A: {a}\nB: {b}", "A: {a}\nB: {b}"),
+        (r"{a}\t{b}", "{a:\t}{b}"),
+        (r"{a} \\n {b}", r"{a} \n {b}"),
+        (r"\x{a}", r"\x{a}"),
+    ],
+)
+def test_escapes_in_a_template_are_read_as_the_page_prints_them(typed, read, tmp_path):
+    rows = [{"a": f"a{n}", "b": f"b{n}", "label": n % 2} for n in range(40)]
+    assert one(lay(tmp_path, train=rows, test=rows), text=typed).form.text == read
 
 
 # ---------------------------------------------------------------- the page

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import subprocess
+import sys
 
 import pyarrow
 import pytest
@@ -22,6 +24,11 @@ def write(path, rows):
     kind, _, packed = path.name.split(".", 1)[1].partition(".")
     if kind == "parquet":
         parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        return path
+    if kind == "arrow":
+        made = pyarrow.Table.from_pylist(rows)
+        with pyarrow.ipc.new_stream(path, made.schema) as sink:
+            sink.write_table(made)
         return path
     if kind in ("jsonl", "json"):
         raw = "".join(json.dumps(row) + "\n" for row in rows).encode()
@@ -50,7 +57,7 @@ def table(*paths, wanted=("a",), **named):
     return columns, places
 
 
-KINDS = ["parquet", "jsonl", "json.gz", "jsonl.zst", "csv", "csv.gz", "tsv", "tsv.zst"]
+KINDS = ["parquet", "arrow", "jsonl", "json.gz", "jsonl.zst", "csv", "csv.gz", "tsv", "tsv.zst"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -154,8 +161,12 @@ def test_a_field_may_be_longer_than_the_csv_module_likes(tmp_path):
     ("name", "raw", "words"),
     [
         ("x.jsonl", b'{"a": 1}\n{"a": \n', r"x.jsonl:2 is no JSON .*; write one object a line"),
-        ("x.json", b'[\n {"a": 1}\n]', r"x.json:1: one object a line is expected, this file holds an array"),
-        ("x.jsonl", b' [{"a": 1}]\n', r"x.jsonl:1: one object a line is expected, this file holds an array"),
+        ("x.json", b'[\n {"a": 1},\n]', r"x.json is no JSON .*line 3"),
+        ("x.json", b"[1, 2]", r"x.json:1 is no JSON object"),
+        ("x.json", b'{\n "a": 1\n}', r"x.json .*one object a line"),
+        ("x.json", b'{"data": [{"paragraphs": 1}]}', r"x.json:1 .*SQuAD"),
+        ("x.json", b'{"data": [{"paragraphs": [{"context": 1, "qas": []}]}]}', r"x.json:1 .*SQuAD"),
+        ("x.json", b'{"data": [{"paragraphs": [{"context": "c", "qas": [[]]}]}]}', r"x.json:1 .*SQuAD"),
         ("x.jsonl", b"1\n", r"x.jsonl:1 is no JSON object"),
         ("x.jsonl", b'{"a": "\xff"}\n', r"x.jsonl:1 is not UTF-8"),
         ("x.jsonl", b'{"a": "\\ud800"}\n', r"x.jsonl:1 holds half of a surrogate pair"),
@@ -163,6 +174,10 @@ def test_a_field_may_be_longer_than_the_csv_module_likes(tmp_path):
         ("x.csv", b'a,b\n1,2\n"1"x,2\n', r"x.csv:3 is malformed"),
         ("x.csv", b"a,b\n1,\xff\n", r"x.csv:2 is not UTF-8"),
         ("x.csv", b"", r"x.csv is empty"),
+        ("x.conll", b"", r"x.conll is empty"),
+        ("x.txt", b"just a text\nand another\n", r"x.txt:1 .*a word and its tag.* \.csv"),
+        ("x.conll", b"Ada NNP B-PER\nof O\n", r"x.conll:2 has 2 columns where others have 3"),
+        ("x.arrow", b"not arrow", r"x.arrow cannot be read .*; put a sound copy in its place"),
         ("x.parquet", b"not parquet", r"x.parquet cannot be read .*; put a sound copy in its place"),
         ("x.jsonl.zst", b"not zstd", r"x.jsonl.zst cannot be read"),
     ],
@@ -179,3 +194,123 @@ def test_the_columns_of_a_damaged_file_are_refused_too(name, tmp_path):
     (tmp_path / name).write_bytes(b"" if name == "x.jsonl" else b"junk")
     with pytest.raises(DataError, match=r"is empty|cannot be read"):
         column_names("task 'x'", tmp_path / name)
+
+
+@pytest.mark.parametrize("separator", [";", "\t", "|"])
+def test_the_separator_of_a_csv_is_found_in_its_header(separator, tmp_path):
+    lines = ["id;review text;a", '1;"one, two; three";x', "2;four;y"]
+    path = tmp_path / "x.csv"
+    path.write_text("\n".join(line.replace(";", separator) for line in lines))
+    assert column_names("task 'x'", path) == ("id", "review text", "a")
+    found = table(path, wanted=("review text", "a"))[0]
+    assert found == {"review text": [f"one, two{separator} three", "four"], "a": ["x", "y"]}
+
+
+def test_a_comma_goes_before_other_separators(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text('"a;b;c",d|e\n1;2;3,4\n')
+    assert column_names("task 'x'", path) == ("a;b;c", "d|e")
+    path.write_text("a\n1;2\n")
+    assert table(path)[0] == {"a": ["1;2"]}
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("under", [None, "data"])
+def test_a_json_file_may_hold_an_array_of_rows(indent, under, tmp_path):
+    rows = [{"a": "x", "b": 1}, {"a": "y", "b": 2}]
+    path = tmp_path / "x.json"
+    path.write_text("\ufeff" + json.dumps({"version": 1, under: rows} if under else rows, indent=indent))
+    assert column_names("task 'x'", path) == ("a", "b")
+    assert table(path) == ({"a": ["x", "y"]}, ["x.json:1", "x.json:2"])
+
+
+def test_a_row_may_have_a_column_called_data(tmp_path):
+    path = write(tmp_path / "x.jsonl", [{"a": 1, "data": [{"b": 1}]}] * 2)
+    assert table(path)[0] == {"a": [1, 1]}
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_squads_own_json_is_a_row_for_each_question(indent, tmp_path):
+    asked = [
+        {"id": "q1", "question": "Who?", "answers": [{"text": "Ada", "answer_start": 0}]},
+        {"id": "q2", "question": "When?", "answers": [], "is_impossible": True, "plausible_answers": [{}]},
+    ]
+    articles = [{"title": "Ada", "paragraphs": [{"context": "Ada wrote.", "qas": asked}]}] * 2
+    path = tmp_path / "train-v2.0.json"
+    path.write_text(json.dumps({"version": "v2.0", "data": articles}, indent=indent))
+    assert column_names("task 'x'", path) == ("id", "title", "context", "question", "answers")
+    found, places = table(path, wanted=("question", "context", "answers"), optional=("id",))
+    assert found["question"] == ["Who?", "When?"] * 2
+    assert found["context"] == ["Ada wrote."] * 4
+    assert found["answers"][:2] == [{"text": ["Ada"], "answer_start": [0]}, {"text": [], "answer_start": []}]
+    assert found["id"][:2] == ["q1", "q2"]
+    assert places[3] == "train-v2.0.json:4"
+
+
+CONLL_2003 = """-DOCSTART- -X- -X- O
+
+EU NNP B-NP I-ORG
+rejects VBZ B-VP O
+
+Peter NNP I-NP I-PER
+Blackburn NNP I-NP I-PER
+Ann NNP I-NP B-PER
+"""
+UNER = """# sent_id = 1
+# text = Ada #
+1\tAda\tB-PER\t-\t-
+2\t#\tO\t-\t-
+
+# sent_id = 2
+1\tLondon\tB-LOC\t-\t-
+"""
+
+
+@pytest.mark.parametrize("name", ["eng.train", "train.txt", "train.conll"])
+def test_column_files_are_sentences_in_iob2(name, tmp_path):
+    path = tmp_path / name
+    path.write_bytes(CONLL_2003.replace("\n", "\r\n").encode())
+    assert column_names("task 'x'", path) == ("tokens", "tags")
+    found, places = table(path, wanted=("tokens|words", "tags|ner_tags"))
+    assert found["tokens|words"] == [["EU", "rejects"], ["Peter", "Blackburn", "Ann"]]
+    assert found["tags|ner_tags"] == [["B-ORG", "O"], ["B-PER", "I-PER", "B-PER"]]
+    assert places == [f"{name}:3", f"{name}:6"]
+
+
+@pytest.mark.parametrize("name", ["en_ewt-ud-train.iob2", "train.tsv"])
+def test_column_files_may_number_their_words_and_have_comments(name, tmp_path):
+    path = tmp_path / name
+    path.write_text(UNER.split("\n", 2)[2] if name.endswith("tsv") else UNER)
+    found, _ = table(path, wanted=("tokens", "tags"))
+    assert found == {"tokens": [["Ada", "#"], ["London"]], "tags": [["B-PER", "O"], ["B-LOC"]]}
+
+
+READ_WITH_LITTLE_MEMORY = """
+import resource, sys
+from pathlib import Path
+import pyarrow.parquet
+from biphase.errors import DataError
+from biphase.tasks.tables import column_names, read
+
+path, how = Path(sys.argv[1]), sys.argv[2]
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**27,) * 2)
+try:
+    column_names("task 'x'", path) if how == "columns" else list(read("task 'x'", [path], ("a",)))
+except DataError as refused:
+    print(refused)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")
+@pytest.mark.parametrize(("name", "how"), [("x.csv", "rows"), ("x.jsonl", "rows"), ("x.jsonl", "columns")])
+def test_a_file_that_does_not_fit_into_memory_is_not_called_damaged(name, how, tmp_path):
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(2**29)  # a hole: no disk is used
+    done = subprocess.run(
+        [sys.executable, "-c", READ_WITH_LITTLE_MEMORY, tmp_path / name, how], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert name in done.stdout
+    assert "memory" in done.stdout
+    assert "sound copy" not in done.stdout

@@ -44,9 +44,11 @@ def main() -> None:
     from biphase.errors import BiphaseError, one_line
 
     try:
-        app(standalone_mode=True)
+        sys.exit(app(prog_name="biphase", standalone_mode=False) or 0)
     except BiphaseError as refusal:
         refuse(one_line(refusal))  # a name of somebody else's may hold anything
+    except typer.TyperException as wrong:
+        _refuse_words(wrong)
     except SystemExit as end:
         if end.code == 128 + signal.SIGINT:  # so typer ends what ^C has interrupted
             tell("stopped at once; what was published is whole, the rest will be computed again")
@@ -66,6 +68,15 @@ def main() -> None:
             if has_lost(error):
                 os._exit(LOST)
         raise
+
+
+def _refuse_words(wrong: typer.TyperException) -> NoReturn:
+    """What the option parser refuses, as one line. It says nothing where it has shown the help instead."""
+    said, context = wrong.format_message(), getattr(wrong, "ctx", None)
+    if not said:
+        sys.exit(2)
+    typed = context.command_path if context else "biphase"
+    refuse(f"{said.rstrip('.')}; see {typed} --help")
 
 
 def refuse(line: str) -> NoReturn:
@@ -94,8 +105,30 @@ def tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def planned(path: Path, store_folder: Path, *, ask: bool = False) -> tuple[Plan, Store, Identities]:
-    """The plan of a study; with `ask`, hub models that have no commit yet get the one the hub shows."""
+def store_at(folder: Path) -> Store:
+    """The store of a verb that only reads: one that is not there is refused, never made."""
+    from difflib import get_close_matches
+
+    from biphase.errors import StoreError
+    from biphase.files import Store
+
+    if not folder.is_dir():
+        stores = {str(one.parent): None for one in sorted(folder.parent.glob("*/studies"))}
+        close = get_close_matches(str(folder), stores, n=1, cutoff=0) or ["FOLDER"]
+        raise StoreError(
+            f"there is no store {folder}, so nothing to read; type --store {shlex.quote(close[0])}, "
+            "or compute something first: biphase run STUDY"
+        )
+    return Store(folder)
+
+
+def planned(
+    path: Path, store_folder: Path, *, ask: bool = False, reads: bool = False
+) -> tuple[Plan, Store, Identities]:
+    """The plan of a study.
+
+    With `ask`, hub models that have no commit yet get the one the hub shows. With `reads`, there must be a store.
+    """
     from biphase.files import Store
     from biphase.study.identities import identities
     from biphase.study.load import load
@@ -103,7 +136,7 @@ def planned(path: Path, store_folder: Path, *, ask: bool = False) -> tuple[Plan,
     from biphase.study.plan import make_plan
 
     loaded = load(path)
-    store = Store(store_folder)
+    store = store_at(store_folder) if reads else Store(store_folder)
     fingerprints = identities(store)
     study = pinned(loaded.study, store, ask=ask)
     return make_plan(study, fingerprints, loaded.question), store, fingerprints

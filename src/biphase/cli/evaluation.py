@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, app, with_store
 from biphase.cli.studies import prepare, work
+
+if TYPE_CHECKING:
+    from biphase.specs import Finetune
 
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="a folder, owner/name@commit, or the first digits of a key")
@@ -33,9 +37,12 @@ OwnText = Annotated[
     ),
 ]
 TrainedOn = Annotated[
-    str,
-    typer.Option(help="own retrieval data: the task whose model is scored; nothing is trained on the folder"),
+    str, typer.Option(help="own data: the task whose model is scored; nothing is trained on the folder")
 ]
+ZeroShot = Annotated[
+    bool, typer.Option("--zero-shot", help="retrieval: score the model as it is, without training")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="say what the data are read as, and stop")]
 ForTime = Annotated[str, typer.Option("--for", metavar="TIME", help="stop cleanly after e.g. 9m or 2h")]
 
 
@@ -57,7 +64,10 @@ def evaluate(
     text: OwnText = "",
     label: Annotated[str, typer.Option(help="own data: the column of labels, tags or answers")] = "",
     labels: Annotated[str, typer.Option(help="own data: names of numbered labels, in order, by commas")] = "",
+    query: Annotated[str, typer.Option(help="own retrieval data: the template of queries")] = "",
     trained_on: TrainedOn = "",
+    zero_shot: ZeroShot = False,
+    dry_run: DryRun = False,
     for_time: ForTime = "",
     processes: Annotated[int, typer.Option(min=1, help="fine-tune in this many processes at once")] = 1,
     quiet: Annotated[bool, typer.Option("--quiet", help="no live line")] = False,
@@ -81,13 +91,21 @@ def evaluate(
         labels=labels,
         test=test,
         trained_on=trained_on,
+        query=query,
         steps=steps,
+        zero_shot=zero_shot,
     )
+    if zero_shot:  # nothing depends on them
+        lrs, seeds = "1e-5", "0"
     where = Store(store)
+    precision = precision or ("fp32" if dry_run else "")  # what is not computed needs no look at the device
     grid = finetuning(asked, lrs, seeds, protocol, precision, documents, length)
+    if dry_run:
+        _tell_only(grid, as_json=as_json)
+        return
     fingerprints = identities(where)
     made = make_plan(evaluation(model, grid, where), fingerprints)
-    presence = prepare(made, where, processes, runs=[])
+    presence = prepare(made, where, processes, runs=[], describe=True)
 
     from biphase.training.manner import Manner
 
@@ -96,3 +114,21 @@ def evaluate(
         made, where, fingerprints, Manner(quiet=quiet), set(), set(made.results.values()),
         presence=presence, limit=limit, command=command, study=with_store(where.studies / made.study.name / PLAN, store), as_json=as_json,
     )  # fmt: skip
+
+
+def _tell_only(grid: Finetune, *, as_json: bool) -> None:
+    """What the datasets of a grid are read as, and how often a model would be fine-tuned on them."""
+    from dataclasses import asdict
+
+    from biphase.study.datasets import describe
+    from biphase.wording import counted
+
+    every = describe(grid.tasks, download=True)
+    if as_json:
+        print(json.dumps([asdict(one) for one in every], indent=1))
+        return
+    trained = counted(
+        sum(task.is_trained for task in grid.tasks) * len(grid.lrs) * len(grid.seeds), "fine-tuning"
+    )
+    print("\n".join(line for one in every for line in one.lines()))
+    print(f"{trained} would be made; nothing was computed or written. To compute: the same without --dry-run")

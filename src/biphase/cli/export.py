@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from biphase.cli.app import DEFAULT_STORE, StoreFolder, app, tell
+from biphase.cli.app import DEFAULT_STORE, StoreFolder, app, store_at, tell
 
 Key = Annotated[
     str,
@@ -35,13 +35,12 @@ def export(
     from biphase.export.folder import refuse_taken
     from biphase.export.found import SavedLeaf, find
     from biphase.export.scores import leaf_for_task
-    from biphase.files import Store
 
     if public and not push:
         raise SpecError(
             "--public says who may see what --push uploads; type --push owner/name, or leave it out"
         )
-    where = Store(store)
+    where = store_at(store)
     refuse_taken(folder)
     found = find(key, where)
     if task and isinstance(found, SavedLeaf):

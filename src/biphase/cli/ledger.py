@@ -37,7 +37,7 @@ def pack(
 
     from biphase.study.pack import pack as pack_study
 
-    made, where, fingerprints = planned(study, store)
+    made, where, fingerprints = planned(study, store, reads=True)
     results = None if only == "*" else matching(made, only)
     packed = pack_study(made, where, fingerprints, file, results=results, examples=not without_examples)
     for why in packed.left_out:

@@ -35,7 +35,7 @@ def report(
     from biphase.report.build import build
 
     _check_packages("jinja2", "plotly", *(["matplotlib"] if print_figures and not watch else []))
-    made, where, _ = planned(study, store)
+    made, where, _ = planned(study, store, reads=True)
     folder = out or where.studies / made.study.name / "report"
     if watch:
         from biphase.report.watch import serve

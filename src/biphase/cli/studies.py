@@ -198,6 +198,7 @@ def work(
 
     from biphase.holders import end_with_parent
     from biphase.study import launch, refusal
+    from biphase.study.leaves import survey
     from biphase.study.plan import save_plan
     from biphase.study.summary import closing, opening, status_json
     from biphase.study.worker import Worker
@@ -219,12 +220,17 @@ def work(
         outcome = worker.work()
     finally:
         presence.leave()
+    broken = bool(outcome.failed)
     if ranks.first:
-        text = closing(made, where, outcome.failed, stopped=outcome.stopped, command=command, study=study)
+        tuned = survey(made, where)
+        broken = broken or bool(tuned.damaged)
+        text = closing(
+            made, where, outcome.failed, stopped=outcome.stopped, command=command, study=study, tuned=tuned
+        )
         lines = [text, *more()]
         print(json.dumps(status_json(made, where), indent=1) if as_json else "\n".join(lines), flush=True)
     ranks.wait()  # torchrun ends the others soon after one has ended with a failure
-    code = 1 if outcome.failed else 0
+    code = 1 if broken else 0
     refusal.note_ending(code)
     devices.leave(_code(code, stop.warned, made, where, presence, results))
 
@@ -247,15 +253,22 @@ def prepare(
     runs: list[Pretrain],
     sharding: Sharding | None = None,
     results: set[str] | None = None,
+    *,
+    describe: bool = False,
 ) -> Presence:
-    """Before any job: refuse what is wrong with the tasks, sign in, and hand over to several processes if asked for."""
+    """Before any job: refuse what is wrong with the tasks, sign in, and hand over to several processes if asked for.
+
+    With `describe`, also say what each dataset was read as.
+    """
     from biphase.study import launch
     from biphase.study.attendance import WORKER, Presence
     from biphase.study.preflight import check_tasks
 
     if "RANK" in os.environ:  # one of those processes: all this was done before it was started
         return Presence(where, made.study.name)
-    check_tasks(made, where)
+    for one in check_tasks(made, where, download=describe):
+        if describe:
+            tell("\n".join(one.lines()))
     if sharding is not None:
         launch.check_sharding(sharding, processes)
     if processes > 1:
@@ -309,7 +322,7 @@ def status(study: StudyFile, store: StoreFolder = DEFAULT_STORE, as_json: AsJson
     from biphase.study.slurm import queue
     from biphase.study.summary import status_json, status_text
 
-    made, where, _ = planned(study, store)
+    made, where, _ = planned(study, store, reads=True)
     jobs = queue.queue_of(where, made.study.name)
     if as_json:
         print(json.dumps(status_json(made, where) | {"slurm": queue.as_json(jobs)}, indent=1))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from biphase.cli.app import DEFAULT_STORE, StoreFolder, StudyFile, app, tell, with_store
+from biphase.cli.app import DEFAULT_STORE, StoreFolder, StudyFile, app, store_at, tell, with_store
 
 if TYPE_CHECKING:
     from biphase.files import Store
@@ -26,14 +26,13 @@ def stop(
     now: Annotated[bool, typer.Option("--now", help="at once: what was not saved is computed again")] = False,
 ) -> None:
     """End the workers of a study: after their step, with a checkpoint. Also those of Slurm."""
-    from biphase.files import Store
     from biphase.study.launch import seconds
     from biphase.study.load import load
     from biphase.study.stopping import Stopping
 
     limit = seconds(wait)
     name = load(study).study.name
-    ended = Stopping(Store(store), name, now=now, say=tell).stop(limit)
+    ended = Stopping(store_at(store), name, now=now, say=tell).stop(limit)
     named = with_store(study, store)
     if ended.problem:
         tell(f"  Slurm: {ended.problem}; jobs that run see the request all the same")

@@ -189,7 +189,7 @@ class HashMemory:
         return digest
 
     def save(self) -> None:
-        if self.changed:
+        if self.changed and self.path.parents[1].is_dir():  # who only plans makes no store
             with contextlib.suppress(OSError):  # a store that cannot be written can still be planned on
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 write_json(self.path, self.known)

@@ -145,6 +145,8 @@ class Bench:
     ) -> tuple[Tuned, Trained]:
         """Train a fresh model on the task; what it scores is asked afterwards."""
         setting, steps = self.setting, family.steps
+        if not steps:  # zero-shot
+            return self.fresh(family, seed).eval(), Trained(0, 0, 0.0, {}, 0, finished=True)
         grid = self._grid(family, spec.optimizer, seed)
         model, buckets = grid.model.train(), grid.buckets
         began, every = time.monotonic(), max(1, steps // CURVE)

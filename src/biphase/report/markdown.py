@@ -169,7 +169,18 @@ def _provenance(content: Content) -> str:
         for one in about.data
     ]
     table = _table(["data", "", "source", "key", ""], data, right=5)
-    return "\n\n".join(["## Provenance", "\n".join(lines), *([table] if data else [])])
+    read = [
+        "\n".join(
+            [
+                f"{_text(one.name)}, as it was read:",
+                "",
+                *(f"- {word}: {_text(said)}" for word, said in one.about),
+            ]
+        )
+        for one in about.data
+        if one.about
+    ]
+    return "\n\n".join(["## Provenance", "\n".join(lines), *([table] if data else []), *read])
 
 
 def _commands(*, drawn: bool) -> str:

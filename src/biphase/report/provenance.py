@@ -23,6 +23,7 @@ from biphase.report.evidence import Evidence
 from biphase.report.numerals import listed, rate
 from biphase.report.pretraining import STATE
 from biphase.specs import Corpus, Finetune, Pretrain
+from biphase.study.datasets import kept
 from biphase.study.plan import Plan
 from biphase.version import code_version
 from biphase.wording import counted, duration, short
@@ -37,6 +38,7 @@ class Data:
     source: str
     key: str  # of its shards, or of the dataset as it is asked; empty: not known here
     note: str
+    about: tuple[tuple[str, str], ...] = ()  # what it was read as, where this store has it
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,7 @@ def _shards(corpus: Corpus, store: Store) -> tuple[str, dict[str, Any]]:
 
 
 def _datasets(evidence: Evidence) -> Iterable[Data]:
+    described = kept(evidence.plan.study.name, evidence.store)
     for name, task in evidence.tasks.items():
         examples = max(
             (grid.examples for (_, on), grid in evidence.grids.items() if on == name),
@@ -127,7 +130,9 @@ def _datasets(evidence: Evidence) -> Iterable[Data]:
         note = counted(examples, "test example") if examples else "not scored yet"
         if task.trained_on:
             note += f"; scored with the model of {task.trained_on}"
-        yield Data(name, task.family, task.source, evidence.plan.tasks[name], note)
+        one = described.get(name)
+        about = (*one.about, *(("warning", said) for said in one.warnings)) if one else ()
+        yield Data(name, task.family, task.source, evidence.plan.tasks[name], note, about)
 
 
 # ---------------------------------------------------------------- machines, time, energy

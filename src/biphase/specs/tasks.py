@@ -6,14 +6,17 @@
     QA  question answering        Answer     a question, a context, and the answers in it
     IR  retrieval                 Retrieve   queries, documents, and which of them belong together
 
-A column may be given as alternatives, `"tokens|words"`: the first that the files have is read.
+A column may be given as alternatives, `"tokens|words"`: the first that the files have is read. In a template,
+`{title:. }` is the title and ". " after it, or nothing where a row has no title.
 """
 
 from __future__ import annotations
 
+import re
 import string
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from biphase.errors import SpecError
 from biphase.records import record
@@ -93,7 +96,7 @@ class Answer:
     unanswerable: bool = False  # no answer is a right answer to some questions
 
     def check(self) -> None:
-        if columns_of("Answer.text", self.text) != ("question",):
+        if columns_of("Answer.text", self.text) != ("question",) or "{question}" not in self.text:
             raise SpecError(f"Answer.text must name {{question}} and nothing else, not {self.text!r}")
 
 
@@ -128,7 +131,8 @@ class Task:
 
     `source` is a folder, one file, or `hf://owner/name@revision/folder`. (Without `@revision` a task can be planned
     and read from a local copy, but not from the hub: the content would not be pinned.) With `trained_on`, nothing is trained on
-    this dataset: it is scored with the model that was fine-tuned on the task of that name.
+    this dataset: it is scored with the model that was fine-tuned on the task of that name. Retrieval with 0 steps is
+    zero-shot: the model is scored as it is.
     """
 
     name: str
@@ -149,9 +153,12 @@ class Task:
             if place.startswith("hf://") and "@" in place:
                 after = place.split("@", 1)[1]
                 pinned(where, after if after.startswith("refs/") else after.split("/")[0])
-        if self.steps < 1 or self.batch < 1 or self.epochs < 0:
-            raise SpecError(f"{where}: steps and batch must be at least 1, epochs not negative")
-        if not self.trained_on and not self.trains:
+        fewest = 0 if isinstance(self.form, Retrieve) else 1
+        if self.steps < fewest or self.batch < 1 or self.epochs < 0:
+            raise SpecError(
+                f"{where}: steps and batch must be at least 1, epochs not negative; only retrieval may have 0 steps"
+            )
+        if self.is_trained and not self.trains:
             raise SpecError(
                 f"{where} has no train part; name its files, or the task whose model it is scored with: trained_on='…'"
             )
@@ -159,6 +166,16 @@ class Task:
     @property
     def family(self) -> Family:
         return FAMILIES[type(self.form)]
+
+    @property
+    def zero_shot(self) -> bool:
+        """Is the model scored as it is, without any fine-tuning?"""
+        return not (self.trained_on or self.steps or self.epochs)
+
+    @property
+    def is_trained(self) -> bool:
+        """Is a model fine-tuned on this dataset?"""
+        return not (self.trained_on or self.zero_shot)
 
     @property
     def trains(self) -> bool:
@@ -200,10 +217,28 @@ def columns_of(where: str, template: str) -> tuple[str, ...]:
     except ValueError as wrong:
         raise SpecError(f"{where}: {template!r} is no template ({wrong}); write {{column}}") from None
     names = tuple(dict.fromkeys(name for _, name, _, _ in parts if name is not None))
-    plain = all(not spec and not conversion for _, name, spec, conversion in parts if name is not None)
+    plain = all(
+        not re.search(r"[\w{}]", spec or "") and not conversion
+        for _, name, spec, conversion in parts
+        if name is not None
+    )
     if not names or not plain or not all(name.isidentifier() for name in names):
         raise SpecError(f"{where}: {template!r} must name columns and nothing else, e.g. '{{sentence}}'")
     return names
+
+
+def filled(template: str, values: Mapping[str, Any]) -> str:
+    """A template with its columns filled in; `{title:. }` is the title and ". ", or nothing where it is empty."""
+    made = []
+    for literal, name, after, _ in string.Formatter().parse(template):
+        value = "" if name is None or values[name] is None else str(values[name])
+        made += [literal, value, after or "" if value and not value.isspace() else ""]
+    return "".join(made)
+
+
+def optional_columns(template: str) -> set[str]:
+    """The columns of a template that a row may leave empty: those that bring what stands after them."""
+    return {name for _, name, after, _ in string.Formatter().parse(template) if name and after}
 
 
 def _distinct(where: str, labels: tuple[str, ...]) -> None:

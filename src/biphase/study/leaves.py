@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from biphase.errors import StoreError
 from biphase.files import Store, told_json
 from biphase.holders import Holder
 from biphase.keys import leaf_key, training_key
@@ -43,7 +44,8 @@ class Training:
     def title(self, plan: Plan) -> str:
         """As a person says it: which result, on which task, how."""
         names = [name for name, key in plan.results.items() if key == self.model]
-        return f"{', '.join(names)} · {self.task.name} · lr {self.lr:g} · seed {self.seed}"
+        how = "zero-shot" if self.task.zero_shot else f"lr {self.lr:g} · seed {self.seed}"
+        return f"{', '.join(names)} · {self.task.name} · {how}"
 
 
 def trainings(plan: Plan, models: Collection[str] | None = None) -> Iterator[Training]:
@@ -110,6 +112,7 @@ class Survey:
     of: int
     running: dict[str, tuple[Training, Holder]]
     failed: dict[str, tuple[Training, str]]
+    damaged: dict[str, str]  # those of the failed whose published scores cannot be read, and why
     seconds_left: float | None  # at the speed measured so far, on as many workers as compute now
 
 
@@ -117,21 +120,37 @@ def survey(plan: Plan, store: Store) -> Survey:
     every = list(trainings(plan))
     holders = {key: one for key, one in Leases(store.leases).holders().items() if one.alive is not False}
     noted = ledger.failures(plan, store)
-    done, left = [], []
+    took: list[float] = []
+    left: list[Training] = []
+    damaged: dict[str, str] = {}
     for one in every:
-        (done if finished(one, store) else left).append(one)
+        if not finished(one, store):
+            left.append(one)
+            continue
+        try:
+            took.append(sum(sum(read_leaf(store, leaf.key)["seconds"].values()) for leaf in one.leaves))
+        except StoreError as wrong:
+            damaged[one.key] = str(wrong)
     running = {one.key: (one, holders[one.key]) for one in left if one.key in holders}
     failed = {
         one.key: (one, noted[one.key]["error"]) for one in left if one.key in noted and one.key not in running
     }
-    took = [sum(read_leaf(store, leaf.key)["seconds"].values()) for one in done for leaf in one.leaves]
-    each = sum(took) / len(done) if done else 0.0
-    seconds_left = each * len(left) / max(1, len(running)) if done else None
-    return Survey(len(done), len(every), running, failed, seconds_left)
+    failed |= {one.key: (one, damaged[one.key]) for one in every if one.key in damaged}
+    each = sum(took) / len(took) if took else 0.0
+    seconds_left = each * len(left) / max(1, len(running)) if took else None
+    return Survey(len(took), len(every), running, failed, damaged, seconds_left)
 
 
 def read_leaf(store: Store, key: str) -> dict[str, Any]:
     return told_json(store.told(store.leaves / key), LEAF)
+
+
+def readable_leaf(store: Store, key: str) -> dict[str, Any] | None:
+    """The same, or None where it is not there or cannot be read; `survey` says which."""
+    try:
+        return read_leaf(store, key) if store.knows(store.leaves / key) else None
+    except StoreError:
+        return None
 
 
 def published(store: Store) -> list[str]:

@@ -7,15 +7,13 @@ are on this machine are read once, whole, before the first job; those on the hub
 from __future__ import annotations
 
 from biphase.files import Store
+from biphase.study.datasets import Description, describe, keep
 from biphase.study.leaves import trainings
 from biphase.study.plan import Plan
-from biphase.tasks.hub import refuse_unpinned
-from biphase.tasks.load import load
-from biphase.tasks.places import on_hub
 
 
-def check_tasks(plan: Plan, store: Store) -> None:
-    """Refuse what the tasks that are still to be scored would be refused for."""
+def check_tasks(plan: Plan, store: Store, *, download: bool = False) -> list[Description]:
+    """Refuse what the tasks that are still to be scored would be refused for, and say what they were read as."""
     asked = {
         task.name: task
         for training in trainings(plan)
@@ -23,9 +21,7 @@ def check_tasks(plan: Plan, store: Store) -> None:
         if not store.knows(store.leaves / leaf.key)
         for task in (training.task, leaf.task)
     }
-    for task in asked.values():
-        places = on_hub(task)
-        for place in places:
-            refuse_unpinned(f"task {task.name!r}", place)
-        if not places:
-            load(task, documents="judged")
+    made = describe(asked.values(), download=download)
+    if made:
+        keep(made, plan.study.name, store)
+    return made

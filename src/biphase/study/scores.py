@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from biphase.files import Store
-from biphase.study.leaves import read_leaf, trainings
+from biphase.study.leaves import readable_leaf, trainings
 from biphase.study.plan import Plan
 from biphase.study.select import Cell, choose
 from biphase.wording import duration
@@ -36,9 +36,8 @@ def rows(plan: Plan, store: Store) -> list[Row]:
     found: dict[tuple[str, str], dict[Cell, dict[str, Any] | None]] = defaultdict(dict)
     for training in trainings(plan):
         for leaf in training.leaves:
-            there = store.knows(store.leaves / leaf.key)
             cell = training.lr, training.seed
-            found[training.model, leaf.task.name][cell] = read_leaf(store, leaf.key) if there else None
+            found[training.model, leaf.task.name][cell] = readable_leaf(store, leaf.key)
     return [
         _row(name, task.name, found[model, task.name])
         for name, model in plan.results.items()
@@ -96,19 +95,21 @@ def table(plan: Plan, store: Store) -> list[str]:
         return []
     head = ("test score, %", "task", "metric", "mean ± 95%", "lr", "with an lr per seed", "time")
     lines = [head]
+    untrained = [task.name for spec in plan.tuned.values() for task in spec.tasks if task.zero_shot]
     for row in every:
         if row.by_mean is None or row.by_seed is None:
             left = f"{row.done}/{row.of} done"
             lines.append((row.result, row.task, row.metric, left, "", "", duration(row.seconds)))
             continue
         (lr, scores), (_, own) = row.by_mean, row.by_seed
+        rate = "none" if row.task in untrained else f"{lr:g}"
         lines.append(
             (
                 row.result,
                 row.task,
                 row.metric,
                 with_interval(scores),
-                f"{lr:g}",
+                rate,
                 with_interval(own),
                 duration(row.seconds),
             )

@@ -32,10 +32,18 @@ def opening(plan: Plan, store: Store) -> str:
 
 
 def closing(
-    plan: Plan, store: Store, failed: dict[str, str], *, stopped: bool, command: str, study: str
+    plan: Plan,
+    store: Store,
+    failed: dict[str, str],
+    *,
+    stopped: bool,
+    command: str,
+    study: str,
+    tuned: leaves.Survey | None = None,
 ) -> str:
-    """The last lines of a run: results, and how to go on."""
-    tuned = leaves.count(plan, store)
+    """The last lines of a run: results, and how to go on. `tuned`: its fine-tunings, where they were looked at."""
+    tuned = tuned or leaves.survey(plan, store)
+    failed = failed | tuned.damaged
     done = leaves.settled(plan, store, tuned)
     left = plan.left(done)
     lines = tables(plan, store)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import get_args
 
@@ -13,14 +14,28 @@ from biphase.data.listing import Absent
 from biphase.errors import SpecError, nearest
 from biphase.specs import Answer, Classify, Family, Retrieve, Splits, Tag, Task
 from biphase.tasks.hub import SIGN, HubPlace
-from biphase.tasks.labels import in_order, is_number, values_of
-from biphase.tasks.places import kind_of, local_files, matching
+from biphase.tasks.labels import in_order, is_number, named, values_of
+from biphase.tasks.places import ABOUT, COLUMNS, KINDS, kind_of, local_files, matching
 from biphase.tasks.tables import column_names, read
 
 FAMILIES = get_args(Family)
-VALIDATION = ("validation*", "valid*", "dev*")
+# Names of parts: as folders usually have them, else at the end of other words (eng.train, en_ewt-ud-train.iob2).
+TRAIN = ("train*", "*[-_.]train*")
+VALIDATION = ("validation*", "valid*", "dev*", "val[-_.]*", "*[-_.]valid*", "*[-_.]dev*", "*.testa")
+TEST = ("test*", "*.testb", "*[-_.]test*")
 TEXTS = ("text", "sentence", "content", "review")
-LABELS = ("label", "class", "category", "target")
+PAIRS = (
+    ("premise", "hypothesis"),
+    ("sentence1", "sentence2"),
+    ("question1", "question2"),
+    ("question", "passage"),
+    ("question", "sentence"),
+)
+LABELS = (
+    "label", "class", "category", "target", "labels", "sentiment", "intent", "emotion", "topic", "coarse_label",
+    "answer",
+)  # fmt: skip
+IDS = ("id", "_id", "idx", "index", "guid", "unnamed: 0", "")  # columns that are neither
 Files = dict[str, tuple[Path, ...]]
 WORDS, TAGS, ANSWERS = "tokens|words", "tags|ner_tags|labels", "answers|answer"
 
@@ -35,6 +50,12 @@ class Own:
     labels: tuple[str, ...]
     test: Path | None
     trained_on: str
+    query: str
+    zero_shot: bool
+
+    @property
+    def says(self) -> bool:
+        return any((self.family, self.text, self.label, self.labels, self.test, self.trained_on, self.query))
 
 
 def tasks_named(
@@ -47,22 +68,28 @@ def tasks_named(
     labels: str = "",  # their names, in the order of their numbers, separated by commas
     test: Path | None = None,
     trained_on: str = "",
+    query: str = "",  # IR: the template of queries
     steps: int = 0,
+    zero_shot: bool = False,
 ) -> tuple[Task, ...]:
     """The tasks of a comma-separated list: names, `paper`, a family (SC, TC, QA, IR), or paths to own data.
 
     With `data`, known tasks are read from local copies there, where it has them. A task that is scored with
-    another's model brings that one with it. The options after `data` describe own data, but for `steps`.
+    another's model brings that one with it. The options after `data` describe own data, but for `steps` and `zero_shot`.
     """
     listed = tuple(one.strip() for one in labels.split(",")) if labels else ()
-    own = Own(family, text, label, listed, test, trained_on)
+    own = Own(family, _unescaped(text), label, listed, test, trained_on, _unescaped(query), zero_shot)
+    for option, said in (("--steps", steps), ("--trained-on", trained_on)):
+        if zero_shot and said:
+            raise SpecError(f"--zero-shot and {option} {said} do not go together; leave out one of them")
     found: dict[str, Task] = {}
     wanted = [one.strip() for one in names.split(",") if one.strip()]
     for name in wanted:
         for task in _named(name) or [_own_task(name, own)]:
+            task = _untrained(task, own) if zero_shot else task
             lender = CATALOG.get(task.trained_on)
             for one in (lender, task) if lender else (task,):
-                known = one is CATALOG.get(one.name)
+                known = one.name in CATALOG and one.source == CATALOG[one.name].source
                 made = _copy_of(one, data) if known and data else one
                 if found.setdefault(one.name, made) != made:
                     raise SpecError(
@@ -73,12 +100,32 @@ def tasks_named(
         raise SpecError(
             f"--tasks {names!r} names no task; type --tasks paper, or some of {', '.join(CATALOG)}"
         )
-    if own != Own("", "", "", (), None, "") and all(_named(name) for name in wanted):
+    if own.says and all(_named(name) for name in wanted):
         raise SpecError(
-            "--family, --text, --label, --labels, --test and --trained-on describe data of your own; "
+            "--family, --text, --label, --labels, --query, --test and --trained-on describe data of your own; "
             "name it: --tasks FOLDER"
         )
     return tuple(replace(one, steps=steps, epochs=0) if steps else one for one in found.values())
+
+
+def _unescaped(text: str) -> str:
+    """What was typed, with \\n, \\t and \\\\ read as Python and the pages print them."""
+    return re.sub(r"\\([nt\\])", lambda found: {"n": "\n", "t": "\t"}.get(found[1], found[1]), text)
+
+
+def _untrained(task: Task, own: Own) -> Task:
+    """A retrieval task that scores a model as it is, with the plain texts unless others are said.
+
+    No learning rate is chosen, so all test queries are reported.
+    """
+    if not isinstance(task.form, Retrieve):
+        raise SpecError(
+            f"--zero-shot: {task.name} is {task.family}, whose head has to be trained; only retrieval goes without"
+        )
+    form, splits = task.form, replace(task.splits, train="", validation=task.splits.test)
+    form = form if own.query else replace(form, query=form.query.removeprefix("Query: "))
+    form = form if own.text else replace(form, document=form.document.removeprefix("Document: "))
+    return replace(task, form=form, splits=splits, steps=0, epochs=0, trained_on="")
 
 
 def _named(name: str) -> list[Task]:
@@ -140,8 +187,7 @@ def _own_task(name: str, own: Own) -> Task:
         )
     if own.family and own.family not in FAMILIES:
         raise SpecError(f"--family {own.family}: {nearest(own.family, FAMILIES)}")
-    stem = path.resolve().name if path.is_dir() else path.name.split(".")[0]
-    short = re.sub(r"[^\w.-]+", "-", stem) or "task"
+    short = _short_name(path)
     whose = f"task {short!r}"
     laid_out = path.is_dir() and matching(path, "corpus*") and matching(path, "queries*")
     if own.family == "IR" and not laid_out:
@@ -150,34 +196,86 @@ def _own_task(name: str, own: Own) -> Task:
         )
     if laid_out and own.family in ("", "IR"):
         return _own_retrieval(whose, short, path, own)
-    if own.trained_on:
-        raise SpecError(f"--trained-on {own.trained_on}: {path} is no retrieval data; leave it out")
-    task = Task(short, Answer(), str(path), _own_splits(path, own))  # its form is not known yet
+    borrowed = "" if own.trained_on == short else own.trained_on
+    home = path.parent if path.is_file() else _home(path)
+    splits = _borrowing(path, home, own) if borrowed else _own_splits(path, home, own)
+    task = Task(short, Answer(), str(home), splits, trained_on=borrowed)  # its form is not known yet
     files = local_files(task)
-    columns = column_names(whose, files["train"][0])
+    columns = column_names(whose, files["train" if "train" in files else "test"][0])
     maker = {"SC": _classify, "TC": _tag, "QA": _answer}[own.family or _family(columns)]
-    return replace(task, form=maker(whose, files, columns, own))
+    form = maker(Folder(whose, home if path.is_file() else path, files, columns), own)
+    if "train" in files and not own.test and _unlabelled(whose, form, files["test"]):
+        if not splits.validation:
+            raise SpecError(f"{whose}: its test part has no labels; name a file that has some: --test FILE")
+        splits = replace(splits, test=splits.validation, validation="")
+    return replace(task, form=form, splits=splits)
 
 
-def _own_splits(path: Path, own: Own) -> Splits:
-    """The parts of own data."""
+def _short_name(path: Path) -> str:
+    """The name of a folder; of a file, unless that only says which part it is."""
+    place = path.resolve()
+    stem = place.name if path.is_dir() else place.name.split(".")[0]
+    if not path.is_dir() and any(fnmatch(place.name, one) for one in (*TRAIN, *VALIDATION, *TEST, "data.*")):
+        stem = place.parent.name
+    return re.sub(r"[^\w.-]+", "-", stem) or "task"
+
+
+# ---------------------------------------------------------------- the parts of own data
+
+
+def _home(path: Path) -> Path:
+    """The folder that has the files: this one, or the only one below it that has parts, as the hub lays them out."""
+    if _has_parts(path):
+        return path
+    homes = [one for one in sorted(path.iterdir()) if one.is_dir() and one.name[0] != "." and _has_parts(one)]
+    if len(homes) > 1:
+        names = ", ".join(one.name for one in homes[:8])
+        raise SpecError(f"{path} holds several datasets: {names}; name one: --tasks {homes[0]}")
+    return homes[0] if homes else path
+
+
+def _has_parts(folder: Path) -> bool:
+    return any(matching(folder, pattern) for pattern in (*TRAIN, *VALIDATION, *TEST))
+
+
+def _own_splits(path: Path, home: Path, own: Own) -> Splits:
     if path.is_file():
         if not kind_of(path.name)[0]:
-            raise SpecError(f"{path} is no table; give .csv, .tsv, .jsonl or .parquet")
+            raise SpecError(f"{path} is no table; give {_formats()}")
         if own.test is None:
             raise SpecError(
                 f"{path} is one file, to train on; name another to be scored by: --test FILE, "
                 "or a folder with train and test files"
             )
         return Splits(train=path.name, test=_test(own.test))
-    train = _part(path, ("train*",))
-    validation = _part(path, VALIDATION)
-    test = _test(own.test) if own.test else _part(path, ("test*",))
+    train, test = _part(home, TRAIN), _test(own.test) if own.test else _part(home, TEST)
+    try:
+        validation = _part(home, VALIDATION)
+    except SpecError:  # several; the one that is scored is said, so a part of train chooses
+        if not own.test:
+            raise
+        validation = ""
     if not train or not (test or validation):
-        raise SpecError(f"{path} needs files train* and test*, e.g. train.csv and test.csv; put them there")
+        raise SpecError(_no_parts(path, home, train, test or validation))
     if not test:  # as GLUE is used: scored on validation, and validation is cut from train
         test, validation = validation, ""
     return Splits(train=train, validation=validation, test=test)
+
+
+def _borrowing(path: Path, home: Path, own: Own) -> Splits:
+    """The parts of data that nothing is trained on. One without validation gives half of its rows for the choice."""
+    if path.is_file():
+        validation, test = "", path.name
+    else:
+        validation, test = _part(home, VALIDATION), _part(home, TEST)
+    test = _test(own.test) if own.test else test
+    if not test and not validation:
+        raise SpecError(
+            f"{path} has no files test* to be scored by; put them there, or name one: --test FILE"
+        )
+    if not test:
+        test, validation = validation, ""
+    return Splits(train="", validation=validation, test=test, cut=0.5, cut_from="test")
 
 
 def _test(path: Path) -> str:
@@ -190,15 +288,91 @@ def _part(folder: Path, patterns: Sequence[str]) -> str:
     """The first of the patterns that means something there. Files of different names are not one part."""
     for pattern in patterns:
         found = matching(folder, pattern)
-        stems = {re.sub(r"[-_.]?\d+(-of-\d+)?$", "", path.name.split(".")[0]) for path in found}
+        kinds = sorted({kind_of(path.name)[0] for path in found}, key=(*KINDS, *COLUMNS).index)
+        if len(kinds) > 1:  # the same rows in several formats
+            pattern += kinds[0]
+            found = matching(folder, pattern)
+        # Shards are one part: train-00000-of-00002, also with the hash that old ones have; versions are not.
+        shard = r"(?<!v)[-_.]?\d+(-of-\d+(-[0-9a-f]{16})?)?$"
+        stems = {re.sub(shard, "", path.name.split(".")[0]) for path in found}
         if len(stems) > 1:
+            part = re.sub(r"\W", "", pattern.split("]")[-1].removesuffix(kinds[0]))
+            files = f"--test {found[0]}" if part != "train" else f"--tasks {found[0]} --test FILE"
             raise SpecError(
                 f"{folder} has {' and '.join(path.name for path in found[:3])}, of which only one can be the "
-                f"{pattern.rstrip('*')} part; move the others away"
+                f"{part} part; name it: {files}"
             )
         if found:
             return pattern
     return ""
+
+
+def _no_parts(path: Path, home: Path, train: str, scored: str) -> str:
+    """Why a folder has not the parts it needs, and what to type."""
+    if scored and not train:
+        return (
+            f"{path} has nothing to train on; put train files there, or score another task's model on it: "
+            "--trained-on TASK"
+        )
+    every = sorted(one for one in home.iterdir() if one.is_file() and one.name[0] != ".")
+    tables = [one for one in every if kind_of(one.name)[0]]
+    others = [
+        one.name for one in every if one not in tables and one.name not in ABOUT and one.suffix != ".md"
+    ]
+    if len(tables) > 1 and not train:
+        names = " and ".join(one.name for one in tables[:3])
+        return f"{path} has {names}, which do not say what they are for; type --tasks {tables[0]} --test {tables[1]}"
+    if others and not tables:
+        names = " and ".join(others[:3])
+        return (
+            f"{path} has {names}, of which none can be read; write them as train and test files: {_formats()}"
+        )
+    there = f"has {tables[0].name}, and " if tables else ""
+    return f"{path} {there}needs files train* and test*, e.g. train.csv and test.csv; put them there: {_formats()}"
+
+
+def _formats() -> str:
+    return f"{' '.join(KINDS)}, or CoNLL's columns as {' '.join(COLUMNS[:5])}"
+
+
+def _unlabelled(whose: str, form: Classify | Tag | Answer, files: Sequence[Path]) -> bool:
+    """Has the test part no labels, as GLUE's and many of contests have none?"""
+    column = (
+        form.label if isinstance(form, Classify) else form.tags if isinstance(form, Tag) else form.answers
+    )
+    if not set(column.split("|")) & set(column_names(whose, files[0])):
+        return True
+    every = (one for rows in read(whose, files, (column,)) for one in rows.columns[column])
+    values = (inner for one in every for inner in (one if isinstance(one, list) else (one,)))
+    return not isinstance(form, Answer) and all(one in (-1, "-1", None, "") for one in values)
+
+
+# ---------------------------------------------------------------- what own data asks
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Own data as far as it is known: its files and the columns of the first."""
+
+    whose: str
+    root: Path  # as the user named it
+    files: Files
+    columns: tuple[str, ...]
+
+    @property
+    def source(self) -> tuple[Path, ...]:
+        """The part that labels are taken from."""
+        return self.files.get("train", self.files["test"])
+
+    def first(self, names: Sequence[str]) -> str:
+        """The first of some names that is a column, however it is capitalised."""
+        there = {one.lower(): one for one in reversed(self.columns)}
+        return next((there[one] for one in names if one in there), "")
+
+    def other_than(self, *taken: str) -> str:
+        """The only column that is neither an id nor among those, if there is one."""
+        left = [one for one in self.columns if one not in taken and one.lower() not in IDS]
+        return left[0] if len(left) == 1 else ""
 
 
 def _family(columns: Sequence[str]) -> str:
@@ -208,25 +382,44 @@ def _family(columns: Sequence[str]) -> str:
     return "QA" if {"question", "context"} <= there and there & set(ANSWERS.split("|")) else "SC"
 
 
-def _classify(whose: str, files: Files, columns: Sequence[str], own: Own) -> Classify:
-    label = own.label or next((one for one in LABELS if one in columns), "")
+def _classify(data: Folder, own: Own) -> Classify:
+    whose, columns = data.whose, data.columns
+    label = own.label or data.first(LABELS) or data.other_than(data.first(TEXTS))
     if label not in columns:
         raise SpecError(
             f"{whose}: say which column holds the label: --label COLUMN, one of {', '.join(columns)}"
         )
-    text = own.text or next((one for one in TEXTS if one in columns), "")
+    text = own.text or _usual_text(data, label)
     if not text:
         raise SpecError(
             f"{whose}: say what the text is: --text COLUMN, or a template like --text 'A: {{a}} B: {{b}}', "
             f"of the columns {', '.join(columns)}"
         )
-    labels = _listed(whose, own) or in_order(whose, label, values_of(whose, files["train"], label))
+    labels = _listed(whose, own) or _labels_of_lender(own, Classify)
+    if not labels:
+        values = values_of(whose, data.source, label)
+        labels = named(whose, data.source, data.root, label, values) or in_order(whose, label, values)
     if len(labels) < 2:
         raise SpecError(
             f"{whose}: column {label!r} of the train part holds {f'only {labels[0]!r}' if labels else 'nothing'}, "
             "and there must be two labels or more; name another: --label COLUMN, or say them: --labels NAMES"
         )
     return Classify(_template(whose, text, columns), labels, label=label)
+
+
+def _usual_text(data: Folder, label: str) -> str:
+    """Two columns that usually stand together, one that usually is the text, or the only one there is."""
+    for pair in PAIRS:
+        if set(pair) <= set(data.columns) - {label}:
+            words = {one: re.sub(r"(\d)", r" \1", one).capitalize() for one in pair}
+            return "\n".join(f"{word}: {{{one}}}" for one, word in words.items())  # Sentence 1: {sentence1}
+    return data.first([one for one in TEXTS if one != label]) or data.other_than(label)
+
+
+def _labels_of_lender(own: Own, kind: type[Classify | Tag]) -> tuple[str, ...]:
+    """The labels of the known task whose model is scored."""
+    form = CATALOG[own.trained_on].form if own.trained_on in CATALOG else None
+    return form.labels if isinstance(form, kind) else ()
 
 
 def _listed(whose: str, own: Own) -> tuple[str, ...]:
@@ -250,16 +443,21 @@ def _template(whose: str, text: str, columns: Sequence[str]) -> str:
             )
         if not name.isidentifier():
             raise SpecError(f"{whose}: --text {text!r}: {name!r} is no column; {nearest(name, columns)}")
-    return text if "{" in text else f"{{{text}}}"
+    if "{" not in text:
+        return f"{{{text}}}"
+    # Between two columns, signs go with the first of them: they are left out where it is empty.
+    return re.sub(r"(?<!\})\}([^\w{}]+)(?=\{\w)", r":\1}", text)
 
 
-def _tag(whose: str, files: Files, columns: Sequence[str], own: Own) -> Tag:
-    tags = own.label or TAGS
-    there = next((one for one in tags.split("|") if one in columns), tags)
-    labels = _listed(whose, own)
+def _tag(data: Folder, own: Own) -> Tag:
+    whose, tags = data.whose, own.label or TAGS
+    there = next((one for one in tags.split("|") if one in data.columns), tags)
+    labels = _listed(whose, own) or _labels_of_lender(own, Tag)
     source = "--labels" if labels else f"column {there!r} of the train part"
     if not labels:
-        found = values_of(whose, files["train"], tags, lists=True)
+        found = values_of(whose, data.source, tags, lists=True)
+        labels = named(whose, data.source, data.root, there, found)
+    if not labels:
         if any(is_number(one) for one in found):
             raise SpecError(
                 f"{whose}: its tags are numbers; say their names in order: --labels O,B-PER,I-PER,…"
@@ -280,10 +478,10 @@ def _tag(whose: str, files: Files, columns: Sequence[str], own: Own) -> Tag:
     return Tag(labels, words=own.text or WORDS, tags=tags)
 
 
-def _answer(whose: str, files: Files, columns: Sequence[str], own: Own) -> Answer:
+def _answer(data: Folder, own: Own) -> Answer:
     answers = own.label or ANSWERS
-    every = [path for paths in files.values() for path in paths]
-    found = (one for rows in read(whose, every, (answers,)) for one in rows.columns[answers])
+    every = [path for paths in data.files.values() for path in paths]
+    found = (one for rows in read(data.whose, every, (answers,)) for one in rows.columns[answers])
     texts = (one.get("text") if isinstance(one, dict) else one for one in found)
     empty = any(not any(one) if isinstance(one, list) else not one for one in texts)
     form = Answer(answers=answers, unanswerable=empty)
@@ -294,19 +492,25 @@ def _own_retrieval(whose: str, name: str, folder: Path, own: Own) -> Task:
     train, pairs = _part(folder, ("qrels/train*",)), _part(folder, ("pairs*",))
     test = _test(own.test) if own.test else _part(folder, ("qrels/test*",))
     if not test:
-        raise SpecError(f"{whose}: {folder} has no judgments to be scored by; put qrels/test.tsv there")
+        there = matching(folder, "qrels/*")
+        hint = f"; to be scored by {there[0].name}: --test {there[0]}" if there else ""
+        raise SpecError(f"{whose}: {folder} has no judgments to be scored by; put qrels/test.tsv there{hint}")
     borrowed = "" if own.trained_on == name else own.trained_on
-    if borrowed:  # what the folder has to train on is not used
+    if borrowed or own.zero_shot:  # what the folder has to train on is not used
         train, pairs = "", ""
-    if not (train or pairs or borrowed):
+    elif not (train or pairs):
         raise SpecError(
-            f"{whose}: {folder} has nothing to train on; put qrels/train.tsv or pairs.jsonl there, or score another "
-            "task's model on it: --trained-on msmarco"
+            f"{whose}: {folder} has nothing to train on; put qrels/train.tsv or pairs.jsonl there, score the model as it "
+            "is: --zero-shot, or score another task's model on it: --trained-on msmarco"
         )
     columns = column_names(whose, matching(folder, "corpus*")[0])
     usual = "Document: {title}. {text}" if "title" in columns else "Document: {text}"
-    document = _template(whose, own.text or usual, columns)
+    form = Retrieve(document=_template(whose, own.text or usual, columns), pairs=pairs)
+    if own.query:
+        asked = column_names(whose, matching(folder, "queries*")[0])
+        form = replace(form, query=_template(whose, own.query, asked))
     splits = Splits(train, _part(folder, [f"qrels/{one}" for one in VALIDATION]), test)
     if pairs or not train:  # there are no judgments to spare but those of the test
         splits = replace(splits, cut=0.5, cut_from="test")
-    return Task(name, Retrieve(document=document, pairs=pairs), str(folder), splits, trained_on=borrowed)
+    steps = {"steps": 0} if own.zero_shot else {}
+    return Task(name, form, str(folder), splits, trained_on=borrowed, **steps)

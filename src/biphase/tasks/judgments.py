@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from biphase.errors import DataError
-from biphase.tasks.places import kind_of
+from biphase.tasks.places import COLUMNS, kind_of
 from biphase.tasks.tables import column_names, lines, read
 
 QUERY = "query-id|query_id|qid|query"
@@ -51,7 +51,7 @@ def read_judgments(whose: str, files: Sequence[Path]) -> Judgments:
     made = Judgments()
     known: dict[tuple[str, str], int] = {}
     for path in files:
-        if kind_of(path.name)[0] == ".tsv":
+        if kind_of(path.name)[0] in (".tsv", *COLUMNS):  # TREC's are .txt
             found = _separated(whose, path)
         elif PASSAGES in column_names(whose, path):
             found = _passages(whose, path, made.texts)

@@ -2,19 +2,27 @@
 
 A label may stand there as its name, as its number (2, 2.0, "2"), or as true or false where there are two. A name
 goes before a number: where labels are called "1" to "5", a 1 is the one called "1", and 0 is none of them.
+
+The names of numbers that nobody has listed stand beside the rows: in labels.json or label.json, in what the `datasets`
+library notes in parquet and arrow files, in dataset_infos.json or dataset_info.json, or at the top of README.md.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from biphase.errors import SpecError
-from biphase.tasks.tables import read
+from biphase.tasks.places import kind_of
+from biphase.tasks.tables import read, schema_of
 
 MOST_LABELS = 1_000
+LISTS = ("labels.json", "label.json")  # of names alone
+CARDS = ("dataset_infos.json", "dataset_info.json", "README.md")  # of a dataset, with its columns
 _WHOLE = re.compile(r"-?\d+")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _TRUTH = {"false": 0, "true": 1}
@@ -55,7 +63,7 @@ class Numbering:
         if _whole(str(value)) == -1:
             return (
                 "has the label -1: these rows are unlabelled, as GLUE's test is; "
-                "score on a part that has labels, e.g. Splits(test='validation*')"
+                "score on a part that has labels, e.g. --test FILE, or Splits(test='validation*')"
             )
         shown = ", ".join(self.labels[:8]) + (", …" if len(self.labels) > 8 else "")
         return f"has the label {value!r}, which is none of {shown}; correct the row, or the task's labels"
@@ -118,3 +126,88 @@ def _no_label(value: Any) -> str:
     if isinstance(value, str) and value != value.strip():
         return f"has the label {value!r}, with a space before or after it,"
     return ""
+
+
+# ---------------------------------------------------------------- the names of numbers
+
+
+def named(whose: str, files: Sequence[Path], root: Path, column: str, values: set[Any]) -> tuple[str, ...]:
+    """The names of labels that are numbers, in order, where they stand beside the files or in their metadata.
+
+    `root`: the folder the user named. Nothing is found for labels that are names already.
+    """
+    numbers = {_whole(str(one)) for one in values}
+    if not numbers or None in numbers:
+        return ()
+    path, names = _names_beside(files[0], root, column)
+    strange = sorted(one for one in numbers if one is not None and not 0 <= one < len(names))
+    if names and strange:
+        raise SpecError(
+            f"{whose}: {path} names {len(names)} labels, and column {column!r} holds the number {strange[0]}; correct it, "
+            "or say the labels: --labels NAMES"
+        )
+    return names
+
+
+def _names_beside(file: Path, root: Path, column: str) -> tuple[Path, tuple[str, ...]]:
+    """The first names that are found for a column, and the file that says them.
+
+    The card of a repository stands above the folder of a configuration; there only what it says of that one counts.
+    """
+    there, top = file.resolve(), root.resolve()
+    inside = [one for one in there.parents if one.is_relative_to(top)] or [there.parent]
+    beside = [folder / name for folder in inside for name in (*LISTS, *CARDS)]
+    for path in (*beside[: len(LISTS)], there, *beside, *(top.parent / name for name in CARDS)):
+        with contextlib.suppress(Exception):  # absent, or no metadata: then it says nothing
+            found = dict(_said(path, column))  # by configuration
+            own = {config: names for config, names in found.items() if config in there.parts}
+            if path.parent == top.parent and top.name != "data":
+                found = own
+            if len(set((own or found).values())) == 1:
+                return path, next(iter((own or found).values()))
+    return file, ()
+
+
+def _said(path: Path, column: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """What a file says of the names of a column's labels, by configuration."""
+    if kind_of(path.name)[0] in (".parquet", ".arrow"):
+        infos = {"": json.loads(schema_of(path).metadata[b"huggingface"])["info"]}
+    elif path.name == "README.md":
+        from huggingface_hub import metadata_load
+
+        said = (metadata_load(path) or {})["dataset_info"]
+        infos = {one.get("config_name", ""): one for one in (said if isinstance(said, list) else [said])}
+    else:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        if path.name in LISTS:
+            by_column = isinstance(said, dict) and any(isinstance(one, list) for one in said.values())
+            infos = {"": {"features": {column: {"names": said.get(column) if by_column else said}}}}
+        else:
+            infos = {"": said} if "features" in said else said
+    for config, info in infos.items():
+        features = info["features"]
+        if isinstance(features, list):  # so in a card: each with its name
+            features = {one.get("name"): one for one in features}
+        names = _listed(_names(features.get(column)))
+        if names:
+            yield config, names
+
+
+def _names(feature: Any) -> Any:
+    """The names in the description of a column, whose lists may be described one level deeper."""
+    if not isinstance(feature, dict):
+        return None
+    if "names" in feature:
+        return feature["names"]
+    return next((found for one in feature.values() if (found := _names(one))), None)
+
+
+def _listed(names: Any) -> tuple[str, ...]:
+    """Names in the order of their numbers: a list, {"0": "bad"} or {"bad": 0}; nothing where they are no names."""
+    if isinstance(names, dict):
+        numbered = all(_WHOLE.fullmatch(str(one)) for one in names)
+        pairs = names.items() if numbered else ((number, name) for name, number in names.items())
+        by_number = {int(number): name for number, name in pairs}
+        names = [by_number[number] for number in range(len(by_number))]
+    labels = tuple(str(one) for one in names) if isinstance(names, list) else ()
+    return labels if 1 < len(labels) == len(set(labels)) and all(map(str.strip, labels)) else ()

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from biphase.errors import DataError
 from biphase.specs import Answer, Classify, Retrieve, Splits, Tag, Task
-from biphase.specs.tasks import columns_of
+from biphase.specs.tasks import columns_of, filled, optional_columns
 from biphase.tasks.cuts import cut
 from biphase.tasks.examples import Examples, Question, Span, Text, Words
 from biphase.tasks.labels import Numbering
@@ -30,11 +30,11 @@ def load(task: Task, *, documents: Literal["judged", "all"]) -> Examples:
         first, rest = cut(len(parts[donor]), task.splits)
         rows = parts[donor]
         parts |= {"validation": [rows[place] for place in first], donor: [rows[place] for place in rest]}
-    if task.trained_on:
+    if not task.is_trained:
         parts["train"] = []
     limited = [parts[part][: limit or None] for part, limit in zip(PARTS, task.splits.rows, strict=True)]
     for part, rows in zip(PARTS, limited, strict=True):
-        if not rows and not (part == "train" and task.trained_on):
+        if not rows and (part != "train" or task.is_trained):
             raise DataError(f"task {task.name!r}: its {part} part has no rows; {_more(task.splits, part)}")
     return Examples(*limited)
 
@@ -59,19 +59,19 @@ def _read(task: Task, files: Sequence[Path]) -> list[Any]:
 
 
 def _texts(whose: str, form: Classify, files: Sequence[Path]) -> list[Text]:
-    columns = columns_of("Classify.text", form.text)
+    columns, optional = columns_of("Classify.text", form.text), optional_columns(form.text)
     number = Numbering(form.labels)
     made = []
     for rows in read(whose, files, (*columns, form.label)):
         values = zip(*(rows.columns[name] for name in columns), strict=True)
-        for row, (filled, label) in enumerate(zip(values, rows.columns[form.label], strict=True)):
+        for row, (texts, label) in enumerate(zip(values, rows.columns[form.label], strict=True)):
             found = number(label)
             if found is None:
                 raise DataError(f"{whose}: {rows.place(row)} {number.refusal(label)}")
-            for name, value in zip(columns, filled, strict=True):
-                if not isinstance(value, (str, int, float)):
+            for name, value in zip(columns, texts, strict=True):
+                if not isinstance(value, (str, int, float)) and (value is not None or name not in optional):
                     raise DataError(f"{whose}: {rows.place(row)} has no text in {name!r}; correct the row")
-            text = form.text.format(**dict(zip(columns, filled, strict=True)))
+            text = filled(form.text, dict(zip(columns, texts, strict=True)))
             if not text or text.isspace():
                 raise DataError(f"{whose}: {rows.place(row)} has no text; correct or remove the row")
             made.append(Text(text, found))

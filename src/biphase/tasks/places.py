@@ -4,7 +4,8 @@ A source is a folder, one file (the train part; the others stand beside it), `bu
 `hf://owner/name@revision/folder`. The parts are names or patterns below it, and `*` never passes a slash: "train*"
 means train.parquet, train-00000-of-00002.parquet or train.jsonl.zst, not what lies in train_extra/. Where no file
 matches, the files of a folder of that very name are meant: "corpus*" finds corpus/corpus-00000-of-00001.parquet.
-A name may leave out .gz or .zst. Files of other kinds (README.md) are passed over.
+A name may leave out .gz or .zst. Files of other kinds (README.md) are passed over, and files in CoNLL's columns where
+there are tables.
 
 Only the standard library is used here, because planning passes through.
 """
@@ -27,7 +28,28 @@ from biphase.tasks.hub import SIGN, HubPlace, download, listing
 # Raised when the same files and record would be read as other examples than before.
 GENERATION = 1
 
-KINDS = (".parquet", ".jsonl", ".json", ".csv", ".tsv")
+KINDS = (".parquet", ".arrow", ".jsonl", ".json", ".csv", ".tsv")
+COLUMNS = (
+    ".conll",
+    ".iob",
+    ".iob2",
+    ".bio",
+    ".txt",
+    ".train",
+    ".dev",
+    ".test",
+    ".testa",
+    ".testb",
+)  # CoNLL's
+# What stands beside the rows of a dataset and says something about them.
+ABOUT = (
+    "labels.json",
+    "label.json",
+    "dataset_infos.json",
+    "dataset_info.json",
+    "dataset_dict.json",
+    "state.json",
+)
 CODECS = {".gz": "gzip", ".zst": "zstd"}
 _BUILTIN = "builtin:"
 
@@ -37,7 +59,9 @@ def kind_of(name: str) -> tuple[str, str]:
     path = PurePosixPath(name.lower())
     codec = CODECS.get(path.suffix, "")
     kind = path.with_suffix("").suffix if codec else path.suffix
-    return (kind, codec) if kind in KINDS and not (codec and kind == ".parquet") else ("", "")
+    if path.name in ABOUT or kind not in (*KINDS, *COLUMNS) or (codec and kind in (".parquet", ".arrow")):
+        return "", ""
+    return kind, codec
 
 
 def files_of(task: Task) -> dict[str, tuple[Path, ...]]:
@@ -92,7 +116,7 @@ def task_key(task: Task, store: Store) -> str:
         form = {name: value for name, value in form.items() if name not in ("queries", "corpus", "pairs")}
         if "pairs" not in used:
             del form["pair"]
-    borrowed = bool(task.trained_on)
+    borrowed = not task.is_trained
     cut = None if "validation" in used else [splits.cut, splits.cut_from, splits.seed]
     length = {"epochs": task.epochs} if task.epochs else {"steps": task.steps}
     meaning = {
@@ -109,7 +133,7 @@ def task_key(task: Task, store: Store) -> str:
 def parts_of(task: Task) -> dict[str, str]:
     """The places the examples are read from, by part. What a task does not use is left out."""
     splits, form = task.splits, task.form
-    pairs = form.pairs if isinstance(form, Retrieve) and not task.trained_on else ""
+    pairs = form.pairs if isinstance(form, Retrieve) and task.is_trained else ""
     cut_from_train = not splits.validation and splits.cut_from == "train"
     if cut_from_train and (pairs or not splits.train):
         why = "is pairs without judgments" if pairs else "it does not have"
@@ -117,7 +141,7 @@ def parts_of(task: Task) -> dict[str, str]:
             f"task {task.name!r}: validation is to be cut from the train part, which {why}; "
             "type Splits(cut_from='test', cut=0.5), or name its files: Splits(validation='…')"
         )
-    trained_on_rows = not task.trained_on and not pairs
+    trained_on_rows = task.is_trained and not pairs
     named = {
         "train": splits.train if trained_on_rows or cut_from_train else "",
         "validation": splits.validation,
@@ -225,6 +249,15 @@ def _fits(name: str, part: str, *, last: bool) -> bool:
     return name == part or fnmatchcase(name, part) or (last and fnmatchcase(_unpacked(name), part))
 
 
+def _readable(names: Iterable[str]) -> list[str]:
+    """Those of the names that can be read: tables, or else files in CoNLL's columns."""
+    kinds = {name: kind_of(name)[0] for name in names}
+    for some in (KINDS, COLUMNS):
+        if found := [name for name, kind in kinds.items() if kind in some]:
+            return found
+    return []
+
+
 def _in_names(names: Iterable[str], pattern: str) -> tuple[list[str], list[str]]:
     """The names a pattern means among those of a repository, and those in the same folder."""
     tables = [name for name in names if kind_of(name)[0]]
@@ -241,7 +274,7 @@ def _in_names(names: Iterable[str], pattern: str) -> tuple[list[str], list[str]]
                 for place, (step, part) in enumerate(zip(steps, parts, strict=True), 1)
             ):
                 found.append(name)
-        if found:
+        if found := _readable(found):
             return sorted(found), others
     return [], others or tables
 
@@ -249,12 +282,8 @@ def _in_names(names: Iterable[str], pattern: str) -> tuple[list[str], list[str]]
 def _in_folder(folder: Path, pattern: str) -> tuple[list[str], list[str]]:
     """The names a pattern means below a folder, and those that stand where it looks."""
     for parts in _readings(pattern):
-        found = [
-            name
-            for name in _expand(folder, PurePosixPath(), parts)
-            if kind_of(name)[0] and (folder / name).is_file()
-        ]
-        if found:
+        every = [name for name in _expand(folder, PurePosixPath(), parts) if (folder / name).is_file()]
+        if found := _readable(every):
             return sorted(found), []
     parent = folder / PurePosixPath(pattern).parent
     return [], [path.name for path in _entries(parent if parent.is_dir() else folder)]

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from biphase.errors import DataError
 from biphase.specs import Retrieve, Task
-from biphase.specs.tasks import columns_of
+from biphase.specs.tasks import columns_of, filled
 from biphase.tasks.cuts import cut
 from biphase.tasks.examples import Examples, Library, Pair, Search
 from biphase.tasks.judgments import QUERY_ID, Judgment, Judgments, identity, read_judgments
@@ -38,7 +38,7 @@ def load_retrieval(task: Task, files: Files, documents: Literal["judged", "all"]
     searched = {one.document for one in judged["test"].rows}
     searched |= {one.document for one in judged["validation"].rows} if "validation" in judged else set()
     searched |= {name for grades in graded["validation"].values() for name in grades}
-    pairs_of = [] if task.trained_on else [one for one in trained if one.grade >= form.relevant]
+    pairs_of = [one for one in trained if one.grade >= form.relevant] if task.is_trained else []
 
     wanted = searched | {one.document for one in pairs_of}
     whole = documents == "all"
@@ -61,7 +61,7 @@ def load_retrieval(task: Task, files: Files, documents: Literal["judged", "all"]
     )
     found = {"train": pairs[: limits[0] or None], "validation": validation, "test": test}
     for part, rows in found.items():
-        if not len(rows) and not (part == "train" and task.trained_on):
+        if not len(rows) and (part != "train" or task.is_trained):
             raise DataError(
                 f"{whose}: its {part} part has no query with a relevant document; put judgments into its files"
             )
@@ -121,8 +121,8 @@ def _queries(
     found: dict[str, str] = {}
     for part in judged.values():
         for name, text in part.texts.items():
-            filled = _filled(form.query, columns, text)
-            if found.setdefault(name, filled) != filled:
+            made = _filled(form.query, columns, text)
+            if found.setdefault(name, made) != made:
                 raise DataError(
                     f"{whose}: two parts have the query {name!r} with other texts; give one another id"
                 )
@@ -146,17 +146,17 @@ def _texts(
     empty: list[str] = []
     for rows in read(whose, files, (name_column, *columns), only=only):
         values = zip(*(rows.columns[column] for column in columns), strict=True)
-        for row, (name, filled) in enumerate(zip(rows.columns[name_column], values, strict=True)):
+        for row, (name, fields) in enumerate(zip(rows.columns[name_column], values, strict=True)):
             known = identity(whose, name, rows.place(row))
             if known in found:
                 raise DataError(f"{whose}: {rows.place(row)} is the second with the id {known!r}; remove one")
             named = {
                 column: _text(whose, value, column, rows, row)
-                for column, value in zip(columns, filled, strict=True)
+                for column, value in zip(columns, fields, strict=True)
             }
             if known in wanted and not any(value.strip() for value in named.values()):
                 empty.append(rows.place(row))
-            found[known] = template.format(**named)
+            found[known] = filled(template, named)
     if len(empty) > spared * len(wanted):
         raise DataError(
             f"{whose}: {empty[0]} is judged and has no text in {' or '.join(map(repr, columns))}; "
@@ -184,7 +184,7 @@ def _pairs(whose: str, form: Retrieve, files: Sequence[Path]) -> list[Pair]:
 
 def _filled(template: str, columns: tuple[str, ...], text: str) -> str:
     """A template where only the text is known."""
-    return template.format(**(dict.fromkeys(columns, "") | {"text": text}))
+    return filled(template, dict.fromkeys(columns, "") | {"text": text})
 
 
 def _text(whose: str, value: Any, column: str, rows: Rows, row: int, *, needed: bool = False) -> str:

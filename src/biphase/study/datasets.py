@@ -1,0 +1,253 @@
+"""What each dataset was read as: said before anything is trained, kept beside the plan, shown in the report.
+
+store/studies/<name>/datasets.json      the descriptions of a study's datasets, with two examples of each
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from biphase.errors import StoreError
+from biphase.files import Store, read_sealed, sealed, write_json
+from biphase.specs import Answer, Classify, Retrieve, Tag, Task
+from biphase.specs.tasks import columns_of, filled
+from biphase.study.tasks import LABELS, VALIDATION
+from biphase.tasks.examples import Examples, Pair, Question, Search, Text, Words
+from biphase.tasks.hub import refuse_unpinned
+from biphase.tasks.labels import is_number
+from biphase.tasks.load import load
+from biphase.tasks.places import files_of, on_hub
+from biphase.tasks.retrieval import DOCUMENT_ID
+from biphase.tasks.tables import column_names
+from biphase.wording import counted
+
+DATASETS = "datasets.json"
+SHOWN = 160  # characters of an example
+LISTED = 12  # labels
+FEW = 100  # rows to train on
+FAMILIES = {
+    "SC": "sequence classification",
+    "TC": "token classification",
+    "QA": "question answering",
+    "IR": "retrieval",
+}
+
+
+@dataclass(frozen=True)
+class Description:
+    """A dataset in words; what cannot be printed is written out, a line break as \\n."""
+
+    name: str
+    about: tuple[tuple[str, str], ...]
+    warnings: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        rows = [*self.about, *(("warning", one) for one in self.warnings)]
+        return [self.name, *(f"  {word:<10}  {said}" for word, said in rows)]
+
+
+def describe(tasks: Iterable[Task], *, download: bool) -> list[Description]:
+    """Read datasets whole and say what they are; a bad row is refused. Without `download`, none is fetched from the hub."""
+    return [_describe(task, download=download) for task in tasks]
+
+
+def keep(made: Sequence[Description], study: str, store: Store) -> None:
+    """Leave descriptions beside the plan; those of other datasets of the study stay."""
+    path = store.studies / study / DATASETS
+    known = {name: asdict(one) for name, one in kept(study, store).items()}
+    known |= {one.name: asdict(one) for one in made}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, sealed({"datasets": list(known.values())}))
+
+
+def kept(study: str, store: Store) -> dict[str, Description]:
+    """The descriptions of a study's datasets, by name; none where they are not here or were changed."""
+    with contextlib.suppress(StoreError, KeyError, TypeError, ValueError):
+        every = read_sealed(store.studies / study / DATASETS)["datasets"]
+        made = [
+            Description(
+                str(one["name"]),
+                tuple((str(word), str(said)) for word, said in one["about"]),
+                tuple(str(warning) for warning in one["warnings"]),
+            )
+            for one in every
+        ]
+        return {one.name: one for one in made}
+    return {}
+
+
+# ---------------------------------------------------------------- one dataset
+
+
+def _describe(task: Task, *, download: bool) -> Description:
+    places = on_hub(task)
+    for place in places:
+        refuse_unpinned(f"task {task.name!r}", place)
+    about = [("family", f"{task.family}, {FAMILIES[task.family]}"), ("source", task.source)]
+    if places and not download:
+        about += [*_asked(task, ()), ("rows", "on the hub; read when the first model is fine-tuned")]
+        return _printable(task.name, about, ())
+    files = files_of(task)
+    examples = load(task, documents="judged")
+    source = "corpus" if isinstance(task.form, Retrieve) else "train" if "train" in files else "test"
+    columns = column_names(f"task {task.name!r}", files[source][0])
+    about += [*_asked(task, columns), *_parts(task, examples)]
+    about += [("example", one) for one in _examples(task, examples)]
+    return _printable(task.name, about, _warnings(task, examples, columns))
+
+
+def _printable(name: str, about: Iterable[tuple[str, str]], warnings: Iterable[str]) -> Description:
+    def plain(text: str) -> str:
+        return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+    return Description(name, tuple((word, plain(said)) for word, said in about), tuple(map(plain, warnings)))
+
+
+def _asked(task: Task, columns: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Columns, template and labels."""
+    form = task.form
+    match form:
+        case Classify():
+            read, templates = [*columns_of("", form.text), form.label], [("text", form.text)]
+        case Tag():
+            read, templates = [form.words, form.tags], []
+        case Answer():
+            read = [form.question, form.context, form.answers]
+            templates = [("text", f"{form.text}{{{form.context}}}")]
+        case Retrieve():
+            read = list(columns_of("", form.document))
+            templates = [("query", form.query), ("document", form.document)]
+    if columns:
+        read = [next((one for one in column.split("|") if one in columns), column) for column in read]
+        ids = DOCUMENT_ID.split("|") if isinstance(form, Retrieve) else ()
+        unread = [one for one in columns if one not in (*read, *ids)]
+        yield "columns", ", ".join(read) + (f"; not read: {', '.join(unread)}" if unread else "")
+    yield from templates
+    if isinstance(form, (Classify, Tag)):
+        more = f", … ({len(form.labels)} in all)" if len(form.labels) > LISTED else ""
+        yield "labels", ", ".join(form.labels[:LISTED]) + more
+
+
+def _parts(task: Task, examples: Examples) -> Iterator[tuple[str, str]]:
+    """What each part is for, and its rows."""
+    asks = isinstance(task.form, Retrieve)
+    splits, what = task.splits, "query" if asks else "row"
+
+    def rows(part: Any, word: str = what) -> str:
+        return counted(len(part), word).replace("querys", "queries")
+
+    if task.trained_on:
+        yield "train", f"none; scored with the model of {task.trained_on}"
+    elif task.zero_shot:
+        yield "train", "none; the model is scored as it is"
+    else:
+        length = counted(task.epochs, "epoch") if task.epochs else f"{task.steps:,} steps"
+        pairs = rows(examples.train, "pair" if asks else "row")
+        yield "train", f"{pairs}; {length} of {task.batch} at a time"
+    if not task.zero_shot:
+        share = "half" if splits.cut == 0.5 else f"{splits.cut:.0%}"
+        cut = "" if splits.validation else f" ({share} of {splits.cut_from})"
+        yield "validation", f"{rows(examples.validation)}{cut}; chooses the learning rate"
+    place = splits.test.removeprefix("qrels/")
+    stands_in = any(place == one or place.startswith(f"{one}.") for one in VALIDATION)
+    why = "; the validation files, as there is no test part with labels" if stands_in else ""
+    yield "test", f"{rows(examples.test)}{why}"
+
+
+# ---------------------------------------------------------------- examples
+
+
+def _examples(task: Task, examples: Examples) -> Iterator[str]:
+    """Two examples as a model reads them, before its tokenizer's own marks."""
+    labels = getattr(task.form, "labels", ())
+    rows = _rows_of(examples.train if len(examples.train) else examples.test)
+    other = (one for one in rows[1:] if isinstance(one, Text) and one.label != rows[0].label)
+    for one in (*rows[:1], *(next(other, second) for second in rows[1:2])):
+        match one:
+            case Text():
+                yield f"{_shown(one.text)} → {labels[one.label]}"
+            case Words():
+                tagged = zip(one.words, one.tags, strict=True)
+                yield _shown(" ".join(f"{word}/{labels[tag]}" for word, tag in tagged))
+            case Question():
+                answer = _shown(one.answers[0].text) if one.answers else "no answer"
+                yield f"{_shown(one.before + one.context)} → {answer}"
+            case Pair():
+                yield f"{_shown(one.query)} → {_shown(one.document)}"
+
+
+def _rows_of(part: Any) -> Sequence[Any]:
+    """The examples of a part; of a search, the first queries with their best documents."""
+    if not isinstance(part, Search):
+        return part
+    best = [max(judged, key=judged.__getitem__) for judged in part.judged[:2]]
+    return [
+        Pair(query, part.library.texts[document]) for query, document in zip(part.queries, best, strict=False)
+    ]
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…")
+
+
+# ---------------------------------------------------------------- what is odd
+
+
+def _warnings(task: Task, examples: Examples, columns: Sequence[str]) -> Iterator[str]:
+    train, form = examples.train, task.form
+    if isinstance(form, Classify):
+        yield from _odd_texts(form, examples, columns)
+    if task.is_trained and len(train) < FEW:
+        yield f"only {counted(len(train), 'row')} to train on; scores of so few depend on chance"
+    if task.is_trained:
+        taught = {_input(one) for one in train}
+        asked = [_input(one) for one in _inputs(examples.test)]
+        shared = sum(one in taught for one in asked)
+        if shared:
+            yield (
+                f"{shared:,} of {len(asked):,} inputs of the test part ({shared / len(asked):.1%}) are in the train part "
+                "too; a model may know their answers by heart"
+            )
+
+
+def _odd_texts(form: Classify, examples: Examples, columns: Sequence[str]) -> Iterator[str]:
+    read = columns_of("", form.text)
+    could = [
+        one for one in columns if (one.lower() in LABELS or one.lower().endswith("label")) and one not in read
+    ]
+    first, *others = sorted(could, key=lambda one: (*LABELS, one.lower()).index(one.lower())) or [""]
+    if others and form.label == first:  # nobody said another
+        yield f"column {others[0]!r} could be the label too; if it is, type --label {others[0]}"
+    header = filled(form.text, {one: one for one in read})
+    for part in ("train", "validation", "test"):
+        if any(isinstance(one, Text) and one.text == header for one in getattr(examples, part)):
+            yield f"a row of the {part} part repeats the header, {_shown(header)}; remove it"
+    texts = [one.text for one in examples.train if isinstance(one, Text)]
+    if texts and form.text == f"{{{read[0]}}}" and all(map(is_number, texts)):
+        yield f"the texts are numbers, e.g. {_shown(texts[0])}; if the text is elsewhere, type --text COLUMN"
+    if texts and len(form.labels) * 2 > len(texts):
+        yield (
+            f"{len(form.labels)} labels for {counted(len(texts), 'row')} of train; if {form.label!r} is not the label, "
+            "type --label COLUMN"
+        )
+
+
+def _inputs(part: Any) -> Sequence[Any]:
+    return part.queries if isinstance(part, Search) else part
+
+
+def _input(one: Any) -> Any:
+    """What a model is given of an example, without the answer; of a pair, the query."""
+    match one:
+        case Text():
+            return one.text
+        case Words():
+            return one.words
+        case Question():
+            return one.before, one.context
+        case Pair():
+            return one.query
+    return one

@@ -59,7 +59,7 @@ HEAVY = [
     "rich",
 ]
 
-LONGEST_FILE = 330
+LONGEST_FILE = 500
 LONGEST_FUNCTION = 70
 
 

@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from biphase.data.shards import Shards
 from biphase.errors import ModelError
 from biphase.files import Store, publish, write_json
-from biphase.finetune.families import Family, Part, Scored, family_of
+from biphase.finetune.families import Family, Part, Scored, as_text, family_of
 from biphase.finetune.leaf import Bench, Trained, score
 from biphase.finetune.model import Setting
 from biphase.finetune.subject import Subject, subject_of_hub, subject_of_state
@@ -185,6 +185,8 @@ class Tuner:
             "seed": training.seed,
             "metric": family.metric,
             "scores": {part: one.metrics for part, one in scored.items()},
+            "baselines": family.baselines,
+            "constant": {part: one.constant for part, one in scored.items()},
             "examples": {part: len(next(iter(one.values.values()))) for part, one in scored.items()},
             "steps": trained.steps,
             "trained_examples": trained.examples,
@@ -195,17 +197,19 @@ class Tuner:
         }
         with self.store.attempt(f"leaf-{leaf.key}") as folder:
             write_json(folder / LEAF, _finite(about))
-            _save_values(folder / VALUES, scored)
+            _save_values(folder / VALUES, scored, family)
             publish(folder, self.store.leaves / leaf.key)
 
 
-def _save_values(path: Path, scored: dict[Part, Scored]) -> None:
-    values = {
-        f"{part}/{name}": np.ascontiguousarray(each)
-        for part, one in scored.items()
-        for name, each in one.values.items()
-    }
-    save_file(values, str(path))
+def _save_values(path: Path, scored: dict[Part, Scored], family: Family) -> None:
+    """Of each example its id, what was predicted, and its value of each metric."""
+    arrays = {}
+    for part, one in scored.items():
+        count = len(next(iter(one.values.values())))
+        ids = as_text(list(family.example_ids.get(part, range(count))))
+        kept = {"ids": ids, **one.predictions, **one.values}
+        arrays |= {f"{part}/{name}": np.ascontiguousarray(each) for name, each in kept.items()}
+    save_file(arrays, str(path))
 
 
 def _finite(about: dict[str, object]) -> dict[str, object]:

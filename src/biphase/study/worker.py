@@ -308,9 +308,10 @@ class Worker:
 
 
 def _validation(scored: Scored) -> str:
-    """The first metric of a part, as percent."""
+    """The first metric of a part, as percent, and whether all examples got the same prediction."""
     metrics = list(scored.metrics.items())
-    return f"{metrics[0][0]} {metrics[0][1] * 100:.1f}% on validation   " if metrics else ""
+    same = f" (constant: {scored.constant})" if scored.constant else ""
+    return f"{metrics[0][0]} {metrics[0][1] * 100:.1f}% on validation{same}   " if metrics else ""
 
 
 def _flops_per_token(state: State) -> float | None:

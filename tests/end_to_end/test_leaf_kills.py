@@ -86,3 +86,4 @@ def test_kills_in_the_middle_of_a_grid_change_no_score(corpus, tmp_path, protoco
     assert not alive, "a finished study holds no job"
     taken = (killed / "leases" / "takeovers.jsonl").read_text().splitlines()
     assert taken, "some of the killed held a fine-tuning"
+    assert not list((killed / "unfinished").iterdir()), "what was saved on the way is swept"

@@ -220,7 +220,15 @@ def work(
     finally:
         presence.leave()
     if ranks.first:
-        text = closing(made, where, outcome.failed, stopped=outcome.stopped, command=command, study=study)
+        text = closing(
+            made,
+            where,
+            outcome.failed,
+            stopped=outcome.stopped,
+            command=command,
+            study=study,
+            unsaved=outcome.unsaved,
+        )
         lines = [text, *more()]
         print(json.dumps(status_json(made, where), indent=1) if as_json else "\n".join(lines), flush=True)
     ranks.wait()  # torchrun ends the others soon after one has ended with a failure

@@ -7,6 +7,7 @@ import shutil
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from biphase.finetune.checkpoints import Checkpoints
 from biphase.leases import Leases
 from biphase.study import leaves, ledger
 from biphase.study.identities import identities
-from biphase.study.leaves import LEAF, VALUES, read_leaf, trainings
+from biphase.study.leaves import LEAF, PREDICTIONS, VALUES, read_leaf, trainings
 from biphase.study.plan import make_plan
 from biphase.study.shard_maker import Stopped
 from biphase.study.summary import closing, status_json, status_text
@@ -51,6 +52,7 @@ def made(store):
         place.name: (
             {k: v for k, v in json.loads((place / LEAF).read_text()).items() if k != "seconds"},
             (place / VALUES).read_bytes(),
+            (place / PREDICTIONS).read_bytes(),
         )
         for place in store.leaves.iterdir()
     }
@@ -72,7 +74,7 @@ def test_every_leaf_of_the_plan_is_published_whole_and_nothing_else(plan, finish
     assert {place.name for place in finished.leaves.iterdir()} == keys(plan)
     for training in trainings(plan):
         for leaf in training.leaves:
-            assert set(verify(finished.leaves / leaf.key)) == {LEAF, VALUES}
+            assert set(verify(finished.leaves / leaf.key)) == {LEAF, VALUES, PREDICTIONS}
             about = read_leaf(finished, leaf.key)
             assert (about["key"], about["training"]) == (leaf.key, training.key)
             assert (about["model"], about["lr"], about["seed"]) == (
@@ -106,9 +108,13 @@ def test_the_values_of_a_leaf_are_what_its_scores_are_made_of(plan, finished):
 def test_every_trial_keeps_ids_predictions_and_the_baselines_of_its_task(plan, finished):
     for training in trainings(plan):
         for leaf in training.leaves:
-            about, values = read_leaf(finished, leaf.key), load_file(finished.leaves / leaf.key / VALUES)
-            ids = json.loads(values["test/ids"].tobytes())
-            predicted = values["test/predictions"]
+            place = finished.leaves / leaf.key
+            about, values, kept = (
+                read_leaf(finished, leaf.key),
+                *(load_file(place / n) for n in (VALUES, PREDICTIONS)),
+            )
+            ids = json.loads(kept["test/ids"].tobytes())
+            predicted = kept["test/predictions"]
             assert len(ids) == about["examples"]["test"]
             assert set(about["constant"]) == {"validation", "test"}
             for metric in about["scores"]["test"]:
@@ -124,6 +130,18 @@ def test_every_trial_keeps_ids_predictions_and_the_baselines_of_its_task(plan, f
             else:
                 assert len(set(ids)) == len(ids)
                 assert {len(row) for row in json.loads(predicted.tobytes())} == {10}
+
+
+def test_the_rescoring_example_of_the_docs_gives_the_recorded_score(plan, finished, capsys):
+    guide = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
+    code = guide.split("## Rescoring from predictions")[1].split("```python\n")[1].split("```")[0]
+    scores = set()
+    for key in keys(plan, of=lambda training, leaf: leaf.task.name == "toys"):
+        exec(code.replace('"store/leaves/KEY"', repr(str(finished.leaves / key))), {})
+        again, recorded = map(float, capsys.readouterr().out.split())
+        assert again == pytest.approx(recorded)
+        scores.add(recorded)
+    assert len(scores) > 1
 
 
 def test_what_borrows_is_scored_with_the_training_it_borrows_and_says_so(plan, finished):

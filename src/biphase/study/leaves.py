@@ -21,6 +21,7 @@ from biphase.study.plan import Plan
 
 LEAF = "leaf.json"
 VALUES = "values.safetensors"
+PREDICTIONS = "predictions.safetensors"  # of trials of this version on
 
 
 @dataclass(frozen=True)

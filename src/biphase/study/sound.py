@@ -19,12 +19,11 @@ from biphase.records import KEY_LENGTH, decode, key
 from biphase.specs import Corpus, Pretrain, Study
 from biphase.study import parcel
 from biphase.study.identities import corpora_of
-from biphase.study.leaves import LEAF, VALUES, lenders
+from biphase.study.leaves import LEAF, PREDICTIONS, VALUES, lenders
 from biphase.study.pins import COMMIT, hubs_of
 
 LINK = ("source", "heldout", "fingerprint")  # what is said of a corpus that was read from a folder
 PARTS = ("validation", "test")
-PREDICTIONS = {"ids", "predictions", "words"}
 # As safetensors calls them: what a report can count with.
 NUMBERS = {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F16", "F32", "F64"}
 _KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}")
@@ -118,6 +117,8 @@ def _check_leaf(at: str, files: dict[str, bytes]) -> None:
     _check_baselines(about)
     if VALUES in files:
         _check_values(files[VALUES], about["examples"])
+    if PREDICTIONS in files:  # which no verb reads
+        _arrays(PREDICTIONS, files[PREDICTIONS])
 
 
 def _check_baselines(about: dict[str, Any]) -> None:
@@ -133,21 +134,26 @@ def _check_baselines(about: dict[str, Any]) -> None:
 
 
 def _check_values(content: bytes, examples: dict[str, int]) -> None:
-    """One number for each example of its part; of entities three counts. No verb reads ids and predictions."""
+    """One number for each example of its part; of entities three counts."""
+    for name, array in _arrays(VALUES, content):
+        part, _, metric = name.partition("/")
+        shape = [examples[part], 3] if metric == "entity_counts" else [examples[part]]
+        _need(list(array["shape"]) == shape, f"{VALUES}: {name!r} is {array['shape']} and should be {shape}")
+
+
+def _arrays(file: str, content: bytes) -> Iterable[tuple[str, Any]]:
+    """The arrays of a file, each of numbers of a part."""
     from safetensors import SafetensorError, deserialize
 
     try:
         arrays = deserialize(content)
     except SafetensorError as wrong:
-        raise StoreError(f"{VALUES} cannot be read: {wrong}") from None
+        raise StoreError(f"{file} cannot be read: {wrong}") from None
     for name, array in arrays:
-        part, _, metric = name.partition("/")
-        _need(part in PARTS and metric, f"{VALUES} has {name!r}")
-        _need(array["dtype"] in NUMBERS, f"{VALUES}: {name!r} is of the type {array['dtype']}")
-        if metric in PREDICTIONS:
-            continue
-        shape = [examples[part], 3] if metric == "entity_counts" else [examples[part]]
-        _need(list(array["shape"]) == shape, f"{VALUES}: {name!r} is {array['shape']} and should be {shape}")
+        part, _, what = name.partition("/")
+        _need(part in PARTS and what, f"{file} has {name!r}")
+        _need(array["dtype"] in NUMBERS, f"{file}: {name!r} is of the type {array['dtype']}")
+    return arrays
 
 
 def _check_state(at: str, files: dict[str, bytes]) -> None:

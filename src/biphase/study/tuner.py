@@ -31,7 +31,7 @@ from biphase.models.attention import varlen_works
 from biphase.models.encoder import Encoder
 from biphase.records import encode
 from biphase.specs import Finetune, Hub, Pretrain, Task
-from biphase.study.leaves import LEAF, VALUES, Leaf, Training
+from biphase.study.leaves import LEAF, PREDICTIONS, VALUES, Leaf, Training
 from biphase.study.plan import Plan
 from biphase.study.shard_maker import Stopped
 from biphase.tasks.load import load
@@ -235,18 +235,25 @@ class Tuner:
         }
         with self.store.attempt(f"leaf-{leaf.key}") as folder:
             write_json(folder / LEAF, _finite(about))
-            _save_values(folder / VALUES, scored, family)
+            _save(folder / VALUES, {part: one.values for part, one in scored.items()})
+            _save(
+                folder / PREDICTIONS, {part: _predictions(one, part, family) for part, one in scored.items()}
+            )
             publish(folder, self.store.leaves / leaf.key)
 
 
-def _save_values(path: Path, scored: dict[Part, Scored], family: Family) -> None:
-    """Of each example its id, what was predicted, and its value of each metric."""
-    arrays = {}
-    for part, one in scored.items():
-        count = len(next(iter(one.values.values())))
-        ids = as_text(list(family.example_ids.get(part, range(count))))
-        kept = {"ids": ids, **one.predictions, **one.values}
-        arrays |= {f"{part}/{name}": np.ascontiguousarray(each) for name, each in kept.items()}
+def _predictions(scored: Scored, part: Part, family: Family) -> dict[str, np.ndarray]:
+    """Of each example its id, and what was predicted."""
+    count = len(next(iter(scored.values.values())))
+    return {"ids": as_text(list(family.example_ids.get(part, range(count)))), **scored.predictions}
+
+
+def _save(path: Path, by_part: dict[Part, dict[str, np.ndarray]]) -> None:
+    arrays = {
+        f"{part}/{name}": np.ascontiguousarray(each)
+        for part, some in by_part.items()
+        for name, each in some.items()
+    }
     save_file(arrays, str(path))
 
 

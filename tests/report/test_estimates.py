@@ -44,14 +44,17 @@ TRIVIAL = {"trivial": {"token_f1": {"what": "no answer", "validation": 0.1, "tes
 
 @pytest.fixture
 def collapsed(ledger, rewrite):
-    """The ledger of a study whose one model predicts nothing on SQuAD; every trial of SQuAD has a baseline."""
+    """A ledger in which one model predicts nothing on SQuAD, and all other tasks are of an earlier version."""
     plan, store = ledger
     for training in trainings(plan):
         for leaf in training.leaves:
-            if leaf.task.name == "squad":
-                same = "no answer" if training.model == plan.results["both"] else ""
-                more = {"baselines": TRIVIAL, "constant": {"validation": "", "test": same}}
-                rewrite(store.leaves / leaf.key, LEAF, lambda about, more=more: about.update(more))
+            same = "no answer" if training.model == plan.results["both"] else ""
+            more = {"baselines": TRIVIAL, "constant": {"validation": "", "test": same}}
+
+            def change(about, more=more):
+                about.update(more) if about["task"]["name"] == "squad" else [about.pop(name) for name in more]
+
+            rewrite(store.leaves / leaf.key, LEAF, change)
     return collect(plan, store)
 
 

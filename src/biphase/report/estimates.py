@@ -30,7 +30,7 @@ class Score:
     seeds: Estimate  # NaN where nothing is complete
     by_seed: Floats  # (pretraining seeds, fine-tuning seeds); NaN: missing
     examples: tuple[float, float] | None  # over test examples: a bootstrap interval
-    no_examples: str  # why there is none
+    no_examples: str  # why there is none, where there is a score
     noise: (
         Decomposition | None
     )  # of a family: which noise is how large, and the intervals over several of them
@@ -94,7 +94,7 @@ def _score(
     matrix = evidence.on(model, tasks)
     metrics = dict.fromkeys(grid.metric for grid in grids if grid.metric)
     known = kept(matrix)[1].size > 0
-    over_examples = _over_examples(evidence, draws, model, tasks, matrix) if known else "no seed is complete"
+    over_examples = _over_examples(evidence, draws, model, tasks, matrix) if known else ""
     return Score(
         model=model.name,
         on=on,

@@ -170,7 +170,7 @@ def _score(score: Score) -> tuple[str, ...]:
     known = score.baselines.items()
     baselines = "; ".join(f"{name} {_percent(one.test)} ({one.what})" for name, one in known)
     lacking = [score.no_interval, f"test examples: {score.no_examples}" if score.no_examples else ""]
-    more = "; ".join(filter(None, lacking)), str(score.constant), baselines
+    more = "; ".join(filter(None, lacking)), str(score.constant or ""), baselines
     return (*numbers, str(seeds.n), covers, _percent(low), _percent(high), *counts, *more)
 
 

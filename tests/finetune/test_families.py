@@ -365,7 +365,7 @@ def test_the_baseline_of_labels_is_the_better_of_the_majority_of_the_training_pa
     task = CATALOG["sources-mini"]
     labels = task.form.labels
     some = family_of(task, Examples(of(1, 7, 2), of(2, 5, 3), of(6, 3, 1)), reading, protocol="paper")
-    assert trivial(some, "accuracy") == (f"majority class ({labels[1]})", pytest.approx(0.3)), (
+    assert trivial(some, "accuracy") == (f"majority class: {labels[1]}", pytest.approx(0.3)), (
         "test is not asked"
     )
     assert trivial(some, "accuracy", "validation")[1] == pytest.approx(0.5)
@@ -387,7 +387,7 @@ def test_the_baseline_of_tags_is_the_majority_tag_everywhere(shipped, reading):
     macro = np.mean(
         [f1_score(*pair, average="macro", zero_division=0) for pair in zip(gold, said, strict=True)]
     )
-    assert trivial(some, "sentence_f1") == (f"majority tag ({tags[common]})", pytest.approx(macro, abs=1e-6))
+    assert trivial(some, "sentence_f1") == (f"majority tag: {tags[common]}", pytest.approx(macro, abs=1e-6))
     assert trivial(some, "entity_f1")[1] == pytest.approx(seqeval_f1(gold, said, zero_division=0))
 
 

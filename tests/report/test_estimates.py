@@ -58,6 +58,17 @@ def collapsed(ledger, rewrite):
     return collect(plan, store)
 
 
+def test_other_metrics_are_told_where_every_seed_has_them(ledger, rewrite):
+    plan, store = ledger
+    found = estimate(gather(plan, store)).tasks["both", "squad"]
+    assert set(found.others) == {"f1", "exact_match"}
+    grid = gather(plan, store).grids["both", "squad"]
+    assert found.others["f1"] == pytest.approx(grid.at_chosen(grid.test, "f1").mean())
+    for key in {key for row in grid.keys for key in row[:1]}:  # of one seed
+        rewrite(store.leaves / key, LEAF, lambda about: about["scores"]["test"].pop("f1"))
+    assert set(estimate(gather(plan, store)).tasks["both", "squad"].others) == {"exact_match"}
+
+
 def test_a_board_has_the_baselines_of_its_columns_below_its_models(collapsed):
     families, tasks = collapsed.boards
     for board, column in ((families, "QA"), (tasks, "squad")):

@@ -191,7 +191,7 @@ def test_a_grid_with_a_hole_says_how_far_it_is_and_gives_no_score(one_grid, stor
 
 
 TRIVIAL = {
-    "trivial": {"accuracy": {"what": "majority class (beast)", "validation": 0.5, "test": 0.625}},
+    "trivial": {"accuracy": {"what": "majority class: beast", "validation": 0.5, "test": 0.625}},
     "tf-idf": {"accuracy": {"what": "TF-IDF", "validation": 0.7, "test": 0.75}, "other": {}},
 }
 
@@ -200,9 +200,23 @@ def test_every_baseline_stands_beside_the_score(one_grid, store):
     invent(one_grid, store, lambda task, lr, seed, part: 0.75, baselines=TRIVIAL)
     head, row, *_ = table(one_grid, store)
     at = head.index("baseline")
-    assert row[at:].startswith("62.50 majority class (beast), 75.00 TF-IDF")
+    assert row[at:].startswith("62.50 majority class: beast, 75.00 TF-IDF")
     (told,) = as_json(one_grid, store)
     assert told["baselines"] == TRIVIAL
+
+
+def test_trials_with_other_metrics_than_their_neighbours_share_a_row(one_grid, store):
+    invent(one_grid, store, lambda task, lr, seed, part: 0.75)
+    key = [one.leaves[0].key for one in trainings(one_grid)][-1]
+    about = read_leaf(store, key)
+    del about["scores"]["test"]["other"]
+    store.discard(store.leaves / key)
+    with store.attempt("test") as folder:
+        write_json(folder / LEAF, about)
+        publish(folder, store.leaves / key)
+    (told,) = as_json(one_grid, store)
+    assert told["metrics"] == {"accuracy": [0.75, 0.75]}
+    assert "other" not in "".join(table(one_grid, store))
 
 
 def test_trials_of_earlier_versions_show_no_baseline_and_no_flag(one_grid, store):

@@ -110,8 +110,12 @@ class Checkpoints:
 
     def _places(self) -> list[Path]:
         """Published checkpoints of this trial, the latest first."""
-        found = [place for place in self.store.unfinished.glob(f"{self.key}-*") if self.store.has(place)]
-        return sorted(found, key=lambda place: int(place.name.rpartition("-")[2]), reverse=True)
+        steps = {
+            int(step): place
+            for place in self.store.unfinished.glob(f"{self.key}-*")
+            if self.store.has(place) and (step := place.name.rpartition("-")[2]).isdecimal()
+        }
+        return [steps[step] for step in sorted(steps, reverse=True)]
 
     def _checked(self, place: Path, both: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
         """What a checkpoint says, after comparing all of it with the tensors it would be put into."""

@@ -47,7 +47,6 @@ STRIDE = 128  # tokens that neighbouring windows of a long context share
 LISTED = 10  # retrieved documents that are kept of each query
 
 Metrics = dict[str, float]
-Baseline = dict[str, dict[str, Any]]  # by metric: "what" it is, and its score on "validation" and "test"
 
 
 @dataclass(frozen=True)
@@ -114,8 +113,11 @@ class Family(ABC):
         """What a model is worth on both parts."""
 
     @cached_property
-    def baselines(self) -> dict[str, Baseline]:
-        """By name, what any model should beat. The trivial one is, for each metric, the best on the validation part."""
+    def baselines(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """What any model should beat: by name and metric, what it is and its score on both parts.
+
+        The trivial one is, for each metric, the way that is best on the validation part.
+        """
         known = self.trivial()
         names = next(iter(known.values()))["validation"]
         # Rounded: the last digits of a sum do not choose among equals, the first of them is taken.
@@ -181,7 +183,7 @@ class TextClassification(Family):
         def by_chance(gold: np.ndarray) -> Metrics:
             return label_scores(confusion_by_chance(gold, len(self.names)))
 
-        ways = {f"majority class ({self.names[number]})": always, "chance": by_chance}
+        ways = {f"majority class: {self.names[number]}": always, "chance": by_chance}
         return {what: {part: way(self.labels[part]) for part in PARTS} for what, way in ways.items()}
 
 
@@ -233,7 +235,7 @@ class TokenClassification(Family):
         tag = _most_common(self.encoded["train"].gold.flat, self.encoded["validation"].gold.flat)
         always = {part: [[tag] * int(words) for words in self.encoded[part].words] for part in PARTS}
         scores = {part: self._compare(always[part], part).metrics for part in PARTS}
-        return {f"majority tag ({self.tags[tag]})": scores}
+        return {f"majority tag: {self.tags[tag]}": scores}
 
 
 class QuestionAnswering(Family):

@@ -62,7 +62,7 @@ class Trained:
         return {"step": self.steps, "losses": losses, "skipped": self.skipped, "seconds": self.seconds}
 
 
-class Progress:
+class TrialProgress:
     """How far a fine-tuning is, from its beginning or from a checkpoint. Counting never waits for the device."""
 
     def __init__(
@@ -217,7 +217,7 @@ class Bench:
 
         with grid.training():
             saved = checkpoints.load(*grid.tensors()) if checkpoints else None
-            progress = Progress(family, setting.device, tell, saved)
+            progress = TrialProgress(family, setting.device, tell, saved)
             if saved:
                 self.encoder.refresh()  # its 16-bit copies are those of the weights it came with
             train(

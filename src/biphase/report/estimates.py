@@ -136,10 +136,11 @@ def _baselines(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> dict
 
 
 def _others(evidence: Evidence, model: Model, task: str) -> dict[str, float]:
-    """The metrics that did not choose, over the same seeds."""
+    """The metrics that did not choose, as far as every seed that counts has them."""
     grids = [evidence.grids[result, task] for result in model.results]
     names = dict.fromkeys(name for grid in grids for name in grid.test if name != grid.metric)
-    means = {name: across(evidence.scores(model, task, name)).mean for name in names}
+    rows, columns = kept(evidence.scores(model, task))
+    means = {name: float(evidence.scores(model, task, name)[np.ix_(rows, columns)].mean()) for name in names}
     return {name: mean for name, mean in means.items() if np.isfinite(mean)}
 
 

@@ -1,8 +1,8 @@
 """What of a study goes into a parcel: everything that a report elsewhere needs, and nothing heavy.
 
-Published results only, each checked against its manifest: leaves with their values by example and predictions; states as receipts,
-without weights and moments; the cards of corpora; why jobs failed. What is damaged is left out and named. Tracebacks
-stay here: they tell of this machine and not of the study.
+Published results only, each checked against its manifest: leaves with their values by example and predictions;
+states as receipts, without weights and moments; the cards of corpora; why jobs failed. What is damaged is left out
+and named. Tracebacks stay here: they tell of this machine and not of the study.
 """
 
 from __future__ import annotations

@@ -80,7 +80,8 @@ def _row(result: str, task: str, cells: dict[Cell, dict[str, Any] | None]) -> Ro
         return done[lr, seed].get("constant", {}).get("test", "")
 
     seeds = sorted(choice.by_seed)
-    names = next(iter(done.values()))["scores"]["test"]
+    first, *rest = (leaf["scores"]["test"] for leaf in done.values())
+    names = [name for name in first if all(name in one for one in rest)]  # earlier versions had fewer metrics
     return replace(
         row,
         by_mean=(choice.by_mean, [test(choice.by_mean, seed) for seed in seeds]),

@@ -122,10 +122,10 @@ class Tuner:
         try:
             own = self._score(training, bench, subject, model, trained)
         except Stopped:
-            self.unsaved = time.monotonic() - at
-            assert bench.grid is not None
-            if not lost() and not checkpoints.save(*bench.grid.tensors(), trained.about()):
-                self.unsaved += trained.seconds
+            if not lost():
+                assert bench.grid is not None
+                kept = checkpoints.save(*bench.grid.tensors(), trained.about())
+                self.unsaved = time.monotonic() - at + (0.0 if kept else trained.seconds)
             raise
         if own is not None:
             checkpoints.discard()

@@ -196,6 +196,12 @@ class Invented:
             "seed": training.seed,
             "metric": next(iter(self.metrics)),
             "scores": scores,
+            "baselines": {
+                "trivial": {
+                    name: {"what": "invented", "validation": 0.3, "test": 0.25} for name in self.metrics
+                }
+            },
+            "constant": {"validation": "", "test": ""},
             "examples": {"validation": validation, "test": self.n},
             "steps": steps,
             "trained_examples": steps * training.task.batch,

@@ -3,6 +3,7 @@
     store/states/<key>/     a checkpoint: weights, moments, position
     store/leaves/<key>/     the scores of one fine-tuning
     store/shards/<key>/     a tokenized corpus
+    store/unfinished/       checkpoints of fine-tunings that were stopped on their way
     store/studies/<name>/   plan.json, failures
     store/receipts/         of results whose heavy files stayed on another machine, what they say of themselves
 
@@ -38,6 +39,7 @@ class Store:
         self.states = self.root / "states"
         self.leaves = self.root / "leaves"
         self.shards = self.root / "shards"
+        self.unfinished = self.root / "unfinished"
         self.studies = self.root / "studies"
         self.receipts = self.root / "receipts"
         self.leases = self.root / "leases"

@@ -25,6 +25,11 @@ def counted(number: int, word: str) -> str:
     return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
+def no_interval(seeds: int) -> str:
+    """Why a mean over so many seeds has no interval."""
+    return "one seed: no interval" if seeds < 2 else "all seeds alike: no interval"
+
+
 def spoken(objective: str) -> str:
     """What a held-out loss is of: mlm40 as masked 40%."""
     names = {"clm": "causal", "mlm": "masked", "mntp": "masked, one before"}

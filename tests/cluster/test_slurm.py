@@ -82,7 +82,7 @@ def test_jobs_are_warned_requeued_stopped_and_submitted_again_and_end_in_the_sam
 
     assert wait_until(requeued, 30, "the warned job went back into the queue") == [first]
     assert re.search(r"job \d+_\d  running  on n[12]", verb(place, "status"))
-    assert "nothing lost" in verb(place, "stop")  # those that run and the one that waits
+    assert "checkpoints are kept" in verb(place, "stop")  # those that run and the one that waits
     assert slurm.jobs("PENDING,RUNNING") == []
     assert "no worker of fleet runs" in verb(place, "stop")
     assert not (place / "store/studies/fleet/stop.json").exists()
@@ -126,7 +126,7 @@ def test_several_processes_get_a_whole_job_and_requeue_together(slurm, place, co
     wait_until(lambda: any("back into the queue" in log for log in logs(place)), 60, "requeued")
     wait_until(lambda: slurm.jobs("RUNNING"), 60, "started again")
     wait_until(lambda: states_there(place) > 1, 200, "it goes on")
-    assert "nothing lost" in verb(place, "stop")
+    assert "checkpoints are kept" in verb(place, "stop")
     assert slurm.jobs("PENDING,RUNNING") == []
 
 

@@ -68,7 +68,7 @@ def test_a_warned_worker_says_that_work_is_left_and_stop_ends_the_others(study, 
     assert one.returncode == WORK_LEFT, said
     assert "nothing lost" in said
     assert len(steps(store)) == 1, "with a checkpoint"
-    assert "nothing lost" in biphase("stop", study, "--store", store.root)
+    assert "checkpoints are kept" in biphase("stop", study, "--store", store.root)
     said, _ = two.communicate(timeout=30)
     assert two.returncode == 0, said
     assert len(steps(store)) == 2
@@ -82,7 +82,7 @@ def test_of_several_processes_none_outlives_a_stop(study, store, worker):
     wait_until(lambda: steps(store), 120, "a first checkpoint")
     family = descendants(launched.pid)
     assert len(family) >= 3, "torchrun and two that train"
-    assert "nothing lost" in biphase("stop", study, "--store", store.root)
+    assert "checkpoints are kept" in biphase("stop", study, "--store", store.root)
     assert launched.wait(30) == 0
     assert not [pid for pid in family if process_start(pid)]
 

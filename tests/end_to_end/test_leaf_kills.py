@@ -56,14 +56,15 @@ def drive(study: Path, store: Path, kills: int, seed: int) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def leaves(store: Path) -> dict[str, tuple[dict, bytes]]:
-    """Every leaf after its manifest was checked: what it says, but for times, and the bytes of its values."""
+def leaves(store: Path) -> dict[str, tuple[dict, bytes, bytes]]:
+    """Every leaf after its manifest was checked: what it says, but for times, and the bytes of its arrays."""
     found = {}
     for place in sorted((store / "leaves").iterdir()):
         verify(place)
         about = json.loads((place / "leaf.json").read_text())
         del about["seconds"]
-        found[place.name] = (about, (place / "values.safetensors").read_bytes())
+        arrays = ((place / f"{name}.safetensors").read_bytes() for name in ("values", "predictions"))
+        found[place.name] = (about, *arrays)
     return found
 
 
@@ -86,3 +87,4 @@ def test_kills_in_the_middle_of_a_grid_change_no_score(corpus, tmp_path, protoco
     assert not alive, "a finished study holds no job"
     taken = (killed / "leases" / "takeovers.jsonl").read_text().splitlines()
     assert taken, "some of the killed held a fine-tuning"
+    assert not list((killed / "unfinished").iterdir()), "what was saved on the way is swept"

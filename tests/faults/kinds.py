@@ -164,6 +164,7 @@ KINDS: dict[str, Kind] = {
     "manifest of a state": _state("manifest.json"),
     "leaf": _leaf("leaf.json"),
     "values": _leaf("values.safetensors"),
+    "predictions": _leaf("predictions.safetensors"),
     "manifest of a leaf": _leaf("manifest.json"),
     "receipt of a state": _receipt("states", "state.json"),
     "losses of a receipt": _receipt("states", "metrics.jsonl"),

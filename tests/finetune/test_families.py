@@ -1,12 +1,16 @@
 """The four families: losses as in plain words, small data learned by heart, and nothing learned from chance."""
 
+import json
 import random
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from seqeval.metrics import f1_score as seqeval_f1
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from biphase import CATALOG
 from biphase.batch import IGNORE
@@ -14,8 +18,11 @@ from biphase.finetune.families import family_of
 from biphase.finetune.leaf import Bench, batches_of, rows_of, score
 from biphase.models.attention import Sight
 from biphase.specs import Finetune
-from biphase.tasks.examples import Examples, Library, Search
+from biphase.tasks.examples import Examples, Library, Search, Text
 from biphase.tasks.load import load
+from biphase.tasks.metrics.answers import answer_f1, exact_match
+from biphase.tasks.metrics.ranking import score_rankings
+from biphase.tasks.metrics.tagging import entity_counts, entity_f1, sentence_macro_f1
 
 SPEC = Finetune((CATALOG["sources-mini"],))
 PROTOCOLS = pytest.mark.parametrize("protocol", ["paper", "standard"])
@@ -242,3 +249,169 @@ def test_random_labels_teach_nothing_and_true_ones_do(two_kinds, encoder, settin
         accuracies[kind] = [scored[part].metrics["accuracy"] for part in ("validation", "test")]
     assert min(accuracies["true"]) > 0.95
     assert all(abs(one - 0.5) < 0.13 for one in accuracies["random"]), "200 coins: 3.7 standard deviations"
+
+
+# ---------------------------------------------------------------- baselines, collapse and predictions
+
+
+def rescored(name, examples, labels, predictions):
+    """The scores of a part by its gold answers and the predictions that are kept, as anyone would work them out."""
+    said = predictions["predictions"]
+    if name == "sources-mini":
+        gold = [one.label for one in examples]
+        return {
+            "accuracy": accuracy_score(gold, said),
+            "macro_f1": f1_score(gold, said, average="macro", zero_division=0),
+            "mcc": matthews_corrcoef(gold, said),
+        }
+    if name == "wikiann-mini":
+        tags = [one.tolist() for one in np.split(said, np.cumsum(predictions["words"])[:-1])]
+        pairs = [(one, list(row.tags)) for one, row in zip(tags, examples, strict=True)]
+        named = [[[labels[tag] for tag in side] for side in pair] for pair in pairs]
+        return {
+            "entity_f1": entity_f1(np.array([entity_counts(*pair) for pair in named])),
+            "sentence_f1": np.mean([sentence_macro_f1(*pair) for pair in pairs]),
+        }
+    if name == "squadshifts-mini":
+        texts = [
+            "" if start < 0 else row.context[start:end]
+            for (start, end), row in zip(said, examples, strict=True)
+        ]
+        gold = [[span.text for span in row.answers] for row in examples]
+        return {
+            "f1": np.mean([answer_f1(*pair) for pair in zip(texts, gold, strict=True)]),
+            "exact_match": np.mean([exact_match(*pair) for pair in zip(texts, gold, strict=True)]),
+        }
+    place = {known: number for number, known in enumerate(examples.library.names)}
+    ranked = np.array([[place[one] for one in row] for row in json.loads(said.tobytes())])
+    values = score_rankings(ranked, examples.judged, 1)
+    return {key: values[key].mean() for key in ("ndcg@10", "paper_ndcg@10", "mrr@10")}
+
+
+@PROTOCOLS
+@pytest.mark.parametrize("name", FEW)
+def test_scores_can_be_worked_out_again_from_the_predictions_that_are_kept(
+    name, protocol, shipped, reading_of, encoder, setting
+):
+    examples = FEW[name](shipped)
+    some = family(
+        name, examples, reading_of(all_text(examples), vocab=400), protocol=protocol, batch=8, steps=30
+    )
+    bench = Bench(encoder(vocab=400), setting())
+    model, _ = bench.finetune(some, SPEC, lr=5e-3, seed=0)
+    labels = getattr(some.task.form, "labels", ())
+    for part, scored in score(model, some, bench.setting).items():
+        again = rescored(name, getattr(examples, part), labels, scored.predictions)
+        assert again == pytest.approx({key: scored.metrics[key] for key in again}, abs=1e-6)
+        assert any(again.values()), "nothing was learned that could be compared"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("sources-mini", "label"),
+        ("wikiann-mini", "O"),
+        ("squadshifts-mini", "no answer"),
+        ("scifact-mini", "same"),
+    ],
+)
+def test_a_model_that_says_the_same_of_every_example_is_flagged(
+    name, said, shipped, reading_of, encoder, setting
+):
+    examples = FEW[name](shipped)
+    some = family(name, examples, reading_of(all_text(examples), vocab=400))
+    bench = Bench(encoder(vocab=400), setting())
+    model = bench.fresh(some, 0).eval()
+    assert not score(model, some, bench.setting)["test"].constant
+    with torch.no_grad():
+        if name == "scifact-mini":  # every query has the same embedding
+            for weight in model.encoder.parameters():
+                weight.zero_()
+        else:  # one label has all the votes; of question answering: not in the answer
+            model.head.out.weight.zero_()
+            model.head.out.bias.copy_(torch.arange(len(model.head.out.bias), 0.0, -1.0))
+    for scored in score(model, some, bench.setting).values():
+        wanted = some.task.form.labels[0] if said == "label" else said
+        assert wanted in scored.constant
+        if name == "sources-mini":
+            assert scored.metrics["mcc"] == 0
+
+
+def test_a_part_whose_gold_labels_are_all_alike_is_no_sign_of_collapse(reading, encoder, setting):
+    same = [Text(f"a dog sees {number}", 1) for number in range(6)]
+    some = family_of(
+        replace(CATALOG["sources-mini"], steps=1), Examples(same, same, same), reading, protocol="paper"
+    )
+    bench = Bench(encoder(), setting())
+    model = bench.fresh(some, 0).eval()
+    with torch.no_grad():
+        model.head.out.weight.zero_()
+    scored = score(model, some, bench.setting)["test"]
+    assert len(set(scored.predictions["predictions"].tolist())) == 1
+    assert scored.constant == ""
+
+
+def trivial(some, metric, part="test"):
+    one = some.baselines["trivial"][metric]
+    return one["what"], one[part]
+
+
+def test_the_baseline_of_labels_is_the_better_of_the_majority_of_the_training_part_and_chance(reading):
+    def of(*counts):
+        return [
+            Text(f"a dog {number}", label) for label, count in enumerate(counts) for number in range(count)
+        ]
+
+    task = CATALOG["sources-mini"]
+    labels = task.form.labels
+    some = family_of(task, Examples(of(1, 7, 2), of(2, 5, 3), of(6, 3, 1)), reading, protocol="paper")
+    assert trivial(some, "accuracy") == (f"majority class: {labels[1]}", pytest.approx(0.3)), (
+        "test is not asked"
+    )
+    assert trivial(some, "accuracy", "validation")[1] == pytest.approx(0.5)
+    what, found = trivial(some, "macro_f1", "validation")
+    assert what == "chance", "three labels are guessed better than one of them is"
+    assert found == pytest.approx(np.mean([2 * n / 3 / (10 / 3 + n) for n in (2, 5, 3)]))
+    assert trivial(some, "mcc")[1] == 0
+    rare = family_of(task, Examples(of(5, 0, 0), of(0, 5, 5), of(1, 1, 1)), reading, protocol="paper")
+    assert trivial(rare, "accuracy") == ("chance", pytest.approx(1 / 3))
+    json.dumps(some.baselines, allow_nan=False)
+
+
+def test_the_baseline_of_tags_is_the_majority_tag_everywhere(shipped, reading):
+    some = family("wikiann-mini", shipped["wikiann-mini"], reading)
+    tags = some.task.form.labels
+    gold = [[tags[tag] for tag in one.tags] for one in shipped["wikiann-mini"].test]
+    (common, _), *_ = Counter(tag for one in shipped["wikiann-mini"].train for tag in one.tags).most_common()
+    said = [[tags[common]] * len(one) for one in gold]
+    macro = np.mean(
+        [f1_score(*pair, average="macro", zero_division=0) for pair in zip(gold, said, strict=True)]
+    )
+    assert trivial(some, "sentence_f1") == (f"majority tag: {tags[common]}", pytest.approx(macro, abs=1e-6))
+    assert trivial(some, "entity_f1")[1] == pytest.approx(seqeval_f1(gold, said, zero_division=0))
+
+
+def test_the_baseline_of_questions_is_silence_or_the_whole_context(shipped, reading_of):
+    examples = questions(shipped)
+    reading = reading_of(all_text(examples), vocab=400)
+    some = family("squadshifts-mini", examples, reading, protocol="standard")
+    whole = np.mean([answer_f1(one.context, [span.text for span in one.answers]) for one in examples.test])
+    assert trivial(some, "f1") == ("the whole context", pytest.approx(whole, abs=1e-6))
+    assert trivial(some, "token_f1")[1] > 0
+    silent = [replace(one, answers=()) for one in examples.test]
+    task = replace(some.task, form=replace(some.task.form, unanswerable=True))
+    half = Examples(examples.train, silent, silent[:4] + list(examples.test[4:]))
+    some = family_of(task, half, reading, protocol="standard")
+    assert trivial(some, "f1") == ("no answer", pytest.approx(0.5))
+
+
+def test_the_baseline_of_searches_is_the_expectation_of_a_random_order(shipped, reading):
+    some = family("scifact-mini", shipped["scifact-mini"], reading)
+    search = shipped["scifact-mini"].test
+    chance = np.random.default_rng(0)
+    orders = np.stack([chance.permutation(len(search.library.names))[:100] for _ in range(300 * len(search))])
+    mean = score_rankings(orders, list(search.judged) * 300, 1)
+    for metric, values in mean.items():
+        what, found = trivial(some, metric)
+        assert what == "random order"
+        assert found == pytest.approx(values.mean(dtype=float), rel=0.1)

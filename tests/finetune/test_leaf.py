@@ -31,7 +31,7 @@ class Sized(Family):
     """A family of which only the number of examples counts."""
 
     metric = "none"
-    head = batch = score = None
+    head = batch = score = trivial = None
 
 
 def epoch_of(some, epoch, seed):

@@ -15,7 +15,9 @@ import torch
 
 from biphase import CATALOG, SIZES, AdamW, Finetune
 from biphase.data.tokenizer import train as train_tokenizer
+from biphase.files import Store
 from biphase.finetune.buckets import buckets_of
+from biphase.finetune.checkpoints import Checkpoints
 from biphase.finetune.families import family_of
 from biphase.finetune.graphs import Graphs
 from biphase.finetune.leaf import Bench, batches_of, score
@@ -224,6 +226,30 @@ def test_a_step_without_finite_numbers_is_skipped_inside_a_graph(reading):
     assert all(int(state["step"]) == 0 for state in bench.grid.adam.state.values())
     assert not any(state["exp_avg"].any() for state in bench.grid.adam.state.values())
     assert (bench.grid.words.table[-1] == 1).all(), "words that do not occur have decayed"
+
+
+@EVERY
+@pytest.mark.parametrize("sparing", [True, False])
+def test_a_stopped_fine_tuning_goes_on_in_the_graphs_that_were_captured(name, sparing, reading, tmp_path):
+    """Weights, 16-bit copies, moments, counts and the decay of other words, in the memory that graphs read."""
+    some, spec = family(name, reading), spec_of(name)
+    wanted = losses(bench_of(sparing=sparing).finetune(some, spec, lr=RATE, seed=1)[1])
+    bench, asked = bench_of(sparing=sparing), iter(range(STEPS))
+    checkpoints = Checkpoints(Store(tmp_path), "f" * 32, steps=STEPS)
+    _, stopped = bench.finetune(
+        some, spec, lr=RATE, seed=1, checkpoints=checkpoints, stop=lambda: next(asked) >= 14
+    )
+    assert (stopped.steps, checkpoints.saved) == (15, 15)
+    graphs = dict(bench.grid.graphs.captured)
+    bench.finetune(some, spec, lr=5e-3, seed=2)  # another trial on the same memory
+    for one in (bench, bench_of(sparing=sparing)):
+        again = Checkpoints(Store(tmp_path), "f" * 32)
+        model, trained = one.finetune(some, spec, lr=RATE, seed=1, checkpoints=again)
+        assert again.saved == 15
+        assert_close(losses(trained), wanted)
+        assert {int(state["step"]) for state in one.grid.adam.state.values()} == {STEPS}
+        assert not any(value.isnan().any() for value in model.state_dict().values())
+    assert all(bench.grid.graphs.captured[width] is one for width, one in graphs.items()), "captured anew"
 
 
 @EVERY

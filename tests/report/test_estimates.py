@@ -1,12 +1,18 @@
 """The intervals beside a score: each where its own noise can be told, whatever the others lack."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from biphase import CLM, MLM, Stage, Study
+from biphase.report.content import collect
 from biphase.report.estimates import estimate
 from biphase.report.evidence import gather
+from biphase.report.latex import latex
+from biphase.report.markdown import markdown
+from biphase.report.page.render import page
+from biphase.study.leaves import LEAF, trainings
 
 
 def test_one_seed_still_has_test_examples(invent, run, grid, tmp_path):
@@ -20,6 +26,72 @@ def test_one_seed_still_has_test_examples(invent, run, grid, tmp_path):
     examples = noise.intervals["test examples"]
     assert (examples.low, examples.high) == pytest.approx((low, high), abs=0.005)
     assert (noise.pretraining_seeds, noise.finetuning_seeds) == (1, 1)
+
+
+def test_an_interval_that_is_missing_has_its_reason(invent, run, grid, tmp_path):
+    study = Study("s", (run("clm", Stage(CLM(), 20)),), grid("squad", seeds=(0,)))
+    evidence = gather(*invent(study, tmp_path))
+    score = estimate(evidence).tasks["clm", "squad"]
+    assert (score.no_interval, score.no_examples) == ("one seed: no interval", "")
+    every = frozenset(key for row in evidence.grids["clm", "squad"].keys for key in row)
+    score = estimate(replace(evidence, bare=every)).tasks["clm", "squad"]
+    assert score.examples is None
+    assert "in this store" in score.no_examples
+
+
+TRIVIAL = {"trivial": {"token_f1": {"what": "no answer", "validation": 0.1, "test": 0.125}}}
+
+
+@pytest.fixture
+def collapsed(ledger, rewrite):
+    """A ledger in which one model predicts nothing on SQuAD, and all other tasks are of an earlier version."""
+    plan, store = ledger
+    for training in trainings(plan):
+        for leaf in training.leaves:
+            same = "no answer" if training.model == plan.results["both"] else ""
+            more = {"baselines": TRIVIAL, "constant": {"validation": "", "test": same}}
+
+            def change(about, more=more):
+                about.update(more) if about["task"]["name"] == "squad" else [about.pop(name) for name in more]
+
+            rewrite(store.leaves / leaf.key, LEAF, change)
+    return collect(plan, store)
+
+
+def test_other_metrics_are_told_where_every_seed_has_them(ledger, rewrite):
+    plan, store = ledger
+    found = estimate(gather(plan, store)).tasks["both", "squad"]
+    assert set(found.others) == {"f1", "exact_match"}
+    grid = gather(plan, store).grids["both", "squad"]
+    assert found.others["f1"] == pytest.approx(grid.at_chosen(grid.test, "f1").mean())
+    for key in {key for row in grid.keys for key in row[:1]}:  # of one seed
+        rewrite(store.leaves / key, LEAF, lambda about: about["scores"]["test"].pop("f1"))
+    assert set(estimate(gather(plan, store)).tasks["both", "squad"].others) == {"exact_match"}
+
+
+def test_a_board_has_the_baselines_of_its_columns_below_its_models(collapsed):
+    families, tasks = collapsed.boards
+    for board, column in ((families, "QA"), (tasks, "squad")):
+        ((name, cells),) = board.baselines
+        assert name == "trivial"
+        known = dict(zip(board.columns, cells, strict=True))
+        assert (known.pop(column).what, set(known.values())) == ("no answer", {None})
+    for text in (markdown(collapsed), latex(collapsed)["tasks.tex"], page(collapsed)):
+        assert "trivial baseline" in text
+        assert "12.50" in text
+    row = next(one for one in collapsed.tables[0].rows if one[0] == "clm" and one[2] == "squad")
+    assert any("trivial 12.5000 (no answer)" in cell for cell in row)
+
+
+def test_scores_of_constant_predictions_are_flagged_and_never_the_best(collapsed):
+    tasks = collapsed.boards[1]
+    cells = {line.model.name: line.cells[tasks.columns.index("squad")] for line in tasks.lines}
+    assert cells["both"].score.constant == 3
+    assert cells["both"].score.seeds.mean == max(one.score.seeds.mean for one in cells.values())
+    assert [name for name, one in cells.items() if one.best] == ["mlm"]
+    for text in (markdown(collapsed), latex(collapsed)["tasks.tex"], page(collapsed)):
+        assert "constant predictions in 3 fine-tunings" in text
+    assert not any(one.score.constant for name, one in cells.items() if name != "both")
 
 
 def test_a_pretraining_that_is_not_there_yet_takes_nothing_from_the_other(invent, run, grid, tmp_path):

@@ -39,11 +39,15 @@ def test_boards_show_means_intervals_and_the_best_in_bold(content):
     table = rows(markdown(content), "Families")
     assert table[0] == ["model", "SC", "TC", "QA", "IR"]
     families = content.boards[0]
-    for line, row in zip(families.lines, table[2:], strict=True):
+    assert table[-1] == ["*trivial baseline*", *["25.00 (invented)"] * 4]
+    for line, row in zip(families.lines, table[2:-1], strict=True):
         assert row[0] == line.model.name
         for cell, shown in zip(line.cells, row[1:], strict=True):
             mean = f"{100 * cell.score.seeds.mean:.2f}"
-            assert shown.split(" ± ")[0] == (f"**{mean}**" if cell.best else mean)
+            value, _, around = shown.partition(" ")
+            assert value == (f"**{mean}**" if cell.best else mean)
+            assert around.startswith("± ") or around == f"({cell.score.no_interval})"
+            assert around, "an interval, or why there is none"
 
 
 def test_what_is_missing_is_said_and_shown(ledger):

@@ -91,7 +91,10 @@ def rewritten(place: Path, name: str, change) -> None:
 def test_the_report_of_a_merged_store_is_the_same_byte_for_byte(plan, finished, tmp_path):
     file = packed(plan, finished, tmp_path / "one.ledger")
     store = received(file, tmp_path / "other")
-    assert {path.name for path in store.root.rglob("*.safetensors")} == {"values.safetensors"}
+    assert {path.name for path in store.root.rglob("*.safetensors")} == {
+        "values.safetensors",
+        "predictions.safetensors",
+    }
     assert not store.states.exists()
     assert not store.shards.exists()
     there = plan_in(store)

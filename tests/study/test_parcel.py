@@ -243,6 +243,17 @@ def test_what_is_no_parcel_at_all_is_refused(tmp_path):
         (f"leaves/{KEY}/leaf.json", LEAF | {"lr": "nan"}),
         (f"leaves/{KEY}/leaf.json", LEAF | {"lr": 10**400}),
         (f"leaves/{KEY}/leaf.json", LEAF | {"seed": True}),
+        (f"leaves/{KEY}/leaf.json", LEAF | {"constant": {"test": 1}}),
+        (f"leaves/{KEY}/leaf.json", LEAF | {"constant": {"train": ""}}),
+        (f"leaves/{KEY}/leaf.json", LEAF | {"baselines": {"trivial": {"accuracy": 0.5}}}),
+        (
+            f"leaves/{KEY}/leaf.json",
+            LEAF | {"baselines": {"trivial": {"accuracy": {"what": "chance", "test": 0.5}}}},
+        ),
+        (
+            f"leaves/{KEY}/leaf.json",
+            LEAF | {"baselines": {"trivial": {"accuracy": {"what": "x", "validation": 0.5, "test": "0.5"}}}},
+        ),
         (PLAN, {"study": 3}),
         (PLAN, {"study": {"kind": "Nothing"}}),
         (FINGERPRINTS, {"task": {}}),
@@ -356,6 +367,19 @@ def test_values_are_taken_where_they_are_one_for_each_example(good, tmp_path):
     check(crafted(tmp_path / "f", sound(good | {f"leaves/{KEY}/values.safetensors": save(values)})))
     files = good | {f"leaves/{KEY}/values.safetensors": save(values)[:-1]}
     refused(crafted(tmp_path / "g", sound(files)), "values.safetensors cannot be read")
+
+
+def test_predictions_may_come_along_and_hold_numbers_of_a_part(good, tmp_path):
+    name = f"leaves/{KEY}/predictions.safetensors"
+    fine = save({"test/ids": np.frombuffer(b"[1,2]", np.uint8), "test/words": np.ones(2, np.int32)})
+    merged = merge(check(crafted(tmp_path / "f", sound(good | {name: fine}))), Store(tmp_path / "store"))
+    assert merged.added["scores"] == 1
+    assert (tmp_path / "store" / name).read_bytes() == fine
+    for odd in (fine[:-1], save({"train/ids": np.ones(2)})):
+        refused(crafted(tmp_path / "g", sound(good | {name: odd})), "predictions.safetensors")
+    elsewhere = good | {f"receipts/leaves/{'e' * 32}/leaf.json": good[f"leaves/{KEY}/leaf.json"]}
+    elsewhere[f"receipts/leaves/{'e' * 32}/predictions.safetensors"] = fine
+    refused(crafted(tmp_path / "h", sound(elsewhere)), "receipts/leaves")
 
 
 # ---------------------------------------------------------------- a parcel speaks for its own study

@@ -28,8 +28,8 @@ def rewrite(store, key, **scores):
         assert publish(folder, store.leaves / key)
 
 
-def invent(plan, store, score):
-    """Publish every leaf of a plan with the scores that `score(task, lr, seed, part)` gives."""
+def invent(plan, store, score, **more):
+    """Publish every leaf of a plan with the scores that `score(task, lr, seed, part)` gives, and what `more` says."""
     for training in trainings(plan):
         for leaf in training.leaves:
             about = {
@@ -39,6 +39,7 @@ def invent(plan, store, score):
                     for part in ("validation", "test")
                 },
                 "seconds": {"train": 90.0 if leaf.task is training.task else 0.0, "score": 30.0},
+                **more,
             }
             store.discard(store.leaves / leaf.key)
             with store.attempt("test") as folder:
@@ -112,7 +113,7 @@ def test_all_metrics_are_given_at_the_rate_that_the_mean_chose(plan, finished):
         for name, values in row.metrics.items():
             assert values == [leaf["scores"]["test"][name] for leaf in leaves]
     names = {row.task: set(row.metrics) for row in rows(plan, finished)}
-    assert names["toys"] == {"accuracy"}
+    assert names["toys"] == {"accuracy", "macro_f1", "mcc"}
     assert {"ndcg@10", "paper_ndcg@10"} < names["facts"]
 
 
@@ -122,8 +123,8 @@ def test_all_metrics_are_given_at_the_rate_that_the_mean_chose(plan, finished):
 @given(st.lists(SCORES, min_size=2, max_size=9))
 def test_half_an_interval_is_that_of_scipys_t(values):
     mean, error = sum(values) / len(values), stats.sem(values)
-    if error == 0:
-        assert half_width(values) == pytest.approx(0, abs=1e-12)
+    if max(values) - min(values) < 1e-9:
+        assert not half_width(values), "equal values have no interval"
         return
     low, high = stats.t.interval(0.95, len(values) - 1, loc=mean, scale=error)
     assert half_width(values) == pytest.approx((high - low) / 2, rel=1e-6, abs=1e-12)
@@ -134,13 +135,10 @@ def test_five_seeds_are_weighed_by_the_known_quantile():
     assert half_width([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(2.7764451 * math.sqrt(0.5))
 
 
-def test_a_single_seed_has_no_interval():
+def test_a_mean_without_an_interval_says_why():
     assert half_width([0.5]) is None
-    assert with_interval([0.84891]) == "84.89"
-
-
-def test_scores_are_printed_as_percent_with_their_interval():
-    assert with_interval([0.5, 0.5]) == "50.00 ± 0.00"
+    assert with_interval([0.84891]) == "84.89 (one seed: no interval)"
+    assert with_interval([0.5, 0.5]) == "50.00 (all seeds alike: no interval)"
     assert with_interval([0.84, 0.86]) == "85.00 ± 12.71"
 
 
@@ -162,8 +160,8 @@ def test_a_finished_table_reads_as_written_here(one_grid, store):
     test = {(1e-3, 0): 0.5, (1e-3, 1): 0.9, (4e-3, 0): 0.7, (4e-3, 1): 0.8}
     invent(one_grid, store, lambda task, lr, seed, part: (test if part == "test" else validation)[lr, seed])
     assert table(one_grid, store) == [
-        "  test score, %  task  metric    mean ± 95%     lr     with an lr per seed  time",
-        "  clm            toys  accuracy  75.00 ± 63.53  0.004  65.00 ± 190.59       8 min",
+        "  test score, %  task  metric    mean ± 95%     lr     with an lr per seed  time   other metrics",
+        "  clm            toys  accuracy  75.00 ± 63.53  0.004  65.00 ± 190.59       8 min  other 25.00",
         "  Learning rates are chosen on validation scores; intervals are over 2 fine-tuning seeds.",
         "",
     ]
@@ -186,8 +184,73 @@ def test_a_grid_with_a_hole_says_how_far_it_is_and_gives_no_score(one_grid, stor
     (told,) = as_json(one_grid, store)
     assert (told["done"], told["of"]) == (3, 4)
     assert not any(
-        told[name] for name in ("lr", "test", "half_width", "lr_by_seed", "test_by_seed", "metrics")
+        told[name]
+        for name in ("lr", "test", "half_width", "lr_by_seed", "test_by_seed", "metrics", "constant")
     )
+    assert "not done" in told["no_interval"]
+
+
+TRIVIAL = {
+    "trivial": {"accuracy": {"what": "majority class: beast", "validation": 0.5, "test": 0.625}},
+    "tf-idf": {"accuracy": {"what": "TF-IDF", "validation": 0.7, "test": 0.75}, "other": {}},
+}
+
+
+def test_every_baseline_stands_beside_the_score(one_grid, store):
+    invent(one_grid, store, lambda task, lr, seed, part: 0.75, baselines=TRIVIAL)
+    head, row, *_ = table(one_grid, store)
+    at = head.index("baseline")
+    assert row[at:].startswith("62.50 majority class: beast, 75.00 TF-IDF")
+    (told,) = as_json(one_grid, store)
+    assert told["baselines"] == TRIVIAL
+
+
+def test_trials_with_other_metrics_than_their_neighbours_share_a_row(one_grid, store):
+    invent(one_grid, store, lambda task, lr, seed, part: 0.75)
+    key = [one.leaves[0].key for one in trainings(one_grid)][-1]
+    about = read_leaf(store, key)
+    del about["scores"]["test"]["other"]
+    store.discard(store.leaves / key)
+    with store.attempt("test") as folder:
+        write_json(folder / LEAF, about)
+        publish(folder, store.leaves / key)
+    (told,) = as_json(one_grid, store)
+    assert told["metrics"] == {"accuracy": [0.75, 0.75]}
+    assert "other" not in "".join(table(one_grid, store))
+
+
+def test_trials_of_earlier_versions_show_no_baseline_and_no_flag(one_grid, store):
+    invent(one_grid, store, lambda task, lr, seed, part: 0.75)
+    lines = table(one_grid, store)
+    assert "baseline" not in lines[0]
+    assert "!" not in "".join(lines)
+    (told,) = as_json(one_grid, store)
+    assert told["baselines"] is None
+    assert told["constant"] == ["", ""]
+
+
+def test_constant_predictions_are_flagged_beside_their_score(one_grid, store):
+    invent(
+        one_grid,
+        store,
+        lambda task, lr, seed, part: 0.6649,
+        constant={"validation": "", "test": "beast"},
+        baselines=TRIVIAL,
+    )
+    _, row, *notes = table(one_grid, store)
+    assert "66.49 (all seeds alike: no interval) !" in row
+    (note,) = (line for line in notes if "!" in line)
+    assert all(word in note for word in ("clm", "toys", "beast", "2 of 2 seeds"))
+    (told,) = as_json(one_grid, store)
+    assert told["constant"] == told["constant_by_seed"] == ["beast", "beast"]
+    assert told["no_interval"] == "all seeds alike: no interval"
+    first = next(trainings(one_grid)).leaves[0].key
+    about = read_leaf(store, first) | {"constant": {"validation": "beast", "test": ""}}
+    store.discard(store.leaves / first)
+    with store.attempt("test") as folder:
+        write_json(folder / LEAF, about)
+        publish(folder, store.leaves / first)
+    assert any("1 of 2 seeds" in line for line in table(one_grid, store)), "one seed is enough"
 
 
 def test_tasks_not_begun_stand_in_the_table_once_any_leaf_is_there(plan, finished):
@@ -202,7 +265,7 @@ def test_tasks_not_begun_stand_in_the_table_once_any_leaf_is_there(plan, finishe
     assert table(plan, finished) == []
 
 
-def test_one_seed_needs_no_word_about_intervals(one_grid, store):
+def test_one_seed_has_no_interval_and_the_table_says_so(one_grid, store):
     from biphase.study.identities import identities
     from biphase.study.plan import make_plan
 
@@ -211,12 +274,14 @@ def test_one_seed_needs_no_word_about_intervals(one_grid, store):
     )
     invent(single, store, lambda task, lr, seed, part: 0.75)
     assert table(single, store) == [
-        "  test score, %  task  metric    mean ± 95%  lr     with an lr per seed  time",
-        "  clm            toys  accuracy  75.00       0.001  75.00                4 min",
+        "  test score, %  task  metric    mean ± 95%                     lr     with an lr per seed            time   other metrics",
+        "  clm            toys  accuracy  75.00 (one seed: no interval)  0.001  75.00 (one seed: no interval)  4 min  other 25.00",
+        "  Learning rates are chosen on validation scores; one seed has no interval.",
         "",
     ]
     (told,) = as_json(single, store)
     assert (told["half_width"], told["half_width_by_seed"]) == (None, None)
+    assert told["no_interval"] == "one seed: no interval"
 
 
 def test_a_study_without_fine_tuning_has_no_rows(one_grid, store):

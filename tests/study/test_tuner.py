@@ -7,6 +7,7 @@ import shutil
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,11 +18,13 @@ from safetensors.torch import save_file
 
 from biphase.errors import DataError, ModelError, SpecError
 from biphase.files import MANIFEST, publish, verify
+from biphase.finetune.checkpoints import Checkpoints
 from biphase.leases import Leases
 from biphase.study import leaves, ledger
 from biphase.study.identities import identities
-from biphase.study.leaves import LEAF, VALUES, read_leaf, trainings
+from biphase.study.leaves import LEAF, PREDICTIONS, VALUES, read_leaf, trainings
 from biphase.study.plan import make_plan
+from biphase.study.shard_maker import Stopped
 from biphase.study.summary import closing, status_json, status_text
 from biphase.study.tuner import Live, Tuner, _finite
 from biphase.study.worker import Worker
@@ -49,6 +52,7 @@ def made(store):
         place.name: (
             {k: v for k, v in json.loads((place / LEAF).read_text()).items() if k != "seconds"},
             (place / VALUES).read_bytes(),
+            (place / PREDICTIONS).read_bytes(),
         )
         for place in store.leaves.iterdir()
     }
@@ -70,7 +74,7 @@ def test_every_leaf_of_the_plan_is_published_whole_and_nothing_else(plan, finish
     assert {place.name for place in finished.leaves.iterdir()} == keys(plan)
     for training in trainings(plan):
         for leaf in training.leaves:
-            assert set(verify(finished.leaves / leaf.key)) == {LEAF, VALUES}
+            assert set(verify(finished.leaves / leaf.key)) == {LEAF, VALUES, PREDICTIONS}
             about = read_leaf(finished, leaf.key)
             assert (about["key"], about["training"]) == (leaf.key, training.key)
             assert (about["model"], about["lr"], about["seed"]) == (
@@ -94,11 +98,50 @@ def test_the_values_of_a_leaf_are_what_its_scores_are_made_of(plan, finished):
             about, values = read_leaf(finished, leaf.key), load_file(finished.leaves / leaf.key / VALUES)
             for part, count in zip(("validation", "test"), rows[leaf.task.name], strict=True):
                 assert about["examples"][part] == count
-                for name, score in about["scores"][part].items():
+                for name in set(about["scores"][part]) - {"macro_f1", "mcc"}:  # which are no means
                     each = values[f"{part}/{name}"]
                     assert len(each) == count
                     assert np.isfinite(each).all()
-                    assert score == pytest.approx(each.mean(), abs=1e-6)
+                    assert about["scores"][part][name] == pytest.approx(each.mean(), abs=1e-6)
+
+
+def test_every_trial_keeps_ids_predictions_and_the_baselines_of_its_task(plan, finished):
+    for training in trainings(plan):
+        for leaf in training.leaves:
+            place = finished.leaves / leaf.key
+            about, values, kept = (
+                read_leaf(finished, leaf.key),
+                *(load_file(place / n) for n in (VALUES, PREDICTIONS)),
+            )
+            ids = json.loads(kept["test/ids"].tobytes())
+            predicted = kept["test/predictions"]
+            assert len(ids) == about["examples"]["test"]
+            assert set(about["constant"]) == {"validation", "test"}
+            for metric in about["scores"]["test"]:
+                known = about["baselines"]["trivial"][metric]
+                assert known["what"]
+                assert 0 <= known["test"] <= 1
+            if leaf.task.name == "toys":
+                assert ids == list(range(16))
+                gold = np.arange(16) % 2
+                assert values["test/accuracy"].tolist() == (predicted == gold).tolist()
+                assert bool(about["constant"]["test"]) == (len(set(predicted.tolist())) == 1)
+                assert about["baselines"]["trivial"]["accuracy"]["test"] == 0.5
+            else:
+                assert len(set(ids)) == len(ids)
+                assert {len(row) for row in json.loads(predicted.tobytes())} == {10}
+
+
+def test_the_rescoring_example_of_the_docs_gives_the_recorded_score(plan, finished, capsys):
+    guide = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
+    code = guide.split("## Rescoring from predictions")[1].split("```python\n")[1].split("```")[0]
+    scores = set()
+    for key in keys(plan, of=lambda training, leaf: leaf.task.name == "toys"):
+        exec(code.replace('"store/leaves/KEY"', repr(str(finished.leaves / key))), {})
+        again, recorded = map(float, capsys.readouterr().out.split())
+        assert again == pytest.approx(recorded)
+        scores.add(recorded)
+    assert len(scores) > 1
 
 
 def test_what_borrows_is_scored_with_the_training_it_borrows_and_says_so(plan, finished):
@@ -237,10 +280,95 @@ def test_a_stop_in_the_middle_of_a_training_leaves_whole_leaves_and_the_rest_fol
     for place in finished.leaves.iterdir():
         verify(place)
         assert made(finished)[place.name] == before[place.name]
-    said = closing(plan, finished, {}, stopped=True, command="run s.py", study="s.py")
-    assert f"{leaves.count(plan, finished).done} of 24 fine-tunings done, nothing lost. To go on" in said
+    said = closing(
+        plan, finished, {}, stopped=True, command="run s.py", study="s.py", unsaved=stopped.unsaved
+    )
+    assert f"{leaves.count(plan, finished).done} of 24 fine-tunings done" in said
+    assert stopped.unsaved > 0, "a fine-tuning of less than 10 s starts again"
+    assert "computed again" in said
+    assert "nothing lost" not in said
+    assert not leaves.unfinished(finished)
     assert worker(plan, finished).work().computed == 24 - stopped.computed
     assert made(finished) == before
+
+
+def longer(plan, store, steps=12):
+    """The same plan with fine-tunings of more steps."""
+    spec = plan.study.finetune
+    tasks = tuple(replace(task, steps=steps) for task in spec.tasks)
+    fewer = replace(spec, tasks=tasks, lrs=spec.lrs[:1], seeds=spec.seeds[:1])
+    return make_plan(replace(plan.study, finetune=fewer), identities(store))
+
+
+def stop_after(calls):
+    asked = iter(range(10**6))
+    return lambda: next(asked) >= calls
+
+
+def test_fine_tunings_longer_than_their_time_slots_end_in_the_same_bits_after_several(plan, finished):
+    plan = longer(plan, finished)
+    shutil.rmtree(finished.leaves)
+    calm = worker(plan, finished).work()
+    before = made(finished)
+    shutil.rmtree(finished.leaves)
+    chance, slots, stops = random.Random(3), 0, []
+    while leaves.count(plan, finished).done < calm.computed:
+        slots += 1
+        outcome = worker(
+            plan, finished, checkpoint_steps=100, stop=stop_after(chance.randint(2, 9))
+        ).work()  # a trial asks 12 times and more
+        stops.append(leaves.kept(plan, finished))
+        assert outcome.unsaved < 5, "only of scoring"
+        assert slots < 200
+    assert slots > calm.computed, "no slot was long enough for a whole fine-tuning"
+    assert any(stops)
+    assert made(finished) == before
+    assert not list(finished.unfinished.iterdir()), "swept when it is done"
+    assert not list(finished.attempts.iterdir())
+
+
+def test_a_stop_with_a_checkpoint_says_so_and_status_shows_it(plan, finished):
+    plan = longer(plan, finished)
+    shutil.rmtree(finished.leaves)
+    stopped = worker(plan, finished, checkpoint_steps=100, stop=stop_after(6)).work()
+    ((training, step),) = leaves.kept(plan, finished).values()
+    assert (stopped.stopped, stopped.unsaved, 0 < step < 12) == (True, 0.0, True)
+    said = closing(plan, finished, {}, stopped=True, command="run s.py", study="s.py")
+    assert f"1 fine-tuning kept at step {step}, nothing lost" in said
+    assert f"{training.title(plan)}  at step {step}" in status_text(plan, finished, command_path="s.py")
+    assert status_json(plan, finished)["finetunings"]["kept"] == {training.title(plan): step}
+
+
+def test_a_stop_while_a_model_is_scored_keeps_its_training(plan, finished):
+    plan = longer(plan, finished)
+    first = next(trainings(plan))
+    discard(finished, [leaf.key for leaf in first.leaves])
+
+    def tuner(stop):
+        return Tuner(
+            plan, finished, ALONE, shards=worker(plan, finished).shards.alone, stop=stop, live=[].append,
+            checkpoint_steps=100,
+        )  # fmt: skip
+
+    with pytest.raises(Stopped):
+        tuner(stop_after(13)).compute(first, lambda: False)
+    assert leaves.unfinished(finished) == {first.key: 12}
+    shown = []
+    again = tuner(lambda: False)
+    again.live = shown.append
+    assert again.compute(first, lambda: False) is not None
+    assert not any("step" in line for line in shown), "nothing was trained again"
+    assert not leaves.unfinished(finished)
+
+
+def test_checkpoints_of_finished_fine_tunings_are_swept_by_the_next_worker(plan, finished):
+    done, other = next(trainings(plan)).key, "e" * 32
+    for key in (done, other):
+        assert Checkpoints(finished, key, steps=1).save({}, {}, {"step": 3, "seconds": 0.0})
+    assert leaves.unfinished(finished) == {done: 3, other: 3}
+    assert not leaves.kept(plan, finished)
+    worker(plan, finished).work()
+    assert leaves.unfinished(finished) == {other: 3}, "another study's is left alone"
 
 
 def test_a_training_whose_lease_was_lost_publishes_nothing(plan, finished):

@@ -90,6 +90,8 @@ def test_right_bounds_give_the_right_positions_and_a_text_with_the_answer(tokeni
         expected = rows[number].answers[0].text.strip() if rows[number].answers else ""
         assert expected in answer.text
         assert bool(answer.text) == bool(expected)
+        start, end = answer.span
+        assert answer.text == (made.contexts[number][start:end] if start >= 0 else "")
 
 
 # ---------------------------------------------------------------- taggers
@@ -98,7 +100,7 @@ def test_right_bounds_give_the_right_positions_and_a_text_with_the_answer(tokeni
 def test_the_text_is_the_run_with_the_highest_sum_and_the_positions_are_all():
     made = letters_of()
     margins = said(made, {2: 3.0, 4: 2.0, 5: 2.0, 7: 3.5})
-    assert decode_tagged(made, margins) == [Decoded("c d", frozenset({2, 4, 5, 7}))]
+    assert decode_tagged(made, margins) == [Decoded("c d", frozenset({2, 4, 5, 7}), (4, 7))]
 
 
 def test_of_equal_runs_the_first_is_taken():
@@ -110,7 +112,7 @@ def test_tokens_outside_the_context_count_as_positions_but_give_no_text():
     made = letters_of()
     last = int(made.ids.lengths[0]) - 1
     answer = decode_tagged(made, said(made, {0: 8.0, 1: 8.0, 3: 1.0, last: 8.0}))[0]
-    assert answer == Decoded("b", frozenset({0, 1, 3, last}))
+    assert answer == Decoded("b", frozenset({0, 1, 3, last}), (2, 3))
 
 
 def test_a_margin_of_zero_and_what_is_not_a_number_say_nothing():
@@ -169,7 +171,7 @@ def test_the_best_span_is_found(tokenizers, rows, length, longest, seed, unanswe
 def test_the_text_of_a_span_is_what_the_context_says_there():
     made = letters_of("a  b c\nd e f")
     spans = decode_spans(made, said(made, {2: 1.0}), said(made, {5: 1.0, 1: 9.0}), unanswerable=False)
-    assert spans == [Decoded("a  b c\nd", frozenset({2, 3, 4, 5}))]
+    assert spans == [Decoded("a  b c\nd", frozenset({2, 3, 4, 5}), (0, 8))]
 
 
 def test_a_span_is_never_longer_than_allowed_nor_backwards():

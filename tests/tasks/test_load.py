@@ -133,6 +133,12 @@ def test_texts_fill_the_template_and_parts_are_cut_and_limited(tmp_path):
     assert (len(own.train), len(own.validation)) == (40, 5)
     halves = load(replace(task, splits=Splits(cut_from="test", cut=0.5)), documents="all")
     assert (len(halves.train), len(halves.validation), len(halves.test)) == (40, 5, 4)
+    for some, whole in ((few, 40), (halves, 9)):  # every example says which row it was
+        for part in ("validation", "test"):
+            numbers = list(some.rows[part])
+            texts = [f"Premise: p{n}\nHypothesis: h{n}" for n in numbers]
+            assert [one.text for one in getattr(some, part)] == texts
+            assert max(numbers) < whole
 
 
 def test_a_task_that_borrows_a_model_has_nothing_to_train_on(tmp_path):

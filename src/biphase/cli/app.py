@@ -51,7 +51,9 @@ def main() -> None:
         _refuse_words(wrong)
     except SystemExit as end:
         if end.code == 128 + signal.SIGINT:  # so typer ends what ^C has interrupted
-            tell("stopped at once; what was published is whole, the rest will be computed again")
+            tell(
+                "stopped at once; results and checkpoints are kept, what came after them will be computed again"
+            )
         raise
     except OSError as wrong:
         if isinstance(wrong, BrokenPipeError):  # the reader of our output has gone, e.g. `| head`

@@ -225,7 +225,14 @@ def work(
         tuned = survey(made, where)
         broken = broken or bool(tuned.damaged)
         text = closing(
-            made, where, outcome.failed, stopped=outcome.stopped, command=command, study=study, tuned=tuned
+            made,
+            where,
+            outcome.failed,
+            stopped=outcome.stopped,
+            command=command,
+            study=study,
+            tuned=tuned,
+            unsaved=outcome.unsaved,
         )
         lines = [text, *more()]
         print(json.dumps(status_json(made, where), indent=1) if as_json else "\n".join(lines), flush=True)

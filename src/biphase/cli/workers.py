@@ -51,7 +51,7 @@ def stop(
             f"no worker of {name} runs{', as far as one can see here' if ended.problem else ', here or elsewhere'}"
         )
     else:
-        print(f"stopped, nothing lost. To go on: biphase run {named}")
+        print(f"stopped; results and checkpoints are kept. To go on: biphase run {named}")
 
 
 def submit(

@@ -1,7 +1,8 @@
 """The four families of tasks: which head, which loss, which predictions, which scores.
 
 A family object holds a dataset in tokens, ready to be trained on and scored with any model that reads alike; it is
-made once and serves the whole grid of learning rates and seeds.
+made once and serves the whole grid of learning rates and seeds. It also knows the score of baselines that read no
+text, and what was predicted for each example.
 
     family   head                          loss                                    chosen by (paper / standard)
     SC       mean pool, Linear-GELU-Linear cross-entropy                            accuracy
@@ -12,8 +13,11 @@ made once and serves the whole grid of learning rates and seeds.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -27,12 +31,12 @@ from biphase.finetune.model import Setting, TaskBatch, Tuned, packs, per_text, p
 from biphase.finetune.retrieval import search
 from biphase.models.heads import EmbeddingHead, TextHead, TokenHead
 from biphase.specs import Answer, Classify, Retrieve, Tag, Task
-from biphase.tasks.decoding import Decoded, decode_spans, decode_tagged
+from biphase.tasks.decoding import NOTHING, Decoded, decode_spans, decode_tagged
 from biphase.tasks.encoding import Ragged, Reading, encode_texts, encode_words
 from biphase.tasks.examples import Examples
 from biphase.tasks.metrics.answers import answer_f1, exact_match, token_set_f1
-from biphase.tasks.metrics.classification import accuracy
-from biphase.tasks.metrics.ranking import score_rankings
+from biphase.tasks.metrics.classification import accuracy, confusion, confusion_by_chance, label_scores
+from biphase.tasks.metrics.ranking import expected_at_random, score_rankings
 from biphase.tasks.metrics.tagging import entity_counts, entity_f1, sentence_macro_f1, word_votes
 from biphase.tasks.questions import encode_questions
 
@@ -40,18 +44,32 @@ Part = Literal["validation", "test"]
 PARTS: tuple[Part, Part] = ("validation", "test")
 TEMPERATURE = 0.05
 STRIDE = 128  # tokens that neighbouring windows of a long context share
+LISTED = 10  # retrieved documents that are kept of each query
+
+Metrics = dict[str, float]
 
 
 @dataclass(frozen=True)
 class Scored:
     """The scores of one part: each metric over all examples, and what it is made of, example by example."""
 
-    metrics: dict[str, float]
+    metrics: Metrics
     values: dict[str, np.ndarray]
+    predictions: dict[str, np.ndarray] = field(default_factory=dict)  # docs/evaluation.md says what they hold
+    constant: str = ""  # what was predicted for every example, where that is one and the same
 
     @classmethod
-    def means(cls, values: dict[str, np.ndarray]) -> Scored:
-        return cls({name: float(each.mean(dtype=float)) for name, each in values.items()}, values)
+    def means(cls, values: dict[str, np.ndarray], **more: Any) -> Scored:
+        return cls(means_of(values), values, **more)
+
+
+def means_of(values: dict[str, np.ndarray]) -> Metrics:
+    return {name: float(each.mean(dtype=float)) for name, each in values.items()}
+
+
+def as_text(values: Sequence[Any]) -> np.ndarray:
+    """A list as the bytes of its JSON, so that safetensors can hold it."""
+    return np.frombuffer(json.dumps(values, separators=(",", ":")).encode(), np.uint8)
 
 
 class Family(ABC):
@@ -63,6 +81,8 @@ class Family(ABC):
         self.inputs: tuple[
             Ragged, ...
         ] = ()  # the texts of its training examples: one of each, or one per side
+        # By part: the number of each example's row in its files, or its id where the data has one.
+        self.example_ids: dict[str, Sequence[int | str]] = dict(examples.rows)
 
     @property
     def steps(self) -> int:
@@ -92,12 +112,37 @@ class Family(ABC):
     def score(self, model: Tuned, setting: Setting) -> dict[Part, Scored]:
         """What a model is worth on both parts."""
 
+    @cached_property
+    def baselines(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """What any model should beat: by name and metric, what it is and its score on both parts.
+
+        The trivial one is, for each metric, the way that is best on the validation part.
+        """
+        known = self.trivial()
+        names = next(iter(known.values()))["validation"]
+        # Rounded: the last digits of a sum do not choose among equals, the first of them is taken.
+        best = {
+            name: max(known, key=lambda what: round(known[what]["validation"][name], 9)) for name in names
+        }
+        return {
+            "trivial": {
+                name: {"what": what, **{part: known[what][part][name] for part in PARTS}}
+                for name, what in best.items()
+            }
+        }
+
+    @abstractmethod
+    def trivial(self) -> dict[str, dict[Part, Metrics]]:
+        """The scores of answers that read no text: what they are → part → metrics."""
+
 
 class TextClassification(Family):
     metric = "accuracy"
 
     def __init__(self, task: Task, examples: Any, reading: Reading, *, protocol: str) -> None:
         super().__init__(task, examples, protocol=protocol)
+        assert isinstance(task.form, Classify)
+        self.names = task.form.labels
         self.ids = {
             part: encode_texts(reading, [one.text for one in getattr(examples, part)])
             for part in ("train", *PARTS)
@@ -108,8 +153,7 @@ class TextClassification(Family):
         }
 
     def head(self, width: int) -> nn.Module:
-        assert isinstance(self.task.form, Classify)
-        return TextHead(width, len(self.task.form.labels))
+        return TextHead(width, len(self.names))
 
     def batch(self, rows: np.ndarray, setting: Setting) -> list[TaskBatch]:
         return [
@@ -121,8 +165,26 @@ class TextClassification(Family):
         return {part: self._score(model, part, setting) for part in PARTS}
 
     def _score(self, model: Tuned, part: Part, setting: Setting) -> Scored:
-        said = per_text(model, self.ids[part], setting).argmax(-1).cpu().numpy()
-        return Scored.means({"accuracy": accuracy(said, self.labels[part])})
+        predicted = per_text(model, self.ids[part], setting).argmax(-1).cpu().numpy()
+        gold = self.labels[part]
+        return Scored(
+            label_scores(confusion(predicted, gold, len(self.names))),
+            {"accuracy": accuracy(predicted, gold)},
+            {"predictions": _small(predicted, len(self.names))},
+            _constant(predicted, gold, self.names),
+        )
+
+    def trivial(self) -> dict[str, dict[Part, Metrics]]:
+        number = _most_common(self.labels["train"], self.labels["validation"])
+
+        def always(gold: np.ndarray) -> Metrics:
+            return label_scores(confusion(np.full_like(gold, number), gold, len(self.names)))
+
+        def by_chance(gold: np.ndarray) -> Metrics:
+            return label_scores(confusion_by_chance(gold, len(self.names)))
+
+        ways = {f"majority class: {self.names[number]}": always, "chance": by_chance}
+        return {what: {part: way(self.labels[part]) for part in PARTS} for what, way in ways.items()}
 
 
 class TokenClassification(Family):
@@ -149,20 +211,31 @@ class TokenClassification(Family):
 
     def _score(self, model: Tuned, part: Part, setting: Setting) -> Scored:
         encoded = self.encoded[part]
-        said = per_token(model, encoded.ids, setting).argmax(-1)
+        said = Ragged(per_token(model, encoded.ids, setting).argmax(-1), encoded.ids.starts)
         outside = self.tags.index("O")
-        macro, counts = np.empty(len(encoded.ids), np.float32), np.empty((len(encoded.ids), 3), np.int32)
-        for number in range(len(encoded.ids)):
-            labels = said[encoded.ids.starts[number] : encoded.ids.starts[number + 1]]
-            belongs = encoded.word_of[number].tolist()
-            words = word_votes(labels.tolist(), belongs, int(encoded.words[number]), outside)
-            gold = encoded.gold[number].tolist()
-            macro[number] = sentence_macro_f1(words, gold)
-            counts[number] = entity_counts(
-                [self.tags[tag] for tag in words], [self.tags[tag] for tag in gold]
-            )
+        predicted = [
+            word_votes(labels.tolist(), belongs.tolist(), int(words), outside)
+            for labels, belongs, words in zip(said, encoded.word_of, encoded.words, strict=True)
+        ]
+        flat = np.concatenate([np.array(tags, np.int64) for tags in predicted])
+        scored = self._compare(predicted, part)
+        kept = {"predictions": _small(flat, len(self.tags)), "words": encoded.words.astype(np.int32)}
+        return replace(scored, predictions=kept, constant=_constant(flat, encoded.gold.flat, self.tags))
+
+    def _compare(self, predicted: list[list[int]], part: Part) -> Scored:
+        """The scores of a tag for each word of each sentence."""
+        pairs = list(zip(predicted, map(np.ndarray.tolist, self.encoded[part].gold), strict=True))
+        macro = np.array([sentence_macro_f1(tags, gold) for tags, gold in pairs], np.float32)
+        names = [[[self.tags[tag] for tag in tags] for tags in pair] for pair in pairs]
+        counts = np.array([entity_counts(*pair) for pair in names], np.int32)
         metrics = {"entity_f1": entity_f1(counts), "sentence_f1": float(macro.mean(dtype=float))}
         return Scored(metrics, {"entity_counts": counts, "sentence_f1": macro})
+
+    def trivial(self) -> dict[str, dict[Part, Metrics]]:
+        tag = _most_common(self.encoded["train"].gold.flat, self.encoded["validation"].gold.flat)
+        always = {part: [[tag] * int(words) for words in self.encoded[part].words] for part in PARTS}
+        scores = {part: self._compare(always[part], part).metrics for part in PARTS}
+        return {f"majority tag: {self.tags[tag]}": scores}
 
 
 class QuestionAnswering(Family):
@@ -178,6 +251,7 @@ class QuestionAnswering(Family):
         }
         self.inputs = (self.encoded["train"].ids,)
         self.size = len(self.inputs[0])  # windows
+        self.example_ids = {part: [one.name for one in getattr(examples, part)] for part in PARTS}
         self.answers = {
             part: [[span.text for span in one.answers] for one in getattr(examples, part)] for part in PARTS
         }
@@ -229,6 +303,20 @@ class QuestionAnswering(Family):
             decoded = decode_spans(encoded, starts, ends, unanswerable=self.unanswerable)
         return self._compare(decoded, part)
 
+    def trivial(self) -> dict[str, dict[Part, Metrics]]:
+        found: dict[str, dict[Part, Metrics]] = {"no answer": {}, "the whole context": {}}
+        for part in PARTS:
+            encoded = self.encoded[part]
+            heads = dict(zip(encoded.question_of.tolist(), encoded.context_from.tolist(), strict=True))
+            read = enumerate(zip(encoded.contexts, encoded.spans.lengths.tolist(), strict=True))
+            whole = [
+                Decoded(text, frozenset(range(heads[number], heads[number] + tokens)))
+                for number, (text, tokens) in read
+            ]
+            for what, answers in zip(found, ([NOTHING] * len(whole), whole), strict=True):
+                found[what][part] = self._compare(answers, part).metrics
+        return found
+
     def _compare(self, decoded: list[Decoded], part: Part) -> Scored:
         pairs = list(zip(decoded, self.answers[part], strict=True))
         sets = zip(decoded, self.encoded[part].gold, strict=True)
@@ -237,7 +325,12 @@ class QuestionAnswering(Family):
             "exact_match": [exact_match(said.text, right) for said, right in pairs],
             "token_f1": [token_set_f1(said.tokens, right) for said, right in sets],
         }
-        return Scored.means({name: np.array(each, np.float32) for name, each in values.items()})
+        answered = any(said.text for said in decoded) or not any(any(right) for right in self.answers[part])
+        return Scored.means(
+            {name: np.array(each, np.float32) for name, each in values.items()},
+            predictions={"predictions": np.array([said.span for said in decoded], np.int32)},
+            constant="" if answered else "no answer",
+        )
 
 
 class Retrieval(Family):
@@ -247,7 +340,9 @@ class Retrieval(Family):
             encode_texts(reading, [getattr(one, side) for one in examples.train])
             for side in ("query", "document")
         )
+        self.names = examples.validation.library.names
         self.documents = encode_texts(reading, examples.validation.library.texts)
+        self.example_ids = {part: getattr(examples, part).names for part in PARTS}
         self.queries = {part: encode_texts(reading, getattr(examples, part).queries) for part in PARTS}
         self.judged = {part: list(getattr(examples, part).judged) for part in PARTS}
 
@@ -295,8 +390,42 @@ class Retrieval(Family):
             judged = self.judged[part]
             mine = found[first : first + len(judged)]
             first += len(judged)
-            scored[part] = Scored.means(score_rankings(mine, judged, self.task.form.relevant))
+            scored[part] = Scored.means(
+                score_rankings(mine, judged, self.task.form.relevant),
+                predictions={"predictions": as_text([[self.names[n] for n in row[:LISTED]] for row in mine])},
+                constant="" if _differs(mine[:, :LISTED]) or not _differs(judged) else "the same documents",
+            )
         return scored
+
+    def trivial(self) -> dict[str, dict[Part, Metrics]]:
+        assert isinstance(self.task.form, Retrieve)
+        relevant, documents = self.task.form.relevant, len(self.documents)
+        expected = {
+            part: means_of(expected_at_random(self.judged[part], relevant, documents)) for part in PARTS
+        }
+        return {"random order": expected}
+
+
+def _small(numbers: np.ndarray, count: int) -> np.ndarray:
+    """Numbers below `count` in as few bytes as hold them."""
+    return numbers.astype(np.min_scalar_type(count))
+
+
+def _most_common(train: np.ndarray, validation: np.ndarray) -> int:
+    """The most common label of the training part, the lowest of equals; of validation where nothing is trained on."""
+    return int(np.bincount(train if len(train) else validation).argmax())
+
+
+def _differs(rows: Sequence[Any] | np.ndarray) -> bool:
+    """Is any of them another than the first?"""
+    return (
+        bool(np.any(rows != rows[0])) if isinstance(rows, np.ndarray) else any(row != rows[0] for row in rows)
+    )
+
+
+def _constant(predicted: np.ndarray, gold: np.ndarray, names: Sequence[str]) -> str:
+    """The one label that was predicted throughout, where the gold ones differ."""
+    return "" if _differs(predicted) or not _differs(gold) else names[int(predicted[0])]
 
 
 def _token_batches(ids: Ragged, labels: Ragged, rows: np.ndarray, setting: Setting) -> list[TaskBatch]:

@@ -3,6 +3,8 @@
 The seed fixes the head's weights, the order of the examples and what dropout drops, each by counters: a leaf that is
 computed again, in whatever company, sees the same.
 
+A long one saves checkpoints on its way, and goes on from the last (`checkpoints.py`).
+
 What the fine-tunings of a task share (`Grid`) stays in the device's memory from one to the next; each begins by putting
 back what it holds. Where the encoder allows it, their steps are CUDA graphs, and of its embedding only the words that
 occur are trained.
@@ -10,6 +12,7 @@ occur are trained.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -23,6 +26,7 @@ from torch import Tensor, nn
 
 from biphase.data.stream import load_ahead
 from biphase.finetune.buckets import Buckets, buckets_of
+from biphase.finetune.checkpoints import Checkpoints
 from biphase.finetune.families import Family, Part, Scored
 from biphase.finetune.graphs import Graphs
 from biphase.finetune.model import Setting, TaskBatch, Tuned
@@ -33,7 +37,7 @@ from biphase.randomness import permute, salt
 from biphase.specs import AdamW, Finetune
 from biphase.training.devices import Ranks, draw_from
 from biphase.training.loop import Done, train
-from biphase.training.optimizer import by_depth, forget, make_capturable
+from biphase.training.optimizer import by_depth, forget, make_capturable, moments
 from biphase.training.schedule import linear_rate
 
 MOST_MICRO = 2**12  # micro-batches of a step
@@ -51,6 +55,49 @@ class Trained:
     losses: dict[int, float]  # some steps, evenly spread, and the mean loss of each
     skipped: int  # steps without finite numbers
     finished: bool
+
+    def about(self) -> dict[str, Any]:
+        """What a checkpoint says beside its tensors."""
+        losses = [[step, loss if math.isfinite(loss) else None] for step, loss in self.losses.items()]
+        return {"step": self.steps, "losses": losses, "skipped": self.skipped, "seconds": self.seconds}
+
+
+class TrialProgress:
+    """How far a fine-tuning is, from its beginning or from a checkpoint. Counting never waits for the device."""
+
+    def __init__(
+        self,
+        family: Family,
+        device: torch.device,
+        tell: Callable[[int, int], None],
+        saved: dict[str, Any] | None,
+    ) -> None:
+        self.family, self.tell, self.steps = family, tell, family.steps
+        about = saved or {"step": 0, "losses": [], "skipped": 0, "seconds": 0.0}
+        self.step: int = about["step"]
+        self.losses: dict[int, Tensor | float] = {
+            step: math.nan if loss is None else loss for step, loss in about["losses"]
+        }
+        self.skipped = torch.tensor(float(about["skipped"]), device=device)
+        self.began = time.monotonic() - about["seconds"]
+
+    def note(self, done: Done) -> None:
+        self.step = done.step + 1
+        self.skipped.add_(done.unsound)
+        if done.step % max(1, self.steps // CURVE) == 0 or self.step == self.steps:
+            self.losses[self.step] = done.loss
+        self.tell(self.step, self.steps)
+
+    def trained(self) -> Trained:
+        curve = {step: float(loss) for step, loss in self.losses.items()}
+        return Trained(
+            self.step,
+            examples_of(self.family, self.step),
+            time.monotonic() - self.began,
+            curve,
+            int(self.skipped.item()),
+            finished=self.step == self.steps,
+        )
 
 
 @dataclass(frozen=True)
@@ -73,6 +120,12 @@ class Grid:
         """What is trained."""
         every = [one for one in self.model.parameters() if one.requires_grad]
         return self.words.among(every) if self.words else every
+
+    def tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """All that training changes, by name and where it lies: weights, and the optimizer's moments."""
+        names = [name for name, one in self.model.named_parameters() if one.requires_grad]
+        trained = dict(zip(names, self.parameters, strict=True))
+        return {**self.model.state_dict(), **trained}, moments(trained, self.adam)
 
     def training(self) -> AbstractContextManager[None]:
         """Steps are taken inside; behind it the model is whole."""
@@ -140,27 +193,24 @@ class Bench:
         lr: float,
         seed: int,
         stop: Callable[[], bool] = lambda: False,
+        lost: Callable[[], bool] = lambda: False,
         loaders: int = 0,
         tell: Callable[[int, int], None] = lambda step, steps: None,
+        checkpoints: Checkpoints | None = None,
     ) -> tuple[Tuned, Trained]:
-        """Train a fresh model on the task; what it scores is asked afterwards."""
+        """Train a fresh model on the task, or go on from a checkpoint; what it scores is asked afterwards.
+
+        `lost`: the trial is another worker's now, so nothing more is saved.
+        """
         setting, steps = self.setting, family.steps
         if not steps:  # zero-shot
             return self.fresh(family, seed).eval(), Trained(0, 0, 0.0, {}, 0, finished=True)
         grid = self._grid(family, spec.optimizer, seed)
         model, buckets = grid.model.train(), grid.buckets
-        began, every = time.monotonic(), max(1, steps // CURVE)
-        losses: dict[int, Tensor] = {}
-        skipped = torch.zeros((), device=setting.device)
-        last = 0
 
-        def note(done: Done) -> None:
-            nonlocal last
-            last = done.step + 1
-            skipped.add_(done.unsound)
-            if done.step % every == 0 or last == steps:
-                losses[last] = done.loss
-            tell(last, steps)
+        def save(done: Done) -> None:
+            if checkpoints and not done.lost and (done.save or done.stop) and progress.step < steps:
+                checkpoints.save(*grid.tensors(), progress.trained().about())
 
         def loss_sum(batch: TaskBatch) -> Tensor:
             if not self.encoder.graphable:  # else nothing is dropped, and a graph could not be told
@@ -168,30 +218,34 @@ class Bench:
             return family.loss_sum(model, batch)
 
         with grid.training():
+            saved = checkpoints.load(*grid.tensors()) if checkpoints else None
+            progress = TrialProgress(family, setting.device, tell, saved)
+            if saved:
+                self.encoder.refresh()  # its 16-bit copies are those of the weights it came with
             train(
                 grid.parameters,
                 grid.adam,
                 loss_sum,
                 load_ahead(
-                    lambda step: batches_of(family, step, seed, setting, buckets), 0, steps, loaders=loaders
+                    lambda step: batches_of(family, step, seed, setting, buckets),
+                    progress.step,
+                    steps,
+                    loaders=loaders,
                 ),
-                first=0,
+                first=progress.step,
                 rate=lambda step: linear_rate(step, steps, peak=lr, warmup=spec.warmup),
                 clip=spec.optimizer.clip,
                 ranks=Ranks(0, 1, setting.device),
                 autocast=setting.autocast,
-                after=(note,),
+                after=(progress.note, save),
                 stop=stop,
+                lost=lost,
+                save=lambda: checkpoints is not None and checkpoints.due(progress.step),
                 copies=self.encoder.copies,
                 refresh=self.encoder.refresh,
                 step=grid.graphs.over if grid.graphs else lambda plain: plain,
             )
-        curve = {step: float(loss) for step, loss in losses.items()}
-        seconds = time.monotonic() - began
-        trained = Trained(
-            last, examples_of(family, last), seconds, curve, int(skipped.item()), finished=last == steps
-        )
-        return model.eval(), trained
+        return model.eval(), progress.trained()
 
 
 def rows_of(family: Family, step: int, seed: int) -> np.ndarray:

@@ -7,16 +7,17 @@ a recipe was pretrained with several seeds, the first covers those too, and says
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from biphase.report.draws import Draws
-from biphase.report.evidence import Evidence, Floats
+from biphase.report.evidence import Baseline, Evidence, Floats
 from biphase.report.recipes import Model
 from biphase.report.statistics.components import Decomposition, decompose
 from biphase.report.statistics.intervals import Estimate, across, kept
 from biphase.report.statistics.resampling import interval
+from biphase.wording import counted, no_interval
 
 
 @dataclass(frozen=True)
@@ -29,16 +30,30 @@ class Score:
     seeds: Estimate  # NaN where nothing is complete
     by_seed: Floats  # (pretraining seeds, fine-tuning seeds); NaN: missing
     examples: tuple[float, float] | None  # over test examples: a bootstrap interval
+    no_examples: str  # why there is none, where there is a score
     noise: (
         Decomposition | None
     )  # of a family: which noise is how large, and the intervals over several of them
     done: int  # leaves
     of: int
     planned: bool  # on each of its tasks
+    baselines: dict[str, Baseline] = field(default_factory=dict)  # by name: the mean over its tasks
+    constant: int = 0  # of its chosen fine-tunings, those that predict the same for every test example
+    others: dict[str, float] = field(default_factory=dict)  # the means of a task's other metrics
 
     @property
     def known(self) -> bool:
         return bool(np.isfinite(self.seeds.mean))
+
+    @property
+    def no_interval(self) -> str:
+        """Why there is no interval over seeds; empty where there is one, or no score."""
+        return no_interval(self.seeds.n) if self.known and not np.isfinite(self.seeds.low) else ""
+
+    @property
+    def collapse(self) -> str:
+        """A warning where models predict the same for every test example."""
+        return f"constant predictions in {counted(self.constant, 'fine-tuning')}" if self.constant else ""
 
 
 @dataclass(frozen=True)
@@ -79,36 +94,74 @@ def _score(
     matrix = evidence.on(model, tasks)
     metrics = dict.fromkeys(grid.metric for grid in grids if grid.metric)
     known = kept(matrix)[1].size > 0
+    over_examples = _over_examples(evidence, draws, model, tasks, matrix) if known else ""
     return Score(
         model=model.name,
         on=on,
         metric=", ".join(metrics),
         seeds=across(matrix),
         by_seed=matrix,
-        examples=_over_examples(evidence, draws, model, tasks, matrix) if known else None,
+        examples=None if isinstance(over_examples, str) else over_examples,
+        no_examples=over_examples if isinstance(over_examples, str) else "",
         noise=_noise(evidence, model, tasks) if known and decomposed else None,
         done=sum(grid.done for grid in grids),
         of=sum(grid.of for grid in grids),
         planned=all(grid.of for grid in grids),
+        baselines=_baselines(evidence, model, tasks),
+        constant=sum(grid.constant_seeds for grid in grids),
+        others=_others(evidence, model, *tasks) if known and len(tasks) == 1 else {},
     )
+
+
+def _baselines(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> dict[str, Baseline]:
+    """Those that every task has for the metric its rates are chosen by."""
+    grids = [[evidence.grids[result, task] for result in model.results] for task in tasks]
+    each = [
+        {
+            name: known[grid.metric]
+            for grid in some
+            for name, known in grid.baselines.items()
+            if grid.metric in known
+        }
+        for some in grids
+    ]
+    shared = [name for name in each[0] if all(name in one for one in each)]
+    return {
+        name: Baseline(
+            ", ".join(dict.fromkeys(one[name].what for one in each)),
+            float(np.mean([one[name].test for one in each])),
+        )
+        for name in shared
+    }
+
+
+def _others(evidence: Evidence, model: Model, task: str) -> dict[str, float]:
+    """The metrics that did not choose, as far as every seed that counts has them."""
+    grids = [evidence.grids[result, task] for result in model.results]
+    names = dict.fromkeys(name for grid in grids for name in grid.test if name != grid.metric)
+    rows, columns = kept(evidence.scores(model, task))
+    means = {name: float(evidence.scores(model, task, name)[np.ix_(rows, columns)].mean()) for name in names}
+    return {name: mean for name, mean in means.items() if np.isfinite(mean)}
 
 
 def _over_examples(
     evidence: Evidence, draws: Draws, model: Model, tasks: tuple[str, ...], matrix: Floats
-) -> tuple[float, float] | None:
-    """The mean over the seeds that count, on redrawn test sets; None where a task has no values by example."""
+) -> tuple[float, float] | str:
+    """The mean over the seeds that count, on redrawn test sets; or why it cannot be had."""
     rows, columns = kept(matrix)
     each = [draws.of(model, task) for task in tasks]
     drawn = [one for one in each if one is not None]
     if len(drawn) < len(each):
-        return None
+        return "no values by example in this store"
     mean = np.mean([one[:, rows][:, :, columns].mean(axis=(1, 2)) for one in drawn], axis=0)
     fewest = min(evidence.examples(model, task) for task in tasks)
-    if fewest < 2 or not np.isfinite(mean).all():
-        return None
+    if fewest < 2:
+        return "fewer than two test examples"
+    if not np.isfinite(mean).all():
+        return "no values by example of some seeds in this store"
     point = np.asarray(matrix[np.ix_(rows, columns)].mean())
     low, high = interval(mean, point, examples=fewest)
-    return (float(low), float(high)) if np.isfinite(low) else None
+    return (float(low), float(high)) if np.isfinite(low) else "the same score on every redrawn test set"
 
 
 def _noise(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> Decomposition | None:

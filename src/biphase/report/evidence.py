@@ -32,6 +32,14 @@ FAMILIES: tuple[Family, ...] = ("SC", "TC", "QA", "IR")
 PARTS = ("validation", "test")
 
 
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A score on the test part that any model should beat."""
+
+    what: str
+    test: float
+
+
 @dataclass(frozen=True)
 class Grid:
     """One result on one task. Arrays are (learning rates, seeds) of the study; NaN: that leaf is missing, or not planned."""
@@ -50,6 +58,10 @@ class Grid:
     missing: dict[str, str] = field(
         default_factory=dict
     )  # key of a leaf → why it is missing, where more is known
+    baselines: dict[str, dict[str, Baseline]] = field(default_factory=dict)  # by name and metric
+    constant: frozenset[tuple[int, int]] = (
+        frozenset()
+    )  # places whose model predicts the same for every test example
 
     @property
     def done(self) -> int:
@@ -76,6 +88,11 @@ class Grid:
             if choice:
                 found[seed] = self.lrs.index(choice.by_seed[seed])
         return found
+
+    @property
+    def constant_seeds(self) -> int:
+        """How many seeds have constant predictions at their chosen rate."""
+        return sum((self.chosen.get(seed), at) in self.constant for at, seed in enumerate(self.seeds))
 
     def at_chosen(self, part: dict[str, Floats], metric: str = "") -> Floats:
         """The score of each seed at its own rate; NaN for a seed that is not complete."""
@@ -207,6 +224,8 @@ class Leaf:
     examples: int  # in the test part
     seconds: float
     machine: dict[str, Any]
+    baselines: dict[str, dict[str, Baseline]]
+    constant: str  # what is predicted for every test example; empty: not one thing, or not known
 
 
 Cells = dict[tuple[float, int], tuple[str, Leaf | None]]  # rate and seed → the key of the leaf, and the leaf
@@ -262,6 +281,11 @@ def _read(store: Store, key: str, unreadable: dict[str, str]) -> Leaf | None:
             examples=examples,
             seconds=float(sum(about["seconds"].values())),
             machine=dict(about.get("machine", {})),
+            baselines={
+                name: {m: Baseline(str(one["what"]), float(one["test"])) for m, one in by_metric.items()}
+                for name, by_metric in about.get("baselines", {}).items()
+            },
+            constant=str(about.get("constant", {}).get("test", "")),
         )
     except StoreError as wrong:
         if store.has(place):
@@ -306,4 +330,10 @@ def _grid(
         examples=done[0].examples if done else 0,
         machines=tuple(leaf.machine for leaf in done),
         missing={key: whys[key] for key, _ in cells.values() if key in whys},
+        baselines=next((leaf.baselines for leaf in done if leaf.baselines), {}),
+        constant=frozenset(
+            (lrs.index(lr), seeds.index(seed))
+            for (lr, seed), (_, leaf) in cells.items()
+            if leaf is not None and leaf.constant
+        ),
     )

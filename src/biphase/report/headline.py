@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from biphase import wording
 from biphase.report.claims import Finding
 from biphase.report.evidence import Evidence, Floats
 from biphase.report.numerals import fixed, interval, listed, percent
@@ -209,7 +210,7 @@ def difference(evidence: Evidence, one: Model, other: Model, families: Iterable[
 
 def no_interval(of: Estimate) -> str:
     """Why there is none."""
-    return "one seed: no interval" if of.n < 2 else "all seeds alike: no interval"
+    return wording.no_interval(of.n)
 
 
 def _spread(score: Estimate) -> str:

@@ -44,6 +44,10 @@ def _board(board: Board) -> str:
         part = "\\midrule\n" if before not in (None, size) else ""
         rows.append([part + escape(line.model.name), *(_cell(cell) for cell in line.cells)])
         before = size
+    for place, (name, cells) in enumerate(board.baselines):
+        shown = (f"{100 * one.test:.2f}" if one else "---" for one in cells)
+        part = "" if place else "\\midrule\n"
+        rows.append([f"{part}{escape(name)} baseline", *shown])
     head = ["Model", *(escape(one) for one in board.columns)]
     return _tabular("l" + "r" * len(board.columns), head, rows)
 
@@ -53,7 +57,8 @@ def _cell(cell: Cell) -> str:
         return "---"
     mean = f"{100 * cell.score.seeds.mean:.2f}"
     shown = f"\\textbf{{{mean}}}" if cell.best else mean
-    return shown if not math.isfinite(cell.half) else f"{shown} {{\\scriptsize $\\pm$ {100 * cell.half:.2f}}}"
+    around = f"$\\pm$ {100 * cell.half:.2f}" if math.isfinite(cell.half) else escape(cell.score.no_interval)
+    return f"{shown} {{\\scriptsize {', '.join(filter(None, (around, cell.score.collapse)))}}}"
 
 
 def _claims(findings: tuple[Finding, ...]) -> str:

@@ -129,6 +129,9 @@ def _parts(findings: tuple[Finding, ...]) -> str:
 
 def _board(board: Board) -> str:
     rows = [[_text(line.model.name), *(_cell(cell) for cell in line.cells)] for line in board.lines]
+    for name, cells in board.baselines:
+        shown = (f"{percent(one.test)} ({_text(one.what)})" if one else MISSING for one in cells)
+        rows.append([f"*{_text(name)} baseline*", *shown])
     title = {"families": "Families", "tasks": "Tasks"}[board.name]
     return f"## {title}\n\nTest scores in percent, ± 95%; the best mean of each column in bold.\n\n" + _table(
         ["model", *(_text(one) for one in board.columns)], rows
@@ -141,7 +144,8 @@ def _cell(cell: Cell) -> str:
         return f"{MISSING} ({score.done}/{score.of})" if score.of else MISSING
     value = f"**{percent(score.seeds.mean)}**" if cell.best else percent(score.seeds.mean)
     half = percent(cell.half)
-    return value if half == MISSING else f"{value} ± {half}"
+    told = f"{value} ({score.no_interval})" if half == MISSING else f"{value} ± {half}"
+    return ", ".join(filter(None, (told, score.collapse)))
 
 
 def _figures(content: Content, *, drawn: bool) -> str:

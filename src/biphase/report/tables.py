@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from biphase.report.claims import Finding
 from biphase.report.estimates import Estimates, Score
-from biphase.report.evidence import Evidence, Grid
+from biphase.report.evidence import Baseline, Evidence, Grid
 from biphase.report.numerals import exponent, plain, rate
 from biphase.report.recipes import Model
 from biphase.report.runs import Run
@@ -61,11 +61,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Board:
-    """Models against tasks or families."""
+    """Models against tasks or families, and below them the baselines that their tasks have."""
 
     name: str
     columns: tuple[str, ...]
     lines: tuple[Line, ...]
+    baselines: tuple[tuple[str, tuple[Baseline | None, ...]], ...] = ()  # by name, a cell for each column
 
 
 def boards(evidence: Evidence, estimates: Estimates) -> tuple[Board, Board]:
@@ -80,22 +81,30 @@ def boards(evidence: Evidence, estimates: Estimates) -> tuple[Board, Board]:
 def _board(
     name: str, models: list[Model], columns: tuple[str, ...], scores: dict[tuple[str, str], Score]
 ) -> Board:
-    """Of equals all are best: bold type must not break a tie."""
-    best = {
-        on: max((scores[m.name, on].seeds.mean for m in models if scores[m.name, on].known), default=math.nan)
-        for on in columns
-    }
+    """Of equals all are best: bold type must not break a tie. A score of constant predictions is never the best."""
+    known = [one for one in scores.values() if one.known and not one.constant]
+    best = {on: max((one.seeds.mean for one in known if one.on == on), default=math.nan) for on in columns}
     lines = []
     for model in models:
         found = [scores[model.name, on] for on in columns]
-        lines.append(Line(model, tuple(Cell(one, one.seeds.mean == best[one.on]) for one in found)))
-    return Board(name, columns, tuple(lines))
+        cells = [Cell(one, one.seeds.mean == best[one.on] and not one.constant) for one in found]
+        lines.append(Line(model, tuple(cells)))
+    below = {
+        on: next((one.baselines for one in scores.values() if one.on == on and one.baselines), {})
+        for on in columns
+    }
+    names = dict.fromkeys(name for some in below.values() for name in some)
+    baselines = tuple((name, tuple(below[on].get(name) for on in columns)) for name in names)
+    return Board(name, columns, tuple(lines), baselines)
 
 
 # ---------------------------------------------------------------- files
 
 
-SCORE = ("mean", "low", "high", "sd", "n", "covers", "examples_low", "examples_high", "done", "of")
+SCORE = (
+    "mean", "low", "high", "sd", "n", "covers", "examples_low", "examples_high", "done", "of", "no_interval",
+    "constant", "baselines",
+)  # fmt: skip
 
 
 def scores(evidence: Evidence, estimates: Estimates) -> Table:
@@ -105,10 +114,10 @@ def scores(evidence: Evidence, estimates: Estimates) -> Table:
         for task, spec in evidence.tasks.items():
             score = estimates.tasks[name, task]
             about = (name, model.recipe.words(), task, spec.family, score.metric)
-            rows.append((*about, *_score(score), _rates(evidence, model, task)))
-    return Table(
-        "scores", ("model", "recipe", "task", "family", "metric", *SCORE, "rate_of_each_seed"), tuple(rows)
-    )
+            others = "; ".join(f"{metric} {_percent(mean)}" for metric, mean in score.others.items())
+            rows.append((*about, *_score(score), _rates(evidence, model, task), others))
+    columns = ("model", "recipe", "task", "family", "metric", *SCORE, "rate_of_each_seed", "other_metrics")
+    return Table("scores", columns, tuple(rows))
 
 
 def families(evidence: Evidence, estimates: Estimates) -> Table:
@@ -158,7 +167,11 @@ def _score(score: Score) -> tuple[str, ...]:
     numbers = [_percent(one) for one in (seeds.mean, seeds.low, seeds.high, seeds.sd)]
     counts = str(score.done), str(score.of)
     covers = seeds.covers if score.known else ""
-    return (*numbers, str(seeds.n), covers, _percent(low), _percent(high), *counts)
+    known = score.baselines.items()
+    baselines = "; ".join(f"{name} {_percent(one.test)} ({one.what})" for name, one in known)
+    lacking = [score.no_interval, f"test examples: {score.no_examples}" if score.no_examples else ""]
+    more = "; ".join(filter(None, lacking)), str(score.constant or ""), baselines
+    return (*numbers, str(seeds.n), covers, _percent(low), _percent(high), *counts, *more)
 
 
 def _percent(score: float) -> str:

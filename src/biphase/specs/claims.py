@@ -15,11 +15,12 @@ from biphase.specs.tasks import Family
 
 # What a leaf is scored with; `biphase.tasks.metrics` says how each is computed.
 METRICS: dict[Family, tuple[str, ...]] = {
-    "SC": ("accuracy",),
+    "SC": ("accuracy", "macro_f1", "mcc"),
     "TC": ("entity_f1", "sentence_f1"),
     "QA": ("f1", "exact_match", "token_f1"),
     "IR": ("ndcg@10", "mrr@10", "recall@100", "paper_ndcg@10"),
 }
+LOWEST = {"mcc": -1.0}  # what a metric can be at least; every other one 0, and all at most 1
 _OURS = re.compile(r"[CB]\d+")
 
 

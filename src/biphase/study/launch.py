@@ -70,7 +70,7 @@ class Stop:
             return
         self.asked = True
         self.say(
-            "stopping after this step: a piece keeps what it has, a fine-tuning will start again "
+            "stopping after this step: pieces are saved, and fine-tunings that have run for 10 s or more "
             "(again ^C to stop at once)"
         )
 

@@ -22,6 +22,7 @@ from biphase.study.plan import Plan
 
 LEAF = "leaf.json"
 VALUES = "values.safetensors"
+PREDICTIONS = "predictions.safetensors"  # of trials of this version on
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,23 @@ def finished(training: Training, store: Store) -> bool:
     return all(store.knows(store.leaves / leaf.key) for leaf in training.leaves)
 
 
+def unfinished(store: Store) -> dict[str, int]:
+    """Trainings that have checkpoints → the step of the last one."""
+    found: dict[str, int] = {}
+    for place in store.unfinished.glob("*-*"):
+        training, _, step = place.name.rpartition("-")
+        if store.has(place) and step.isdecimal():
+            found[training] = max(int(step), found.get(training, 0))
+    return found
+
+
+def kept(plan: Plan, store: Store) -> dict[str, tuple[Training, int]]:
+    """The trainings of a plan that go on from a checkpoint, and from which step."""
+    saved = unfinished(store)
+    some = (one for one in trainings(plan) if one.key in saved) if saved else ()
+    return {one.key: (one, saved[one.key]) for one in some if not finished(one, store)}
+
+
 def settled(plan: Plan, store: Store, tuned: Count | Survey) -> set[str]:
     """The states that need not be computed: those done, but for those whose weights are elsewhere and needed here."""
     done, whole = ledger.done_keys(plan, store), ledger.keys_with_weights(plan, store)
@@ -113,6 +131,7 @@ class Survey:
     running: dict[str, tuple[Training, Holder]]
     failed: dict[str, tuple[Training, str]]
     damaged: dict[str, str]  # those of the failed whose published scores cannot be read, and why
+    kept: dict[str, tuple[Training, int]]  # stopped on their way, at this step; not running, and not failed
     seconds_left: float | None  # at the speed measured so far, on as many workers as compute now
 
 
@@ -136,9 +155,10 @@ def survey(plan: Plan, store: Store) -> Survey:
         one.key: (one, noted[one.key]["error"]) for one in left if one.key in noted and one.key not in running
     }
     failed |= {one.key: (one, damaged[one.key]) for one in every if one.key in damaged}
+    stopped = {key: one for key, one in kept(plan, store).items() if key not in running and key not in failed}
     each = sum(took) / len(took) if took else 0.0
     seconds_left = each * len(left) / max(1, len(running)) if took else None
-    return Survey(len(took), len(every), running, failed, damaged, seconds_left)
+    return Survey(len(took), len(every), running, failed, damaged, stopped, seconds_left)
 
 
 def read_leaf(store: Store, key: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """What of a study goes into a parcel: everything that a report elsewhere needs, and nothing heavy.
 
-Published results only, each checked against its manifest: leaves with their values by example; states as receipts,
-without weights and moments; the cards of corpora; why jobs failed. What is damaged is left out and named. Tracebacks
-stay here: they tell of this machine and not of the study.
+Published results only, each checked against its manifest: leaves with their values by example and predictions;
+states as receipts, without weights and moments; the cards of corpora; why jobs failed. What is damaged is left out
+and named. Tracebacks stay here: they tell of this machine and not of the study.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 
 from biphase.data.identity import corpus_fingerprint, link_path, read_link
 from biphase.errors import SpecError, StoreError
-from biphase.files import Store, read_verified
+from biphase.files import Store, read_verified, verify
 from biphase.keys import Identities
 from biphase.presets import corpus_of
 from biphase.study import ledger, parcel
 from biphase.study.identities import corpora_of, fingerprints_of
 from biphase.study.leaves import finished, trainings
-from biphase.study.parcel import FOLDERS, Source, as_json, write_parcel
+from biphase.study.parcel import FOLDERS, OPTIONAL, Source, as_json, write_parcel
 from biphase.study.pins import pins_of
 from biphase.study.plan import Plan
 
@@ -145,7 +145,9 @@ def _folder(store: Store, place: Path, kind: str, packed: Packed) -> list[Source
         return []
     told = store.told(place)
     try:
-        return [_file(told, name, f"{kind}/{place.name}/{name}") for name in FOLDERS[kind]]
+        more = [name for name in OPTIONAL.get(kind, ()) if name in verify(told, contents=False)]
+        names = [*FOLDERS[kind], *more]
+        return [_file(told, name, f"{kind}/{place.name}/{name}") for name in names]
     except StoreError as wrong:
         packed.left_out.append(str(wrong))
         return []

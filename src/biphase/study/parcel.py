@@ -6,7 +6,7 @@
     receipts/states/<key>/          state.json, metrics.jsonl: a state without weights and moments
     receipts/shards/<key>/          card.json: a corpus without its tokens
     receipts/leaves/<key>/          leaf.json: scores without their values by example
-    leaves/<key>/                   leaf.json, values.safetensors
+    leaves/<key>/                   leaf.json, values.safetensors, predictions.safetensors if there are any
 
 It is a tar in zstandard, so any tool lists it; the same results give the same bytes. It may come from anywhere, so it is
 read strictly: only plain files, of the names above, in the order, of the sizes and with the hashes that its first file
@@ -33,13 +33,14 @@ from biphase.records import KEY_LENGTH
 LEDGER = "ledger.json"
 FORMAT = 1
 PLAN, FINGERPRINTS, PINS = "study/plan.json", "study/fingerprints.json", "pins.json"
-# What a result's folder in a parcel holds: all of it, and nothing else.
+# What a result's folder in a parcel holds: all of it, and nothing else but what it may hold as well.
 FOLDERS = {
     "receipts/states": ("metrics.jsonl", "state.json"),
     "receipts/shards": ("card.json",),
     "receipts/leaves": ("leaf.json",),
     "leaves": ("leaf.json", "values.safetensors"),
 }
+OPTIONAL = {"leaves": ("predictions.safetensors",)}
 _KEY = rf"[0-9a-f]{{{KEY_LENGTH}}}"
 _LOOSE = re.compile(
     rf"{re.escape(PLAN)}|{re.escape(FINGERPRINTS)}|pins\.json|study/failures/{_KEY}\.json|corpora/link-{_KEY}\.json"
@@ -203,7 +204,8 @@ class Parcel:
                 raise reader.refusal(f"{item.name[:200]!r} has less than 0 bytes")
             before = folder
         for folder, names in folders.items():
-            if tuple(sorted(names)) != FOLDERS[folder.rpartition("/")[0]]:
+            kind = folder.rpartition("/")[0]
+            if tuple(sorted(set(names) - set(OPTIONAL.get(kind, ())))) != FOLDERS[kind]:
                 raise reader.refusal(f"{folder} holds {str(names)[:200]}")
         if PLAN not in {item.name for item in self.items}:
             raise reader.refusal(f"it has no {PLAN}")

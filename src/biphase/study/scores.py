@@ -1,4 +1,8 @@
-"""Scores of a study as a table: the chosen learning rate, the mean over seeds and its interval. No torch."""
+"""Scores of a study as a table: the chosen learning rate, the mean over seeds, its interval, and baselines. No torch.
+
+Trials of earlier versions have no baselines and do not say whether their predictions are constant; nothing is shown
+for them.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,10 @@ from biphase.files import Store
 from biphase.study.leaves import readable_leaf, trainings
 from biphase.study.plan import Plan
 from biphase.study.select import Cell, choose
-from biphase.wording import duration
+from biphase.wording import counted, duration, no_interval
 
 CONFIDENCE = 0.95
+ROUNDING = 1e-12  # values that differ by less are equal
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,15 @@ class Row:
     by_mean: tuple[float, list[float]] | None = None  # the rate, and the test score of each seed
     by_seed: tuple[dict[int, float], list[float]] | None = None  # the rate of each seed, and its test score
     metrics: dict[str, list[float]] | None = None  # all test metrics at the rate chosen by the mean
+    # Of each seed, at the rate chosen by the mean and at its own: what it predicts for every test example, if one thing.
+    constant: tuple[list[str], list[str]] | None = None
+    baselines: dict[str, dict[str, Any]] | None = None  # by name and metric: what it is, and its scores
+
+    @property
+    def known_baselines(self) -> dict[str, tuple[str, float]]:
+        """Of the selecting metric: the name of a baseline → what it is, and its test score."""
+        found = {name: by_metric.get(self.metric) for name, by_metric in (self.baselines or {}).items()}
+        return {name: (one["what"], one["test"]) for name, one in found.items() if one}
 
 
 def rows(plan: Plan, store: Store) -> list[Row]:
@@ -50,7 +64,8 @@ def _row(result: str, task: str, cells: dict[Cell, dict[str, Any] | None]) -> Ro
     done = {cell: leaf for cell, leaf in cells.items() if leaf is not None}
     seconds = sum(sum(leaf["seconds"].values()) for leaf in done.values())
     metric = next((leaf["metric"] for leaf in done.values()), "")
-    row = Row(result, task, metric, len(done), len(cells), seconds)
+    baselines = next((leaf["baselines"] for leaf in done.values() if "baselines" in leaf), None)
+    row = Row(result, task, metric, len(done), len(cells), seconds, baselines=baselines)
     if len(done) < len(cells):
         return row
     choice = choose({cell: leaf["scores"]["validation"][metric] for cell, leaf in done.items()})
@@ -60,19 +75,27 @@ def _row(result: str, task: str, cells: dict[Cell, dict[str, Any] | None]) -> Ro
     def test(lr: float, seed: int, name: str = metric) -> float:
         return done[lr, seed]["scores"]["test"][name]
 
+    def constant(lr: float, seed: int) -> str:
+        return done[lr, seed].get("constant", {}).get("test", "")
+
     seeds = sorted(choice.by_seed)
-    names = next(iter(done.values()))["scores"]["test"]
+    first, *rest = (leaf["scores"]["test"] for leaf in done.values())
+    names = [name for name in first if all(name in one for one in rest)]  # earlier versions had fewer metrics
     return replace(
         row,
         by_mean=(choice.by_mean, [test(choice.by_mean, seed) for seed in seeds]),
         by_seed=(choice.by_seed, [test(choice.by_seed[seed], seed) for seed in seeds]),
         metrics={name: [test(choice.by_mean, seed, name) for seed in seeds] for name in names},
+        constant=(
+            [constant(choice.by_mean, seed) for seed in seeds],
+            [constant(choice.by_seed[seed], seed) for seed in seeds],
+        ),
     )
 
 
 def half_width(values: list[float]) -> float | None:
-    """Half of the 95% t-interval of a mean over seeds; None for a single one."""
-    if len(values) < 2:
+    """Half of the 95% t-interval of a mean over seeds; None for a single one, and where all are equal."""
+    if len(values) < 2 or max(values) - min(values) <= ROUNDING:
         return None
     from scipy.stats import t
 
@@ -83,42 +106,75 @@ def half_width(values: list[float]) -> float | None:
 
 
 def with_interval(values: list[float]) -> str:
-    """Percent, as papers print them: 84.89 ± 0.18."""
-    mean, half = sum(values) / len(values), half_width(values)
-    return f"{mean * 100:.2f}" + ("" if half is None else f" ± {half * 100:.2f}")
+    """Percent, as papers print them: 84.89 ± 0.18; or why there is no interval."""
+    half = half_width(values)
+    why = f" ({no_interval(len(values))})" if half is None else f" ± {half * 100:.2f}"
+    return _percent(values) + why
+
+
+def _percent(values: list[float]) -> str:
+    return f"{sum(values) / len(values) * 100:.2f}"
 
 
 def table(plan: Plan, store: Store) -> list[str]:
-    """The rows as text, and a blank line. Empty before any leaf is there."""
+    """The rows as text, notes below them, and a blank line. Empty before any leaf is there."""
     every = rows(plan, store)
     if not any(row.done for row in every):
         return []
-    head = ("test score, %", "task", "metric", "mean ± 95%", "lr", "with an lr per seed", "time")
-    lines = [head]
-    untrained = [task.name for spec in plan.tuned.values() for task in spec.tasks if task.zero_shot]
-    for row in every:
-        if row.by_mean is None or row.by_seed is None:
-            left = f"{row.done}/{row.of} done"
-            lines.append((row.result, row.task, row.metric, left, "", "", duration(row.seconds)))
-            continue
-        (lr, scores), (_, own) = row.by_mean, row.by_seed
-        rate = "none" if row.task in untrained else f"{lr:g}"
-        lines.append(
-            (
-                row.result,
-                row.task,
-                row.metric,
-                with_interval(scores),
-                rate,
-                with_interval(own),
-                duration(row.seconds),
-            )
-        )
+    head = (
+        "test score, %", "task", "metric", "mean ± 95%", "baseline", "lr", "with an lr per seed", "time",
+        "other metrics",
+    )  # fmt: skip
+    untrained = {task.name for spec in plan.tuned.values() for task in spec.tasks if task.zero_shot}
+    lines = [head, *(_cells(row, zero_shot=row.task in untrained) for row in every)]
     wide = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    shown = [column for column in range(len(head)) if any(line[column] for line in lines[1:])]
+    body = ["  " + "  ".join(f"{line[at]:<{wide[at]}}" for at in shown).rstrip() for line in lines]
     seeds = len(plan.study.finetune.seeds) if plan.study.finetune else 0
-    note = f"  Learning rates are chosen on validation scores; intervals are over {seeds} fine-tuning seeds."
-    body = ["  " + "  ".join(f"{cell:<{wide[i]}}" for i, cell in enumerate(line)).rstrip() for line in lines]
-    return [*body, *([note] if seeds > 1 else []), ""]
+    over = f"intervals are over {seeds} fine-tuning seeds" if seeds > 1 else "one seed has no interval"
+    notes = [
+        f"  Learning rates are chosen on validation scores; {over}.",
+        *filter(None, map(_collapse, every)),
+    ]
+    return [*body, *notes, ""]
+
+
+def _cells(row: Row, *, zero_shot: bool) -> tuple[str, ...]:
+    about = (row.result, row.task, row.metric)
+    known = row.known_baselines.values()
+    baseline = ", ".join(f"{test * 100:.2f} {what}" for what, test in known)
+    if row.by_mean is None or row.by_seed is None or row.constant is None:
+        return (*about, f"{row.done}/{row.of} done", baseline, "", "", duration(row.seconds), "")
+    (lr, scores), (_, own) = row.by_mean, row.by_seed
+    mean, by_seed = (
+        f"{with_interval(values)}{' !' if any(constant) else ''}"
+        for values, constant in zip((scores, own), row.constant, strict=True)
+    )
+    others = ", ".join(
+        f"{name} {_percent(values)}" for name, values in (row.metrics or {}).items() if name != row.metric
+    )
+    return (
+        *about,
+        mean,
+        baseline,
+        "none" if zero_shot else f"{lr:g}",
+        by_seed,
+        duration(row.seconds),
+        others,
+    )
+
+
+def _collapse(row: Row) -> str:
+    """A note on models that predict the same for every test example."""
+    by_mean, by_seed = row.constant or ([], [])
+    found = dict.fromkeys(filter(None, by_mean + by_seed))
+    if not found:
+        return ""
+    seeds = max(sum(map(bool, by_mean)), sum(map(bool, by_seed)))
+    return (
+        f"  ! {row.result} on {row.task}: with {seeds} of {counted(len(by_mean), 'seed')} the model predicts the same "
+        f"for every test example ({', '.join(found)})"
+    )
 
 
 def as_json(plan: Plan, store: Store) -> list[dict[str, Any]]:
@@ -134,10 +190,22 @@ def as_json(plan: Plan, store: Store) -> list[dict[str, Any]]:
             "lr": row.by_mean and row.by_mean[0],
             "test": row.by_mean and row.by_mean[1],
             "half_width": half_width(row.by_mean[1]) if row.by_mean else None,
+            "no_interval": _why_none(row.by_mean),
+            "constant": row.constant and row.constant[0],
+            "baselines": row.baselines,
             "lr_by_seed": row.by_seed and {str(seed): lr for seed, lr in row.by_seed[0].items()},
             "test_by_seed": row.by_seed and row.by_seed[1],
             "half_width_by_seed": half_width(row.by_seed[1]) if row.by_seed else None,
+            "no_interval_by_seed": _why_none(row.by_seed),
+            "constant_by_seed": row.constant and row.constant[1],
             "metrics": row.metrics,
         }
         for row in rows(plan, store)
     ]
+
+
+def _why_none(scores: tuple[Any, list[float]] | None) -> str | None:
+    """Why there is no interval, where there is none."""
+    if scores is None:
+        return "some learning rates or seeds are not done"
+    return no_interval(len(scores[1])) if half_width(scores[1]) is None else None

@@ -19,7 +19,7 @@ from biphase.records import KEY_LENGTH, decode, key
 from biphase.specs import Corpus, Pretrain, Study
 from biphase.study import parcel
 from biphase.study.identities import corpora_of
-from biphase.study.leaves import LEAF, VALUES, lenders
+from biphase.study.leaves import LEAF, PREDICTIONS, VALUES, lenders
 from biphase.study.pins import COMMIT, hubs_of
 
 LINK = ("source", "heldout", "fingerprint")  # what is said of a corpus that was read from a folder
@@ -114,24 +114,46 @@ def _check_leaf(at: str, files: dict[str, bytes]) -> None:
     _need_numbers(numbers)
     _need(all(isinstance(about[name], str) for name in ("model", "metric")), "a name is missing")
     _need({"task", "trained_on", "finetune", "machine"} <= about.keys(), "a field is missing")
+    _check_baselines(about)
     if VALUES in files:
         _check_values(files[VALUES], about["examples"])
+    if PREDICTIONS in files:  # which no verb reads
+        _arrays(PREDICTIONS, files[PREDICTIONS])
+
+
+def _check_baselines(about: dict[str, Any]) -> None:
+    """Baselines by name and metric, and the constant prediction of each part; earlier versions wrote neither."""
+    every = [one for by_metric in about.get("baselines", {}).values() for one in by_metric.values()]
+    _need(all(isinstance(one["what"], str) for one in every), "a baseline has no name")
+    _need_numbers(one[part] for one in every for part in PARTS)
+    constant = about.get("constant", {})
+    _need(
+        set(constant) <= set(PARTS) and all(isinstance(one, str) for one in constant.values()),
+        "a constant is odd",
+    )
 
 
 def _check_values(content: bytes, examples: dict[str, int]) -> None:
     """One number for each example of its part; of entities three counts."""
+    for name, array in _arrays(VALUES, content):
+        part, _, metric = name.partition("/")
+        shape = [examples[part], 3] if metric == "entity_counts" else [examples[part]]
+        _need(list(array["shape"]) == shape, f"{VALUES}: {name!r} is {array['shape']} and should be {shape}")
+
+
+def _arrays(file: str, content: bytes) -> Iterable[tuple[str, Any]]:
+    """The arrays of a file, each of numbers of a part."""
     from safetensors import SafetensorError, deserialize
 
     try:
         arrays = deserialize(content)
     except SafetensorError as wrong:
-        raise StoreError(f"{VALUES} cannot be read: {wrong}") from None
+        raise StoreError(f"{file} cannot be read: {wrong}") from None
     for name, array in arrays:
-        part, _, metric = name.partition("/")
-        _need(part in PARTS and metric, f"{VALUES} has {name!r}")
-        _need(array["dtype"] in NUMBERS, f"{VALUES}: {name!r} is of the type {array['dtype']}")
-        shape = [examples[part], 3] if metric == "entity_counts" else [examples[part]]
-        _need(list(array["shape"]) == shape, f"{VALUES}: {name!r} is {array['shape']} and should be {shape}")
+        part, _, what = name.partition("/")
+        _need(part in PARTS and what, f"{file} has {name!r}")
+        _need(array["dtype"] in NUMBERS, f"{file}: {name!r} is of the type {array['dtype']}")
+    return arrays
 
 
 def _check_state(at: str, files: dict[str, bytes]) -> None:

@@ -40,8 +40,12 @@ def closing(
     command: str,
     study: str,
     tuned: leaves.Survey | None = None,
+    unsaved: float = 0.0,
 ) -> str:
-    """The last lines of a run: results, and how to go on. `tuned`: its fine-tunings, where they were looked at."""
+    """The last lines of a run: results, and how to go on.
+
+    `tuned`: its fine-tunings, where they were looked at. `unsaved`: seconds of fine-tuning that a stop has cost.
+    """
     tuned = tuned or leaves.survey(plan, store)
     failed = failed | tuned.damaged
     done = leaves.settled(plan, store, tuned)
@@ -52,7 +56,13 @@ def closing(
     where += [f"{tuned.done:,} of {tuned.of:,} fine-tunings"] if tuned.of else []
     standing, again = f"{' and '.join(where)} done", f"To go on: biphase {command}"
     if stopped:
-        lines.append(f"stopped. {standing}, nothing lost. {again}")
+        kept = [step for _, step in leaves.kept(plan, store).values()]
+        at = f"at step {kept[0]:,}" if len(kept) == 1 else "at their last checkpoints"
+        under_way = f", {counted(len(kept), 'fine-tuning')} kept {at}" if kept else ""
+        cost = (
+            f"{duration(max(1, unsaved))} of fine-tuning to be computed again" if unsaved else "nothing lost"
+        )
+        lines.append(f"stopped. {standing}{under_way}, {cost}. {again}")
     elif failed:
         lines.append(f"{standing}, {len(failed)} failed. {again}")
     elif left or tuned.done < tuned.of:
@@ -150,6 +160,8 @@ def status_text(plan: Plan, store: Store, *, command_path: str, cluster: Sequenc
         lines.append(f"  running {key[:6]}  {training.title(plan)}  on {holder.host}, process {holder.pid}")
     for key, (training, error) in tuned.failed.items():
         lines.append(f"  failed  {key[:6]}  {training.title(plan)}  {error}")
+    for key, (training, step) in tuned.kept.items():
+        lines.append(f"  kept    {key[:6]}  {training.title(plan)}  at step {step:,}")
     bare = sum(not entry.weights for entry in entries.values())
     if bare:
         lines.append(
@@ -186,6 +198,7 @@ def status_json(plan: Plan, store: Store) -> dict[str, Any]:
             "seconds_left": tuned.seconds_left,
             "running": [training.title(plan) for training, _ in tuned.running.values()],
             "failed": {training.title(plan): error for training, error in tuned.failed.values()},
+            "kept": {training.title(plan): step for training, step in tuned.kept.values()},
         },
         "scores": scores.as_json(plan, store),
     }

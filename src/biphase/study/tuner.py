@@ -12,23 +12,26 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 from safetensors.numpy import save_file
 
 from biphase.data.shards import Shards
 from biphase.errors import ModelError
 from biphase.files import Store, publish, write_json
-from biphase.finetune.families import Family, Part, Scored, family_of
+from biphase.finetune.checkpoints import Checkpoints
+from biphase.finetune.families import Family, Part, Scored, as_text, family_of
 from biphase.finetune.leaf import Bench, Trained, score
-from biphase.finetune.model import Setting
+from biphase.finetune.model import Setting, Tuned
 from biphase.finetune.subject import Subject, subject_of_hub, subject_of_state
 from biphase.models.attention import varlen_works
 from biphase.models.encoder import Encoder
 from biphase.records import encode
 from biphase.specs import Finetune, Hub, Pretrain, Task
-from biphase.study.leaves import LEAF, VALUES, Leaf, Training
+from biphase.study.leaves import LEAF, PREDICTIONS, VALUES, Leaf, Training
 from biphase.study.plan import Plan
 from biphase.study.shard_maker import Stopped
 from biphase.tasks.load import load
@@ -59,11 +62,18 @@ class Tuner:
         shards: Callable[[Pretrain], Shards],
         stop: Callable[[], bool],
         live: Callable[[str], None],
+        say: Callable[[str], None] = lambda text: None,
+        checkpoint_steps: int = 0,
+        checkpoint_seconds: float = 600.0,
     ) -> None:
         assert plan.study.finetune is not None
         self.plan, self.store, self.ranks = plan, store, ranks
         self.spec: Finetune = plan.study.finetune
         self.shards, self.stop, self.live = shards, stop, live
+        self.checkpoints = partial(
+            Checkpoints, store, steps=checkpoint_steps, seconds=checkpoint_seconds, say=say
+        )
+        self.unsaved = 0.0  # seconds of work that the last stop has cost
         self.lost: Callable[[], bool] = lambda: False  # is the training at hand another's now?
         self.families: dict[tuple[str, str], Family] = {}
         self.at_hand: tuple[str, Bench, Subject] | None = None  # the model, its bench
@@ -71,8 +81,15 @@ class Tuner:
 
     def compute(self, training: Training, lost: Callable[[], bool]) -> Scored | None:
         """Fine-tune, score, publish. Gives the validation scores of the task itself, or None if it was stopped."""
+        threads = torch.get_num_threads()
+        try:
+            return self._compute(training, lost)
+        finally:
+            torch.set_num_threads(threads)  # a trial that goes on takes as many as it began with
+
+    def _compute(self, training: Training, lost: Callable[[], bool]) -> Scored | None:
         began = time.monotonic()
-        self.lost = lost
+        self.lost, self.unsaved = lost, 0.0
         bench, subject = self._bench(training.model)
         for leaf in training.leaves:
             self.store.refuse_debris(self.store.leaves / leaf.key)  # now, and not after the work
@@ -86,18 +103,40 @@ class Tuner:
                 shown = time.monotonic()
                 self.live(f"{title}   step {step:,} of {steps:,}")
 
+        checkpoints = self.checkpoints(training.key)
         model, trained = bench.finetune(
             family,
             self.spec,
             lr=training.lr,
             seed=training.seed,
-            stop=lambda: self.stop() or lost(),
+            stop=self.stop,
+            lost=lost,
             loaders=1 if self.ranks.device.type == "cuda" else 0,
             tell=tell,
+            checkpoints=checkpoints,
         )
         if not trained.finished:
+            self.unsaved = 0.0 if lost() or checkpoints.saved == trained.steps else trained.seconds
             return None
-        own: Scored | None = None
+        at = time.monotonic()
+        try:
+            own = self._score(training, bench, subject, model, trained)
+        except Stopped:
+            if not lost():
+                assert bench.grid is not None
+                kept = checkpoints.save(*bench.grid.tensors(), trained.about())
+                self.unsaved = time.monotonic() - at + (0.0 if kept else trained.seconds)
+            raise
+        if own is not None:
+            checkpoints.discard()
+            self.seconds[training.task.name].append(time.monotonic() - began)
+        return own
+
+    def _score(
+        self, training: Training, bench: Bench, subject: Subject, model: Tuned, trained: Trained
+    ) -> Scored | None:
+        """Score and publish what is missing; gives the validation scores of the task itself. None: another's now."""
+        title, own = training.title(self.plan), Scored({}, {})
         for leaf in training.leaves:
             if self.store.knows(self.store.leaves / leaf.key):
                 continue
@@ -105,13 +144,12 @@ class Tuner:
             asked = self._family(leaf.task, subject)
             at = time.monotonic()
             scored = score(model, asked, bench.setting)
-            if lost():
+            if self.lost():
                 return None
             self._publish(leaf, training, trained, asked, scored, time.monotonic() - at)
             if leaf.task is training.task:
                 own = scored["validation"]
-        self.seconds[training.task.name].append(time.monotonic() - began)
-        return own or Scored({}, {})
+        return own
 
     def seconds_left(self, left: list[Training]) -> float | None:
         """At the speed measured here; tasks not measured yet are taken for an average one."""
@@ -185,6 +223,8 @@ class Tuner:
             "seed": training.seed,
             "metric": family.metric,
             "scores": {part: one.metrics for part, one in scored.items()},
+            "baselines": family.baselines,
+            "constant": {part: one.constant for part, one in scored.items()},
             "examples": {part: len(next(iter(one.values.values()))) for part, one in scored.items()},
             "steps": trained.steps,
             "trained_examples": trained.examples,
@@ -195,17 +235,26 @@ class Tuner:
         }
         with self.store.attempt(f"leaf-{leaf.key}") as folder:
             write_json(folder / LEAF, _finite(about))
-            _save_values(folder / VALUES, scored)
+            _save(folder / VALUES, {part: one.values for part, one in scored.items()})
+            _save(
+                folder / PREDICTIONS, {part: _predictions(one, part, family) for part, one in scored.items()}
+            )
             publish(folder, self.store.leaves / leaf.key)
 
 
-def _save_values(path: Path, scored: dict[Part, Scored]) -> None:
-    values = {
+def _predictions(scored: Scored, part: Part, family: Family) -> dict[str, np.ndarray]:
+    """Of each example its id, and what was predicted."""
+    count = len(next(iter(scored.values.values())))
+    return {"ids": as_text(list(family.example_ids.get(part, range(count)))), **scored.predictions}
+
+
+def _save(path: Path, by_part: dict[Part, dict[str, np.ndarray]]) -> None:
+    arrays = {
         f"{part}/{name}": np.ascontiguousarray(each)
-        for part, one in scored.items()
-        for name, each in one.values.items()
+        for part, some in by_part.items()
+        for name, each in some.items()
     }
-    save_file(values, str(path))
+    save_file(arrays, str(path))
 
 
 def _finite(about: dict[str, object]) -> dict[str, object]:

@@ -16,12 +16,13 @@ from typing import Any
 
 from biphase.errors import DataError, ModelError, SpecError, StoreError, one_line
 from biphase.files import Store
+from biphase.finetune.checkpoints import Checkpoints
 from biphase.finetune.families import Scored
 from biphase.keys import Identities, label
 from biphase.leases import Lease, Leases
 from biphase.study import ledger
 from biphase.study.costs import flops_of
-from biphase.study.leaves import Training, finished, trainings
+from biphase.study.leaves import Training, finished, trainings, unfinished
 from biphase.study.plan import Plan, State, needed_keys
 from biphase.study.refusal import has_lost
 from biphase.study.shard_maker import ShardMaker, Stopped
@@ -43,6 +44,7 @@ class Outcome:
     computed: int = 0
     failed: dict[str, str] = field(default_factory=dict)
     stopped: bool = False
+    unsaved: float = 0.0  # seconds of fine-tuning, in all processes, that a stop has cost
 
 
 class Worker:
@@ -73,6 +75,8 @@ class Worker:
 
     def work(self) -> Outcome:
         """Compute until nothing is left to do here, or somebody asks to stop."""
+        if self.ranks.first:
+            self._sweep()
         while True:
             stopping = self.ranks.sum(self.manner.stop())[0] > 0  # whoever was told, all must know
             leases, order = self._choose(stopping) if self.ranks.first else ([], None)
@@ -90,6 +94,12 @@ class Worker:
             finally:
                 for lease in leases:
                     lease.release()
+
+    def _sweep(self) -> None:
+        """Remove checkpoints of fine-tunings that are done: whoever finished them was killed, or did not have them."""
+        for key in unfinished(self.store):
+            if key in self.open and finished(self.open[key], self.store):
+                Checkpoints(self.store, key).discard()
 
     def _choose(self, stopping: bool) -> tuple[list[Lease], dict[str, Any]]:
         """The next job, with its lease; of fine-tunings one for each process."""
@@ -166,6 +176,9 @@ class Worker:
             training = self.open[keys[self.ranks.rank]]
             # Only the first process holds leases; what others publish late is published once all the same.
             failed = self._tune_one(training, lambda: bool(leases) and leases[0].lost)
+        self.outcome.unsaved += self.ranks.sum_float(self.tuner.unsaved if self.tuner else 0.0)
+        if self.tuner:
+            self.tuner.unsaved = 0.0
         if self.ranks.world > 1:  # the first process must know, lest it choose the same one again
             for rank, key in enumerate(keys):
                 if self.ranks.sum(bool(failed) and rank == self.ranks.rank)[0]:
@@ -185,6 +198,9 @@ class Worker:
                 shards=self.shards.alone,
                 stop=self.manner.stop,
                 live=Live(enabled=self.ranks.first and not self.manner.quiet),
+                say=self.say,
+                checkpoint_steps=self.manner.checkpoint_steps,
+                checkpoint_seconds=self.manner.checkpoint_seconds,
             )
         title, began = training.title(self.plan), time.monotonic()
         try:
@@ -196,6 +212,8 @@ class Worker:
             raise  # the study's input is wrong: its author has to act
         except Exception as error:
             self.tuner.live("")
+            if lost():  # whoever took it over may have swept away what was being written
+                return ""
             if self.tuner.at_hand is None:  # the model cannot be had, and none of its fine-tunings can
                 only = len(set(self.plan.results.values())) == 1 and self.ranks.world == 1
                 if only and isinstance(error, ModelError):
@@ -308,9 +326,10 @@ class Worker:
 
 
 def _validation(scored: Scored) -> str:
-    """The first metric of a part, as percent."""
+    """The first metric of a part, as percent, and whether all examples got the same prediction."""
     metrics = list(scored.metrics.items())
-    return f"{metrics[0][0]} {metrics[0][1] * 100:.1f}% on validation   " if metrics else ""
+    same = f" (constant: {scored.constant})" if scored.constant else ""
+    return f"{metrics[0][0]} {metrics[0][1] * 100:.1f}% on validation{same}   " if metrics else ""
 
 
 def _flops_per_token(state: State) -> float | None:

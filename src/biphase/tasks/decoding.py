@@ -22,10 +22,11 @@ _HIGHEST = float(np.finfo(np.float32).max)  # for infinity: two of them still ha
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """An answer: its text, "" for none, and its positions in the whole input of its question."""
+    """An answer: its text, "" for none, its positions in the whole input of its question, its place in the context."""
 
     text: str
     tokens: frozenset[int]
+    span: tuple[int, int] = (-1, -1)  # the characters of the context that are the text; -1: none
 
 
 NOTHING = Decoded("", frozenset())
@@ -45,8 +46,9 @@ def decode_tagged(encoded: EncodedQuestions, margins: Ragged) -> list[Decoded]:
         zip(heads, _over_windows(encoded, margins, heads), strict=True)
     ):
         run = _best_run(values[head : head + len(encoded.spans[question])])
-        text = encoded.text(question, *run) if run else ""
-        answers.append(Decoded(text, frozenset(np.flatnonzero(values > 0).tolist())))
+        tokens = frozenset(np.flatnonzero(values > 0).tolist())
+        found = (encoded.text(question, *run), tokens, encoded.span(question, *run)) if run else ("", tokens)
+        answers.append(Decoded(*found))
     return answers
 
 
@@ -92,7 +94,8 @@ def _span(
     if found is None or refused:
         return NOTHING
     head, left, right = found
-    return Decoded(encoded.text(question, left, right), frozenset(range(head + left, head + right + 1)))
+    tokens = frozenset(range(head + left, head + right + 1))
+    return Decoded(encoded.text(question, left, right), tokens, encoded.span(question, left, right))
 
 
 def _best_span(start: np.ndarray, end: np.ndarray, longest: int) -> tuple[float, int, int]:

@@ -6,7 +6,7 @@ Texts are already filled into the task's template. Nothing here knows of tokens 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +82,5 @@ class Examples:
     train: Sequence[Text] | Sequence[Words] | Sequence[Question] | Sequence[Pair]
     validation: Part
     test: Part
+    # By part, for each example the number of its row in the files it was read from, from 0 on; retrieval has ids.
+    rows: dict[str, Sequence[int]] = field(default_factory=dict)

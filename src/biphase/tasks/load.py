@@ -25,18 +25,21 @@ def load(task: Task, *, documents: Literal["judged", "all"]) -> Examples:
     if isinstance(task.form, Retrieve):
         return load_retrieval(task, files, documents)
     parts: dict[str, list[Any]] = {part: _read(task, paths) for part, paths in files.items()}
+    places: dict[str, Sequence[int]] = {part: range(len(rows)) for part, rows in parts.items()}
     if "validation" not in parts:
         donor = task.splits.cut_from
         first, rest = cut(len(parts[donor]), task.splits)
         rows = parts[donor]
         parts |= {"validation": [rows[place] for place in first], donor: [rows[place] for place in rest]}
+        places |= {"validation": first, donor: rest}
     if not task.is_trained:
         parts["train"] = []
     limited = [parts[part][: limit or None] for part, limit in zip(PARTS, task.splits.rows, strict=True)]
     for part, rows in zip(PARTS, limited, strict=True):
         if not rows and (part != "train" or task.is_trained):
             raise DataError(f"task {task.name!r}: its {part} part has no rows; {_more(task.splits, part)}")
-    return Examples(*limited)
+    kept = {part: places.get(part, ())[: len(rows)] for part, rows in zip(PARTS, limited, strict=True)}
+    return Examples(*limited, rows=kept)
 
 
 def _more(splits: Splits, part: str) -> str:

@@ -55,10 +55,17 @@ class EncodedQuestions:
         """Where in each window the context ends."""
         return self.ids.lengths - self.after
 
+    def span(self, question: int, first: int, last: int) -> tuple[int, int]:
+        """The characters of the context from its token `first` to its token `last`, without white space around them."""
+        start, end = int(self.spans[question][first, 0]), int(self.spans[question][last, 1])
+        text = self.contexts[question][start:end]
+        start += len(text) - len(text.lstrip())
+        return start, start + len(text.strip())
+
     def text(self, question: int, first: int, last: int) -> str:
-        """What the context says from its token `first` to its token `last`."""
-        spans = self.spans[question]
-        return self.contexts[question][spans[first, 0] : spans[last, 1]].strip()
+        """What the context says there."""
+        start, end = self.span(question, first, last)
+        return self.contexts[question][start:end]
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """Scores of rankings: values by hand, pytrec_eval for the usual ones, sklearn for the paper's NDCG."""
 
+from itertools import permutations
 from math import log2
 
 import numpy as np
@@ -9,7 +10,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import ndcg_score
 
-from biphase.tasks.metrics.ranking import ndcg, ndcg_of_retrieved, recall, reciprocal_rank, score_rankings
+from biphase.tasks.metrics.ranking import (
+    expected_at_random,
+    ndcg,
+    ndcg_of_retrieved,
+    recall,
+    reciprocal_rank,
+    score_rankings,
+)
 
 NAMES = {"ndcg@10", "paper_ndcg@10", "mrr@10", "recall@100"}
 
@@ -164,3 +172,34 @@ def test_the_papers_ndcg_sees_the_first_ten_and_is_never_below_the_true_one(sear
     assert np.all(scores["paper_ndcg@10"] >= scores["ndcg@10"] - 1e-6)
     cut = score_rankings(retrieved[:, :10], binary, relevant=1)
     assert cut["paper_ndcg@10"].tolist() == scores["paper_ndcg@10"].tolist()
+
+
+# ---------------------------------------------------------------- at random
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.integers(1, 6).flatmap(
+        lambda n: st.tuples(
+            st.just(n), st.dictionaries(st.integers(0, n - 1), st.integers(-1, 3), min_size=1, max_size=n)
+        )
+    ),
+    st.integers(1, 2),
+)
+def test_the_expectation_at_random_is_the_mean_over_every_order(case, relevant):
+    documents, judged = case
+    orders = np.array(list(permutations(range(documents))))
+    every = score_rankings(orders, [judged] * len(orders), relevant)
+    expected = expected_at_random([judged], relevant, documents)
+    assert expected.keys() == NAMES
+    for name, values in every.items():
+        assert expected[name][0] == pytest.approx(values.mean(dtype=float), abs=1e-6), name
+
+
+def test_the_expectation_at_random_holds_beyond_ten_and_a_hundred_documents():
+    chance, documents = np.random.default_rng(0), 150
+    judged = {number: 1 + number % 2 for number in range(12)}
+    orders = np.stack([chance.permutation(documents)[:100] for _ in range(20_000)])
+    every = score_rankings(orders, [judged] * len(orders), 1)
+    for name, value in expected_at_random([judged], 1, documents).items():
+        assert value[0] == pytest.approx(every[name].mean(dtype=float), abs=0.006), name

@@ -176,6 +176,10 @@ def _board(board: Board) -> dict[str, Any]:
         "csv": FILES[board.name],
         "columns": board.columns,
         "lines": [_line(line, ranks, with_recipe=board.name == "families") for line in board.lines],
+        "baselines": [
+            (name, [(percent(one.test), one.what) if one else (MISSING, "") for one in cells])
+            for name, cells in board.baselines
+        ],
     }
 
 
@@ -200,9 +204,15 @@ def _cell(cell: Cell, means: list[float]) -> dict[str, Any]:
     words = [f"{score.metric}, n = {seeds.n}"]
     if math.isfinite(seeds.low):
         words.append(f"95% over {seeds.covers}: {interval(100 * seeds.low, 100 * seeds.high)}")
+    else:
+        words.append(score.no_interval)
+    words += [f"{name} {percent(mean)}" for name, mean in score.others.items()]
+    words += [f"{name} baseline: {percent(one.test)} ({one.what})" for name, one in score.baselines.items()]
     if score.examples:
         low, high = score.examples
         words.append(f"over test examples: {interval(100 * low, 100 * high)}")
+    else:
+        words.append(f"no interval over test examples: {score.no_examples}")
     covers, widest = widest_interval(score.noise) if score.noise else ("", None)
     if widest:
         words.append(f"over {covers}: {interval(100 * widest.low, 100 * widest.high)}")
@@ -214,6 +224,7 @@ def _cell(cell: Cell, means: list[float]) -> dict[str, Any]:
         "value": plain(100 * seeds.mean, 6),
         "mean": percent(seeds.mean),
         "half": "" if half == MISSING else half,
+        "note": ", ".join(filter(None, (score.no_interval, score.collapse))),
         "shade": plain((means.index(seeds.mean) / max(1, len(means) - 1)) ** 2, 2),
         "title": "; ".join(words),
     }

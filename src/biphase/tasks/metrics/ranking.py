@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from heapq import nlargest
+from math import comb
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +75,31 @@ def score_rankings(
         "mrr@10": reciprocal_rank(found, 10),
         "recall@100": recall(found, to_find, 100),
     }
+    return {name: values.astype(np.float32) for name, values in scores.items()}
+
+
+def expected_at_random(
+    judged: Sequence[Mapping[int, int]], relevant: int, documents: int
+) -> dict[str, NDArray[np.float32]]:
+    """What `score_rankings` gives each query on average, where so many documents are ranked at random."""
+    first, weights = min(10, documents), 1 / np.log2(np.arange(2, min(10, documents) + 2))
+    scores = {name: np.zeros(len(judged)) for name in ("ndcg@10", "paper_ndcg@10", "mrr@10", "recall@100")}
+    for row, known in enumerate(judged):
+        gains = np.array(sorted((max(grade, 0) for grade in known.values()), reverse=True), dtype=float)
+        to_find = sum(grade >= relevant for grade in known.values())
+        if gains.sum():
+            scores["ndcg@10"][row] = gains.sum() / documents * weights.sum() / _dcg(gains, 10)
+        if not to_find:
+            continue
+        scores["recall@100"][row] = min(100, documents) / documents
+        # The chance that no relevant document stands before a place, and that one stands there.
+        others = documents - to_find - np.arange(first)
+        missed = np.concatenate(([1.0], np.cumprod(others / (documents - np.arange(first)))))
+        scores["mrr@10"][row] = ((missed[:-1] - missed[1:]) / np.arange(1, first + 1)).sum()
+        # Of n relevant documents among the first, each place holds one with the same chance.
+        for n in range(1, min(to_find, first) + 1):
+            ways = comb(to_find, n) * comb(documents - to_find, first - n) / comb(documents, first)
+            scores["paper_ndcg@10"][row] += ways * n / first * weights.sum() / weights[:n].sum()
     return {name: values.astype(np.float32) for name, values in scores.items()}
 
 

@@ -378,7 +378,7 @@ def test_retrieval_is_scored_without_training(verb, model_folders, tmp_path):
         code, out, told = verb(words[0], plan, "--store", store, *words[1:])
         assert code == 0, told
     line = next(line for line in out.splitlines() if "scifact-mini" in line)
-    assert line.split()[4] == "none", "no learning rate is shown"
+    assert "none" in line.split(), "no learning rate is shown"
     code, out, told = verb("export", place.parent.name[:8], tmp_path / "exported", "--store", store)
     assert code == 0, told
 

@@ -139,6 +139,7 @@ def test_for_a_program_it_is_json_with_the_same_losses(adapt, llama, home):
     read = json.loads(adapt(llama, "--json")[0])
     (losses,) = read["heldout"].values()
     key = next(state["key"] for state in read["states"] if state["results"])
+    assert read["key"] == key, "what to export"
     assert losses == {str(step): values for step, values in heldout(home, key).items()}
     assert {state["standing"] for state in read["states"]} == {"done"}
 

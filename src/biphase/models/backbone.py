@@ -20,6 +20,7 @@ from biphase.models import hub as hub_models
 from biphase.models.attention import NAME, Sight
 from biphase.models.encoder import Encoder, context_of, refuse_own_attention
 from biphase.models.fused.weights import Joined
+from biphase.models.hub_tokenizer import refuse_larger
 from biphase.models.layers import recompute_layers, stack_of
 from biphase.models.output import Output
 from biphase.models.probe import probe_own, probe_sight
@@ -39,6 +40,7 @@ class LanguageModel(nn.Module):
         self.reader = [Encoder(model.base_model, context=context_of(model.base_model), windows=windows)]
         self.output = Output(model)
         self.head_copy: Joined | None = None  # of the last matrix in 16 bits, where it is kept
+        self.note = ""  # for whoever trains it
 
     @property
     def head(self) -> Tensor:
@@ -189,6 +191,10 @@ def from_hub(hub: Hub, words: Words | None, *, length: int, stretched: bool = Fa
         )
     try:
         if words is not None:
+            rows = made.get_input_embeddings().weight.shape[0]
+            # Only a mask token that the tokenizer was given here may be new.
+            last = words.vocab - 1
+            refuse_larger(last if words.mask == last else words.vocab, rows, hub.source)
             _grow(made, words)
         return LanguageModel(made, windows=hub.windows == "symmetric")
     except ModelError:
@@ -200,25 +206,22 @@ def from_hub(hub: Hub, words: Words | None, *, length: int, stretched: bool = Fa
 
 
 def _grow(model: Any, words: Words) -> None:
-    """Make room for added tokens; each row that is new is the exact mean of those that were there before.
+    """Make room for an added mask token; its row, or that of a slot kept free for one, is the exact mean of the others.
 
-    No chance, so every process agrees. A mask token in a slot that the vocabulary kept free is new, too.
+    No chance, so every process agrees.
     """
     had = model.get_input_embeddings().weight.shape[0]
     before = {name: len(table) for name, table in model.named_parameters() if table.ndim}
     if words.vocab > had:
         model.resize_token_embeddings(words.vocab, mean_resizing=False)
-    new = list(range(had, words.vocab))
-    if words.mask_is_new and words.mask < had:
-        new.append(words.mask)
-    if not new:
+    elif not words.mask_is_new:
         return
     head = model.get_output_embeddings()
     ends = [model.get_input_embeddings().weight, getattr(head, "weight", None), getattr(head, "bias", None)]
     # A family may have more tables of words than these, and lets them grow by itself.
     grown = [one for name, one in model.named_parameters() if one.ndim and len(one) != before.get(name)]
     old = torch.ones(max(had, words.vocab), dtype=torch.bool)
-    old[new] = False
+    old[words.mask] = False
     with torch.no_grad():
         tables = {id(one): one for one in (*ends, *grown) if one is not None and len(one) == len(old)}
         for table in tables.values():

@@ -5,13 +5,16 @@ from __future__ import annotations
 import torch
 
 from biphase.data.shards import Shards
+from biphase.data.tokenizer import load
 from biphase.errors import ModelError
 from biphase.keys import acts
 from biphase.models.adapters import add_adapter
 from biphase.models.backbone import LanguageModel, Words, from_hub, from_scratch, probe
 from biphase.models.fused import refusal
 from biphase.models.fused.eight import without_eight
-from biphase.specs import Hub, Pretrain, Size
+from biphase.models.native import is_masked, masked_forms
+from biphase.presets import corpus_of
+from biphase.specs import MLM, Hub, Pretrain, Pretrained, Size
 
 
 def root_of(run: Pretrain) -> Pretrain:
@@ -45,7 +48,7 @@ def refuse_unfit(run: Pretrain, device: torch.device) -> None:
     why = without_eight(device) if in_eight else ""
     root = root_of(run)
     if isinstance(root.start, Hub):
-        model = _existing(run, root, None, probed=True)
+        model = _existing(run, root, _known_words(run), probed=True)
     elif isinstance(root.start, Size) and in_eight and not why:
         with torch.device("meta"):  # its shape alone
             model = from_scratch(root.start, vocab=16, mask_id=0, length=run.packing.length, seed=0)
@@ -57,12 +60,34 @@ def refuse_unfit(run: Pretrain, device: torch.device) -> None:
         raise ModelError(f"{run.name}: precision='fp8' cannot be had ({why}); say precision='bf16'")
 
 
+def _known_words(run: Pretrain) -> Words | None:
+    """What is known of the words before the corpus is read: all, but of a tokenizer that it is to train."""
+    corpus = corpus_of(run)
+    if not isinstance(corpus.tokenizer, Pretrained):
+        return None
+    made = load(corpus)
+    return Words(made.vocab, made.special.mask, mask_is_new=made.special.mask_rule != "own")
+
+
 def _existing(run: Pretrain, root: Pretrain, words: Words | None, *, probed: bool) -> LanguageModel:
     assert isinstance(root.start, Hub)
     stretched = bool(run.stages) and acts(run)[0].rope_base > 0  # from its first step on
     model = from_hub(root.start, words, length=run.packing.length, stretched=stretched)
     if probed:
         probe(model, vocab=len(model.head) if words is None else words.vocab)
+        if run.stages and isinstance(run.stages[-1].objective, MLM):
+            model.note = _without_masked_class(model, run.packing.length)
     if run.adapter:
         add_adapter(model, run.adapter, seed=root.seed)
     return model
+
+
+def _without_masked_class(model: LanguageModel, length: int) -> str:
+    """What to say before the work where transformers will not be able to fill masks with the result."""
+    name = type(model.model).__name__
+    if is_masked(name) or next(masked_forms(model, length), None) is not None:
+        return ""
+    return (
+        f"transformers has no masked-language-model class for {name}: the exported encoder gives hidden states and "
+        "embeddings there, but fills masks only by biphase.load(FOLDER).fill_mask(…)"
+    )

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -50,7 +51,7 @@ from biphase.errors import ModelError
 from biphase.export.probes import TOLERANCE, Probes, deviation, ours, probe_texts
 from biphase.export.state import last_hidden, write_encoder
 from biphase.export.words import words_of
-from biphase.export.writing import Asked, Form, load, write_model
+from biphase.export.writing import LEAST, Asked, Form, load, write_model
 from biphase.models.attention import NAME, Sight
 from biphase.models.backbone import LanguageModel, from_hub, probe
 from biphase.models.backbone import Words as Known
@@ -231,12 +232,31 @@ def test_encoders_stay_what_they_are(family, config, fields, words, tmp_path):
     written = write_encoder(model, words, tmp_path)
     assert (written.architecture, written.native, written.edits) == (family.__name__, False, {})
     assert agrees(model, tmp_path, words)
+    rotary = family is ModernBertForMaskedLM  # whose rotary base transformers 4 looks for in another field
+    assert (weights_format(tmp_path) == "pt", written.needs == "") == (not rotary, not rotary)
+
+
+def weights_format(folder):
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        return file.metadata()["format"]
 
 
 def test_gpt2_reads_both_ways_by_its_configuration(words, tmp_path):
     model = untrained(GPT2LMHeadModel, GPT2Config, **GPT2)
-    assert write_encoder(model, words, tmp_path).edits["is_causal"] is False
+    written = write_encoder(model, words, tmp_path)
+    assert written.edits["is_causal"] is False
     assert agrees(model, tmp_path, words)
+    assert f"transformers>={LEAST}" in weights_format(tmp_path), (
+        "transformers 4 takes no format it does not know"
+    )
+    assert LEAST in written.needs
+
+
+def test_the_least_version_is_the_one_that_is_installed_at_least():
+    from importlib.metadata import requires
+
+    (said,) = (one for one in requires("biphase") if one.startswith("transformers"))
+    assert f">={LEAST}" in said
 
 
 # ---------------------------------------------------------------- windows

@@ -57,12 +57,11 @@ def subject_of_hub(hub: Hub, spec: Finetune) -> Subject:
     if tokenizer.eos_token_id is not None and (spec.protocol == "paper" or not after):
         before = () if spec.protocol == "paper" else before
         after = (int(tokenizer.eos_token_id),)
-    unspoken = _unspoken(tokenizer)
-    said = {*backend.get_vocab(with_added_tokens=True).values(), *before, *after} - (
-        unspoken - {*before, *after}
-    )
     trunk: Any = encoder.trunk
-    refuse_larger(max(said) + 1, trunk.get_input_embeddings().weight.shape[0], hub.source)
+    unspoken = _unspoken(tokenizer)
+    vocab = max(backend.get_vocab(with_added_tokens=True).values()) + 1
+    spare = {*unspoken, unknown_id(backend)} - {*before, *after}
+    refuse_larger(vocab, spare, trunk.get_input_embeddings().weight.shape[0], hub.source)
     reading = _reading(backend, before, after, encoder.context, spec)
     return Subject(encoder, _literally(reading, unspoken, hub.source))
 

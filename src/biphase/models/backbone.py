@@ -169,6 +169,7 @@ class Words:
     vocab: int
     mask: int
     mask_is_new: bool = True  # no text the model has read had this token
+    spare: frozenset[int] = frozenset()  # special tokens that no text has
 
 
 def from_hub(hub: Hub, words: Words | None, *, length: int, stretched: bool = False) -> LanguageModel:
@@ -192,9 +193,7 @@ def from_hub(hub: Hub, words: Words | None, *, length: int, stretched: bool = Fa
     try:
         if words is not None:
             rows = made.get_input_embeddings().weight.shape[0]
-            # Only a mask token that the tokenizer was given here may be new.
-            last = words.vocab - 1
-            refuse_larger(last if words.mask == last else words.vocab, rows, hub.source)
+            refuse_larger(words.vocab, words.spare | {words.mask}, rows, hub.source)
             _grow(made, words)
         return LanguageModel(made, windows=hub.windows == "symmetric")
     except ModelError:
@@ -206,22 +205,25 @@ def from_hub(hub: Hub, words: Words | None, *, length: int, stretched: bool = Fa
 
 
 def _grow(model: Any, words: Words) -> None:
-    """Make room for an added mask token; its row, or that of a slot kept free for one, is the exact mean of the others.
+    """Make room for added tokens; each row that is new is the exact mean of those that were there before.
 
-    No chance, so every process agrees.
+    No chance, so every process agrees. A mask token in a slot that the vocabulary kept free is new, too.
     """
     had = model.get_input_embeddings().weight.shape[0]
     before = {name: len(table) for name, table in model.named_parameters() if table.ndim}
     if words.vocab > had:
         model.resize_token_embeddings(words.vocab, mean_resizing=False)
-    elif not words.mask_is_new:
+    new = list(range(had, words.vocab))
+    if words.mask_is_new and words.mask < had:
+        new.append(words.mask)
+    if not new:
         return
     head = model.get_output_embeddings()
     ends = [model.get_input_embeddings().weight, getattr(head, "weight", None), getattr(head, "bias", None)]
     # A family may have more tables of words than these, and lets them grow by itself.
     grown = [one for name, one in model.named_parameters() if one.ndim and len(one) != before.get(name)]
     old = torch.ones(max(had, words.vocab), dtype=torch.bool)
-    old[words.mask] = False
+    old[new] = False
     with torch.no_grad():
         tables = {id(one): one for one in (*ends, *grown) if one is not None and len(one) == len(old)}
         for table in tables.values():

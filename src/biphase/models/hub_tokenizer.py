@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Set
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -63,12 +64,13 @@ def has_tokenizer_json(hub: Hub) -> bool:
     return True
 
 
-def refuse_larger(vocab: int, rows: int, source: str) -> None:
-    """Refuse a tokenizer of `vocab` ids for a model whose embedding has `rows`."""
-    if vocab > rows:
+def refuse_larger(vocab: int, spare: Set[int | None], rows: int, source: str) -> None:
+    """Refuse a tokenizer of `vocab` ids for a model whose embedding has `rows`; `spare` ids stand in no text."""
+    needed = next((number + 1 for number in reversed(range(vocab)) if number not in spare), 0)
+    if needed > rows:
         raise ModelError(
-            f"{source} has {rows:,} embeddings and its tokenizer {vocab:,} tokens; give the tokenizer that belongs to the "
-            f"model, or make room first, in Python: model.resize_token_embeddings({vocab}), model.save_pretrained(FOLDER)"
+            f"{source} has {rows:,} embeddings and its tokenizer {needed:,} tokens; give the tokenizer that belongs to the "
+            f"model, or make room first, in Python: model.resize_token_embeddings({needed}), model.save_pretrained(FOLDER)"
         )
 
 

@@ -24,6 +24,7 @@ from biphase.tasks.places import task_key
 
 FINGERPRINTS = "fingerprints.json"
 WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json", "adapter_config.json")
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 TOKENIZER = ("*token*.json", "vocab*", "merges*", "*.model", "tekken.json")
 
 
@@ -106,7 +107,11 @@ def _hub_fingerprint(model: Hub, store: Store) -> str:
         return _content([folder / model.gguf], store)
     files = sorted(path for name in WEIGHTS for path in folder.glob(name))
     if not any(path.suffix == ".safetensors" for path in files):
-        raise SpecError(no_safetensors(model.source))
+        if any(path.suffix in PICKLED for path in folder.glob("*")):
+            raise SpecError(no_safetensors(model.source))
+        raise SpecError(
+            f"Hub({model.source!r}): no safetensors there; give a folder with config.json and weights"
+        )
     return _content(files, store)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from biphase.data.shards import Shards
-from biphase.data.tokenizer import load
+from biphase.data.tokenizer import Special, load
 from biphase.errors import ModelError
 from biphase.keys import acts
 from biphase.models.adapters import add_adapter
@@ -38,8 +38,13 @@ def starting_model(run: Pretrain, shards: Shards, *, probed: bool = False) -> La
         return from_scratch(
             root.start, vocab=shards.vocab, mask_id=shards.mask_id, length=run.packing.length, seed=root.seed
         )
-    words = Words(shards.vocab, shards.mask_id, mask_is_new=shards.card["mask_rule"] != "own")
-    return _existing(run, root, words, probed=probed)
+    card = shards.card
+    special = Special(
+        **{name: card[f"{name}_id"] for name in ("eos", "mask", "pad", "bos")},
+        ids=shards.special_ids,
+        mask_rule=card["mask_rule"],
+    )
+    return _existing(run, root, _words(run, shards.vocab, special), probed=probed)
 
 
 def refuse_unfit(run: Pretrain, device: torch.device) -> None:
@@ -48,7 +53,12 @@ def refuse_unfit(run: Pretrain, device: torch.device) -> None:
     why = without_eight(device) if in_eight else ""
     root = root_of(run)
     if isinstance(root.start, Hub):
-        model = _existing(run, root, _known_words(run), probed=True)
+        corpus = corpus_of(run)
+        words = None  # of a tokenizer that the corpus is to train
+        if isinstance(corpus.tokenizer, Pretrained):
+            tokenizer = load(corpus)
+            words = _words(run, tokenizer.vocab, tokenizer.special)
+        model = _existing(run, root, words, probed=True)
     elif isinstance(root.start, Size) and in_eight and not why:
         with torch.device("meta"):  # its shape alone
             model = from_scratch(root.start, vocab=16, mask_id=0, length=run.packing.length, seed=0)
@@ -60,13 +70,9 @@ def refuse_unfit(run: Pretrain, device: torch.device) -> None:
         raise ModelError(f"{run.name}: precision='fp8' cannot be had ({why}); say precision='bf16'")
 
 
-def _known_words(run: Pretrain) -> Words | None:
-    """What is known of the words before the corpus is read: all, but of a tokenizer that it is to train."""
-    corpus = corpus_of(run)
-    if not isinstance(corpus.tokenizer, Pretrained):
-        return None
-    made = load(corpus)
-    return Words(made.vocab, made.special.mask, mask_is_new=made.special.mask_rule != "own")
+def _words(run: Pretrain, vocab: int, special: Special) -> Words:
+    used = {special.eos, special.bos if corpus_of(run).bos else None}
+    return Words(vocab, special.mask, special.mask_rule != "own", frozenset(special.ids) - used)
 
 
 def _existing(run: Pretrain, root: Pretrain, words: Words | None, *, probed: bool) -> LanguageModel:

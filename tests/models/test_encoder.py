@@ -421,6 +421,9 @@ def test_an_adapter_beside_a_model_is_merged_into_it(tmp_path):
         (tmp_path / "adapter_config.json").write_text(json.dumps(told))
         encoder = encoder_from_hub(Hub(str(tmp_path))).eval()
         assert not [name for name, _ in encoder.named_parameters() if "lora" in name]
+        assert all(weight.requires_grad for weight in encoder.parameters())
+        encoder.trunk.save_pretrained(tmp_path / "again")
+        assert load_file(tmp_path / "again" / "model.safetensors").keys() == encoder.trunk.state_dict().keys()
         with torch.no_grad():
             return encoder(torch.arange(5)[None], torch.arange(5)[None], Sight(True))
 

@@ -97,7 +97,7 @@ def test_each_wish_has_its_field(asked, wishes, field, value):
     [
         (1_000, 32, 200, 8_192),  # as ever
         (20, 32, 4, 2_048),  # 40,960 tokens to train on: measured on fewer
-        (6, 2, 6, 1_024),  # 768 tokens: at its ends alone, on the fewest
+        (6, 2, 6, 256),  # 768 tokens: at its ends alone, on the fewest
     ],
 )
 def test_held_out_losses_cost_little_beside_a_short_run(asked, steps, rows, every, tokens):

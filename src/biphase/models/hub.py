@@ -150,9 +150,9 @@ def _converted(hub: Hub) -> tuple[Any, dict[str, torch.Tensor]]:
     """
 
     def convert() -> tuple[Any, dict[str, torch.Tensor]]:
-        config = AutoConfig.from_pretrained(**hub.address)
+        config = AutoConfig.from_pretrained(**hub.address, trust_remote_code=False)
         family = AutoModelForMaskedLM if _masked(config) else AutoModelForCausalLM
-        model = family.from_pretrained(**hub.address, dtype=torch.float32)
+        model = family.from_pretrained(**hub.address, dtype=torch.float32, trust_remote_code=False)
         with tempfile.TemporaryDirectory(prefix="biphase-gguf-") as folder:
             save_model(model, f"{folder}/weights")
             return config, load_file(f"{folder}/weights")
@@ -174,18 +174,18 @@ def _refuse_climbing(hub: Hub) -> None:
             raise ModelError(f"{where} names {name!r}, which is not a file beside it")
 
 
-def _refuse_adapter(hub: Hub) -> None:
-    """Refuse an adapter (LoRA) that transformers would pass over, read from a pickle, or put on a model that is not pinned."""
+def _has_adapter(hub: Hub) -> bool:
+    """Is there an adapter (LoRA)? Refused if transformers would pass over it, unpickle it, or look for its model elsewhere."""
     if not hub.local:
         if find_adapter_config_file(hub.source, revision=hub.revision) is not None:
             raise ModelError(
                 f"{hub.source} is an adapter of another model, whose commit it does not say; merge it into its model "
                 "(peft: merge_and_unload, save_pretrained) and give that folder"
             )
-        return
+        return False
     folder = Path(hub.source).expanduser()
     if not (folder / "adapter_config.json").is_file():
-        return
+        return False
     if not (folder / "adapter_model.safetensors").is_file():
         raise ModelError(
             f"{hub.source} has an adapter_config.json without adapter_model.safetensors (pickled ones are not read); "
@@ -193,6 +193,7 @@ def _refuse_adapter(hub: Hub) -> None:
         )
     if not is_peft_available():
         raise ModelError(f"{hub.source} has an adapter, which needs the package peft; type: pip install peft")
+    return True
 
 
 def _loaded(hub: Hub, family: Any, config: Any) -> Any:
@@ -205,11 +206,11 @@ def _loaded(hub: Hub, family: Any, config: Any) -> Any:
             return made.from_pretrained(None, config=config, state_dict=weights, **more)
         if hub.local:
             _refuse_climbing(hub)
-        _refuse_adapter(hub)
         return family.from_pretrained(
             **hub.address, config=config, trust_remote_code=False, use_safetensors=True, **more
         )
 
+    adapted = not hub.gguf and _has_adapter(hub)
     model, said = _tried(hub, load)
     lacking = sorted(name for name in said["missing_keys"] if not name.startswith("pooler."))
     if lacking:
@@ -218,14 +219,20 @@ def _loaded(hub: Hub, family: Any, config: Any) -> Any:
             "give a complete checkpoint"
         )
     model.config.use_cache = False
-    merge_adapters(model)
+    if adapted:
+        merge_adapters(model)
+        model.requires_grad_(True)
+        model._hf_peft_config_loaded = False  # else only an adapter would be saved
+        if any(type(module).__module__.startswith("peft.") for module in model.modules()):
+            raise ModelError(
+                f"{hub.source}: its adapter replaces whole modules; merge it (peft: merge_and_unload, save_pretrained) "
+                "and give that folder"
+            )
     return model
 
 
 def merge_adapters(model: Any) -> None:
     """Add the matrices of adapters (peft) to those they stand beside, and take them out."""
-    if not is_peft_available():
-        return
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for name, module in list(model.named_modules()):

@@ -30,6 +30,7 @@ from transformers.models.auto.modeling_auto import (
 from biphase.models.attention import NAME, Sight
 from biphase.models.backbone import LanguageModel
 from biphase.models.encoder import Encoder
+from biphase.models.silence import quietly
 from biphase.models.windows import narrowest
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
@@ -145,20 +146,22 @@ def _config(encoder: Encoder, length: int, **fields: Any) -> EuroBertConfig | No
         return None
     said["max_position_embeddings"] = min(said["max_position_embeddings"], reach)
     said["vocab_size"] = trunk.get_input_embeddings().weight.shape[0]
-    tied = bool(getattr(config, "tie_word_embeddings", False))
     said["rms_norm_eps"] /= _embedding_factor(trunk) ** 2
+    said |= {
+        "num_key_value_heads": getattr(config, "num_key_value_heads", None),
+        "head_dim": getattr(config, "head_dim", None),
+        "hidden_act": getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", "silu"),
+        "initializer_range": getattr(config, "initializer_range", None) or 0.02,
+        "attention_bias": any(".self_attn." in name and name.endswith(".bias") for name in weights),
+        "mlp_bias": any(".mlp." in name and name.endswith(".bias") for name in weights),
+        "tie_word_embeddings": bool(getattr(config, "tie_word_embeddings", False)),
+        "use_cache": False,
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), None),
+        "mask_token_id": 0,
+    }
     try:
-        return EuroBertConfig(
-            **said,
-            num_key_value_heads=getattr(config, "num_key_value_heads", None),
-            head_dim=getattr(config, "head_dim", None),
-            hidden_act=getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", "silu"),
-            initializer_range=getattr(config, "initializer_range", None) or 0.02,
-            attention_bias=any(".self_attn." in name and name.endswith(".bias") for name in weights),
-            mlp_bias=any(".mlp." in name and name.endswith(".bias") for name in weights),
-            use_cache=False,
-            **({"pad_token_id": None, "tie_word_embeddings": tied} | fields),
-        )
+        with quietly():
+            return EuroBertConfig(**(said | fields))
     except Exception:  # a value that the strict configuration does not take: another shape
         return None
 
@@ -199,9 +202,10 @@ def _split(name: str, weight: Tensor, wanted: Mapping[str, tuple[int, ...]]) -> 
     """A fused matrix as those it is made of; any other as it is."""
     for fused, matrices in FUSED.items():
         places = [name.replace(fused, one) for one in matrices]
-        rows = [wanted[place][0] for place in places if place in wanted]
-        if f".{fused}." in name and len(rows) == len(places) and sum(rows) == len(weight):
-            return list(zip(places, weight.split(rows), strict=True))
+        if f".{fused}." in name and all(place in wanted for place in places):
+            rows = [wanted[place][0] for place in places]
+            if sum(rows) == len(weight):
+                return list(zip(places, weight.split(rows), strict=True))
     return [(name, weight)]
 
 

@@ -42,7 +42,7 @@ ROWS = 32  # of a step
 FULL_PEAK, LORA_PEAK = 2e-4, 1e-3
 CONVERTED = "tokenizers"  # where a store keeps tokenizers that came in another form than tokenizer.json
 HELDOUT_SHARE = 0.2  # of the work of training
-FEWEST_HELDOUT = 1_024
+FEWEST_HELDOUT = 256
 TITLE = "held-out loss, nats"
 CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 

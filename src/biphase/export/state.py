@@ -80,7 +80,8 @@ def write_encoder(model: LanguageModel, words: Words, folder: Path) -> Written:
         return Asked(AutoModel, hidden, last_hidden), Asked(auto, logits, lambda said: said.logits)
 
     def forms() -> Iterator[Form]:
-        for made in masked_forms(model, words.context, classifier_pooling="mean", **words.native_ids):
+        for make in masked_forms(model, words.context, classifier_pooling="mean", **words.native_ids):
+            made = make()
             yield Form(made, asked(AutoModelForMaskedLM), native=isinstance(made, EuroBertForMaskedLM))
         if is_masked(type(own).__name__):
             yield Form(own, asked(AutoModelForMaskedLM))

@@ -87,8 +87,8 @@ def refuse_without_class(recipe: Recipe, kind: Kind) -> None:
     """Refuse before the work where transformers has no class for such a model and such a task."""
     encoder = recipe.subject.encoder
     trunk: Any = encoder.trunk
-    words = recipe.words
-    if kind.native and as_eurobert(encoder, words.context, EuroBertModel, {}, **words.native_ids) is not None:
+    ids: dict[str, Any] = recipe.words.native_ids
+    if kind.native and as_eurobert(encoder, recipe.words.context, EuroBertModel, {}, **ids) is not None:
         return
     if _has_own(trunk, kind):
         return
@@ -154,7 +154,7 @@ def _write(again: Again, kind: Kind, folder: Path) -> Written:
                 **words.native_ids,
             )
             if native is not None:
-                yield Form(native, asked, native=True)
+                yield Form(native(), asked, native=True)
         own = _own(trunk, kind, model.head, named)
         if own is not None:
             yield Form(own, asked, ({}, *edits_for(trunk.config, windows=model.encoder.windows)))

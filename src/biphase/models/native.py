@@ -37,7 +37,7 @@ SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", 
 SETTINGS = ("max_position_embeddings", "rms_norm_eps", "rope_parameters")
 PROBED = 64  # tokens that both models read
 GAIN = 2.0  # of random matrices: attention scores then have a standard deviation of about 4
-ALIKE = 1e-3  # of a vector's length; a layer that does not rotate differs by more than 0.1
+ALIKE = 1e-3  # of a vector's length; one layer of 36 that does not rotate makes a difference of 0.02 or more
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 EMBEDDING = "embed_tokens.weight"
 _THRESHOLD = re.compile("clip|limit|cap(ping)?$")
@@ -50,31 +50,30 @@ def is_masked(architecture: str) -> bool:
     return architecture in MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()
 
 
-def masked_forms(model: LanguageModel, length: int, **fields: Any) -> Iterator[Any]:
-    """The model in each class with a masked head that it fits, for texts of up to `length` tokens.
+def masked_forms(model: LanguageModel, length: int, **fields: Any) -> Iterator[Callable[[], Any]]:
+    """What makes the model in a class with a masked head, for each that it fits with texts of up to `length` tokens.
 
     `fields`: of EuroBERT's configuration.
     """
     own = _own_family(model.model)
     if own is not None:
-        yield own
+        yield lambda: own
     output = model.output
     if output.transforms or output.cap is not None:
         return
-    last = model.model.get_output_embeddings()
-    head = {
-        f"lm_head.{name}": one * output.scale if output.scale != 1 else one
-        for name, one in last.named_parameters()
-    }
     if output.scale != 1:
         fields["tie_word_embeddings"] = False  # the head is no longer the embedding
-    native = as_eurobert(model.reader[0], length, EuroBertForMaskedLM, head, **fields)
+    last = model.model.get_output_embeddings()
+    head = {f"lm_head.{name}": one for name, one in last.named_parameters()}
+    native = as_eurobert(model.reader[0], length, EuroBertForMaskedLM, head, scale=output.scale, **fields)
     if native is not None:
         yield native
 
 
-def as_eurobert(encoder: Encoder, length: int, family: Any, head: Weights, **fields: Any) -> Any | None:
-    """`family` (a class of EuroBERT's) with the weights of a trunk and of a head; None where it is another model."""
+def as_eurobert(
+    encoder: Encoder, length: int, family: Any, head: Weights, *, scale: float = 1.0, **fields: Any
+) -> Callable[[], Any] | None:
+    """What makes `family` (a class of EuroBERT's) of a trunk and a head times `scale`; None where it is another model."""
     trunk: Any = encoder.trunk
     config = _config(encoder, length, **fields)
     if config is None:
@@ -83,18 +82,20 @@ def as_eurobert(encoder: Encoder, length: int, family: Any, head: Weights, **fie
         made = family(config)
     inside: Any = made.base_model
     inside.rotary_emb = type(inside.rotary_emb)(config)  # which has numbers of its own
-    for interleaved in (False, True):
-        notation = partial(_rewritten, trunk=trunk, native=inside, interleaved=interleaved)
-        weights = notation(dict(trunk.state_dict()))
-        if weights is None:
-            return None
-        if _computes_the_same(encoder, inside, notation):
-            break
-    else:
+    placed = _placed(trunk.state_dict(), inside)
+    prefix = "" if family is EuroBertModel else "model."
+
+    def all_of(weights: Weights, scale: float = 1.0) -> Weights:
+        scaled = {name: one if scale == 1 else one * scale for name, one in head.items()}
+        return {f"{prefix}{name}": one for name, one in weights.items()} | scaled
+
+    if placed is None or not _fits(all_of(placed), made):
         return None
-    if family is not EuroBertModel:
-        weights = {f"model.{name}": weight for name, weight in weights.items()}
-    return _filled(made, weights | head)
+    for interleaved in (False, True):
+        rewrite = partial(_rewritten, trunk=trunk, width=inside.config.head_dim, interleaved=interleaved)
+        if _computes_the_same(encoder, inside, rewrite):
+            return lambda: _filled(made, all_of(rewrite(placed), scale))
+    return None
 
 
 def _own_family(model: Any) -> Any | None:
@@ -106,17 +107,19 @@ def _own_family(model: Any) -> Any | None:
     config.is_decoder = False
     with torch.device("meta"):
         made = family(config)
-    return _filled(made, model.state_dict())
+    weights = model.state_dict()
+    return _filled(made, weights) if _fits(weights, made) else None
 
 
-def _filled(made: Any, weights: Weights) -> Any | None:
-    """`made`, built without numbers, with these weights; None where they do not fit."""
-    wanted = made.state_dict()
-    weights = _with_biases(weights, {name: tuple(one.shape) for name, one in wanted.items()})
-    if {name: one.shape for name, one in weights.items()} != {
-        name: one.shape for name, one in wanted.items()
-    }:
-        return None
+def _fits(weights: Weights, made: Any) -> bool:
+    """Has every weight its place in a model, by name and shape?"""
+    wanted = {name: tuple(one.shape) for name, one in made.state_dict().items()}
+    return {name: tuple(one.shape) for name, one in _with_biases(weights, wanted).items()} == wanted
+
+
+def _filled(made: Any, weights: Weights) -> Any:
+    """`made`, built without numbers, with weights that fit."""
+    weights = _with_biases(weights, {name: tuple(one.shape) for name, one in made.state_dict().items()})
     made.load_state_dict({name: one.detach().float().cpu() for name, one in weights.items()}, assign=True)
     made.tie_weights()
     return made
@@ -166,33 +169,35 @@ def _config(encoder: Encoder, length: int, **fields: Any) -> EuroBertConfig | No
         return None
 
 
-def _rewritten(weights: Weights, *, trunk: Any, native: Any, interleaved: bool) -> Weights | None:
-    """A trunk's weights as EuroBERT writes them down; None where names or shapes do not fit.
+def _placed(weights: Weights, native: Any) -> Weights | None:
+    """A trunk's weights under EuroBERT's names; None where names or shapes do not fit, apart from the vocabulary's size."""
+    wanted = {name: tuple(one.shape) for name, one in native.state_dict().items()}
+    parts = {place: part for name, one in weights.items() for place, part in _split(name, one, wanted)}
+    parts = _with_biases(parts, wanted)
+    fits = {name: tuple(one.shape) for name, one in parts.items()}
+    if EMBEDDING in fits:
+        fits[EMBEDDING] = (wanted[EMBEDDING][0], *fits[EMBEDDING][1:])
+    return parts if fits == wanted else None
+
+
+def _rewritten(weights: Weights, *, trunk: Any, width: int, interleaved: bool) -> Weights:
+    """Weights under EuroBERT's names as EuroBERT writes them down; `width`: of a head.
 
     A factor on the embedding is one on the whole residual stream, which the norms take out again: so what is added to
     the stream is divided by it, and the embedding can stay the head. `interleaved`: rotary pairs stand side by side.
     """
-    wanted = {name: tuple(one.shape) for name, one in native.state_dict().items()}
-    parts = {place: part for name, one in weights.items() for place, part in _split(name, one, wanted)}
-    parts = _with_biases(parts, wanted)
-    embedding = trunk.get_input_embeddings().weight.shape[0]
-    fits = {
-        name: (embedding, *one.shape[1:]) if name == EMBEDDING else tuple(one.shape)
-        for name, one in parts.items()
-    }
-    if fits != wanted:
-        return None
-    layer, width = trunk.layers[0], native.config.head_dim
+    layer = trunk.layers[0]
     added = getattr(layer, "residual_multiplier", 1.0) / _embedding_factor(trunk)
     scores = getattr(layer.self_attn, "scaling", width**-0.5) * width**0.5
+    factors = {"q_proj": scores, "o_proj": added, "down_proj": added}
     offset = _norm_offset(layer.input_layernorm)
     order = torch.arange(width).view(-1, 2).T.flatten()  # 0, 2, 4, … 1, 3, 5, …
     made: Weights = {}
-    for name, part in parts.items():
+    for name, part in weights.items():
         matrix = name.split(".")[-2]
         if interleaved and matrix in ("q_proj", "k_proj"):
-            part = part.unflatten(0, (-1, width))[:, order.to(part.device)].flatten(0, 1)
-        factor = {"q_proj": scores, "o_proj": added, "down_proj": added}.get(matrix, 1.0)
+            part = part.unflatten(0, (-1, width))[:, order].flatten(0, 1)
+        factor = factors.get(matrix, 1.0)
         part = part if factor == 1 else part * factor
         made[name] = part + offset if offset and "norm" in matrix else part
     return made
@@ -225,7 +230,7 @@ def _norm_offset(norm: Any) -> float:
 
 
 @torch.no_grad()
-def _computes_the_same(encoder: Encoder, native: Any, rewrite: Callable[[Weights], Weights | None]) -> bool:
+def _computes_the_same(encoder: Encoder, native: Any, rewrite: Callable[[Weights], Weights]) -> bool:
     """Do both give the same hidden states, whatever the weights are?"""
     trunk: Any = encoder.trunk
     longest = min(encoder.context, native.config.max_position_embeddings)
@@ -247,7 +252,7 @@ def _computes_the_same(encoder: Encoder, native: Any, rewrite: Callable[[Weights
                 {f"trunk.{name}": weight for name, weight in some.items()},
                 (ids, positions, sight),
             )
-            for one, some in ((encoder, drawn), (theirs, rewrite(drawn) or {}))
+            for one, some in ((encoder, drawn), (theirs, rewrite(_placed(drawn, native) or {})))
         ]
     except Exception:  # a forward that wants more than such a model has
         return False

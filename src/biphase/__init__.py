@@ -36,5 +36,14 @@ from biphase.version import __version__
 __all__ = [
     "BPE", "CATALOG", "CLM", "CORPORA", "LLAMA3", "MLM", "MNTP", "SIZES", "TASKS", "WSD", "AdamW", "Answer",
     "Chunks", "Claim", "Classify", "Corpus", "Cosine", "Fewer", "Finetune", "Hub", "Linear", "LoRA", "Pretrain", "Pretrained",
-    "Retrieve", "Rows", "Size", "Splits", "Stage", "Study", "Tag", "Task", "__version__",
+    "Retrieve", "Rows", "Size", "Splits", "Stage", "Study", "Tag", "Task", "__version__", "load",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    """`load` needs torch, which planning does without: so it is imported when it is asked for."""
+    if name != "load":
+        raise AttributeError(f"module 'biphase' has no attribute {name!r}")
+    from biphase.models.loaded import load
+
+    return load

@@ -56,3 +56,13 @@ def one_line(error: BaseException) -> str:
     """What went wrong, as one line: a refusal in its own words, anything else with its kind."""
     text = " ".join(str(error).split()) or "no message"
     return text if isinstance(error, BiphaseError) else f"{type(error).__name__}: {text}"
+
+
+def no_safetensors(source: str) -> str:
+    """The refusal of a model whose weights could only be read as a pickle."""
+    return (
+        f"{source} has no safetensors; pickled weights (pytorch_model.bin) can run code when they are read, so biphase "
+        'never reads them; if you trust them, type python -c "from transformers import AutoModelForCausalLM as M; '
+        f"M.from_pretrained({source!r}).save_pretrained('safe')\" (an encoder: AutoModelForMaskedLM), copy its tokenizer's "
+        "files to ./safe, and give that folder"
+    )

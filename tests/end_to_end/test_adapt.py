@@ -23,6 +23,7 @@ from biphase.study.adaptation import Text, Wishes, adaptation
 from biphase.study.identities import identities
 from biphase.study.plan import make_plan, save_plan
 from biphase.training.finished import model_of_state
+from biphase.wording import si
 
 WAYS = ("--batch", "8", "--length", "32", "--heldout-tokens", "512", "--lr", "3e-3", "--quiet")
 
@@ -139,8 +140,17 @@ def test_for_a_program_it_is_json_with_the_same_losses(adapt, llama, home):
     read = json.loads(adapt(llama, "--json")[0])
     (losses,) = read["heldout"].values()
     key = next(state["key"] for state in read["states"] if state["results"])
+    assert read["key"] == key, "what to export"
     assert losses == {str(step): values for step, values in heldout(home, key).items()}
     assert {state["standing"] for state in read["states"]} == {"done"}
+
+
+def test_the_speed_that_is_told_is_that_of_the_steps(verb, llama, text, home):
+    command = ("adapt", llama, *text, "--store", home.root, "--steps", 4, *WAYS[:-1], "--decay", 0)
+    code, _, told = verb(*command)
+    assert code == 0, told
+    (state,) = states(home).values()
+    assert f"{si(4 * 8 * 32 / state['progress']['seconds'])}tok/s" in told.splitlines()[-1]
 
 
 def test_stopped_by_the_clock_it_says_how_to_go_on_and_shows_no_table(adapt, llama, home):
@@ -396,8 +406,18 @@ def test_a_tokenizer_in_an_older_form_is_converted_once_and_kept(adapt, llama, w
     assert not (folder / "tokenizer.json").exists(), "nothing is written beside the model"
 
 
-def test_a_gguf_is_the_model_that_it_was_made_from(adapt, llama, gguf_folder, home):
+def test_a_gguf_is_the_model_that_it_was_made_from(adapt, llama, gguf_folder, home, monkeypatch):
+    import transformers.modeling_gguf_pytorch_utils as theirs
+
+    convert, converted = theirs.load_gguf_checkpoint, []
+
+    def noted(*args, return_tensors=False, **more):
+        converted.extend([True] * return_tensors)
+        return convert(*args, return_tensors=return_tensors, **more)
+
+    monkeypatch.setattr(theirs, "load_gguf_checkpoint", noted)
     out, _ = adapt(gguf_folder, "--gguf", "tiny.gguf", steps=2)
+    assert len(converted) == 1, "for all of its pieces"
     run, key = run_of(home, end_of(out))
     assert run.start == Hub(str(gguf_folder), gguf="tiny.gguf")
     plain, _ = adapt(llama, steps=2)
@@ -416,6 +436,29 @@ def test_an_unsuited_model_is_refused_in_one_line_that_says_why(adapt, decoder, 
     assert out == ""
     assert not home.states.exists() or not list(home.states.iterdir())
     assert not home.shards.exists(), "it is refused before its text is tokenized"
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_has_embeddings_is_refused(
+    adapt, llama, words, home, tmp_path
+):
+    shutil.copytree(llama, tmp_path / "small")
+    larger = json.loads(json.dumps(words))
+    larger["model"]["vocab"] |= {"one more": 320, "and another": 321}
+    (tmp_path / "small" / "tokenizer.json").write_text(json.dumps(larger))
+    _, told = adapt(tmp_path / "small", code=2)
+    line = told.splitlines()[-1]
+    assert "320 embeddings" in line
+    assert "322 tokens" in line
+    assert "resize_token_embeddings(322)" in line
+    assert not home.shards.exists(), "it is refused before its text is tokenized"
+
+
+def test_a_model_without_a_masked_class_says_so_before_it_is_trained(adapt, decoder):
+    _, told = adapt(decoder("Qwen3", head_dim=8), steps=1)
+    (note,) = (line for line in told.splitlines() if "Qwen3ForCausalLM" in line)
+    assert "biphase.load(FOLDER).fill_mask" in note
+    assert told.index(note) < told.index("1/1  mlm")
+    assert "masked-language-model class" not in adapt(decoder(), steps=1)[1]
 
 
 # ---------------------------------------------------------------- killed

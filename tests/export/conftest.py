@@ -2,11 +2,14 @@
 
 import json
 import os
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `families.build` makes models of many families
 
 from biphase import (
     CATALOG,

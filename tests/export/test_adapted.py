@@ -1,17 +1,20 @@
 """A decoder from a folder, adapted here, exported, and begun from again."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from biphase import MLM, WSD, Chunks, Hub, LoRA, Pretrain, Pretrained, Stage, Study
 from biphase.data.shards import Shards
 from biphase.data.tokenize import tokenize
+from biphase.export.card import data
 from biphase.export.found import find
 from biphase.export.state import export_state
 from biphase.files import Store
@@ -122,8 +125,24 @@ def test_an_adapted_decoder_loads_everywhere_and_is_a_start_again(
             first, second = (getattr(each, one)(ids, places, Sight(causal=False)) for each in (right, again))
             assert torch.allclose(first, second, rtol=1e-4, atol=1e-5)
     text = (made.folder / "README.md").read_text()
+    needs = text[: text.index("## How to load it")], made.words()
+    assert all("transformers 5.17 or later" in one for one in needs)
+    assert ("biphase.load(" in text, "assert hidden[0, 0]" in text) == (
+        architecture == "GPT2LMHeadModel",
+    ) * 2
+    for block in re.findall(r"```python\n(.*?)```", text, re.S)[:2]:
+        exec(block.replace("FOLDER", str(made.folder)), {})
+    embedded = SentenceTransformer(str(made.folder), device="cpu").encode("the river")
+    assert embedded.shape == (32,)
     assert 'license: "mit"' in text.split("---")[1]
     assert "The model it was made from, decoder, is under the licence mit." in text
     assert str(tmp_path) not in text
+    state = find(key, store)
+    converted = replace(corpus, tokenizer=Pretrained(str(tmp_path / "tokenizers" / ("0" * 32))))
+    start = Hub(str(folder), gguf="decoder.Q4.gguf")
+    rows = data(replace(state, run=replace(state.run, start=start, corpus=converted)), shards)
+    (said,) = (row for row in rows if row.startswith("| tokenizer |"))
+    assert "of decoder, decoder.Q4.gguf, converted" in said
+    assert "000" not in said
     shutil.rmtree(folder)  # nothing of what was exported points back
     AutoModel.from_pretrained(made.folder)

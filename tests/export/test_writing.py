@@ -6,16 +6,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     BertConfig,
     BertForMaskedLM,
+    BertLMHeadModel,
     Cohere2Config,
     Cohere2ForCausalLM,
+    Ernie4_5Config,
+    Ernie4_5ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
+    GlmConfig,
+    GlmForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GraniteConfig,
@@ -26,10 +34,15 @@ from transformers import (
     MistralForCausalLM,
     ModernBertConfig,
     ModernBertForMaskedLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     RobertaConfig,
+    RobertaForCausalLM,
     RobertaForMaskedLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from biphase import Hub
@@ -38,7 +51,7 @@ from biphase.errors import ModelError
 from biphase.export.probes import TOLERANCE, Probes, deviation, ours, probe_texts
 from biphase.export.state import last_hidden, write_encoder
 from biphase.export.words import words_of
-from biphase.export.writing import Asked, Form, load, write_model
+from biphase.export.writing import LEAST, Asked, Form, load, write_model
 from biphase.models.attention import NAME, Sight
 from biphase.models.backbone import LanguageModel, from_hub, probe
 from biphase.models.backbone import Words as Known
@@ -124,16 +137,80 @@ def test_what_has_the_usual_shape_becomes_eurobert(family, config, fields, words
     assert agrees(model, tmp_path, words, attn_implementation="eager")
 
 
-def test_names_that_fit_are_not_enough(words, tmp_path):
-    model = untrained(
-        GraniteForCausalLM, GraniteConfig, **GROUPED, embedding_multiplier=1.7, residual_multiplier=0.6
-    )
+FACTORS = {
+    "embedding_multiplier": 1.7,
+    "residual_multiplier": 0.6,
+    "attention_multiplier": 0.4,
+    "logits_scaling": 2.5,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "fields"),
+    [
+        (GraniteForCausalLM, GraniteConfig, GROUPED | FACTORS | {"tie_word_embeddings": True}),
+        (GemmaForCausalLM, GemmaConfig, GROUPED | {"head_dim": 12}),  # 1 + weight in norms, scaled embeddings
+        (Phi3ForCausalLM, Phi3Config, GROUPED),  # fused matrices
+        (Ernie4_5ForCausalLM, Ernie4_5Config, GROUPED | {"use_bias": True}),  # interleaved rotary pairs
+        (SmolLM3ForCausalLM, SmolLM3Config, GROUPED | {"no_rope_layers": [1, 1]}),
+    ],
+)
+def test_another_notation_of_the_usual_shape_becomes_eurobert(family, config, fields, words, tmp_path):
+    model = untrained(family, config, **fields)
     written = write_encoder(model, words, tmp_path)
-    assert (written.architecture, written.native) == ("GraniteForCausalLM", False)
-    assert written.edits == {"is_causal": False, "use_cache": False}
-    assert written_config(tmp_path)["model_type"] == "granite"
-    assert not (tmp_path / "generation_config.json").exists()
+    assert (written.architecture, written.native, written.edits) == ("EuroBertForMaskedLM", True, {})
     assert agrees(model, tmp_path, words)
+    back = from_hub(Hub(str(tmp_path)), Known(320, 1, mask_is_new=False), length=60).eval()
+    ids, places = torch.arange(3, 63)[None], torch.arange(60)[None]
+    with torch.no_grad():
+        for causal in (True, False):
+            first, second = (one.logits(ids, places, Sight(causal)) for one in (model, back))
+            assert torch.allclose(first, second, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "masked"),
+    [
+        (BertLMHeadModel, BertConfig, "BertForMaskedLM"),
+        (RobertaForCausalLM, RobertaConfig, "RobertaForMaskedLM"),
+    ],
+)
+def test_a_decoder_whose_family_has_a_masked_class_gets_it(family, config, masked, words, tmp_path):
+    model = untrained(family, config, **SHAPE | {"max_position_embeddings": 67, "is_decoder": True})
+    written = write_encoder(model, words, tmp_path)
+    assert (written.architecture, written.edits) == (masked, {})
+    assert agrees(model, tmp_path, words)
+
+
+def weak(family, config, **fields):
+    """A model as it is initialized: attention is so even that positions hardly show in its numbers."""
+    made = config(**fields, initializer_range=1e-3)
+    made._attn_implementation = NAME
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return LanguageModel(family(made).float()).eval()
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "fields"),
+    [
+        (SmolLM3ForCausalLM, SmolLM3Config, {"no_rope_layers": [1, 1, 1, 0]}),
+        (SmolLM3ForCausalLM, SmolLM3Config, {"no_rope_layers": [0, 1, 1, 1]}),
+        (SmolLM3ForCausalLM, SmolLM3Config, {"no_rope_layers": [0, 0, 0, 0]}),
+        (GlmForCausalLM, GlmConfig, {"head_dim": 8}),  # half of each head is rotated
+        (
+            Phi3ForCausalLM,
+            Phi3Config,
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+        ),
+    ],
+)
+def test_a_difference_that_weak_weights_hide_is_found(family, config, fields, words, tmp_path):
+    model = weak(family, config, **GROUPED | {"num_hidden_layers": 4} | fields)
+    written = write_encoder(model, words, tmp_path)
+    assert (written.architecture, written.native) == (family.__name__, False)
+    assert written.edits == {"is_causal": False, "use_cache": False}
+    assert not (tmp_path / "generation_config.json").exists()
     with pytest.raises(ValueError, match="AutoModelForMaskedLM"):
         AutoModelForMaskedLM.from_pretrained(tmp_path)
 
@@ -155,12 +232,31 @@ def test_encoders_stay_what_they_are(family, config, fields, words, tmp_path):
     written = write_encoder(model, words, tmp_path)
     assert (written.architecture, written.native, written.edits) == (family.__name__, False, {})
     assert agrees(model, tmp_path, words)
+    rotary = family is ModernBertForMaskedLM  # whose rotary base transformers 4 looks for in another field
+    assert (weights_format(tmp_path) == "pt", written.needs == "") == (not rotary, not rotary)
+
+
+def weights_format(folder):
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        return file.metadata()["format"]
 
 
 def test_gpt2_reads_both_ways_by_its_configuration(words, tmp_path):
     model = untrained(GPT2LMHeadModel, GPT2Config, **GPT2)
-    assert write_encoder(model, words, tmp_path).edits["is_causal"] is False
+    written = write_encoder(model, words, tmp_path)
+    assert written.edits["is_causal"] is False
     assert agrees(model, tmp_path, words)
+    assert f"transformers>={LEAST}" in weights_format(tmp_path), (
+        "transformers 4 takes no format it does not know"
+    )
+    assert LEAST in written.needs
+
+
+def test_the_least_version_is_the_one_that_is_installed_at_least():
+    from importlib.metadata import requires
+
+    (said,) = (one for one in requires("biphase") if one.startswith("transformers"))
+    assert f">={LEAST}" in said
 
 
 # ---------------------------------------------------------------- windows

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
+from families.build import CONTEXT
 from families.reading import LENGTH, close, texts, whole
 from families.training import last_state, shards_in
 from torch import Tensor
 from transformers import AutoModel
 
 from biphase import Hub, Pretrain
+from biphase.data.tokenizer import load_saved
 from biphase.export.found import SavedState, find
-from biphase.export.state import export_state
+from biphase.export.state import export_state, write_encoder
+from biphase.export.words import words_of
 from biphase.files import Store
-from biphase.models.attention import Sight
+from biphase.models.attention import NAME, Sight
 from biphase.models.backbone import LanguageModel, Words, from_hub, probe
 from biphase.training.finished import model_of_state
 
@@ -26,6 +30,14 @@ def export(run: Pretrain, store: Store, folder: Path) -> str:
     found = find(last_state(run, store), store)
     assert isinstance(found, SavedState)
     return export_state(found, store, folder, onnx=False, say=lambda text: None).written.architecture
+
+
+def opened(model: Any, tokenizer: Path, folder: Path) -> str:
+    """The class that a model is written as where its windows were opened, or were never switched on."""
+    model.set_attn_implementation(NAME)
+    words = words_of(load_saved(tokenizer), bos=False, context=CONTEXT)
+    folder.mkdir()
+    return write_encoder(LanguageModel(model, windows=False).eval(), words, folder).architecture
 
 
 def check_exported(run: Pretrain, store: Store, folder: Path) -> None:

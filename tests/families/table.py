@@ -24,6 +24,7 @@ what the probes and the tests find. It is written by `tests/families/test_famili
   told to read both ways it does, at every position, exactly as far as its windows reach; packed texts are blind to one
   another and read as each alone; 30 steps of masked training bring the loss down; killed and begun again it ends in
   the same bits; exported, plain transformers reads the folder with the same hidden states, and it is a start again.
+  Where a family has windows and its class differs without them, both classes are named.
 - **not exported** ({not exported}): all of that but the export, which transformers' classes do not allow.
 - **refused** ({refused}): before any training, in one line.
 - **not built** ({not built}): not a model of text alone.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from families.build import CannotBuild, Family, build
-from families.exporting import check_exported, export
+from families.build import CannotBuild, Family, build, reaches
+from families.exporting import check_exported, export, opened
 from families.reading import check_own_forward, check_segments, check_sight
 from families.table import Verdict
 from families.training import check_kill_and_resume, check_training, run_of
@@ -50,6 +50,9 @@ def examine(family: Family, reading: Reading, folder: Path) -> Verdict:
     except ModelError as wrong:
         return Verdict(str(family), kind, "not exported", str(wrong))
     check_exported(run, once, folder / "exported")
+    if any(reaches(built.config)) and not family.masked:
+        otherwise = opened(built, reading.shards / "tokenizer", folder / "opened")
+        exported += "" if otherwise == exported else f"; without windows {otherwise}"
     return Verdict(str(family), kind, "passed", exported=exported)
 
 

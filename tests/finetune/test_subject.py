@@ -137,6 +137,17 @@ def test_a_text_is_read_as_transformers_own_tokenizer_reads_it(hub):
         assert ids(reading, text) == theirs(text)["input_ids"]
 
 
+def test_a_tokenizer_with_more_words_than_the_model_has_embeddings_is_refused(hub):
+    tokenizer = pieces("[CLS] $A [SEP]")
+    size = tokenizer.get_vocab_size()
+    tokenizer.add_special_tokens([f"<{number}>" for number in range(size, 200)])
+    tokenizer.add_special_tokens(["<extra>"])
+    assert subject_of_hub(hub(tokenizer), spec()).reading.length, "no text gives a special token"
+    tokenizer.add_tokens(["boathouse"])
+    with pytest.raises(ModelError, match="200 embeddings and its tokenizer 202"):
+        subject_of_hub(hub(tokenizer), spec())
+
+
 def test_reading_the_same_files_twice_has_one_identity_and_another_length_another(hub):
     for tokenizer in (pieces("[CLS] $A [SEP]"), marks("<s> $A </s>")):
         where = hub(tokenizer)

@@ -24,6 +24,7 @@ from transformers import (
     Lfm2Config,
     Lfm2Model,
     LlamaConfig,
+    LlamaForCausalLM,
     LlamaModel,
     LongformerConfig,
     LongformerModel,
@@ -396,9 +397,64 @@ def test_code_beside_a_model_is_never_run(tmp_path, monkeypatch):
         f"open({str(tmp_path / 'ran')!r}, 'w').close()\nclass Evil: ...\n"
     )
     save_file({"x": torch.zeros(1)}, str(tmp_path / "model.safetensors"))
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with pytest.raises(ModelError, match="code of its own") as refused:
         encoder_from_hub(Hub(str(tmp_path)))
+    assert "trust_remote_code" not in str(refused.value)
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_model_that_fails_in_transformers_itself_is_refused_with_what_that_says(tmp_path):
+    GPT2Model(GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=2)).save_pretrained(
+        tmp_path
+    )
+    with pytest.raises(ModelError, match="fails in transformers itself") as refused:
+        encoder_from_hub(Hub(str(tmp_path)))
+    assert "IndexError" in str(refused.value)
+    assert "attention" not in str(refused.value)
+
+
+def test_an_adapter_beside_a_model_is_merged_into_it(tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    def hidden(alpha):
+        told = json.loads((tmp_path / "adapter_config.json").read_text()) | {"lora_alpha": alpha}
+        (tmp_path / "adapter_config.json").write_text(json.dumps(told))
+        encoder = encoder_from_hub(Hub(str(tmp_path))).eval()
+        assert not [name for name, _ in encoder.named_parameters() if "lora" in name]
+        assert all(weight.requires_grad for weight in encoder.parameters())
+        encoder.trunk.save_pretrained(tmp_path / "again")
+        assert load_file(tmp_path / "again" / "model.safetensors").keys() == encoder.trunk.state_dict().keys()
+        with torch.no_grad():
+            return encoder(torch.arange(5)[None], torch.arange(5)[None], Sight(True))
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(LlamaConfig(**GROUPED))
+        model.save_pretrained(tmp_path)
+        adapted = get_peft_model(
+            model, LoraConfig(r=2, init_lora_weights=False, target_modules=["q_proj", "v_proj"])
+        )
+    adapted.save_pretrained(tmp_path)
+    with torch.no_grad():
+        right = adapted.base_model.model.eval().model(torch.arange(5)[None]).last_hidden_state
+    assert torch.allclose(hidden(8), right, atol=1e-5)
+    assert not torch.allclose(hidden(80), right, atol=1e-3)
+    (tmp_path / "adapter_model.safetensors").rename(tmp_path / "adapter_model.bin")
+    with pytest.raises(ModelError, match=r"adapter_model\.safetensors"):
+        hidden(8)
+
+
+def test_weights_that_lie_elsewhere_are_not_read(tmp_path):
+    folder = tmp_path / "model"
+    LlamaForCausalLM(LlamaConfig(**GROUPED)).save_pretrained(folder)
+    (folder / "deeper").mkdir()
+    (folder / "model.safetensors").rename(folder / "deeper" / "other.safetensors")
+    told = json.loads((folder / "config.json").read_text()) | {
+        "transformers_weights": "deeper/other.safetensors"
+    }
+    (folder / "config.json").write_text(json.dumps(told))
+    with pytest.raises(ModelError, match=r"deeper/other\.safetensors"):
+        encoder_from_hub(Hub(str(folder)))
 
 
 def test_no_text_is_turned_by_the_length_of_another(tmp_path):

@@ -84,12 +84,27 @@ def test_the_context_has_other_names_too(asked, folder, field):
         ({"precision": "bf16"}, "precision", "bf16"),
         ({"seed": 3}, "seed", 3),
         ({"heldout_tokens": 2_000}, "heldout_tokens", 2_000),
-        ({"steps": 3}, "heldout_every", 1),
+        ({"steps": 3, "heldout_tokens": 512}, "heldout_every", 1),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_each_wish_has_its_field(asked, wishes, field, value):
     assert getattr(asked(**wishes).runs[0], field) == value
+
+
+@pytest.mark.parametrize(
+    ("steps", "rows", "every", "tokens"),
+    [
+        (1_000, 32, 200, 8_192),  # as ever
+        (20, 32, 4, 2_048),  # 40,960 tokens to train on: measured on fewer
+        (6, 2, 6, 256),  # 768 tokens: at its ends alone, on the fewest
+    ],
+)
+def test_held_out_losses_cost_little_beside_a_short_run(asked, steps, rows, every, tokens):
+    run = asked(steps=steps, batch_rows=rows).runs[0]
+    assert (run.heldout_every, run.heldout_tokens) == (every, tokens)
+    said = asked(steps=steps, batch_rows=rows, heldout_tokens=4_096).runs[0]
+    assert (said.heldout_every, said.heldout_tokens) == (max(1, steps // 5), 4_096), "what is said holds"
 
 
 def test_another_wish_is_another_study_and_the_same_is_the_same(asked):

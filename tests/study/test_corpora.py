@@ -47,6 +47,33 @@ def test_a_hub_model_is_its_pinned_revision_and_a_folder_its_content(tmp_path):
         known.hub(Hub(str(tmp_path / "nowhere")))
 
 
+def test_a_folder_is_everything_that_loading_reads_and_nothing_else(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+
+    def now():
+        return identities(Store(tmp_path / "store")).hub(Hub(str(tmp_path)))
+
+    seen = [now()]
+    for name in ("README.md", "generation_config.json", "preprocessor_config.json"):
+        (tmp_path / name).write_text("{}")
+        assert now() == seen[0], name
+    for name in ("adapter_config.json", "adapter_model.safetensors", "model.safetensors.index.json"):
+        for said in ('{"lora_alpha": 8}', '{"lora_alpha": 16}'):
+            (tmp_path / name).write_text(said)
+            seen.append(now())
+    assert len(set(seen)) == 7
+
+
+def test_pickled_weights_are_refused_with_how_to_make_others(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(SpecError, match="pickled") as refused:
+        identities(Store(tmp_path / "store")).hub(Hub(str(tmp_path)))
+    assert "save_pretrained" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
 def test_a_gguf_is_its_content_and_nothing_beside_it(tmp_path):
     known = identities(Store(tmp_path / "store"))
     for name, data in (("one", b"x"), ("same", b"x"), ("other", b"y")):

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import time
 
 import pytest
 import torch
@@ -94,6 +95,16 @@ def test_a_log_gets_whole_lines_and_quiet_gets_none():
     assert "step 106/106" in lines[-1]
     assert all(word in lines[-1] for word in ("loss 1.000", "lr 1.00e-01", "tok/s", "FLOP/s", "left"))
     assert quiet.out.getvalue() == ""
+
+
+def test_time_in_which_no_step_was_taken_does_not_slow_the_rate():
+    slow, made = meter(), meter()
+    time.sleep(0.3)
+    made.leave_out(0.3)
+    step(slow, 0)
+    step(made, 0)
+    assert slow.rate < 10 / 0.3
+    assert made.rate > 2 * slow.rate
 
 
 def test_a_terminal_gets_one_line_that_is_written_over():

@@ -115,5 +115,5 @@ def _work(
         made, where, fingerprints, Manner(quiet=quiet), set(made.states), set(made.results.values()),
         presence=presence, limit=limit, command=shlex.join(["adapt", *sys.argv[2:]]),
         study=with_store(where.studies / made.study.name / PLAN, store), as_json=as_json,
-        more=lambda: before_after(made, where, at),
+        more=lambda: before_after(made, where, at), more_json=lambda: {"key": made.results[made.study.runs[-1].name]},
     )  # fmt: skip

@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -189,10 +189,11 @@ def work(
     study: str,
     as_json: bool = False,
     more: Callable[[], list[str]] = list,
+    more_json: Callable[[], dict[str, Any]] = dict,
 ) -> None:
     """Compute what is missing of a plan, here; then say what came out, and end.
 
-    `study`: as a verb after it names it. `more`: what this verb has to add.
+    `study`: as a verb after it names it. `more`, `more_json`: what this verb has to add.
     """
     from dataclasses import replace
 
@@ -235,7 +236,8 @@ def work(
             unsaved=outcome.unsaved,
         )
         lines = [text, *more()]
-        print(json.dumps(status_json(made, where), indent=1) if as_json else "\n".join(lines), flush=True)
+        told = json.dumps(more_json() | status_json(made, where), indent=1) if as_json else "\n".join(lines)
+        print(told, flush=True)
     ranks.wait()  # torchrun ends the others soon after one has ended with a failure
     code = 1 if broken else 0
     refusal.note_ending(code)

@@ -19,6 +19,7 @@ from biphase.export.scores import Grid
 from biphase.keys import acts, decay_start, label
 from biphase.presets import corpus_of
 from biphase.specs import Hub, Pretrain, Pretrained, Size
+from biphase.study.adaptation import CONVERTED
 from biphase.wording import duration, short, spoken
 
 Rows = list[tuple[str, ...]]
@@ -63,6 +64,7 @@ class Card:
     limits: list[str]
     tags: list[str] = field(default_factory=list)
     base: Base = field(default_factory=lambda: Base())
+    needs: str = ""  # which version of transformers
 
     def text(self) -> str:
         front: dict[str, Any] = {
@@ -76,7 +78,9 @@ class Card:
             front["base_model"] = self.base.model
         # JSON is YAML: nothing in a value can end it.
         lines = ["---", *(f"{name}: {json.dumps(value)}" for name, value in front.items()), "---", ""]
-        lines += [f"# {escaped(self.title)}", "", self.summary, "", "## How to load it", ""]
+        lines += [f"# {escaped(self.title)}", "", self.summary, ""]
+        lines += [self.needs, ""] if self.needs else []
+        lines += ["## How to load it", ""]
         for block in self.loading:
             lines += ["```python", block, "```", ""]
         for heading, body in self.sections:
@@ -193,11 +197,15 @@ def _manner(state: SavedState) -> Rows:
 def data(state: SavedState, shards: Shards) -> list[str]:
     run = state.run
     corpus, card = corpus_of(run), shards.card
-    words = (
-        f"{escaped(place(corpus.tokenizer.source))}, mask token {card['mask_rule']}"
-        if isinstance(corpus.tokenizer, Pretrained)
-        else "byte-level BPE, trained on the corpus"
-    )
+    words = "byte-level BPE, trained on the corpus"
+    if isinstance(corpus.tokenizer, Pretrained):
+        start, source = lineage(run)[0].start, PurePath(corpus.tokenizer.source)
+        of = place(str(source))
+        if source.parent.name == CONVERTED and isinstance(
+            start, Hub
+        ):  # a copy in the store, named by its hash
+            of = f"of {place(start.source)}{f', {start.gguf}' if start.gguf else ''}, converted"
+        words = f"{escaped(of)}, mask token {card['mask_rule']}"
     rows: Rows = [
         ("corpus", escaped(corpus.name)),
         ("source", escaped(place(corpus.source))),

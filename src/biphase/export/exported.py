@@ -21,7 +21,8 @@ class Exported:
         )
         more = " and ONNX" if self.onnx else ""
         note = f"\n{self.note}" if self.note else ""
+        needs = f"\n{self.written.needs}" if self.written.needs else ""
         return (
             f"{self.folder}: {self.written.architecture}{more}; read again by transformers{attention}, its numbers "
-            f"differ by at most {self.written.deviation:.0e} of their size{note}"
+            f"differ by at most {self.written.deviation:.0e} of their size{note}{needs}"
         )

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 
 from biphase.export.sentences import Prompts
+from biphase.export.writing import LEAST, Written
+from biphase.models.native import is_masked
 
 FOLDER = "FOLDER"  # a reader puts the folder or the repository there
 
 
-def loading(prompts: Prompts, *, fills: bool, onnx: bool) -> list[str]:
-    """Blocks of Python for an encoder."""
-    blocks = [hidden_states()]
+def loading(written: Written, prompts: Prompts, *, fills: bool, onnx: bool) -> list[str]:
+    """Blocks of Python for an encoder; `fills`: its head has learnt to fill masks."""
+    blocks = [hidden_states() + ("\n" + both_ways() if written.edits else "")]
     if fills:
-        blocks.append(fill_mask())
+        blocks.append(fill_mask() if is_masked(written.architecture) else fill_mask_here())
     blocks.append(embeddings(prompts))
     return [*blocks, *([graph()] if onnx else [])]
 
@@ -26,6 +28,26 @@ def hidden_states() -> str:
             f'tokenizer = AutoTokenizer.from_pretrained("{FOLDER}")',
             f'model = AutoModel.from_pretrained("{FOLDER}")',
             'hidden = model(**tokenizer("A text.", return_tensors="pt")).last_hidden_state',
+        )
+    )
+
+
+def both_ways() -> str:
+    return "\n".join(
+        (
+            'other = model(**tokenizer("A word.", return_tensors="pt")).last_hidden_state',
+            f"assert hidden[0, 0].ne(other[0, 0]).any(), \"it reads forwards only: pip install 'transformers>={LEAST}'\"",
+        )
+    )
+
+
+def fill_mask_here() -> str:
+    return "\n".join(
+        (
+            "import biphase  # transformers has no class with a masked head for it",
+            "",
+            f'model = biphase.load("{FOLDER}")',
+            'model.fill_mask(f"The cat {model.mask_token} on the mat.")',
         )
     )
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, EuroBertForMaskedLM
-from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from biphase.data.shards import Shards
 from biphase.data.tokenizer import load_saved
@@ -17,7 +16,6 @@ from biphase.export.exported import Exported
 from biphase.export.folder import Say, building
 from biphase.export.found import SavedState
 from biphase.export.loading import loading
-from biphase.export.native import as_eurobert
 from biphase.export.onnx import write_onnx
 from biphase.export.probes import ours, ours_logits, probe_texts
 from biphase.export.scores import grids_of
@@ -28,6 +26,7 @@ from biphase.files import Store
 from biphase.keys import acts
 from biphase.models.backbone import LanguageModel
 from biphase.models.encoder import Encoder
+from biphase.models.native import is_masked, masked_forms
 from biphase.presets import corpus_of
 from biphase.specs import BPE, CLM, MNTP, Objective, Pretrain, Retrieve
 from biphase.study.identities import identities
@@ -81,12 +80,9 @@ def write_encoder(model: LanguageModel, words: Words, folder: Path) -> Written:
         return Asked(AutoModel, hidden, last_hidden), Asked(auto, logits, lambda said: said.logits)
 
     def forms() -> Iterator[Form]:
-        head = {f"lm_head.{name}": one for name, one in own.get_output_embeddings().named_parameters()}
-        native = as_eurobert(
-            encoder.trunk, EuroBertForMaskedLM, head, classifier_pooling="mean", **words.native_ids
-        )
-        if native is not None:
-            yield Form(native, asked(AutoModelForMaskedLM), native=True)
+        for make in masked_forms(model, words.context, classifier_pooling="mean", **words.native_ids):
+            made = make()
+            yield Form(made, asked(AutoModelForMaskedLM), native=isinstance(made, EuroBertForMaskedLM))
         if is_masked(type(own).__name__):
             yield Form(own, asked(AutoModelForMaskedLM))
         else:
@@ -99,11 +95,6 @@ def last_hidden(said: Any) -> Tensor:
     return said.last_hidden_state
 
 
-def is_masked(architecture: str) -> bool:
-    """Is a class a masked language model's?"""
-    return architecture in MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()
-
-
 # ---------------------------------------------------------------- card
 
 
@@ -112,7 +103,7 @@ def _card(
 ) -> Card:
     last = [act.objective for act in acts(state.run) if act.first < state.step][-1:]
     untrue = _of_objective(last)
-    fills = is_masked(written.architecture) and not untrue
+    fills = is_masked(written.architecture) and not untrue  # in transformers' own pipeline
     return Card(
         title=titled(state),
         summary=(
@@ -123,7 +114,8 @@ def _card(
         library="transformers",
         tags=["sentence-transformers", "feature-extraction", *(["onnx"] if onnx else [])],
         base=base_of(state.run),
-        loading=loading(prompts, fills=fills, onnx=onnx),
+        needs=written.needs,
+        loading=loading(written, prompts, fills=not untrue, onnx=onnx),
         sections=[
             ("How it was trained", recipe(state)),
             ("Data", data(state, shards)),
@@ -153,11 +145,13 @@ def limits_of(written: Written) -> list[str]:
     if written.edits:
         said.append(
             f"{written.architecture} was made to read forwards; `is_causal` in its config makes it read in both "
-            'directions, as checked with attn_implementation "sdpa" and "eager". It must not be used to generate text.'
+            'directions, as checked with attn_implementation "sdpa" and "eager". It must not be used to generate text. '
+            "A copy that transformers saves again loads in 4.x too, and is read forwards only there."
         )
     if not is_masked(written.architecture) and written.architecture.endswith(("ForCausalLM", "LMHeadModel")):
         said.append(
-            "transformers has no masked-language-model class for it: AutoModel works, fill-mask does not."
+            "transformers has no masked-language-model class for it: AutoModel works, the fill-mask pipeline does not; "
+            "`biphase.load` fills masks."
         )
     if written.attention:
         said.append(

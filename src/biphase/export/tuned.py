@@ -25,7 +25,6 @@ from biphase.export.again import Again, Recipe, finetune_again, recipe_of
 from biphase.export.exported import Exported
 from biphase.export.folder import Say, building
 from biphase.export.found import SavedLeaf
-from biphase.export.native import as_eurobert
 from biphase.export.onnx import write_onnx
 from biphase.export.probes import ours, ours_tuned, probe_texts
 from biphase.export.sentences import prompts_of, write_sentences
@@ -34,6 +33,7 @@ from biphase.export.tuned_card import tuned_card
 from biphase.export.words import check_words, write_words
 from biphase.export.writing import Asked, Form, Written, edits_for, write_model
 from biphase.files import Store
+from biphase.models.native import as_eurobert
 from biphase.specs import Answer, Classify, Retrieve, Tag
 
 ANSWERS = "question-answering"
@@ -85,11 +85,10 @@ def kind_of(recipe: Recipe) -> Kind:
 
 def refuse_without_class(recipe: Recipe, kind: Kind) -> None:
     """Refuse before the work where transformers has no class for such a model and such a task."""
-    trunk: Any = recipe.subject.encoder.trunk
-    if (
-        kind.native is not None
-        and as_eurobert(trunk, EuroBertModel, {}, **recipe.words.native_ids) is not None
-    ):
+    encoder = recipe.subject.encoder
+    trunk: Any = encoder.trunk
+    ids: dict[str, Any] = recipe.words.native_ids
+    if kind.native and as_eurobert(encoder, recipe.words.context, EuroBertModel, {}, **ids) is not None:
         return
     if _has_own(trunk, kind):
         return
@@ -146,10 +145,16 @@ def _write(again: Again, kind: Kind, folder: Path) -> Written:
         if kind.native is not None:
             head = {_PLACES[name]: one for name, one in model.head.state_dict().items()}
             native = as_eurobert(
-                trunk, kind.native, head, classifier_pooling="mean", **named, **words.native_ids
+                model.encoder,
+                words.context,
+                kind.native,
+                head,
+                classifier_pooling="mean",
+                **named,
+                **words.native_ids,
             )
             if native is not None:
-                yield Form(native, asked, native=True)
+                yield Form(native(), asked, native=True)
         own = _own(trunk, kind, model.head, named)
         if own is not None:
             yield Form(own, asked, ({}, *edits_for(trunk.config, windows=model.encoder.windows)))

@@ -51,6 +51,7 @@ def tuned_card(
             *(["onnx"] if onnx else []),
         ],
         base=base_of(recipe.run),
+        needs=written.needs,
         loading=[*blocks, *([loading.graph("logits" if labels else "last_hidden_state")] if onnx else [])],
         sections=sections,
         limits=[

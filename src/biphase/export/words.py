@@ -17,6 +17,7 @@ from biphase.data.literals import unknown_id
 from biphase.data.tokenizer import Tokenizer
 from biphase.errors import ModelError, one_line
 from biphase.files import write_json
+from biphase.models.hub_tokenizer import load_tokenizer
 from biphase.models.silence import quietly
 from biphase.specs import Hub
 
@@ -93,9 +94,7 @@ def words_of(tokenizer: Tokenizer, *, bos: bool, context: int, trained_here: boo
 
 def words_of_hub(hub: Hub, before: tuple[int, ...], after: tuple[int, ...], context: int) -> Words:
     """Of a hub model that was fine-tuned as it is, with what its texts were put between."""
-    from transformers import AutoTokenizer
-
-    loaded: Any = AutoTokenizer.from_pretrained(**hub.address, trust_remote_code=False)
+    loaded = load_tokenizer(hub)
     model = loaded.backend_tokenizer
     model.no_truncation()
     model.no_padding()

@@ -1,7 +1,11 @@
 """A trained model → files that plain transformers loads, with the same hidden states; or a refusal that says why.
 
-First as EuroBERT, which is an encoder by itself. Else as the class it has, with a configuration that makes it read in
-both directions: what may be said there is tried, and the folder is read again each time. Only what agrees is kept.
+First as a class with a masked head (`models/native.py`). Else as the class it has, with a configuration that makes it
+read in both directions: what may be said there is tried, and the folder is read again each time. Only what agrees is kept.
+
+transformers 4 passes over fields that it does not know, `is_causal` among them, and would read such a folder as a decoder
+without a word. It does look at the `format` in the header of a weights file and refuses one that it does not know; version
+5 does not look. So the header names the version that is needed.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModel
 
@@ -25,6 +30,9 @@ from biphase.models.silence import quietly
 from biphase.models.windows import windows_of
 
 CONFIG = "config.json"
+LEAST = "5.17"  # of transformers: the least version that exports are tested with
+NEW_FIELDS = ("is_causal", "rope_parameters")  # what transformers 4 passes over
+FORMAT = f"one for transformers>={LEAST}, which older versions would read wrongly"
 Edits = dict[str, Any]
 
 
@@ -56,6 +64,15 @@ class Written:
     deviation: float  # the largest difference that was seen
     edits: Edits  # of its configuration, to read in both directions
     attention: str  # "" where any will do, or the only one that agrees
+    marked: bool = False  # so that transformers 4 refuses it
+
+    @property
+    def needs(self) -> str:
+        """Which version of transformers it needs, and what older ones do with it; "" where any will do."""
+        if not (self.native or self.marked):
+            return ""
+        older = "5.0 and 5.1 read it forwards only" if self.edits else ""
+        return f"It needs transformers {LEAST} or later: 4.x refuses it{', ' if older else ''}{older}."
 
 
 def write_model(folder: Path, forms: Iterable[Form], words: Words, *, title: str) -> Written:
@@ -65,7 +82,12 @@ def write_model(folder: Path, forms: Iterable[Form], words: Words, *, title: str
         _save(form.model, folder, words.token_ids)
         found = _best(folder, form, words.pad, seen)
         if found is not None:
-            return Written(type(form.model).__name__, form.native, *found)
+            # EuroBERT is refused by its name.
+            marked = not form.native and any(name in read_json(folder / CONFIG) for name in NEW_FIELDS)
+            if marked:
+                _refuse_old_versions(folder)
+                load(folder, form.asked[0].auto)
+            return Written(type(form.model).__name__, form.native, *found, marked)
         for path in (*folder.glob("*.safetensors*"), folder / CONFIG):
             path.unlink(missing_ok=True)
     why = "; ".join(dict.fromkeys(seen)) or "transformers has no class that computes the same"
@@ -80,6 +102,14 @@ def _save(model: Any, folder: Path, fields: Edits) -> None:
     with quietly():
         model.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)  # an encoder generates nothing
+
+
+def _refuse_old_versions(folder: Path) -> None:
+    """Write the weights again under a header that transformers 4 does not take."""
+    for path in folder.glob("*.safetensors"):
+        marked = path.with_suffix(".marked")
+        save_file(load_file(path), marked, metadata={"format": FORMAT})
+        marked.replace(path)
 
 
 def _best(folder: Path, form: Form, pad: int, seen: list[str]) -> tuple[float, Edits, str] | None:

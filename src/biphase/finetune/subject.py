@@ -11,14 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from biphase.data.literals import literal, unknown_id
 from biphase.data.shards import Shards
 from biphase.data.tokenizer import load_saved
 from biphase.errors import ModelError, SpecError, one_line
 from biphase.files import Store
 from biphase.models.encoder import Encoder, encoder_from_hub
+from biphase.models.hub_tokenizer import load_tokenizer, refuse_larger
 from biphase.presets import corpus_of
 from biphase.records import key
 from biphase.specs import Finetune, Hub, Pretrain
@@ -50,23 +49,21 @@ def subject_of_state(
 def subject_of_hub(hub: Hub, spec: Finetune) -> Subject:
     """A hub model or local folder, as it is."""
     encoder = encoder_from_hub(hub)
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(**hub.address, trust_remote_code=False)
-        backend = tokenizer.backend_tokenizer
-        if backend.get_vocab(with_added_tokens=False).keys() <= set(tokenizer.all_special_tokens):
-            raise ValueError("its vocabulary is empty")  # what transformers makes of a folder without one
-    except (OSError, ValueError, KeyError, AttributeError, ImportError) as wrong:
-        raise ModelError(
-            f"{hub.source} has no tokenizer that can be loaded ({one_line(wrong)}); put its tokenizer.json beside it"
-        ) from None
+    tokenizer = load_tokenizer(hub)
+    backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
     before, after = _template(backend, hub)
     if tokenizer.eos_token_id is not None and (spec.protocol == "paper" or not after):
         before = () if spec.protocol == "paper" else before
         after = (int(tokenizer.eos_token_id),)
+    trunk: Any = encoder.trunk
+    unspoken = _unspoken(tokenizer)
+    vocab = max(backend.get_vocab(with_added_tokens=True).values()) + 1
+    spare = {*unspoken, unknown_id(backend)} - {*before, *after}
+    refuse_larger(vocab, spare, trunk.get_input_embeddings().weight.shape[0], hub.source)
     reading = _reading(backend, before, after, encoder.context, spec)
-    return Subject(encoder, _literally(reading, _unspoken(tokenizer), hub.source))
+    return Subject(encoder, _literally(reading, unspoken, hub.source))
 
 
 def _template(backend: Any, hub: Hub) -> tuple[tuple[int, ...], tuple[int, ...]]:

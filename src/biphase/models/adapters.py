@@ -15,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from biphase.errors import ModelError, one_line
 from biphase.models.backbone import LanguageModel
+from biphase.models.hub import merge_adapters
 from biphase.randomness import salt
 from biphase.specs import LoRA
 
@@ -58,18 +59,10 @@ def _refuse_unknown(trunk: Any, spec: LoRA) -> None:
 
 def merge_adapter(model: LanguageModel) -> None:
     """Add the matrices to those they stand beside, and take them out."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
     trunk: Any = model.model.base_model
-    for name, module in list(trunk.named_modules()):
-        if isinstance(module, BaseTunerLayer):
-            module.merge()
-            parent, _, last = name.rpartition(".")
-            setattr(trunk.get_submodule(parent), last, module.get_base_layer())
+    merge_adapters(trunk)
     for parameter in model.parameters():
         parameter.requires_grad_(True)
-    if hasattr(trunk, "peft_config"):
-        del trunk.peft_config
 
 
 def freeze_embeddings(model: LanguageModel) -> None:

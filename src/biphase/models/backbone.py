@@ -20,6 +20,7 @@ from biphase.models import hub as hub_models
 from biphase.models.attention import NAME, Sight
 from biphase.models.encoder import Encoder, context_of, refuse_own_attention
 from biphase.models.fused.weights import Joined
+from biphase.models.hub_tokenizer import refuse_larger
 from biphase.models.layers import recompute_layers, stack_of
 from biphase.models.output import Output
 from biphase.models.probe import probe_own, probe_sight
@@ -39,6 +40,7 @@ class LanguageModel(nn.Module):
         self.reader = [Encoder(model.base_model, context=context_of(model.base_model), windows=windows)]
         self.output = Output(model)
         self.head_copy: Joined | None = None  # of the last matrix in 16 bits, where it is kept
+        self.note = ""  # for whoever trains it
 
     @property
     def head(self) -> Tensor:
@@ -167,6 +169,7 @@ class Words:
     vocab: int
     mask: int
     mask_is_new: bool = True  # no text the model has read had this token
+    spare: frozenset[int] = frozenset()  # special tokens that no text has
 
 
 def from_hub(hub: Hub, words: Words | None, *, length: int, stretched: bool = False) -> LanguageModel:
@@ -189,6 +192,8 @@ def from_hub(hub: Hub, words: Words | None, *, length: int, stretched: bool = Fa
         )
     try:
         if words is not None:
+            rows = made.get_input_embeddings().weight.shape[0]
+            refuse_larger(words.vocab, words.spare | {words.mask}, rows, hub.source)
             _grow(made, words)
         return LanguageModel(made, windows=hub.windows == "symmetric")
     except ModelError:

@@ -117,16 +117,30 @@ def refuse_own_attention(trunk: Any, source: str) -> None:
     asked: list[str] = []
     was_training = trunk.training
     trunk.eval()
+    ids = torch.zeros(1, 4, dtype=torch.long, device=next(trunk.parameters()).device)
     # What fails before it has asked was made for another attention; what fails later, the probes find and say.
     with contextlib.suppress(Exception):
-        ids = torch.zeros(1, 4, dtype=torch.long, device=next(trunk.parameters()).device)
         Encoder(trunk, context=4)(ids, torch.arange(4, device=ids.device)[None], Sight(False, asked=asked))
+    if not asked:
+        _refuse_broken(trunk, ids, source)
     trunk.train(was_training)
     if not asked:
         raise ModelError(
             f"{source} ({type(trunk).__name__}) computes by itself what its tokens see: its attention cannot be replaced, "
             "so it cannot be made to read in both directions; give another model"
         )
+
+
+def _refuse_broken(trunk: Any, ids: Tensor, source: str) -> None:
+    """Refuse a model that fails in transformers' own forward too, with what that says."""
+    trunk.config._attn_implementation = "eager"
+    try:
+        trunk(input_ids=ids, use_cache=False)
+    except Exception as wrong:  # in its own way
+        raise ModelError(
+            f"{source} ({type(trunk).__name__}) fails in transformers itself ({one_line(wrong)}); look at its config.json, "
+            "or give another model"
+        ) from None
 
 
 def probe_encoder(encoder: Encoder) -> None:

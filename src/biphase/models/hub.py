@@ -7,15 +7,19 @@ looking (`refuse_unsuited`) and by probes that run before any training.
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import json
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import hf_hub_download
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_model
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -30,8 +34,9 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
 )
+from transformers.utils import find_adapter_config_file, is_peft_available
 
-from biphase.errors import ModelError, one_line
+from biphase.errors import ModelError, no_safetensors, one_line
 from biphase.models import published
 from biphase.models.attention import NAME, without_attention_dropout
 from biphase.models.silence import quietly
@@ -127,37 +132,86 @@ def _saved_as_decoder(config: Any) -> bool:
 
 
 def _config(hub: Hub) -> Any:
-    config = _tried(hub, lambda: AutoConfig.from_pretrained(**hub.address, trust_remote_code=False))
+    if hub.gguf:
+        config = copy.deepcopy(_converted(hub)[0])
+    else:
+        config = _tried(hub, lambda: AutoConfig.from_pretrained(**hub.address, trust_remote_code=False))
     without_attention_dropout(config)
     if type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
         as_decoder(config)
     return config
 
 
+@functools.cache
+def _converted(hub: Hub) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Configuration and weights of a GGUF file. It is converted once in a process, which takes long.
+
+    The weights lie in a file without a name, which is gone with the process, however that ends.
+    """
+
+    def convert() -> tuple[Any, dict[str, torch.Tensor]]:
+        config = AutoConfig.from_pretrained(**hub.address, trust_remote_code=False)
+        family = AutoModelForMaskedLM if _masked(config) else AutoModelForCausalLM
+        model = family.from_pretrained(**hub.address, dtype=torch.float32, trust_remote_code=False)
+        with tempfile.TemporaryDirectory(prefix="biphase-gguf-") as folder:
+            save_model(model, f"{folder}/weights")
+            return config, load_file(f"{folder}/weights")
+
+    return _tried(hub, convert)
+
+
 def _refuse_climbing(hub: Hub) -> None:
-    """The list of a model's files names those beside it: what lies elsewhere is no part of what was hashed."""
-    for path in Path(hub.source).expanduser().glob("*.index.json") if hub.local else ():
-        named = json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()
-        outside = [name for name in named if Path(name).name != name]
-        if outside:
-            raise ModelError(f"{path.name} names {outside[0]!r}, which is not a file beside it")
+    """A model's files name those beside it: what lies elsewhere is no part of what was hashed."""
+    folder = Path(hub.source).expanduser()
+    named: list[tuple[str, str]] = []
+    for path in folder.glob("*.index.json"):
+        weights = json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()
+        named += [(path.name, name) for name in weights]
+    said = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("transformers_weights")
+    named += [("config.json", said)] if said else []
+    for where, name in named:
+        if Path(name).name != name:
+            raise ModelError(f"{where} names {name!r}, which is not a file beside it")
+
+
+def _has_adapter(hub: Hub) -> bool:
+    """Is there an adapter (LoRA)? Refused if transformers would pass over it, unpickle it, or look for its model elsewhere."""
+    if not hub.local:
+        if find_adapter_config_file(hub.source, revision=hub.revision) is not None:
+            raise ModelError(
+                f"{hub.source} is an adapter of another model, whose commit it does not say; merge it into its model "
+                "(peft: merge_and_unload, save_pretrained) and give that folder"
+            )
+        return False
+    folder = Path(hub.source).expanduser()
+    if not (folder / "adapter_config.json").is_file():
+        return False
+    if not (folder / "adapter_model.safetensors").is_file():
+        raise ModelError(
+            f"{hub.source} has an adapter_config.json without adapter_model.safetensors (pickled ones are not read); "
+            "save the adapter as safetensors, or remove adapter_config.json to leave it out"
+        )
+    if not is_peft_available():
+        raise ModelError(f"{hub.source} has an adapter, which needs the package peft; type: pip install peft")
+    return True
 
 
 def _loaded(hub: Hub, family: Any, config: Any) -> Any:
-    _tried(hub, lambda: _refuse_climbing(hub))
-    safe = {} if hub.gguf else {"use_safetensors": True}
-    model, said = _tried(
-        hub,
-        lambda: family.from_pretrained(
-            **hub.address,
-            config=config,
-            attn_implementation=NAME,
-            dtype=torch.float32,
-            output_loading_info=True,
-            trust_remote_code=False,
-            **safe,
-        ),
-    )
+    more: dict[str, Any] = {"attn_implementation": NAME, "dtype": torch.float32, "output_loading_info": True}
+
+    def load() -> Any:
+        if hub.gguf:
+            weights = {name: one.clone() for name, one in _converted(hub)[1].items()}
+            made = family._model_mapping[type(config)]
+            return made.from_pretrained(None, config=config, state_dict=weights, **more)
+        if hub.local:
+            _refuse_climbing(hub)
+        return family.from_pretrained(
+            **hub.address, config=config, trust_remote_code=False, use_safetensors=True, **more
+        )
+
+    adapted = not hub.gguf and _has_adapter(hub)
+    model, said = _tried(hub, load)
     lacking = sorted(name for name in said["missing_keys"] if not name.startswith("pooler."))
     if lacking:
         raise ModelError(
@@ -165,15 +219,29 @@ def _loaded(hub: Hub, family: Any, config: Any) -> Any:
             "give a complete checkpoint"
         )
     model.config.use_cache = False
-    if hub.gguf:  # dequantized: a plain model from here on
-        for where, name in (
-            (model.config, "quantization_config"),
-            (model, "is_quantized"),
-            (model, "hf_quantizer"),
-        ):
-            if hasattr(where, name):
-                delattr(where, name)
+    if adapted:
+        merge_adapters(model)
+        model.requires_grad_(True)
+        model._hf_peft_config_loaded = False  # else only an adapter would be saved
+        if any(type(module).__module__.startswith("peft.") for module in model.modules()):
+            raise ModelError(
+                f"{hub.source}: its adapter replaces whole modules; merge it (peft: merge_and_unload, save_pretrained) "
+                "and give that folder"
+            )
     return model
+
+
+def merge_adapters(model: Any) -> None:
+    """Add the matrices of adapters (peft) to those they stand beside, and take them out."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for name, module in list(model.named_modules()):
+        if isinstance(module, BaseTunerLayer):
+            module.merge()
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, module.get_base_layer())
+    if hasattr(model, "peft_config"):
+        del model.peft_config
 
 
 def _tried(hub: Hub, load: Callable[[], Any]) -> Any:
@@ -181,7 +249,14 @@ def _tried(hub: Hub, load: Callable[[], Any]) -> Any:
         # A bar is for downloads; and what is wrong is said by us.
         with quietly() if hub.local else contextlib.nullcontext():
             return load()
+    except ModelError:
+        raise
     except Exception as wrong:  # absent, damaged, of other shapes, a package missing: many kinds
+        text = str(wrong)
+        if "trust_remote_code" in text:
+            raise needs_code(hub.source) from None
+        if "does not appear to have a file named model.safetensors" in text:
+            raise ModelError(no_safetensors(hub.source)) from None
         if isinstance(wrong, KeyError) and wrong.args == (NAME,):
             raise ModelError(
                 f"{hub.source}: its class does not let its attention be replaced, so it cannot be made to read in "
@@ -190,6 +265,13 @@ def _tried(hub: Hub, load: Callable[[], Any]) -> Any:
         raise ModelError(
             f"{hub.source} cannot be loaded: {one_line(wrong)}; check the name, or give a local folder"
         ) from None
+
+
+def needs_code(source: str) -> ModelError:
+    return ModelError(
+        f"{source} needs code of its own (auto_map in its configuration), which biphase never runs; give a model of "
+        "a class that transformers has"
+    )
 
 
 # ---------------------------------------------------------------- the paper's own checkpoints
@@ -214,8 +296,6 @@ def _published(hub: Hub) -> tuple[Any, dict[str, torch.Tensor]] | None:
 def _weights_file(hub: Hub) -> Path:
     if hub.local:
         return Path(hub.source).expanduser() / "model.safetensors"
-    from huggingface_hub import hf_hub_download
-
     return Path(hf_hub_download(hub.source, "model.safetensors", revision=hub.revision))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from biphase.data.identity import corpus_fingerprint
-from biphase.errors import ModelError, SpecError, nearest, one_line
+from biphase.errors import SpecError, nearest
 from biphase.files import Store, write_json
 from biphase.keys import origin_step
 from biphase.presets import corpus_of
@@ -40,6 +40,9 @@ OBJECTIVES = {"mlm": MLM, "mntp": MNTP}
 LONGEST = 1_024  # tokens of a row, unless more are asked for
 ROWS = 32  # of a step
 FULL_PEAK, LORA_PEAK = 2e-4, 1e-3
+CONVERTED = "tokenizers"  # where a store keeps tokenizers that came in another form than tokenizer.json
+HELDOUT_SHARE = 0.2  # of the work of training
+FEWEST_HELDOUT = 256
 TITLE = "held-out loss, nats"
 CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 
@@ -104,7 +107,7 @@ def adaptation(
         said["moments"] = "reset"
     length = said["packing"].length
     said["batch_tokens"] = (wishes.batch_rows or ROWS) * length
-    said["heldout_tokens"] = wishes.heldout_tokens or max(length, 131_072 if has_gpu() else 8_192)
+    said |= _heldout(wishes, length, said["batch_tokens"])
     digest = key(
         {"start": encode(start), "finetune": encode(finetune), **{k: encode(v) for k, v in said.items()}}
     )
@@ -126,11 +129,26 @@ def _recipe(wishes: Wishes) -> dict[str, Any]:
         "precision": wishes.precision or ("bf16" if has_gpu() else "fp32"),
         "seed": wishes.seed,
         "freeze": "embeddings" if wishes.freeze_embeddings else "nothing",
-        "heldout_every": max(1, wishes.steps // 5),
     }
     if wishes.lora:
         said["adapter"] = LoRA(rank=wishes.lora, alpha=2 * wishes.lora)
     return said
+
+
+def _heldout(wishes: Wishes, length: int, batch_tokens: int) -> dict[str, int]:
+    """How often held-out losses are measured and on how many tokens, so that it costs little beside the training.
+
+    Usually before, after and four times on the way, for two objectives each time; a token that is only measured costs a
+    third of one that is trained on. A short run is measured on fewer tokens, a very short one only at its ends.
+    """
+    every, usual = max(1, wishes.steps // 5), max(length, 131_072 if has_gpu() else 8_192)
+    if wishes.heldout_tokens:
+        return {"heldout_every": every, "heldout_tokens": wishes.heldout_tokens}
+    affordable = int(HELDOUT_SHARE * wishes.steps * batch_tokens * 3 / 2)
+    fewest = max(length, FEWEST_HELDOUT)
+    if affordable < 6 * fewest:
+        return {"heldout_every": wishes.steps, "heldout_tokens": min(usual, max(fewest, affordable // 2))}
+    return {"heldout_every": every, "heldout_tokens": min(usual, affordable // 6)}
 
 
 # ---------------------------------------------------------------- what it reads
@@ -175,26 +193,19 @@ def _reading(text: Text, tokenizer: BPE | Pretrained) -> Corpus:
 
 def _tokenizer(hub: Hub, store: Store) -> Pretrained:
     """The tokenizer beside a model; of one that comes in another form, a copy that is kept in the store."""
-    if not hub.local and not hub.gguf:
-        return Pretrained(hub.source, revision=hub.revision)
-    folder = Path(hub.source).expanduser()
-    if not hub.gguf and (folder / "tokenizer.json").is_file():
-        return Pretrained(str(folder))
-    from transformers import AutoTokenizer
+    from biphase.models.hub_tokenizer import has_tokenizer_json, load_tokenizer
 
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(**hub.address, trust_remote_code=False)
-        model = tokenizer.backend_tokenizer.to_str()
-    except Exception as wrong:  # absent, damaged, without a fast form: many kinds
-        raise ModelError(
-            f"{hub.source} has no tokenizer that can be loaded ({one_line(wrong)}); put its tokenizer.json beside it"
-        ) from None
+    if not hub.gguf and has_tokenizer_json(hub):
+        source = str(Path(hub.source).expanduser()) if hub.local else hub.source
+        return Pretrained(source, revision=hub.revision)
+    tokenizer = load_tokenizer(hub)
+    model = tokenizer.backend_tokenizer.to_str()
     named = {
         name: getattr(tokenizer, name)
         for name in ("eos_token", "bos_token", "mask_token", "pad_token", "unk_token")
     }
     about = {name: str(token) for name, token in named.items() if token is not None}
-    place = store.root / "tokenizers" / key({"tokenizer": model, "named": about})
+    place = store.root / CONVERTED / key({"tokenizer": model, "named": about})
     if not (place / "tokenizer_config.json").is_file():
         place.mkdir(parents=True, exist_ok=True)
         write_json(place / "tokenizer.json", json.loads(model))
@@ -229,8 +240,9 @@ def before_after(plan: Plan, store: Store, at: str) -> list[str]:
     if first in measured and len(measured) > 1:
         before, after = measured[first], measured[max(measured)]
         rows = {spoken(what): (before[what], after[what]) for what in after if what in before}
-        wide = max(map(len, (TITLE, *rows)))
-        lines += ["", f"  {TITLE:<{wide}}  {'before':>8}  {'after':>8}"]
+        title = f"{TITLE} (up to {run.heldout_tokens:,} tokens)"
+        wide = max(map(len, (title, *rows)))
+        lines += ["", f"  {title:<{wide}}  {'before':>8}  {'after':>8}"]
         lines += [f"  {what:<{wide}}  {was:>8.3f}  {now:>8.3f}" for what, (was, now) in rows.items()]
     if not store.has(store.states / end):
         return [*lines, "", refusal_of_receipt(end, store)]

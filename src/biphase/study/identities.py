@@ -13,7 +13,7 @@ from pathlib import Path
 
 from biphase.data.identity import HashMemory, shards_key
 from biphase.data.listing import Absent
-from biphase.errors import SpecError
+from biphase.errors import SpecError, no_safetensors
 from biphase.files import Store, read_sealed, sealed, write_json
 from biphase.keys import Identities
 from biphase.presets import corpus_of
@@ -23,6 +23,8 @@ from biphase.study.pins import hubs_of
 from biphase.tasks.places import task_key
 
 FINGERPRINTS = "fingerprints.json"
+WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json", "adapter_config.json")
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 TOKENIZER = ("*token*.json", "vocab*", "merges*", "*.model", "tekken.json")
 
 
@@ -94,7 +96,7 @@ def _task_key(task: Task, store: Store) -> str:
 
 
 def _hub_fingerprint(model: Hub, store: Store) -> str:
-    """A pinned revision is the content; a local folder is its configuration and weights."""
+    """A pinned revision is the content; a local folder is what loading a model reads there."""
     if not model.local:
         file = {"gguf": model.gguf} if model.gguf else {}
         return key({"hub": model.source, "revision": model.revision, **file})
@@ -103,8 +105,10 @@ def _hub_fingerprint(model: Hub, store: Store) -> str:
         if not (folder / model.gguf).is_file():
             raise SpecError(f"Hub({model.source!r}, gguf={model.gguf!r}): there is no such file")
         return _content([folder / model.gguf], store)
-    files = sorted([*folder.glob("config.json"), *folder.glob("*.safetensors")])
+    files = sorted(path for name in WEIGHTS for path in folder.glob(name))
     if not any(path.suffix == ".safetensors" for path in files):
+        if any(path.suffix in PICKLED for path in folder.glob("*")):
+            raise SpecError(no_safetensors(model.source))
         raise SpecError(
             f"Hub({model.source!r}): no safetensors there; give a folder with config.json and weights"
         )

@@ -188,9 +188,8 @@ class Worker:
     def _tune_one(self, training: Training, lost: Callable[[], bool]) -> str:
         """Gives what went wrong, if something did."""
         if self.tuner is None:
-            self._warn_of(
-                self.plan.study.finetune.precision if self.plan.study.finetune else "", "Finetune(…)"
-            )
+            spec = self.plan.study.finetune
+            self._warn_of(spec.precision if spec else "", "Finetune(…)")
             self.tuner = Tuner(
                 self.plan,
                 self.store,
@@ -280,6 +279,8 @@ class Worker:
                 manner=manner,
                 title=title,
             )
+            self._say_once(piece.model.note)
+            trained = piece.progress.seconds
             finished = piece.train()
         except Stopped:
             return
@@ -293,10 +294,8 @@ class Worker:
                 ledger.note_failure(self.plan, self.store, state.key, error)
             if self.ranks.world > 1:
                 raise  # the processes no longer agree on where they are
-            if (
-                isinstance(error, ModelError)
-                and len({one.run.name for one in self.plan.states.values()}) == 1
-            ):
+            alone = len({one.run.name for one in self.plan.states.values()}) == 1
+            if alone and isinstance(error, ModelError):
                 raise  # nothing else could be trained: its author has to act
             self.outcome.failed[state.key] = one_line(error)
             self.say(f"  {title}  {state.key[:6]}  failed: {one_line(error)}")
@@ -306,7 +305,9 @@ class Worker:
             if self.ranks.first:
                 ledger.forget_failure(self.plan, self.store, state.key)
                 ledger.live_file(self.plan, self.store, state.key).unlink(missing_ok=True)
-                self.say(f"  {title}  {state.key[:6]}  {_summary(piece, time.monotonic() - began)}")
+                self.say(
+                    f"  {title}  {state.key[:6]}  {_summary(piece, piece.progress.seconds - trained, time.monotonic() - began)}"
+                )
 
     def _needed(self) -> set[str]:
         """What pruning must leave alone: everything, while a plan of the store cannot be read."""
@@ -337,11 +338,12 @@ def _flops_per_token(state: State) -> float | None:
     return None if flops is None else flops / state.tokens
 
 
-def _summary(piece: Pretraining, seconds: float) -> str:
+def _summary(piece: Pretraining, training: float, seconds: float) -> str:
     first = piece.meter.origin + piece.meter.first  # the lines go back to the root; these are the piece's own
     losses = [
         line["loss"] for line in piece.meter.lines if line["step"] > first and line.get("loss") is not None
     ]
     way = f"loss {losses[0]:.2f} → {losses[-1]:.2f}" if losses else ""
     tokens = (piece.target - piece.meter.first) * piece.run.batch_tokens
-    return f"{way}   {si(tokens / max(seconds, 1e-9))}tok/s   {duration(seconds)}"
+    aside = f" ({duration(training)} of training)" if training < 0.9 * seconds else ""
+    return f"{way}   {si(tokens / max(training, 1e-9))}tok/s   {duration(seconds)}{aside}"

@@ -55,7 +55,7 @@ class Meter:
         self.out = out or sys.stderr
         self.quiet, self.live = quiet, self.out.isatty() and not quiet
         self.rate = math.nan
-        self._mark = (time.monotonic(), first)
+        self._mark = (time.monotonic(), first)  # since when, and from which step, the rate is measured
 
     def step(self, step: int, facts: dict[str, Any], loss: Tensor, norm: Tensor, unsound: Tensor) -> None:
         """Note one step; reads the device every few."""
@@ -105,6 +105,11 @@ class Meter:
         self._keep({"step": self.origin + step, **facts})
         if self.live_lines:
             self.live_lines.flush()
+
+    def leave_out(self, seconds: float) -> None:
+        """Seconds in which no step was taken do not count for the rate."""
+        at, step = self._mark
+        self._mark = (at + seconds, step)
 
     def say(self, text: str) -> None:
         """A line of its own, above the progress line."""

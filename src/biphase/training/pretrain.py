@@ -164,9 +164,8 @@ class Pretraining:
         self.clock = self.last_save = time.monotonic()
         self.energy = devices.joules(self.ranks.device)
         self.published = self.progress.step == self.target
-        if self.from_hub or (
-            self.progress.step == 0 and reads_otherwise(self.run)
-        ):  # what it could do before
+        # What it could do before.
+        if self.from_hub or (self.progress.step == 0 and reads_otherwise(self.run)):
             self._turn_to(last_rope_base(self.run.start) if isinstance(self.run.start, Pretrain) else 0.0)
             self._measure(0, self.run.stages[0].objective, 0)
         self._turn(self.progress.step)
@@ -290,6 +289,7 @@ class Pretraining:
         if self.placed.sharded:
             self.placed.sharded.rest()
         self.model.train()
+        self.meter.leave_out(time.monotonic() - self.clock)
         if losses:
             self.meter.event(step, heldout=losses)
         self.clock = time.monotonic()  # time spent measuring is not time spent training

@@ -1,0 +1,74 @@
+"""A folder of a model as something to ask: predictions for masked tokens, and hidden states.
+
+What `biphase.load` gives. It works for every model that biphase trains, also where transformers has no class with a
+masked-language-model head for its family.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from biphase.errors import ModelError, SpecError
+from biphase.models.attention import Sight
+from biphase.models.backbone import LanguageModel, from_hub, probe
+from biphase.models.hub_tokenizer import load_tokenizer
+from biphase.specs import Hub
+
+
+class LoadedModel:
+    """A language model that reads in both directions, in fp32 on the CPU, and its tokenizer."""
+
+    def __init__(self, model: LanguageModel, tokenizer: Any) -> None:
+        self.model, self.tokenizer = model, tokenizer
+
+    @property
+    def mask_token(self) -> str:
+        token = self.tokenizer.mask_token
+        if token is None:
+            raise ModelError(
+                "the model's tokenizer has no mask token; export an adapted model, which has one"
+            )
+        return token
+
+    @torch.no_grad()
+    def hidden_states(self, text: str) -> Tensor:
+        """(tokens, width), as `AutoModel` gives them."""
+        return self.model.hidden(*self._inputs(text))[0]
+
+    @torch.no_grad()
+    def fill_mask(self, text: str, top: int = 5, *, shifted: bool = False) -> list[list[tuple[str, float]]]:
+        """For each mask token of the text, the `top` likeliest tokens with their probabilities.
+
+        `shifted`: the model was trained by MNTP, which predicts a token from the position before it.
+        """
+        ids, positions, sight = self._inputs(text)
+        at = (ids[0] == self.tokenizer.convert_tokens_to_ids(self.mask_token)).nonzero()[:, 0]
+        if not len(at):
+            raise SpecError(
+                f"there is no mask token in {text!r}; write {self.mask_token} where a word is asked for"
+            )
+        hidden = self.model.hidden(ids, positions, sight)[0]
+        likely = self.model.output.logits(hidden[(at - int(shifted)).clamp(min=0)]).softmax(-1).topk(top)
+        return [
+            [(self.tokenizer.decode([token]), share) for token, share in zip(tokens, shares, strict=True)]
+            for tokens, shares in zip(likely.indices.tolist(), likely.values.tolist(), strict=True)
+        ]
+
+    def _inputs(self, text: str) -> tuple[Tensor, Tensor, Sight]:
+        ids = torch.tensor([self.tokenizer(text)["input_ids"]])
+        longest = self.model.reader[0].context
+        if ids.shape[1] > longest:
+            raise SpecError(f"the text has {ids.shape[1]:,} tokens and the model reads {longest:,}; cut it")
+        return ids, torch.arange(ids.shape[1])[None], Sight(causal=False)
+
+
+def load(folder: str | Path) -> LoadedModel:
+    """The model of a folder that `biphase export` or transformers wrote; no code of the folder is run."""
+    hub = Hub(str(Path(folder).expanduser().resolve()))
+    model = from_hub(hub, None, length=1).eval()
+    probe(model, vocab=len(model.head))
+    return LoadedModel(model, load_tokenizer(hub))

@@ -63,6 +63,15 @@ def refused(*arguments):
     return lines[0]
 
 
+def test_no_text_of_a_study_or_a_path_acts_on_the_terminal(study, tmp_path):
+    study.write_text(study.read_text().replace("Do the verbs work?", r"\x1b]0;owned\x07 Do they?"))
+    for verb in ("plan", "report"):
+        told = biphase(verb, study, "--store", tmp_path / "store")
+        assert r"\x1b]0;owned\x07 Do they?" in told
+        assert "\x1b" not in told
+    assert r"\x1b[2J.py" in refused("plan", tmp_path / "\x1b[2J.py")
+
+
 def test_plan_run_status_plan(study, store):
     planned = biphase("plan", study, "--store", store.root)
     assert "Do the verbs work?" in planned

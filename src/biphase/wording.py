@@ -1,8 +1,19 @@
-"""Numbers, and a few names, as a person reads them."""
+"""Numbers, and text of others, as a person reads them."""
 
 from __future__ import annotations
 
 import math
+import re
+
+# Control characters but newline and tab, marks that reorder text, and halves of characters.
+_ACTING = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    """Text for a terminal: whatever a terminal would act upon is shown as an escape such as \\x1b."""
+    return _ACTING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def si(value: float) -> str:

@@ -401,10 +401,17 @@ def test_a_watched_page_that_is_left_alone_stays_and_says_so(ledger, tmp_path, b
 def test_odd_names_do_no_harm(invent, run, grid, visit, tmp_path):
     from dataclasses import replace
 
-    from biphase import CLM, MLM, Stage, Study
+    from biphase import CLM, MLM, WSD, Stage, Study
 
     name = "a\"b'c<i>&#35; {d}"
-    study = Study(name, (run(name, Stage(CLM(), 20)), run("mlm", Stage(MLM(0.4), 20))), grid("squad"))
+    link = "<a href='about:blank'>=1+1</a>"
+    runs = (
+        run(name, Stage(CLM(), 20)),
+        run("__proto__", Stage(CLM(), 20), schedule=WSD(2e-3, warmup=2, decay=4)),
+        run(link.replace("/", "\N{DIVISION SLASH}"), Stage(MLM(0.4), 20)),
+        run("=1+1", Stage(MLM(0.4), 20), schedule=WSD(2e-3, warmup=2, decay=4)),
+    )
+    study = Study(name, runs, grid("squad"))
     plan, store = invent(study, tmp_path / "store")
     plan = replace(
         plan, question="</script><script>window.harm = 1</script><img src=x onerror='window.harm = 2'>?"
@@ -414,10 +421,14 @@ def test_odd_names_do_no_harm(invent, run, grid, visit, tmp_path):
     for figure in odd.content.figures:
         drawn(page, figure.id)
     assert page.evaluate("window.harm") is None
+    assert page.locator("svg a").count() == 0, "no name in a figure is a link"
+    entries = page.locator('[data-figure="losses"] .legendtext').all_text_contents()
+    assert {"__proto__", "=1+1"} <= set(entries), entries
     assert page.locator("h1").inner_text() == plan.question
     assert name in shown(page, "t-families")
     _, text = saved(page, page.locator('[data-csv="families"]').click)
-    assert name in {row["model"] for row in csv.DictReader(io.StringIO(text))}
+    assert {name, "'=1+1"} <= {row["model"] for row in csv.DictReader(io.StringIO(text))}
+    assert text == (odd.folder / "families.csv").read_text()
     page.locator("#filter-t-families").fill("<i>")
     assert shown(page, "t-families") == [name]
 

@@ -202,6 +202,15 @@ def test_files_quote_what_would_break_a_row():
     assert made.csv().startswith("one,two,three,four\n")
 
 
+def test_a_spreadsheet_finds_no_formula_in_a_file():
+    harmful = ("=HYPERLINK(1)", "+cmd|' /C calc'!A0", "-2+3", "@SUM(1)", "\t=1")
+    harmless = ("-2.5", "-1e-05", "+3", "2+3", "")
+    made = tables.Table("odd", tuple("abcde"), (harmful, harmless))
+    read = list(csv.reader(io.StringIO(made.csv())))
+    assert read[1] == [f"'{cell}" for cell in harmful]
+    assert read[2] == list(harmless)
+
+
 def test_half_of_an_interval_is_half(evidence):
     cell = tables.boards(evidence, estimate(evidence))[0].lines[0].cells[2]
     seeds = cell.score.seeds

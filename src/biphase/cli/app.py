@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from biphase.wording import printable
+
 if TYPE_CHECKING:
     from biphase.files import Store
     from biphase.keys import Identities
@@ -91,7 +93,13 @@ def _way_out(wrong: OSError) -> str:
 
 
 def tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    """Progress and refusals, for people."""
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+def show(text: str) -> None:
+    """Results, for people. JSON, which escapes by itself, is printed as it is."""
+    print(printable(text), flush=True)
 
 
 def planned(path: Path, store_folder: Path, *, ask: bool = False) -> tuple[Plan, Store, Identities]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, StudyFile, app, planned, tell
+from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, StudyFile, app, planned, show, tell
 
 Out = Annotated[
     Path | None,
@@ -43,7 +43,10 @@ def report(
         serve(lambda: planned(study, store)[0], where, folder, port=port, say=tell)
         return
     built = build(made, where, folder, static=print_figures)
-    print(json.dumps(built.to_json(), indent=1) if as_json else built.words())
+    if as_json:
+        print(json.dumps(built.to_json(), indent=1))
+    else:
+        show(built.words())
 
 
 def _check_packages(*names: str) -> None:

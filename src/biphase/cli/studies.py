@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, StudyFile, app, planned, tell, with_store
+from biphase.cli.app import (
+    DEFAULT_STORE,
+    AsJson,
+    StoreFolder,
+    StudyFile,
+    app,
+    planned,
+    show,
+    tell,
+    with_store,
+)
 from biphase.cli.workers import share_rows, submit
 
 if TYPE_CHECKING:
@@ -59,7 +69,7 @@ def plan(
         told |= {"claims": prospects.as_json(to_come)} | ({"gpus": scaled.as_json()} if scaled else {})
         print(json.dumps(told, indent=1))
     else:
-        print(
+        show(
             render(
                 made,
                 done=done,
@@ -69,7 +79,7 @@ def plan(
                 claims=prospects.render(to_come) if to_come else [],
             )
         )
-        print("\n".join(scaled.render())) if scaled else None
+        show("\n".join(scaled.render())) if scaled else None
 
 
 def _to_come(made: Plan, where: Store, tuned: Count) -> list[Prospect]:
@@ -222,7 +232,10 @@ def work(
     if ranks.first:
         text = closing(made, where, outcome.failed, stopped=outcome.stopped, command=command, study=study)
         lines = [text, *more()]
-        print(json.dumps(status_json(made, where), indent=1) if as_json else "\n".join(lines), flush=True)
+        if as_json:
+            print(json.dumps(status_json(made, where), indent=1), flush=True)
+        else:
+            show("\n".join(lines))
     ranks.wait()  # torchrun ends the others soon after one has ended with a failure
     code = 1 if outcome.failed else 0
     refusal.note_ending(code)
@@ -315,4 +328,4 @@ def status(study: StudyFile, store: StoreFolder = DEFAULT_STORE, as_json: AsJson
         print(json.dumps(status_json(made, where) | {"slurm": queue.as_json(jobs)}, indent=1))
     else:
         cluster = queue.lines(jobs, queue.folder(where, made.study.name))
-        print(status_text(made, where, command_path=with_store(study, store), cluster=cluster))
+        show(status_text(made, where, command_path=with_store(study, store), cluster=cluster))

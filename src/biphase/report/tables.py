@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ from biphase.report.statistics.components import Decomposition
 from biphase.report.statistics.intervals import Estimate
 
 DIGITS = 4
+# What a spreadsheet takes for a formula, and no number. The page's script has the same rule.
+FORMULA = re.compile(r"[=+\-@\t\r](?![\d.]+(e[+-]?\d+)?$)")
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,13 @@ class Table:
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(self.columns)
-        writer.writerows(self.rows)
+        writer.writerows([_as_text(cell) for cell in row] for row in self.rows)
         return out.getvalue()
+
+
+def _as_text(cell: str) -> str:
+    """A spreadsheet would compute what begins like a formula; a quote before it makes it text. Numbers stay numbers."""
+    return f"'{cell}" if FORMULA.match(cell) else cell
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from biphase.study.plan import Plan
 from biphase.study.shard_maker import Stopped
 from biphase.tasks.load import load
 from biphase.training.devices import Ranks, machine
+from biphase.wording import printable
 
 SHOWN_EVERY = 0.5  # seconds between two updates of the live line
 
@@ -45,7 +46,7 @@ class Live:
 
     def __call__(self, text: str) -> None:
         if self.on:
-            sys.stderr.write(f"\r\x1b[K{'  ' if text else ''}{text}")
+            sys.stderr.write(f"\r\x1b[K{'  ' if text else ''}{printable(text)}")
             sys.stderr.flush()
 
 

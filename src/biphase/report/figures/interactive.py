@@ -12,13 +12,13 @@ from typing import Any
 
 from biphase.report.figures.description import Figure
 from biphase.report.figures.layouts import layout_of, view_axis
-from biphase.report.figures.traces import name_once, traces
+from biphase.report.figures.traces import group_of, name_once, traces
 
 
 def plotly_json(figure: Figure) -> dict[str, Any]:
     """The figure as Plotly takes it: data, layout, the narrow layout, and the views if it has any."""
     data = _data(figure)
-    name_once(data, {series.name for series in figure.entries})
+    name_once(data, {group_of(series) for series in figure.entries})
     made: dict[str, Any] = {
         "data": data,
         "layout": layout_of(figure, narrow=False),

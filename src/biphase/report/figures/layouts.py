@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from biphase.report.figures.description import Axis, Figure, Panel
-from biphase.report.figures.traces import plain
+from biphase.report.figures.traces import as_html, plain
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
@@ -86,7 +86,7 @@ def _domains(
 
 def _axis(axis: Axis) -> dict[str, Any]:
     made: dict[str, Any] = {
-        "title": {"text": axis.title, "standoff": 8, "font": {"size": 12}},
+        "title": {"text": as_html(axis.title), "standoff": 8, "font": {"size": 12}},
         "showgrid": axis.grid,
         "zeroline": False,
         "ticks": "",
@@ -117,7 +117,7 @@ def view_axis(axis: Axis) -> dict[str, Any]:
 
 
 def _ticks(axis: Axis) -> list[str]:
-    return [label.replace("\n", "<br>") for label in axis.labels or [f"{tick:,g}" for tick in axis.ticks]]
+    return [as_html(label) for label in axis.labels or [f"{tick:,g}" for tick in axis.ticks]]
 
 
 def _x_axis(panel: Panel, suffix: str, domain: list[float], narrow: bool) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _x_axis(panel: Panel, suffix: str, domain: list[float], narrow: bool) -> dic
 def _notes(panel: Panel, suffix: str) -> list[dict[str, Any]]:
     """The panel's title and the words of its verticals."""
     title = {
-        "text": panel.title,
+        "text": as_html(panel.title),
         "xref": f"x{suffix} domain",
         "yref": f"y{suffix} domain",
         "x": 0,
@@ -148,7 +148,7 @@ def _notes(panel: Panel, suffix: str) -> list[dict[str, Any]]:
     }
     return [title] * bool(panel.title) + [
         {
-            "text": one.label,
+            "text": as_html(one.label),
             "xref": f"x{suffix}",
             "yref": f"y{suffix} domain",
             # On such an axis Plotly places words by the logarithm, and lines by the value.

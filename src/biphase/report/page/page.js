@@ -24,8 +24,10 @@ const data = {
   },
 };
 
+// What a spreadsheet would compute becomes text, as in the files beside the page.
+const asText = text => /^[=+\-@\t\r](?![\d.]+(e[+-]?\d+)?$)/.test(text) ? `'${text}` : text;
 const quoted = text => /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
-const csv = rows => rows.map(row => row.map(quoted).join(",") + "\n").join("");
+const csv = rows => rows.map(row => row.map(cell => quoted(asText(cell))).join(",") + "\n").join("");
 
 function download(name, text) {
   const address = URL.createObjectURL(new Blob([text], {type: "text/csv"}));

@@ -180,7 +180,7 @@ def test_runs_tell_what_it_took(evidence):
     assert list(rows) == list(evidence.plan.results)
     row = rows["both"]
     assert (row["steps"], row["tokens"], row["standing"]) == ("20", str(20 * 128), "done")
-    assert row["recipe"] == "1m · clm 10 → mlm 40% 10"
+    assert row["recipe"] == "1m · CLM for 10 steps, then MLM 40% for 10"
     assert float(row["flops"]) > 0
     assert float(row["heldout_clm"]) > 0
     assert row["key"] == evidence.plan.results["both"]

@@ -6,6 +6,7 @@ everything else that shapes a model is summed up in one word, its `setting`.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -93,10 +94,11 @@ class Recipe:
         return self.steps - self.base.steps if self.base else 0
 
     def words(self) -> str:
-        """As a person says it: 610m · clm 10,000 → mlm 40% 32,000."""
+        """As a person says it: 610m · CLM for 10,000 steps, then MLM 40% for 32,000."""
         if not self.spans:
             return f"{self.size} · as it is"
-        path = " → ".join(f"{one.label} {one.steps:,}" for one in self.own)
+        first, *others = (f"{named(one.label)} for {one.steps:,}" for one in self.own)
+        path = ", then ".join([f"{first} steps", *others])
         path = f"{path}, continued after {self.base.words().split(' · ', 1)[1]}" if self.base else path
         way = f"on the way to {self.of:,}, " if self.steps < self.of else ""
         return f"{self.size} · {path}{'' if self.decayed else f' ({way}not decayed)'}"
@@ -110,6 +112,13 @@ class Model:
     recipe: Recipe
     results: tuple[str, ...]  # in order of their seeds
     seeds: tuple[int, ...]
+
+
+def named(objective: str) -> str:
+    """A label of an objective as reports write it: mlm 40% as MLM 40%, and mlm40 alike."""
+    word, *ratio = re.split(r"(?<=[a-z]) ?(?=\d)", objective, maxsplit=1)
+    sign = "%" if ratio and re.fullmatch(r"[\d.]+", ratio[0]) else ""
+    return " ".join([word.upper(), *ratio]) + sign
 
 
 def kind_of(spans: tuple[Span, ...]) -> Kind:

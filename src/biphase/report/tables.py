@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from biphase.report.claims import Finding
 from biphase.report.estimates import Estimates, Score
 from biphase.report.evidence import Evidence, Grid
-from biphase.report.numerals import exponent, plain, rate
+from biphase.report.numerals import SCALE, exponent, plain, rate
 from biphase.report.recipes import Model
 from biphase.report.runs import Run
 from biphase.report.statistics.components import Decomposition
@@ -193,14 +193,14 @@ def claims(findings: Iterable[Finding]) -> Table:
     """One row for each part of each claim; a claim without parts has one row."""
     rows = []
     for one in findings:
-        about = (one.id, one.says, one.source, one.verdict, one.why, exponent(one.p), exponent(one.p_holm))
+        about = (one.id, one.says, one.source, one.reads, one.why, exponent(one.p), exponent(one.p_holm))
         for part in one.parts:
             low, high = part.examples or (math.nan, math.nan)
             seeds = part.estimate
             row = (
                 part.title, " ".join(part.models), *(plain(v, DIGITS) for v in (seeds.mean, seeds.low, seeds.high)),
                 str(seeds.n), seeds.covers, exponent(seeds.p), plain(part.margin, 2), plain(part.paper, 2),
-                plain(part.detectable, DIGITS), plain(low, DIGITS), plain(high, DIGITS), part.supports, part.note,
+                plain(min(part.detectable, SCALE), DIGITS), plain(low, DIGITS), plain(high, DIGITS), part.supports, part.note,
             )  # fmt: skip
             rows.append((*about, one.scale, *row))
         if not one.parts:

@@ -25,6 +25,7 @@ from biphase.report.claims.verdicts import (
 from biphase.report.draws import Draws, shared_draws
 from biphase.report.evidence import Evidence
 from biphase.report.numerals import interval, listed
+from biphase.report.reading import spelled
 from biphase.report.repetition import Epochs
 from biphase.report.statistics.multiplicity import holm
 from biphase.wording import counted, short
@@ -125,7 +126,11 @@ def needs(over: Bench, statement: Statement) -> str:
     """Why no test was found: what the study lacks."""
     absent = missing_families(over, statement)
     if statement.on and len(absent) == len(statement.on):
-        return f"needs a task of the family {listed(absent)}" if over.tasks else "needs tasks to fine-tune on"
+        return (
+            f"needs a task of {listed([spelled(one) for one in absent])}"
+            if over.tasks
+            else "needs tasks to fine-tune on"
+        )
     return statement.needs
 
 

@@ -6,7 +6,6 @@ data, another optimizer …), models are only ever joined within one.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from biphase.report.figures.palette import NAMES, role_of
@@ -72,13 +71,6 @@ def objective_name(recipe: Recipe) -> str:
     if role == "other" or (role != "clm" and recipe.ratio is None):
         return recipe.words().split(" · ", 1)[1]
     return NAMES[role] if role == "clm" else f"{NAMES[role]} {percent(recipe.ratio)}"
-
-
-def named(objective: str) -> str:
-    """A label of an objective as figures write it: mlm 40% as MLM 40%, and mlm40 alike."""
-    word, *ratio = re.split(r"(?<=[a-z]) ?(?=\d)", objective, maxsplit=1)
-    sign = "%" if ratio and re.fullmatch(r"[\d.]+", ratio[0]) else ""
-    return " ".join([word.upper(), *ratio]) + sign
 
 
 def percent(share: float | None) -> str:

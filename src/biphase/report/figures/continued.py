@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from biphase.report.estimates import Estimates
 from biphase.report.evidence import Evidence
-from biphase.report.figures.chosen import named, objective_name, thousands
+from biphase.report.figures.chosen import objective_name, thousands
 from biphase.report.figures.description import Axis, Figure, Look
 from biphase.report.figures.palette import looks, role_of
 from biphase.report.figures.scored import Line, Point, score_panels, spread
 from biphase.report.figures.ticks import spaced
-from biphase.report.recipes import Model, Recipe
+from biphase.report.recipes import Model, Recipe, named
 
 
 def figure(evidence: Evidence, estimates: Estimates) -> Figure | None:

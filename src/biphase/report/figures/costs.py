@@ -13,10 +13,10 @@ import numpy as np
 
 from biphase.keys import acts, label
 from biphase.report.evidence import Evidence
-from biphase.report.figures.chosen import named
 from biphase.report.figures.description import Axis, Figure, Look, Panel, Series
 from biphase.report.figures.palette import NAMES
 from biphase.report.pretraining import Piece
+from biphase.report.recipes import named
 from biphase.specs import CLM, MLM, Pretrain
 from biphase.study.plan import Plan
 from biphase.wording import counted, short

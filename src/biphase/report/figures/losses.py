@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from biphase.report.evidence import Evidence
-from biphase.report.figures.chosen import by_size, named
+from biphase.report.figures.chosen import by_size
 from biphase.report.figures.description import Axis, Figure, Look, Panel, Series, Vertical
 from biphase.report.figures.palette import NAMES, in_turn, look, looks, role_of
 from biphase.report.figures.ticks import from_zero, spaced
 from biphase.report.numerals import listed
 from biphase.report.pretraining import Curve, curve
-from biphase.report.recipes import Model
+from biphase.report.recipes import Model, named
 from biphase.wording import short
 
 BY_NAME = 6  # up to so many runs, each has its own name in the legend

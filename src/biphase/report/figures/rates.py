@@ -11,10 +11,11 @@ from biphase.report.evidence import Evidence
 from biphase.report.figures.chosen import by_setting, by_size, ends, objective_name, standing_for
 from biphase.report.figures.description import PAPER, Axis, Figure, Look, Panel, Series
 from biphase.report.figures.palette import PAPER_LOOK, in_turn, looks, role_of
-from biphase.report.figures.scored import FAMILY_NAMES, score_axis, with_half
+from biphase.report.figures.scored import score_axis, with_half
 from biphase.report.figures.ticks import spaced
 from biphase.report.numerals import fixed, listed, rate
 from biphase.report.paper import at_rates
+from biphase.report.reading import FAMILY_NAMES
 from biphase.report.recipes import Model
 from biphase.report.statistics.intervals import Estimate, across
 from biphase.wording import counted
@@ -38,7 +39,7 @@ def figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
         if made:
             marks = _paper_marks([evidence.models[one] for one in models], tasks)
             y = score_axis((*marks, *made), first=not panels)
-            panels.append(Panel(FAMILY_NAMES[family], _axis(finetune.lrs), y, (*marks, *made)))
+            panels.append(Panel(FAMILY_NAMES[family].capitalize(), _axis(finetune.lrs), y, (*marks, *made)))
     if not panels:
         return None
     said = [f"Fine-tuning at each learning rate, {size}; no rate is chosen here."]

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from biphase.report.evidence import Evidence
 from biphase.report.figures import losses
-from biphase.report.figures.chosen import named
 from biphase.report.figures.description import Axis, Figure, Panel, Series, Vertical
 from biphase.report.figures.ticks import from_zero, spaced
+from biphase.report.recipes import named
 from biphase.report.repetition import LATELY, REPEATED, Epochs, Gap, gaps
 
 SETTLED = 0.1  # epochs: before, losses fall too fast to set the scale by

@@ -17,15 +17,10 @@ from biphase.report.figures.description import PAPER, Axis, Draws, Look, Numbers
 from biphase.report.figures.palette import PAPER_LOOK
 from biphase.report.numerals import fixed, listed, rate
 from biphase.report.paper import family_mean
+from biphase.report.reading import FAMILY_NAMES
 from biphase.report.recipes import Model
 from biphase.wording import counted
 
-FAMILY_NAMES = {
-    "SC": "Sequence classification",
-    "TC": "Token classification",
-    "QA": "Question answering",
-    "IR": "Retrieval",
-}
 SCORE = "test score, %"
 SEEDS_BESIDE = 0.16  # along an axis of places
 
@@ -101,7 +96,7 @@ def score_panels(
             marks = _paper_marks(lines, family, views)
             paper = paper or bool(marks)
             y = score_axis((*marks, *made), first=not panels)
-            panels.append(Panel(FAMILY_NAMES[family], x, y, (*marks, *made)))
+            panels.append(Panel(FAMILY_NAMES[family].capitalize(), x, y, (*marks, *made)))
     return Drawn(tuple(panels), len(every), sum(not known for known in every.values()), tuple(covers), paper)
 
 

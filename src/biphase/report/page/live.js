@@ -65,7 +65,7 @@ const live = {
 function remember() {
   return {
     scroll: scrollY,
-    claims: all(".claim[open]").map(claim => claim.id),
+    claims: all(".claim[open], .folded[open]").map(claim => claim.id),
     runs: all('.run .open[aria-expanded="true"]').map(button => button.closest(".run").id),
     verdict: one('.chip[aria-pressed="true"]')?.dataset.verdict ?? "",
     typed: all("input[data-filter]").map(input => [input.id, input.value]),

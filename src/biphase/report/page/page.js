@@ -170,7 +170,8 @@ const leaves = {
 function showClaims(verdict) {
   all(".chip").forEach(chip => { chip.ariaPressed = String(chip.dataset.verdict === verdict); });
   all(".claim").forEach(claim => claim.classList.toggle("hidden", verdict !== "" && claim.dataset.verdict !== verdict));
-  all(".claims").forEach(group => group.classList.toggle("hidden", !one(".claim:not(.hidden)", group)));
+  all(".claims, .folded").forEach(group => group.classList.toggle("hidden", !one(".claim:not(.hidden)", group)));
+  if (verdict === "untested") all(".folded").forEach(group => { group.open = true; });
 }
 
 function openRun(button, open = button.getAttribute("aria-expanded") !== "true") {
@@ -182,7 +183,11 @@ function openRun(button, open = button.getAttribute("aria-expanded") !== "true")
 function openTarget() {
   const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
   if (!target) return;
-  if (target.matches(".claim")) target.open = true;
+  if (target.matches(".claim")) {
+    target.open = true;
+    target.closest(".folded")?.setAttribute("open", "");
+    target.scrollIntoView();
+  }
   if (target.matches(".run")) openRun(one(".open", target), true);
 }
 

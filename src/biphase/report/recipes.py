@@ -15,7 +15,7 @@ from biphase.presets import corpus_of
 from biphase.records import encode, key
 from biphase.specs import CLM, MLM, Hub, Objective, Pretrain
 from biphase.study.costs import shape_of
-from biphase.study.plan import Plan
+from biphase.study.plan import Plan, State
 
 Kind = Literal["start", "clm", "mlm", "clm-mlm", "other"]
 Shares = dict[str, list[float]]  # warmup, decay → the shares it takes, where these are its rule and not steps
@@ -159,6 +159,11 @@ def models(plan: Plan) -> dict[str, Model]:
 
 def recipe_of(plan: Plan, result: str) -> Recipe:
     return _recipe(*_made_by(plan, result), shares=_shares(plan))
+
+
+def recipe_at(plan: Plan, state: State, *, to_end: bool) -> Recipe:
+    """The recipe that a state is on the way of: up to it, or to the end of its run."""
+    return _recipe(state.run, state.run.steps if to_end else state.step, shares=_shares(plan))
 
 
 def _made_by(plan: Plan, result: str) -> tuple[Pretrain, int]:

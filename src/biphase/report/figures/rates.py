@@ -10,7 +10,7 @@ from biphase.report.estimates import Estimates
 from biphase.report.evidence import Evidence
 from biphase.report.figures.chosen import by_setting, by_size, ends, objective_name, standing_for
 from biphase.report.figures.description import PAPER, Axis, Figure, Look, Panel, Series
-from biphase.report.figures.palette import PAPER_LOOK, in_turn, looks, role_of
+from biphase.report.figures.palette import PAPER_LOOK, Meaning, looks, role_of
 from biphase.report.figures.scored import score_axis, with_half
 from biphase.report.figures.ticks import spaced
 from biphase.report.numerals import fixed, listed, rate
@@ -59,17 +59,17 @@ def _models(evidence: Evidence) -> tuple[dict[str, tuple[str, Look]], str]:
     sizes = by_size(ends(scored))
     if not sizes:
         starts = [one for one in scored if not one.recipe.spans]
-        some = looks("other", len(starts)) if starts else []
+        some = looks([Meaning("other", one.name) for one in starts])
         return {
             one.name: (one.name, look) for one, look in zip(starts, some, strict=True)
         }, "models as they are"
     size = list(sizes)[len(sizes) // 2]
-    found: dict[str, tuple[str, str]] = {}
+    found: dict[str, tuple[str, Meaning]] = {}
     for words, some in by_setting(sizes[size]).items():
         for one in standing_for(some):
-            found[one.name] = f"{objective_name(one.recipe)}{words}", role_of(one.recipe)
-    shades = in_turn([role for _, role in found.values()])
-    return {one: (name, look) for (one, (name, _)), look in zip(found.items(), shades, strict=True)}, size
+            found[one.name] = f"{objective_name(one.recipe)}{words}", Meaning(role_of(one.recipe), words)
+    styles = looks([one for _, one in found.values()])
+    return {one: (name, look) for (one, (name, _)), look in zip(found.items(), styles, strict=True)}, size
 
 
 def _any(evidence: Evidence, model: Model) -> bool:

@@ -77,8 +77,13 @@ class Board:
 
 
 def boards(evidence: Evidence, estimates: Estimates) -> tuple[Board, Board]:
-    """Families, then tasks."""
-    models = list(evidence.models.values())
+    """Families, then tasks. The ends of runs come first, then what has no score yet, then checkpoints on the way."""
+
+    def place(model: Model) -> tuple[bool, bool]:
+        scored = any(estimates.tasks[model.name, task].known for task in evidence.tasks)
+        return not model.recipe.final, not scored
+
+    models = sorted(evidence.models.values(), key=place)
     return (
         _board("families", models, tuple(evidence.families), estimates.families),
         _board("tasks", models, tuple(evidence.tasks), estimates.tasks),

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from biphase.report.figures.description import Figure
-from biphase.report.figures.layouts import layout_of, view_axis
+from biphase.report.figures.layouts import apart, layout_of, view_axis
 from biphase.report.figures.traces import group_of, name_once, traces
 
 
@@ -35,7 +35,11 @@ def _data(figure: Figure, view: int = 0) -> list[dict[str, Any]]:
         trace
         for number, panel in enumerate(figure.panels)
         for series in panel.series
-        for trace in traces(replace(series, x=series.views[view]) if series.views else series, number)
+        for trace in traces(
+            replace(series, x=series.views[view]) if series.views else series,
+            number,
+            apart(panel, series) if series.side == "above" else None,
+        )
     ]
 
 

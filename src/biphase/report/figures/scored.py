@@ -95,6 +95,7 @@ def score_panels(
     lonely: list[str] = []
     for family, tasks in evidence.families.items():
         made: list[Series] = []
+        others: list[Series] = []
         joined = not joining
         for line, style in zip(lines, styles, strict=True):
             scores = [estimates.families[point.model.name, family] for point in line.points]
@@ -103,11 +104,12 @@ def score_panels(
             joined = joined or len(known) > 1
             if known:
                 made += [*_seeds(line, style, known), _series(evidence, line, style, known, tasks, views)]
-                made += _of_other_roles(evidence, line, known, tasks, views)
+                others += _of_other_roles(evidence, line, known, tasks, views)
                 covers |= {s.seeds.covers: None for _, s in known if math.isfinite(s.seeds.low)}
         if made and not joined:
             lonely.append(FAMILY_NAMES[family])
         elif made:
+            made += others
             marks = _paper_marks(lines, family, views)
             paper = paper or bool(marks)
             y = score_axis((*marks, *made), first=not panels)

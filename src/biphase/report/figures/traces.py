@@ -28,7 +28,8 @@ LAST = 2000  # in the legend, where others have 1000
 GAP = "\N{NO-BREAK SPACE}" * 2  # between a mark and the words right of it
 
 
-def traces(series: Series, panel: int) -> Iterable[dict[str, Any]]:
+def traces(series: Series, panel: int, narrow: list[str] | None = None) -> Iterable[dict[str, Any]]:
+    """`narrow`: the labels on a phone, where they are others."""
     axes = {"xaxis": f"x{panel + 1 if panel else ''}", "yaxis": f"y{panel + 1 if panel else ''}"}
     about = {
         "name": as_html(series.name),
@@ -41,7 +42,10 @@ def traces(series: Series, panel: int) -> Iterable[dict[str, Any]]:
         return
     if series.band and series.low:
         yield about | _band(series)
-    yield about | _line(series) | ({"legendrank": LAST} if series.name == PAPER else {})
+    line: dict[str, Any] = about | _line(series) | ({"legendrank": LAST} if series.name == PAPER else {})
+    if narrow is not None:
+        line["meta"]["narrow"] = [as_html(text) for text in narrow]
+    yield line
 
 
 def _line(series: Series) -> dict[str, Any]:

@@ -84,8 +84,15 @@ function sortClicked(button) {
 
 const words = text => text.toLowerCase().split(/\s+/).filter(Boolean);
 
+// Checkpoints on the way are folded until they are asked for, or a filter asks for them.
+function fold(table) {
+  const button = one(`[data-unfold="${table.id}"]`), typed = one(`[data-filter="${table.id}"]`).value.trim();
+  if (button) table.classList.toggle("folding", button.ariaPressed !== "true" && !typed);
+}
+
 function filterTable(input) {
   const table = document.getElementById(input.dataset.filter), asked = words(input.value);
+  fold(table);
   let shown = 0;
   for (const unit of units(table)) {
     const row = unit.rows ? unit.rows[0] : unit;
@@ -222,6 +229,10 @@ document.addEventListener("click", event => {
   if (button.matches(".theme")) switchTheme();
   else if (button.matches("thead th[aria-sort] > button") && button.closest("table[data-what]")) sortClicked(button);
   else if (button.matches("[data-csv]")) downloadTable(button);
+  else if (button.matches("[data-unfold]")) {
+    button.ariaPressed = String(button.ariaPressed !== "true");
+    fold(document.getElementById(button.dataset.unfold));
+  }
   else if (button.matches(".chip")) showClaims(button.dataset.verdict);
   else if (button.matches(".run .open")) openRun(button);
   else if (button.matches("#show-leaves")) leaves.open();

@@ -11,7 +11,7 @@ from biphase.report.content import Content
 from biphase.report.headline import Lead, no_interval
 from biphase.report.numerals import MISSING, effect, interval, p_equals, p_value, percent, plain, signed
 from biphase.report.page.forest import Mark, Scale, axis, drawing, mark
-from biphase.report.reading import spelled
+from biphase.report.reading import FAMILY_NAMES
 from biphase.report.statistics.intervals import Estimate
 from biphase.report.tables import Board, Cell, Line, widest_interval
 
@@ -33,6 +33,7 @@ SUPPORTS = {
 NOT_CLEAR = "not clear after correction"
 SOURCES = {"paper": "Claims of the paper", "beyond": "Beyond the paper", "study": "Claims of this study"}
 LEAD_WIDTH = 330  # pixels of the drawing beside a lead
+MANY = 6  # columns of scores, beyond which intervals stand below their means
 FEW = 3  # parts whose numbers stand side by side in the row of a claim
 
 
@@ -187,7 +188,11 @@ def _board(board: Board) -> dict[str, Any]:
         "name": board.name,
         "title": TITLES[board.name],
         "csv": FILES[board.name],
-        "columns": [spelled(one) if board.name == "families" else one for one in board.columns],
+        "columns": [
+            (one, FAMILY_NAMES.get(one, "") if board.name == "families" else "") for one in board.columns
+        ],
+        "many": len(board.columns) > MANY,
+        "folded": sum(not line.model.recipe.final for line in board.lines),
         "lines": [_line(line, ranks, with_recipe=board.name == "families") for line in board.lines],
     }
 
@@ -198,6 +203,7 @@ def _line(line: Line, ranks: list[list[float]], *, with_recipe: bool) -> dict[st
     return {
         "name": line.model.name,
         "recipe": recipe if with_recipe else "",
+        "way": not line.model.recipe.final,
         "cells": [_cell(cell, means) for cell, means in zip(line.cells, ranks, strict=True)],
     }
 

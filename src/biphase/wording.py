@@ -31,6 +31,15 @@ def short(count: float) -> str:
     return si(count).replace(" ", "").replace("G", "B")
 
 
+def beside(mean: float, low: float, high: float) -> str:
+    """What stands after a score in percent: ± 0.18, or [0.00, 63.21] where its interval ends at 0 or 100."""
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return ""
+    if low < 0 or high > 100 or not math.isclose(high - mean, mean - low, abs_tol=1e-9):
+        return f"[{max(low, 0.0):.2f}, {min(high, 100.0):.2f}]"
+    return f"± {(high - low) / 2:.2f}"
+
+
 def counted(number: int, word: str) -> str:
     """1 piece, 2 pieces."""
     return f"{number:,} {word}{'' if number == 1 else 's'}"

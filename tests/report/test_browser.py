@@ -233,6 +233,7 @@ def test_a_link_to_a_claim_opens_it(visit, built):
 
 def test_a_verdict_is_told_by_word_and_sign_and_not_by_colour_alone(visit, built):
     page = visit()
+    page.evaluate("document.querySelectorAll('.folded').forEach(one => { one.open = true; })")
     for one in built.content.findings:
         badge = page.locator(f"#claim-{one.id} > summary .badge")
         assert badge.inner_text().strip().split("\n")[0] == one.reads

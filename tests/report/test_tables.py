@@ -5,7 +5,6 @@ import io
 import shutil
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from biphase.report import tables
@@ -13,6 +12,7 @@ from biphase.report.claims import judge as found_in
 from biphase.report.estimates import estimate
 from biphase.report.evidence import gather
 from biphase.report.runs import runs
+from biphase.report.statistics.intervals import of_scores
 from biphase.study import ledger as state_ledger
 from biphase.study.leaves import trainings
 
@@ -211,7 +211,11 @@ def test_a_spreadsheet_finds_no_formula_in_a_file():
     assert read[2] == list(harmless)
 
 
-def test_half_of_an_interval_is_half(evidence):
+def test_half_of_an_interval_stands_beside_a_mean_and_its_ends_where_the_scale_cuts_it(evidence):
     cell = tables.boards(evidence, estimate(evidence))[0].lines[0].cells[2]
     seeds = cell.score.seeds
-    assert np.isclose(cell.half, seeds.high - seeds.mean)
+    assert cell.around == f"± {100 * (seeds.high - seeds.mean):.2f}"
+    cut = replace(
+        cell, score=replace(cell.score, seeds=of_scores(replace(seeds, mean=0.9, low=0.5, high=1.3)))
+    )
+    assert cut.around == "[50.00, 100.00]"

@@ -15,7 +15,7 @@ from biphase.report.draws import Draws
 from biphase.report.evidence import Evidence, Floats
 from biphase.report.recipes import Model
 from biphase.report.statistics.components import Decomposition, decompose
-from biphase.report.statistics.intervals import Estimate, across, kept
+from biphase.report.statistics.intervals import Estimate, across, kept, of_scores
 from biphase.report.statistics.resampling import interval
 
 
@@ -83,7 +83,7 @@ def _score(
         model=model.name,
         on=on,
         metric=", ".join(metrics),
-        seeds=across(matrix),
+        seeds=of_scores(across(matrix)),
         by_seed=matrix,
         examples=_over_examples(evidence, draws, model, tasks, matrix) if known else None,
         noise=_noise(evidence, model, tasks) if known and decomposed else None,
@@ -108,7 +108,7 @@ def _over_examples(
         return None
     point = np.asarray(matrix[np.ix_(rows, columns)].mean())
     low, high = interval(mean, point, examples=fewest)
-    return (float(low), float(high)) if np.isfinite(low) else None
+    return (max(float(low), 0.0), min(float(high), 1.0)) if np.isfinite(low) else None
 
 
 def _noise(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> Decomposition | None:

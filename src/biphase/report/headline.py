@@ -19,7 +19,7 @@ from biphase.report.evidence import Evidence, Floats
 from biphase.report.numerals import fixed, interval, listed, percent
 from biphase.report.reading import spelled
 from biphase.report.recipes import Model
-from biphase.report.statistics.intervals import Estimate, across, kept
+from biphase.report.statistics.intervals import Estimate, across, kept, of_scores
 from biphase.wording import counted, short
 
 KINDS = {
@@ -104,7 +104,7 @@ def _answer(evidence: Evidence) -> tuple[str, str, tuple[Lead, ...]]:
             (),
         )
     best = _best(evidence, group)
-    score = across(_average(evidence, best))
+    score = of_scores(across(_average(evidence, best)))
     value = f"{percent(score.mean)}%{_spread(score)}, averaged over {listed([spelled(one) for one in evidence.families])}"
     what = _what(best)
     if len(group) == 1:

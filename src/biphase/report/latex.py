@@ -54,7 +54,7 @@ def _cell(cell: Cell) -> str:
         return "---"
     mean = f"{100 * cell.score.seeds.mean:.2f}"
     shown = f"\\textbf{{{mean}}}" if cell.best else mean
-    return shown if not math.isfinite(cell.half) else f"{shown} {{\\scriptsize $\\pm$ {100 * cell.half:.2f}}}"
+    return f"{shown} {{\\scriptsize {escape(cell.around)}}}" if cell.around else shown
 
 
 def _claims(findings: tuple[Finding, ...]) -> str:

@@ -146,8 +146,7 @@ def _cell(cell: Cell) -> str:
     if not score.known:
         return f"{MISSING} ({score.done}/{score.of})" if score.of else MISSING
     value = f"**{percent(score.seeds.mean)}**" if cell.best else percent(score.seeds.mean)
-    half = percent(cell.half)
-    return value if half == MISSING else f"{value} ± {half}"
+    return f"{value} {cell.around}".rstrip()
 
 
 def _figures(content: Content, *, drawn: bool) -> str:

@@ -32,7 +32,8 @@ READING: tuple[tuple[str, str], ...] = (
         "The interval beside a mean is a 95% t-interval over fine-tuning seeds: would the same model give this again? "
         "Where a recipe was pretrained with several seeds it covers those too, and says so. With one pretraining seed it "
         "does not say what pretraining again would give. The interval over examples resamples the test set: would other "
-        "examples give this again?",
+        "examples give this again? An interval of a score ends at 0 and at 100: where it would reach beyond, its ends stand in "
+        "brackets instead of a ±.",
     ),
     (
         "Comparisons.",

@@ -20,7 +20,8 @@ from biphase.report.numerals import SCALE, exponent, plain, rate
 from biphase.report.recipes import Model
 from biphase.report.runs import Run
 from biphase.report.statistics.components import Decomposition
-from biphase.report.statistics.intervals import Estimate
+from biphase.report.statistics.intervals import Estimate, of_scores
+from biphase.wording import beside
 
 DIGITS = 4
 # What a spreadsheet takes for a formula, and no number. The page's script has the same rule.
@@ -56,9 +57,10 @@ class Cell:
     best: bool  # the highest mean of its column
 
     @property
-    def half(self) -> float:
-        """Half of the interval over seeds."""
-        return (self.score.seeds.high - self.score.seeds.low) / 2
+    def around(self) -> str:
+        """The interval over seeds, in percent, as it stands beside the mean; empty where there is none."""
+        seeds = self.score.seeds
+        return beside(100 * seeds.mean, 100 * seeds.low, 100 * seeds.high)
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ def widest_interval(noise: Decomposition) -> tuple[str, Estimate | None]:
     for covers in ("all", "fine-tuning seeds and test examples"):
         found = noise.intervals.get(covers)
         if found is not None and math.isfinite(found.low):
-            return found.covers, found
+            return found.covers, of_scores(found)
     return "", None
 
 

@@ -11,7 +11,7 @@ from biphase.files import Store
 from biphase.study.leaves import read_leaf, trainings
 from biphase.study.plan import Plan
 from biphase.study.select import Cell, choose
-from biphase.wording import duration
+from biphase.wording import beside, duration
 
 CONFIDENCE = 0.95
 
@@ -84,9 +84,9 @@ def half_width(values: list[float]) -> float | None:
 
 
 def with_interval(values: list[float]) -> str:
-    """Percent, as papers print them: 84.89 ± 0.18."""
-    mean, half = sum(values) / len(values), half_width(values)
-    return f"{mean * 100:.2f}" + ("" if half is None else f" ± {half * 100:.2f}")
+    """Percent, as papers print them: 84.89 ± 0.18; an interval ends where scores do."""
+    mean, half = 100 * sum(values) / len(values), half_width(values)
+    return f"{mean:.2f}" + ("" if half is None else f" {beside(mean, mean - 100 * half, mean + 100 * half)}")
 
 
 def table(plan: Plan, store: Store) -> list[str]:

@@ -286,15 +286,15 @@ def test_pretraining_seeds_are_one_point(evidence_of, tmp_path):
     assert series.x == (20.0, 40.0)
 
 
-def test_an_interval_beyond_what_a_score_can_be_does_not_stretch_the_axis(evidence_of, tmp_path):
+def test_an_interval_ends_where_scores_do(evidence_of, tmp_path):
     runs = [small("m20", Stage(MLM(0.2), 20)), small("m40", Stage(MLM(0.4), 20))]
     grid = replace(GRID, seeds=(0, 1))  # two seeds half a point apart: ± 3.18
     found = figures_of(runs, lambda *_: 99.0, evidence_of, tmp_path, grid)
     panel = found["ratio"].panels[0]
-    assert panel.series[0].high[0] > 101
-    assert panel.y.range is not None
-    assert panel.y.range[1] == 101
-    assert figures_of(runs, lambda *_: 60.0, evidence_of, tmp_path, grid)["ratio"].panels[0].y.range is None
+    assert panel.series[0].high == (100, 100)
+    assert panel.series[0].low[0] == pytest.approx(99 - 3.1765, abs=1e-3)
+    assert "99.00 [95.82, 100.00]%" in panel.series[0].hover[0]
+    assert all(max(one.high) <= 100 for one in found["rates"].panels[0].series if one.high)
 
 
 def test_models_as_they_are_have_their_rates_and_costs(evidence_of, tmp_path):

@@ -11,13 +11,13 @@ from biphase.report.evidence import Evidence
 from biphase.report.figures.chosen import by_setting, by_size, ends, objective_name, standing_for
 from biphase.report.figures.description import PAPER, Axis, Figure, Look, Panel, Series
 from biphase.report.figures.palette import PAPER_LOOK, Meaning, looks, role_of
-from biphase.report.figures.scored import score_axis, with_half
+from biphase.report.figures.scored import SCORE, with_half
 from biphase.report.figures.ticks import spaced
 from biphase.report.numerals import fixed, listed, rate
 from biphase.report.paper import at_rates
 from biphase.report.reading import FAMILY_NAMES
 from biphase.report.recipes import Model
-from biphase.report.statistics.intervals import Estimate, across
+from biphase.report.statistics.intervals import Estimate, across, of_scores
 from biphase.wording import counted
 
 
@@ -38,7 +38,7 @@ def figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
             made += _series(name, look, evidence.models[one], at)
         if made:
             marks = _paper_marks([evidence.models[one] for one in models], tasks)
-            y = score_axis((*marks, *made), first=not panels)
+            y = Axis("" if panels else SCORE)
             panels.append(Panel(FAMILY_NAMES[family].capitalize(), _axis(finetune.lrs), y, (*marks, *made)))
     if not panels:
         return None
@@ -80,7 +80,7 @@ def _by_rate(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> dict[f
     """Rate → the mean over tasks, seed by seed."""
     scores = np.mean([evidence.by_rate(model, task) for task in tasks], axis=0)  # (P, rates, F)
     lrs = evidence.grids[model.results[0], tasks[0]].lrs
-    return {lr: across(scores[:, place]) for place, lr in enumerate(lrs)}
+    return {lr: of_scores(across(scores[:, place])) for place, lr in enumerate(lrs)}
 
 
 def _series(name: str, look: Look, model: Model, at: dict[float, Estimate]) -> list[Series]:

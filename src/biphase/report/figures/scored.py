@@ -19,7 +19,7 @@ from biphase.report.numerals import fixed, listed, rate
 from biphase.report.paper import family_mean
 from biphase.report.reading import FAMILY_NAMES
 from biphase.report.recipes import Model
-from biphase.wording import counted
+from biphase.wording import beside, counted
 
 SCORE = "test score, %"
 SEEDS_BESIDE = 0.16  # along an axis of places
@@ -112,7 +112,7 @@ def score_panels(
             made += others
             marks = _paper_marks(lines, family, views)
             paper = paper or bool(marks)
-            y = score_axis((*marks, *made), first=not panels)
+            y = Axis("" if panels else SCORE)
             panels.append(Panel(FAMILY_NAMES[family].capitalize(), x, y, (*marks, *made)))
     return Drawn(
         tuple(panels),
@@ -122,15 +122,6 @@ def score_panels(
         paper,
         tuple(lonely),
     )
-
-
-def score_axis(series: Iterable[Series], *, first: bool) -> Axis:
-    """Percent. Where an interval leaves what a score can be, the axis does not follow it."""
-    ends = [y for one in series for y in (*one.y, *one.low, *one.high) if math.isfinite(y)]
-    room = 0.05 * (max(ends) - min(ends))
-    inside = min(ends) >= 0 and max(ends) <= 100
-    range = None if inside else (max(-1.0, min(ends) - room), min(101.0, max(ends) + room))
-    return Axis(SCORE if first else "", range=range)
 
 
 def _style(line: Line, look: Look) -> Look:
@@ -238,8 +229,7 @@ def hover(evidence: Evidence, model: Model, score: Score, tasks: tuple[str, ...]
 
 def with_half(mean: float, low: float, high: float) -> str:
     """84.89 ± 0.18%, from shares of one."""
-    half = 100 * (high - low) / 2
-    return f"{fixed(100 * mean)}{f' ± {fixed(half)}' if math.isfinite(half) else ''}%"
+    return f"{fixed(100 * mean)} {beside(100 * mean, 100 * low, 100 * high)}".rstrip() + "%"
 
 
 def rates(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> str:

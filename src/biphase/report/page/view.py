@@ -215,7 +215,7 @@ def _cell(cell: Cell, means: list[float]) -> dict[str, Any]:
         left = f"{score.done} of {score.of} fine-tunings are done; no seed has all its rates"
         why = left if score.of else "not asked for"
         return {"known": False, "done": score.done, "of": score.of, "title": why}
-    seeds, half = score.seeds, percent(cell.half)
+    seeds = score.seeds
     words = [f"{score.metric}, n = {seeds.n}"]
     if math.isfinite(seeds.low):
         words.append(f"95% over {seeds.covers}: {interval(100 * seeds.low, 100 * seeds.high)}")
@@ -232,7 +232,7 @@ def _cell(cell: Cell, means: list[float]) -> dict[str, Any]:
         "best": cell.best,
         "value": plain(100 * seeds.mean, 6),
         "mean": percent(seeds.mean),
-        "half": "" if half == MISSING else half,
+        "around": cell.around.replace("± ", "±"),
         "shade": plain((means.index(seeds.mean) / max(1, len(means) - 1)) ** 2, 2),
         "title": "; ".join(words),
     }

@@ -61,4 +61,7 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"
+    days = seconds / 86_400
+    if days >= 730:
+        return f"{days / 365.25:,.0f} years"
+    return f"{seconds / 3600:.1f} h" if days < 2 else f"{days:.1f} days"

@@ -7,12 +7,14 @@ what it needs: `plan`, `status` and `--help` never import torch.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shlex
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -98,8 +100,16 @@ def tell(text: str) -> None:
 
 
 def show(text: str) -> None:
-    """Results, for people. JSON, which escapes by itself, is printed as it is."""
+    """Results, for people."""
     print(printable(text), flush=True)
+
+
+def give(as_json: bool, told: Callable[[], Any], text: Callable[[], str]) -> None:
+    """A result: for a program as JSON, which escapes by itself, or for people."""
+    if as_json:
+        print(json.dumps(told(), indent=1, default=str), flush=True)
+    else:
+        show(text())
 
 
 def planned(path: Path, store_folder: Path, *, ask: bool = False) -> tuple[Plan, Store, Identities]:

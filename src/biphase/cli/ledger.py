@@ -14,6 +14,7 @@ from biphase.cli.app import (
     StoreFolder,
     StudyFile,
     app,
+    give,
     planned,
     show,
     tell,
@@ -52,10 +53,7 @@ def pack(
     packed = pack_study(made, where, fingerprints, file, results=results, examples=not without_examples)
     for why in packed.left_out:
         tell(f"left out: {why}")
-    if as_json:
-        print(json.dumps({"file": str(file), **asdict(packed)}, indent=1))
-    else:
-        show(_packed(packed, file))
+    give(as_json, lambda: {"file": str(file), **asdict(packed)}, lambda: _packed(packed, file))
 
 
 def _packed(packed: Packed, file: Path) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, app, show, tell
+from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, app, give, show, tell
 
 
 @app.command()
@@ -60,8 +59,5 @@ def doctor(store: StoreFolder = DEFAULT_STORE, as_json: AsJson = False) -> None:
     from biphase.files import Store
 
     findings = examine(Store(store))
-    if as_json:
-        print(json.dumps([asdict(one) for one in findings], indent=1))
-    else:
-        show(render(findings))
+    give(as_json, lambda: [asdict(one) for one in findings], lambda: render(findings))
     sys.exit(1 if any(one.ok is False for one in findings) else 0)

@@ -18,6 +18,7 @@ from biphase.cli.app import (
     StoreFolder,
     StudyFile,
     app,
+    give,
     planned,
     show,
     tell,
@@ -40,19 +41,20 @@ if TYPE_CHECKING:
 def plan(
     study: StudyFile,
     store: StoreFolder = DEFAULT_STORE,
-    device: Annotated[str, typer.Option(help="price the work on this device")] = "h200",
+    device: Annotated[str, typer.Option(help="price the work on this device; default: the one at hand")] = "",
     efficiency: Annotated[
         float | None,
         typer.Option(min=0.001, max=1, help="price by FLOPs, at this share of its peak; 0.4 is good"),
     ] = None,
     gpus: Annotated[
-        int, typer.Option(min=0, help="also: memory, bytes and time of pretraining on this many of it")
+        int,
+        typer.Option(min=0, help="elapsed time on this many of it, and memory and time of one job on all"),
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """The tree: what is shared, what is done, what the rest costs, what it will show. Runs nothing."""
     from biphase.report import prospects
-    from biphase.study.gpus import ManyGpus
+    from biphase.study.gpus import ManyGpus, gpus_at_hand
     from biphase.study.leaves import count, settled
     from biphase.study.totals import bill
     from biphase.study.tree import plan_json, render
@@ -61,25 +63,18 @@ def plan(
     tuned = count(made, where)
     done = settled(made, where, tuned)
     measure = f"biphase bench {with_store(Path('scale'), store)} --save"
-    priced = bill(made, where, device, efficiency, tuned=tuned.done, measure=measure)
+    device = device or (gpus_at_hand() if gpus else "")
+    priced = bill(made, where, device, efficiency, tuned=tuned.done, measure=measure, workers=gpus)
     to_come = _to_come(made, where, tuned)
     scaled = ManyGpus(made, where, gpus, device) if gpus else None
     if as_json:
         told = plan_json(made, done=done, tuned=tuned.done, bill=priced)
         told |= {"claims": prospects.as_json(to_come)} | ({"gpus": scaled.as_json()} if scaled else {})
         print(json.dumps(told, indent=1))
-    else:
-        show(
-            render(
-                made,
-                done=done,
-                tuned=tuned.done,
-                bill=priced,
-                command_path=with_store(study, store),
-                claims=prospects.render(to_come) if to_come else [],
-            )
-        )
-        show("\n".join(scaled.render())) if scaled else None
+        return
+    claims, path = prospects.render(to_come) if to_come else [], with_store(study, store)
+    show(render(made, done=done, tuned=tuned.done, bill=priced, command_path=path, claims=claims))
+    show("\n".join(scaled.render())) if scaled else None
 
 
 def _to_come(made: Plan, where: Store, tuned: Count) -> list[Prospect]:
@@ -232,10 +227,7 @@ def work(
     if ranks.first:
         text = closing(made, where, outcome.failed, stopped=outcome.stopped, command=command, study=study)
         lines = [text, *more()]
-        if as_json:
-            print(json.dumps(status_json(made, where), indent=1), flush=True)
-        else:
-            show("\n".join(lines))
+        give(as_json, lambda: status_json(made, where), lambda: "\n".join(lines))
     ranks.wait()  # torchrun ends the others soon after one has ended with a failure
     code = 1 if outcome.failed else 0
     refusal.note_ending(code)
@@ -324,8 +316,9 @@ def status(study: StudyFile, store: StoreFolder = DEFAULT_STORE, as_json: AsJson
 
     made, where, _ = planned(study, store)
     jobs = queue.queue_of(where, made.study.name)
-    if as_json:
-        print(json.dumps(status_json(made, where) | {"slurm": queue.as_json(jobs)}, indent=1))
-    else:
-        cluster = queue.lines(jobs, queue.folder(where, made.study.name))
-        show(status_text(made, where, command_path=with_store(study, store), cluster=cluster))
+    cluster = queue.lines(jobs, queue.folder(where, made.study.name))
+    give(
+        as_json,
+        lambda: status_json(made, where) | {"slurm": queue.as_json(jobs)},
+        lambda: status_text(made, where, command_path=with_store(study, store), cluster=cluster),
+    )

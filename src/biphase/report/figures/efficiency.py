@@ -17,7 +17,8 @@ from biphase.report.figures.scored import Line, Point, score_panels
 from biphase.report.figures.ticks import on_log, spaced
 from biphase.report.pretraining import cost
 from biphase.report.recipes import Model
-from biphase.report.repetition import REPEATED, Epochs
+from biphase.report.repetition import Epochs
+from biphase.study.corpora import REPEATED
 from biphase.wording import short
 
 VIEWS = ("tokens", "FLOPs", "seconds")

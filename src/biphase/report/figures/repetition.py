@@ -13,7 +13,8 @@ from biphase.report.figures import losses
 from biphase.report.figures.description import Axis, Figure, Panel, Series, Vertical
 from biphase.report.figures.ticks import from_zero, spaced
 from biphase.report.recipes import named
-from biphase.report.repetition import LATELY, REPEATED, Epochs, Gap, gaps
+from biphase.report.repetition import LATELY, Epochs, Gap, gaps
+from biphase.study.corpora import REPEATED
 
 SETTLED = 0.1  # epochs: before, losses fall too fast to set the scale by
 CAPTION = (

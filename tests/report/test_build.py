@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from biphase import CLM, MLM, Fewer, Stage, Study
+from biphase import CLM, MLM, Fewer, Hub, Pretrain, Stage, Study
 from biphase.errors import SpecError
 from biphase.files import Store
 from biphase.report.build import KNOWN, build
@@ -190,8 +190,22 @@ def test_a_study_that_only_pretrains_has_a_report(planned, run, tmp_path):
     )
     page = words(built.page.read_text())
     assert "fine-tunes nothing" in page
+    assert built.content.findings == (), "one model compares with nothing"
     assert "Runs" in page
     assert not (tmp_path / "report" / "tables" / "families.tex").exists()
+
+
+def test_the_report_of_an_evaluated_model_says_nothing_of_the_paper(invent, grid, tmp_path):
+    model = Pretrain("bert", start=Hub("some/bert", revision="1" * 40))
+    plan, store = invent(
+        Study("evaluate-bert", (model,), grid("sst2")), tmp_path / "store", means={"bert": 90.0}
+    )
+    built = build(plan, store, tmp_path / "report", static=False)
+    assert built.content.findings == ()
+    for text in (words(built.page.read_text()), (tmp_path / "report" / "report.md").read_text()):
+        assert "bert" in text
+        assert "the paper" not in text.lower()
+    assert "claims:" not in built.words()
 
 
 def test_who_reads_the_old_page_reads_it_to_the_end(ledger, tmp_path):

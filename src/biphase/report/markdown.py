@@ -9,7 +9,7 @@ from biphase.report.claims import CONTRARY, Finding
 from biphase.report.content import Content
 from biphase.report.missing import Missing
 from biphase.report.numerals import MISSING, effect, interval, p_value, percent, signed
-from biphase.report.reading import READING, spelled
+from biphase.report.reading import reading, spelled
 from biphase.report.tables import Board, Cell
 from biphase.wording import counted
 
@@ -34,7 +34,8 @@ def markdown(content: Content, *, drawn: bool = True) -> str:
         _text(content.edges),
         _figures(content, drawn=drawn),
         _provenance(content),
-        "## How to read this\n\n" + "\n\n".join(f"**{word}** {_text(told)}" for word, told in READING),
+        "## How to read this\n\n"
+        + "\n\n".join(f"**{word}** {_text(told)}" for word, told in reading(claims=bool(content.findings))),
         _commands(drawn=drawn),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -59,3 +59,9 @@ READING: tuple[tuple[str, str], ...] = (
         "What is not computed, failed or cannot be read is missing. Nothing is filled in; a claim is judged on what is there.",
     ),
 )
+OF_CLAIMS = ("Verdicts.", "Detectable.")
+
+
+def reading(*, claims: bool) -> list[tuple[str, str]]:
+    """What a reader needs: nothing about claims where a report has none."""
+    return [one for one in READING if claims or one[0] not in OF_CLAIMS]

@@ -32,12 +32,13 @@ from biphase.wording import counted, short
 
 
 def statements(over: Bench) -> list[Statement]:
-    """Every claim a report tests: the catalog's, then the study's own."""
-    return [*STATEMENTS, *own_statements(over)]
+    """Every claim a report tests: the catalog's, if the study pretrains models to compare, then the study's own."""
+    pretrained = {one.name for line in over.lines for one in line.models if one.recipe.spans}
+    return [*(STATEMENTS if len(pretrained) > 1 else ()), *own_statements(over)]
 
 
 def judge(evidence: Evidence, draws: Draws | None = None) -> list[Finding]:
-    """C1 to C21, B1 to B6, then the study's own. `draws`: those of the evidence, if they are at hand."""
+    """Every claim of `statements`, in order. `draws`: those of the evidence, if they are at hand."""
     over = bench(evidence.plan, evidence.models)
     draws = shared_draws(evidence) if draws is None else draws
     asked = [(one, one.tests(over)) for one in statements(over)]

@@ -14,7 +14,7 @@ from biphase.report.content import Content
 from biphase.report.figures import PALETTES, SCRIPT, plotly_json
 from biphase.report.figures.description import PAPER
 from biphase.report.page import details, view
-from biphase.report.reading import READING
+from biphase.report.reading import reading
 from biphase.report.tables import Table
 
 MOST = 200  # losses listed one by one
@@ -64,7 +64,7 @@ def main(content: Content, *, live: bool = False, with_figures: bool = True) -> 
         sources_of_noise=view.SOURCES_OF_NOISE,
         runs=details.runs(content),
         leaf_count=len(next(one for one in content.tables if one.name == "leaves").rows),
-        reading=READING,
+        reading=reading(claims=bool(content.findings)),
         tables_json=Markup(_json({table.name: packed(table) for table in content.tables})),
         figures_json=Markup(_json(figures_data(content) if with_figures else {})),
     )

@@ -95,8 +95,9 @@ def _way_out(wrong: OSError) -> str:
 
 
 def tell(text: str) -> None:
-    """Progress and refusals, for people."""
-    print(printable(text), file=sys.stderr, flush=True)
+    """Progress and refusals, for people; an empty text is none."""
+    if text:
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 def show(text: str) -> None:

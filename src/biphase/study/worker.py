@@ -19,13 +19,14 @@ from biphase.files import Store
 from biphase.finetune.families import Scored
 from biphase.keys import Identities, label
 from biphase.leases import Lease, Leases
+from biphase.progress import Live
 from biphase.study import ledger
 from biphase.study.costs import flops_of
 from biphase.study.leaves import Training, finished, trainings
 from biphase.study.plan import Plan, State, needed_keys
 from biphase.study.refusal import has_lost
 from biphase.study.shard_maker import ShardMaker, Stopped
-from biphase.study.tuner import Live, Tuner
+from biphase.study.tuner import Tuner
 from biphase.training.devices import Ranks, poor_precision
 from biphase.training.manner import Manner
 from biphase.training.pretrain import Pretraining
@@ -63,7 +64,10 @@ class Worker:
         self.wanted = wanted
         self.say = say if ranks.first else lambda text: None
         self.leases = Leases(store.leases)
-        self.shards = ShardMaker(store, identities, self.leases, ranks, stop=manner.stop, say=self.say)
+        self.live = Live(enabled=ranks.first and not manner.quiet)
+        self.shards = ShardMaker(
+            store, identities, self.leases, ranks, stop=manner.stop, say=self.say, live=self.live
+        )
         self.outcome = Outcome()
         self.warned: set[str] = set()
         self.open = {one.key: one for one in trainings(plan, evaluated)}  # fine-tunings not known to be done
@@ -73,6 +77,12 @@ class Worker:
 
     def work(self) -> Outcome:
         """Compute until nothing is left to do here, or somebody asks to stop."""
+        try:
+            return self._work()
+        finally:
+            self.live("")
+
+    def _work(self) -> Outcome:
         while True:
             stopping = self.ranks.sum(self.manner.stop())[0] > 0  # whoever was told, all must know
             leases, order = self._choose(stopping) if self.ranks.first else ([], None)
@@ -80,8 +90,10 @@ class Worker:
             if order["do"] == "end":
                 return self.outcome
             if order["do"] == "wait":
+                self.live("waiting for what other workers compute")
                 time.sleep(POLL_SECONDS)
                 continue
+            self.live("")
             try:
                 if order["do"] == "tune":
                     self._tune(order["keys"], leases)
@@ -184,7 +196,7 @@ class Worker:
                 self.ranks,
                 shards=self.shards.alone,
                 stop=self.manner.stop,
-                live=Live(enabled=self.ranks.first and not self.manner.quiet),
+                live=self.live,
             )
         title, began = training.title(self.plan), time.monotonic()
         try:
@@ -239,7 +251,7 @@ class Worker:
         manner = replace(
             self.manner,
             lost=lambda: lease is not None and lease.lost,
-            board=self.store.studies / self.plan.study.name / "tensorboard" / state.key
+            board=self.store.studies / self.plan.study.name / "tensorboard" / _board_name(state)
             if self.ranks.first
             else None,
             live=ledger.live_file(self.plan, self.store, state.key),
@@ -250,11 +262,13 @@ class Worker:
         try:
             if not self.store.has(self.store.shards / self.identities.data(state.run)):
                 refuse_unfit(state.run, self.ranks.device)  # before hours of tokenizing
+            shards = self.shards.together(state.run)
+            self.live(f"{title}   reading the model")
             piece = Pretraining(
                 state.run,
                 state.step,
                 store=self.store,
-                shards=self.shards.together(state.run),
+                shards=shards,
                 identities=self.identities,
                 ranks=self.ranks,
                 needed=self._needed,
@@ -262,6 +276,7 @@ class Worker:
                 manner=manner,
                 title=title,
             )
+            self.live("")  # the piece tells its steps itself
             finished = piece.train()
         except Stopped:
             return
@@ -281,6 +296,7 @@ class Worker:
             ):
                 raise  # nothing else could be trained: its author has to act
             self.outcome.failed[state.key] = one_line(error)
+            self.live("")
             self.say(f"  {title}  {state.key[:6]}  failed: {one_line(error)}")
             return
         if finished:
@@ -305,6 +321,13 @@ class Worker:
         if warning and warning not in self.warned:
             self.warned.add(warning)
             self.say(f"  note: {warning}")
+
+
+def _board_name(state: State) -> str:
+    """What TensorBoard calls a piece: its result or run, what is trained, and the beginning of its key."""
+    name = (state.results or (state.run.name,))[0]
+    first, until = state.span
+    return f"{name}, {label(state.objective)} {first}-{until}, {state.key[:6]}"
 
 
 def _validation(scored: Scored) -> str:

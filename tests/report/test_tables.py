@@ -62,7 +62,7 @@ def test_a_seed_without_all_its_rates_has_no_rate_and_is_not_averaged(ledger):
         if (r["model"], r["task"]) == ("both", "sst2")
     )
     assert (row["n"], row["done"], row["of"]) == ("2", "8", "9")
-    assert row["rate_of_each_seed"].split()[1] == "-"
+    assert row["rate_of_each_seed"].split()[1] == "none"
 
 
 def test_a_model_without_a_complete_seed_has_empty_cells(ledger):

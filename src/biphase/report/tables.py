@@ -181,11 +181,11 @@ def _percent(score: float) -> str:
 
 
 def _rates(evidence: Evidence, model: Model, task: str) -> str:
-    """The rate that validation chose for each seed, in order; a dash for a seed that is not complete."""
+    """The rate that validation chose for each seed, in order; none for a seed that is not complete."""
     found = []
     for result in model.results:
         grid = evidence.grids[result, task]
-        found += [rate(grid.lrs[grid.chosen[seed]]) if seed in grid.chosen else "-" for seed in grid.seeds]
+        found += [rate(grid.lrs[grid.chosen[seed]]) if seed in grid.chosen else "none" for seed in grid.seeds]
     return " ".join(found)
 
 

@@ -21,8 +21,7 @@ from biphase.report.recipes import Recipe, named, recipe_at
 from biphase.study.plan import Plan, State
 from biphase.wording import short
 
-BY_NAME = 6  # up to so many runs that mean the same are told apart by their names
-NAMED = 6  # results of which a caption names each
+BY_NAME = 6  # up to so many runs are named one by one, where they mean the same or are not complete
 ENTRIES = 10  # of the legend: with more, only objectives and sizes are told apart
 BEGINNING = 0.02  # of the steps: too steep to set the scale by
 UPRIGHTS = 6  # more of them hide the curves
@@ -232,7 +231,7 @@ def _caption(parts: list[Part]) -> str:
     if going:
         said.append(
             f"Not complete: {listed(going)}."
-            if len(going) <= NAMED
+            if len(going) <= BY_NAME
             else f"{len(going)} runs are not complete."
         )
     return " ".join(said)

@@ -43,7 +43,7 @@ def _over_sizes(
         for size in sizes:
             for one in models.get(size, []):
                 name = f"{objective_name(one.recipe)}{words}"
-                line = lines.get(name) or Line(name, Meaning(role_of(one.recipe), words), ())
+                line = lines.get(name) or Line(name, Meaning(role_of(one.recipe), (words, name)), ())
                 point = Point((float(one.recipe.parameters or 0),), one)
                 lines[name] = replace(line, points=(*line.points, point))
     ticks = {size: float(one.recipe.parameters or 0) for size, one in sizes.items()}

@@ -67,7 +67,8 @@ def _models(evidence: Evidence) -> tuple[dict[str, tuple[str, Look]], str]:
     found: dict[str, tuple[str, Meaning]] = {}
     for words, some in by_setting(sizes[size]).items():
         for one in standing_for(some):
-            found[one.name] = f"{objective_name(one.recipe)}{words}", Meaning(role_of(one.recipe), words)
+            name = f"{objective_name(one.recipe)}{words}"
+            found[one.name] = name, Meaning(role_of(one.recipe), (words, name))
     styles = looks([one for _, one in found.values()])
     return {one: (name, look) for (one, (name, _)), look in zip(found.items(), styles, strict=True)}, size
 

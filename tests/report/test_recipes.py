@@ -101,7 +101,7 @@ def test_the_papers_models_differ_in_nothing_but_size_objectives_and_steps(paper
             "610m-clm-dec42k-mlm40-64k",
             "610m · MLM 40% for 22,000 steps, continued after CLM for 42,000 steps",
         ),
-        ("1b-mlm20-42k", "1b · mlm 20% 42,000"),
+        ("1b-mlm20-42k", "1b · MLM 20% for 42,000 steps"),
     ],
 )
 def test_a_recipe_says_itself_in_words(paper, name, words):

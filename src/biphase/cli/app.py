@@ -108,7 +108,7 @@ def show(text: str) -> None:
 def give(as_json: bool, told: Callable[[], Any], text: Callable[[], str]) -> None:
     """A result: for a program as JSON, which escapes by itself, or for people."""
     if as_json:
-        print(json.dumps(told(), indent=1, default=str), flush=True)
+        print(json.dumps(told(), indent=1), flush=True)
     else:
         show(text())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 
 from biphase.wording import printable
 
@@ -16,14 +17,16 @@ def seconds_between(on_terminal: float) -> float:
 
 
 class Live:
-    """What is being done now. In a log it is repeated every minute until it changes; an empty text ends it."""
+    """What is being done now. In a log it is told every minute, once it takes as long; an empty text ends it."""
 
     def __init__(self, *, enabled: bool) -> None:
         self.enabled, self.terminal = enabled, sys.stderr.isatty()
-        self.text = ""
+        self.text, self.began = "", 0.0
         self._beats: threading.Thread | None = None
 
     def __call__(self, text: str) -> None:
+        if not self.text:
+            self.began = time.monotonic()
         self.text = printable(text)
         if self.enabled and self.terminal:
             sys.stderr.write(f"\r\x1b[K{'  ' if text else ''}{self.text}")
@@ -34,5 +37,5 @@ class Live:
 
     def _beat(self) -> None:
         while not threading.Event().wait(MINUTE):
-            if self.text:
+            if self.text and time.monotonic() - self.began >= MINUTE:
                 print(f"  {self.text}", file=sys.stderr, flush=True)

@@ -17,7 +17,7 @@ IDS = [path.relative_to(SOURCE).as_posix() for path in FILES]
 # Bottom first. A file imports only from lines below its own; a folder's files also from each other.
 LAYERS = [
     {"errors", "randomness", "batch", "slices", "wording", "version", "kernels", "findings"},
-    {"records", "files", "holders", "processors"},
+    {"records", "files", "holders", "processors", "progress"},
     {"specs", "leases"},
     {"presets", "catalog", "keys"},
     {"objectives", "loss"},
@@ -44,7 +44,7 @@ LIGHT = [
     "study.launch", "study.attendance", "study.stopping", "study.slurm.profile", "study.slurm.script",
     "study.slurm.queue", "study.pins", "study.model_names", "study.adaptation", "study.measured", "study.machines",
     "study.lengths", "study.prices", "study.totals", "study.parcel", "study.pack", "study.sound", "study.merge", "findings",
-    "processors", "study.interconnect", "study.scaling", "study.gpus", "study.refusal", "slices",
+    "processors", "progress", "study.corpora", "study.elapsed", "study.interconnect", "study.scaling", "study.gpus", "study.refusal", "slices",
 ]  # fmt: skip
 HEAVY = [
     "torch",

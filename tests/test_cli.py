@@ -63,6 +63,19 @@ def refused(*arguments):
     return lines[0]
 
 
+def test_no_text_of_a_study_or_a_path_acts_on_the_terminal(study, tmp_path):
+    study.write_text(study.read_text().replace("Do the verbs work?", r"\x1b]0;owned\x07 Do they?"))
+    for verb in ("plan", "report"):
+        told = biphase(verb, study, "--store", tmp_path / "store")
+        assert r"\x1b]0;owned\x07 Do they?" in told
+        assert "\x1b" not in told
+    assert r"\x1b[2J.py" in refused("plan", tmp_path / "\x1b[2J.py")
+
+
+def planned_json(study, store):
+    return biphase("plan", study, "--store", store.root, "--json")
+
+
 def test_plan_run_status_plan(study, store):
     planned = biphase("plan", study, "--store", store.root)
     assert "Do the verbs work?" in planned
@@ -74,6 +87,10 @@ def test_plan_run_status_plan(study, store):
     assert "all 5 pieces are done" in ran
     assert "masked 40%" in ran
     assert "knows only how often each token occurs" in ran
+    boards = sorted(path.name for path in (store.studies / "verbs" / "tensorboard").iterdir())
+    keys = [state["key"][:6] for state in json.loads(planned_json(study, store))["states"]]
+    assert sorted(name.split(", ")[-1] for name in boards) == sorted(keys)
+    assert any(name.startswith("two, mlm 40% ") for name in boards), boards
 
     status = biphase("status", study, "--store", store.root)
     assert "5/5 pieces" in status

@@ -2,7 +2,7 @@
 
 import pytest
 
-from biphase.wording import short, si
+from biphase.wording import printable, short, si
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,18 @@ from biphase.wording import short, si
 )
 def test_a_number_has_three_digits_and_a_unit(value, unit, count):
     assert (si(value), short(value)) == (unit, count)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("two\nlines\tand ünïcode 漢字 →", "two\nlines\tand ünïcode 漢字 →"),
+        ("\x1b]0;owned\x07\x1b[2J", r"\x1b]0;owned\x07\x1b[2J"),
+        ("over\rwritten \x7f \x9b31m", r"over\rwritten \x7f \x9b31m"),
+        ("\u202egpj.exe \u2066", r"\u202egpj.exe \u2066"),
+        ("half \ud800", r"half \ud800"),
+    ],
+)
+def test_a_terminal_is_given_nothing_to_act_upon(text, shown):
+    assert printable(text) == shown
+    printable(text).encode()

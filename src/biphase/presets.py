@@ -48,6 +48,9 @@ CORPORA = ByName(
     },
 )
 
+# Tokens to train on of these corpora, about, where a store has not counted them: what the sample is called, or counted.
+TOKENS = {"fineweb-edu": 100_000_000_000, "fineweb-edu-10b": 10_000_000_000, "builtin": 1_424_968}
+
 # Dense peak of one device in FLOP/s: bf16 where it has it, fp32 for the CPU (measured: two AVX2 cores).
 DEVICES = ByName(
     "device",

@@ -1,8 +1,19 @@
-"""Numbers, and a few names, as a person reads them."""
+"""Numbers, and text of others, as a person reads them."""
 
 from __future__ import annotations
 
 import math
+import re
+
+# Control characters but newline and tab, marks that reorder text, and halves of characters.
+_ACTING = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    """Text for a terminal: whatever a terminal would act upon is shown as an escape such as \\x1b."""
+    return _ACTING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def si(value: float) -> str:
@@ -18,6 +29,15 @@ def si(value: float) -> str:
 def short(count: float) -> str:
     """12,345 as 12.3k, and billions as a person counts them."""
     return si(count).replace(" ", "").replace("G", "B")
+
+
+def beside(mean: float, low: float, high: float) -> str:
+    """What stands after a score in percent: ± 0.18, or [0.00, 63.21] where its interval ends at 0 or 100."""
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return ""
+    if low < 0 or high > 100 or not math.isclose(high - mean, mean - low, abs_tol=1e-9):
+        return f"[{max(low, 0.0):.2f}, {min(high, 100.0):.2f}]"
+    return f"± {(high - low) / 2:.2f}"
 
 
 def counted(number: int, word: str) -> str:
@@ -46,4 +66,7 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"
+    days = seconds / 86_400
+    if days >= 730:
+        return f"{days / 365.25:,.0f} years"
+    return f"{seconds / 3600:.1f} h" if days < 2 else f"{days:.1f} days"

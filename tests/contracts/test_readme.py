@@ -1,5 +1,6 @@
 """The README and the guide tell the truth: studies plan, commands run, the map names every file."""
 
+import json
 import re
 import subprocess
 import sys
@@ -62,6 +63,17 @@ def test_the_plan_shown_is_the_plan_of_the_quickstart(tmp_path):
     tree = [line for line in done.stdout.splitlines() if "→" in line]
     assert tree
     for line in tree:
+        assert line.rstrip() in README, line
+
+
+def test_the_tours_first_study_is_planned_as_shown_and_its_report_will_answer_something(tmp_path):
+    (tmp_path / "mine.py").write_text(blocks(README, "python")[0])
+    done = biphase("plan", "mine.py", "--json", cwd=tmp_path)
+    told = json.loads(done.stdout)
+    assert told["finetunings"] > 0
+    assert any(claim["tested"] for claim in told["claims"])
+    shown = biphase("plan", "mine.py", cwd=tmp_path).stdout.splitlines()
+    for line in [one for one in shown if "→" in one]:
         assert line.rstrip() in README, line
 
 

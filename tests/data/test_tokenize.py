@@ -14,6 +14,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from biphase import progress
 from biphase.data import documents, identity, meter, parts, sources
 from biphase.data import tokenize as tokenizing
 from biphase.data.attempt import TakenOver
@@ -215,14 +216,20 @@ def test_another_size_of_shards_starts_again(corpus, tmp_path, small_blocks, mon
     assert again == content(made(corpus, tmp_path / "whole", shard_tokens=50_000))
 
 
-def test_progress_tells_speed_and_time_left(corpus, tmp_path, small_blocks, monkeypatch):
+@pytest.mark.parametrize("minute", [0.0, 60.0])
+def test_progress_tells_speed_and_time_left_once_a_minute(
+    corpus, tmp_path, small_blocks, monkeypatch, minute
+):
     monkeypatch.setattr(meter, "REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "MINUTE", minute)
     said = []
     made(
         Corpus("mine", corpus.source, corpus.tokenizer, tokens=100_000), tmp_path / "store", said, processes=1
     )
     line = re.compile(r"mine: [\d.]+ MB of text, [\d,]+ tokens, [\d.]+ MB/s, \d+ s left")
-    assert sum(bool(line.fullmatch(one)) for one in said) > 3
+    told = sum(bool(line.fullmatch(one)) for one in said)
+    assert told == 0 if minute else told > 3
+    assert said.count("") > 3 or not minute, "whoever is told may end the work meanwhile"
     assert said[-1].endswith(" MB/s") or "held" in said[-1]
 
 

@@ -12,7 +12,7 @@ import threading
 
 import pytest
 
-from biphase import CLM, MLM, Stage, Study
+from biphase import CLM, MLM, TASKS, Finetune, Stage, Study
 from biphase.files import Store
 from biphase.report.build import build
 from biphase.report.watch import HOST, Watcher, listen
@@ -127,6 +127,7 @@ def test_the_text_is_painted_before_the_library_is_parsed(browser, visit):
 
 def test_tables_sort_by_value_and_say_so(visit, built):
     page = visit()
+    page.locator('[data-unfold="t-families"]').click()
     head = page.locator("#t-families thead th").nth(3)
     means = {line.model.name: line.cells[2].score.seeds.mean for line in built.content.boards[0].lines}
     head.get_by_role("button").click()
@@ -225,13 +226,17 @@ def test_a_link_to_a_claim_opens_it(visit, built):
     page.goto(built.page.as_uri() + "#claim-C1")
     assert page.locator("#claim-C1 .evidence").is_visible()
     assert not page.locator("#claim-C2 .evidence").is_visible()
+    assert not page.locator("#claim-C7").is_visible(), "not tested, so folded"
+    page.goto(built.page.as_uri() + "#claim-C7")
+    assert page.locator("#claim-C7 .evidence").is_visible()
 
 
 def test_a_verdict_is_told_by_word_and_sign_and_not_by_colour_alone(visit, built):
     page = visit()
+    page.evaluate("document.querySelectorAll('.folded').forEach(one => { one.open = true; })")
     for one in built.content.findings:
         badge = page.locator(f"#claim-{one.id} > summary .badge")
-        assert badge.inner_text().strip() == one.verdict
+        assert badge.inner_text().strip().split("\n")[0] == one.reads
         assert badge.locator("use").get_attribute("href").startswith("#i-")
 
 
@@ -398,13 +403,67 @@ def test_a_watched_page_that_is_left_alone_stays_and_says_so(ledger, tmp_path, b
     context.close()
 
 
+@pytest.fixture(scope="module")
+def twelve(invent, run, tmp_path_factory):
+    """Twelve tasks, a name of 25 letters, four checkpoints."""
+    runs = (
+        run("610m-clm-dec42k-mlm40-64k", Stage(CLM(), 20), keep=(5, 10)),
+        run("mlm", Stage(MLM(0.4), 20), keep=(5, 10)),
+        run("both", Stage(CLM(), 10), Stage(MLM(0.4), 10)),
+    )
+    study = Study("twelve", runs, Finetune(TASKS, lrs=(5e-5,), seeds=(0, 1)))
+    plan, store = invent(study, tmp_path_factory.mktemp("twelve"), shrink=0.01)
+    return build(plan, store, tmp_path_factory.mktemp("page"), static=False)
+
+
+def test_twelve_tasks_are_seen_at_once_under_short_rows(visit, twelve):
+    page = visit(address=twelve.page.as_uri())
+    page.evaluate("document.getElementById('t-tasks').scrollIntoView()")
+    heads = page.locator("#t-tasks thead th")
+    assert heads.count() == 13
+    last = heads.last.bounding_box()
+    assert last["x"] + last["width"] <= 1280
+    names = page.locator("#t-tasks tbody tr:visible th")
+    assert all(one.bounding_box()["height"] < 56 for one in names.all()), "two lines at most"
+    name = names.first.bounding_box()
+    page.set_viewport_size({"width": 700, "height": 900})
+    page.evaluate("document.getElementById('t-tasks').parentElement.scrollLeft = 400")
+    assert 0 <= names.first.bounding_box()["x"] <= name["x"], "the names stay in sight"
+
+
+def test_finished_models_come_first_and_checkpoints_are_folded(visit, twelve):
+    page = visit(address=twelve.page.as_uri())
+    ends = ["610m-clm-dec42k-mlm40-64k", "mlm", "both"]
+    seen = "#t-tasks tbody tr:visible th"
+    assert page.locator(seen).all_inner_texts() == ends
+    page.locator('[data-unfold="t-tasks"]').click()
+    assert page.locator(seen).all_inner_texts() == [
+        *ends,
+        *(f"{one}-{n}" for one in ends[:2] for n in (5, 10)),
+    ]
+    page.locator('[data-unfold="t-tasks"]').click()
+    page.locator("#filter-t-tasks").fill("mlm-5")
+    assert page.locator(seen).all_inner_texts() == ["mlm-5"], "a filter finds them folded"
+    page.locator("#filter-t-tasks").fill("")
+    assert page.locator(seen).all_inner_texts() == ends
+    _, text = saved(page, page.locator('[data-csv="scores"]').click)
+    assert text == (twelve.folder / "scores.csv").read_text(), "folded is not filtered"
+
+
 def test_odd_names_do_no_harm(invent, run, grid, visit, tmp_path):
     from dataclasses import replace
 
-    from biphase import CLM, MLM, Stage, Study
+    from biphase import CLM, MLM, WSD, Stage, Study
 
     name = "a\"b'c<i>&#35; {d}"
-    study = Study(name, (run(name, Stage(CLM(), 20)), run("mlm", Stage(MLM(0.4), 20))), grid("squad"))
+    link = "<a href='about:blank'>=1+1</a>"
+    runs = (
+        run(name, Stage(CLM(), 20)),
+        run("__proto__", Stage(CLM(), 20), schedule=WSD(2e-3, warmup=2, decay=4)),
+        run(link.replace("/", "\N{DIVISION SLASH}"), Stage(MLM(0.4), 20)),
+        run("=1+1", Stage(MLM(0.4), 20), schedule=WSD(2e-3, warmup=2, decay=4)),
+    )
+    study = Study(name, runs, grid("squad"))
     plan, store = invent(study, tmp_path / "store")
     plan = replace(
         plan, question="</script><script>window.harm = 1</script><img src=x onerror='window.harm = 2'>?"
@@ -414,10 +473,14 @@ def test_odd_names_do_no_harm(invent, run, grid, visit, tmp_path):
     for figure in odd.content.figures:
         drawn(page, figure.id)
     assert page.evaluate("window.harm") is None
+    assert page.locator("svg a").count() == 0, "no name in a figure is a link"
+    entries = page.locator('[data-figure="losses"] .legendtext').all_text_contents()
+    assert {"__proto__", "=1+1"} <= set(entries), entries
     assert page.locator("h1").inner_text() == plan.question
     assert name in shown(page, "t-families")
     _, text = saved(page, page.locator('[data-csv="families"]').click)
-    assert name in {row["model"] for row in csv.DictReader(io.StringIO(text))}
+    assert {name, "'=1+1"} <= {row["model"] for row in csv.DictReader(io.StringIO(text))}
+    assert text == (odd.folder / "families.csv").read_text()
     page.locator("#filter-t-families").fill("<i>")
     assert shown(page, "t-families") == [name]
 

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from biphase import CLM, MLM, Fewer, Stage, Study
+from biphase import CLM, MLM, Fewer, Hub, Pretrain, Stage, Study
 from biphase.errors import SpecError
 from biphase.files import Store
 from biphase.report.build import KNOWN, build
 from biphase.report.page.render import inside_script
+from biphase.report.paper import ADDRESS, TITLE
 from biphase.study import ledger as state_ledger
 from biphase.study.leaves import trainings
 
@@ -108,7 +109,9 @@ def test_another_score_gives_another_report(ledger, rewrite, tmp_path):
 def test_the_page_asks_nothing_of_any_network(ledger, tmp_path):
     page = build(*ledger, tmp_path, static=False).page.read_text()
     own = page.split('<script type="text/plain" id="plotly">')[0]
-    assert not re.findall(r'(?:src|href|action)="(?!#)[^"]', own)
+    assert re.findall(r'(?:src|href|action)="(?!#)([^"]+)', own) == [ADDRESS], (
+        "a link to the paper, to be clicked"
+    )
     assert "@import" not in own
     assert "url(" not in own
     assert "connect-src 'none'" in own
@@ -187,8 +190,22 @@ def test_a_study_that_only_pretrains_has_a_report(planned, run, tmp_path):
     )
     page = words(built.page.read_text())
     assert "fine-tunes nothing" in page
+    assert built.content.findings == (), "one model compares with nothing"
     assert "Runs" in page
     assert not (tmp_path / "report" / "tables" / "families.tex").exists()
+
+
+def test_the_report_of_an_evaluated_model_says_nothing_of_the_paper(invent, grid, tmp_path):
+    model = Pretrain("bert", start=Hub("some/bert", revision="1" * 40))
+    plan, store = invent(
+        Study("evaluate-bert", (model,), grid("sst2")), tmp_path / "store", means={"bert": 90.0}
+    )
+    built = build(plan, store, tmp_path / "report", static=False)
+    assert built.content.findings == ()
+    for text in (words(built.page.read_text()), (tmp_path / "report" / "report.md").read_text()):
+        assert "bert" in text
+        assert "the paper" not in text.lower()
+    assert "claims:" not in built.words()
 
 
 def test_who_reads_the_old_page_reads_it_to_the_end(ledger, tmp_path):
@@ -234,10 +251,52 @@ def test_every_claim_stands_on_the_page_with_its_verdict(ledger, tmp_path):
     page = built.page.read_text()
     shown = dict(re.findall(r'<details class="claim" id="claim-(\w+)" data-verdict="(\w+)">', page))
     css = {"reproduced": "reproduced", "direction only": "direction", "not reproduced": "against"}
-    css |= {"underpowered": "underpowered", "not tested": "untested"}
-    assert shown == {one.id: css[one.verdict] for one in built.content.findings}
+    css |= {"underpowered": "underpowered", "not tested": "untested", "points the other way": "contrary"}
+    assert shown == {one.id: css[one.reads] for one in built.content.findings}
     for one in built.content.findings:
         assert html.escape(one.why, quote=True).replace("&#x27;", "&#39;").replace("&quot;", "&#34;") in page
+
+
+def test_a_claim_that_points_the_other_way_is_not_hidden_as_underpowered(ledger, tmp_path):
+    built = build(*ledger, tmp_path, static=False)
+    found = {one.id: one for one in built.content.findings}["C4"]
+    (part,) = found.parts
+    assert (found.verdict, part.supports) == ("underpowered", "underpowered"), "the rule is as it was"
+    assert part.estimate.high < part.margin
+    assert found.reads == "points the other way"
+    assert "points the other way" in found.why
+    summary = built.page.read_text().split('id="claim-C4"')[1].split("</summary>")[0]
+    assert "points the other way" in summary
+    assert f"{built.content.headline.verdicts['points the other way']} points the other way" in built.words()
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "claims.csv").read_text())))
+    assert {row["verdict"] for row in rows if row["claim"] == "C4"} == {"points the other way"}
+    assert all(float(row["detectable"]) <= 100 for row in rows if row["detectable"])
+
+
+def test_a_closed_claim_shows_its_intervals(ledger, tmp_path):
+    built = build(*ledger, tmp_path, static=False)
+    page = built.page.read_text()
+    for one in built.content.findings:
+        summary = page.split(f'id="claim-{one.id}"')[1].split("</summary>")[0]
+        assert bool(re.search(r"\[[+−0-9.]+, [+−0-9.]+\]", summary)) == (one.verdict != "not tested"), one.id
+
+
+def test_the_paper_is_cited_above_its_claims_and_families_are_spelled_out(ledger, tmp_path):
+    built = build(*ledger, tmp_path, static=False)
+    seen = words(built.page.read_text())
+    assert seen.index(TITLE) < seen.index("C1 MLM 40%")
+    assert "arXiv:2507.00994" in seen
+    for family, name in {"SC": "sequence classification", "TC": "token classification"}.items():
+        assert seen.index(f"{name} ({family})") <= seen.index(family) - len(name) - 2
+    assert TITLE in (tmp_path / "report.md").read_text()
+
+
+def test_claims_that_were_not_tested_are_folded(ledger, tmp_path):
+    page = build(*ledger, tmp_path, static=False).page.read_text()
+    folded = page.split('<details class="folded" id="untested-paper">')[1].split("</details>\n    </div>")[0]
+    shown = re.findall(r'id="claim-(\w+)" data-verdict="(\w+)"', page)
+    untested = {name for name, verdict in shown if verdict == "untested" and name[0] == "C"}
+    assert untested == set(re.findall(r'id="claim-(C\w+)"', folded))
 
 
 def test_a_claim_tells_the_papers_numbers_also_where_its_models_were_others(ledger, tmp_path):
@@ -270,7 +329,7 @@ def test_a_damaged_state_is_named_and_the_rest_is_told(ledger, tmp_path):
     assert "1 file cannot be read and counts as missing" in page
     assert f"{plan.results['mlm'][:8]} " in page
     assert "state.json is missing or cut short" in page
-    assert built.content.headline.subject == "clm 10 → mlm 40% 10"
+    assert built.content.headline.subject == "CLM for 10 steps, then MLM 40% for 10"
 
 
 def test_a_piece_that_failed_is_named_with_its_reason(ledger, tmp_path):

@@ -30,10 +30,11 @@ def evidence(ledger):
 
 def test_the_best_recipe_is_named_with_its_score_and_its_leads(evidence):
     top = headline(evidence, [])
-    assert top.subject == "clm 10 → mlm 40% 10"
+    assert top.subject == "CLM for 10 steps, then MLM 40% for 10"
     assert f"{top.subject} scores best of 3 recipes" in top.answer
     assert "(1m, 20 steps, 2.56k tokens)" in top.answer
-    assert "averaged over SC, TC, QA and IR" in top.answer
+    assert "sequence classification (SC)" in top.answer
+    assert "question answering (QA) and retrieval (IR)" in top.answer
     model = evidence.models["both"]
     mean = np.mean([evidence.on(model, tasks).mean() for tasks in evidence.families.values()])
     assert f"{100 * mean:.2f}%" in top.answer
@@ -52,19 +53,21 @@ def test_checkpoints_on_the_way_are_no_rivals(invent, run, grid, tmp_path):
     )
     means = {"long-10": 90.0, "long": 70.0, "clm": 75.0, "mlm": 80.0}
     top = headline(gather(*invent(Study("s", runs, grid("squad")), tmp_path / "store", means=means)), [])
-    assert top.subject == "mlm 40% 10"
+    assert top.subject == "MLM 40% for 10 steps"
     assert "of 2 recipes" in top.answer
 
 
 def test_validation_chooses_and_test_scores_play_no_part(evidence):
     swapped = with_scores(evidence, "test", lambda name, array: array - 0.2 * (name == "both"))
     top = headline(swapped, [])
-    assert top.subject == "clm 10 → mlm 40% 10", "chosen by validation, whatever the test says"
+    assert top.subject == "CLM for 10 steps, then MLM 40% for 10", (
+        "chosen by validation, whatever the test says"
+    )
     assert "points behind [" in top.against[0].told
     assert not any(lead.clear for lead in top.against)
     assert top.answer.startswith("No recipe is clearly ahead.")
     chosen = with_scores(evidence, "validation", lambda name, array: array - 0.2 * (name == "both"))
-    assert headline(chosen, []).subject == "mlm 40% 20"
+    assert headline(chosen, []).subject == "MLM 40% for 20 steps"
 
 
 def test_a_lead_within_the_noise_is_not_called_one(evidence):
@@ -150,7 +153,7 @@ def test_one_seed_has_no_interval(invent, run, grid, tmp_path):
 def test_one_model_is_told_alone(invent, run, grid, tmp_path):
     study = Study("one", (run("clm", Stage(CLM(), 20)),), grid("squad"))
     top = headline(gather(*invent(study, tmp_path / "store")), [])
-    assert top.answer.startswith("clm 20 (1m) scores ")
+    assert top.answer.startswith("CLM for 20 steps (1m) scores ")
     assert top.against == ()
 
 
@@ -186,6 +189,7 @@ def test_verdicts_are_counted(evidence):
         "reproduced",
         "direction only",
         "not reproduced",
+        "points the other way",
         "underpowered",
         "not tested",
     ]
@@ -215,7 +219,7 @@ def test_best_is_said_of_no_recipe_that_another_of_its_kind_exceeds(invent, run,
     assert "scores best of 3 recipes" in headline(evidence, []).answer
     other = with_scores(evidence, "test", lambda name, array: array + 0.05 * (name == "low"))
     top = headline(other, [])
-    assert top.subject == "mlm 40% 20"
+    assert top.subject == "MLM 40% for 20 steps"
     assert all(lead.clear for lead in top.against)
     assert "scores best" not in top.answer
 
@@ -232,7 +236,7 @@ def test_models_are_chosen_on_the_seeds_that_all_have(evidence):
     partly = with_scores(with_scores(evidence, "validation", change), "test", change)
     for grid in partly.grids.values():
         vars(grid).pop("chosen", None)
-    assert headline(partly, []).subject == "mlm 40% 20"
+    assert headline(partly, []).subject == "MLM 40% for 20 steps"
 
 
 def test_rows_without_a_seed_in_common_are_no_score(invent, run, grid, tmp_path):

@@ -46,7 +46,10 @@ def test_the_best_of_each_column_is_bold(content):
 
 def test_intervals_stand_beside_the_means(content):
     cell = content.boards[0].lines[0].cells[2]
-    assert f"$\\pm$ {100 * cell.half:.2f}" in body(latex(content)["families.tex"])[0][3]
+    assert (
+        f"$\\pm$ {100 * (cell.score.seeds.high - cell.score.seeds.mean):.2f}"
+        in body(latex(content)["families.tex"])[0][3]
+    )
 
 
 def test_what_is_missing_is_a_dash(ledger):

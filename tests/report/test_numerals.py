@@ -4,7 +4,19 @@ import math
 
 import pytest
 
-from biphase.report.numerals import exponent, fixed, interval, listed, p_value, percent, plain, rate, signed
+from biphase.report.numerals import (
+    effect,
+    exponent,
+    fixed,
+    interval,
+    listed,
+    p_equals,
+    p_value,
+    percent,
+    plain,
+    rate,
+    signed,
+)
 
 
 def test_what_rounds_to_nought_has_no_sign():
@@ -49,3 +61,17 @@ def test_rates_are_written_as_in_a_study(lr, told):
 
 def test_lists():
     assert [listed([]), listed(["a"]), listed(["a", "b", "c"])] == ["", "a", "a, b and c"]
+
+
+def test_no_detectable_effect_exceeds_the_scale():
+    assert [effect(one) for one in (0.5, 100.0, 563.0, math.inf, math.nan)] == [
+        "0.50",
+        "100.00",
+        ">100",
+        ">100",
+        "—",
+    ]
+
+
+def test_a_p_value_in_a_sentence():
+    assert (p_equals(0.011), p_equals(1e-9)) == ("p = 0.011", "p < 0.0001")

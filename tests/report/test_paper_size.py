@@ -48,7 +48,7 @@ def test_effects_that_are_there_are_found(tmp_path):
     small = {verdicts[name] for name in SMALL}
     assert small <= {"reproduced", "direction only", "underpowered"}
     assert {verdicts[name] for name in set(verdicts) - SMALL - UNTESTED} == {"reproduced"}
-    assert "clm 10,000 → mlm 40% 32,000 scores best" in told["answer"]
+    assert "CLM for 10,000 steps, then MLM 40% for 32,000 scores best" in told["answer"]
 
 
 @pytest.mark.campaign

@@ -190,7 +190,7 @@ def test_a_program_reads_the_same(plan_of):
     (part,) = by_id(prospects(plan))["mine"].parts
     assert (test["detectable"], test["sd"], test["weak"]) == (part.detectable, part.sd, part.weak)
     assert (found["B5"]["tested"], found["B5"]["tests"]) == (False, [])
-    assert found["B5"]["needs"] == "needs a task of the family IR"
+    assert found["B5"]["needs"] == "needs a task of retrieval (IR)"
 
 
 def test_own_claims_stand_in_the_text(plan_of):

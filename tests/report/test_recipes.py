@@ -95,10 +95,13 @@ def test_the_papers_models_differ_in_nothing_but_size_objectives_and_steps(paper
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("610m-clm-10k-mlm40-42k", "610m · clm 10,000 → mlm 40% 32,000"),
-        ("610m-clm-42k-5000", "610m · clm 5,000 (on the way to 42,000, not decayed)"),
-        ("610m-clm-dec42k-mlm40-64k", "610m · mlm 40% 22,000, continued after clm 42,000"),
-        ("1b-mlm20-42k", "1b · mlm 20% 42,000"),
+        ("610m-clm-10k-mlm40-42k", "610m · CLM for 10,000 steps, then MLM 40% for 32,000"),
+        ("610m-clm-42k-5000", "610m · CLM for 5,000 steps (on the way to 42,000, not decayed)"),
+        (
+            "610m-clm-dec42k-mlm40-64k",
+            "610m · MLM 40% for 22,000 steps, continued after CLM for 42,000 steps",
+        ),
+        ("1b-mlm20-42k", "1b · MLM 20% for 42,000 steps"),
     ],
 )
 def test_a_recipe_says_itself_in_words(paper, name, words):
@@ -210,7 +213,7 @@ def test_what_goes_on_from_a_decayed_end_has_a_base_and_is_judged_by_what_came_s
 
 def test_what_goes_on_from_an_end_that_never_decayed_went_on_all_the_time(of, run):
     trunk = run("trunk", Stage(CLM(), 10), schedule=WSD(1e-3, warmup=2, decay=0))
-    assert of(trunk).words() == "1m · clm 10 (not decayed)"
+    assert of(trunk).words() == "1m · CLM for 10 steps (not decayed)"
     recipe = of(run("more", Stage(MLM(0.4), 30), start=trunk, schedule=WSD(1e-3, decay=4)))
     assert (recipe.base, recipe.kind, recipe.causal_share) == (None, "clm-mlm", 0.25)
     assert (recipe.continued, recipe.of, recipe.decayed) == (0, 40, True)
@@ -226,7 +229,7 @@ def test_more_of_the_same_is_told_from_the_base_on(of, run):
     recipe = of(run("more", Stage(MLM(0.4), 10), start=base))
     assert [(one.first, one.until) for one in recipe.spans] == [(0, 30)]
     assert [(one.first, one.until) for one in recipe.own] == [(20, 30)]
-    assert recipe.words() == "1m · mlm 40% 10, continued after mlm 40% 20"
+    assert recipe.words() == "1m · MLM 40% for 10 steps, continued after MLM 40% for 20 steps"
 
 
 def test_the_same_steps_with_a_decay_between_them_are_another_recipe_and_no_draw(planned, run):

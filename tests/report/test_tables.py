@@ -5,7 +5,6 @@ import io
 import shutil
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from biphase.report import tables
@@ -13,6 +12,7 @@ from biphase.report.claims import judge as found_in
 from biphase.report.estimates import estimate
 from biphase.report.evidence import gather
 from biphase.report.runs import runs
+from biphase.report.statistics.intervals import of_scores
 from biphase.study import ledger as state_ledger
 from biphase.study.leaves import trainings
 
@@ -62,7 +62,7 @@ def test_a_seed_without_all_its_rates_has_no_rate_and_is_not_averaged(ledger):
         if (r["model"], r["task"]) == ("both", "sst2")
     )
     assert (row["n"], row["done"], row["of"]) == ("2", "8", "9")
-    assert row["rate_of_each_seed"].split()[1] == "-"
+    assert row["rate_of_each_seed"].split()[1] == "none"
 
 
 def test_a_model_without_a_complete_seed_has_empty_cells(ledger):
@@ -180,7 +180,7 @@ def test_runs_tell_what_it_took(evidence):
     assert list(rows) == list(evidence.plan.results)
     row = rows["both"]
     assert (row["steps"], row["tokens"], row["standing"]) == ("20", str(20 * 128), "done")
-    assert row["recipe"] == "1m · clm 10 → mlm 40% 10"
+    assert row["recipe"] == "1m · CLM for 10 steps, then MLM 40% for 10"
     assert float(row["flops"]) > 0
     assert float(row["heldout_clm"]) > 0
     assert row["key"] == evidence.plan.results["both"]
@@ -202,7 +202,20 @@ def test_files_quote_what_would_break_a_row():
     assert made.csv().startswith("one,two,three,four\n")
 
 
-def test_half_of_an_interval_is_half(evidence):
+def test_a_spreadsheet_finds_no_formula_in_a_file():
+    harmful = ("=HYPERLINK(1)", "+cmd|' /C calc'!A0", "-2+3", "@SUM(1)", "\t=1")
+    harmless = ("-2.5", "-1e-05", "+3", "2+3", "")
+    made = tables.Table("odd", tuple("abcde"), (harmful, harmless))
+    read = list(csv.reader(io.StringIO(made.csv())))
+    assert read[1] == [f"'{cell}" for cell in harmful]
+    assert read[2] == list(harmless)
+
+
+def test_half_of_an_interval_stands_beside_a_mean_and_its_ends_where_the_scale_cuts_it(evidence):
     cell = tables.boards(evidence, estimate(evidence))[0].lines[0].cells[2]
     seeds = cell.score.seeds
-    assert np.isclose(cell.half, seeds.high - seeds.mean)
+    assert cell.around == f"± {100 * (seeds.high - seeds.mean):.2f}"
+    cut = replace(
+        cell, score=replace(cell.score, seeds=of_scores(replace(seeds, mean=0.9, low=0.5, high=1.3)))
+    )
+    assert cut.around == "[50.00, 100.00]"

@@ -16,6 +16,7 @@ from biphase.leases import Leases
 from biphase.report.watch import HOST, Pace, Watcher, fingerprint, listen, progress, serve
 from biphase.study import ledger as state_ledger
 from biphase.study.leaves import trainings
+from biphase.study.summary import status_text
 
 
 def watch(plan, store, folder):
@@ -190,6 +191,32 @@ def test_losses_that_are_being_written_change_the_figures_alone(ledger, tmp_path
     assert made.shown.content == before.content
     drawn = json.loads(made.shown.texts["/figures.json"][1])["losses"]["data"]
     assert any(trace["x"] == list(range(1, 9)) for trace in drawn), "the half line is not read"
+    served = made.shown.texts["/main.html"][1].decode()
+    assert served.index('data-figure="losses"') < served.index('id="claims"'), (
+        "while it trains, losses come first"
+    )
+    assert served.count('data-figure="losses"') == 1
+    assert "not tested yet" in served
+
+
+def test_what_trains_is_told_with_step_loss_and_speed(ledger):
+    plan, store = ledger
+    state = plan.states[plan.results["mlm"]]
+    shutil.rmtree(store.states / state.key)
+    path = state_ledger.live_file(plan, store, state.key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = {"loss": 3.21456, "objective": "mlm 40%"}
+    lines = [json.dumps({"step": n, **line, "tokens": 1_000 * n, "seconds": n / 4}) for n in range(1, 19)]
+    path.write_text("\n".join([*lines, '{"step": 19, "heldout": {"clm": 1.0}}', '{"step": 19, "lo']))
+    store.leases.mkdir(exist_ok=True)
+    with Leases(store.leases).take(state.key):
+        (told,) = progress(plan, store)["running"]
+        status = status_text(plan, store, command_path="x")
+    for facts in (told, status):
+        assert all(one in facts for one in ("mlm", "step 18 of 20", "loss 3.215", "4 ktok/s")), facts
+    path.write_text("no line")
+    with Leases(store.leases).take(state.key):
+        assert progress(plan, store)["running"][0].startswith("mlm on "), "a damaged file is only looked at"
 
 
 def test_what_runs_and_what_failed_is_told(ledger):

@@ -6,7 +6,8 @@ import pytest
 
 from biphase.errors import SpecError, StoreError
 from biphase.files import Store
-from biphase.study.machines import SHIPPED, machine_named
+from biphase.study import machines
+from biphase.study.machines import SHIPPED, at_hand, machine_named
 from biphase.study.measured import fit
 
 CASE = {
@@ -99,3 +100,32 @@ def test_devices_that_ship_can_be_read(tmp_path):
         assert found is not None
         assert found.model["precisions"].keys() == found.origins.keys()
         assert all(origin.shipped for origin in found.origins.values())
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("NVIDIA H200", "h200"), ("NVIDIA GeForce RTX 3060", "rtx-3060"), ("", "cpu")],
+)
+def test_the_device_at_hand_is_the_first_gpu_of_the_driver_or_the_processor(
+    model, name, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(machines, "DRIVER", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if model:
+        (tmp_path / "0000:19:00.0").mkdir()
+        (tmp_path / "0000:19:00.0" / "information").write_text(f"Model: \t\t {model}\nIRQ:  \t\t 1\n")
+    assert at_hand() == name
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert at_hand() == "cpu", "hidden GPUs are not computed on"
+
+
+def test_the_measured_steps_behind_a_device_are_told(tmp_path):
+    found = machine_named("h200", Store(tmp_path))
+    assert found is not None
+    told = found.steps_behind(["bf16"])
+    assert all(
+        part in told
+        for part in ("MLM 40% in chunks of 2,048 at 8m, 30m, 210m, 610m", "fine-tuning at 30m, 210m")
+    )
+    assert "within 10%" in told
+    assert found.not_measured(["210m", "1b"]) == ["1b"]

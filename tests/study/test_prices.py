@@ -17,6 +17,7 @@ from biphase.finetune.subject import SHARE_OF_CONTEXT as READ_SHARE
 from biphase.keys import Identities
 from biphase.presets import LLAMA3, SIZES
 from biphase.specs import BPE, CLM, MLM, WSD, Chunks, Corpus, Finetune, Hub, LoRA, Pretrain, Stage, Study
+from biphase.study import machines
 from biphase.study.costs import labelled_share, shape_of
 from biphase.study.leaves import trainings
 from biphase.study.machines import Machine, Origin
@@ -25,6 +26,7 @@ from biphase.study.plan import make_plan
 from biphase.study.prices import LEAF_SECONDS, SHARE_OF_CONTEXT, TUNED_TOKENS, USUAL, left_of, price
 from biphase.study.totals import bill, summary
 from biphase.study.tree import plan_json
+from biphase.wording import duration
 
 OUTSIDE = Identities(data=lambda run: "data", hub=lambda hub: hub.source, task=lambda task: task.name)
 CORPUS = Corpus("mine", "./texts", LLAMA3)
@@ -305,6 +307,63 @@ study = Study(
 
 def biphase(*arguments):
     return subprocess.run([sys.executable, "-m", "biphase", *arguments], capture_output=True, text=True)
+
+
+def test_without_a_device_the_one_at_hand_is_priced(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    plan, store = tuned_plan(), store_with(tmp_path)
+    made = bill(plan, store, "", None, tuned=0)
+    assert (made.device, made.efficiency) == ("cpu", 0.4)
+    text = "\n".join(summary(plan, (), 0, made, "s.py"))
+    assert " hours on cpu at 40%" in text
+    assert "--device h200" in text, "how to price a GPU"
+    driver = tmp_path / "driver" / "0"
+    driver.mkdir(parents=True)
+    monkeypatch.setattr(machines, "DRIVER", tmp_path / "driver")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    (driver / "information").write_text("Model: NVIDIA Fast\n")
+    assert bill(plan, store, "", None, tuned=0).device == "fast", "measured into this store"
+    (driver / "information").write_text("Model: NVIDIA Odd 7\n")
+    made = bill(plan, store, "", None, tuned=0)
+    text = "\n".join(summary(plan, (), 0, made, "s.py"))
+    assert "odd-7" in text
+    assert "biphase bench scale" in text
+    assert "hours on" not in text
+    json.dumps(plan_json(plan, done=(), tuned=0, bill=made), allow_nan=False)
+
+
+def test_elapsed_time_the_longest_chain_and_the_measured_steps_stand_below_the_tree(tmp_path):
+    plan, store = plan_of(run("a", (CLM(), 2_000)), run("b", (MLM(0.4), 1_000))), store_with(tmp_path)
+    one, two = (bill(plan, store, "fast", None, tuned=0, workers=n) for n in (1, 2))
+    took = {key: one.prices.pieces[plan.results[key]] for key in ("a", "b")}
+    told = plan_json(plan, done=(), tuned=0, bill=two)["elapsed"]
+    assert told == {"workers": 2, "seconds": took["a"], "chain": took["a"], "ends": "a"}
+    assert plan_json(plan, done=(), tuned=0, bill=one)["elapsed"]["seconds"] == pytest.approx(
+        sum(took.values())
+    )
+    text = " ".join(" ".join(summary(plan, (), 0, two, "s.py")).split())
+    assert f"elapsed: {duration(took['a'])} on 2 fast" in text
+    assert f"longest chain of jobs takes {duration(took['a'])} (a)" in text
+    assert "measured steps behind these hours: " in text
+
+
+def test_token_shards_are_part_of_the_disk_and_repeated_text_is_said(tmp_path):
+    long = run("long", (CLM(), 700), corpus="fineweb-edu", batch_tokens=2**28)
+    plan = plan_of(long, run("short", (CLM(), 10), corpus="fineweb-edu"))
+    store = store_with(tmp_path)
+    made = bill(plan, store, "fast", None, tuned=0)
+    text = " ".join(" ".join(summary(plan, (), 0, made, "s.py")).split())
+    assert "400 GB of it token shards" in text
+    assert "text repeats: long reads 188B tokens of fineweb-edu, which has about 100B (1.9 epochs)" in text
+    assert "other run" not in text
+    own = Corpus("mine", str(tmp_path / "texts.txt"), BPE(500))
+    small = plan_of(run("small", (CLM(), 10), start=SIZES["1m"], corpus=own))
+    text = "\n".join(summary(small, (), 0, bill(small, store, "cpu", None, tuned=0), "s.py"))
+    assert "token shards of mine" in text
+    few = plan_of(run("few", (CLM(), 10), start=SIZES["1m"], corpus=replace(own, tokens=1_000)))
+    (one,) = bill(few, store, "cpu", None, tuned=0).texts
+    assert (one.tokens, one.bytes, one.exact) == (1_000, 2_000, False)
+    assert one.repeats().startswith("text repeats: few reads ")
 
 
 def test_the_verb_prices_on_a_measured_device_and_says_how_to_measure_another(tmp_path):

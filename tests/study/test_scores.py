@@ -140,6 +140,8 @@ def test_a_mean_without_an_interval_says_why():
     assert with_interval([0.84891]) == "84.89 (one seed: no interval)"
     assert with_interval([0.5, 0.5]) == "50.00 (all seeds alike: no interval)"
     assert with_interval([0.84, 0.86]) == "85.00 ± 12.71"
+    assert with_interval([0.90, 0.94]) == "92.00 [66.59, 100.00]", "no score is above 100"
+    assert with_interval([0.01, 0.05]) == "3.00 [0.00, 28.41]"
 
 
 @pytest.mark.parametrize("seeds", [2, 5])
@@ -160,8 +162,8 @@ def test_a_finished_table_reads_as_written_here(one_grid, store):
     test = {(1e-3, 0): 0.5, (1e-3, 1): 0.9, (4e-3, 0): 0.7, (4e-3, 1): 0.8}
     invent(one_grid, store, lambda task, lr, seed, part: (test if part == "test" else validation)[lr, seed])
     assert table(one_grid, store) == [
-        "  test score, %  task  metric    mean ± 95%     lr     with an lr per seed  time   other metrics",
-        "  clm            toys  accuracy  75.00 ± 63.53  0.004  65.00 ± 190.59       8 min  other 25.00",
+        "  test score, %  task  metric    mean ± 95%             lr     with an lr per seed   time   other metrics",
+        "  clm            toys  accuracy  75.00 [11.47, 100.00]  0.004  65.00 [0.00, 100.00]  8 min  other 25.00",
         "  Learning rates are chosen on validation scores; intervals are over 2 fine-tuning seeds.",
         "",
     ]

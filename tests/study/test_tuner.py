@@ -1,10 +1,8 @@
 """Fine-tunings of a worker: whole leaves, once each, the same in whatever company; failures noted, others go on."""
 
-import io
 import json
 import random
 import shutil
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +24,7 @@ from biphase.study.leaves import LEAF, PREDICTIONS, VALUES, read_leaf, trainings
 from biphase.study.plan import make_plan
 from biphase.study.shard_maker import Stopped
 from biphase.study.summary import closing, status_json, status_text
-from biphase.study.tuner import Live, Tuner, _finite
+from biphase.study.tuner import Tuner, _finite
 from biphase.study.worker import Worker
 from biphase.training.devices import Ranks
 from biphase.training.manner import Manner
@@ -519,23 +517,6 @@ def test_scores_that_are_not_finite_are_never_written():
 
 
 # ---------------------------------------------------------------- who is told
-
-
-def test_a_live_line_is_written_over_and_only_on_a_terminal(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    for stream, enabled, shown in (
-        (Terminal(), True, True),
-        (Terminal(), False, False),
-        (io.StringIO(), True, False),
-    ):
-        monkeypatch.setattr(sys, "stderr", stream)
-        live = Live(enabled=enabled)
-        live("step 3")
-        live("")
-        assert stream.getvalue() == ("\r\x1b[K  step 3\r\x1b[K" if shown else "")
 
 
 def test_somebody_elses_training_is_waited_for(plan, finished):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +12,10 @@ import torch
 from biphase.bench.results import Report, cases_of
 from biphase.errors import BiphaseError
 from biphase.files import Store, read_sealed, sealed, write_json
-from biphase.presets import DEVICES
-from biphase.study import measured
+from biphase.study import machines, measured
 from biphase.training.devices import machine
 from biphase.wording import counted
 
-# Of one name and yet another card: with fewer units or less power, or a slice of one.
-_VARIANTS = {"laptop", "mobile", "max", "d", "ti", "super", "mig"}
-_MAKERS = re.compile(r"nvidia|amd|geforce|instinct|quadro|tesla|radeon|graphics|\(r\)|\(tm\)")
 _BESIDE = ("triton", "accelerate", "sentence-transformers")  # what else moves the figures
 
 
@@ -38,16 +32,7 @@ def report_of(device: torch.device, command: str) -> Report:
 
 def short_name(device: torch.device, name: str) -> str:
     """h200 of NVIDIA H200: what is typed after --device."""
-    if device.type == "cpu":
-        return "cpu"
-    plain = _MAKERS.sub(" ", name.lower())
-    words = re.findall(r"[a-z0-9]+", plain)
-    if not _VARIANTS & set(words):
-        whole = {*words, *(one + other for one, other in pairwise(words))}  # "RTX 4090" is rtx4090
-        for known in DEVICES:
-            if known.removesuffix("-gcd") in whole:
-                return known
-    return "-".join(words) or "gpu"
+    return "cpu" if device.type == "cpu" else machines.short_name(name)
 
 
 def _version(package: str) -> str:

@@ -7,14 +7,18 @@ what it needs: `plan`, `status` and `--help` never import torch.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shlex
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+
+from biphase.wording import printable
 
 if TYPE_CHECKING:
     from biphase.files import Store
@@ -104,7 +108,22 @@ def _way_out(wrong: OSError) -> str:
 
 
 def tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    """Progress and refusals, for people; an empty text is none."""
+    if text:
+        print(printable(text), file=sys.stderr, flush=True)
+
+
+def show(text: str) -> None:
+    """Results, for people."""
+    print(printable(text), flush=True)
+
+
+def give(as_json: bool, told: Callable[[], Any], text: Callable[[], str]) -> None:
+    """A result: for a program as JSON, which escapes by itself, or for people."""
+    if as_json:
+        print(json.dumps(told(), indent=1), flush=True)
+    else:
+        show(text())
 
 
 def store_at(folder: Path) -> Store:

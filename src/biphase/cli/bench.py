@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, app, tell, with_store
+from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, app, give, tell, with_store
 
 Subject = Annotated[
     str,
@@ -78,6 +77,6 @@ def bench(
     command = shlex.join(["biphase", *sys.argv[1:]])
     report = run(asked, Store(store), device=join().device, command=command, tell=tell)
     study = with_store(Path("STUDY"), store)
-    print(json.dumps(report.facts(), indent=1, allow_nan=False) if as_json else report.words(study))
+    give(as_json, report.facts, lambda: report.words(study))
     if not report.measured:
         sys.exit(1)

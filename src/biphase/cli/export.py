@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from biphase.cli.app import DEFAULT_STORE, StoreFolder, app, store_at, tell
+from biphase.cli.app import DEFAULT_STORE, StoreFolder, app, show, store_at, tell
 
 Key = Annotated[
     str,
@@ -63,8 +63,8 @@ def export(
         from biphase.export.state import export_state
 
         made = export_state(found, where, folder, onnx=onnx, say=tell)
-    print(made.words())
+    show(made.words())
     if push:
         from biphase.export.push import upload
 
-        print(upload(folder, push, public=public, say=tell))
+        show(upload(folder, push, public=public, say=tell))

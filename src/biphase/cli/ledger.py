@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, StudyFile, app, planned, tell, with_store
+from biphase.cli.app import (
+    DEFAULT_STORE,
+    AsJson,
+    StoreFolder,
+    StudyFile,
+    app,
+    give,
+    planned,
+    show,
+    tell,
+    with_store,
+)
 from biphase.cli.studies import matching
 
 if TYPE_CHECKING:
@@ -42,7 +53,7 @@ def pack(
     packed = pack_study(made, where, fingerprints, file, results=results, examples=not without_examples)
     for why in packed.left_out:
         tell(f"left out: {why}")
-    print(json.dumps({"file": str(file), **asdict(packed)}, indent=1) if as_json else _packed(packed, file))
+    give(as_json, lambda: {"file": str(file), **asdict(packed)}, lambda: _packed(packed, file))
 
 
 def _packed(packed: Packed, file: Path) -> str:
@@ -80,9 +91,9 @@ def merge(
         print(json.dumps(told, indent=1, default=str))
         return
     for file, one in zip(files, merged, strict=True):
-        print(_merged(one, file))
+        show(_merged(one, file))
     for plan in dict.fromkeys(one.plan for one in merged):
-        print(f"What they show: biphase report {with_store(plan, store)}")
+        show(f"What they show: biphase report {with_store(plan, store)}")
 
 
 def _merged(merged: Merged, file: Path) -> str:

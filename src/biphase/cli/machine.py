@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, app, tell
+from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, app, give, show, tell
 
 
 @app.command()
@@ -48,7 +47,7 @@ def tokenize(
         time.sleep(1)  # somebody else makes them
     with lease:
         folder = make_shards(made, where, processes=processes, report=tell, lost=lambda: lease.lost)
-    print(shards_text(Shards.open(folder), folder))
+    show(shards_text(Shards.open(folder), folder))
 
 
 @app.command()
@@ -60,5 +59,5 @@ def doctor(store: StoreFolder = DEFAULT_STORE, as_json: AsJson = False) -> None:
     from biphase.files import Store
 
     findings = examine(Store(store))
-    print(json.dumps([asdict(one) for one in findings], indent=1) if as_json else render(findings))
+    give(as_json, lambda: [asdict(one) for one in findings], lambda: render(findings))
     sys.exit(1 if any(one.ok is False for one in findings) else 0)

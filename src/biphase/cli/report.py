@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, StudyFile, app, planned, tell
+from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, StudyFile, app, give, planned, tell
 
 Out = Annotated[
     Path | None,
@@ -43,7 +42,7 @@ def report(
         serve(lambda: planned(study, store)[0], where, folder, port=port, say=tell)
         return
     built = build(made, where, folder, static=print_figures)
-    print(json.dumps(built.to_json(), indent=1) if as_json else built.words())
+    give(as_json, built.to_json, built.words)
 
 
 def _check_packages(*names: str) -> None:

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, StudyFile, app, planned, tell, with_store
+from biphase.cli.app import (
+    DEFAULT_STORE,
+    AsJson,
+    StoreFolder,
+    StudyFile,
+    app,
+    give,
+    planned,
+    show,
+    tell,
+    with_store,
+)
 from biphase.cli.workers import share_rows, submit
 
 if TYPE_CHECKING:
@@ -30,19 +41,20 @@ if TYPE_CHECKING:
 def plan(
     study: StudyFile,
     store: StoreFolder = DEFAULT_STORE,
-    device: Annotated[str, typer.Option(help="price the work on this device")] = "h200",
+    device: Annotated[str, typer.Option(help="price the work on this device; default: the one at hand")] = "",
     efficiency: Annotated[
         float | None,
         typer.Option(min=0.001, max=1, help="price by FLOPs, at this share of its peak; 0.4 is good"),
     ] = None,
     gpus: Annotated[
-        int, typer.Option(min=0, help="also: memory, bytes and time of pretraining on this many of it")
+        int,
+        typer.Option(min=0, help="elapsed time on this many of it, and memory and time of one job on all"),
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """The tree: what is shared, what is done, what the rest costs, what it will show. Runs nothing."""
     from biphase.report import prospects
-    from biphase.study.gpus import ManyGpus
+    from biphase.study.gpus import ManyGpus, gpus_at_hand
     from biphase.study.leaves import count, settled
     from biphase.study.totals import bill
     from biphase.study.tree import plan_json, render
@@ -51,25 +63,18 @@ def plan(
     tuned = count(made, where)
     done = settled(made, where, tuned)
     measure = f"biphase bench {with_store(Path('scale'), store)} --save"
-    priced = bill(made, where, device, efficiency, tuned=tuned.done, measure=measure)
+    device = device or (gpus_at_hand() if gpus else "")
+    priced = bill(made, where, device, efficiency, tuned=tuned.done, measure=measure, workers=gpus)
     to_come = _to_come(made, where, tuned)
     scaled = ManyGpus(made, where, gpus, device) if gpus else None
     if as_json:
         told = plan_json(made, done=done, tuned=tuned.done, bill=priced)
         told |= {"claims": prospects.as_json(to_come)} | ({"gpus": scaled.as_json()} if scaled else {})
         print(json.dumps(told, indent=1))
-    else:
-        print(
-            render(
-                made,
-                done=done,
-                tuned=tuned.done,
-                bill=priced,
-                command_path=with_store(study, store),
-                claims=prospects.render(to_come) if to_come else [],
-            )
-        )
-        print("\n".join(scaled.render())) if scaled else None
+        return
+    claims, path = prospects.render(to_come) if to_come else [], with_store(study, store)
+    show(render(made, done=done, tuned=tuned.done, bill=priced, command_path=path, claims=claims))
+    show("\n".join(scaled.render())) if scaled else None
 
 
 def _to_come(made: Plan, where: Store, tuned: Count) -> list[Prospect]:
@@ -236,8 +241,7 @@ def work(
             unsaved=outcome.unsaved,
         )
         lines = [text, *more()]
-        told = json.dumps(more_json() | status_json(made, where), indent=1) if as_json else "\n".join(lines)
-        print(told, flush=True)
+        give(as_json, lambda: more_json() | status_json(made, where), lambda: "\n".join(lines))
     ranks.wait()  # torchrun ends the others soon after one has ended with a failure
     code = 1 if broken else 0
     refusal.note_ending(code)
@@ -333,8 +337,9 @@ def status(study: StudyFile, store: StoreFolder = DEFAULT_STORE, as_json: AsJson
 
     made, where, _ = planned(study, store, reads=True)
     jobs = queue.queue_of(where, made.study.name)
-    if as_json:
-        print(json.dumps(status_json(made, where) | {"slurm": queue.as_json(jobs)}, indent=1))
-    else:
-        cluster = queue.lines(jobs, queue.folder(where, made.study.name))
-        print(status_text(made, where, command_path=with_store(study, store), cluster=cluster))
+    cluster = queue.lines(jobs, queue.folder(where, made.study.name))
+    give(
+        as_json,
+        lambda: status_json(made, where) | {"slurm": queue.as_json(jobs)},
+        lambda: status_text(made, where, command_path=with_store(study, store), cluster=cluster),
+    )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from biphase.cli.app import DEFAULT_STORE, StoreFolder, StudyFile, app, store_at, tell, with_store
+from biphase.cli.app import DEFAULT_STORE, StoreFolder, StudyFile, app, show, store_at, tell, with_store
 
 if TYPE_CHECKING:
     from biphase.files import Store
@@ -40,18 +40,18 @@ def stop(
         tell(f"  {ended.silent} of them gave no sign of life for a minute and count as gone")
     if ended.left:
         for one in ended.left:
-            print(f"still there: {one}")
+            show(f"still there: {one}")
         again = (
             "look at them with: squeue --me" if now else f"to end them at once: biphase stop {named} --now"
         )
-        print(f"they were asked to stop and will; {again}")
+        show(f"they were asked to stop and will; {again}")
         sys.exit(1)
     if not ended.asked:
-        print(
+        show(
             f"no worker of {name} runs{', as far as one can see here' if ended.problem else ', here or elsewhere'}"
         )
     else:
-        print(f"stopped; results and checkpoints are kept. To go on: biphase run {named}")
+        show(f"stopped; results and checkpoints are kept. To go on: biphase run {named}")
 
 
 def submit(
@@ -85,7 +85,7 @@ def submit(
     name = made.study.name
     if not work_left(made, where, results):
         which = "" if results == set(made.results.values()) else f" that matches --only {manners['--only']!r}"
-        print(f"all of {name}{which} is done: nothing to submit. What it shows: biphase report {named}")
+        show(f"all of {name}{which} is done: nothing to submit. What it shows: biphase report {named}")
         return
     save_plan(made, where)
     with control(where, name):
@@ -98,15 +98,15 @@ def submit(
             id, script = queue.submit(profile, where, name, jobs=jobs, arguments=_typed(made, where, manners))
     if there.jobs:
         ids = ", ".join(job.id + ("" if job.active else f" ({job.state})") for job in there.jobs[:8])
-        print(
+        show(
             f"{len(there.jobs)} of {profile.jobs} jobs were there already: {ids}{' …' if there.jobs[8:] else ''}"
         )
     if jobs > 0:
-        print(f"submitted job {id}: {_workers(profile, jobs)}; script and logs: {script.parent}")
+        show(f"submitted job {id}: {_workers(profile, jobs)}; script and logs: {script.parent}")
     else:
-        print(f"nothing submitted; for more workers raise jobs in {path}")
-    print(f"How it goes: biphase status {named}")
-    print(f"To end it: biphase stop {named}")
+        show(f"nothing submitted; for more workers raise jobs in {path}")
+    show(f"How it goes: biphase status {named}")
+    show(f"To end it: biphase stop {named}")
 
 
 def share_rows(processes: int, runs: list[Pretrain], typed: str) -> None:

@@ -1,4 +1,4 @@
-"""How fast a corpus is being read, and how long the rest will take."""
+"""How fast a corpus is being read, and how long the rest will take: every two seconds on a terminal, else every minute."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from biphase.data.documents import Place
 from biphase.data.sources import File
+from biphase.progress import seconds_between
 from biphase.specs import Corpus
 from biphase.wording import duration
 
@@ -14,7 +15,10 @@ REPORT_SECONDS = 2.0
 
 
 class Meter:
-    """Says from time to time how fast text is read and how long the rest will take."""
+    """Says from time to time how fast text is read and how long the rest will take.
+
+    `report` is called every two seconds, with an empty text where no line is due: it may end the work.
+    """
 
     def __init__(
         self,
@@ -29,11 +33,16 @@ class Meter:
         self.total = sum(file.size for file in files)
         self.skipped = sum(file.size for file in files[: start.file])
         self.text, self.tokens = text, tokens
-        self.began = self.shown = time.monotonic()
+        self.began = self.shown = self.called = time.monotonic()
+        self.every = seconds_between(REPORT_SECONDS)
 
     def show(self, read: int, text: int, tokens: int, *, last: bool = False) -> None:
         now = time.monotonic()
-        if not last and now - self.shown < REPORT_SECONDS:
+        if not last and now - self.called < REPORT_SECONDS:
+            return
+        self.called = now
+        if not last and now - self.shown < self.every:
+            self.report("")
             return
         self.shown, seconds = now, max(now - self.began, 1e-9)
         rate = (text - self.text) / seconds / 1e6

@@ -22,6 +22,7 @@ from biphase.finetune.model import Setting, Tuned
 from biphase.finetune.subject import Subject, subject_of_hub, subject_of_state
 from biphase.models.attention import varlen_works
 from biphase.presets import corpus_of
+from biphase.progress import Live
 from biphase.records import decode
 from biphase.specs import BPE, Finetune, Hub, Pretrain, Task
 from biphase.study.identities import identities
@@ -105,8 +106,16 @@ def finetune_again(recipe: Recipe, say: Say) -> Again:
 
     setting = _setting(spec, subject)
     taught = family(recipe.trained_on)
+    live = Live(enabled=True)
     say(f"fine-tuning on {recipe.trained_on.name} again, {taught.steps:,} steps")
-    tuned, _ = Bench(subject.encoder, setting).finetune(taught, spec, lr=about["lr"], seed=about["seed"])
+    tuned, _ = Bench(subject.encoder, setting).finetune(
+        taught,
+        spec,
+        lr=about["lr"],
+        seed=about["seed"],
+        tell=lambda step, steps: live(f"step {step:,} of {steps:,}"),
+    )
+    live("")
     say(f"scoring it on {recipe.task.name}")
     asked = taught if recipe.task is recipe.trained_on else family(recipe.task)
     reached = score(tuned, asked, setting)["validation"].metrics[recipe.metric]

@@ -71,7 +71,7 @@ class Built:
             "answer": self.content.headline.answer,
             "against": {one.rival: one.told for one in self.content.headline.against},
             "verdicts": self.content.headline.verdicts,
-            "claims": {one.id: one.verdict for one in self.content.findings},
+            "claims": {one.id: one.reads for one in self.content.findings},
             "scores": {"done": done, "of": of},
             "seconds": round(self.seconds, 2),
             "files": [str(path) for path in self.files],

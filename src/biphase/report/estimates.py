@@ -15,7 +15,7 @@ from biphase.report.draws import Draws
 from biphase.report.evidence import Baseline, Evidence, Floats
 from biphase.report.recipes import Model
 from biphase.report.statistics.components import Decomposition, decompose
-from biphase.report.statistics.intervals import Estimate, across, kept
+from biphase.report.statistics.intervals import Estimate, across, kept, of_scores
 from biphase.report.statistics.resampling import interval
 from biphase.wording import counted, no_interval
 
@@ -99,7 +99,7 @@ def _score(
         model=model.name,
         on=on,
         metric=", ".join(metrics),
-        seeds=across(matrix),
+        seeds=of_scores(across(matrix)),
         by_seed=matrix,
         examples=None if isinstance(over_examples, str) else over_examples,
         no_examples=over_examples if isinstance(over_examples, str) else "",
@@ -161,7 +161,9 @@ def _over_examples(
         return "no values by example of some seeds in this store"
     point = np.asarray(matrix[np.ix_(rows, columns)].mean())
     low, high = interval(mean, point, examples=fewest)
-    return (float(low), float(high)) if np.isfinite(low) else "the same score on every redrawn test set"
+    if not np.isfinite(low):
+        return "the same score on every redrawn test set"
+    return max(float(low), 0.0), min(float(high), 1.0)
 
 
 def _noise(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> Decomposition | None:

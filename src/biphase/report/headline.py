@@ -15,11 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from biphase import wording
-from biphase.report.claims import Finding
+from biphase.report.claims import READS, Finding
 from biphase.report.evidence import Evidence, Floats
 from biphase.report.numerals import fixed, interval, listed, percent
+from biphase.report.reading import spelled
 from biphase.report.recipes import Model
-from biphase.report.statistics.intervals import Estimate, across, kept
+from biphase.report.statistics.intervals import Estimate, across, kept, of_scores
 from biphase.wording import counted, short
 
 KINDS = {
@@ -29,7 +30,6 @@ KINDS = {
     "start": "no training",
     "other": "another order",
 }
-Verdicts = ("reproduced", "direction only", "not reproduced", "underpowered", "not tested")
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,11 @@ class Headline:
     against: tuple[Lead, ...]
     scale: str
     noise: str
-    verdicts: dict[str, int]
+    verdicts: dict[str, int]  # as they read
 
 
 def headline(evidence: Evidence, findings: Iterable[Finding]) -> Headline:
-    counted_verdicts = Counter(one.verdict for one in findings)
+    verdicts = Counter(one.reads for one in findings)
     answer, subject, against = _answer(evidence)
     return Headline(
         answer=answer,
@@ -85,7 +85,7 @@ def headline(evidence: Evidence, findings: Iterable[Finding]) -> Headline:
         against=against,
         scale=_scale(evidence),
         noise=noise(evidence),
-        verdicts={verdict: counted_verdicts[verdict] for verdict in Verdicts},
+        verdicts={reading: verdicts[reading] for reading in READS},
     )
 
 
@@ -105,8 +105,8 @@ def _answer(evidence: Evidence) -> tuple[str, str, tuple[Lead, ...]]:
             (),
         )
     best = _best(evidence, group)
-    score = across(_average(evidence, best))
-    value = f"{percent(score.mean)}%{_spread(score)}, averaged over {listed(list(evidence.families))}"
+    score = of_scores(across(_average(evidence, best)))
+    value = f"{percent(score.mean)}%{_spread(score)}, averaged over {listed([spelled(one) for one in evidence.families])}"
     what = _what(best)
     if len(group) == 1:
         return f"{what} ({best.recipe.size}) scores {value}.", what, ()

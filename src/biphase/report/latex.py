@@ -6,6 +6,7 @@ import math
 
 from biphase.report.claims import Finding
 from biphase.report.content import Content
+from biphase.report.numerals import effect
 from biphase.report.tables import Board, Cell
 
 NEEDS = "% needs \\usepackage{booktabs}"
@@ -57,21 +58,29 @@ def _cell(cell: Cell) -> str:
         return "---"
     mean = f"{100 * cell.score.seeds.mean:.2f}"
     shown = f"\\textbf{{{mean}}}" if cell.best else mean
-    around = f"$\\pm$ {100 * cell.half:.2f}" if math.isfinite(cell.half) else escape(cell.score.no_interval)
-    return f"{shown} {{\\scriptsize {', '.join(filter(None, (around, cell.score.collapse)))}}}"
+    beside = ", ".join(filter(None, (cell.around or cell.score.no_interval, cell.score.collapse)))
+    return f"{shown} {{\\scriptsize {escape(beside)}}}" if beside else shown
 
 
 def _claims(findings: tuple[Finding, ...]) -> str:
     rows = []
     for one in findings:
         for place, part in enumerate(one.parts):
-            verdict = ", ".join(filter(None, (one.verdict, one.condition)))
+            verdict = ", ".join(filter(None, (one.reads, one.condition)))
             opens = [escape(one.id), escape(verdict)] if place == 0 else ["", ""]
             paper = "---" if part.paper is None else _points(part.paper)
             seeds = part.estimate
             around = f"[{_points(seeds.low)}, {_points(seeds.high)}]" if math.isfinite(seeds.low) else "---"
-            detectable = f"{part.detectable:.2f}" if math.isfinite(part.detectable) else "---"
-            rows.append([*opens, escape(part.title), _points(seeds.mean), around, paper, detectable])
+            rows.append(
+                [
+                    *opens,
+                    escape(part.title),
+                    _points(seeds.mean),
+                    around,
+                    paper,
+                    escape(effect(part.detectable)),
+                ]
+            )
         if not one.parts:
             rows.append([escape(one.id), escape(one.verdict), *["---"] * 5])
     head = ["Claim", "Verdict", "Test", "Ours", "95\\%", "Paper", "Detectable"]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 
-from biphase.report.claims import Finding
+from biphase.report import paper
+from biphase.report.claims import CONTRARY, Finding
 from biphase.report.content import Content
 from biphase.report.missing import Missing
-from biphase.report.numerals import MISSING, fixed, interval, p_value, percent, signed
-from biphase.report.reading import READING
+from biphase.report.numerals import MISSING, effect, interval, p_value, percent, signed
+from biphase.report.reading import reading, spelled
 from biphase.report.tables import Board, Cell
 from biphase.wording import counted
 
@@ -17,6 +18,7 @@ SYMBOLS = {
     "reproduced": "✓",
     "direction only": "↗",
     "not reproduced": "✗",
+    CONTRARY: "↙",
     "underpowered": "~",
     "not tested": "·",
 }
@@ -32,7 +34,8 @@ def markdown(content: Content, *, drawn: bool = True) -> str:
         _text(content.edges),
         _figures(content, drawn=drawn),
         _provenance(content),
-        "## How to read this\n\n" + "\n\n".join(f"**{word}** {_text(told)}" for word, told in READING),
+        "## How to read this\n\n"
+        + "\n\n".join(f"**{word}** {_text(told)}" for word, told in reading(claims=bool(content.findings))),
         _commands(drawn=drawn),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -93,7 +96,7 @@ def _claims(content: Content) -> str:
         [
             _text(one.id),
             _text(one.says),
-            ", ".join(filter(None, (f"{SYMBOLS[one.verdict]} {one.verdict}", one.condition))),
+            ", ".join(filter(None, (f"{SYMBOLS[one.reads]} {one.reads}", one.condition))),
             _text(one.why),
             _text(one.paper),
             p_value(one.p_holm),
@@ -101,7 +104,11 @@ def _claims(content: Content) -> str:
         for one in content.findings
     ]
     table = _table(["", "claim", "verdict", "why", "in the paper", "p (Holm)"], rows, right=5)
-    return f"## Claims\n\n{table}\n\n{_parts(content.findings)}"
+    theirs = any(one.source == "paper" for one in content.findings)
+    cited = (
+        f"C1 to C21 are claims of {paper.AUTHORS}: [{paper.TITLE}]({paper.ADDRESS}) {paper.PUBLISHED}.\n\n"
+    )
+    return f"## Claims\n\n{cited if theirs else ''}{table}\n\n{_parts(content.findings)}"
 
 
 def _parts(findings: tuple[Finding, ...]) -> str:
@@ -114,8 +121,8 @@ def _parts(findings: tuple[Finding, ...]) -> str:
             interval(part.estimate.low, part.estimate.high, sign=True) or MISSING,
             p_value(part.estimate.p),
             MISSING if part.paper is None else signed(part.paper),
-            fixed(part.detectable),
-            part.supports,
+            effect(part.detectable),
+            CONTRARY if part.contrary else part.supports,
         ]
         for one in findings
         for part in one.parts
@@ -134,7 +141,7 @@ def _board(board: Board) -> str:
         rows.append([f"*{_text(name)} baseline*", *shown])
     title = {"families": "Families", "tasks": "Tasks"}[board.name]
     return f"## {title}\n\nTest scores in percent, ± 95%; the best mean of each column in bold.\n\n" + _table(
-        ["model", *(_text(one) for one in board.columns)], rows
+        ["model", *(_text(spelled(one) if board.name == "families" else one) for one in board.columns)], rows
     )
 
 
@@ -143,9 +150,8 @@ def _cell(cell: Cell) -> str:
     if not score.known:
         return f"{MISSING} ({score.done}/{score.of})" if score.of else MISSING
     value = f"**{percent(score.seeds.mean)}**" if cell.best else percent(score.seeds.mean)
-    half = percent(cell.half)
-    told = f"{value} ({score.no_interval})" if half == MISSING else f"{value} ± {half}"
-    return ", ".join(filter(None, (told, score.collapse)))
+    around = cell.around or (f"({score.no_interval})" if score.no_interval else "")
+    return ", ".join(filter(None, (f"{value} {around}".rstrip(), score.collapse)))
 
 
 def _figures(content: Content, *, drawn: bool) -> str:

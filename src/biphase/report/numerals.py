@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 MISSING = "—"
+SCALE = 100.0  # points between the worst and the best score
 MINUS = "−"  # the sign a reader knows from print; files for programs keep the hyphen
 
 
@@ -44,6 +45,17 @@ def p_value(p: float) -> str:
     if p < 0.0001:
         return "< 0.0001"
     return f"{p:.4f}" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+
+
+def p_equals(p: float) -> str:
+    """p = 0.011, or p < 0.0001."""
+    told = p_value(p)
+    return f"p {told}" if told.startswith("<") else f"p = {told}"
+
+
+def effect(points: float) -> str:
+    """The size of a detectable effect: none can be larger than the scale of scores."""
+    return f">{SCALE:g}" if points > SCALE else fixed(points)
 
 
 def rate(lr: float) -> str:

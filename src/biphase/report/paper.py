@@ -13,6 +13,10 @@ from biphase.presets import SIZES
 from biphase.report.recipes import Kind, Recipe, shape_key
 from biphase.specs import MLM
 
+AUTHORS = "Gisserot-Boukhlef, Boizard, Faysse, Alves, Malherbe, Martins, Hudelot, Colombo"
+TITLE = "Should We Still Pretrain Encoders with Masked Language Modeling?"
+PUBLISHED = "arXiv:2507.00994, 2025"
+ADDRESS = "https://arxiv.org/abs/2507.00994"
 TOKENS = 2_359_296  # a step; the paper itself gives a second figure, 0.6% above
 HIDDEN = (1.0, 0.0, 0.0)  # every hidden token becomes the mask token
 

@@ -20,7 +20,7 @@ from biphase.report.claims.lines import Bench, bench, rows_in_common
 from biphase.report.claims.quantities import Noise
 from biphase.report.claims.verdicts import ALPHA, WORTH_FINDING, sought
 from biphase.report.evidence import Evidence
-from biphase.report.numerals import fixed
+from biphase.report.numerals import effect
 from biphase.specs import Family, Hub
 from biphase.study.costs import shape_of
 from biphase.study.plan import Plan
@@ -34,7 +34,6 @@ ASSUMED: dict[Family, float] = {"SC": 0.2, "TC": 0.2, "QA": 0.85, "IR": 0.5}
 ASSUMED_OF_SMALL: dict[Family, float] = {"SC": 0.7, "TC": 0.45, "QA": 3.0, "IR": 1.4}
 SMALL = 100_000_000  # parameters in the blocks
 ENOUGH = 3  # degrees of freedom: a standard deviation measured with so many is better than an assumed one
-SCALE = 100.0  # points between the worst and the best score
 WIDTH, SAYS = 110, 44  # columns of the text, and of what is claimed
 
 
@@ -281,7 +280,7 @@ def _paper(one: Prospect) -> str:
 
 
 def _span(values: list[float]) -> str:
-    low, high = (fixed(value) if value <= SCALE else f">{SCALE:g}" for value in (min(values), max(values)))
+    low, high = (effect(value) for value in (min(values), max(values)))
     return low if low == high else f"{low}–{high}"
 
 

@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from biphase.data.identity import CARD, shards_key
-from biphase.errors import BiphaseError, StoreError
-from biphase.files import Store, read_verified, told_json
+from biphase.errors import StoreError
+from biphase.files import Store, read_verified
 from biphase.presets import corpus_of
 from biphase.records import encode, key
 from biphase.report.evidence import Evidence
 from biphase.report.numerals import listed, rate
 from biphase.report.pretraining import STATE
-from biphase.specs import Corpus, Finetune, Pretrain
+from biphase.specs import Finetune, Pretrain
+from biphase.study.corpora import card_of
 from biphase.study.datasets import kept
 from biphase.study.plan import Plan
 from biphase.version import code_version
@@ -95,7 +95,7 @@ def provenance(evidence: Evidence) -> Provenance:
 
 def _corpora(plan: Plan, store: Store) -> Iterable[Data]:
     for corpus in dict.fromkeys(corpus_of(run) for run in _lineage(plan) if run.corpus):
-        at, card = _shards(corpus, store)
+        at, card = card_of(corpus, store)
         tokens = (
             f"{card['train_tokens']:,} tokens to train on" if card else "its shards are not in this store"
         )
@@ -108,16 +108,6 @@ def _lineage(plan: Plan) -> Iterable[Pretrain]:
         while isinstance(at, Pretrain):
             yield at
             at = at.start
-
-
-def _shards(corpus: Corpus, store: Store) -> tuple[str, dict[str, Any]]:
-    """The key of a corpus' shards and their card, as far as this machine knows them."""
-    try:
-        at = shards_key(corpus, store)
-        place = store.told(store.shards / at)
-        return at, told_json(place, CARD) if store.has(place) else {}
-    except BiphaseError:
-        return "", {}
 
 
 def _datasets(evidence: Evidence) -> Iterable[Data]:

@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+FAMILY_NAMES = {
+    "SC": "sequence classification",
+    "TC": "token classification",
+    "QA": "question answering",
+    "IR": "retrieval",
+}
+
+
+def spelled(family: str) -> str:
+    """sequence classification (SC): a family at its first use."""
+    return f"{FAMILY_NAMES[family]} ({family})"
+
+
 READING: tuple[tuple[str, str], ...] = (
     (
         "Scores.",
@@ -11,15 +24,16 @@ READING: tuple[tuple[str, str], ...] = (
     ),
     (
         "Families.",
-        "SC: sequence classification. TC: token classification. QA: question answering. IR: retrieval. A family is the "
-        "plain mean of its tasks, seed by seed.",
+        f"{', '.join(f'{family}: {name}' for family, name in FAMILY_NAMES.items())}. A family is the plain mean of its "
+        "tasks, seed by seed.",
     ),
     (
         "Intervals.",
         "The interval beside a mean is a 95% t-interval over fine-tuning seeds: would the same model give this again? "
         "Where a recipe was pretrained with several seeds it covers those too, and says so. With one pretraining seed it "
         "does not say what pretraining again would give. The interval over examples resamples the test set: would other "
-        "examples give this again?",
+        "examples give this again? An interval of a score ends at 0 and at 100: where it would reach beyond, its ends stand in "
+        "brackets instead of a ±.",
     ),
     (
         "Comparisons.",
@@ -30,16 +44,24 @@ READING: tuple[tuple[str, str], ...] = (
         "Verdicts.",
         "Reproduced: every part has the claimed sign and the claim's p-value, corrected by Holm for all claims tested here, "
         "is at most 0.05. Direction only: the sign is right and noise is not ruled out. Not reproduced: some part goes the "
-        "other way. Underpowered: the study could not have found an effect as large as the paper's (of 0.5 points, where the paper gives none). Not tested: no run can "
+        "other way. Underpowered: the study could not have found an effect as large as the paper's (of 0.5 points, where the paper gives none). Points the other way: "
+        "underpowered by this rule, while the whole 95% interval of some part lies on the other side; the correction for the "
+        "number of claims leaves it open. Not tested: no run can "
         "speak to it, or too few seeds are complete.",
     ),
     (
         "Detectable.",
         "The smallest true effect that a test with this noise and so many seeds finds in 80 of 100 tries, at the corrected "
-        "level. An effect below it may be there and not be seen.",
+        "level; no effect can exceed the 100 points of the scale. An effect below it may be there and not be seen.",
     ),
     (
         "Missing.",
         "What is not computed, failed or cannot be read is missing. Nothing is filled in; a claim is judged on what is there.",
     ),
 )
+OF_CLAIMS = ("Verdicts.", "Detectable.")
+
+
+def reading(*, claims: bool) -> list[tuple[str, str]]:
+    """What a reader needs: nothing about claims where a report has none."""
+    return [one for one in READING if claims or one[0] not in OF_CLAIMS]

@@ -6,6 +6,7 @@ everything else that shapes a model is summed up in one word, its `setting`.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +15,7 @@ from biphase.presets import corpus_of
 from biphase.records import encode, key
 from biphase.specs import CLM, MLM, Hub, Objective, Pretrain
 from biphase.study.costs import shape_of
-from biphase.study.plan import Plan
+from biphase.study.plan import Plan, State
 
 Kind = Literal["start", "clm", "mlm", "clm-mlm", "other"]
 Shares = dict[str, list[float]]  # warmup, decay → the shares it takes, where these are its rule and not steps
@@ -93,10 +94,11 @@ class Recipe:
         return self.steps - self.base.steps if self.base else 0
 
     def words(self) -> str:
-        """As a person says it: 610m · clm 10,000 → mlm 40% 32,000."""
+        """As a person says it: 610m · CLM for 10,000 steps, then MLM 40% for 32,000."""
         if not self.spans:
             return f"{self.size} · as it is"
-        path = " → ".join(f"{one.label} {one.steps:,}" for one in self.own)
+        first, *others = (f"{named(one.label)} for {one.steps:,}" for one in self.own)
+        path = ", then ".join([f"{first} steps", *others])
         path = f"{path}, continued after {self.base.words().split(' · ', 1)[1]}" if self.base else path
         way = f"on the way to {self.of:,}, " if self.steps < self.of else ""
         return f"{self.size} · {path}{'' if self.decayed else f' ({way}not decayed)'}"
@@ -110,6 +112,13 @@ class Model:
     recipe: Recipe
     results: tuple[str, ...]  # in order of their seeds
     seeds: tuple[int, ...]
+
+
+def named(objective: str) -> str:
+    """A label of an objective as reports write it: mlm 40% as MLM 40%, and mlm40 alike."""
+    word, *ratio = re.split(r"(?<=[a-z]) ?(?=\d)", objective, maxsplit=1)
+    sign = "%" if ratio and re.fullmatch(r"[\d.]+", ratio[0]) else ""
+    return " ".join([word.upper(), *ratio]) + sign
 
 
 def kind_of(spans: tuple[Span, ...]) -> Kind:
@@ -150,6 +159,11 @@ def models(plan: Plan) -> dict[str, Model]:
 
 def recipe_of(plan: Plan, result: str) -> Recipe:
     return _recipe(*_made_by(plan, result), shares=_shares(plan))
+
+
+def recipe_at(plan: Plan, state: State, *, to_end: bool) -> Recipe:
+    """The recipe that a state is on the way of: up to it, or to the end of its run."""
+    return _recipe(state.run, state.run.steps if to_end else state.step, shares=_shares(plan))
 
 
 def _made_by(plan: Plan, result: str) -> tuple[Pretrain, int]:

@@ -22,7 +22,6 @@ from biphase.study.plan import Plan, State
 
 LATELY = 50  # steps before a held-out measurement whose training losses are its counterpart
 OF_ITS_STAGE = 0.1  # at most: early in a stage, and in a decay, losses fall faster than they scatter
-REPEATED = 1.05  # epochs; more is repetition: a few rows that come twice change little
 
 # What rows are counted of: a corpus, the published model whose tokenizer reads it (or none), tokens in a row.
 Read = tuple[Corpus, Hub | None, int]

@@ -9,19 +9,23 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from biphase.report.claims import Finding
 from biphase.report.estimates import Estimates, Score
 from biphase.report.evidence import Baseline, Evidence, Grid
-from biphase.report.numerals import exponent, plain, rate
+from biphase.report.numerals import SCALE, exponent, plain, rate
 from biphase.report.recipes import Model
 from biphase.report.runs import Run
 from biphase.report.statistics.components import Decomposition
-from biphase.report.statistics.intervals import Estimate
+from biphase.report.statistics.intervals import Estimate, of_scores
+from biphase.wording import beside
 
 DIGITS = 4
+# What a spreadsheet takes for a formula, and no number. The page's script has the same rule.
+FORMULA = re.compile(r"[=+\-@\t\r](?![\d.]+(e[+-]?\d+)?$)")
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,13 @@ class Table:
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(self.columns)
-        writer.writerows(self.rows)
+        writer.writerows([_as_text(cell) for cell in row] for row in self.rows)
         return out.getvalue()
+
+
+def _as_text(cell: str) -> str:
+    """A spreadsheet would compute what begins like a formula; a quote before it makes it text. Numbers stay numbers."""
+    return f"'{cell}" if FORMULA.match(cell) else cell
 
 
 @dataclass(frozen=True)
@@ -48,9 +57,10 @@ class Cell:
     best: bool  # the highest mean of its column
 
     @property
-    def half(self) -> float:
-        """Half of the interval over seeds."""
-        return (self.score.seeds.high - self.score.seeds.low) / 2
+    def around(self) -> str:
+        """The interval over seeds, in percent, as it stands beside the mean; empty where there is none."""
+        seeds = self.score.seeds
+        return beside(100 * seeds.mean, 100 * seeds.low, 100 * seeds.high)
 
 
 @dataclass(frozen=True)
@@ -70,8 +80,13 @@ class Board:
 
 
 def boards(evidence: Evidence, estimates: Estimates) -> tuple[Board, Board]:
-    """Families, then tasks."""
-    models = list(evidence.models.values())
+    """Families, then tasks. The ends of runs come first, then what has no score yet, then checkpoints on the way."""
+
+    def place(model: Model) -> tuple[bool, bool]:
+        scored = any(estimates.tasks[model.name, task].known for task in evidence.tasks)
+        return not model.recipe.final, not scored
+
+    models = sorted(evidence.models.values(), key=place)
     return (
         _board("families", models, tuple(evidence.families), estimates.families),
         _board("tasks", models, tuple(evidence.tasks), estimates.tasks),
@@ -157,7 +172,7 @@ def widest_interval(noise: Decomposition) -> tuple[str, Estimate | None]:
     for covers in ("all", "fine-tuning seeds and test examples"):
         found = noise.intervals.get(covers)
         if found is not None and math.isfinite(found.low):
-            return found.covers, found
+            return found.covers, of_scores(found)
     return "", None
 
 
@@ -179,11 +194,11 @@ def _percent(score: float) -> str:
 
 
 def _rates(evidence: Evidence, model: Model, task: str) -> str:
-    """The rate that validation chose for each seed, in order; a dash for a seed that is not complete."""
+    """The rate that validation chose for each seed, in order; none for a seed that is not complete."""
     found = []
     for result in model.results:
         grid = evidence.grids[result, task]
-        found += [rate(grid.lrs[grid.chosen[seed]]) if seed in grid.chosen else "-" for seed in grid.seeds]
+        found += [rate(grid.lrs[grid.chosen[seed]]) if seed in grid.chosen else "none" for seed in grid.seeds]
     return " ".join(found)
 
 
@@ -198,14 +213,14 @@ def claims(findings: Iterable[Finding]) -> Table:
     """One row for each part of each claim; a claim without parts has one row."""
     rows = []
     for one in findings:
-        about = (one.id, one.says, one.source, one.verdict, one.why, exponent(one.p), exponent(one.p_holm))
+        about = (one.id, one.says, one.source, one.reads, one.why, exponent(one.p), exponent(one.p_holm))
         for part in one.parts:
             low, high = part.examples or (math.nan, math.nan)
             seeds = part.estimate
             row = (
                 part.title, " ".join(part.models), *(plain(v, DIGITS) for v in (seeds.mean, seeds.low, seeds.high)),
                 str(seeds.n), seeds.covers, exponent(seeds.p), plain(part.margin, 2), plain(part.paper, 2),
-                plain(part.detectable, DIGITS), plain(low, DIGITS), plain(high, DIGITS), part.supports, part.note,
+                plain(min(part.detectable, SCALE), DIGITS), plain(low, DIGITS), plain(high, DIGITS), part.supports, part.note,
             )  # fmt: skip
             rows.append((*about, one.scale, *row))
         if not one.parts:

@@ -223,14 +223,14 @@ class Watcher:
 
 
 def _shown(content: Any) -> Shown:
-    inner = main(content)
+    inner = main(content, live=True)
     figures = json.dumps(figures_data(content), allow_nan=False)
     texts = {
         "/": ("text/html", page(content, live=True).encode()),
         "/main.html": ("text/html", inner.encode()),
         "/figures.json": ("application/json", figures.encode()),
     }
-    return Shown(texts, _hash(main(content, with_figures=False)), _hash(figures))
+    return Shown(texts, _hash(main(content, live=True, with_figures=False)), _hash(figures))
 
 
 def _hash(text: str) -> str:
@@ -270,11 +270,12 @@ def progress(plan: Plan, store: Store) -> dict[str, Any]:
     tuned = leaves.survey(plan, store)
     trained = sum(entry.standing == "done" for entry in entries.values())
     left = ledger.seconds_left(entries, flops_of) if trained < len(entries) else None
-    running = [
-        f"{', '.join(entry.state.results) or entry.state.run.name} on {entry.holder.host}"
-        for entry in entries.values()
-        if entry.holder
-    ]
+    running = []
+    for entry in entries.values():
+        if entry.holder:
+            name = ", ".join(entry.state.results) or entry.state.run.name
+            told = ledger.latest(plan, store, entry.state)
+            running.append(f"{name} on {entry.holder.host}{f': {told}' if told else ''}")
     running += [f"{training.title(plan)} on {holder.host}" for training, holder in tuned.running.values()]
     failed = sum(entry.standing == "failed" for entry in entries.values()) + len(tuned.failed)
     return {

@@ -11,8 +11,8 @@ from biphase.files import Store
 from biphase.keys import act_at, label
 from biphase.specs import CLM, Hub, Pretrain, Size
 from biphase.study.costs import Shape, flops_per_token, labelled_share, peak_of, shape_of
-from biphase.study.interconnect import REACHED, interconnect_of
-from biphase.study.machines import machine_named
+from biphase.study.interconnect import INTERCONNECTS, REACHED, interconnect_of
+from biphase.study.machines import USUAL, at_hand, machine_named
 from biphase.study.measured import Speeds, speeds_of
 from biphase.study.plan import Plan, State
 from biphase.study.scaling import GIB, Load, Outlook, micro_rows, outlook, ways
@@ -112,6 +112,12 @@ class ManyGpus:
             "models": models,
             "notes": self.basis(),
         }
+
+
+def gpus_at_hand() -> str:
+    """The kind of GPU that --gpus means without --device: the one here, or else the usual one."""
+    here = at_hand()
+    return here if here in INTERCONNECTS else USUAL
 
 
 def computing(state: State, shape: Shape, rows: int, speeds: Speeds | None, device: str) -> float:

@@ -20,7 +20,9 @@ from biphase.files import Store, read_json, read_verified, told_json, write_json
 from biphase.holders import Holder
 from biphase.leases import Leases
 from biphase.study.plan import Plan, State
+from biphase.wording import si
 
+TAIL_BYTES = 8192  # of a live file: some dozens of steps
 Standing = Literal["done", "running", "failed", "ready", "waiting"]
 
 
@@ -129,6 +131,23 @@ def curve(plan: Plan, store: Store, result: str) -> list[dict[str, Any]]:
 def live_file(plan: Plan, store: Store, key: str) -> Path:
     """Where a worker leaves the lines of the piece it computes, for whoever watches."""
     return store.studies / plan.study.name / "live" / f"{key}.jsonl"
+
+
+def latest(plan: Plan, store: Store, state: State) -> str:
+    """How far a training job is, by the last lines of its live file: step, loss, tokens a second. Empty: not known."""
+    try:
+        with live_file(plan, store, state.key).open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+            texts = file.read().decode(errors="replace").splitlines()[1:]  # the first may be cut
+        # The last line may be on its way to the disk.
+        lines = [json.loads(text) for text in texts if text.endswith("}") and '"loss"' in text]
+        first, last = lines[0], lines[-1]
+        seconds = last["seconds"] - first["seconds"]
+        speed = f", {si((last['tokens'] - first['tokens']) / seconds)}tok/s" if seconds > 0 else ""
+        loss = "not finite" if last["loss"] is None else f"{last['loss']:.3f}"
+        return f"step {last['step']:,} of {state.span[1]:,}, loss {loss}{speed}"
+    except (OSError, ValueError, KeyError, TypeError, IndexError):  # only looked at
+        return ""
 
 
 def heldout(lines: list[dict[str, Any]]) -> dict[int, dict[str, float]]:

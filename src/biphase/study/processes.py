@@ -21,6 +21,7 @@ from torch.distributed.run import main as torchrun
 
 from biphase.holders import end_with_parent
 from biphase.study.refusal import LOST, PLACE, endings
+from biphase.wording import printable
 
 
 def run(count: int, arguments: list[str]) -> int:
@@ -44,7 +45,7 @@ def run(count: int, arguments: list[str]) -> int:
 
 
 def _refused(place: Path) -> int:
-    print(f"error: {place.read_text(encoding='utf-8')}", file=sys.stderr, flush=True)
+    print(printable(f"error: {place.read_text(encoding='utf-8')}"), file=sys.stderr, flush=True)
     return 2
 
 

@@ -15,7 +15,7 @@ from biphase.files import Store
 from biphase.study.leaves import readable_leaf, trainings
 from biphase.study.plan import Plan
 from biphase.study.select import Cell, choose
-from biphase.wording import counted, duration, no_interval
+from biphase.wording import beside, counted, duration, no_interval
 
 CONFIDENCE = 0.95
 ROUNDING = 1e-12  # values that differ by less are equal
@@ -106,10 +106,11 @@ def half_width(values: list[float]) -> float | None:
 
 
 def with_interval(values: list[float]) -> str:
-    """Percent, as papers print them: 84.89 ± 0.18; or why there is no interval."""
-    half = half_width(values)
-    why = f" ({no_interval(len(values))})" if half is None else f" ± {half * 100:.2f}"
-    return _percent(values) + why
+    """Percent, as papers print them: 84.89 ± 0.18; an interval ends where scores do. Or why there is none."""
+    mean, half = 100 * sum(values) / len(values), half_width(values)
+    if half is None:
+        return f"{mean:.2f} ({no_interval(len(values))})"
+    return f"{mean:.2f} {beside(mean, mean - 100 * half, mean + 100 * half)}"
 
 
 def _percent(values: list[float]) -> str:

@@ -38,9 +38,10 @@ class ShardMaker:
         *,
         stop: Callable[[], bool],
         say: Callable[[str], None],
+        live: Callable[[str], None],
     ) -> None:
         self.store, self.identities, self.leases, self.ranks = store, identities, leases, ranks
-        self.stop, self.say = stop, say
+        self.stop, self.say, self.live = stop, say, live
 
     def alone(self, run: Pretrain) -> Shards:
         """The shards that a run's keys name, made by this process if they are missing."""
@@ -75,6 +76,7 @@ class ShardMaker:
         would keep every start waiting for minutes.
         """
         self._make(run, folder)
+        self.live(f"reading the tokens of {corpus_of(run).name}")
         Shards.open(folder).check_tokens(HashMemory(self.store))
 
     def _make(self, run: Pretrain, folder: Path) -> None:
@@ -83,7 +85,8 @@ class ShardMaker:
         def report(text: str) -> None:
             if self.stop():  # what is tokenized so far stays, and the next run goes on from it
                 raise Stopped
-            self.say(f"  {text}")
+            if text:
+                self.say(f"  {text}")
 
         while not self.store.has(folder):
             if self.stop():

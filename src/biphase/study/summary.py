@@ -153,7 +153,9 @@ def status_text(plan: Plan, store: Store, *, command_path: str, cluster: Sequenc
     for key, entry in entries.items():
         name = ", ".join(entry.state.results) or entry.state.run.name
         if entry.holder:
-            lines.append(f"  running {key[:6]}  {name}  on {entry.holder.host}, process {entry.holder.pid}")
+            told = ledger.latest(plan, store, entry.state)
+            where = f"on {entry.holder.host}, process {entry.holder.pid}"
+            lines.append("  ".join(filter(None, (f"  running {key[:6]}", name, where, told))))
         if entry.standing == "failed":
             lines.append(f"  failed  {key[:6]}  {name}  {entry.error}")
     for key, (training, holder) in tuned.running.items():

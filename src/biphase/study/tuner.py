@@ -7,7 +7,6 @@ and its scores and nothing else.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -38,18 +37,6 @@ from biphase.tasks.load import load
 from biphase.training.devices import Ranks, machine
 
 SHOWN_EVERY = 0.5  # seconds between two updates of the live line
-
-
-class Live:
-    """One line that is written over and over, on a terminal; nothing in a log."""
-
-    def __init__(self, *, enabled: bool) -> None:
-        self.on = enabled and sys.stderr.isatty()
-
-    def __call__(self, text: str) -> None:
-        if self.on:
-            sys.stderr.write(f"\r\x1b[K{'  ' if text else ''}{text}")
-            sys.stderr.flush()
 
 
 class Tuner:
@@ -90,11 +77,12 @@ class Tuner:
     def _compute(self, training: Training, lost: Callable[[], bool]) -> Scored | None:
         began = time.monotonic()
         self.lost, self.unsaved = lost, 0.0
+        title = training.title(self.plan)
+        self.live(f"{title}   reading the model and the data")
         bench, subject = self._bench(training.model)
         for leaf in training.leaves:
             self.store.refuse_debris(self.store.leaves / leaf.key)  # now, and not after the work
         family = self._family(training.task, subject)
-        title = training.title(self.plan)
         shown = 0.0
 
         def tell(step: int, steps: int) -> None:

@@ -20,13 +20,14 @@ from biphase.finetune.checkpoints import Checkpoints
 from biphase.finetune.families import Scored
 from biphase.keys import Identities, label
 from biphase.leases import Lease, Leases
+from biphase.progress import Live
 from biphase.study import ledger
 from biphase.study.costs import flops_of
 from biphase.study.leaves import Training, finished, trainings, unfinished
 from biphase.study.plan import Plan, State, needed_keys
 from biphase.study.refusal import has_lost
 from biphase.study.shard_maker import ShardMaker, Stopped
-from biphase.study.tuner import Live, Tuner
+from biphase.study.tuner import Tuner
 from biphase.training.devices import Ranks, poor_precision
 from biphase.training.manner import Manner
 from biphase.training.pretrain import Pretraining
@@ -65,7 +66,10 @@ class Worker:
         self.wanted = wanted
         self.say = say if ranks.first else lambda text: None
         self.leases = Leases(store.leases)
-        self.shards = ShardMaker(store, identities, self.leases, ranks, stop=manner.stop, say=self.say)
+        self.live = Live(enabled=ranks.first and not manner.quiet)
+        self.shards = ShardMaker(
+            store, identities, self.leases, ranks, stop=manner.stop, say=self.say, live=self.live
+        )
         self.outcome = Outcome()
         self.warned: set[str] = set()
         self.open = {one.key: one for one in trainings(plan, evaluated)}  # fine-tunings not known to be done
@@ -77,6 +81,12 @@ class Worker:
         """Compute until nothing is left to do here, or somebody asks to stop."""
         if self.ranks.first:
             self._sweep()
+        try:
+            return self._work()
+        finally:
+            self.live("")
+
+    def _work(self) -> Outcome:
         while True:
             stopping = self.ranks.sum(self.manner.stop())[0] > 0  # whoever was told, all must know
             leases, order = self._choose(stopping) if self.ranks.first else ([], None)
@@ -84,8 +94,10 @@ class Worker:
             if order["do"] == "end":
                 return self.outcome
             if order["do"] == "wait":
+                self.live("waiting for what other workers compute")
                 time.sleep(POLL_SECONDS)
                 continue
+            self.live("")
             try:
                 if order["do"] == "tune":
                     self._tune(order["keys"], leases)
@@ -196,7 +208,7 @@ class Worker:
                 self.ranks,
                 shards=self.shards.alone,
                 stop=self.manner.stop,
-                live=Live(enabled=self.ranks.first and not self.manner.quiet),
+                live=self.live,
                 say=self.say,
                 checkpoint_steps=self.manner.checkpoint_steps,
                 checkpoint_seconds=self.manner.checkpoint_seconds,
@@ -256,7 +268,7 @@ class Worker:
         manner = replace(
             self.manner,
             lost=lambda: lease is not None and lease.lost,
-            board=self.store.studies / self.plan.study.name / "tensorboard" / state.key
+            board=self.store.studies / self.plan.study.name / "tensorboard" / _board_name(state)
             if self.ranks.first
             else None,
             live=ledger.live_file(self.plan, self.store, state.key),
@@ -267,11 +279,13 @@ class Worker:
         try:
             if not self.store.has(self.store.shards / self.identities.data(state.run)):
                 refuse_unfit(state.run, self.ranks.device)  # before hours of tokenizing
+            shards = self.shards.together(state.run)
+            self.live(f"{title}   reading the model")
             piece = Pretraining(
                 state.run,
                 state.step,
                 store=self.store,
-                shards=self.shards.together(state.run),
+                shards=shards,
                 identities=self.identities,
                 ranks=self.ranks,
                 needed=self._needed,
@@ -281,6 +295,7 @@ class Worker:
             )
             self._say_once(piece.model.note)
             trained = piece.progress.seconds
+            self.live("")  # the piece tells its steps itself
             finished = piece.train()
         except Stopped:
             return
@@ -298,6 +313,7 @@ class Worker:
             if alone and isinstance(error, ModelError):
                 raise  # nothing else could be trained: its author has to act
             self.outcome.failed[state.key] = one_line(error)
+            self.live("")
             self.say(f"  {title}  {state.key[:6]}  failed: {one_line(error)}")
             return
         if finished:
@@ -324,6 +340,13 @@ class Worker:
         if warning and warning not in self.warned:
             self.warned.add(warning)
             self.say(f"  note: {warning}")
+
+
+def _board_name(state: State) -> str:
+    """What TensorBoard calls a piece: its result or run, what is trained, and the beginning of its key."""
+    name = (state.results or (state.run.name,))[0]
+    first, until = state.span
+    return f"{name}, {label(state.objective)} {first}-{until}, {state.key[:6]}"
 
 
 def _validation(scored: Scored) -> str:

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
+from biphase.progress import MINUTE
 from biphase.wording import duration, si
 
 
@@ -129,7 +130,7 @@ class Meter:
 
     def _show(self, line: dict[str, Any], done: int) -> None:
         now = time.monotonic()
-        if self.quiet or (now - self.last_shown < (0.2 if self.live else 30) and done != self.until):
+        if self.quiet or (now - self.last_shown < (0.2 if self.live else MINUTE) and done != self.until):
             return
         self.last_shown = now
         left = (self.until - done) * self.tokens_per_step / self.rate

@@ -93,6 +93,28 @@ CASES = {
         "A scores 0.20 ± 0.30 points above B, but with the noise of these seeds only an effect of 0.90 points beyond "
         "−0.50 would be found, and 0.50 should be found.",
     ),
+    "underpowered, and clearly the other way before correction": (
+        (
+            "underpowered",
+            [part(-24.0, 10.5, p=0.011, se=2.4, supports="underpowered", detectable=563.0)],
+            0.2,
+        ),
+        "A scores 24.00 ± 10.50 points below B: it points the other way (p = 0.011), and is not clear after correction "
+        "for the number of claims.",
+    ),
+    "one part of several the other way": (
+        (
+            "underpowered",
+            [
+                PART,
+                part(-2.0, 0.5, margin=-1.0, p=0.03, supports="underpowered"),
+                part(supports="underpowered"),
+            ],
+            0.2,
+        ),
+        "A scores 2.00 ± 0.50 points below B, below the margin of −1.00: it points the other way (p = 0.030), and is not "
+        "clear after correction for the number of claims; 1 of 3 parts does.",
+    ),
     "hopeless": (
         (
             "underpowered",

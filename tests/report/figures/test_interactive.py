@@ -83,7 +83,7 @@ def test_each_name_is_in_the_legend_once_and_the_paper_last(every):
         assert sorted(shown) == sorted(one.name for one in figure.entries)
         assert made["layout"]["showlegend"] == bool(shown)
         for trace in made["data"]:
-            assert trace["legendgroup"] == trace["name"]  # a click hides it in every panel
+            assert trace["legendgroup"] == f"series {trace['name']}"  # a click hides it in every panel
             assert ("legendrank" in trace) == (trace["name"] == PAPER)
 
 
@@ -137,6 +137,29 @@ def test_words_of_users_are_text_and_not_html():
     assert trace["hovertext"] == ["<b>&lt;script&gt;</b><br>1 &amp; 2"]
     (plain,) = plotly_json(one_panel(Series("<i>", Look("mlm"), (1.0,), (2.0,))))["data"]
     assert plain["hovertemplate"].startswith("<b>&lt;i&gt;</b>")
+
+
+def test_every_text_that_plotly_reads_as_html_is_escaped():
+    evil, safe = "<a href='https://x'>%{x}</a>", "&lt;a href='https://x'&gt;"
+    series = Series(evil, Look("mlm"), (1.0, 2.0), (2.0, 3.0), labels=(evil, evil))
+    axis = Axis(evil, ticks=(1.0,), labels=(evil,))
+    figure = Figure("x", evil, evil, (Panel(evil, axis, axis, (series,), (Vertical(1.0, evil),)),))
+    made = plotly_json(figure)
+    (trace,) = made["data"]
+    texts = [trace["name"], trace["hovertemplate"], *trace["text"]]
+    for layout in (made["layout"], made["narrow"]):
+        texts += [note["text"] for note in layout["annotations"]]
+        for name in ("xaxis", "yaxis"):
+            texts += [layout[name]["title"]["text"], *layout[name]["ticktext"]]
+    assert len(texts) == 4 + 2 * 6
+    assert all(safe in text and "<a" not in text for text in texts)
+    assert "%{x}" not in trace["hovertemplate"].replace("%{x:,}", ""), "a name is no template"
+
+
+def test_no_name_is_a_key_that_objects_have_already():
+    (trace,) = plotly_json(one_panel(Series("__proto__", Look("mlm"), (1.0,), (2.0,))))["data"]
+    assert trace["name"] == "__proto__"
+    assert trace["legendgroup"] not in ("__proto__", "constructor", "toString")
 
 
 def test_an_upright_stands_in_its_panel():

@@ -5,7 +5,18 @@ import math
 
 import pytest
 
-from biphase.report.figures.palette import FURNITURE, NAMES, PALETTES, in_turn, look, looks, role_of
+from biphase import CLM, MLM, MNTP
+from biphase.report.figures.palette import (
+    FURNITURE,
+    NAMES,
+    PALETTES,
+    SHADES,
+    Meaning,
+    look,
+    looks,
+    role_of,
+    role_of_way,
+)
 from biphase.report.recipes import recipe_of
 
 LIGHT, DARK = PALETTES["light"], PALETTES["dark"]
@@ -77,7 +88,7 @@ def test_everything_drawn_stands_out_from_its_background(theme):
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_objectives_are_told_apart_by_every_eye(theme, loss):
     palette = PALETTES[theme]
-    for one, other in itertools.combinations(("clm", "mlm", "clm-mlm", "continued"), 2):
+    for one, other in itertools.combinations(("clm", "mlm", "clm-mlm"), 2):
         assert math.dist(seen(palette[one], loss), seen(palette[other], loss)) > 0.08, (one, other)
 
 
@@ -85,8 +96,9 @@ def test_objectives_are_told_apart_by_every_eye(theme, loss):
 @pytest.mark.parametrize("role", NAMES)
 def test_shades_grow_from_soft_to_deep(theme, role):
     palette = PALETTES[theme]
-    steps = [contrast(palette[f"{role}{shade}"], palette["background"]) for shade in ("-soft", "", "-deep")]
-    assert steps[0] < steps[1] < steps[2]
+    steps = [contrast(palette[f"{role}{shade}"], palette["background"]) for shade in SHADES]
+    assert steps == sorted(steps)
+    assert len(set(steps)) == len(SHADES)
 
 
 def test_in_grey_markers_and_dashes_tell_objectives_apart():
@@ -97,16 +109,47 @@ def test_in_grey_markers_and_dashes_tell_objectives_apart():
 
 @pytest.mark.parametrize("count", [2, 3, 4, 6])
 def test_series_of_one_objective_differ_in_grey_too(count):
-    made = looks("mlm", count)
-    assert len({(one.marker, one.dash) for one in made}) == count
-    assert {one.role for one in made} == {"mlm"}
+    made = looks([Meaning("mlm", variant) for variant in range(count)])
+    assert len({one.marker for one in made}) == count
+    assert len({one.shade for one in made}) == min(count, len(SHADES))
+    assert {(one.role, one.dash) for one in made} == {("mlm", "solid")}
     assert all(one.colour in LIGHT for one in made)
 
 
 def test_one_series_looks_as_its_objective_does_everywhere():
-    assert looks("clm", 1) == [look("clm")]
-    assert looks("clm", 0) == []
-    assert in_turn(["clm", "mlm", "clm"]) == [looks("clm", 2)[0], look("mlm"), looks("clm", 2)[1]]
+    assert looks([Meaning("clm")]) == [look("clm")]
+    assert looks([]) == []
+    made = looks([Meaning("clm", 2), Meaning("mlm"), Meaning("clm", 1), Meaning("clm", 2)])
+    assert made[1] == look("mlm")
+    assert made[0] == made[3] != made[2], "one meaning, one look, in whatever order"
+    assert [one.shade for one in made] == ["-deep", "", "", "-deep"], "soft to deep as variants grow"
+
+
+def test_size_is_width_and_no_shade():
+    small, large = looks([Meaning("mlm", size=10**6), Meaning("mlm", size=10**9)])
+    assert small.width < large.width
+    assert small.colour == large.colour
+
+
+def test_what_is_trained_on_is_dotted_in_the_hue_of_its_whole_way():
+    once, on = looks([Meaning("clm-mlm"), Meaning("clm-mlm", continued=True)])
+    assert (once.dash, on.dash) == ("dashdot", "dot")
+    assert once.colour == on.colour
+
+
+@pytest.mark.parametrize(
+    ("way", "role"),
+    [
+        ([CLM()], "clm"),
+        ([CLM(), CLM(), MLM(0.4)], "clm-mlm"),
+        ([MLM(0.2), MLM(0.4)], "mlm"),
+        ([MLM(0.4), CLM()], "other"),
+        ([MNTP(0.2)], "other"),
+        ([], "other"),
+    ],
+)
+def test_the_order_of_objectives_is_the_hue(way, role):
+    assert role_of_way(way) == role
 
 
 def test_roles_come_from_recipes(plan_named):
@@ -116,6 +159,7 @@ def test_roles_come_from_recipes(plan_named):
         "610m-clm-42k-5000": "clm",
         "610m-mlm20-42k": "mlm",
         "610m-clm-10k-mlm40-42k": "clm-mlm",
-        "610m-clm-dec42k-mlm40-44k": "continued",
+        "610m-clm-dec42k-mlm40-44k": "clm-mlm",
+        "610m-mlm40-dec42k-mlm40-44k": "mlm",
     }
     assert {name: role_of(recipe_of(plan, name)) for name in roles} == roles

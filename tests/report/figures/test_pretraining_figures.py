@@ -11,7 +11,7 @@ from biphase.files import Store, publish, write_json
 from biphase.keys import Identities, label
 from biphase.report.estimates import estimate
 from biphase.report.evidence import gather
-from biphase.report.figures import costs, figures, losses, tree
+from biphase.report.figures import costs, figures, losses, plotly_json, tree
 from biphase.study.plan import make_plan
 
 OUTSIDE = Identities(data=lambda run: str(run.corpus), hub=lambda hub: f"{hub.source}@{hub.revision}")
@@ -78,8 +78,8 @@ def test_training_losses_are_drawn_once_and_never_joined_across_objectives(three
     training = losses.figure(three).panels[0]
     lines = {(one.name, one.x[0], one.x[-1]) for one in training.series}
     # What `both` shares with `clm` is drawn with `clm`; its own part begins with MLM.
-    assert lines == {("clm", 1, 20), ("both", 11, 20), ("mlm", 1, 20)}
-    clm = next(one for one in training.series if one.name == "clm")
+    assert lines == {("CLM", 1, 20), ("CLM → MLM 40%", 11, 20), ("MLM 40%", 1, 20)}
+    clm = next(one for one in training.series if one.name == "CLM")
     assert list(clm.y) == pytest.approx([10 - step / 10 for step in range(1, 21)])
 
 
@@ -87,11 +87,57 @@ def test_heldout_losses_begin_where_their_run_leaves_another(three):
     figure = losses.figure(three)
     assert [panel.title for panel in figure.panels] == ["Training", "Held out, CLM", "Held out, MLM 40%"]
     causal = {one.name: one for one in figure.panels[1].series}
-    assert causal["clm"].x == (5, 10, 15, 20)
-    assert causal["both"].x == (10, 15, 20)  # from the last point both have
-    assert list(causal["both"].y) == pytest.approx([4.9, 4.85, 4.8])
-    assert "step 15" in causal["both"].hover[1]
-    assert [one.name for one in figure.entries] == ["clm", "both", "mlm"]
+    assert causal["CLM"].x == (5, 10, 15, 20)
+    both = causal["CLM → MLM 40%"]
+    assert both.x == (10, 15, 20)  # from the last point both have
+    assert list(both.y) == pytest.approx([4.9, 4.85, 4.8])
+    assert both.hover[1].startswith("both\nstep 15")
+    assert [one.name for one in figure.entries] == ["CLM", "CLM → MLM 40%", "MLM 40%"]
+
+
+def test_colours_are_objectives_in_whatever_order_runs_come(tmp_path):
+    """A trunk is CLM also where the first run that has it goes on with MLM."""
+    runs = [
+        small("both", Stage(CLM(), 10), Stage(MLM(0.4), 10)),
+        small("clm", Stage(CLM(), 20)),
+        small("mlm", Stage(MLM(0.4), 20)),
+    ]
+    for number, order in enumerate(itertools.permutations(runs)):
+        figure = losses.figure(evidence_for(order, Store(tmp_path / str(number))))
+        for panel in figure.panels:
+            spans = {(one.look.role, one.x[0] < 10, one.x[-1]) for one in panel.series}
+            assert {role for role, first, _ in spans if first} == {"clm", "mlm"}
+            assert {(role, last) for role, first, last in spans if last == 20} >= {
+                ("clm", 20),
+                ("mlm", 20),
+                ("clm-mlm", 20),
+            }
+
+
+def test_splits_have_shades_of_one_colour_and_names_of_their_own(tmp_path):
+    runs = [small(f"c{n}", Stage(CLM(), n), Stage(MLM(0.4), 20 - n)) for n in (5, 10, 15)]
+    base = small("clm", Stage(CLM(), 20))
+    figure = losses.figure(
+        evidence_for([*runs, base, small("on", Stage(MLM(0.4), 10), start=base)], Store(tmp_path))
+    )
+    looks = {one.name: one.look for one in figure.entries}
+    shares = [looks[f"CLM → MLM 40%, {share}% causal"] for share in (25, 50, 75)]
+    assert [one.colour for one in shares] == ["clm-mlm-soft", "clm-mlm", "clm-mlm-deep"]
+    assert (looks["CLM → MLM 40%, continued"].role, looks["CLM → MLM 40%, continued"].dash) == (
+        "clm-mlm",
+        "dot",
+    )
+
+
+def test_runs_that_differ_in_what_no_recipe_tells_have_their_names(tmp_path):
+    runs = [
+        small("a", Stage(CLM(), 20)),
+        small("b", Stage(CLM(), 20), schedule=WSD(2e-3, 2, 4)),
+        small("m", Stage(MLM(0.4), 20)),
+    ]
+    figure = losses.figure(evidence_for(runs, Store(tmp_path)))
+    assert [(one.name, one.look.role) for one in figure.entries] == [("a", "clm"), ("b", "clm"), ("m", "mlm")]
+    assert len({one.look.colour for one in figure.entries}) == 3
 
 
 def test_switches_and_decays_are_uprights_with_words_in_the_first_panel(three):
@@ -128,18 +174,24 @@ def test_live_losses_reach_further_than_what_is_saved(tmp_path):
     assert last == [10, 14]
 
 
-def test_many_runs_share_the_names_of_their_objectives(tmp_path):
-    sizes = {"1m": SIZES["1m"], "2m": SIZES["2m"]}
+@pytest.mark.parametrize(("ratios", "told"), [((20, 40, 50), True), ((10, 20, 30, 40, 50, 60), False)])
+def test_the_legend_shows_what_the_curves_look_like_with_several_sizes(tmp_path, ratios, told):
     runs = [
-        small(f"{size}-m{r}", Stage(MLM(r / 100), 20), start=start)
-        for size, start in sizes.items()
-        for r in (20, 30, 40, 50)
+        small(f"{size}-m{r}", Stage(MLM(r / 100), 20), start=SIZES[size])
+        for size in ("1m", "2m")
+        for r in ratios
     ]
     figure = losses.figure(evidence_for(runs, Store(tmp_path)))
-    assert {one.name for one in figure.panels[0].series} == {"MLM"}
-    shades = {one.look.shade for one in figure.panels[0].series}
-    assert len(shades) == 2
-    assert "Shades are sizes" in figure.caption
+    legend = {one.name: one.look for one in figure.entries}
+    names = [f"MLM {r}%, {size}" for size in ("1m", "2m") for r in ratios] if told else ["MLM, 1m", "MLM, 2m"]
+    assert list(legend) == names
+    curves = [one for panel in figure.panels[1:] for one in panel.series]
+    assert all(one.look == legend[one.name] for one in curves)
+    assert len({one.look.width for one in curves}) == 2, "size is width"
+    assert {one.look.colour for one in curves if one.name.endswith("1m")} == {
+        one.look.colour for one in curves if one.name.endswith("2m")
+    }
+    assert "Thicker lines: larger models." in figure.caption
 
 
 def test_only_the_commonest_steps_are_marked(tmp_path):
@@ -170,7 +222,7 @@ def test_the_tree_has_every_piece_once_and_every_result_at_its_end(paper):
     plan = paper[0].plan
     (panel,) = tree.figure(paper[0]).panels
     lines = {one.name: one for one in panel.series if one.draws == "line"}
-    drawn = [span for name in ("CLM", "CLM, decay", "MLM", "MLM, decay") for span in segments(lines[name])]
+    drawn = [span for name in lines if name != "joints" for span in segments(lines[name])]
     assert sorted(span[:2] for span in drawn) == sorted(state.span for state in plan.states.values())
     labels = [text for one in panel.series if one.draws == "text" for text in one.labels]
     ends = [name for name in plan.results if "-42k-" not in name or "dec42k" in name]
@@ -228,6 +280,8 @@ def test_decays_are_lighter_and_colours_are_objectives(three):
     assert {name: (look.role, look.shade) for name, look in looks.items()} == {
         "CLM": ("clm", ""),
         "CLM, decay": ("clm", "-soft"),
+        "CLM → MLM": ("clm-mlm", ""),
+        "CLM → MLM, decay": ("clm-mlm", "-soft"),
         "MLM": ("mlm", ""),
         "MLM, decay": ("mlm", "-soft"),
     }
@@ -241,6 +295,27 @@ def test_checkpoints_on_a_row_are_named_by_their_steps(tmp_path):
     above = next(one for one in panel.series if one.side == "above")
     assert above.labels == ("10", "40")  # 12 is too near to 10
     assert above.x == (10, 40)
+
+
+def test_a_shared_trunk_names_its_checkpoints_by_steps_too(tmp_path):
+    runs = (
+        small("both", Stage(CLM(), 60), Stage(MLM(0.4), 40)),
+        small("clm", Stage(CLM(), 100), keep=(20,)),
+    )
+    (panel,) = tree.figure(gather(make_plan(Study("s", runs), OUTSIDE), Store(tmp_path))).panels
+    assert next(one for one in panel.series if one.side == "above").labels == ("20",)
+
+
+def test_on_a_phone_labels_of_checkpoints_do_not_touch(paper):
+    made = plotly_json(tree.figure(paper[0]))
+    (above,) = (one for one in made["data"] if one.get("textposition") == "top center")
+    low, high = made["narrow"]["xaxis"]["range"]
+    pixels = (366 - 52 - 14) / (high - low)
+    shown = [one for one in zip(above["x"], above["y"], above["meta"]["narrow"], strict=True) if one[2]]
+    assert 0 < len(shown) < len(above["text"])
+    for (x, row, text), (other, its_row, its_text) in itertools.pairwise(shown):
+        if row == its_row:
+            assert (other - x) * pixels > 6 * (len(text) + len(its_text)) / 2
 
 
 # ---------------------------------------------------------------- costs
@@ -273,13 +348,16 @@ def test_costs_are_seconds_times_devices(tmp_path):
         "CLM": 4.0,
         "MLM 20%": 4.0,
         "MLM 40% after CLM": 2.0,
-        "MLM 40%, continued": 2.0,
+        "MLM 40% after CLM, continued": 2.0,
         "MNTP 40%": 4.0,
     }
     assert amounts(panel) == pytest.approx(expected)
     roles = {(one.look.role, one.look.shade): sum(one.x) for one in panel.series if one.draws == "bars"}
     assert roles["clm", "-soft"] == pytest.approx(0.8)  # four steps of decay
-    assert {role for role, _ in roles} == {"clm", "mlm", "clm-mlm", "continued", "other"}
+    assert {role for role, _ in roles} == {"clm", "mlm", "clm-mlm", "other"}
+    assert {one.name for one in figure.entries} >= {"CLM", "CLM, decay", "CLM → MLM, decay"}, (
+        "pale ends have a name"
+    )
     assert figure.caption.startswith("Pretraining 16 GPU-hours")
 
 

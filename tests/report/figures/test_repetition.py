@@ -35,8 +35,12 @@ def test_each_objective_has_a_panel_and_what_is_shared_is_drawn_once(several):
     assert (causal.title, masked.title) == ("CLM", "MLM 40%")
     ends = [[(one.name, one.x[0], one.x[-1]) for one in panel.series] for panel in figure.panels]
     assert ends == [
-        [("clm", 0.2, 4.0)],
-        [("mlm", 0.2, 4.0), ("both", pytest.approx(2.2), 4.0), ("more", pytest.approx(4.2), 6.0)],
+        [("CLM", 0.2, 4.0)],
+        [
+            ("MLM 40%", 0.2, 4.0),
+            ("CLM → MLM 40%", pytest.approx(2.2), 4.0),
+            ("CLM → MLM 40%, continued", pytest.approx(4.2), 6.0),
+        ],
     ]
     assert [one.x for panel in figure.panels for one in panel.verticals] == [1, 1]
     assert causal.y.range == masked.y.range  # so that they compare

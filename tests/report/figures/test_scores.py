@@ -12,13 +12,14 @@ from biphase.keys import Identities
 from biphase.report.estimates import estimate
 from biphase.report.figures import figures
 from biphase.report.figures.description import PAPER
-from biphase.report.figures.scored import FAMILY_NAMES
+from biphase.report.figures.palette import role_of
 from biphase.report.paper import family_mean
 from biphase.report.pretraining import cost
+from biphase.report.reading import FAMILY_NAMES
 from biphase.study.plan import make_plan
 
 SCORED = ["objectives", "ratio", "efficiency", "rates", "splits", "robustness", "continued"]
-PANELS = list(FAMILY_NAMES.values())
+PANELS = [name.capitalize() for name in FAMILY_NAMES.values()]
 T4 = 2.7764451051977987  # Student's t for five seeds
 
 
@@ -42,7 +43,7 @@ def test_objectives_by_size(by_id, drawn, paper):
     models = paper[0].models
     sizes = {float(models[f"{size}-clm-42k"].recipe.parameters): size for size in ("210m", "610m", "1b")}
     figure = by_id["objectives"]
-    for family, panel in FAMILY_NAMES.items():
+    for family, panel in zip(FAMILY_NAMES, PANELS, strict=True):
         for name, word in (("CLM", "clm"), ("MLM 40%", "mlm40")):
             expected = {
                 x: family_mean(models[f"{size}-{word}-42k"].recipe, family) + 1 for x, size in sizes.items()
@@ -63,7 +64,7 @@ def test_marks_are_the_papers_table(by_id, drawn, paper):
         "continued": ["610m-clm-42k", "610m-mlm40-42k", *(f"610m-{word}-dec42k-mlm40-{n}k" for word in ("clm", "mlm40") for n in (54, 64))],
         "efficiency": [f"610m-{word}-42k{step}" for word in ("clm", "mlm40") for step in ("-5000", "-40000", "")],
     }.items():  # fmt: skip
-        for family, panel in FAMILY_NAMES.items():
+        for family, panel in zip(FAMILY_NAMES, PANELS, strict=True):
             marks = drawn(by_id[id], panel, PAPER)
             known = [family_mean(models[name].recipe, family) for name in names]
             assert sorted(marks.y) == sorted(known), (id, panel)
@@ -98,7 +99,7 @@ def test_a_point_tells_what_it_is(by_id, drawn):
     text = drawn(by_id["objectives"], "Question answering", "CLM").hover[1]
     assert text.splitlines() == [
         "610m-clm-42k",
-        "610m · clm 42,000",
+        "610m · CLM for 42,000 steps",
         "43.09 ± 0.98%",
         "5 seeds, interval over fine-tuning seeds",
         "learning rates 2e-5 ×15",
@@ -126,7 +127,10 @@ def test_splits_by_budget(by_id, drawn, mean_of, paper):
         "22k steps": ["mlm40-22k", "clm-5k-mlm40-22k", "clm-11k-mlm40-22k", "clm-17k-mlm40-22k", "clm-22k"],
         "42k steps": ["mlm40-42k", "clm-10k-mlm40-42k", "clm-21k-mlm40-42k", "clm-32k-mlm40-42k", "clm-40k-mlm40-42k", "clm-42k"],
     }  # fmt: skip
-    assert [one.name for one in by_id["splits"].entries] == [*rows, PAPER]
+    assert [one.name for one in by_id["splits"].entries] == [*rows, "MLM", "CLM", PAPER]
+    ends = {one.name: one for one in by_id["splits"].panels[0].series if one.name in ("MLM", "CLM")}
+    assert (set(ends["MLM"].x), set(ends["CLM"].x)) == ({0}, {100}), "pure objectives have their own colours"
+    assert (ends["MLM"].look.role, ends["CLM"].look.role) == ("mlm", "clm")
     for name, models in rows.items():
         series = drawn(by_id["splits"], "Sequence classification", name)
         expected = [mean_of(evidence.models[f"610m-{one}"], evidence.tasks["sst2"]) for one in models]
@@ -145,7 +149,7 @@ def test_robustness_holds_the_same_ratios_with_and_without_clm(by_id, drawn):
 
 def test_continued_begins_at_the_base(by_id, drawn, mean_of, paper):
     evidence = paper[0]
-    for name, word, role in (("CLM base", "clm", "clm"), ("MLM 40% base", "mlm40", "mlm")):
+    for name, word, role in (("CLM base", "clm", "clm-mlm"), ("MLM 40% base", "mlm40", "mlm")):
         series = drawn(by_id["continued"], "Sequence classification", name)
         models = [f"610m-{word}-42k", *(f"610m-{word}-dec42k-mlm40-{n}k" for n in (44, 54, 64))]
         assert series.x == (0, 2_000, 12_000, 22_000)
@@ -153,6 +157,8 @@ def test_continued_begins_at_the_base(by_id, drawn, mean_of, paper):
             [mean_of(evidence.models[one], evidence.tasks["sst2"]) for one in models]
         )
         assert series.look.role == role
+    base = drawn(by_id["continued"], "Sequence classification", "CLM")
+    assert (base.x, base.look.role) == ((0,), "clm")
     assert by_id["continued"].panels[0].x.labels == ("base", "", "12k", "22k")
 
 
@@ -280,15 +286,15 @@ def test_pretraining_seeds_are_one_point(evidence_of, tmp_path):
     assert series.x == (20.0, 40.0)
 
 
-def test_an_interval_beyond_what_a_score_can_be_does_not_stretch_the_axis(evidence_of, tmp_path):
+def test_an_interval_ends_where_scores_do(evidence_of, tmp_path):
     runs = [small("m20", Stage(MLM(0.2), 20)), small("m40", Stage(MLM(0.4), 20))]
     grid = replace(GRID, seeds=(0, 1))  # two seeds half a point apart: ± 3.18
     found = figures_of(runs, lambda *_: 99.0, evidence_of, tmp_path, grid)
     panel = found["ratio"].panels[0]
-    assert panel.series[0].high[0] > 101
-    assert panel.y.range is not None
-    assert panel.y.range[1] == 101
-    assert figures_of(runs, lambda *_: 60.0, evidence_of, tmp_path, grid)["ratio"].panels[0].y.range is None
+    assert panel.series[0].high == (100, 100)
+    assert panel.series[0].low[0] == pytest.approx(99 - 3.1765, abs=1e-3)
+    assert "99.00 [95.82, 100.00]%" in panel.series[0].hover[0]
+    assert all(max(one.high) <= 100 for one in found["rates"].panels[0].series if one.high)
 
 
 def test_models_as_they_are_have_their_rates_and_costs(evidence_of, tmp_path):
@@ -315,3 +321,30 @@ def test_the_papers_single_runs_stand_beside_sst2_alone(evidence_of, tmp_path):
 def test_nothing_computed_is_no_crash(evidence_of, tmp_path):
     runs = [small("clm", Stage(CLM(), 20), keep=(10,)), small("mlm", Stage(MLM(0.4), 20))]
     assert [*figures_of(runs, lambda *_: None, evidence_of, tmp_path)] == ["tree"]
+
+
+def test_one_name_has_one_colour_and_one_hue_one_order_of_objectives(by_id, paper):
+    """In every figure: a legend shows what its curves look like."""
+    evidence = paper[0]
+    roles = {name: role_of(one.recipe) for name, one in evidence.models.items()}
+    for figure in by_id.values():
+        legend = {one.name: one.look for one in figure.entries}
+        for panel in figure.panels:
+            for one in panel.series:
+                if one.name in legend:
+                    assert one.look.colour == legend[one.name].colour, (figure.id, one.name)
+                models = {text.split("\n")[0].split(",")[0] for text in one.hover} & roles.keys()
+                if one.draws == "points" and models and not one.look.hollow:
+                    assert {roles[name] for name in models} == {one.look.role}, (figure.id, one.name)
+
+
+def test_a_family_without_two_points_to_join_has_no_panel_and_is_named(evidence_of, plan_named, tmp_path):
+    plan = plan_named("paper")
+
+    def mean(model, task):
+        return 60.0 if task.family == "SC" or model.recipe.final else None
+
+    evidence = evidence_of(plan, Store(tmp_path), mean)
+    made = {one.id: one for one in figures(evidence, estimate(evidence))}["efficiency"]
+    assert [panel.title for panel in made.panels] == ["Sequence classification"]
+    assert "retrieval" in made.caption

@@ -2,8 +2,9 @@
 
 import pytest
 
-from biphase.report.figures.chosen import named, thousands
+from biphase.report.figures.chosen import thousands
 from biphase.report.figures.ticks import from_zero, on_log, spaced
+from biphase.report.recipes import named
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ measuring    contrasts with their numbers          verdicts     from numbers to 
 findings     all of it for one study               telling      why, in a sentence
 """
 
-from biphase.report.claims.findings import Finding, Part
+from biphase.report.claims.findings import CONTRARY, READS, Finding, Part
 from biphase.report.claims.judging import judge
 from biphase.report.claims.verdicts import Verdict
 
-__all__ = ["Finding", "Part", "Verdict", "judge"]
+__all__ = ["CONTRARY", "READS", "Finding", "Part", "Verdict", "judge"]

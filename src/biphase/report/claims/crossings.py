@@ -15,9 +15,10 @@ from biphase.report.claims.lines import Bench, rows_in_common
 from biphase.report.claims.quantities import Reading, score
 from biphase.report.evidence import Floats
 from biphase.report.recipes import Model
-from biphase.report.repetition import REPEATED, Epochs
+from biphase.report.repetition import Epochs
 from biphase.report.statistics.intervals import across, kept
 from biphase.specs import Family
+from biphase.study.corpora import REPEATED
 from biphase.study.costs import flops_of
 from biphase.wording import short
 

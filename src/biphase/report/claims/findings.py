@@ -8,6 +8,9 @@ from biphase.report.claims.contrasts import Source
 from biphase.report.claims.verdicts import Supports, Verdict
 from biphase.report.statistics.intervals import Estimate
 
+CONTRARY = "points the other way"
+READS = ("reproduced", "direction only", "not reproduced", CONTRARY, "underpowered", "not tested")
+
 
 @dataclass(frozen=True)
 class Part:
@@ -25,6 +28,11 @@ class Part:
     supports: Supports
     note: str
     says: str  # in words, without a full stop; empty where it is missing
+
+    @property
+    def contrary(self) -> bool:
+        """The 95% interval lies wholly on the other side of the margin, and the corrected test does not say so."""
+        return self.supports == "underpowered" and self.estimate.high < self.margin
 
 
 @dataclass(frozen=True)
@@ -45,3 +53,9 @@ class Finding:
     contrast: str  # how it is tested, in one line
     paper: str  # the paper's numbers, in words
     condition: str = ""  # that the verdict stands under, in two words
+
+    @property
+    def reads(self) -> str:
+        """The verdict as a report shows it: an underpowered claim whose numbers point the other way is called that."""
+        contrary = self.verdict == "underpowered" and any(one.contrary for one in self.parts)
+        return CONTRARY if contrary else self.verdict

@@ -25,18 +25,20 @@ from biphase.report.claims.verdicts import (
 from biphase.report.draws import Draws, shared_draws
 from biphase.report.evidence import Evidence
 from biphase.report.numerals import interval, listed
+from biphase.report.reading import spelled
 from biphase.report.repetition import Epochs
 from biphase.report.statistics.multiplicity import holm
 from biphase.wording import counted, short
 
 
 def statements(over: Bench) -> list[Statement]:
-    """Every claim a report tests: the catalog's, then the study's own."""
-    return [*STATEMENTS, *own_statements(over)]
+    """Every claim a report tests: the catalog's, if the study pretrains models to compare, then the study's own."""
+    pretrained = {one.name for line in over.lines for one in line.models if one.recipe.spans}
+    return [*(STATEMENTS if len(pretrained) > 1 else ()), *own_statements(over)]
 
 
 def judge(evidence: Evidence, draws: Draws | None = None) -> list[Finding]:
-    """C1 to C21, B1 to B6, then the study's own. `draws`: those of the evidence, if they are at hand."""
+    """Every claim of `statements`, in order. `draws`: those of the evidence, if they are at hand."""
     over = bench(evidence.plan, evidence.models)
     draws = shared_draws(evidence) if draws is None else draws
     asked = [(one, one.tests(over)) for one in statements(over)]
@@ -125,7 +127,11 @@ def needs(over: Bench, statement: Statement) -> str:
     """Why no test was found: what the study lacks."""
     absent = missing_families(over, statement)
     if statement.on and len(absent) == len(statement.on):
-        return f"needs a task of the family {listed(absent)}" if over.tasks else "needs tasks to fine-tune on"
+        return (
+            f"needs a task of {listed([spelled(one) for one in absent])}"
+            if over.tasks
+            else "needs tasks to fine-tune on"
+        )
     return statement.needs
 
 

@@ -11,8 +11,9 @@ from dataclasses import replace
 from biphase.report.claims.contrasts import Statement, Test
 from biphase.report.claims.findings import Finding
 from biphase.report.recipes import Model
-from biphase.report.repetition import REPEATED, Epochs
+from biphase.report.repetition import Epochs
 from biphase.specs import CLM
+from biphase.study.corpora import REPEATED
 
 MARK = "under repetition"
 

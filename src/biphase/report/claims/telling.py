@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from biphase.report.claims.findings import Part
 from biphase.report.claims.verdicts import Verdict, sought
-from biphase.report.numerals import fixed, p_value, signed
+from biphase.report.numerals import SCALE, fixed, p_equals, p_value, signed
 
-SCALE = 100.0  # points between the worst and the best score
 LISTED = 4  # parts; of more, the weakest is told
 
 
@@ -55,6 +54,18 @@ def _against(gist: str, known: Sequence[Part], p_holm: float) -> str:
 
 
 def _underpowered(gist: str, known: Sequence[Part], p_holm: float) -> str:
+    contrary = [one for one in known if one.contrary]
+    if contrary:
+        worst = min(contrary, key=_strength)
+        more = (
+            f"; {len(contrary)} of {len(known)} parts {'does' if len(contrary) == 1 else 'do'}"
+            if len(known) > 1
+            else ""
+        )
+        return (
+            f"{_capital(_full(worst))}{_short_of_margin(worst)}: it points the other way "
+            f"({p_equals(worst.estimate.p)}), and is not clear after correction for the number of claims{more}."
+        )
     weak = [one for one in known if one.supports == "underpowered"]
     worst = max(weak, key=lambda one: one.detectable / (sought(one.paper, one.margin) or 1e-9))
     effect = sought(worst.paper, worst.margin)

@@ -6,10 +6,9 @@ data, another optimizer …), models are only ever joined within one.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
-from biphase.report.figures.palette import NAMES, role_of
+from biphase.report.figures.palette import NAMES, Meaning, role_of
 from biphase.report.recipes import Model, Recipe
 
 USUAL_RATIO = 0.4  # the paper's, wherever one masking ratio stands for all
@@ -71,14 +70,13 @@ def objective_name(recipe: Recipe) -> str:
     role = role_of(recipe)
     if role == "other" or (role != "clm" and recipe.ratio is None):
         return recipe.words().split(" · ", 1)[1]
-    return NAMES[role] if role == "clm" else f"{NAMES[role]} {percent(recipe.ratio)}"
+    name = NAMES[role] if role == "clm" else f"{NAMES[role]} {percent(recipe.ratio)}"
+    return f"{name}, continued" if recipe.base else name
 
 
-def named(objective: str) -> str:
-    """A label of an objective as figures write it: mlm 40% as MLM 40%, and mlm40 alike."""
-    word, *ratio = re.split(r"(?<=[a-z]) ?(?=\d)", objective, maxsplit=1)
-    sign = "%" if ratio and re.fullmatch(r"[\d.]+", ratio[0]) else ""
-    return " ".join([word.upper(), *ratio]) + sign
+def meaning(recipe: Recipe, variant: object = None) -> Meaning:
+    """What a series of models like this one stands for; `variant`: what sets it apart from others of its objectives."""
+    return Meaning(role_of(recipe), variant, recipe.parameters or 0, continued=recipe.base is not None)
 
 
 def percent(share: float | None) -> str:

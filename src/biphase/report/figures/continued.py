@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from biphase.report.estimates import Estimates
 from biphase.report.evidence import Evidence
-from biphase.report.figures.chosen import named, objective_name, thousands
-from biphase.report.figures.description import Axis, Figure, Look
-from biphase.report.figures.palette import looks, role_of
-from biphase.report.figures.scored import Line, Point, score_panels, spread
+from biphase.report.figures.chosen import meaning, objective_name, thousands
+from biphase.report.figures.description import Axis, Figure
+from biphase.report.figures.scored import Line, Point, score_panels
 from biphase.report.figures.ticks import spaced
-from biphase.report.recipes import Model, Recipe
+from biphase.report.recipes import Model, Recipe, named
 
 
 def figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
     models = list(evidence.models.values())
     rows = _rows(models)
     names = _names(rows)
-    found: dict[str, list[Line]] = {}  # by the role of the base
+    lines = []
     for name, (base, some) in zip(names, rows, strict=True):
         starts = [Point((0.0,), one) for one in models if _alike(one.recipe, base)]
         points = (*starts, *(Point((float(one.recipe.continued),), one) for one in some))
-        found.setdefault(role_of(base), []).append(Line(name, Look("other"), points))
-    lines = [line for role, some in found.items() for line in spread(some, looks(role, len(some)))]
+        lines.append(Line(name, meaning(some[0].recipe, (base.steps, name)), points))
     ticks = tuple(sorted({0.0} | {point.x[0] for line in lines for point in line.points}))
     labels = spaced(ticks, ("base", *(thousands(int(one)) for one in ticks[1:])), 0.2)
     x = Axis("continued steps", "linear", ticks, labels)
@@ -30,7 +28,7 @@ def figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
         return None
     what = {_went_on_with(one) for _, some in rows for one in some}
     masked = f"with {what.pop()}" if len(what) == 1 else "further"
-    caption = f"Decayed models trained {masked}; colours say what the base was trained with. {drawn.notes()}"
+    caption = f"Decayed models trained {masked}; the first point is the base. {drawn.notes()}"
     return Figure("continued", "Continued pretraining", caption, drawn.panels)
 
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from biphase.keys import acts, label
+from biphase.keys import label
 from biphase.report.evidence import Evidence
-from biphase.report.figures.chosen import named
 from biphase.report.figures.description import Axis, Figure, Look, Panel, Series
-from biphase.report.figures.palette import NAMES
+from biphase.report.figures.palette import NAMES, role_of_way
 from biphase.report.pretraining import Piece
-from biphase.specs import CLM, MLM, Pretrain
+from biphase.report.recipes import named
+from biphase.specs import Pretrain
 from biphase.study.plan import Plan
 from biphase.wording import counted, short
 
@@ -95,14 +95,11 @@ def _what(plan: Plan, piece: Piece) -> tuple[str, str]:
     """The role and the name of what a piece trains."""
     state = plan.states[piece.key]
     name = named(label(state.objective))
-    if isinstance(state.run.start, Pretrain):
-        return "continued", f"{name}, continued"
-    before = [act.objective for act in acts(state.run) if act.until <= state.first]
-    if isinstance(state.objective, CLM) and not before:
-        return "clm", name
-    if type(state.objective) is MLM and all(isinstance(one, CLM) for one in before):
-        return ("clm-mlm", f"{name} after CLM") if before else ("mlm", name)
-    return "other", f"{name} after {named(label(before[-1]))}" if before else name
+    way = [one.objective for one in plan.path(state.key)]
+    before = [one for one in way if one != state.objective]
+    after = f" after {named(label(before[-1]))}" if before else ""
+    continued = ", continued" if isinstance(state.run.start, Pretrain) else ""
+    return role_of_way(way), f"{name}{after}{continued}"
 
 
 def _finetuning(evidence: Evidence) -> list[_Bar]:
@@ -126,22 +123,22 @@ def _finetuning(evidence: Evidence) -> list[_Bar]:
 
 def _panel(title: str, bars: list[_Bar], unit: str, seconds: float) -> Panel:
     series = []
-    for name, part, shade in (("", "plain", ""), (" decays", "decays", "-soft")):
+    for ending, part, shade in (("", "plain", ""), (", decay", "decays", "-soft")):
         for role in dict.fromkeys(one.role for one in bars):
             some = [(row, one) for row, one in enumerate(bars) if one.role == role and getattr(one, part) > 0]
             if some:
                 series.append(
                     Series(
-                        f"{role}{name}",
+                        f"{NAMES.get(role, role)}{ending}",
                         Look(role, shade),
                         tuple(getattr(one, part) / seconds for _, one in some),
                         tuple(float(row) for row, _ in some),
                         draws="bars",
                         hover=tuple(
-                            f"{one.name}{f',{name}' if name else ''}\n{_amount(getattr(one, part) / seconds)} {unit}\n{one.about}"
+                            f"{one.name}{ending}\n{_amount(getattr(one, part) / seconds)} {unit}\n{one.about}"
                             for _, one in some
                         ),
-                        legend=False,
+                        legend=role in NAMES,
                     )
                 )
     ends = Series(

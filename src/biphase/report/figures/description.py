@@ -12,14 +12,14 @@ from typing import Literal
 Numbers = tuple[float, ...]
 Marker = Literal["circle", "square", "triangle", "diamond", "cross", "down", "hexagon", "none"]
 Dash = Literal["solid", "dash", "dot", "dashdot"]
-Shade = Literal["-soft", "", "-deep"]
+Shade = Literal["-soft", "-half-soft", "", "-half-deep", "-deep"]
 Side = Literal["right", "above"]
 Draws = Literal["line", "points", "both", "bars", "text"]
 
 
 @dataclass(frozen=True)
 class Look:
-    """How a series is told from the others: by colour, and in grey by marker and dash."""
+    """How a series is told from the others. The palette decides it by what the series stands for."""
 
     role: str  # what it means: a name of the palettes
     shade: Shade = ""  # of that colour

@@ -11,14 +11,14 @@ from dataclasses import replace
 from biphase.presets import corpus_of
 from biphase.report.estimates import Estimates
 from biphase.report.evidence import Evidence
-from biphase.report.figures.chosen import objective_name
+from biphase.report.figures.chosen import meaning, objective_name
 from biphase.report.figures.description import Axis, Figure, Numbers, Vertical, View
-from biphase.report.figures.palette import in_turn, role_of
 from biphase.report.figures.scored import Line, Point, score_panels
 from biphase.report.figures.ticks import on_log, spaced
 from biphase.report.pretraining import cost
 from biphase.report.recipes import Model
-from biphase.report.repetition import REPEATED, Epochs
+from biphase.report.repetition import Epochs
+from biphase.study.corpora import REPEATED
 from biphase.wording import short
 
 VIEWS = ("tokens", "FLOPs", "seconds")
@@ -31,15 +31,15 @@ def figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
     views = [n for n in range(len(VIEWS)) if any(math.isfinite(x[n]) for x in xs.values())]
     names = _names(ways)
     lines: list[Line] = []
-    for way, name, look in zip(ways, names, in_turn([role_of(way[-1].recipe) for way in ways]), strict=True):
+    for way, name in zip(ways, names, strict=True):
         points = [Point(tuple(xs[one.name][n] for n in views), one) for one in way]
         on_the_way = [point for point in points if not point.model.recipe.final]
         end = [point for point in points if point.model.recipe.final]
-        lines.append(Line(name, look, tuple(on_the_way)))
+        means = meaning(way[-1].recipe, name)
+        lines.append(Line(name, means, tuple(on_the_way)))
         if end:
-            tail = replace(look, dash="dot", width=0.6)
-            lines.append(Line(name, tail, (*on_the_way[-1:], *end), draws="line", legend=False))
-            lines.append(Line(name, replace(look, hollow=True), tuple(end), draws="points", legend=False))
+            lines.append(Line(name, means, (*on_the_way[-1:], *end), "line", legend=False, tail=True))
+            lines.append(Line(name, means, tuple(end), "points", legend=False, hollow=True))
     shown = tuple(_view(VIEWS[n], [x[n] for x in xs.values()]) for n in views)
     drawn = score_panels(evidence, estimates, lines, shown[0].axis if shown else Axis(), views=len(views))
     if not drawn.panels:

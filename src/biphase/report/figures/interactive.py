@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 from biphase.report.figures.description import Figure
-from biphase.report.figures.layouts import layout_of, view_axis
-from biphase.report.figures.traces import name_once, traces
+from biphase.report.figures.layouts import apart, layout_of, view_axis
+from biphase.report.figures.traces import group_of, name_once, traces
 
 
 def plotly_json(figure: Figure) -> dict[str, Any]:
     """The figure as Plotly takes it: data, layout, the narrow layout, and the views if it has any."""
     data = _data(figure)
-    name_once(data, {series.name for series in figure.entries})
+    name_once(data, {group_of(series) for series in figure.entries})
     made: dict[str, Any] = {
         "data": data,
         "layout": layout_of(figure, narrow=False),
@@ -35,7 +35,11 @@ def _data(figure: Figure, view: int = 0) -> list[dict[str, Any]]:
         trace
         for number, panel in enumerate(figure.panels)
         for series in panel.series
-        for trace in traces(replace(series, x=series.views[view]) if series.views else series, number)
+        for trace in traces(
+            replace(series, x=series.views[view]) if series.views else series,
+            number,
+            apart(panel, series) if series.side == "above" else None,
+        )
     ]
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from biphase.report.figures.description import Axis, Figure, Panel
-from biphase.report.figures.traces import plain
+from biphase.report.figures.description import Axis, Figure, Panel, Series
+from biphase.report.figures.traces import as_html, plain
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
@@ -86,7 +86,7 @@ def _domains(
 
 def _axis(axis: Axis) -> dict[str, Any]:
     made: dict[str, Any] = {
-        "title": {"text": axis.title, "standoff": 8, "font": {"size": 12}},
+        "title": {"text": as_html(axis.title), "standoff": 8, "font": {"size": 12}},
         "showgrid": axis.grid,
         "zeroline": False,
         "ticks": "",
@@ -117,24 +117,45 @@ def view_axis(axis: Axis) -> dict[str, Any]:
 
 
 def _ticks(axis: Axis) -> list[str]:
-    return [label.replace("\n", "<br>") for label in axis.labels or [f"{tick:,g}" for tick in axis.ticks]]
+    return [as_html(label) for label in axis.labels or [f"{tick:,g}" for tick in axis.ticks]]
 
 
 def _x_axis(panel: Panel, suffix: str, domain: list[float], narrow: bool) -> dict[str, Any]:
     made = _axis(panel.x) | {"domain": domain, "anchor": f"y{suffix}"}
     if panel.label_room and panel.x.range:
-        low, high = panel.x.range
-        share = min(
-            0.7, panel.label_room * LETTER / ((WIDTHS[narrow] - LEFT - RIGHT) * (domain[1] - domain[0]))
-        )
-        made["range"] = plain((low, low + (high - low) / (1 - share)))
+        made["range"] = plain(_with_room(panel, _inner_width(narrow) * (domain[1] - domain[0])))
+    return made
+
+
+def _inner_width(narrow: bool) -> float:
+    return WIDTHS[narrow] - LEFT - RIGHT
+
+
+def _with_room(panel: Panel, pixels: float) -> tuple[float, float]:
+    """The range of x with room for the labels beyond the last point."""
+    low, high = panel.x.range or (0.0, 1.0)
+    share = min(0.7, panel.label_room * LETTER / pixels)
+    return low, low + (high - low) / (1 - share)
+
+
+def apart(panel: Panel, series: Series) -> list[str]:
+    """Labels above their points as a phone has room for them: one that would touch the one before it is empty."""
+    low, high = _with_room(panel, _inner_width(True))
+    unit = _inner_width(True) / (high - low)
+    ends: dict[float, float] = {}  # row → where its last label ends
+    made = []
+    for x, y, text in zip(series.x, series.y, series.labels, strict=True):
+        half = len(text) * LETTER / 2
+        fits = x * unit - half >= ends.get(y, -math.inf) + LETTER
+        made.append(text if fits else "")
+        ends[y] = x * unit + half if fits else ends[y]
     return made
 
 
 def _notes(panel: Panel, suffix: str) -> list[dict[str, Any]]:
     """The panel's title and the words of its verticals."""
     title = {
-        "text": panel.title,
+        "text": as_html(panel.title),
         "xref": f"x{suffix} domain",
         "yref": f"y{suffix} domain",
         "x": 0,
@@ -148,7 +169,7 @@ def _notes(panel: Panel, suffix: str) -> list[dict[str, Any]]:
     }
     return [title] * bool(panel.title) + [
         {
-            "text": one.label,
+            "text": as_html(one.label),
             "xref": f"x{suffix}",
             "yref": f"y{suffix} domain",
             # On such an axis Plotly places words by the logarithm, and lines by the value.

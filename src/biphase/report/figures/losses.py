@@ -1,62 +1,78 @@
 """How losses fell: while training, and on held-out text, with every switch of objective and every decay marked.
 
 Held-out losses are of the same rows and masks for all runs, so these compare; training losses compare only within one
-objective and ratio. A beginning that several runs share is drawn once, with the first of them.
+objective and ratio. A curve changes its look where the run changes its objective: each part looks as the model does that
+it leads to. A beginning that several runs share is drawn once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from biphase.report.evidence import Evidence
-from biphase.report.figures.chosen import by_size, named
+from biphase.report.figures.chosen import meaning, objective_name, percent
 from biphase.report.figures.description import Axis, Figure, Look, Panel, Series, Vertical
-from biphase.report.figures.palette import NAMES, in_turn, look, looks, role_of
+from biphase.report.figures.palette import NAMES, Meaning, looks, role_of, role_of_way
 from biphase.report.figures.ticks import from_zero, spaced
 from biphase.report.numerals import listed
 from biphase.report.pretraining import Curve, curve
-from biphase.report.recipes import Model
+from biphase.report.recipes import Recipe, named, recipe_at
+from biphase.study.plan import Plan, State
 from biphase.wording import short
 
-BY_NAME = 6  # up to so many runs, each has its own name in the legend
+BY_NAME = 6  # up to so many runs are named one by one, where they mean the same or are not complete
+ENTRIES = 10  # of the legend: with more, only objectives and sizes are told apart
 BEGINNING = 0.02  # of the steps: too steep to set the scale by
 UPRIGHTS = 6  # more of them hide the curves
 LABELS_APART = 0.05  # of the steps: nearer ones would lie upon each other
 
 
 @dataclass(frozen=True)
-class Run:
-    """A curve, where its own part begins, and how it is drawn."""
+class Part:
+    """A part of a run's curve that no run before it has, trained with one order of objectives; how it is drawn."""
 
     curve: Curve
     begins: int
+    ends: int
     name: str
     look: Look
-    size: str
+
+    def has(self, step: int) -> bool:
+        return self.begins < step <= self.ends
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A part before it is known which others there are."""
+
+    curve: Curve
+    begins: int
+    ends: int
+    recipe: Recipe  # of the run's end, or of the end of the part where another objective follows
 
 
 def figure(evidence: Evidence, *, live: bool = False) -> Figure | None:
-    drawn = runs(evidence, live=live)
+    drawn = parts(evidence, live=live)
     if not drawn:
         return None
-    last = max(run.curve.steps[-1] for run in drawn)
+    last = max(part.curve.steps[-1] for part in drawn)
     uprights = _verticals(drawn, last)
     measured = _measured(drawn)
-    training = [series for run in drawn for series in _training(run, legend=not measured)]
+    training = [series for part in drawn for series in _training(part, legend=not measured)]
     panels = [_panel("Training", "loss, nats per token", training, uprights, last)]
     for objective in measured:
-        held = [one for run in drawn if (one := _heldout(run, objective))]
+        held = [one for part in drawn if (one := _heldout(part, objective))]
         unsaid = tuple(replace(one, label="") for one in uprights)  # said once, in the first panel
         panels.append(_panel(f"Held out, {named(objective)}", "", held, unsaid, last))
     return Figure("losses", "How the losses fell", _caption(drawn), tuple(panels))
 
 
-def runs(evidence: Evidence, *, live: bool) -> list[Run]:
-    """Those that have losses of their own, which none before them has."""
+def parts(evidence: Evidence, *, live: bool) -> list[Part]:
+    """The parts of all curves, each drawn once."""
     plan = evidence.plan
     ended = [run.name for run in plan.study.runs if run.stages]
-    models = {result: one for one in evidence.models.values() for result in one.results}
-    found: list[tuple[Curve, int, Model]] = []
+    found: list[_Found] = []
     drawn: set[str] = set()
     for result in ended:
         path = plan.path(plan.results[result])
@@ -64,61 +80,83 @@ def runs(evidence: Evidence, *, live: bool) -> list[Run]:
         made = curve(plan, evidence.store, result, live=live) if own else None
         if own and made and any(step > own[0].span[0] for step in made.steps):
             drawn |= {state.key for state in path}
-            found.append((made, own[0].span[0], models[result]))
+            found += _parted(plan, made, own)
+    meanings = _meanings(found)
     return [
-        Run(made, begins, made.result if len(found) <= BY_NAME else NAMES[look.role], look, model.recipe.size)
-        for (made, begins, model), look in zip(found, _looks([model for _, _, model in found]), strict=True)
+        Part(one.curve, one.begins, one.ends, name, look)
+        for one, (name, _), look in zip(found, meanings, looks([of for _, of in meanings]), strict=True)
     ]
 
 
-def _looks(models: list[Model]) -> list[Look]:
-    """Few runs are told apart one by one; of many only the objective, by colour, and the size, by shade."""
-    roles = [role_of(one.recipe) for one in models]
-    if len(models) <= BY_NAME:
-        return in_turn(roles)
-    sizes = list(by_size(models))
+def _parted(plan: Plan, made: Curve, own: list[State]) -> list[_Found]:
+    """A run's own states, parted where the order of objectives grows."""
+    roles = {one.key: role_of_way(before.objective for before in plan.path(one.key)) for one in own}
+    groups = [list(some) for _, some in groupby(own, key=lambda one: roles[one.key])]
     return [
-        replace(look(role), shade=looks(role, len(sizes))[sizes.index(one.recipe.size)].shade)
-        for one, role in zip(models, roles, strict=True)
+        _Found(made, some[0].span[0], some[-1].span[1], recipe_at(plan, some[-1], to_end=some is groups[-1]))
+        for some in groups
     ]
 
 
-def _training(run: Run, *, legend: bool) -> list[Series]:
-    """A line for each objective in turn: losses of two are not one curve."""
-    made: list[Series] = []
-    points = list(zip(run.curve.steps, run.curve.losses, run.curve.objectives, strict=True))
-    own = [point for point in points if point[0] > run.begins]
-    spans: list[list[tuple[int, float, str]]] = []
-    for point in own:
-        if spans and spans[-1][-1][2] == point[2]:
-            spans[-1].append(point)
-        else:
-            spans.append([point])
-    for span in spans:
-        before = [point for point in points if point[0] <= run.begins and point[2] == span[0][2]][-1:]
-        line = [*before, *span] if span is spans[0] else span
-        look = replace(run.look, width=0.6, dash="solid")
-        x, y = tuple(float(one[0]) for one in line), tuple(one[1] for one in line)
-        made.append(Series(run.name, look, x, y, draws="line", legend=legend))
+def _meanings(found: list[_Found]) -> list[tuple[str, Meaning]]:
+    """Name and meaning of each part, as detailed as a legend can be."""
+    recipes = [one.recipe for one in found]
+    sizes = len({one.size for one in recipes}) > 1
+    detailed = [(objective_name(one), (round(one.causal_share, 2), one.ratio or 0.0)) for one in recipes]
+    shares = {name: len({share for other, (share, _) in detailed if other == name}) for name, _ in detailed}
+    told = [
+        (f"{name}, {percent(share)} causal" if shares[name] > 1 else name, (share, ratio))
+        for name, (share, ratio) in detailed
+    ]
+    if len({(name, one.size) for (name, _), one in zip(told, recipes, strict=True)}) > ENTRIES:
+        told = [(NAMES[role_of(one)] + (", continued" if one.base else ""), (0.0, 0.0)) for one in recipes]
+    made = [
+        (f"{name}, {one.size}" if sizes else name, meaning(one, (*variant, 0)))
+        for (name, variant), one in zip(told, recipes, strict=True)
+    ]
+    ends = [(one.curve.result, of) for one, of in zip(found, made, strict=True) if one.recipe.final]
+    if len(ends) <= BY_NAME and len({of for _, of in ends}) < len(ends):  # alike but for what no recipe tells
+        number = {result: n for n, (result, _) in enumerate(ends, start=1)}
+        made = [
+            (one.curve.result, replace(of, variant=(*of.variant, number[one.curve.result])))
+            if one.recipe.final
+            else (name, of)
+            for one, (name, of) in zip(found, made, strict=True)
+        ]
     return made
 
 
-def _heldout(run: Run, objective: str) -> Series | None:
-    measured = run.curve.heldout.get(objective, [])
-    own = [point for point in measured if point[0] > run.begins]
+def _training(part: Part, *, legend: bool) -> list[Series]:
+    """A line for each objective in turn: losses of two are not one curve."""
+    made: list[Series] = []
+    points = list(zip(part.curve.steps, part.curve.losses, part.curve.objectives, strict=True))
+    own = [point for point in points if part.has(point[0])]
+    spans = [list(some) for _, some in groupby(own, key=lambda point: point[2])]
+    for span in spans:
+        before = [point for point in points if point[0] <= part.begins and point[2] == span[0][2]][-1:]
+        line = [*before, *span] if span is spans[0] else span
+        look = replace(part.look, width=0.6 * part.look.width, dash="solid")
+        x, y = tuple(float(one[0]) for one in line), tuple(one[1] for one in line)
+        made.append(Series(part.name, look, x, y, draws="line", legend=legend))
+    return made
+
+
+def _heldout(part: Part, objective: str) -> Series | None:
+    measured = part.curve.heldout.get(objective, [])
+    own = [point for point in measured if part.has(point[0])]
     if not own:
         return None
-    line = [*[point for point in measured if point[0] <= run.begins][-1:], *own]
+    line = [*[point for point in measured if point[0] <= part.begins][-1:], *own]
     x, y = tuple(float(step) for step, _ in line), tuple(loss for _, loss in line)
-    name = run.curve.result
+    name = part.curve.result
     hover = tuple(f"{name}\nstep {step:,}\n{objective} loss {loss:.4f}" for step, loss in line)
-    return Series(run.name, run.look, x, y, draws="line", hover=hover)
+    return Series(part.name, part.look, x, y, draws="line", hover=hover)
 
 
-def _measured(runs: list[Run]) -> list[str]:
+def _measured(parts: list[Part]) -> list[str]:
     """The objectives that every run was measured by; up to three of any, if there is none."""
-    every = list(dict.fromkeys(one for run in runs for one in run.curve.heldout))
-    shared = [one for one in every if all(one in run.curve.heldout for run in runs if run.curve.heldout)]
+    every = list(dict.fromkeys(one for part in parts for one in part.curve.heldout))
+    shared = [one for one in every if all(one in part.curve.heldout for part in parts if part.curve.heldout)]
     return (shared or every)[:3]
 
 
@@ -136,19 +174,23 @@ def _panel(title: str, y: str, series: list[Series], uprights: tuple[Vertical, .
     )
 
 
-def _switches(runs: list[Run]) -> dict[int, list[str]]:
+def _curves(parts: list[Part]) -> list[Curve]:
+    return list({part.curve.result: part.curve for part in parts}.values())
+
+
+def _switches(parts: list[Part]) -> dict[int, list[str]]:
     """Step → what the drawn runs do there, each run for itself."""
     at: dict[int, list[str]] = {}
-    for run in runs:
-        for switch in run.curve.switches:
-            if switch.step <= run.curve.steps[-1]:
+    for one in _curves(parts):
+        for switch in one.switches:
+            if switch.step <= one.steps[-1]:
                 at.setdefault(switch.step, []).append(switch.what)
     return at
 
 
-def _verticals(runs: list[Run], last: int) -> tuple[Vertical, ...]:
+def _verticals(parts: list[Part], last: int) -> tuple[Vertical, ...]:
     """The steps at which most runs switch or decay; words where there is room for them."""
-    at = _switches(runs)
+    at = _switches(parts)
     commonest = sorted(at, key=lambda step: (-len(at[step]), step))[:UPRIGHTS]
     made: list[Vertical] = []
     said = -last
@@ -168,21 +210,24 @@ def _said(whats: list[str]) -> str:
     return ", ".join([*words, *["decay"] * ("decay" in whats)])
 
 
-def shades(runs: list[Run]) -> list[str]:
-    """What they mean, where they mean anything."""
-    sizes = len({run.size for run in runs})
-    return ["Shades are sizes, soft to deep."] if len(runs) > BY_NAME and sizes > 1 else []
+def told(parts: list[Part]) -> list[str]:
+    """What shades and widths mean, where they mean anything."""
+    shades = max(len({one.look.shade for one in parts if one.look.role == role}) for role in NAMES)
+    said = ["Shades of one colour, soft to deep: the share of CLM, the masking ratio."] * (shades > 1)
+    return said + ["Thicker lines: larger models."] * (len({one.look.width for one in parts}) > 1)
 
 
-def _caption(runs: list[Run]) -> str:
+def _caption(parts: list[Part]) -> str:
     said = ["Training losses are means of neighbouring steps; each objective has its own scale of loss."]
     said.append("Held-out losses are of the same text and masks for all runs.")
-    said.append("Dotted uprights: another objective, or the decay begins. What runs share is drawn once.")
-    switches = len(_switches(runs))
+    said.append(
+        "Dotted uprights: another objective, or the decay begins. What runs share is drawn once; colours are objectives in order."
+    )
+    switches = len(_switches(parts))
     if switches > UPRIGHTS:
         said.append(f"Of {switches} such steps the {UPRIGHTS} commonest are marked.")
-    said += shades(runs)
-    going = [run.curve.result for run in runs if not run.curve.complete]
+    said += told(parts)
+    going = [one.result for one in _curves(parts) if not one.complete]
     if going:
         said.append(
             f"Not complete: {listed(going)}."

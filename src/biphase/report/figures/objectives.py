@@ -7,9 +7,9 @@ from dataclasses import replace
 from biphase.report.estimates import Estimates
 from biphase.report.evidence import Evidence
 from biphase.report.figures.chosen import by_setting, by_size, ends, objective_name, standing_for
-from biphase.report.figures.description import Axis, Figure, Look, Numbers
-from biphase.report.figures.palette import in_turn, look, role_of
-from biphase.report.figures.scored import Line, Point, score_panels, spread
+from biphase.report.figures.description import Axis, Figure, Numbers
+from biphase.report.figures.palette import Meaning, role_of
+from biphase.report.figures.scored import Line, Point, score_panels
 from biphase.report.figures.ticks import spaced
 from biphase.report.recipes import Model
 
@@ -43,14 +43,13 @@ def _over_sizes(
         for size in sizes:
             for one in models.get(size, []):
                 name = f"{objective_name(one.recipe)}{words}"
-                line = lines.get(name) or Line(name, Look(role_of(one.recipe)), ())
+                line = lines.get(name) or Line(name, Meaning(role_of(one.recipe), (words, name)), ())
                 point = Point((float(one.recipe.parameters or 0),), one)
                 lines[name] = replace(line, points=(*line.points, point))
     ticks = {size: float(one.recipe.parameters or 0) for size, one in sizes.items()}
     places = tuple(ticks.values())
     x = Axis("model size", "log", places, spaced(places, ticks, 0.16, log=True), _around(places))
-    styles = in_turn([line.look.role for line in lines.values()])
-    drawn = score_panels(evidence, estimates, spread(lines.values(), styles), x)
+    drawn = score_panels(evidence, estimates, lines.values(), x)
     if not drawn.panels:
         return None
     caption = f"Mean over the tasks of each family, by model size, {_budgets(chosen)}. {drawn.notes()}"
@@ -77,7 +76,7 @@ def _side_by_side(evidence: Evidence, estimates: Estimates, models: list[tuple[s
     lines = [
         Line(
             name,
-            look(role_of(one.recipe)),
+            Meaning(role_of(one.recipe)),
             (Point((float(place),), one),),
             "points",
             legend=False,

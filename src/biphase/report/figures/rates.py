@@ -10,13 +10,14 @@ from biphase.report.estimates import Estimates
 from biphase.report.evidence import Evidence
 from biphase.report.figures.chosen import by_setting, by_size, ends, objective_name, standing_for
 from biphase.report.figures.description import PAPER, Axis, Figure, Look, Panel, Series
-from biphase.report.figures.palette import PAPER_LOOK, in_turn, looks, role_of
-from biphase.report.figures.scored import FAMILY_NAMES, score_axis, with_half
+from biphase.report.figures.palette import PAPER_LOOK, Meaning, looks, role_of
+from biphase.report.figures.scored import SCORE, with_half
 from biphase.report.figures.ticks import spaced
 from biphase.report.numerals import fixed, listed, rate
 from biphase.report.paper import at_rates
+from biphase.report.reading import FAMILY_NAMES
 from biphase.report.recipes import Model
-from biphase.report.statistics.intervals import Estimate, across
+from biphase.report.statistics.intervals import Estimate, across, of_scores
 from biphase.wording import counted
 
 
@@ -37,8 +38,8 @@ def figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
             made += _series(name, look, evidence.models[one], at)
         if made:
             marks = _paper_marks([evidence.models[one] for one in models], tasks)
-            y = score_axis((*marks, *made), first=not panels)
-            panels.append(Panel(FAMILY_NAMES[family], _axis(finetune.lrs), y, (*marks, *made)))
+            y = Axis("" if panels else SCORE)
+            panels.append(Panel(FAMILY_NAMES[family].capitalize(), _axis(finetune.lrs), y, (*marks, *made)))
     if not panels:
         return None
     said = [f"Fine-tuning at each learning rate, {size}; no rate is chosen here."]
@@ -58,17 +59,18 @@ def _models(evidence: Evidence) -> tuple[dict[str, tuple[str, Look]], str]:
     sizes = by_size(ends(scored))
     if not sizes:
         starts = [one for one in scored if not one.recipe.spans]
-        some = looks("other", len(starts)) if starts else []
+        some = looks([Meaning("other", one.name) for one in starts])
         return {
             one.name: (one.name, look) for one, look in zip(starts, some, strict=True)
         }, "models as they are"
     size = list(sizes)[len(sizes) // 2]
-    found: dict[str, tuple[str, str]] = {}
+    found: dict[str, tuple[str, Meaning]] = {}
     for words, some in by_setting(sizes[size]).items():
         for one in standing_for(some):
-            found[one.name] = f"{objective_name(one.recipe)}{words}", role_of(one.recipe)
-    shades = in_turn([role for _, role in found.values()])
-    return {one: (name, look) for (one, (name, _)), look in zip(found.items(), shades, strict=True)}, size
+            name = f"{objective_name(one.recipe)}{words}"
+            found[one.name] = name, Meaning(role_of(one.recipe), (words, name))
+    styles = looks([one for _, one in found.values()])
+    return {one: (name, look) for (one, (name, _)), look in zip(found.items(), styles, strict=True)}, size
 
 
 def _any(evidence: Evidence, model: Model) -> bool:
@@ -79,7 +81,7 @@ def _by_rate(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> dict[f
     """Rate → the mean over tasks, seed by seed."""
     scores = np.mean([evidence.by_rate(model, task) for task in tasks], axis=0)  # (P, rates, F)
     lrs = evidence.grids[model.results[0], tasks[0]].lrs
-    return {lr: across(scores[:, place]) for place, lr in enumerate(lrs)}
+    return {lr: of_scores(across(scores[:, place])) for place, lr in enumerate(lrs)}
 
 
 def _series(name: str, look: Look, model: Model, at: dict[float, Estimate]) -> list[Series]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from biphase.report.estimates import Estimates
 from biphase.report.evidence import Evidence
-from biphase.report.figures.chosen import by_setting, by_size, ends, percent, thousands
-from biphase.report.figures.description import Axis, Figure, Look
-from biphase.report.figures.palette import looks
-from biphase.report.figures.scored import Line, Point, score_panels, spread
+from biphase.report.figures.chosen import by_setting, by_size, ends, meaning, percent, thousands
+from biphase.report.figures.description import Axis, Figure
+from biphase.report.figures.scored import Line, Point, score_panels
 from biphase.report.figures.ticks import spaced
 from biphase.report.recipes import Model
 
@@ -20,8 +19,10 @@ def figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
             budgets = over_ratios(some)
             for steps, row in budgets.items():
                 budget = f", {thousands(steps)} steps" if len(budgets) > 1 else ""
-                lines.append(Line(f"{size}{budget}{words}", Look("mlm"), row))
-    drawn = score_panels(evidence, estimates, spread(lines, looks("mlm", len(lines))), ratio_axis(lines))
+                lines.append(
+                    Line(f"{size}{budget}{words}", meaning(row[0].model.recipe, (steps, words)), row)
+                )
+    drawn = score_panels(evidence, estimates, lines, ratio_axis(lines))
     if not drawn.panels:
         return None
     caption = f"MLM alone at several masking ratios. {drawn.notes()}"

@@ -10,10 +10,11 @@ from dataclasses import replace
 
 from biphase.report.evidence import Evidence
 from biphase.report.figures import losses
-from biphase.report.figures.chosen import named
 from biphase.report.figures.description import Axis, Figure, Panel, Series, Vertical
 from biphase.report.figures.ticks import from_zero, spaced
-from biphase.report.repetition import LATELY, REPEATED, Epochs, Gap, gaps
+from biphase.report.recipes import named
+from biphase.report.repetition import LATELY, Epochs, Gap, gaps
+from biphase.study.corpora import REPEATED
 
 SETTLED = 0.1  # epochs: before, losses fall too fast to set the scale by
 CAPTION = (
@@ -35,30 +36,30 @@ def figure(evidence: Evidence, *, live: bool = False) -> Figure | None:
         return None
     lines: dict[str, list[Series]] = {}
     objectives: dict[str, set[str]] = {}
-    drawn = losses.runs(evidence, live=live)
-    for run in drawn:
-        for line in _lines(evidence, epochs, run, live=live):
+    drawn = losses.parts(evidence, live=live)
+    for part in drawn:
+        for line in _lines(evidence, epochs, part, live=live):
             kind = line[0][1].objective.split()[0]
-            lines.setdefault(kind, []).append(_series(run, line))
+            lines.setdefault(kind, []).append(_series(part, line))
             objectives.setdefault(kind, set()).add(line[0][1].objective)
     every = [one for some in lines.values() for one in some]
     if max((x for one in every for x in one.x), default=0.0) <= REPEATED:
         return None  # planned, and not come so far
     titles = {kind: named(min(some)) if len(some) == 1 else kind.upper() for kind, some in objectives.items()}
     panels = [_panel(titles[kind], lines[kind], every, first=kind == next(iter(lines))) for kind in lines]
-    caption = " ".join([CAPTION, *losses.shades(drawn)])
+    caption = " ".join([CAPTION, *losses.told(drawn)])
     return Figure("repetition", "What is learnt by heart", caption, tuple(panels))
 
 
-def _lines(evidence: Evidence, epochs: Epochs, run: losses.Run, *, live: bool) -> list[list[Point]]:
-    """The gaps of a run where it is on its own, with the last one before; parted where the objective or corpus changes."""
+def _lines(evidence: Evidence, epochs: Epochs, part: losses.Part, *, live: bool) -> list[list[Point]]:
+    """The gaps of a part of a run, with the last one before; parted where the objective or corpus changes."""
     points: list[Point] = []
-    for gap in gaps(evidence.plan, evidence.store, run.curve.result, live=live):
-        at = epochs.at(run.curve.result, gap.step)
+    for gap in gaps(evidence.plan, evidence.store, part.curve.result, live=live):
+        at = epochs.at(part.curve.result, gap.step)
         if at is not None:
             points.append((at, gap))
-    shared = [point for point in points if point[1].step <= run.begins][-1:]
-    points = [*shared, *(point for point in points if point[1].step > run.begins)]
+    shared = [point for point in points if point[1].step <= part.begins][-1:]
+    points = [*shared, *(point for point in points if part.has(point[1].step))]
     lines: list[list[Point]] = []
     for point in points:
         before = lines[-1][-1] if lines else None
@@ -66,19 +67,19 @@ def _lines(evidence: Evidence, epochs: Epochs, run: losses.Run, *, live: bool) -
             lines[-1].append(point)
         else:
             lines.append([point])
-    return [line for line in lines if line[-1][1].step > run.begins]
+    return [line for line in lines if part.has(line[-1][1].step)]
 
 
-def _series(run: losses.Run, line: list[Point]) -> Series:
-    name = run.curve.result
+def _series(part: losses.Part, line: list[Point]) -> Series:
+    name = part.curve.result
     hover = tuple(
         f"{name}\nepoch {at:.2f}, step {gap.step:,}\ntraining {gap.training:.4f} − held out {gap.heldout:.4f} "
         f"= {gap.nats:+.4f}"
         for at, gap in line
     )
     x, y = tuple(at for at, _ in line), tuple(gap.nats for _, gap in line)
-    look = replace(run.look, size=0.6)
-    return Series(run.name, look, x, y, draws="both" if len(line) == 1 else "line", hover=hover)
+    look = replace(part.look, size=0.6)
+    return Series(part.name, look, x, y, draws="both" if len(line) == 1 else "line", hover=hover)
 
 
 def _panel(title: str, series: list[Series], every: list[Series], *, first: bool) -> Panel:

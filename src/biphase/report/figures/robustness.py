@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from biphase.report.estimates import Estimates
 from biphase.report.evidence import Evidence
-from biphase.report.figures.chosen import by_setting, by_size, ends, thousands
-from biphase.report.figures.description import Figure, Look
-from biphase.report.figures.palette import in_turn
+from biphase.report.figures.chosen import by_setting, by_size, ends, meaning, thousands
+from biphase.report.figures.description import Figure
 from biphase.report.figures.ratio import over_ratios, ratio_axis
-from biphase.report.figures.scored import Line, Point, score_panels, spread
+from biphase.report.figures.scored import Line, Point, score_panels
 from biphase.report.recipes import Model
 
 
@@ -21,12 +20,13 @@ def figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
             alone = over_ratios([one for one in some if one.recipe.kind == "mlm"])
             for (causal, steps), row in _after_clm(some).items():
                 if steps in alone:
-                    scratch.append(Line(f"{which}MLM from scratch{words}", Look("mlm"), alone[steps]))
+                    row_alone = alone[steps]
+                    variant = meaning(row_alone[0].model.recipe, (0, words))
+                    scratch.append(Line(f"{which}MLM from scratch{words}", variant, row_alone))
                 first = f"{which}CLM for {thousands(causal)} of {thousands(steps)} steps, then MLM{words}"
-                after.append(Line(first, Look("clm-mlm"), row))
+                after.append(Line(first, meaning(row[0].model.recipe, (causal, steps, words)), row))
     scratch = list({line.name: line for line in scratch}.values())
     lines = [*scratch, *after]
-    lines = spread(lines, in_turn([line.look.role for line in lines]))
     drawn = score_panels(evidence, estimates, lines, ratio_axis(lines))
     if not after or not drawn.panels:
         return None

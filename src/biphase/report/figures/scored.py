@@ -14,18 +14,13 @@ from dataclasses import dataclass, replace
 from biphase.report.estimates import Estimates, Score
 from biphase.report.evidence import Evidence
 from biphase.report.figures.description import PAPER, Axis, Draws, Look, Numbers, Panel, Series
-from biphase.report.figures.palette import PAPER_LOOK
+from biphase.report.figures.palette import NAMES, PAPER_LOOK, Meaning, look, looks, role_of
 from biphase.report.numerals import fixed, listed, rate
 from biphase.report.paper import family_mean
+from biphase.report.reading import FAMILY_NAMES
 from biphase.report.recipes import Model
-from biphase.wording import counted
+from biphase.wording import beside, counted
 
-FAMILY_NAMES = {
-    "SC": "Sequence classification",
-    "TC": "Token classification",
-    "QA": "Question answering",
-    "IR": "Retrieval",
-}
 SCORE = "test score, %"
 SEEDS_BESIDE = 0.16  # along an axis of places
 
@@ -43,11 +38,13 @@ class Line:
     """Models that one series joins, in order of x."""
 
     name: str
-    look: Look
+    meaning: Meaning
     points: tuple[Point, ...]
     draws: Draws = "both"
     legend: bool = True
     seeds: bool = False  # each seed as a small circle beside its mean
+    hollow: bool = False
+    tail: bool = False  # thin and dotted: it only leads to a point
 
 
 @dataclass(frozen=True)
@@ -59,6 +56,7 @@ class Drawn:
     missing: int
     covers: tuple[str, ...]  # what the intervals cover; empty: there is none
     paper: bool
+    lonely: tuple[str, ...]  # families without a panel: no line joins two points there
 
     def notes(self) -> str:
         """What a reader must know of intervals, scales, marks and gaps."""
@@ -71,6 +69,8 @@ class Drawn:
             said.append("Each panel has its own scale.")
         if self.paper:
             said.append("Hollow diamonds are the paper's values.")
+        if self.lonely:
+            said.append(f"Left out, with no two points to join: {listed(list(self.lonely))}.")
         if self.missing:
             said.append(
                 f"{self.missing} of {counted(self.points, 'point')} {'is' if self.missing == 1 else 'are'} missing: "
@@ -84,44 +84,78 @@ def score_panels(
 ) -> Drawn:
     """A panel for each family in which anything is known."""
     lines = tuple(lines)
+    styles = [
+        _style(line, look) for line, look in zip(lines, looks([one.meaning for one in lines]), strict=True)
+    ]
     panels: list[Panel] = []
     covers: dict[str, None] = {}
     every: dict[tuple[str, str], bool] = {}  # family and model → is it known?
     paper = False
+    joining = any(line.draws != "points" for line in lines)
+    lonely: list[str] = []
     for family, tasks in evidence.families.items():
         made: list[Series] = []
-        for line in lines:
+        others: list[Series] = []
+        joined = not joining
+        for line, style in zip(lines, styles, strict=True):
             scores = [estimates.families[point.model.name, family] for point in line.points]
             known = [(p, s) for p, s in zip(line.points, scores, strict=True) if s.known]
             every |= {(family, score.model): score.known for score in scores if score.planned}
+            joined = joined or len(known) > 1
             if known:
-                made += [*_seeds(line, known), _series(evidence, line, known, tasks, views)]
+                made += [*_seeds(line, style, known), _series(evidence, line, style, known, tasks, views)]
+                others += _of_other_roles(evidence, line, known, tasks, views)
                 covers |= {s.seeds.covers: None for _, s in known if math.isfinite(s.seeds.low)}
-        if made:
+        if made and not joined:
+            lonely.append(FAMILY_NAMES[family])
+        elif made:
+            made += others
             marks = _paper_marks(lines, family, views)
             paper = paper or bool(marks)
-            y = score_axis((*marks, *made), first=not panels)
-            panels.append(Panel(FAMILY_NAMES[family], x, y, (*marks, *made)))
-    return Drawn(tuple(panels), len(every), sum(not known for known in every.values()), tuple(covers), paper)
+            y = Axis("" if panels else SCORE)
+            panels.append(Panel(FAMILY_NAMES[family].capitalize(), x, y, (*marks, *made)))
+    return Drawn(
+        tuple(panels),
+        len(every),
+        sum(not known for known in every.values()),
+        tuple(covers),
+        paper,
+        tuple(lonely),
+    )
 
 
-def score_axis(series: Iterable[Series], *, first: bool) -> Axis:
-    """Percent. Where an interval leaves what a score can be, the axis does not follow it."""
-    ends = [y for one in series for y in (*one.y, *one.low, *one.high) if math.isfinite(y)]
-    room = 0.05 * (max(ends) - min(ends))
-    inside = min(ends) >= 0 and max(ends) <= 100
-    range = None if inside else (max(-1.0, min(ends) - room), min(101.0, max(ends) + room))
-    return Axis(SCORE if first else "", range=range)
+def _style(line: Line, look: Look) -> Look:
+    return replace(look, hollow=line.hollow, **({"dash": "dot", "width": 0.6} if line.tail else {}))
+
+
+def _of_other_roles(
+    evidence: Evidence, line: Line, known: list[tuple[Point, Score]], tasks: tuple[str, ...], views: int
+) -> list[Series]:
+    """Points on a line whose models have another hue than it, in their own: where a base or a pure objective stands."""
+    found: dict[str, list[tuple[Point, Score]]] = {}
+    for point, score in known if line.draws == "both" else ():
+        role = role_of(point.model.recipe)
+        if role != line.meaning.role:
+            found.setdefault(role, []).append((point, score))
+    return [
+        _series(evidence, replace(line, name=NAMES[role], draws="points"), look(role), some, tasks, views)
+        for role, some in found.items()
+    ]
 
 
 def _series(
-    evidence: Evidence, line: Line, known: list[tuple[Point, Score]], tasks: tuple[str, ...], views: int
+    evidence: Evidence,
+    line: Line,
+    look: Look,
+    known: list[tuple[Point, Score]],
+    tasks: tuple[str, ...],
+    views: int,
 ) -> Series:
     across = tuple(tuple(point.x[view] for point, _ in known) for view in range(views))
     bars = known if line.draws != "line" else []  # a line that only joins points others draw has none
     return Series(
         name=line.name,
-        look=line.look,
+        look=look,
         x=across[0],
         y=tuple(100 * score.seeds.mean for _, score in known),
         draws=line.draws,
@@ -133,7 +167,7 @@ def _series(
     )
 
 
-def _seeds(line: Line, known: list[tuple[Point, Score]]) -> list[Series]:
+def _seeds(line: Line, look: Look, known: list[tuple[Point, Score]]) -> list[Series]:
     """What the means are of: every seed, a little beside them."""
     every = [
         (point, 100 * float(value))
@@ -146,7 +180,7 @@ def _seeds(line: Line, known: list[tuple[Point, Score]]) -> list[Series]:
     return [
         Series(
             line.name,
-            replace(line.look, marker="circle", hollow=True, size=0.55),
+            replace(look, marker="circle", hollow=True, size=0.55),
             x=tuple(point.x[0] + SEEDS_BESIDE for point, _ in every),
             y=tuple(value for _, value in every),
             draws="points",
@@ -195,8 +229,7 @@ def hover(evidence: Evidence, model: Model, score: Score, tasks: tuple[str, ...]
 
 def with_half(mean: float, low: float, high: float) -> str:
     """84.89 ± 0.18%, from shares of one."""
-    half = 100 * (high - low) / 2
-    return f"{fixed(100 * mean)}{f' ± {fixed(half)}' if math.isfinite(half) else ''}%"
+    return f"{fixed(100 * mean)} {beside(100 * mean, 100 * low, 100 * high)}".rstrip() + "%"
 
 
 def rates(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> str:
@@ -207,8 +240,3 @@ def rates(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> str:
             grid = evidence.grids[result, task]
             chosen.update(grid.lrs[place] for place in grid.chosen.values())
     return ", ".join(f"{rate(lr)} ×{chosen[lr]}" for lr in sorted(chosen))
-
-
-def spread(lines: Iterable[Line], looks: list[Look]) -> list[Line]:
-    """The lines, each with a look of its own."""
-    return [replace(line, look=look) for line, look in zip(lines, looks, strict=True)]

@@ -18,6 +18,7 @@ const biphaseFigures = {
     const data = figure.data.map((trace, number) => {
       const colour = palette[trace.meta.role], made = {...trace};
       if (shown) made.x = shown.x[number];
+      if (narrow && trace.meta.narrow) made.text = trace.meta.narrow;
       if (trace.fill) {
         made.fillcolor = tint(colour, 0.16);
         made.line = {...trace.line, color: "rgba(0,0,0,0)"};

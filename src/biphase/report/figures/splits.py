@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from biphase.report.estimates import Estimates
 from biphase.report.evidence import Evidence
-from biphase.report.figures.chosen import USUAL_RATIO, by_setting, by_size, ends, percent, thousands
-from biphase.report.figures.description import Axis, Figure, Look
-from biphase.report.figures.palette import looks
-from biphase.report.figures.scored import Line, Point, score_panels, spread
+from biphase.report.figures.chosen import USUAL_RATIO, by_setting, by_size, ends, meaning, percent, thousands
+from biphase.report.figures.description import Axis, Figure
+from biphase.report.figures.scored import Line, Point, score_panels
 from biphase.report.recipes import Model
 
 QUARTERS = (0.0, 25.0, 50.0, 75.0, 100.0)
@@ -22,9 +21,11 @@ def figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
     lines = []
     for size, ratio, steps, words, points in found:
         which = [size] * (len(sizes) > 1) + [f"MLM {percent(ratio)}"] * (len(ratios) > 1)
-        lines.append(Line(", ".join([*which, f"{thousands(steps)} steps{words}"]), Look("clm-mlm"), points))
+        split = next(one.model.recipe for one in points if one.model.recipe.kind == "clm-mlm")
+        name = ", ".join([*which, f"{thousands(steps)} steps{words}"])
+        lines.append(Line(name, meaning(split, (steps, ratio, words)), points))
     x = Axis("share of causal steps", "linear", QUARTERS, tuple(f"{one:g}%" for one in QUARTERS), (-5, 105))
-    drawn = score_panels(evidence, estimates, spread(lines, looks("clm-mlm", len(lines))), x)
+    drawn = score_panels(evidence, estimates, lines, x)
     if not drawn.panels:
         return None
     masked = f"MLM at {percent(ratios.pop())}" if len(ratios) == 1 else "MLM"

@@ -281,5 +281,8 @@ def _drawn(series: Series) -> dict[str, Any]:
 
 def _handle(series: Series) -> Any:
     from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
+    if series.draws == "bars":
+        return Patch(color=COLOURS[series.look.colour], linewidth=0, label=series.name)
     return Line2D([], [], label=series.name, **_drawn(series))

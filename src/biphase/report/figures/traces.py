@@ -28,15 +28,24 @@ LAST = 2000  # in the legend, where others have 1000
 GAP = "\N{NO-BREAK SPACE}" * 2  # between a mark and the words right of it
 
 
-def traces(series: Series, panel: int) -> Iterable[dict[str, Any]]:
+def traces(series: Series, panel: int, narrow: list[str] | None = None) -> Iterable[dict[str, Any]]:
+    """`narrow`: the labels on a phone, where they are others."""
     axes = {"xaxis": f"x{panel + 1 if panel else ''}", "yaxis": f"y{panel + 1 if panel else ''}"}
-    about = {"name": series.name, "legendgroup": series.name, "showlegend": series.legend, **axes}
+    about = {
+        "name": as_html(series.name),
+        "legendgroup": group_of(series),
+        "showlegend": series.legend,
+        **axes,
+    }
     if series.draws == "bars":
         yield about | _bars(series)
         return
     if series.band and series.low:
         yield about | _band(series)
-    yield about | _line(series) | ({"legendrank": LAST} if series.name == PAPER else {})
+    line: dict[str, Any] = about | _line(series) | ({"legendrank": LAST} if series.name == PAPER else {})
+    if narrow is not None:
+        line["meta"]["narrow"] = [as_html(text) for text in narrow]
+    yield line
 
 
 def _line(series: Series) -> dict[str, Any]:
@@ -61,7 +70,7 @@ def _line(series: Series) -> dict[str, Any]:
         trace["error_y"] = bars | {"array": plain(above), "arrayminus": plain(below)}
     if series.labels:
         right = series.side == "right"
-        trace["text"] = [f"{GAP}{text}" if right else text for text in series.labels]
+        trace["text"] = [f"{GAP}{as_html(text)}" if right else as_html(text) for text in series.labels]
         trace["textposition"] = "middle right" if right else "top center"
         trace["textfont"] = {"size": 11}
         trace["mode"] = trace["mode"] if series.draws == "text" else f"{trace['mode']}+text"
@@ -99,35 +108,51 @@ def _bars(series: Series) -> dict[str, Any]:
         "meta": {"role": series.look.colour},
     }
     if series.labels:
-        trace |= {"text": list(series.labels), "textposition": "outside", "textfont": {"size": 11}}
+        trace |= {
+            "text": [as_html(text) for text in series.labels],
+            "textposition": "outside",
+            "textfont": {"size": 11},
+        }
         trace |= {"cliponaxis": False, "textangle": 0}
     return trace | _hover(series)
 
 
 def _hover(series: Series) -> dict[str, Any]:
     if series.hover:
-        return {"hovertext": [_html(text) for text in series.hover], "hoverinfo": "text"}
+        return {"hovertext": [_hover_text(text) for text in series.hover], "hoverinfo": "text"}
     if series.draws == "text":
         return {"hoverinfo": "skip"}
-    return {"hovertemplate": f"<b>{_escaped(series.name)}</b><br>%{{x:,}} · %{{y:.4g}}<extra></extra>"}
+    return {"hovertemplate": f"<b>{_in_template(series.name)}</b><br>%{{x:,}} · %{{y:.4g}}<extra></extra>"}
 
 
-def _html(text: str) -> str:
-    first, *rest = _escaped(text).split("\n")
+def _hover_text(text: str) -> str:
+    """The first line in bold: it says what a point is."""
+    first, *rest = as_html(text).split("<br>")
     return "<br>".join([f"<b>{first}</b>", *rest])
 
 
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+def as_html(text: str) -> str:
+    """Text for Plotly, which reads every name, label, tick, title and note as HTML."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\n", "<br>")
 
 
-def name_once(data: list[dict[str, Any]], named: set[str]) -> None:
+def _in_template(text: str) -> str:
+    """Text inside a template, where Plotly fills in whatever stands in braces."""
+    return as_html(text).replace("{", "&#123;")
+
+
+def group_of(series: Series) -> str:
+    """Series of one name are one group. Plotly makes it a key of an object, which `__proto__` must not be."""
+    return f"series {series.name}"
+
+
+def name_once(data: list[dict[str, Any]], groups: set[str]) -> None:
     """Each name once: the first of its traces stands for all."""
     for trace in data:
-        first = trace["showlegend"] and trace["name"] in named
+        first = trace["showlegend"] and trace["legendgroup"] in groups
         trace["showlegend"] = first
         if first:
-            named = named - {trace["name"]}
+            groups = groups - {trace["legendgroup"]}
 
 
 def plain(values: Iterable[float]) -> list[float | int | None]:

@@ -14,9 +14,8 @@ from biphase.keys import label
 from biphase.report.evidence import Evidence
 from biphase.report.figures.chosen import thousands
 from biphase.report.figures.description import Axis, Figure, Look, Panel, Series, Side
-from biphase.report.figures.palette import NAMES
+from biphase.report.figures.palette import NAMES, role_of_way
 from biphase.report.figures.ticks import from_zero
-from biphase.specs import CLM, MLM
 from biphase.study.plan import Plan, State
 from biphase.study.tree import titles
 from biphase.wording import counted, short
@@ -44,7 +43,7 @@ def figure(evidence: Evidence) -> Figure | None:
     last = max(one.state.span[1] for one in placed)
     series = [
         _joints(placed),
-        *_pieces(placed, standing),
+        *_pieces(plan, placed, standing),
         *_results(placed, standing),
         *_labels(placed, last),
         _heads(heads),
@@ -133,17 +132,12 @@ def _way(
 # ---------------------------------------------------------------- series
 
 
-def _role(state: State) -> str:
-    if isinstance(state.objective, CLM):
-        return "clm"
-    return "mlm" if type(state.objective) is MLM else "other"
-
-
-def _pieces(placed: list[_Placed], standing: dict[str, str]) -> list[Series]:
-    """One series for each objective and for its decays: bars broken between pieces."""
+def _pieces(plan: Plan, placed: list[_Placed], standing: dict[str, str]) -> list[Series]:
+    """One series for each hue and for its decays: bars broken between pieces."""
     groups: dict[tuple[str, bool], list[_Placed]] = {}
     for one in placed:
-        groups.setdefault((_role(one.state), one.state.decaying), []).append(one)
+        role = role_of_way(state.objective for state in plan.path(one.state.key))
+        groups.setdefault((role, one.state.decaying), []).append(one)
     made = []
     for (role, decaying), some in sorted(groups.items()):
         x: list[float] = []
@@ -233,8 +227,8 @@ def _names(state: State) -> str:
 
 def _short(state: State) -> str:
     """A checkpoint by its step; a run that ends here by its name."""
-    own = f"{state.run.name}-{state.step}"
-    return thousands(state.step) if own in state.results else _names(state)
+    kept = all(name.endswith(f"-{state.step}") for name in state.results)
+    return thousands(state.step) if kept else _names(state)
 
 
 def _heads(heads: list[tuple[float, str]]) -> Series:

@@ -62,7 +62,7 @@ addEventListener("resize", () => {
 // Paper shows everything, in the light theme.
 let closed = [];
 addEventListener("beforeprint", () => {
-  closed = all(".claim:not([open])");
+  closed = all(".claim:not([open]), .folded:not([open])");
   closed.forEach(claim => { claim.open = true; });
   document.documentElement.dataset.printed = document.documentElement.dataset.theme;
   document.documentElement.dataset.theme = "light";

@@ -65,12 +65,13 @@ const live = {
 function remember() {
   return {
     scroll: scrollY,
-    claims: all(".claim[open]").map(claim => claim.id),
+    claims: all(".claim[open], .folded[open]").map(claim => claim.id),
     runs: all('.run .open[aria-expanded="true"]').map(button => button.closest(".run").id),
     verdict: one('.chip[aria-pressed="true"]')?.dataset.verdict ?? "",
     typed: all("input[data-filter]").map(input => [input.id, input.value]),
     sorted: all("table[data-what]").map(table => [table.id, all("thead th", table).findIndex(head => (head.ariaSort ?? "none") !== "none"),
       one('th[aria-sort="descending"]', table) !== null]),
+    unfolded: all('[data-unfold][aria-pressed="true"]').map(button => button.id),
     leaves: one("#filter-leaves")?.value ?? null,
     focus: document.activeElement?.id,
     views: all('[data-view][aria-pressed="true"]').map(button => [button.closest(".figure").id, button.dataset.view]),
@@ -82,6 +83,7 @@ function restore(held) {
   held.runs.forEach(id => { const run = document.getElementById(id); if (run) openRun(one(".open", run), true); });
   if (held.verdict) showClaims(held.verdict);
   for (const [id, column, down] of held.sorted) if (column >= 0 && document.getElementById(id)) sortBy(document.getElementById(id), column, down);
+  held.unfolded.forEach(id => document.getElementById(id)?.click());
   for (const [id, value] of held.typed) {
     const input = document.getElementById(id);
     if (input && value) { input.value = value; filterTable(input); }

@@ -24,8 +24,10 @@ const data = {
   },
 };
 
+// What a spreadsheet would compute becomes text, as in the files beside the page.
+const asText = text => /^[=+\-@\t\r](?![\d.]+(e[+-]?\d+)?$)/.test(text) ? `'${text}` : text;
 const quoted = text => /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
-const csv = rows => rows.map(row => row.map(quoted).join(",") + "\n").join("");
+const csv = rows => rows.map(row => row.map(cell => quoted(asText(cell))).join(",") + "\n").join("");
 
 function download(name, text) {
   const address = URL.createObjectURL(new Blob([text], {type: "text/csv"}));
@@ -82,8 +84,15 @@ function sortClicked(button) {
 
 const words = text => text.toLowerCase().split(/\s+/).filter(Boolean);
 
+// Checkpoints on the way are folded until they are asked for, or a filter asks for them.
+function fold(table) {
+  const button = one(`[data-unfold="${table.id}"]`), typed = one(`[data-filter="${table.id}"]`).value.trim();
+  if (button) table.classList.toggle("folding", button.ariaPressed !== "true" && !typed);
+}
+
 function filterTable(input) {
   const table = document.getElementById(input.dataset.filter), asked = words(input.value);
+  fold(table);
   let shown = 0;
   for (const unit of units(table)) {
     const row = unit.rows ? unit.rows[0] : unit;
@@ -168,7 +177,8 @@ const leaves = {
 function showClaims(verdict) {
   all(".chip").forEach(chip => { chip.ariaPressed = String(chip.dataset.verdict === verdict); });
   all(".claim").forEach(claim => claim.classList.toggle("hidden", verdict !== "" && claim.dataset.verdict !== verdict));
-  all(".claims").forEach(group => group.classList.toggle("hidden", !one(".claim:not(.hidden)", group)));
+  all(".claims, .folded").forEach(group => group.classList.toggle("hidden", !one(".claim:not(.hidden)", group)));
+  if (verdict === "untested") all(".folded").forEach(group => { group.open = true; });
 }
 
 function openRun(button, open = button.getAttribute("aria-expanded") !== "true") {
@@ -180,7 +190,11 @@ function openRun(button, open = button.getAttribute("aria-expanded") !== "true")
 function openTarget() {
   const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
   if (!target) return;
-  if (target.matches(".claim")) target.open = true;
+  if (target.matches(".claim")) {
+    target.open = true;
+    target.closest(".folded")?.setAttribute("open", "");
+    target.scrollIntoView();
+  }
   if (target.matches(".run")) openRun(one(".open", target), true);
 }
 
@@ -215,6 +229,10 @@ document.addEventListener("click", event => {
   if (button.matches(".theme")) switchTheme();
   else if (button.matches("thead th[aria-sort] > button") && button.closest("table[data-what]")) sortClicked(button);
   else if (button.matches("[data-csv]")) downloadTable(button);
+  else if (button.matches("[data-unfold]")) {
+    button.ariaPressed = String(button.ariaPressed !== "true");
+    fold(document.getElementById(button.dataset.unfold));
+  }
   else if (button.matches(".chip")) showClaims(button.dataset.verdict);
   else if (button.matches(".run .open")) openRun(button);
   else if (button.matches("#show-leaves")) leaves.open();

@@ -9,10 +9,12 @@ from typing import Any
 
 from markupsafe import Markup
 
+from biphase.report import paper
 from biphase.report.content import Content
 from biphase.report.figures import PALETTES, SCRIPT, plotly_json
+from biphase.report.figures.description import PAPER
 from biphase.report.page import details, view
-from biphase.report.reading import READING
+from biphase.report.reading import reading
 from biphase.report.tables import Table
 
 MOST = 200  # losses listed one by one
@@ -27,7 +29,7 @@ def page(content: Content, *, live: bool = False) -> str:
     return _template("template.html.j2").render(
         **_told(content),
         live=live,
-        main=Markup(main(content)),
+        main=Markup(main(content, live=live)),
         style=Markup(_asset("style.css")),
         theme_script=Markup(_asset("theme.js")),
         plotly=_plotly(),
@@ -35,10 +37,14 @@ def page(content: Content, *, live: bool = False) -> str:
     )
 
 
-def main(content: Content, *, with_figures: bool = True) -> str:
+def main(content: Content, *, live: bool = False, with_figures: bool = True) -> str:
     """What stands between the bar and the footer: all that a watched page exchanges."""
+    training = live and any(piece.standing != "done" for piece in content.evidence.pieces)
+    figures = [_figure(one) for one in content.figures]
     return _template("main.html.j2").render(
         **_told(content),
+        live=live,
+        losses=[one for one in figures if training and one["id"] == "losses"],
         top=content.headline,
         answer=view.answer(content),
         missing=content.missing,
@@ -49,14 +55,16 @@ def main(content: Content, *, with_figures: bool = True) -> str:
         ),
         findings=content.findings,
         claims=view.claims(content),
-        figures=[_figure(one) for one in content.figures],
+        paper=paper,
+        figures=[one for one in figures if not (training and one["id"] == "losses")],
+        marked=any(one.name == PAPER for figure in content.figures for one in figure.entries),
         boards=view.boards(content),
         edges=content.edges,
         noise=view.noise(content),
         sources_of_noise=view.SOURCES_OF_NOISE,
         runs=details.runs(content),
         leaf_count=len(next(one for one in content.tables if one.name == "leaves").rows),
-        reading=READING,
+        reading=reading(claims=bool(content.findings)),
         tables_json=Markup(_json({table.name: packed(table) for table in content.tables})),
         figures_json=Markup(_json(figures_data(content) if with_figures else {})),
     )

@@ -6,17 +6,20 @@ import math
 from statistics import median
 from typing import Any
 
-from biphase.report.claims import Finding, Part
+from biphase.report.claims import CONTRARY, Finding, Part
 from biphase.report.content import Content
 from biphase.report.headline import Lead, no_interval
-from biphase.report.numerals import MISSING, fixed, interval, p_value, percent, plain, signed
+from biphase.report.numerals import MISSING, effect, interval, p_equals, p_value, percent, plain, signed
 from biphase.report.page.forest import Mark, Scale, axis, drawing, mark
+from biphase.report.reading import FAMILY_NAMES
+from biphase.report.statistics.intervals import Estimate
 from biphase.report.tables import Board, Cell, Line, widest_interval
 
 CSS = {
     "reproduced": "reproduced",
     "direction only": "direction",
     "not reproduced": "against",
+    CONTRARY: "contrary",
     "underpowered": "underpowered",
     "not tested": "untested",
 }
@@ -27,8 +30,10 @@ SUPPORTS = {
     "underpowered": ("underpowered", "underpowered"),
     "missing": ("missing", "untested"),
 }
-SOURCES = {"paper": "Of the paper", "beyond": "Beyond the paper", "study": "Of this study"}
+NOT_CLEAR = "not clear after correction"
+SOURCES = {"paper": "Claims of the paper", "beyond": "Beyond the paper", "study": "Claims of this study"}
 LEAD_WIDTH = 330  # pixels of the drawing beside a lead
+MANY = 6  # columns of scores, beyond which intervals stand below their means
 FEW = 3  # parts whose numbers stand side by side in the row of a claim
 
 
@@ -68,14 +73,16 @@ def _lead(one: Lead) -> dict[str, Any]:
 # ---------------------------------------------------------------- claims
 
 
-def claims(content: Content) -> list[tuple[str, list[dict[str, Any]]]]:
-    """By where they come from; the order inside is kept."""
+def claims(content: Content) -> list[dict[str, Any]]:
+    """By where they come from, those that were not tested apart; the order inside is kept."""
     drawn = {figure.id for figure in content.figures}
     found = []
     for source, title in SOURCES.items():
         some = [_claim(one, drawn) for one in content.findings if one.source == source]
+        untested = [one for one in some if one["css"] == "untested"]
+        group = {"source": source, "title": title, "untested": untested}
         if some:
-            found.append((title, some))
+            found.append(group | {"tested": [one for one in some if one not in untested]})
     return found
 
 
@@ -85,11 +92,11 @@ def _claim(one: Finding, drawn: set[str]) -> dict[str, Any]:
     return {
         "id": one.id,
         "says": one.says,
-        "verdict": one.verdict,
-        "css": CSS[one.verdict],
-        "condition": one.condition,
+        "verdict": one.reads,
+        "css": CSS[one.reads],
+        "condition": ", ".join(filter(None, (NOT_CLEAR if one.reads == CONTRARY else "", one.condition))),
         "why": one.why,
-        "ours": _summed([part.estimate.mean for part in one.parts]),
+        "ours": _with_intervals([part.estimate for part in one.parts]),
         "paper": _summed([math.nan if part.paper is None else part.paper for part in one.parts]),
         "parts": [_part(part, scale) for part in one.parts],
         "axis": axis(scale),
@@ -97,8 +104,8 @@ def _claim(one: Finding, drawn: set[str]) -> dict[str, Any]:
         "contrast": one.contrast,
         "paper_words": one.paper,
         "paper_elsewhere": _elsewhere(one),
-        "p": _p(one.p) if math.isfinite(one.p) else "",
-        "p_holm": _p(one.p_holm),
+        "p": p_equals(one.p) if math.isfinite(one.p) else "",
+        "p_holm": p_equals(one.p_holm),
         "scale": one.scale,
         "covers": "; ".join(covers),
         "caveats": one.caveats,
@@ -117,11 +124,6 @@ def _elsewhere(one: Finding) -> str:
     return one.paper if known else ""
 
 
-def _p(p: float) -> str:
-    told = p_value(p)
-    return f"p {told}" if told.startswith("<") else f"p = {told}"
-
-
 def _summed(values: list[float]) -> str:
     """The numbers of a few parts, or from the least to the most; empty where none is known."""
     known = [value for value in values if math.isfinite(value)]
@@ -133,9 +135,21 @@ def _summed(values: list[float]) -> str:
     return f"{signed(min(known), 1)} to {signed(max(known), 1)}"
 
 
+def _with_intervals(parts: list[Estimate]) -> list[str]:
+    """A line for each of a few parts; of many, from the least to the most, and what their intervals span."""
+    known = [one for one in parts if math.isfinite(one.mean)]
+    digits = 2 if len(known) < FEW else 1
+    if len(known) <= FEW:
+        each = [(signed(one.mean, digits), interval(one.low, one.high, digits, sign=True)) for one in known]
+        return [" ".join(filter(None, one)) for one in each]
+    ends = [end for one in known for end in (one.low, one.high) if math.isfinite(end)]
+    spans = [interval(min(ends), max(ends), digits, sign=True)] if ends else []
+    return [_summed([one.mean for one in known]), *spans]
+
+
 def _part(part: Part, scale: Scale) -> dict[str, Any]:
     seeds = part.estimate
-    word, css = SUPPORTS[part.supports]
+    word, css = (CONTRARY, "contrary") if part.contrary else SUPPORTS[part.supports]
     examples = part.examples or (math.nan, math.nan)
     return {
         "title": part.title,
@@ -146,7 +160,7 @@ def _part(part: Part, scale: Scale) -> dict[str, Any]:
         "examples": interval(*examples, sign=True) or MISSING,
         "n": seeds.n or MISSING,
         "p": p_value(seeds.p),
-        "detectable": fixed(part.detectable),
+        "detectable": effect(part.detectable),
         "paper": MISSING if part.paper is None else signed(part.paper),
         "supports": word,
         "css": css,
@@ -174,7 +188,11 @@ def _board(board: Board) -> dict[str, Any]:
         "name": board.name,
         "title": TITLES[board.name],
         "csv": FILES[board.name],
-        "columns": board.columns,
+        "columns": [
+            (one, FAMILY_NAMES.get(one, "") if board.name == "families" else "") for one in board.columns
+        ],
+        "many": len(board.columns) > MANY,
+        "folded": sum(not line.model.recipe.final for line in board.lines),
         "lines": [_line(line, ranks, with_recipe=board.name == "families") for line in board.lines],
         "baselines": [
             (name, [(percent(one.test), one.what) if one else (MISSING, "") for one in cells])
@@ -189,6 +207,7 @@ def _line(line: Line, ranks: list[list[float]], *, with_recipe: bool) -> dict[st
     return {
         "name": line.model.name,
         "recipe": recipe if with_recipe else "",
+        "way": not line.model.recipe.final,
         "cells": [_cell(cell, means) for cell, means in zip(line.cells, ranks, strict=True)],
     }
 
@@ -200,7 +219,7 @@ def _cell(cell: Cell, means: list[float]) -> dict[str, Any]:
         left = f"{score.done} of {score.of} fine-tunings are done; no seed has all its rates"
         why = left if score.of else "not asked for"
         return {"known": False, "done": score.done, "of": score.of, "title": why}
-    seeds, half = score.seeds, percent(cell.half)
+    seeds = score.seeds
     words = [f"{score.metric}, n = {seeds.n}"]
     if math.isfinite(seeds.low):
         words.append(f"95% over {seeds.covers}: {interval(100 * seeds.low, 100 * seeds.high)}")
@@ -223,7 +242,7 @@ def _cell(cell: Cell, means: list[float]) -> dict[str, Any]:
         "best": cell.best,
         "value": plain(100 * seeds.mean, 6),
         "mean": percent(seeds.mean),
-        "half": "" if half == MISSING else half,
+        "around": cell.around.replace("± ", "±"),
         "note": ", ".join(filter(None, (score.no_interval, score.collapse))),
         "shade": plain((means.index(seeds.mean) / max(1, len(means) - 1)) ** 2, 2),
         "title": "; ".join(words),

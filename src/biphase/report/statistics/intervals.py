@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,6 +150,11 @@ def estimate(mean: float, sd: float, n: int, se: float, reach: Reach, covers: st
     half = math.sqrt(reach(1 - level))
     p, df = chance(reach, mean), fitting_df(half / se, 1 - level)
     return Estimate(mean, sd, n, mean - half, mean + half, p, covers, se, df)
+
+
+def of_scores(one: Estimate) -> Estimate:
+    """The interval of a score between 0 and 1 as far as scores go: no true mean lies beyond, so it covers as often."""
+    return replace(one, low=max(one.low, 0.0), high=min(one.high, 1.0)) if math.isfinite(one.low) else one
 
 
 def average(values: Floats) -> float:

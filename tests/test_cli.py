@@ -65,6 +65,7 @@ def refused(*arguments):
 
 def test_no_text_of_a_study_or_a_path_acts_on_the_terminal(study, tmp_path):
     study.write_text(study.read_text().replace("Do the verbs work?", r"\x1b]0;owned\x07 Do they?"))
+    (tmp_path / "store").mkdir()
     for verb in ("plan", "report"):
         told = biphase(verb, study, "--store", tmp_path / "store")
         assert r"\x1b]0;owned\x07 Do they?" in told

@@ -19,6 +19,7 @@ from biphase.data.identity import (
 )
 from biphase.errors import DataError
 from biphase.files import Store, publish, write_json
+from biphase.keys import data_key
 from biphase.presets import CORPORA
 from biphase.records import encode
 from biphase.specs import BPE, Corpus, Pretrained
@@ -140,11 +141,13 @@ def test_the_tokenizer_counts_by_what_it_is_made_from(tmp_path, store):
     assert tokenizer_fingerprint(bpe, "1", store) != tokenizer_fingerprint(bpe, "2", store)
 
 
-def publish_card(store, name, corpus, **card):
-    build = store.root / f"build-{name}"
+def publish_card(store, corpus, content, tokenizer):
+    build = store.root / "build"
     build.mkdir(parents=True)
-    write_json(build / "card.json", {"corpus": encode(corpus), **card})
-    publish(build, store.shards / name)
+    card = {"corpus": encode(corpus), "fingerprint": content, "tokenizer_fingerprint": tokenizer}
+    counts = dict.fromkeys(("vocab", "eos_id", "mask_id", "train_tokens", "heldout_tokens"), 9)
+    write_json(build / "card.json", card | counts | {"special_ids": [], "unigram_entropy": 1.5})
+    publish(build, store.shards / data_key(corpus, content, tokenizer))
 
 
 def test_a_store_keeps_its_keys_on_a_machine_without_the_raw_text(folder, store, tmp_path):
@@ -154,7 +157,7 @@ def test_a_store_keeps_its_keys_on_a_machine_without_the_raw_text(folder, store,
     key = shards_key(corpus, store)
     marks = fingerprints(corpus, store)
     assert marks.key(corpus) == key
-    publish_card(store, "one", corpus, fingerprint=marks.content, tokenizer_fingerprint=marks.tokenizer)
+    publish_card(store, corpus, marks.content, marks.tokenizer)
     folder.rename(tmp_path / "away")
     tokenizer.unlink()
     assert shards_key(corpus, store) == key
@@ -164,7 +167,7 @@ def test_a_store_keeps_its_keys_on_a_machine_without_the_raw_text(folder, store,
     assert shards_key(corpus, store) == key
     with pytest.raises(DataError, match="holds no files"):
         shards_key(mine(folder, text="body"), store)  # another record: nothing is known about it
-    publish_card(store, "two", corpus, fingerprint="other")
+    publish_card(store, corpus, "f" * 32, marks.tokenizer)
     with pytest.raises(DataError, match="several versions"):
         shards_key(corpus, store)
 

@@ -246,7 +246,7 @@ def test_a_damaged_leaf_is_told_and_does_not_end_the_watch(ledger, tmp_path):
     leaf = next(iter(trainings(plan))).leaves[0]
     (store.leaves / leaf.key / "leaf.json").write_text("{")
     made = watch(plan, store, tmp_path / "report")
-    assert "how far it is cannot be told" in made.progress["said"]
+    assert "1 failed" in made.progress["said"]
     assert b"cannot be read" in made.shown.texts["/"][1]
 
 

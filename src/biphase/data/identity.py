@@ -21,12 +21,12 @@ from typing import Any
 
 from biphase import keys
 from biphase.data.listing import Absent, Files, Named, resolve
-from biphase.errors import DataError
-from biphase.files import Store, read_sealed, sealed, sha256, told_json, write_json
+from biphase.errors import DataError, StoreError
+from biphase.files import Store, read_sealed, sealed, sha256, write_json
+from biphase.metadata import read_card
 from biphase.records import encode, key
 from biphase.specs import BPE, Corpus, Pretrained
 
-CARD = "card.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
@@ -217,10 +217,9 @@ def _recorded(corpus: Corpus, store: Store, field: str) -> str:
 
 
 def cards(store: Store) -> Iterable[dict[str, Any]]:
-    """What the corpora of a store say of themselves, also those whose tokens are elsewhere."""
+    """What the corpora of a store say of themselves, also those whose tokens are elsewhere; not what is damaged."""
     receipts = store.receipts / store.shards.name
     names = {path.name for path in (*store.shards.glob("*"), *receipts.glob("*"))}
     for name in sorted(names):
-        folder = store.told(store.shards / name)
-        if store.has(folder):
-            yield told_json(folder, CARD)
+        with contextlib.suppress(StoreError):
+            yield read_card(store.told(store.shards / name))

@@ -136,6 +136,7 @@ def _model_of(key: str, store: Store) -> tuple[Pretrain, SavedState | None]:
     if store.has(store.states / key):
         saved = state(key, store)
         return saved.run, saved
+    store.refuse_debris(store.states / key)
     for path in sorted(store.studies.glob(f"*/{PLAN}")):
         said = read_sealed(path)
         if any(root["key"] == key for root in said.get("roots", ())):

@@ -6,7 +6,6 @@ Everything is read from the ledger. The only thing that is not is the version of
 from __future__ import annotations
 
 import contextlib
-import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from biphase.data.identity import CARD, shards_key
+from biphase.data.identity import shards_key
 from biphase.errors import BiphaseError, StoreError
-from biphase.files import Store, read_verified, told_json
+from biphase.files import Store
+from biphase.metadata import read_card, read_state
 from biphase.presets import corpus_of
 from biphase.records import encode, key
 from biphase.report.evidence import Evidence
 from biphase.report.numerals import listed, rate
-from biphase.report.pretraining import STATE
 from biphase.specs import Corpus, Finetune, Pretrain
 from biphase.study.plan import Plan
 from biphase.version import code_version
@@ -113,7 +112,7 @@ def _shards(corpus: Corpus, store: Store) -> tuple[str, dict[str, Any]]:
     try:
         at = shards_key(corpus, store)
         place = store.told(store.shards / at)
-        return at, told_json(place, CARD) if store.has(place) else {}
+        return at, read_card(place) if store.has(place) else {}
     except BiphaseError:
         return "", {}
 
@@ -163,7 +162,7 @@ def _progress(plan: Plan, store: Store) -> dict[str, dict[str, Any]]:
         folder = store.told(store.states / at)
         if store.has(folder):
             with contextlib.suppress(StoreError):
-                found[at] = json.loads(read_verified(folder, STATE))["progress"]
+                found[at] = read_state(folder)["progress"]
     return found
 
 

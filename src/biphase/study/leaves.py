@@ -11,15 +11,17 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from biphase.files import Store, told_json
+from biphase.errors import StoreError
+from biphase.files import Store
 from biphase.holders import Holder
 from biphase.keys import leaf_key, training_key
 from biphase.leases import Leases
+from biphase.metadata import LEAF as LEAF
+from biphase.metadata import read_leaf_file
 from biphase.specs import Finetune, Task
 from biphase.study import ledger
 from biphase.study.plan import Plan
 
-LEAF = "leaf.json"
 VALUES = "values.safetensors"
 
 
@@ -117,24 +119,34 @@ def survey(plan: Plan, store: Store) -> Survey:
     every = list(trainings(plan))
     holders = {key: one for key, one in Leases(store.leases).holders().items() if one.alive is not False}
     noted = ledger.failures(plan, store)
-    done, left = [], []
+    took: list[float] = []
+    running, failed = {}, {}
     for one in every:
-        (done if finished(one, store) else left).append(one)
-    running = {one.key: (one, holders[one.key]) for one in left if one.key in holders}
-    failed = {
-        one.key: (one, noted[one.key]["error"]) for one in left if one.key in noted and one.key not in running
-    }
-    took = [sum(read_leaf(store, leaf.key)["seconds"].values()) for one in done for leaf in one.leaves]
-    each = sum(took) / len(done) if done else 0.0
-    seconds_left = each * len(left) / max(1, len(running)) if done else None
-    return Survey(len(done), len(every), running, failed, seconds_left)
+        error = noted.get(one.key, {}).get("error", "")
+        if finished(one, store):
+            try:
+                took.append(sum(sum(read_leaf(store, leaf.key)["seconds"].values()) for leaf in one.leaves))
+                continue
+            except StoreError as wrong:
+                error = str(wrong)
+        elif one.key in holders:
+            running[one.key] = one, holders[one.key]
+            continue
+        else:
+            error = next(filter(None, (store.fault(store.leaves / leaf.key) for leaf in one.leaves)), error)
+        if error:
+            failed[one.key] = one, error
+    left = len(every) - len(took)
+    seconds_left = sum(took) / len(took) * left / max(1, len(running)) if took else None
+    return Survey(len(took), len(every), running, failed, seconds_left)
 
 
 def read_leaf(store: Store, key: str) -> dict[str, Any]:
-    return told_json(store.told(store.leaves / key), LEAF)
+    """What a trial says of itself, checked; a StoreError where it is damaged."""
+    return read_leaf_file(store.told(store.leaves / key))
 
 
-def published(store: Store) -> list[str]:
-    """The keys of all leaves of a store, in order."""
-    places = (*store.leaves.glob("*"), *(store.receipts / store.leaves.name).glob("*"))
-    return sorted({place.name for place in places if store.has(place)})
+def published(store: Store, digits: str = "") -> list[str]:
+    """The keys of all leaves of a store that begin with these digits, in order."""
+    receipts = store.receipts / store.leaves.name
+    return sorted({*store.named(store.leaves, digits), *store.named(receipts, digits)})

@@ -17,10 +17,11 @@ from typing import Any
 
 from biphase.data.identity import cards, link_path
 from biphase.errors import BiphaseError, StoreError, one_line
-from biphase.files import Store, publish, read_sealed, sealed, told_json, verify, write_json
+from biphase.files import Store, publish, read_sealed, sealed, verify, write_json
 from biphase.records import decode
 from biphase.study import parcel
 from biphase.study.identities import corpora_of, remember_fingerprints
+from biphase.study.leaves import read_leaf
 from biphase.study.parcel import Parcel
 from biphase.study.pins import remember
 from biphase.study.plan import PLAN
@@ -107,8 +108,7 @@ def _kept(kind: str, at: str, files: dict[str, bytes], store: Store) -> str:
     """In which way a result that is here is another one."""
     told = "computed twice"
     if kind == "leaves":
-        here = told_json(store.told(store.leaves / at), "leaf.json")
-        same = here.get("scores") == json.loads(files["leaf.json"])["scores"]
+        same = read_leaf(store, at)["scores"] == json.loads(files["leaf.json"])["scores"]
         told += ", with the same scores" if same else ", with other scores"
     return f"{kind}/{at[:8]}: {told}"
 

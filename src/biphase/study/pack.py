@@ -142,6 +142,7 @@ def _leaves(
 def _folder(store: Store, place: Path, kind: str, packed: Packed) -> list[Source]:
     """The light files of a result; none where it is not there, or not what was published."""
     if not store.knows(place):
+        packed.left_out += [fault] if (fault := store.fault(place)) else []
         return []
     told = store.told(place)
     try:

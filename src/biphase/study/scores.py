@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
+from biphase.errors import StoreError
 from biphase.files import Store
 from biphase.study.leaves import read_leaf, trainings
 from biphase.study.plan import Plan
@@ -31,14 +32,19 @@ class Row:
     metrics: dict[str, list[float]] | None = None  # all test metrics at the rate chosen by the mean
 
 
-def rows(plan: Plan, store: Store) -> list[Row]:
-    """Every result × task of a plan, as far as it is computed."""
+def rows(plan: Plan, store: Store, damaged: dict[str, str] | None = None) -> list[Row]:
+    """Every result × task of a plan, as far as it is computed. Why a trial cannot be read is added to `damaged`."""
+    damaged = {} if damaged is None else damaged
     found: dict[tuple[str, str], dict[Cell, dict[str, Any] | None]] = defaultdict(dict)
     for training in trainings(plan):
         for leaf in training.leaves:
-            there = store.knows(store.leaves / leaf.key)
-            cell = training.lr, training.seed
-            found[training.model, leaf.task.name][cell] = read_leaf(store, leaf.key) if there else None
+            about = None
+            if store.knows(store.leaves / leaf.key):
+                try:
+                    about = read_leaf(store, leaf.key)
+                except StoreError as wrong:
+                    damaged[leaf.key] = str(wrong)
+            found[training.model, leaf.task.name][training.lr, training.seed] = about
     return [
         _row(name, task.name, found[model, task.name])
         for name, model in plan.results.items()
@@ -62,7 +68,8 @@ def _row(result: str, task: str, cells: dict[Cell, dict[str, Any] | None]) -> Ro
         return done[lr, seed]["scores"]["test"][name]
 
     seeds = sorted(choice.by_seed)
-    names = next(iter(done.values()))["scores"]["test"]
+    several = [leaf["scores"]["test"] for leaf in done.values()]
+    names = [name for name in several[0] if all(name in one for one in several)]  # an older version has fewer
     return replace(
         row,
         by_mean=(choice.by_mean, [test(choice.by_mean, seed) for seed in seeds]),
@@ -89,9 +96,9 @@ def with_interval(values: list[float]) -> str:
     return f"{mean * 100:.2f}" + ("" if half is None else f" ± {half * 100:.2f}")
 
 
-def table(plan: Plan, store: Store) -> list[str]:
+def table(plan: Plan, store: Store, damaged: dict[str, str] | None = None) -> list[str]:
     """The rows as text, and a blank line. Empty before any leaf is there."""
-    every = rows(plan, store)
+    every = rows(plan, store, damaged)
     if not any(row.done for row in every):
         return []
     head = ("test score, %", "task", "metric", "mean ± 95%", "lr", "with an lr per seed", "time")
@@ -120,7 +127,7 @@ def table(plan: Plan, store: Store) -> list[str]:
     return [*body, *([note] if seeds > 1 else []), ""]
 
 
-def as_json(plan: Plan, store: Store) -> list[dict[str, Any]]:
+def as_json(plan: Plan, store: Store, damaged: dict[str, str] | None = None) -> list[dict[str, Any]]:
     """The rows for a program."""
     return [
         {
@@ -138,5 +145,5 @@ def as_json(plan: Plan, store: Store) -> list[dict[str, Any]]:
             "half_width_by_seed": half_width(row.by_seed[1]) if row.by_seed else None,
             "metrics": row.metrics,
         }
-        for row in rows(plan, store)
+        for row in rows(plan, store, damaged)
     ]

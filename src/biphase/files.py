@@ -48,6 +48,8 @@ class Store:
         self.receipts = self.root / "receipts"
         self.leases = self.root / "leases"
         self.attempts = self.root / "attempts"
+        self.verify = False  # hash inputs again, whatever is remembered of them
+        self.hashed: dict[str, list[int]] = {}  # the stamps of inputs that this process hashed itself
 
     def has(self, folder: Path) -> bool:
         """Is there a published result, and is it the one of this key?"""

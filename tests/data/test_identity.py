@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from biphase.data import identity
 from biphase.data.identity import (
     HashMemory,
     corpus_fingerprint,
@@ -65,15 +66,18 @@ def test_a_relative_source_counts_from_the_current_folder(folder, store, monkeyp
     assert corpus_fingerprint(mine("./corpus"), store) == corpus_fingerprint(mine(folder), store)
 
 
-def test_a_changed_file_is_seen_and_an_unchanged_one_is_not_read_again(folder, store):
+def test_a_changed_file_is_seen_and_an_unchanged_one_is_not_read_again(folder, store, monkeypatch):
     before = corpus_fingerprint(mine(folder), store)
+    read, real = [], identity.sha256
+    monkeypatch.setattr(identity, "sha256", lambda path: read.append(path.name) or real(path))
+    assert corpus_fingerprint(mine(folder), store) == before
+    assert read == []
     path = folder / "b.txt"
     stamp = path.stat()
     path.write_text("B")
-    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # as if untouched: the memory answers
-    assert corpus_fingerprint(mine(folder), store) == before
-    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 1))
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # its size and its time are as they were
     assert corpus_fingerprint(mine(folder), store) != before
+    assert read == ["b.txt"]
 
 
 def test_a_damaged_memory_or_a_store_that_cannot_be_written_costs_only_time(folder, store, tmp_path):

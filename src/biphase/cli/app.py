@@ -35,6 +35,10 @@ StudyFile = Annotated[
 StoreFolder = Annotated[
     Path, typer.Option("--store", envvar="BIPHASE_STORE", help="the folder of all results", show_default=True)
 ]
+Verify = Annotated[
+    bool,
+    typer.Option("--verify", help="hash corpora, datasets and local models again, whatever is remembered"),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="for a program to read")]
 DEFAULT_STORE = Path("store")
 
@@ -94,8 +98,13 @@ def tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def planned(path: Path, store_folder: Path, *, ask: bool = False) -> tuple[Plan, Store, Identities]:
-    """The plan of a study; with `ask`, hub models that have no commit yet get the one the hub shows."""
+def planned(
+    path: Path, store_folder: Path, *, ask: bool = False, verify: bool = False
+) -> tuple[Plan, Store, Identities]:
+    """The plan of a study; with `ask`, hub models that have no commit yet get the one the hub shows.
+
+    `verify`: hash all inputs again. Of several processes that train together the parent has done so.
+    """
     from biphase.files import Store
     from biphase.study.identities import identities
     from biphase.study.load import load
@@ -104,6 +113,7 @@ def planned(path: Path, store_folder: Path, *, ask: bool = False) -> tuple[Plan,
 
     loaded = load(path)
     store = Store(store_folder)
+    store.verify = verify and "RANK" not in os.environ
     fingerprints = identities(store)
     study = pinned(loaded.study, store, ask=ask)
     return make_plan(study, fingerprints, loaded.question), store, fingerprints

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, StudyFile, app, planned, tell, with_store
+from biphase.cli.app import (
+    DEFAULT_STORE,
+    AsJson,
+    StoreFolder,
+    StudyFile,
+    Verify,
+    app,
+    planned,
+    tell,
+    with_store,
+)
 from biphase.cli.workers import share_rows, submit
 
 if TYPE_CHECKING:
@@ -38,6 +48,7 @@ def plan(
     gpus: Annotated[
         int, typer.Option(min=0, help="also: memory, bytes and time of pretraining on this many of it")
     ] = 0,
+    verify: Verify = False,
     as_json: AsJson = False,
 ) -> None:
     """The tree: what is shared, what is done, what the rest costs, what it will show. Runs nothing."""
@@ -47,7 +58,7 @@ def plan(
     from biphase.study.totals import bill
     from biphase.study.tree import plan_json, render
 
-    made, where, _ = planned(study, store)
+    made, where, _ = planned(study, store, verify=verify)
     tuned = count(made, where)
     done = settled(made, where, tuned)
     measure = f"biphase bench {with_store(Path('scale'), store)} --save"
@@ -127,6 +138,7 @@ def run(
     compiled: Compiled = None,
     deterministic: Deterministic = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="no progress while a piece runs")] = False,
+    verify: Verify = False,
     slurm: Slurm = None,
 ) -> None:
     """Compute what is missing, with progress. Stop and start freely."""
@@ -138,7 +150,7 @@ def run(
     from biphase.study import launch
     from biphase.training.manner import Manner, Sharding
 
-    made, where, fingerprints = planned(study, store, ask=True)
+    made, where, fingerprints = planned(study, store, ask=True, verify=verify)
     wanted = _wanted(made, only)
     steps, seconds = launch.checkpoint_rule(checkpoint)
     limit = launch.seconds(for_time) if for_time else None
@@ -304,12 +316,14 @@ def matching(made: Plan, only: str) -> set[str]:
 
 
 @app.command()
-def status(study: StudyFile, store: StoreFolder = DEFAULT_STORE, as_json: AsJson = False) -> None:
+def status(
+    study: StudyFile, store: StoreFolder = DEFAULT_STORE, verify: Verify = False, as_json: AsJson = False
+) -> None:
     """Done, running, failed, left, and the time to go."""
     from biphase.study.slurm import queue
     from biphase.study.summary import status_json, status_text
 
-    made, where, _ = planned(study, store)
+    made, where, _ = planned(study, store, verify=verify)
     jobs = queue.queue_of(where, made.study.name)
     if as_json:
         print(json.dumps(status_json(made, where) | {"slurm": queue.as_json(jobs)}, indent=1))

@@ -66,6 +66,8 @@ def tokenize(
     if from_folder is not None:
         write_link(corpus, store, from_folder)
     marks = fingerprints(corpus, store)
+    if not store.has(store.shards / marks.key(corpus)):  # the text will be read: then hash it too
+        marks = fingerprints(corpus, store, again=True)
     key = marks.key(corpus)
     place = store.shards / key
     if store.has(place):

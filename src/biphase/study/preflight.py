@@ -11,7 +11,7 @@ from biphase.study.leaves import trainings
 from biphase.study.plan import Plan
 from biphase.tasks.hub import refuse_unpinned
 from biphase.tasks.load import load
-from biphase.tasks.places import on_hub
+from biphase.tasks.places import on_hub, refuse_changed
 
 
 def check_tasks(plan: Plan, store: Store) -> None:
@@ -29,3 +29,4 @@ def check_tasks(plan: Plan, store: Store) -> None:
             refuse_unpinned(f"task {task.name!r}", place)
         if not places:
             load(task, documents="judged")
+            refuse_changed(task, plan.tasks[task.name], store)

@@ -12,6 +12,7 @@ allowed. No torch.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
@@ -205,7 +206,7 @@ def read_lines(place: Path, holding: bytes = b"") -> list[dict[str, Any]]:
     return _read(
         place,
         LINES,
-        lambda content: [check_line(json.loads(line)) for line in content.splitlines() if holding in line],
+        lambda content: [check_line(json.loads(line)) for line in io.BytesIO(content) if holding in line],
     )
 
 

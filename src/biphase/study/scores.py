@@ -41,7 +41,8 @@ def rows(plan: Plan, store: Store, damaged: dict[str, str] | None = None) -> lis
             about = None
             if store.knows(store.leaves / leaf.key):
                 try:
-                    about = read_leaf(store, leaf.key)
+                    said = read_leaf(store, leaf.key)
+                    about = {name: said[name] for name in ("metric", "scores", "seconds")}  # of thousands
                 except StoreError as wrong:
                     damaged[leaf.key] = str(wrong)
             found[training.model, leaf.task.name][training.lr, training.seed] = about

@@ -263,7 +263,7 @@ def test_damaged_metadata_is_named_and_its_number_is_not_shown(calm, verb, tmp_p
     else:
         files[name] = as_json(change(json.loads(files[name])))
     put(store, kind, files, place)
-    code, out, err = verb("status", calm.study, "--store", store.root)
+    code, out, _ = verb("status", calm.study, "--store", store.root)
     assert code == 0
     assert str(place / name) in out
     told = json.loads(verb("status", calm.study, "--store", store.root, "--json")[1])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from biphase.errors import StoreError, one_line
-from biphase.files import Store, read_verified
+from biphase.files import Store, read_file, read_verified
 from biphase.keys import decay_start, label
 from biphase.metadata import LINES, WRONG, check_line, read_state
 from biphase.study import ledger
@@ -208,7 +208,7 @@ def texts(plan: Plan, store: Store, result: str, *, live: bool) -> list[str]:
     for state in path if live else ():
         # There is none, or the piece was finished a moment ago, or it is damaged: it is only looked at.
         with contextlib.suppress(OSError, UnicodeDecodeError, StoreError):
-            told = ledger.live_file(plan, store, state.key).read_text(encoding="utf-8").splitlines()
+            told = read_file(ledger.live_file(plan, store, state.key)).decode().splitlines()
             for text in told[:-1]:  # the last one may be on its way to the disk
                 line(text)
             found = max(found, told, key=_last_step)  # it too begins at the root

@@ -222,11 +222,6 @@ def read_verified(place: Path, name: str) -> bytes:
     return content
 
 
-def told_json(place: Path, name: str) -> Any:
-    """What a JSON file of a published folder says, as it was written."""
-    return json.loads(read_verified(place, name))
-
-
 def _entries(place: Path) -> dict[str, Any]:
     """The files of a manifest, each with its size and its hash. All of them are inside its folder."""
     manifest = read_json(place / MANIFEST)

@@ -100,7 +100,7 @@ _STATE: Shape = {
         **dict.fromkeys(("step", "draw"), count),
         "seconds": amount,
         **dict.fromkeys(("tokens?", "skipped?", "unsound_in_a_row?", "micro_rows?", "threads?"), count),
-        **dict.fromkeys(("flops?", "joules?"), _or_none(amount)),
+        **dict.fromkeys(("flops?", "joules?"), _or_none(number)),
         "world?": positive,
         "shard?": text,
         "machine?": _each(text),

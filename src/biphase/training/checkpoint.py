@@ -132,7 +132,7 @@ def nearest(run: Pretrain, step: int, store: Store, identities: Identities) -> t
 def prune(run: Pretrain, before: int, store: Store, identities: Identities, needed: set[str]) -> None:
     """Remove the run's states behind step `before`, but never one that a plan of the store needs."""
     for key in saved_on_path(run, before - 1, store, identities).values():
-        if key not in needed:
+        if key not in needed and store.has(store.states / key):  # else it is somebody else's, in this place
             store.discard(store.states / key)
 
 

@@ -21,6 +21,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import stat
@@ -129,7 +130,7 @@ def publish(built: Path, place: Path, known: dict[str, Any] | None = None) -> bo
     lacking = sorted(set(known or ()) - set(entries))
     if lacking:
         raise StoreError(f"{built / lacking[0]} was written and is gone; run again")
-    write_json(built / MANIFEST, {"key": place.name, "files": entries})
+    write_json(built / MANIFEST, {"key": place.name, "files": entries})  # the key first: see `key_in`
     sync(built)
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -144,26 +145,28 @@ def publish(built: Path, place: Path, known: dict[str, Any] | None = None) -> bo
     return True
 
 
+_KEY_FIRST = re.compile(rb'\{\s*"key": "([^"\\]+)"')
 _keys_in: dict[str, tuple[list[int], str]] = {}  # by path of a manifest: its stamp, and the key it says
 
 
 def key_in(place: Path) -> str:
-    """The key that the manifest of a folder says; empty: there is no manifest, or it says none.
+    """The key that the manifest of a folder says, as the first thing in it; empty: there is none, or it says none.
 
-    A manifest is read once per process, and again when the file has changed: `status` asks for thousands.
+    Only that is read, once per process, and again when the file has changed: `status` asks for thousands.
     """
-    path = str(place / MANIFEST)
+    path = f"{place}/{MANIFEST}"
     try:
         now = stamp(path)
-    except OSError:
+        known = _keys_in.get(path)
+        if known is None or known[0] != now:
+            handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                said = _KEY_FIRST.match(os.read(handle, 200))
+            finally:
+                os.close(handle)
+            known = _keys_in[path] = now, said[1].decode() if said else ""
+    except (OSError, UnicodeDecodeError):
         return ""
-    known = _keys_in.get(path)
-    if known is None or known[0] != now:
-        try:
-            said = str(read_json(Path(path))["key"])
-        except (StoreError, KeyError, TypeError):
-            said = ""
-        known = _keys_in[path] = now, said
     return known[1]
 
 

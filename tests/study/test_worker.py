@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from biphase import CLM, MLM, Chunks, Stage, Study
+from biphase import CLM, MLM, Chunks, Stage, Study, keys
 from biphase.errors import DataError
 from biphase.leases import Leases
 from biphase.study import ledger, shard_maker
@@ -287,6 +287,17 @@ def test_an_edited_study_of_the_same_name_leaves_the_branch_points_of_the_first(
     running.work()
     assert ledger.done_keys(first, store) == set(first.states)
     worker(edited, store, checkpoint_steps=1).work()
+    assert ledger.done_keys(first, store) == set(first.states)
+
+
+def test_another_version_of_the_code_leaves_the_branch_points_of_the_first(tiny_run, store, monkeypatch):
+    """The same study, planned by a version whose keys are others, is the one that is saved last."""
+    runs = tiny_run("a", keep=(4,)), tiny_run("b", Stage(CLM(), 6), Stage(MLM(0.4), 6))
+    first = planned(store, "s", *runs)
+    with monkeypatch.context() as newer:
+        newer.setattr(keys, "GENERATION", keys.GENERATION + 1)
+        assert not set(planned(store, "s", *runs).states) & set(first.states)
+    worker(first, store, checkpoint_steps=1).work()
     assert ledger.done_keys(first, store) == set(first.states)
 
 

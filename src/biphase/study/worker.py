@@ -296,7 +296,7 @@ class Worker:
         """What pruning must leave alone on the path of a run: everything, while a plan of the store cannot be read."""
         try:
             planned = needed_states(self.store) | {one["key"]: one for one in self.plan.to_json()["states"]}
-            return set(planned) | checkpoint.begun(run, planned.values(), self.store, self.identities)
+            return set(planned) | checkpoint.resume_points(run, planned.values(), self.store, self.identities)
         except (StoreError, KeyError, TypeError, ValueError) as wrong:
             self._say_once(f"{one_line(wrong)}; until then no checkpoint is removed")
             return {place.name for place in self.store.states.iterdir()}

@@ -136,7 +136,9 @@ def prune(run: Pretrain, before: int, store: Store, identities: Identities, need
             store.discard(store.states / key)
 
 
-def begun(run: Pretrain, pieces: Iterable[dict[str, Any]], store: Store, identities: Identities) -> set[str]:
+def resume_points(
+    run: Pretrain, pieces: Iterable[dict[str, Any]], store: Store, identities: Identities
+) -> set[str]:
     """Of each planned piece that is not done, the newest checkpoint of `run` that its training could go on from.
 
     `pieces` are the states of saved plans. One can share checkpoints with the run if it has the same root, and the

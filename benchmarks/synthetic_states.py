@@ -113,7 +113,7 @@ def put(place: Path, files: dict[str, bytes]) -> None:
     for name, content in sorted(files.items()):
         (place / name).write_bytes(content)
         entries[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    (place / MANIFEST).write_bytes(as_json({"files": entries}))
+    (place / MANIFEST).write_bytes(as_json({"key": place.name, "files": entries}))
 
 
 def as_json(value: Any) -> bytes:

@@ -20,7 +20,7 @@ LAYERS = [
     {"records", "files", "holders", "processors", "progress"},
     {"specs", "leases"},
     {"presets", "catalog", "keys"},
-    {"objectives", "loss"},
+    {"objectives", "loss", "metadata"},
     {"data"},
     {"models"},
     {"tasks"},
@@ -38,7 +38,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 # What `biphase plan` and `biphase status` import, and what says which tasks and models are meant.
 LIGHT = [
-    "errors", "records", "specs", "presets", "catalog", "files", "holders", "leases", "keys", "wording", "data.identity",
+    "errors", "records", "specs", "presets", "catalog", "files", "holders", "leases", "keys", "metadata", "wording", "data.identity",
     "tasks.places", "tasks.hub", "study.load", "study.plan", "study.costs", "study.tree", "study.identities",
     "study.leaves", "study.select", "study.scores", "study.ledger", "study.summary", "study.evaluation", "study.tasks",
     "study.launch", "study.attendance", "study.stopping", "study.slurm.profile", "study.slurm.script",

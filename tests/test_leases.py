@@ -471,3 +471,46 @@ def test_without_a_process_table_only_beats_can_tell(monkeypatch):
     monkeypatch.setattr(os, "readlink", missing)
     assert machine() == (host, boot, "")
     assert holder.alive is None
+
+
+# ---------------------------------------------------------------- what is no lease at all
+
+
+def plant(path: Path, what: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if what == "a pipe":
+        os.mkfifo(path)
+    elif what == "a dangling link":
+        path.symlink_to(path.parent / "nowhere")
+    elif what == "a link to itself":
+        path.symlink_to(path)
+    else:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+
+
+@pytest.mark.parametrize("what", ["a pipe", "a dangling link", "a link to itself", "a socket"])
+def test_what_is_no_file_holds_nobody_up(tmp_path, what):
+    leases = Leases(tmp_path / "leases", **PATIENT)
+    plant(leases.folder / "job.lease", what)
+    plant(leases.folder / TAKEOVERS, what)
+    plant(leases.folder / ".lock", "a pipe" if what == "a socket" else what)
+
+    def work() -> int:
+        lease = leases.take("job")
+        found = bool(lease) and not leases.takeovers()
+        with lease:
+            lease.beat()
+            return 0 if found and list(leases.holders()) == ["job"] and not lease.lost else 1
+
+    child = fork(work)
+    ended = None
+    try:
+        ended = wait_until(lambda: next((one for one in [os.waitpid(child, os.WNOHANG)] if one[0]), None))
+    finally:
+        if ended is None:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    assert ended == (child, 0)
+    assert not (leases.folder / "nowhere").exists(), "nothing is written where a link points"
+    assert not os.path.lexists(leases.folder / "job.lease")

@@ -10,15 +10,22 @@
 Each attempt writes its own folder; `publish` hashes its files, writes the manifest and renames the folder
 to its place, which fails if somebody was there first. So a result appears whole or not at all, and a crash
 leaves nothing that looks finished: no manifest, no result.
+
+The manifest carries the key of its result. A folder that stands under another key, since somebody moved or copied it
+there, is no result: every reader compares the two.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import re
+import shlex
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -44,15 +51,30 @@ class Store:
         self.receipts = self.root / "receipts"
         self.leases = self.root / "leases"
         self.attempts = self.root / "attempts"
+        self.verify = False  # hash inputs again, whatever is remembered of them
+        self.hashed: dict[str, list[int]] = {}  # the stamps of inputs that this process hashed itself
 
     def has(self, folder: Path) -> bool:
-        """Is there a published result?"""
-        return (folder / MANIFEST).is_file()
+        """Is there a published result, and is it the one of this key?"""
+        return key_in(folder) == folder.name
+
+    def fault(self, folder: Path) -> str:
+        """Why files that stand in the place of a result, or of its receipt, are not that result; empty: none do."""
+        if self.knows(folder):
+            return ""
+        return next((debris(one) for one in (folder, self.receipt(folder)) if _occupied(one)), "")
 
     def refuse_debris(self, folder: Path) -> None:
         """Before the work: refuse a place where its result could not be published."""
-        if folder.exists() and not self.has(folder) and (not folder.is_dir() or any(folder.iterdir())):
+        if not self.has(folder) and _occupied(folder):
             raise StoreError(debris(folder))
+
+    def named(self, folder: Path, digits: str) -> list[str]:
+        """The keys of the results in a folder of this store (`states`, `leaves`) that begin with these digits."""
+        found = sorted(folder.glob(f"{digits}*"))
+        for place in found:
+            self.refuse_debris(place)
+        return [place.name for place in found if self.has(place)]
 
     def receipt(self, folder: Path) -> Path:
         """Where the receipt of a result is, if it has one: its light files, under a manifest of their own.
@@ -110,13 +132,13 @@ def publish(built: Path, place: Path, known: dict[str, Any] | None = None) -> bo
     lacking = sorted(set(known or ()) - set(entries))
     if lacking:
         raise StoreError(f"{built / lacking[0]} was written and is gone; run again")
-    write_json(built / MANIFEST, {"files": entries})
+    write_json(built / MANIFEST, {"key": place.name, "files": entries})  # the key first: see `key_in`
     sync(built)
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         built.rename(place)  # a folder never replaces one that holds files
     except OSError:
-        if (place / MANIFEST).is_file():
+        if key_in(place) == place.name:
             return False
         if place.exists():
             raise StoreError(debris(place)) from None
@@ -125,11 +147,48 @@ def publish(built: Path, place: Path, known: dict[str, Any] | None = None) -> bo
     return True
 
 
+_KEY_FIRST = re.compile(rb'\{\s*"key": "([^"\\]+)"')
+_keys_in: dict[str, tuple[list[int], str]] = {}  # by path of a manifest: its stamp, and the key it says
+
+
+def key_in(place: Path) -> str:
+    """The key that the manifest of a folder says, as the first thing in it; empty: there is none, or it says none.
+
+    Only that is read, once per process, and again when the file has changed: `status` asks for thousands.
+    """
+    path = f"{place}/{MANIFEST}"
+    try:
+        now = stamp(path)
+        known = _keys_in.get(path)
+        if known is None or known[0] != now:
+            handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                said = _KEY_FIRST.match(os.read(handle, 200))
+            finally:
+                os.close(handle)
+            known = _keys_in[path] = now, said[1].decode() if said else ""
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return known[1]
+
+
+def stamp(path: Path | str) -> list[int]:
+    """What changes when a file is written or replaced, also where its size and its time of change are set back."""
+    found = os.stat(path)  # noqa: PTH116 (a path as text: thousands are asked)
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+
+
+def _occupied(place: Path) -> bool:
+    """Is there something where a folder is to be published?"""
+    return os.path.lexists(place) and (not place.is_dir() or any(place.iterdir()))
+
+
 def debris(place: Path) -> str:
-    """What is said of a place with files and without a manifest."""
-    return (
-        f"{place} holds files but no {MANIFEST}, so it is no result; remove it (rm -r {place}) and run again"
-    )
+    """What is said of files that stand in the place of a result and are not that result."""
+    other, remove = key_in(place), f"remove it ({shlex.join(['rm', '-r', str(place)])}) and run again"
+    if other and other != place.name:
+        return f"{place} holds the result of another key, {other}; put it back there ({place.with_name(other)}), or {remove}"
+    return f"{place} holds files but no {MANIFEST} that says whose they are, so it is no result; {remove}"
 
 
 def verify(
@@ -158,7 +217,7 @@ def read_verified(place: Path, name: str) -> bytes:
     """One file of a published folder, as it was written. Read once: what was checked is what is used."""
     path, entry = place / name, _entries(place).get(name)
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except OSError:
         content = b""
     if entry is None or len(content) != entry["bytes"]:
@@ -168,17 +227,14 @@ def read_verified(place: Path, name: str) -> bytes:
     return content
 
 
-def told_json(place: Path, name: str) -> Any:
-    """What a JSON file of a published folder says, as it was written."""
-    return json.loads(read_verified(place, name))
-
-
 def _entries(place: Path) -> dict[str, Any]:
     """The files of a manifest, each with its size and its hash. All of them are inside its folder."""
     manifest = read_json(place / MANIFEST)
     try:
-        entries = manifest["files"]
+        key, entries = manifest["key"], manifest["files"]
         if all({"bytes", "sha256"} <= entry.keys() and _inside(name) for name, entry in entries.items()):
+            if key != place.name:
+                raise StoreError(debris(place))
             return entries
     except (TypeError, KeyError, AttributeError):
         pass
@@ -222,9 +278,21 @@ def write_json(path: Path, value: Any) -> None:
         draft.unlink(missing_ok=True)  # there only if something went wrong
 
 
+def read_file(path: Path) -> bytes:
+    """The content of a plain file. Anything else is refused at once: reading a named pipe would never end."""
+
+    def opened(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK)
+
+    with open(path, "rb", opener=opened) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is no plain file", str(path))
+        return file.read()
+
+
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_file(path))
     except FileNotFoundError:
         raise StoreError(f"{path} is not there") from None
     except (ValueError, OSError, RecursionError) as wrong:

@@ -73,6 +73,22 @@ def process_lives(pid: int, started: str) -> bool:
     return process_start(pid) == started
 
 
+def has_open(pid: int, path: Path) -> bool | None:
+    """Does a process of this machine have this very file open? None where we may not look.
+
+    A lease is open in the process that holds it. A file that somebody else wrote may name any process.
+    """
+    try:
+        wanted, handles = path.stat(), list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return None
+    for handle in handles:
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            if os.path.samestat(wanted, handle.stat()):
+                return True
+    return False
+
+
 def parse(raw: bytes | None) -> Holder | None:
     """The holder a lease file names; None if the file is absent or not a lease."""
     try:

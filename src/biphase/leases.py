@@ -23,6 +23,7 @@ publishing is exclusive anyway (`files.publish`), each attempt has a folder of i
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -36,13 +37,14 @@ from pathlib import Path
 from typing import Any
 
 from biphase.errors import StoreError
-from biphase.files import sweep
+from biphase.files import read_file, sweep
 from biphase.holders import Holder, machine, owner_of, parse, process_start
 
 SUFFIX = ".lease"
 TAKEOVERS = "takeovers.jsonl"
 DEBRIS_SECONDS = 3600.0  # drafts and withdrawn leases live for milliseconds; older ones belong to the dead
 LOCK_SECONDS = 1.0
+FOREIGN = b"\0"  # in place of the bytes of what is no lease file: a link, a pipe, a socket
 
 _BEAT_AT = len('{"beat": "')  # where the counter stands in the file
 _BEAT_DIGITS = 12
@@ -177,7 +179,7 @@ class Leases:
     def _why_stale(self, key: str, raw: bytes) -> str:
         """The word "dead" or "silent", or none while there is hope."""
         holder = parse(raw)
-        if holder and holder.alive is False:
+        if raw == FOREIGN or (holder and holder.alive is False):
             return "dead"
         now = time.monotonic()
         with self._guard:
@@ -201,8 +203,13 @@ class Leases:
                 "by": f"{socket.gethostname()}:{os.getpid()}",
                 "beats": holder.beats if holder else 0,
             }
-            with (self.folder / TAKEOVERS).open("ab", buffering=0) as file:
-                file.write((json.dumps(event) + "\n").encode())  # one write: lines do not mix
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+            with contextlib.suppress(OSError):  # what is no plain file there: takeovers are only counted
+                log = os.open(self.folder / TAKEOVERS, flags, 0o644)
+                try:
+                    os.write(log, (json.dumps(event) + "\n").encode())  # one write: lines do not mix
+                finally:
+                    os.close(log)
         return True
 
     def _withdraw(self, path: Path, expected: Callable[[bytes], bool]) -> bool:
@@ -275,7 +282,13 @@ class Leases:
     @contextlib.contextmanager
     def _serialised(self) -> Generator[None]:
         """One thief or releaser at a time, where the file system has locks; a stuck one is not waited for."""
-        handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        except OSError as wrong:
+            if wrong.errno not in (errno.ELOOP, errno.ENXIO):
+                raise
+            yield  # a link or a socket cannot be locked
+            return
         try:
             give_up = time.monotonic() + LOCK_SECONDS
             while time.monotonic() < give_up:
@@ -298,10 +311,15 @@ class Leases:
 
 
 def _read(path: Path) -> bytes | None:
+    """The bytes of a lease; None: there is none. What is no plain file is read as FOREIGN: it must hold up nobody."""
     try:
-        return path.read_bytes()
+        return read_file(path)
     except FileNotFoundError:
-        return None
+        return FOREIGN if path.is_symlink() else None
+    except OSError as wrong:
+        if wrong.errno in (errno.EINVAL, errno.ELOOP, errno.ENXIO):
+            return FOREIGN
+        raise
 
 
 def _link(source: Path, target: Path) -> None:

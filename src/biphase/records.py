@@ -179,7 +179,7 @@ def decode(data: Any) -> Any:
     if isinstance(data, dict):
         named = dict(data)
         kind = named.pop("kind", None)
-        if kind not in _KINDS:
+        if not isinstance(kind, str) or kind not in _KINDS:
             raise SpecError(f"there is no record {kind!r}; {nearest(str(kind), _KINDS)}")
         return _KINDS[kind](**{name: decode(one) for name, one in named.items()})
     if isinstance(data, list):

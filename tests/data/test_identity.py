@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from biphase.data import identity
 from biphase.data.identity import (
     HashMemory,
     corpus_fingerprint,
@@ -19,6 +20,7 @@ from biphase.data.identity import (
 )
 from biphase.errors import DataError
 from biphase.files import Store, publish, write_json
+from biphase.keys import data_key
 from biphase.presets import CORPORA
 from biphase.records import encode
 from biphase.specs import BPE, Corpus, Pretrained
@@ -66,15 +68,18 @@ def test_a_relative_source_counts_from_the_current_folder(folder, store, monkeyp
     assert corpus_fingerprint(mine("./corpus"), store) == corpus_fingerprint(mine(folder), store)
 
 
-def test_a_changed_file_is_seen_and_an_unchanged_one_is_not_read_again(folder, store):
+def test_a_changed_file_is_seen_and_an_unchanged_one_is_not_read_again(folder, store, monkeypatch):
     before = corpus_fingerprint(mine(folder), store)
+    read, real = [], identity.sha256
+    monkeypatch.setattr(identity, "sha256", lambda path: read.append(path.name) or real(path))
+    assert corpus_fingerprint(mine(folder), store) == before
+    assert read == []
     path = folder / "b.txt"
     stamp = path.stat()
     path.write_text("B")
-    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # as if untouched: the memory answers
-    assert corpus_fingerprint(mine(folder), store) == before
-    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 1))
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # its size and its time are as they were
     assert corpus_fingerprint(mine(folder), store) != before
+    assert read == ["b.txt"]
 
 
 def test_a_damaged_memory_or_a_store_that_cannot_be_written_costs_only_time(folder, store, tmp_path):
@@ -142,11 +147,13 @@ def test_the_tokenizer_counts_by_what_it_is_made_from(tmp_path, store):
     assert tokenizer_fingerprint(bpe, "1", store) != tokenizer_fingerprint(bpe, "2", store)
 
 
-def publish_card(store, name, corpus, **card):
-    build = store.root / f"build-{name}"
+def publish_card(store, corpus, content, tokenizer):
+    build = store.root / "build"
     build.mkdir(parents=True)
-    write_json(build / "card.json", {"corpus": encode(corpus), **card})
-    publish(build, store.shards / name)
+    card = {"corpus": encode(corpus), "fingerprint": content, "tokenizer_fingerprint": tokenizer}
+    counts = dict.fromkeys(("vocab", "eos_id", "mask_id", "train_tokens", "heldout_tokens"), 9)
+    write_json(build / "card.json", card | counts | {"special_ids": [], "unigram_entropy": 1.5})
+    publish(build, store.shards / data_key(corpus, content, tokenizer))
 
 
 def test_a_store_keeps_its_keys_on_a_machine_without_the_raw_text(folder, store, tmp_path):
@@ -156,7 +163,7 @@ def test_a_store_keeps_its_keys_on_a_machine_without_the_raw_text(folder, store,
     key = shards_key(corpus, store)
     marks = fingerprints(corpus, store)
     assert marks.key(corpus) == key
-    publish_card(store, "one", corpus, fingerprint=marks.content, tokenizer_fingerprint=marks.tokenizer)
+    publish_card(store, corpus, marks.content, marks.tokenizer)
     folder.rename(tmp_path / "away")
     tokenizer.unlink()
     assert shards_key(corpus, store) == key
@@ -166,7 +173,7 @@ def test_a_store_keeps_its_keys_on_a_machine_without_the_raw_text(folder, store,
     assert shards_key(corpus, store) == key
     with pytest.raises(DataError, match="holds no files"):
         shards_key(mine(folder, text="body"), store)  # another record: nothing is known about it
-    publish_card(store, "two", corpus, fingerprint="other")
+    publish_card(store, corpus, "f" * 32, marks.tokenizer)
     with pytest.raises(DataError, match="several versions"):
         shards_key(corpus, store)
 

@@ -10,7 +10,10 @@ from biphase.data import identity
 from biphase.data.identity import HashMemory
 from biphase.data.shards import Shards, Tokens, Writer, dtype_for, entropy
 from biphase.errors import DataError, StoreError
-from biphase.files import Store, publish, write_json
+from biphase.files import Store, publish, read_json, write_json
+from biphase.keys import data_key
+from biphase.records import encode
+from biphase.specs import BPE, Corpus
 
 U2 = np.dtype("<u2")
 
@@ -119,7 +122,12 @@ def published(tmp_path, **changes):
     build.mkdir()
     written(build, np.arange(100), 64)
     (build / "heldout-00000.bin").touch()
+    corpus, content, tokenizer = Corpus("mine", "./text", BPE(300)), "a" * 32, "b" * 32
     card = {
+        "corpus": encode(corpus),
+        "fingerprint": content,
+        "tokenizer_fingerprint": tokenizer,
+        "unigram_entropy": 1.5,
         "vocab": 100,
         "eos_id": 0,
         "mask_id": 1,
@@ -128,14 +136,24 @@ def published(tmp_path, **changes):
         "heldout_tokens": 0,
     }
     write_json(build / "card.json", card | changes)
-    publish(build, tmp_path / "shards")
-    return tmp_path / "shards"
+    place = tmp_path / data_key(corpus, content, tokenizer)
+    publish(build, place)
+    return place
 
 
 def test_published_shards_open_with_their_card(tmp_path):
     shards = Shards.open(published(tmp_path), verify=True)
     assert (shards.vocab, shards.eos_id, shards.mask_id, shards.special_ids) == (100, 0, 1, (0, 1))
     assert (len(shards.train), len(shards.heldout)) == (100, 0)
+
+
+def test_shards_under_the_key_of_another_corpus_are_refused(tmp_path, shards):
+    mine = published(tmp_path)
+    with pytest.raises(StoreError, match=rf"{mine.name}.*another key, {shards.name}"):
+        Shards.open(shutil.copytree(shards, mine, dirs_exist_ok=True))
+    write_json(mine / "manifest.json", read_json(mine / "manifest.json") | {"key": mine.name})
+    with pytest.raises(StoreError, match=f"is not the card of the corpus {mine.name}"):
+        Shards.open(mine)
 
 
 def test_a_folder_without_a_manifest_is_no_result(tmp_path):
@@ -161,7 +179,7 @@ def test_shards_that_disagree_with_their_card_are_refused(tmp_path):
 
 
 def test_tokens_are_read_once_and_again_when_they_have_changed(shards, tmp_path, monkeypatch):
-    corpus, store = Shards.open(shutil.copytree(shards, tmp_path / "own")), Store(tmp_path / "store")
+    corpus, store = Shards.open(shutil.copytree(shards, tmp_path / shards.name)), Store(tmp_path / "store")
     read = []
     plain = identity.sha256
     monkeypatch.setattr(identity, "sha256", lambda path: read.append(path.name) or plain(path))

@@ -6,10 +6,10 @@ import sys
 import pytest
 
 from biphase.cli import main
-from biphase.errors import SpecError
+from biphase.errors import SpecError, StoreError
 from biphase.export.folder import building
 from biphase.export.found import SavedLeaf, find
-from biphase.files import Store
+from biphase.files import Store, publish, read_json, write_json
 
 
 @pytest.fixture
@@ -85,13 +85,17 @@ def test_digits_that_several_results_share_are_refused(trained, tmp_path):
     key = trained.results["masked"]
     shutil.copytree(trained.store.states / key, store.states / key)
     leaf = next(iter(trained.store.leaves.iterdir()))
-    shutil.copytree(leaf, store.leaves / f"{key[:12]}{leaf.name[12:]}")
+    alike = store.leaves / f"{key[:12]}{leaf.name[12:]}"
+    built = shutil.copytree(leaf, tmp_path / "built")
+    write_json(built / "leaf.json", read_json(built / "leaf.json") | {"key": alike.name})
+    (built / "manifest.json").unlink()
+    publish(built, alike)
     with pytest.raises(SpecError, match="2 results begin with it; type more digits"):
         find(key[:8], store)
     assert find(key, store).key == key
-    assert isinstance(find(f"{key[:12]}{leaf.name[12:]}", store), SavedLeaf)
+    assert isinstance(find(alike.name, store), SavedLeaf)
     (store.states / key / "manifest.json").unlink()  # no manifest, no result
-    with pytest.raises(SpecError, match="there is no such result"):
+    with pytest.raises(StoreError, match=f"{key}.*no manifest"):
         find(key, store)
 
 

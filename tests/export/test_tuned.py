@@ -9,7 +9,7 @@ import torch
 from transformers import AutoTokenizer, BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, pipeline
 
 from biphase import Answer, Finetune, Hub, Splits, Task
-from biphase.errors import ModelError, SpecError
+from biphase.errors import DataError, ModelError, SpecError
 from biphase.export.again import finetune_again, recipe_of
 from biphase.export.found import find
 from biphase.export.scores import grids_of, leaf_for_task
@@ -134,6 +134,19 @@ def test_a_model_that_scores_otherwise_is_not_the_one_that_was_scored(changeable
     made = export_tuned(find(leaf.key, changeable), changeable, tmp_path / "out", onnx=False, say=quiet)
     assert f"{before * 100:.2f}%, and {near * 100:.2f}% when it was first made" in made.words()
     assert f"{near * 100:.2f}% when it was first made" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_a_model_is_not_made_again_from_other_data(changeable, trained, tmp_path):
+    leaf = leaf_for_task(trained.results["masked"], "kinds", changeable)
+    folder = shutil.copytree(leaf.about["task"]["source"], tmp_path / "data")
+    change(changeable, leaf.key, lambda about: about["task"].update(source=str(folder)))
+    assert recipe_of(find(leaf.key, changeable), changeable).task.source == str(folder), (
+        "the same data elsewhere"
+    )
+    path = next(folder.glob("train*"))
+    path.write_bytes(path.read_bytes().replace(b"0", b"1", 1))
+    with pytest.raises(DataError, match=r"other data.*kinds"):
+        export_tuned(find(leaf.key, changeable), changeable, tmp_path / "out", onnx=False, say=quiet)
 
 
 def test_what_read_forwards_only_is_no_encoder(changeable, trained, tmp_path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,13 @@ from faults.damage import TRIES, hurt, take_away
 from faults.kinds import KINDS, Place, half_done, plan_of
 from faults.tiny import ended
 
+from biphase import BPE, Corpus
+from biphase.data.tokenize import tokenize
 from biphase.errors import StoreError
-from biphase.files import Store, read_sealed
+from biphase.files import Store, publish, read_sealed, verify
 from biphase.leases import Leases
 from biphase.records import KEY_LENGTH
+from biphase.study.leaves import trainings
 
 EVERY = [(kind, damage, seed) for kind in KINDS for damage, seed in TRIES]
 # In every run of the tests some kinds are hurt, in all ways; the campaign takes every kind in every way.
@@ -146,3 +151,173 @@ def test_no_turned_bit_of_a_sealed_file_is_believed(calm, tmp_path):
         else:
             assert {name: found[name] for name in said} == said  # it fell where it says nothing
     assert seen > 250
+
+
+# ---------------------------------------------------------------- folders under other keys
+
+
+def _swap(one: Path, other: Path) -> None:
+    between = one.with_name("between")
+    one.rename(between)
+    other.rename(one)
+    between.rename(other)
+
+
+def _copy_over(one: Path, other: Path) -> None:
+    shutil.rmtree(other)
+    shutil.copytree(one, other)
+
+
+def _copy_into(one: Path, other: Path) -> None:
+    """As `cp -r one/. other` does: what only the other had stays beside it."""
+    shutil.copytree(one, other, dirs_exist_ok=True)
+
+
+MISPLACINGS = {"swapped": _swap, "copied over": _copy_over, "copied into": _copy_into}
+
+
+def misplace(calm, store: Store, kind: str, how: str, seed: int) -> list[Path]:
+    """Put folders of one kind under each other's keys; gives those that are wrong now."""
+    chance = random.Random(f"{kind} {how} {seed}")
+    folder = store.root / kind
+    if kind == "shards":  # a second corpus beside that of the study
+        text = store.root.with_name("other.jsonl")
+        text.write_text("".join(json.dumps({"text": f"another text, line {n}"}) + "\n" for n in range(60)))
+        other = tokenize(Corpus("other", str(text), BPE(300)), store, processes=1, report=lambda line: None)
+        one, place = other, next(path for path in folder.iterdir() if path != other)
+    elif kind.startswith("receipts"):
+        for path in sorted((store.root / kind.split("/")[1]).iterdir())[:4]:
+            with store.attempt("receipt") as built:
+                for light in ("state.json", "metrics.jsonl", "leaf.json"):
+                    if (path / light).is_file():
+                        shutil.copy(path / light, built / light)
+                publish(built, store.receipt(path))
+            shutil.rmtree(path)
+        one, place = chance.sample(sorted(folder.iterdir()), 2)
+    else:
+        one, place = chance.sample(sorted(folder.iterdir()), 2)
+    MISPLACINGS[how](one, place)
+    return [one, place] if how == "swapped" else [place]
+
+
+def check_misplaced(calm, said, truth, tmp_path: Path, kind: str, how: str, seed: int) -> None:
+    """No verb believes such a folder: it is named, no number comes from it, and nothing is built on it."""
+    store = calm.copied(tmp_path / "store")
+    if seed % 2:
+        half_done(calm.study, store)
+    wrong = misplace(calm, store, kind, how, seed)
+    shown = look(calm, said, truth, store, tmp_path / "report")
+    code, out, err = said("run", calm.study, "--store", store.root, "--quiet")
+    plan = plan_of(calm.study, store)
+    used = set(plan.states) | {leaf.key for one in trainings(plan) for leaf in one.leaves}
+    used |= {path.name for path in calm.store.shards.iterdir()}
+    for place in wrong:
+        if place.name in used:
+            assert str(place) in shown + out + err
+            with pytest.raises(StoreError, match=place.name):
+                verify(place)
+    for place in wrong:
+        take_away(place)
+    code, out, err = said("run", calm.study, "--store", store.root, "--quiet")
+    assert code == 0, err
+    after = ended(store.root)
+    # What was only on the way to finished results is not made again.
+    assert {name: one for name, one in calm.ended.items() if name in after} == {
+        name: one for name, one in after.items() if name in calm.ended
+    }
+    assert (
+        untrue(
+            numbers(json.loads(said("status", calm.study, "--store", store.root, "--json")[1])),
+            truth["status"],
+        )
+        == {}
+    )
+
+
+PLACED = ("states", "leaves", "shards", "receipts/states", "receipts/leaves")
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "seed"),
+    [
+        ("states", "swapped", 0),
+        ("states", "copied over", 1),
+        ("leaves", "copied into", 0),
+        ("leaves", "swapped", 1),
+        ("shards", "swapped", 1),
+        ("receipts/leaves", "copied over", 0),
+    ],
+)
+def test_a_folder_under_another_key_is_named_and_not_believed(calm, said, truth, tmp_path, kind, how, seed):
+    check_misplaced(calm, said, truth, tmp_path, kind, how, seed)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("kind", PLACED)
+@pytest.mark.parametrize("how", MISPLACINGS)
+def test_no_folder_under_another_key_is_believed(calm, said, truth, tmp_path, kind, how):
+    first = random.randrange(10**6)
+    for seed in range(first, first + 4):
+        print(kind, how, seed)  # shown if it fails
+        check_misplaced(calm, said, truth, tmp_path / str(seed), kind, how, seed)
+
+
+def test_a_trunk_swapped_with_an_end_is_refused_and_nothing_is_trained_on_it(calm, said, tmp_path):
+    store = calm.copied(tmp_path / "store")
+    plan = half_done(calm.study, store)
+    trunk, end = (state.key for state in plan.path(plan.results["clm"])[-2:])
+    _swap(store.states / trunk, store.states / end)
+    before = {path.name for path in store.states.iterdir()}
+    code, out, err = said("run", calm.study, "--store", store.root, "--quiet")
+    assert code == 1
+    assert f"{store.states / trunk} holds" in out
+    assert f"rm -r {store.states / trunk}" in out
+    assert {path.name for path in store.states.iterdir()} == before
+    code, out, err = said("export", end[:8], tmp_path / "model", "--store", store.root)
+    assert code == 2
+    assert str(store.states / end) in err
+    _swap(store.states / trunk, store.states / end)  # back, as the line says too
+    assert said("run", calm.study, "--store", store.root, "--quiet")[0] == 0
+    assert ended(store.root) == calm.ended
+
+
+# ---------------------------------------------------------------- a trunk that a branch begins from
+
+TRUNK_FILES = ("state.json", "metrics.jsonl", "model.safetensors", "optimizer.safetensors", "manifest.json")
+
+
+def check_trunk(calm, said, tmp_path: Path, name: str, damage: str, seed: int) -> None:
+    """It is refused and named; nothing is trained in its place; once it is taken away, all ends as undisturbed."""
+    store = calm.copied(tmp_path / "store")
+    plan = plan_of(calm.study, store)
+    path = [state.key for state in plan.path(plan.results["two"])]
+    shared = {state.key for state in plan.path(plan.results["clm"])}
+    trunk, branch = [key for key in path if key in shared][-1], [key for key in path if key not in shared]
+    for key in branch:
+        shutil.rmtree(store.states / key)
+    before = (store.states / trunk / name).read_bytes()
+    hurt(store.states / trunk / name, damage, seed)
+    code, out, err = said("run", calm.study, "--store", store.root, "--quiet")
+    if (store.states / trunk / name).is_file() and (store.states / trunk / name).read_bytes() == before:
+        return  # a bit of an empty file
+    assert code == 1
+    assert str(store.states / trunk) in out
+    assert not [key for key in branch if (store.states / key).exists()], (
+        "nothing was trained without its trunk"
+    )
+    shutil.rmtree(store.states / trunk)
+    code, out, err = said("run", calm.study, "--store", store.root, "--quiet")
+    assert code == 0, out + err
+    assert ended(store.root) == calm.ended, "held-out losses and all"
+
+
+@pytest.mark.parametrize(("name", "damage"), [("state.json", "flipped"), ("manifest.json", "cut")])
+def test_a_damaged_trunk_is_refused_and_not_trained_again_in_silence(calm, said, tmp_path, name, damage):
+    check_trunk(calm, said, tmp_path, name, damage, 0)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", TRUNK_FILES)
+@pytest.mark.parametrize(("damage", "seed"), TRIES)
+def test_no_damage_to_a_trunk_is_trained_over(calm, said, tmp_path, name, damage, seed):
+    check_trunk(calm, said, tmp_path, name, damage, seed)

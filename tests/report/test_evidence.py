@@ -435,6 +435,14 @@ def test_a_leaf_in_the_place_of_another_is_not_taken_for_it(ledger):
         lambda about: about.update(seconds=None),
         lambda about: about.pop("examples"),
         lambda about: about["examples"].update(test=0),
+        lambda about: about["scores"]["test"].update(accuracy=37.0),
+        lambda about: about["scores"]["validation"].update(accuracy=-5),
+        lambda about: about["scores"]["test"].update(luck=0.5),
+        lambda about: about.update(
+            metric="f1", scores={part: {"f1": 0.5} for part in ("validation", "test")}
+        ),
+        lambda about: about.update(machine={"device": {"name": "nested"}}),
+        lambda about: about.update(lr="1e-5"),
     ],
 )
 def test_what_was_published_whole_and_is_no_leaf_is_named_too(tiny, rewrite, change):
@@ -443,7 +451,7 @@ def test_what_was_published_whole_and_is_no_leaf_is_named_too(tiny, rewrite, cha
     verify(store.leaves / key)
     evidence = gather(plan, store)
     assert list(evidence.unreadable) == [key]
-    assert "is no leaf" in evidence.unreadable[key]
+    assert "leaf.json is not as biphase writes it" in evidence.unreadable[key]
     assert evidence.count == (0, 1)
 
 
@@ -452,10 +460,12 @@ def test_what_was_published_whole_and_is_no_leaf_is_named_too(tiny, rewrite, cha
 )
 def test_a_manifest_that_does_not_say_what_was_written_vouches_for_nothing(tiny, files):
     plan, store, _, key = tiny
-    (store.leaves / key / MANIFEST).write_text(f'{{"files": {files}}}' if files else "{}")
+    (store.leaves / key / MANIFEST).write_text(f'{{"key": "{key}", "files": {files}}}' if files else "{}")
     evidence = gather(plan, store)
     assert list(evidence.unreadable) == [key]
-    expected = "leaf.json is missing" if files == "{}" else "manifest.json is no manifest"
+    expected = {"{}": "leaf.json is missing", "": "no manifest.json"}.get(
+        files, "manifest.json is no manifest"
+    )
     assert expected in evidence.unreadable[key]
 
 

@@ -159,11 +159,11 @@ def test_the_status_of_a_study_survives_a_state_that_cannot_be_read(tree):
     key = plan.results["clm"]
     place = store.states / key
     size = (place / "state.json").stat().st_size
-    for content, why in ((b"{", "cut short"), (b"[" * size, "has changed"), (b"[]", "is no state")):
+    for content, why in ((b"{", "cut short"), (b"[" * size, "has changed"), (b"[]", "it is no object")):
         (place / "state.json").write_bytes(content)
-        if why == "is no state":  # it was written so
+        if content == b"[]":  # it was written so
             entry = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-            (place / "manifest.json").write_text(json.dumps({"files": {"state.json": entry}}))
+            (place / "manifest.json").write_text(json.dumps({"key": key, "files": {"state.json": entry}}))
         entry = states.survey(plan, store)[key]
         assert entry.standing == "failed"
         assert why in entry.error

@@ -1,5 +1,6 @@
 """Who works on a study is known, and a request to stop reaches those it names and nobody else."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 
 from biphase.errors import StoreError
 from biphase.files import Store
+from biphase.holders import process_start
 from biphase.leases import Leases
 from biphase.study import attendance, stopping
 from biphase.study.attendance import Attendance, Presence, Request, control
@@ -254,3 +256,29 @@ def test_a_request_stays_for_whom_another_stop_named_meanwhile(store, here, slee
     assert ended.left == ()
     assert late[0].worker in here.request().workers
     late[0].leave()
+
+
+# ---------------------------------------------------------------- nobody else is ended
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_a_process_that_is_no_worker_is_never_signalled(store, here, now):
+    """Whoever can write into a store could name any process of the user in a worker's file."""
+    innocent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        worker = Presence(store, "study")
+        path = here.leases.folder / f"{worker.worker}.lease"
+        forged = json.loads(path.read_text()) | {
+            "pid": innocent.pid,
+            "started": process_start(innocent.pid),
+            "owner": "f" * 32,
+        }
+        worker.leave()
+        (here.leases.folder / "here.forged.lease").write_text(json.dumps(forged))
+        ended, _ = stop(store, 2, now=now)
+        assert innocent.poll() is None
+        assert (ended.asked, ended.left) == (0, ())
+        assert not here.workers()
+    finally:
+        innocent.kill()
+        innocent.wait()

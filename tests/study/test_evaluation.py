@@ -14,7 +14,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from biphase import CATALOG, CLM, MLM, TASKS, Finetune, Hub, Linear, Stage, Study
-from biphase.errors import SpecError
+from biphase.errors import SpecError, StoreError
 from biphase.files import Store, publish, read_json, write_json
 from biphase.study.evaluation import evaluation, finetuning
 from biphase.study.identities import identities
@@ -94,7 +94,7 @@ def with_state(store, key, *, copy_of, step):
     shutil.copytree(store.states / copy_of, built)
     (built / "manifest.json").unlink()
     about = read_json(built / "state.json")
-    about["progress"]["step"] = step
+    about["key"], about["progress"]["step"] = key, step
     write_json(built / "state.json", about)
     publish(built, store.states / key)
 
@@ -114,7 +114,8 @@ def test_digits_that_name_no_state_or_several_are_refused(plan, finished):
     refused("2 states begin with it; type more digits", lambda: asked(whole[:6], finished))
     assert asked(whole, finished).runs[0].name == "clm"
     (finished.states / whole / "manifest.json").unlink()  # no manifest, no result
-    refused("there is no such state", lambda: asked(whole, finished))
+    with pytest.raises(StoreError, match=f"{whole}.*no manifest"):
+        asked(whole, finished)
 
 
 def test_a_hub_model_is_taken_at_a_commit(tmp_path):

@@ -85,6 +85,18 @@ def test_a_stop_that_was_asked_for_is_clean_unless_a_process_failed(
     assert launch.in_processes(2, ["run"], {}) == (code, False)
 
 
+def test_a_launcher_that_is_killed_is_named_and_the_exit_code_is_1(handlers, tmp_path, monkeypatch, capsys):
+    launcher = tmp_path / "launcher"
+    launcher.write_text("#!/bin/sh\nkill -KILL $$\n")
+    launcher.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(launcher))
+    assert launch.in_processes(2, ["run"], {}) == (1, False)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert "SIGKILL" in line
+    assert "type the same command to go on" in line
+
+
 @pytest.mark.campaign
 def test_a_sigterm_to_the_launcher_stops_all_processes_with_a_checkpoint(corpus, tmp_path, store):
     import json

@@ -159,7 +159,7 @@ def test_where_there_are_no_studies_it_says_to_write_one(tmp_path, monkeypatch):
         ("[]", 'has no "study"'),
         ('{"states": []}', 'has no "study"'),
         ('{"study": {"kind": "Studdy"}}', "there is no record 'Studdy'; did you mean 'Study'"),
-        ('{"study": {"kind": ["Study"]}}', "unhashable"),
+        ('{"study": {"kind": ["Study"]}}', "there is no record"),
         ('{"study": {"kind": "CLM"}}', "is no Study"),
         ('{"study": {"kind": "Study", "name": "s", "runs": []}}', "has no runs"),
     ],

@@ -19,6 +19,7 @@ from biphase.errors import DataError, SpecError
 from biphase.export.again import recipe_of
 from biphase.export.found import find
 from biphase.files import MANIFEST, Store, publish, read_sealed, sealed
+from biphase.keys import data_key
 from biphase.records import encode, key
 from biphase.report.build import build
 from biphase.report.pretraining import pieces
@@ -248,18 +249,30 @@ def put_leaf(plan, store: Store, training) -> None:
     about = {
         "key": training.leaves[0].key,
         "model": training.model,
+        "task": encode(training.leaves[0].task),
+        "trained_on": None,
+        "finetune": {"protocol": "standard"},
         "metric": "accuracy",
         "lr": training.lr,
         "seed": training.seed,
         "scores": {part: {"accuracy": 0.5} for part in ("validation", "test")},
         "examples": {"validation": 4, "test": 4},
         "seconds": {"train": 1.0},
-        **dict.fromkeys(("task", "trained_on", "finetune", "machine")),
+        "machine": {},
     }
     with store.attempt("leaf") as folder:
         (folder / "leaf.json").write_text(json.dumps(about))
         (folder / "values.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
         publish(folder, store.leaves / about["key"])
+
+
+def put_card(store: Store, corpus: Corpus) -> None:
+    """An invented corpus, as far as its card."""
+    card = {"corpus": encode(corpus), "fingerprint": "f" * 32, "tokenizer_fingerprint": "e" * 32}
+    card |= dict.fromkeys(("vocab", "eos_id", "mask_id", "train_tokens", "heldout_tokens"), 9)
+    with store.attempt("shards") as folder:
+        (folder / "card.json").write_text(json.dumps(card | {"special_ids": [], "unigram_entropy": 1.5}))
+        publish(folder, store.shards / data_key(corpus, "f" * 32, "e" * 32))
 
 
 def test_what_names_stand_for_travels_too(grid, tiny_run, model_folders, store, tmp_path):
@@ -317,17 +330,12 @@ def test_what_names_stand_for_travels_too(grid, tiny_run, model_folders, store, 
     assert {name: content for name, content in files_of(taken.root).items() if name in before} == before
 
     used = Store(tmp_path / "used")  # where it was read from the hub itself
-    with used.attempt("shards") as folder:
-        (folder / "card.json").write_text(json.dumps({"corpus": encode(corpus), "fingerprint": "f" * 32}))
-        publish(folder, used.shards / ("e" * 32))
+    put_card(used, corpus)
     assert any("other text here than there" in one for one in merge(check(file), used).kept)
     assert not list((used.root / "corpora").glob("link-*"))
 
     apart = Store(tmp_path / "apart")  # where another part of it was held out, so it is another corpus
-    with apart.attempt("shards") as folder:
-        card = {"corpus": encode(replace(corpus, heldout="held/*.jsonl")), "fingerprint": "f" * 32}
-        (folder / "card.json").write_text(json.dumps(card))
-        publish(folder, apart.shards / ("e" * 32))
+    put_card(apart, replace(corpus, heldout="held/*.jsonl"))
     assert merge(check(file), apart).kept == []
 
     planned = Store(tmp_path / "planned")  # where a study is to read it from the hub
@@ -509,7 +517,7 @@ def test_the_verbs_say_what_travelled_and_what_to_type_next(plan, finished, verb
     assert "biphase ledger merge one.ledger" in out
     code, out, _ = verb("ledger", "merge", file, "--store", other)
     assert code == 0
-    assert f"36 scores, {len(plan.states)} states without weights, 1 card of corpora; 0 results here" in out
+    assert f"36 scores, {len(plan.states)} states without weights, 1 card of corpora (" in out
     typed = out.split("What they show: biphase ")[1].split()
     assert verb(*typed, "--no-print")[0] == 0
     code, out, _ = verb("status", other / "studies" / "tuned" / PLAN, "--store", other)

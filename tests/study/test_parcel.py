@@ -20,32 +20,57 @@ from biphase.errors import BiphaseError, SpecError, StoreError
 from biphase.files import Store
 from biphase.records import encode
 from biphase.study import parcel
+from biphase.study.identities import fingerprints_of, identities
+from biphase.study.leaves import trainings
 from biphase.study.merge import check, merge
 from biphase.study.parcel import FINGERPRINTS, LEDGER, PLAN, Parcel, Source, as_json, write_parcel
+from biphase.study.plan import make_plan
 
 KEY = "0123456789abcdef" * 2
-LEAF = {
-    "key": KEY,
-    "model": KEY,
-    "metric": "accuracy",
-    "lr": 1e-5,
-    "seed": 0,
-    "scores": {"validation": {"accuracy": 0.5}, "test": {"accuracy": 0.25}},
-    "examples": {"validation": 4, "test": 4},
-    "seconds": {"train": 1.0, "score": 1.0},
-    **dict.fromkeys(("task", "trained_on", "finetune", "machine")),
-}
 
 
 @pytest.fixture
-def good(study) -> dict[str, bytes]:
+def good(plan, store) -> dict[str, bytes]:
     """The files of a sound parcel with one leaf."""
-    return {
-        PLAN: as_json({"question": "", "study": encode(study), "states": []}),
-        FINGERPRINTS: as_json({"task": {}, "hub": {}, "reads": {}}),
-        f"leaves/{KEY}/leaf.json": as_json(LEAF),
-        f"leaves/{KEY}/values.safetensors": b"\x02\0\0\0\0\0\0\0{}",
+    training = next(trainings(plan))
+    leaf = training.leaves[0]
+    about = {
+        "key": leaf.key,
+        "model": training.model,
+        "task": encode(leaf.task),
+        "trained_on": None,
+        "finetune": {"protocol": "standard"},
+        "metric": "accuracy",
+        "lr": training.lr,
+        "seed": training.seed,
+        "scores": {"validation": {"accuracy": 0.5}, "test": {"accuracy": 0.25}},
+        "examples": {"validation": 4, "test": 4},
+        "seconds": {"train": 1.0, "score": 1.0},
+        "machine": {},
     }
+    return told_by(plan, store) | {
+        f"leaves/{leaf.key}/leaf.json": as_json(about),
+        f"leaves/{leaf.key}/values.safetensors": b"\x02\0\0\0\0\0\0\0{}",
+    }
+
+
+def told_by(plan, store) -> dict[str, bytes]:
+    fingerprints = fingerprints_of(plan.study, identities(store))
+    return {PLAN: as_json(plan.to_json()), FINGERPRINTS: as_json(fingerprints)}
+
+
+def leaf_of(files: dict[str, bytes]) -> str:
+    return next(name for name in files if name.endswith("leaf.json"))
+
+
+def values_of(files: dict[str, bytes]) -> str:
+    return next(name for name in files if name.endswith("values.safetensors"))
+
+
+def changed(files: dict[str, bytes], name: str, change) -> dict[str, bytes]:
+    """The files with one JSON file of them changed, or another in its place."""
+    about = json.loads(files[name])
+    return files | {name: as_json(change(about) or about)}
 
 
 def listed(files: dict[str, bytes], study: str = "tuned") -> bytes:
@@ -90,7 +115,7 @@ def refused(path: Path, match: str) -> None:
 def test_a_sound_one_made_by_another_tool_is_taken(good, tmp_path):
     merged = merge(check(crafted(tmp_path / "f", sound(good))), Store(tmp_path / "store"))
     assert merged.added == {"scores": 1, "states": 0, "corpora": 0}
-    assert (tmp_path / "store" / "leaves" / KEY / "leaf.json").read_bytes() == good[f"leaves/{KEY}/leaf.json"]
+    assert (tmp_path / "store" / leaf_of(good)).read_bytes() == good[leaf_of(good)]
 
 
 def test_what_is_written_is_read_by_other_tools(good, tmp_path):
@@ -130,15 +155,15 @@ def test_names_outside_the_layout_are_refused_before_anything_is_read(good, name
     refused(crafted(tmp_path / "f", [member(*one) for one in files.items()]), "no place in a ledger|holds")
 
 
-@pytest.mark.parametrize("name", [f"leaves/{KEY}/leaf.json", "/etc/passwd", "../x", PLAN])
+@pytest.mark.parametrize("name", ["leaf", "/etc/passwd", "../x", PLAN])
 @pytest.mark.parametrize(
     "kind",
     [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE],
 )
 def test_links_devices_and_folders_are_refused(good, kind, name, tmp_path):
     members = sound(good)
-    place = list(good).index(f"leaves/{KEY}/leaf.json") + 1
-    members.insert(place, member(name, type=kind, linkname="/etc/passwd"))
+    name = leaf_of(good) if name == "leaf" else name
+    members.insert(list(good).index(leaf_of(good)) + 1, member(name, type=kind, linkname="/etc/passwd"))
     refused(crafted(tmp_path / "f", members), "no plain file")
 
 
@@ -181,7 +206,7 @@ def test_a_file_that_is_not_listed_not_there_or_another_one_is_refused(good, tmp
 
 
 def test_a_bomb_is_refused_before_it_goes_off(good, tmp_path, monkeypatch):
-    bomb = good | {f"leaves/{KEY}/values.safetensors": bytes(parcel.UNPACKED)}
+    bomb = good | {values_of(good): bytes(parcel.UNPACKED)}
     path = crafted(tmp_path / "f", sound(bomb))
     assert path.stat().st_size < 100_000
     read = []
@@ -195,8 +220,11 @@ def test_a_bomb_is_refused_before_it_goes_off(good, tmp_path, monkeypatch):
     refused(
         crafted(tmp_path / "h", [member(LEDGER, as_json(listing)), *sound(good)[1:]]), "less than 0 bytes"
     )
-    listing["files"][PLAN]["bytes"] = 10**30
-    refused(crafted(tmp_path / "i", [member(LEDGER, as_json(listing)), *sound(good)[1:]]), "unpack")
+    for name, bytes_ in ((PLAN, 10**30), (leaf_of(good), parcel.LARGEST["leaf.json"] + 1)):
+        listing = json.loads(listed(good))
+        listing["files"][name]["bytes"] = bytes_
+        path = crafted(tmp_path / "i", [member(LEDGER, as_json(listing)), *sound(good)[1:]])
+        refused(path, f"{name}.*would unpack to")
 
 
 def _counting(real, read: list[int]):
@@ -236,27 +264,36 @@ def test_what_is_no_parcel_at_all_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        (f"leaves/{KEY}/leaf.json", LEAF | {"key": "f" * 32}),
-        (f"leaves/{KEY}/leaf.json", LEAF | {"scores": {}}),
-        (f"leaves/{KEY}/leaf.json", LEAF | {"seconds": {"train": "long"}}),
-        (f"leaves/{KEY}/leaf.json", []),
-        (f"leaves/{KEY}/leaf.json", LEAF | {"lr": "nan"}),
-        (f"leaves/{KEY}/leaf.json", LEAF | {"lr": 10**400}),
-        (f"leaves/{KEY}/leaf.json", LEAF | {"seed": True}),
-        (f"leaves/{KEY}/leaf.json", LEAF | {"constant": {"test": 1}}),
-        (f"leaves/{KEY}/leaf.json", LEAF | {"constant": {"train": ""}}),
-        (f"leaves/{KEY}/leaf.json", LEAF | {"baselines": {"trivial": {"accuracy": 0.5}}}),
-        (
-            f"leaves/{KEY}/leaf.json",
-            LEAF | {"baselines": {"trivial": {"accuracy": {"what": "chance", "test": 0.5}}}},
-        ),
-        (
-            f"leaves/{KEY}/leaf.json",
-            LEAF | {"baselines": {"trivial": {"accuracy": {"what": "x", "validation": 0.5, "test": "0.5"}}}},
-        ),
+        ("leaf", {"key": "f" * 32}),
+        ("leaf", {"scores": {}}),
+        ("leaf", {"seconds": {"train": "long"}}),
+        ("leaf", []),
+        ("leaf", {"lr": "nan"}),
+        ("leaf", {"lr": 10**400}),
+        ("leaf", {"lr": 0.5}),
+        ("leaf", {"seed": True}),
+        ("leaf", {"model": KEY}),
+        ("leaf", {"metric": "luck"}),
+        ("leaf", {"machine": {"device": {"nested": "one"}}}),
+        ("leaf", {"examples": {"validation": 4, "test": 0}}),
+        ("leaf", {"scores": {"validation": {"accuracy": 0.5}, "test": {"accuracy": 37.0}}}),
+        ("leaf", {"scores": {"validation": {"accuracy": -5}, "test": {"accuracy": 0.5}}}),
+        ("leaf", {"scores": {part: {"accuracy": 0.5, "f1": 0.5} for part in ("validation", "test")}}),
+        ("leaf", {"scores": {part: {"accuracy": "0.5"} for part in ("validation", "test")}}),
+        ("leaf", {"constant": {"test": 1}}),
+        ("leaf", {"constant": {"train": ""}}),
+        ("leaf", {"baselines": {"trivial": {"accuracy": 0.5}}}),
+        ("leaf", {"baselines": {"trivial": {"accuracy": {"what": "chance", "test": 0.5}}}}),
+        ("leaf", {"baselines": {"trivial": {"accuracy": {"what": "x", "validation": 0.5, "test": "0.5"}}}}),
         (PLAN, {"study": 3}),
         (PLAN, {"study": {"kind": "Nothing"}}),
+        (PLAN, {"states": []}),
+        (PLAN, {"results": {}}),
+        (FINGERPRINTS, []),
         (FINGERPRINTS, {"task": {}}),
+        (FINGERPRINTS, {"task": {KEY: KEY}}),
+        (FINGERPRINTS, {"data": {}}),
+        (FINGERPRINTS, {"more": {}}),
         ("pins.json", {"owner/name": "main"}),
         (f"corpora/link-{KEY}.json", {"source": "s", "heldout": "", "folder": "/", "fingerprint": "f"}),
         (f"study/failures/{KEY}.json", {"key": "f" * 32, "error": ""}),
@@ -264,34 +301,38 @@ def test_what_is_no_parcel_at_all_is_refused(tmp_path):
     ],
 )
 def test_files_that_do_not_say_what_they_should_are_refused(good, name, content, tmp_path):
-    refused(crafted(tmp_path / "f", sound(good | {name: as_json(content)})), "not as biphase writes it")
+    name = leaf_of(good) if name == "leaf" else name
+    about = json.loads(good[name]) | content if name in good and isinstance(content, dict) else content
+    refused(crafted(tmp_path / "f", sound(good | {name: as_json(about)})), "not as biphase writes it")
 
 
 def test_numbers_that_are_none_are_refused(good, tmp_path):
-    for name in (PLAN, f"leaves/{KEY}/leaf.json"):
+    for name in (PLAN, leaf_of(good)):
         for number in (b"NaN", b"Infinity"):
-            hurt = good[name].replace(b'"question": ""', b'"question": ' + number).replace(b"0.25", number)
+            hurt = good[name].replace(b'"question": ""', b'"question": ' + number)
+            hurt = hurt.replace(b'"accuracy": 0.25', b'"accuracy": ' + number)
             assert hurt != good[name]
             refused(crafted(tmp_path / "f", sound(good | {name: hurt})), "not as biphase writes it")
 
 
-def test_a_study_cannot_name_a_place_outside_the_store(good, study, tmp_path):
-    said = encode(study)
+def test_a_study_cannot_name_a_place_outside_the_store(good, tmp_path):
     for name in ("../../outside", "/tmp/outside", "..", ""):
-        files = good | {PLAN: as_json({"study": said | {"name": name}, "states": []})}
+        files = changed(good, PLAN, lambda about, name=name: about["study"].update(name=name))
         members = [member(LEDGER, listed(files, name)), *sound(files)[1:]]
         refused(crafted(tmp_path / "f", members), "one word without slashes")
-    other = good | {PLAN: as_json({"study": encode(replace(study, name="other")), "states": []})}
+    other = changed(good, PLAN, lambda about: about["study"].update(name="other"))
     refused(crafted(tmp_path / "f", sound(other)), "of another study")
 
 
 def test_a_cut_or_flipped_file_is_refused_wherever_it_was_hurt(good, tmp_path):
     whole = tmp_path / "whole"
-    noise = hashlib.shake_256(b"noise").digest(3_000)
-    files = good | {
-        f"leaves/{KEY}/leaf.json": as_json(LEAF | {"examples": {"validation": 4, "test": 3_000}}),
-        f"leaves/{KEY}/values.safetensors": save({"test/accuracy": np.frombuffer(noise, np.uint8)}),
-    }
+    noise = np.frombuffer(hashlib.shake_256(b"noise").digest(3_000), np.uint8) % 2
+
+    def more(about):
+        about["examples"]["test"] = 3_000
+        about["scores"]["test"]["accuracy"] = float(noise.mean())
+
+    files = changed(good, leaf_of(good), more) | {values_of(good): save({"test/accuracy": noise})}
     write_parcel(whole, "tuned", [Source.of(name, one) for name, one in files.items()])
     check(whole)
     content, hurt = whole.read_bytes(), tmp_path / "hurt"
@@ -320,10 +361,10 @@ def test_a_cut_or_flipped_file_is_refused_wherever_it_was_hurt(good, tmp_path):
 def test_a_refused_file_leaves_the_store_as_it_was_whatever_came_before_it(good, verb, tmp_path):
     sane = crafted(tmp_path / "sane", sound(good))
     bad = crafted(tmp_path / "bad", sound(good)[:-1])
-    code, out, err = verb("ledger", "merge", sane, bad, "--store", tmp_path / "store")
+    code, out, err = verb("ledger", "merge", sane, bad, "--store", tmp_path / "other")
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
-    assert not (tmp_path / "store").exists()
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_file_that_changes_while_it_is_packed_is_not_packed(tmp_path):
@@ -338,7 +379,7 @@ def test_more_files_than_a_reader_would_take_are_not_packed(good, tmp_path, monk
     monkeypatch.setattr(parcel, "LARGEST_LISTING", 100)
     with pytest.raises(SpecError, match=r"4 files are more than .*--only PATTERN"):
         write_parcel(tmp_path / "f", "tuned", sources)
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("f*"))
 
 
 # ---------------------------------------------------------------- values by example
@@ -355,17 +396,22 @@ def test_more_files_than_a_reader_would_take_are_not_packed(good, tmp_path, monk
         ("test/entity_counts", torch.zeros(4)),
         ("test/entity_counts", torch.zeros(4, 2)),
         ("train/accuracy", torch.zeros(4)),
+        ("test/accuracy", torch.tensor([0.0, 0.0, 0.0, float("nan")])),
+        ("test/accuracy", torch.tensor([-1.0, 2.0, 0.0, 0.0])),
+        ("test/accuracy", torch.tensor([1.0, 1.0, 0.0, 0.0])),  # its score is 0.25
+        ("test/entity_counts", -torch.ones(4, 3)),
     ],
 )
 def test_values_that_a_report_cannot_count_with_are_refused(good, name, tensor, tmp_path):
-    files = good | {f"leaves/{KEY}/values.safetensors": save_tensors({name: tensor})}
+    files = good | {values_of(good): save_tensors({name: tensor})}
     refused(crafted(tmp_path / "f", sound(files)), "values.safetensors")
 
 
 def test_values_are_taken_where_they_are_one_for_each_example(good, tmp_path):
-    values = {"test/entity_counts": np.zeros((4, 3), np.int32), "validation/accuracy": np.zeros(4, bool)}
-    check(crafted(tmp_path / "f", sound(good | {f"leaves/{KEY}/values.safetensors": save(values)})))
-    files = good | {f"leaves/{KEY}/values.safetensors": save(values)[:-1]}
+    half = np.array([True, False, True, False])
+    values = {"test/entity_counts": np.zeros((4, 3), np.int32), "validation/accuracy": half}
+    check(crafted(tmp_path / "f", sound(good | {values_of(good): save(values)})))
+    files = good | {values_of(good): save(values)[:-1]}
     refused(crafted(tmp_path / "g", sound(files)), "values.safetensors cannot be read")
 
 
@@ -390,19 +436,20 @@ def test_the_plan_comes_first_because_the_rest_is_judged_by_it(good, tmp_path):
     refused(crafted(tmp_path / "f", sound(turned)), "does not begin with study/plan.json")
 
 
-def test_only_models_that_the_study_starts_from_are_pinned(good, study, tmp_path):
-    runs = (Pretrain("pinned", start=Hub("owner/model")), Pretrain("local", start=Hub("./folder")))
-    plan = as_json({"study": encode(replace(study, runs=runs)), "states": []})
-    files = {**good, PLAN: plan, "pins.json": as_json({"owner/model": "a" * 40})}
+def test_only_models_that_the_study_starts_from_are_pinned(study, store, model_folders, tmp_path):
+    local = str(model_folders["bert"])
+    runs = (Pretrain("pinned", start=Hub("owner/model")), Pretrain("local", start=Hub(local)))
+    told = told_by(make_plan(replace(study, runs=runs), identities(store)), store)
+    files = told | {"pins.json": as_json({"owner/model": "a" * 40})}
     check(crafted(tmp_path / "f", sound(files)))
-    for source in ("owner/other", "./folder"):
+    for source in ("owner/other", local):
         more = files | {"pins.json": as_json({"owner/model": "a" * 40, source: "a" * 40})}
         refused(crafted(tmp_path / "f", sound(more)), f"pins {source}")
 
 
-def test_only_corpora_that_the_study_reads_are_linked(good, study, tiny_run, tmp_path):
+def test_only_corpora_that_the_study_reads_are_linked(study, store, tiny_run, tmp_path):
     mine, other = (Corpus("fine", f"hf://owner/{name}@{'c' * 40}/*.jsonl", BPE(320)) for name in ("a", "b"))
-    plan = as_json({"study": encode(replace(study, runs=(tiny_run("one", corpus=mine),))), "states": []})
+    plan = make_plan(replace(study, runs=(tiny_run("one", corpus=mine),)), identities(store))
     for corpus, said in (
         (mine, {}),
         (other, {}),
@@ -411,19 +458,15 @@ def test_only_corpora_that_the_study_reads_are_linked(good, study, tiny_run, tmp
     ):
         link = {"source": corpus.source, "heldout": "", "fingerprint": KEY} | said
         name = f"corpora/{link_path(corpus, Store(tmp_path)).name}"
-        path = crafted(tmp_path / "f", sound({**good, PLAN: plan, name: as_json(link)}))
+        path = crafted(tmp_path / "f", sound(told_by(plan, store) | {name: as_json(link)}))
         if corpus is mine and not said:
             check(path)
         else:
             refused(path, "does not read" if corpus is other else "is no link|fingerprint")
 
 
-def test_only_jobs_of_the_study_have_failed(good, study, plan, tmp_path):
-    from biphase.study.identities import fingerprints_of, identities
-    from biphase.study.leaves import trainings
-
-    told = fingerprints_of(plan.study, identities(Store(tmp_path / "store")))
-    files = {**good, PLAN: as_json(plan.to_json()), FINGERPRINTS: as_json(told)}
+def test_only_jobs_of_the_study_have_failed(good, plan, tmp_path):
+    files = good
     for at in (*plan.states, *(one.key for one in trainings(plan))):
         failure = {f"study/failures/{at}.json": as_json({"key": at, "error": "e", "at": ""})}
         files = {**files, **failure}
@@ -433,13 +476,37 @@ def test_only_jobs_of_the_study_have_failed(good, study, plan, tmp_path):
 
 
 @pytest.mark.parametrize("field", ["fingerprint", "tokenizer_fingerprint"])
-def test_a_card_without_a_fingerprint_is_refused(good, tiny_run, field, tmp_path):
-    corpus = encode(Corpus("fine", "./text", BPE(320)))
-    card = {"corpus": corpus, "train_tokens": 9, "unigram_entropy": 1.5}
-    card |= {"fingerprint": KEY, "tokenizer_fingerprint": KEY}
-    name = f"receipts/shards/{KEY}/card.json"
+def test_a_card_without_a_fingerprint_is_refused(good, shards, field, tmp_path):
+    card = json.loads((shards / "card.json").read_text())
+    name = f"receipts/shards/{shards.name}/card.json"
     check(crafted(tmp_path / "f", sound(good | {name: as_json(card)})))
     for wrong in ({field: 3}, {field: ""}):
         refused(crafted(tmp_path / "f", sound(good | {name: as_json(card | wrong)})), "fingerprint")
+    refused(crafted(tmp_path / "f", sound(good | {name: as_json(card | {field: KEY})})), "not the card")
     del card[field]
     refused(crafted(tmp_path / "f", sound(good | {name: as_json(card)})), field)
+
+
+def test_scores_states_and_corpora_of_another_study_are_refused(good, plan, study, store, tiny_run, tmp_path):
+    """What would be taken for results of another study of the store, though nobody asked for it."""
+    other = make_plan(replace(study, runs=(tiny_run("other", seed=8),)), identities(store))
+    training = next(trainings(other))
+    about = json.loads(good[leaf_of(good)]) | {"key": training.leaves[0].key, "model": training.model}
+    planted = f"receipts/leaves/{about['key']}/leaf.json"
+    refused(crafted(tmp_path / "f", sound(good | {planted: as_json(about)})), "none of the study's")
+    said = changed(good, PLAN, lambda about: about["results"].update(both=training.model))
+    refused(crafted(tmp_path / "f", sound(said | {planted: as_json(about)})), "other keys than its study")
+
+
+def test_an_archive_of_an_earlier_version_is_planned_by_its_cards(good, shards, tmp_path):
+    old = changed(good, FINGERPRINTS, lambda about: about.pop("data") and None)
+    refused(crafted(tmp_path / "f", sound(old)), "does not say which text the corpus 'tiny' is")
+    card = {f"receipts/shards/{shards.name}/card.json": (shards / "card.json").read_bytes()}
+    check(crafted(tmp_path / "f", sound(old | card)))
+
+
+def test_a_study_that_would_take_for_ever_to_plan_is_refused(good, tmp_path):
+    def grow(about):
+        about["study"]["finetune"] |= {"lrs": [n / 1e5 for n in range(1, 2_000)], "seeds": list(range(2_000))}
+
+    refused(crafted(tmp_path / "f", sound(changed(good, PLAN, grow))), "plans more than")

@@ -16,7 +16,7 @@ from biphase.presets import CORPORA, SIZES, corpus_of
 from biphase.records import decode
 from biphase.specs import BPE, CLM, MLM, WSD, Chunks, Corpus, Hub, Linear, Pretrain, Rows, Stage, Study
 from biphase.study.load import load
-from biphase.study.plan import make_plan, needed_keys, save_plan
+from biphase.study.plan import make_plan, needed_states, save_plan
 
 OUTSIDE = Identities(data=lambda run: f"data of {corpus_of(run).name}", hub=lambda hub: f"hub {hub.source}")
 OBJECTIVES = (CLM(), MLM(0.4), MLM(0.2), MLM(Linear(0.4, 0.2, 3)))
@@ -244,7 +244,8 @@ def test_a_saved_plan_is_read_back_without_the_study_file(tmp_path):
     save_plan(plan, store)
     save_plan(plan, store)
     path = store.studies / "s" / "plan.json"
-    assert [file.name for file in path.parent.iterdir()] == ["plan.json"]
+    assert {file.name for file in path.parent.iterdir()} == {"plan.json", "plans"}
+    assert len(list((path.parent / "plans").iterdir())) == 1, "the same plan is one version"
     back = load(path)
     assert (back.study, back.question) == (plan.study, "why?")
     assert make_plan(back.study, OUTSIDE, back.question).states.keys() == plan.states.keys()
@@ -254,13 +255,13 @@ def test_a_saved_plan_is_read_back_without_the_study_file(tmp_path):
 
 def test_what_any_saved_plan_needs_is_needed(tmp_path):
     store = Store(tmp_path)
-    assert needed_keys(store) == set()
+    assert needed_states(store) == {}
     plans = [
         make_plan(Study(name, (run("a", (CLM(), 5), seed=seed),)), OUTSIDE) for seed, name in enumerate("pq")
     ]
     for plan in plans:
         save_plan(plan, store)
-    assert needed_keys(store) == set(plans[0].states) | set(plans[1].states)
+    assert set(needed_states(store)) == set(plans[0].states) | set(plans[1].states)
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"question": ""}'])
@@ -269,7 +270,7 @@ def test_a_damaged_plan_stops_pruning(tmp_path, damage):
     (store.studies / "s").mkdir(parents=True)
     (store.studies / "s" / "plan.json").write_text(damage)
     with pytest.raises(StoreError, match=r"plan\.json"):
-        needed_keys(store)
+        needed_states(store)
 
 
 def test_a_long_chain_and_many_runs_are_planned_quickly():

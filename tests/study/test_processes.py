@@ -236,3 +236,22 @@ def test_killed_at_random_and_started_otherwise_each_time_it_ends_within_roundin
     ways = [(4, "hybrid:2"), (2, "full"), (3, "none"), (4, "full"), (2, "none"), (3, "full")]
     assert kill_at_random(study, store, ways, random.Random("other ways"), within=0.4) >= 2
     assert apart(calm, end(store, study, processes=2, shard="full")) <= 1e-5
+
+
+@pytest.mark.campaign
+def test_a_killed_launcher_ends_all_cleanly_and_the_exit_code_is_1(corpus, store, tmp_path):
+    child, ranks = begun(corpus, store, tmp_path)
+    (launcher,) = children(child.pid)
+    os.kill(launcher, signal.SIGKILL)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 1
+    assert "Traceback" not in err, err
+    assert "SIGKILL" in next(line for line in err.splitlines() if line.startswith("error: "))
+    deadline = time.monotonic() + 60
+    while any(process_start(pid) for pid in ranks.values()):
+        assert time.monotonic() < deadline, "its processes hear of it"
+        time.sleep(0.1)
+    again = start(tmp_path / "study.py", store, "--for", "1s")
+    out, err = again.communicate(timeout=120)
+    assert again.returncode == 0, err
+    assert "nothing lost" in out

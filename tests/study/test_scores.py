@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from biphase.files import MANIFEST, publish, verify, write_json
+from biphase.records import encode
+from biphase.specs.claims import CHOSEN
 from biphase.study.leaves import LEAF, read_leaf, trainings
 from biphase.study.scores import as_json, half_width, rows, table, with_interval
 
@@ -32,12 +34,22 @@ def invent(plan, store, score, **more):
     """Publish every leaf of a plan with the scores that `score(task, lr, seed, part)` gives, and what `more` says."""
     for training in trainings(plan):
         for leaf in training.leaves:
+            metric = CHOSEN[leaf.task.family]["standard"]
             about = {
-                "metric": "accuracy",
+                "key": leaf.key,
+                "model": training.model,
+                "task": encode(leaf.task),
+                "trained_on": None,
+                "finetune": {"protocol": "standard"},
+                "lr": training.lr,
+                "seed": training.seed,
+                "metric": metric,
                 "scores": {
-                    part: {"accuracy": score(leaf.task.name, training.lr, training.seed, part), "other": 0.25}
+                    part: {metric: score(leaf.task.name, training.lr, training.seed, part)}
                     for part in ("validation", "test")
                 },
+                "examples": {"validation": 4, "test": 4},
+                "machine": {},
                 "seconds": {"train": 90.0 if leaf.task is training.task else 0.0, "score": 30.0},
                 **more,
             }
@@ -174,7 +186,7 @@ def test_a_finished_table_reads_as_written_here(one_grid, store):
     assert told["half_width"] == pytest.approx(0.6353, abs=1e-4)
     assert (told["lr_by_seed"], told["test_by_seed"]) == ({"0": 1e-3, "1": 4e-3}, [0.5, 0.8])
     assert told["half_width_by_seed"] == pytest.approx(1.9059, abs=1e-4)
-    assert told["metrics"] == {"accuracy": [0.7, 0.8], "other": [0.25, 0.25]}
+    assert told["metrics"] == {"accuracy": [0.7, 0.8]}
     json.dumps(told, allow_nan=False)
 
 

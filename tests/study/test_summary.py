@@ -35,7 +35,8 @@ def finish(store, key, *, step, seconds=1.0, lines=()):
     """A published state, as far as the ledger reads it."""
     built = store.attempts / key
     built.mkdir(parents=True)
-    state = {"key": key, "epochs": 0.5, "progress": {"step": step, "seconds": seconds}}
+    progress = {"step": step, "draw": 8 * step, "seconds": seconds}
+    state = {"key": key, "run": {"kind": "Pretrain"}, "origin_step": 0, "epochs": 0.5, "progress": progress}
     (built / "state.json").write_text(json.dumps(state))
     (built / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     publish(built, store.states / key)
@@ -48,7 +49,7 @@ def test_a_study_not_begun(plan, store):
     assert "0/30 fine-tunings" in text
     assert "left" not in text
     assert text.endswith("next: biphase run s.py")
-    assert results_table(plan, store) == []
+    assert results_table(plan, store, {}) == []
 
 
 def test_what_is_left_can_be_asked_of_some_results_alone(tiny_run, store):

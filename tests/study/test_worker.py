@@ -7,13 +7,14 @@ import time
 import pytest
 import torch
 
-from biphase import CLM, MLM, Chunks, Stage, Study
+from biphase import CLM, MLM, Chunks, Stage, Study, keys
 from biphase.errors import DataError
 from biphase.leases import Leases
 from biphase.study import ledger, shard_maker
 from biphase.study.identities import identities
 from biphase.study.plan import make_plan, save_plan
 from biphase.study.worker import Worker
+from biphase.training import checkpoint
 from biphase.training.devices import Ranks
 from biphase.training.manner import Manner
 from biphase.training.pretrain import Pretraining
@@ -258,3 +259,70 @@ def test_a_stop_while_tokenizing_is_heard(tiny_run, corpus, tmp_path):
     outcome = worker(plan, fresh, stop=lambda: next(asked, True)).work()
     assert outcome.stopped
     assert not fresh.states.exists()
+
+
+# ---------------------------------------------------------------- one plan never removes what another needs
+
+
+def planned(store, name, *runs):
+    made = make_plan(Study(name, runs), identities(store))
+    save_plan(made, store)
+    return made
+
+
+def slot(plan, store, steps):
+    """A worker whose time is up after so many steps."""
+    asked = iter([False] * (steps + 1))
+    return worker(plan, store, stop=lambda: next(asked, True)).work()
+
+
+def test_an_edited_study_of_the_same_name_leaves_the_branch_points_of_the_first(tiny_run, store):
+    first = planned(store, "s", tiny_run("a", keep=(4,)), tiny_run("b", Stage(CLM(), 6), Stage(MLM(0.4), 6)))
+    running = worker(first, store, checkpoint_steps=1)  # it knows its plan; the file will be another's
+    slot(first, store, 7)
+    edited = planned(store, "s", tiny_run("a"))
+    worker(edited, store, checkpoint_steps=1).work()
+    before = ledger.done_keys(first, store)
+    assert len(before) >= 2
+    running.work()
+    assert ledger.done_keys(first, store) == set(first.states)
+    worker(edited, store, checkpoint_steps=1).work()
+    assert ledger.done_keys(first, store) == set(first.states)
+
+
+def test_another_version_of_the_code_leaves_the_branch_points_of_the_first(tiny_run, store, monkeypatch):
+    """The same study, planned by a version whose keys are others, is the one that is saved last."""
+    runs = tiny_run("a", keep=(4,)), tiny_run("b", Stage(CLM(), 6), Stage(MLM(0.4), 6))
+    first = planned(store, "s", *runs)
+    with monkeypatch.context() as newer:
+        newer.setattr(keys, "GENERATION", keys.GENERATION + 1)
+        assert not set(planned(store, "s", *runs).states) & set(first.states)
+    worker(first, store, checkpoint_steps=1).work()
+    assert ledger.done_keys(first, store) == set(first.states)
+
+
+def test_two_studies_that_share_a_trunk_both_end_in_short_slots(tiny_run, store):
+    """The longer one passes the end of the shorter one's first piece; what that begins from must stay."""
+    short, long = planned(store, "short", tiny_run()), planned(store, "long", tiny_run("b", Stage(CLM(), 60)))
+    slot(long, store, 14)
+    for _ in range(9):
+        slot(short, store, 2)
+        slot(long, store, 2)
+    assert ledger.done_keys(short, store) == set(short.states)
+    worker(long, store).work()
+    assert {place.name for place in store.states.iterdir()} == set(short.states) | set(long.states)
+
+
+def test_a_live_job_finds_its_checkpoint_after_another_study_went_past_it(tiny_run, store):
+    short, long = planned(store, "short", tiny_run()), planned(store, "long", tiny_run("b", Stage(CLM(), 30)))
+    slot(short, store, 5)  # the job of the short one was stopped at step 5
+    worker(long, store, checkpoint_steps=4).work()
+    kept = [one for one in store.states.iterdir() if one.name not in long.states]
+    assert len(kept) == 1
+    assert checkpoint.progress_of(store, kept[0].name).step == 8, (
+        "the newest below the missing state at step 9"
+    )
+    said = []
+    worker(short, store, said).work()
+    assert ledger.done_keys(short, store) == set(short.states)
+    assert not kept[0].exists()

@@ -421,13 +421,17 @@ def checkpoint_of(run, store, kind):
     return load_file(store.states / state_key(run, 6, identities(store)) / f"{kind}.safetensors")
 
 
+STATE = "1" * 32
+
+
 class TestStatesAndModels:
     def saved(self, model, store):
         wrapped = LanguageModel(model)
         rows = {name: Rows.all_of(one) for name, one in wrapped.model.named_parameters()}
         placed = Placed("plain", build(wrapped, AdamW()), None, list(wrapped.parameters()), rows)
         saver = Saver(store, Ranks(0, 1, torch.device("cpu")), wrapped, placed, piece="piece")
-        saver.begin(Told("one", {"progress": asdict(Progress(step=0, draw=0))}, []), last=True)
+        about = {"run": {"kind": "Pretrain"}, "origin_step": 0, "epochs": 0.0}
+        saver.begin(Told(STATE, about | {"progress": asdict(Progress(step=0, draw=0))}, []), last=True)
         saver.finish()
         return wrapped
 
@@ -435,27 +439,27 @@ class TestStatesAndModels:
     def test_a_state_fills_a_model_of_its_kind_tied_or_not(self, make, store):
         right = self.saved(drawn(make), store)
         filled = LanguageModel(make())
-        checkpoint.load_weights(store, "one", filled)
+        checkpoint.load_weights(store, STATE, filled)
         assert same([right.model.state_dict()], [filled.model.state_dict()])
 
     def test_a_state_that_lacks_a_weight_is_refused(self, store):
         """A tied head was written once; a model with a head of its own must not keep a random one."""
         self.saved(drawn(tied_llama), store)
         with pytest.raises(StoreError, match=r"holds another model \(lm_head.weight\); remove it"):
-            checkpoint.load_weights(store, "one", LanguageModel(llama()))
+            checkpoint.load_weights(store, STATE, LanguageModel(llama()))
 
     @pytest.mark.parametrize(("has", "wants"), [(1, 2), (2, 1)], ids=["fewer", "more"])
     def test_a_state_of_another_depth_is_refused(self, has, wants, store):
         self.saved(llama(layers=has), store)
         with pytest.raises(StoreError, match=r"holds another model \(model.layers.1"):
-            checkpoint.load_weights(store, "one", LanguageModel(llama(layers=wants)))
+            checkpoint.load_weights(store, STATE, LanguageModel(llama(layers=wants)))
 
     def test_a_state_without_its_adapter_is_refused(self, store):
         self.saved(llama(), store)
         wants = LanguageModel(llama())
         add_adapter(wants, ADAPTER, seed=1)
         with pytest.raises(StoreError, match="holds another model"):
-            checkpoint.load_weights(store, "one", wants)
+            checkpoint.load_weights(store, STATE, wants)
 
 
 def test_a_precision_that_the_device_does_not_have_is_refused_before_any_text_is_read(tiny_run):

@@ -39,6 +39,10 @@ StudyFile = Annotated[
 StoreFolder = Annotated[
     Path, typer.Option("--store", envvar="BIPHASE_STORE", help="the folder of all results", show_default=True)
 ]
+Verify = Annotated[
+    bool,
+    typer.Option("--verify", help="hash corpora, datasets and local models again, whatever is remembered"),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="for a program to read")]
 DEFAULT_STORE = Path("store")
 
@@ -144,11 +148,12 @@ def store_at(folder: Path) -> Store:
 
 
 def planned(
-    path: Path, store_folder: Path, *, ask: bool = False, reads: bool = False
+    path: Path, store_folder: Path, *, ask: bool = False, reads: bool = False, verify: bool = False
 ) -> tuple[Plan, Store, Identities]:
     """The plan of a study.
 
-    With `ask`, hub models that have no commit yet get the one the hub shows. With `reads`, there must be a store.
+    With `ask`, hub models that have no commit yet get the one the hub shows. With `reads`, there must be a store. With
+    `verify`, all inputs are hashed again; of several processes that train together the parent has done so.
     """
     from biphase.files import Store
     from biphase.study.identities import identities
@@ -158,6 +163,7 @@ def planned(
 
     loaded = load(path)
     store = store_at(store_folder) if reads else Store(store_folder)
+    store.verify = verify and "RANK" not in os.environ
     fingerprints = identities(store)
     study = pinned(loaded.study, store, ask=ask)
     return make_plan(study, fingerprints, loaded.question), store, fingerprints

@@ -97,7 +97,7 @@ def merge(
 
 
 def _merged(merged: Merged, file: Path) -> str:
-    from biphase.wording import counted
+    from biphase.wording import counted, si
 
     words = {
         "scores": counted(merged.added["scores"], "score"),
@@ -105,7 +105,10 @@ def _merged(merged: Merged, file: Path) -> str:
         "corpora": counted(merged.added["corpora"], "card") + " of corpora",
     }
     new = ", ".join(words[kind] for kind, number in merged.added.items() if number) or "nothing"
-    lines = [f"{merged.study}: new from {file}: {new}; {counted(merged.already, 'result')} here already"]
+    size = f" ({si(merged.bytes)}B)" if merged.bytes else ""
+    lines = [
+        f"{merged.study}: new from {file}: {new}{size}; {counted(merged.already, 'result')} here already"
+    ]
     if merged.kept:
         lines.append(f"  {len(merged.kept):,} here with other content, kept as they are here:")
         lines += [f"    {one}" for one in merged.kept[:SHOWN]]

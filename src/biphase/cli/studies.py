@@ -17,6 +17,7 @@ from biphase.cli.app import (
     AsJson,
     StoreFolder,
     StudyFile,
+    Verify,
     app,
     give,
     planned,
@@ -50,6 +51,7 @@ def plan(
         int,
         typer.Option(min=0, help="elapsed time on this many of it, and memory and time of one job on all"),
     ] = 0,
+    verify: Verify = False,
     as_json: AsJson = False,
 ) -> None:
     """The tree: what is shared, what is done, what the rest costs, what it will show. Runs nothing."""
@@ -59,7 +61,7 @@ def plan(
     from biphase.study.totals import bill
     from biphase.study.tree import plan_json, render
 
-    made, where, _ = planned(study, store)
+    made, where, _ = planned(study, store, verify=verify)
     tuned = count(made, where)
     done = settled(made, where, tuned)
     measure = f"biphase bench {with_store(Path('scale'), store)} --save"
@@ -132,6 +134,7 @@ def run(
     compiled: Compiled = None,
     deterministic: Deterministic = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="no progress while a piece runs")] = False,
+    verify: Verify = False,
     slurm: Slurm = None,
 ) -> None:
     """Compute what is missing, with progress. Stop and start freely."""
@@ -143,7 +146,7 @@ def run(
     from biphase.study import launch
     from biphase.training.manner import Manner, Sharding
 
-    made, where, fingerprints = planned(study, store, ask=True)
+    made, where, fingerprints = planned(study, store, ask=True, verify=verify)
     wanted = _wanted(made, only)
     steps, seconds = launch.checkpoint_rule(checkpoint)
     limit = launch.seconds(for_time) if for_time else None
@@ -330,12 +333,14 @@ def matching(made: Plan, only: str) -> set[str]:
 
 
 @app.command()
-def status(study: StudyFile, store: StoreFolder = DEFAULT_STORE, as_json: AsJson = False) -> None:
+def status(
+    study: StudyFile, store: StoreFolder = DEFAULT_STORE, verify: Verify = False, as_json: AsJson = False
+) -> None:
     """Done, running, failed, left, and the time to go."""
     from biphase.study.slurm import queue
     from biphase.study.summary import status_json, status_text
 
-    made, where, _ = planned(study, store, reads=True)
+    made, where, _ = planned(study, store, reads=True, verify=verify)
     jobs = queue.queue_of(where, made.study.name)
     cluster = queue.lines(jobs, queue.folder(where, made.study.name))
     give(

@@ -3,8 +3,8 @@
 - A hub corpus is its pinned source: the revision *is* the content. If it was tokenized from a folder instead
   (`biphase tokenize NAME --from FOLDER`), the store holds a link, and the content of that folder counts: a
   sample never passes for the whole.
-- A local or built-in corpus is the names and bytes of its files. Hashes are remembered by path, size and time
-  of change, so that planning twice reads nothing twice.
+- A local or built-in corpus is the names and bytes of its files. Hashes are remembered by path, size, times of change
+  and inode, so that planning twice reads nothing twice. Whoever is about to read the files anyway hashes them again.
 - A store that was carried to a machine without the raw text keeps its keys: the published shards remember.
 
 Only the standard library is used here, because planning passes through.
@@ -13,7 +13,6 @@ Only the standard library is used here, because planning passes through.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +20,12 @@ from typing import Any
 
 from biphase import keys
 from biphase.data.listing import Absent, Files, Named, resolve
-from biphase.errors import DataError
-from biphase.files import Store, read_sealed, sealed, sha256, told_json, write_json
+from biphase.errors import DataError, StoreError
+from biphase.files import Store, read_json, read_sealed, sealed, sha256, stamp, write_json
+from biphase.metadata import read_card
 from biphase.records import encode, key
 from biphase.specs import BPE, Corpus, Pretrained
 
-CARD = "card.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
@@ -42,10 +41,10 @@ class Fingerprints:
         return keys.data_key(corpus, self.content, self.tokenizer)
 
 
-def fingerprints(corpus: Corpus, store: Store) -> Fingerprints:
-    """The hashes of the corpus' content and of its tokenizer, as they are now."""
-    content = corpus_fingerprint(corpus, store)
-    return Fingerprints(content, tokenizer_fingerprint(corpus, content, store))
+def fingerprints(corpus: Corpus, store: Store, *, again: bool = False) -> Fingerprints:
+    """The hashes of the corpus' content and of its tokenizer, as they are now; `again`: not from memory."""
+    content = corpus_fingerprint(corpus, store, again=again)
+    return Fingerprints(content, tokenizer_fingerprint(corpus, content, store, again=again))
 
 
 def shards_key(corpus: Corpus, store: Store) -> str:
@@ -53,7 +52,7 @@ def shards_key(corpus: Corpus, store: Store) -> str:
     return fingerprints(corpus, store).key(corpus)
 
 
-def corpus_fingerprint(corpus: Corpus, store: Store) -> str:
+def corpus_fingerprint(corpus: Corpus, store: Store, *, again: bool = False) -> str:
     """The hash of the corpus' content."""
     if corpus.hub:
         link = read_link(corpus, store)
@@ -62,7 +61,7 @@ def corpus_fingerprint(corpus: Corpus, store: Store) -> str:
         if "folder" not in link:
             return link["fingerprint"]
         try:
-            return folder_fingerprint(corpus, store, Path(link["folder"]))
+            return folder_fingerprint(corpus, store, Path(link["folder"]), again=again)
         except Absent:
             return link["fingerprint"]
     try:
@@ -72,15 +71,15 @@ def corpus_fingerprint(corpus: Corpus, store: Store) -> str:
         if recorded:
             return recorded
         raise
-    return _content(files, store)
+    return _content(files, store, again=again)
 
 
-def folder_fingerprint(corpus: Corpus, store: Store, folder: Path) -> str:
+def folder_fingerprint(corpus: Corpus, store: Store, folder: Path, *, again: bool = False) -> str:
     """The hash of a local copy of a hub corpus."""
-    return _content(resolve(corpus, folder), store)
+    return _content(resolve(corpus, folder), store, again=again)
 
 
-def tokenizer_fingerprint(corpus: Corpus, corpus_fp: str, store: Store) -> str:
+def tokenizer_fingerprint(corpus: Corpus, corpus_fp: str, store: Store, *, again: bool = False) -> str:
     """The hash of what determines the tokenizer. Where local files are absent, the store's shards remember."""
     tokenizer = corpus.tokenizer
     if isinstance(tokenizer, BPE):
@@ -94,7 +93,7 @@ def tokenizer_fingerprint(corpus: Corpus, corpus_fp: str, store: Store) -> str:
         if recorded:
             return recorded
         raise
-    memory = HashMemory(store)
+    memory = HashMemory(store, again=again)
     listed = [[file.name, memory.sha256(file.path)] for file in files]
     memory.save()
     return key({"tokenizer_files": listed})
@@ -151,8 +150,8 @@ def write_link(corpus: Corpus, store: Store, folder: Path) -> None:
     write_json(path, sealed(here))
 
 
-def _content(files: Files, store: Store) -> str:
-    cache = HashMemory(store)
+def _content(files: Files, store: Store, *, again: bool) -> str:
+    cache = HashMemory(store, again=again)
     listed = {
         part: sorted([file.name, cache.sha256(file.path)] for file in group)
         for part, group in (("train", files.train), ("heldout", files.heldout))
@@ -162,31 +161,43 @@ def _content(files: Files, store: Store) -> str:
 
 
 class HashMemory:
-    """Hashes of files already read, by path, size and time of change. Losing it costs only time."""
+    """Hashes of files already read, by path, size, times of change and inode. Losing it costs only time.
 
-    def __init__(self, store: Store) -> None:
+    `again`: believe only what this process has hashed itself.
+    """
+
+    def __init__(self, store: Store, *, again: bool = False) -> None:
         self.path = store.root / "corpora" / "cache.json"
+        self.hashed, self.again = store.hashed, again or store.verify
         self.known: dict[str, Any] = {}
         self.changed = False
-        with contextlib.suppress(OSError, ValueError):
-            read = json.loads(self.path.read_text(encoding="utf-8"))
+        with contextlib.suppress(StoreError):
+            read = read_json(self.path)
             self.known = read if isinstance(read, dict) else {}
 
     def sha256(self, path: Path) -> str:
         try:
-            before = _stamp(path)
-            place, entry = str(path.resolve()), self.known.get(str(path.resolve()))
-            if isinstance(entry, list) and entry[:2] == before and entry == _remembered(place, *entry[:3]):
-                return entry[2]
+            before, place = stamp(path), str(path.resolve())
+            entry = self.known.get(place)
+            if entry == _remembered(place, before, entry) and not (
+                self.again and self.hashed.get(place) != before
+            ):
+                return entry["sha256"]
             digest = sha256(path)
-            after = _stamp(path)
+            after = stamp(path)
         except OSError as wrong:
             raise DataError(f"{path} cannot be read ({wrong.strerror}); check its permissions") from None
         if after != before:
             raise DataError(f"{path} is being written; type the command again when it is whole")
-        self.known[place] = _remembered(place, *before, digest)
-        self.changed = True
+        self.hashed[place] = before
+        self.remember(path, digest)
         return digest
+
+    def remember(self, path: Path, digest: str) -> None:
+        """The hash of a file, as long as it is as it is now."""
+        place = str(path.resolve())
+        self.known[place] = _remembered(place, stamp(path), {"sha256": digest})
+        self.changed = True
 
     def save(self) -> None:
         if self.changed and self.path.parents[1].is_dir():  # who only plans makes no store
@@ -195,14 +206,10 @@ class HashMemory:
                 write_json(self.path, self.known)
 
 
-def _remembered(place: str, size: int, changed: int, digest: str = "") -> list[Any]:
+def _remembered(place: str, now: list[int], entry: Any) -> dict[str, Any]:
     """An entry of the memory, with a hash of itself: a wrong one would give everything after it another key."""
-    return [size, changed, digest, key([place, size, changed, digest])]
-
-
-def _stamp(path: Path) -> list[int]:
-    stat = path.stat()
-    return [stat.st_size, stat.st_mtime_ns]
+    digest = str(entry.get("sha256")) if isinstance(entry, dict) else ""
+    return {"stamp": now, "sha256": digest, "seal": key([place, now, digest])}
 
 
 def _recorded(corpus: Corpus, store: Store, field: str) -> str:
@@ -217,10 +224,9 @@ def _recorded(corpus: Corpus, store: Store, field: str) -> str:
 
 
 def cards(store: Store) -> Iterable[dict[str, Any]]:
-    """What the corpora of a store say of themselves, also those whose tokens are elsewhere."""
+    """What the corpora of a store say of themselves, also those whose tokens are elsewhere; not what is damaged."""
     receipts = store.receipts / store.shards.name
     names = {path.name for path in (*store.shards.glob("*"), *receipts.glob("*"))}
     for name in sorted(names):
-        folder = store.told(store.shards / name)
-        if store.has(folder):
-            yield told_json(folder, CARD)
+        with contextlib.suppress(StoreError):
+            yield read_card(store.told(store.shards / name))

@@ -22,8 +22,9 @@ from typing import IO, Any
 import numpy as np
 
 from biphase import files
-from biphase.data.identity import CARD, HashMemory
+from biphase.data.identity import HashMemory
 from biphase.errors import DataError, StoreError
+from biphase.metadata import read_card
 
 SHARD_TOKENS = 2**26
 TOKENS = ".bin"
@@ -129,7 +130,7 @@ class Shards:
         for name in files.verify(folder, contents=verify):
             if not name.endswith(TOKENS):  # these are light, and ids mean nothing without them
                 files.read_verified(folder, name)
-        card = files.told_json(folder, CARD)
+        card = read_card(folder)
         shards = cls(folder, card)
         if (len(shards.train), len(shards.heldout)) != (card["train_tokens"], card["heldout_tokens"]):
             raise StoreError(

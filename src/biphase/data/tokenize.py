@@ -28,7 +28,7 @@ from biphase.data import documents
 from biphase.data.attempt import Attempt, clear, remove_attempts
 from biphase.data.documents import Place, Tally, text_hash
 from biphase.data.encoder import Encoder, confirmed, fastest
-from biphase.data.identity import CARD, Fingerprints, fingerprints, link_path, read_link, write_link
+from biphase.data.identity import Fingerprints, fingerprints, link_path, read_link, write_link
 from biphase.data.listing import resolve
 from biphase.data.meter import Meter
 from biphase.data.parallel import BlockEncoder, Helpers
@@ -38,6 +38,7 @@ from biphase.data.sources import File, local, on_hub
 from biphase.data.tokenizer import Tokenizer, load, load_saved, train
 from biphase.errors import DataError, StoreError
 from biphase.files import Store, publish, read_sealed, sealed, write_json
+from biphase.metadata import CARD
 from biphase.records import encode
 from biphase.specs import BPE, Corpus
 
@@ -65,11 +66,14 @@ def tokenize(
     if from_folder is not None:
         write_link(corpus, store, from_folder)
     marks = fingerprints(corpus, store)
+    if not store.has(store.shards / marks.key(corpus)):  # the text will be read: then hash it too
+        marks = fingerprints(corpus, store, again=True)
     key = marks.key(corpus)
     place = store.shards / key
     if store.has(place):
         remove_attempts(store, key)
         return place
+    store.refuse_debris(place)  # now, and not after the work
     attempt = Attempt(corpus, store, key, lost)
     try:
         _Work(corpus, store, marks, attempt, report, processes, shard_tokens).run()

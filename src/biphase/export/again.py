@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from biphase.data.tokenizer import load_saved
-from biphase.errors import ModelError, SpecError
+from biphase.errors import DataError, ModelError, SpecError
 from biphase.export.folder import Say
 from biphase.export.found import SavedLeaf, SavedState, state
 from biphase.export.state import shards_of
@@ -20,6 +20,7 @@ from biphase.finetune.families import Family, family_of
 from biphase.finetune.leaf import Bench, score
 from biphase.finetune.model import Setting, Tuned
 from biphase.finetune.subject import Subject, subject_of_hub, subject_of_state
+from biphase.keys import leaf_key, training_key
 from biphase.models.attention import varlen_works
 from biphase.presets import corpus_of
 from biphase.progress import Live
@@ -30,6 +31,7 @@ from biphase.study.load import load as load_study
 from biphase.study.model_names import refuse_receipt
 from biphase.study.plan import PLAN, make_plan
 from biphase.tasks.load import load
+from biphase.tasks.places import task_key
 from biphase.training import devices
 
 # How far a validation score may lie from the leaf's, and how many examples may be judged otherwise in any case.
@@ -92,8 +94,21 @@ def recipe_of(leaf: SavedLeaf, store: Store) -> Recipe:
             "the key of a leaf that reads in both directions"
         )
     run, saved = _model_of(about["model"], store)
+    _refuse_other_data(leaf, spec, task, trained_on, store)
     subject, words = _subject(run, saved, store, spec)
     return Recipe(leaf, spec, task, trained_on, run, saved, subject, words)
+
+
+def _refuse_other_data(leaf: SavedLeaf, spec: Finetune, task: Task, trained_on: Task, store: Store) -> None:
+    """The key of a leaf says which data it was trained and scored on: the files here must give the same."""
+    taught, asked = (task_key(one, store, again=True) for one in (trained_on, task))
+    about = leaf.about
+    training = training_key(about["model"], taught, spec, lr=about["lr"], seed=about["seed"])
+    if leaf_key(training, asked, spec.documents if task.family == "IR" else "") != leaf.key:
+        raise DataError(
+            f"{leaf.key[:8]} was fine-tuned on other data than the files of {trained_on.name!r} in {trained_on.source} are "
+            "now; put those files back, or run the study again to score a model on these"
+        )
 
 
 def finetune_again(recipe: Recipe, say: Say) -> Again:
@@ -145,6 +160,7 @@ def _model_of(key: str, store: Store) -> tuple[Pretrain, SavedState | None]:
     if store.has(store.states / key):
         saved = state(key, store)
         return saved.run, saved
+    store.refuse_debris(store.states / key)
     for path in sorted(store.studies.glob(f"*/{PLAN}")):
         said = read_sealed(path)
         if any(root["key"] == key for root in said.get("roots", ())):

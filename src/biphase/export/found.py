@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from biphase.errors import SpecError
-from biphase.files import Store, told_json
+from biphase.files import Store
+from biphase.metadata import read_state
 from biphase.records import decode
 from biphase.specs import Pretrain
 from biphase.study.leaves import published, read_leaf
@@ -38,8 +39,8 @@ def find(digits: str, store: Store) -> SavedState | SavedLeaf:
         raise SpecError(
             f"{digits!r} is no key: type the first {SHORTEST_PREFIX} or more digits of one that biphase plan shows"
         )
-    states = sorted(path.name for path in store.states.glob(f"{digits}*") if store.has(path))
-    leaves = sorted(key for key in published(store) if key.startswith(digits))
+    states = store.named(store.states, digits)
+    leaves = published(store, digits)
     if len(states) + len(leaves) != 1:
         several = len(states) + len(leaves)
         if not several:
@@ -50,7 +51,7 @@ def find(digits: str, store: Store) -> SavedState | SavedLeaf:
 
 
 def state(key: str, store: Store) -> SavedState:
-    about = told_json(store.states / key, "state.json")
+    about = read_state(store.states / key)
     return SavedState(key, decode(about["run"]), int(about["progress"]["step"]), about)
 
 

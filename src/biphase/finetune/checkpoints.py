@@ -12,6 +12,7 @@ Weights and moments are restored in place, since captured CUDA graphs read them 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -24,7 +25,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from biphase.errors import StoreError, one_line
-from biphase.files import Store, publish, told_json, verify, write_json
+from biphase.files import Store, publish, read_verified, verify, write_json
 from biphase.training.tensors import Coming, Tensors, write
 
 TRIAL = "trial.json"
@@ -120,7 +121,7 @@ class Checkpoints:
     def _checked(self, place: Path, both: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
         """What a checkpoint says, after comparing all of it with the tensors it would be put into."""
         verify(place)
-        about = told_json(place, TRIAL)
+        about = json.loads(read_verified(place, TRIAL))
         if f"{about['key']}-{about['step']}" != place.name:
             raise StoreError(f"it is the checkpoint {about['key']}-{about['step']}")
         for kind, tensors in both.items():

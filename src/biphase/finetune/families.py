@@ -31,6 +31,7 @@ from biphase.finetune.model import Setting, TaskBatch, Tuned, packs, per_text, p
 from biphase.finetune.retrieval import search
 from biphase.models.heads import EmbeddingHead, TextHead, TokenHead
 from biphase.specs import Answer, Classify, Retrieve, Tag, Task
+from biphase.specs.claims import CHOSEN
 from biphase.tasks.decoding import NOTHING, Decoded, decode_spans, decode_tagged
 from biphase.tasks.encoding import Ragged, Reading, encode_texts, encode_words
 from biphase.tasks.examples import Examples
@@ -91,9 +92,9 @@ class Family(ABC):
         return per_epoch * self.task.epochs if self.task.epochs else self.task.steps
 
     @property
-    @abstractmethod
     def metric(self) -> str:
         """The one that learning rates are chosen by."""
+        return CHOSEN[self.task.family]["paper" if self.paper else "standard"]
 
     @abstractmethod
     def head(self, width: int) -> nn.Module:
@@ -137,8 +138,6 @@ class Family(ABC):
 
 
 class TextClassification(Family):
-    metric = "accuracy"
-
     def __init__(self, task: Task, examples: Any, reading: Reading, *, protocol: str) -> None:
         super().__init__(task, examples, protocol=protocol)
         assert isinstance(task.form, Classify)
@@ -194,10 +193,6 @@ class TokenClassification(Family):
         self.inputs = (self.encoded["train"].ids,)
         assert isinstance(task.form, Tag)
         self.tags = task.form.labels
-
-    @property
-    def metric(self) -> str:
-        return "sentence_f1" if self.paper else "entity_f1"
 
     def head(self, width: int) -> nn.Module:
         return TokenHead(width, len(self.tags))
@@ -255,10 +250,6 @@ class QuestionAnswering(Family):
         self.answers = {
             part: [[span.text for span in one.answers] for one in getattr(examples, part)] for part in PARTS
         }
-
-    @property
-    def metric(self) -> str:
-        return "token_f1" if self.paper else "f1"
 
     def head(self, width: int) -> nn.Module:
         return TokenHead(width, 2)
@@ -345,10 +336,6 @@ class Retrieval(Family):
         self.example_ids = {part: getattr(examples, part).names for part in PARTS}
         self.queries = {part: encode_texts(reading, getattr(examples, part).queries) for part in PARTS}
         self.judged = {part: list(getattr(examples, part).judged) for part in PARTS}
-
-    @property
-    def metric(self) -> str:
-        return "paper_ndcg@10" if self.paper else "ndcg@10"
 
     def head(self, width: int) -> nn.Module:
         return EmbeddingHead()

@@ -7,7 +7,6 @@ selection included, and a study that is half done speaks through the seeds that 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from biphase.errors import StoreError, one_line
-from biphase.files import MANIFEST, Store, read_verified
+from biphase.files import Store, read_verified
 from biphase.report.pretraining import Piece, pieces
 from biphase.report.recipes import Model, models
 from biphase.specs import Family, Task
 from biphase.study import ledger
-from biphase.study.leaves import LEAF, VALUES, trainings
+from biphase.study.leaves import VALUES, read_leaf, trainings
 from biphase.study.plan import Plan
 from biphase.study.select import choose
 
@@ -265,38 +264,29 @@ def _inside(store: Store, text: str) -> str:
 
 def _read(store: Store, key: str, unreadable: dict[str, str]) -> Leaf | None:
     """A leaf that is whole, or None; one that cannot be trusted counts as missing, and is named."""
-    place = store.told(store.leaves / key)
+    if not store.knows(store.leaves / key):
+        if fault := store.fault(store.leaves / key):
+            unreadable[key] = _inside(store, fault)
+        return None
     try:
-        about = json.loads(read_verified(place, LEAF))
-        if about["key"] != key:
-            raise StoreError(f"{place} holds the leaf {about['key']}; remove it and run the study again")
-        examples = int(about["examples"]["test"])
-        if examples < 1:
-            raise ValueError("a test part without examples")
-        return Leaf(
-            metric=about["metric"],
-            scores={
-                part: {name: float(score) for name, score in about["scores"][part].items()} for part in PARTS
-            },
-            examples=examples,
-            seconds=float(sum(about["seconds"].values())),
-            machine=dict(about.get("machine", {})),
-            baselines={
-                name: {m: Baseline(str(one["what"]), float(one["test"])) for m, one in by_metric.items()}
-                for name, by_metric in about.get("baselines", {}).items()
-            },
-            constant=str(about.get("constant", {}).get("test", "")),
-        )
+        about = read_leaf(store, key)
     except StoreError as wrong:
-        if store.has(place):
-            unreadable[key] = _inside(store, str(wrong))
-        elif place.exists():  # else it is not computed yet, and nothing is wrong
-            told = f"{place} has no {MANIFEST}, so it is no result; remove it and run the study again"
-            unreadable[key] = _inside(store, told)
-    except (ValueError, KeyError, TypeError, AttributeError) as wrong:
-        told = f"{place / LEAF} is no leaf ({one_line(wrong)}); remove {place} and run the study again"
-        unreadable[key] = _inside(store, told)
-    return None
+        unreadable[key] = _inside(store, str(wrong))
+        return None
+    return Leaf(
+        metric=about["metric"],
+        scores={
+            part: {name: float(score) for name, score in about["scores"][part].items()} for part in PARTS
+        },
+        examples=about["examples"]["test"],
+        seconds=float(sum(about["seconds"].values())),
+        machine=about["machine"],
+        baselines={
+            name: {m: Baseline(one["what"], float(one["test"])) for m, one in by_metric.items()}
+            for name, by_metric in about.get("baselines", {}).items()
+        },
+        constant=about.get("constant", {}).get("test", ""),
+    )
 
 
 def _grid(

@@ -12,14 +12,14 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from biphase.errors import StoreError
-from biphase.files import Store, read_verified
+from biphase.errors import StoreError, one_line
+from biphase.files import Store, read_file, read_verified
 from biphase.keys import decay_start, label
+from biphase.metadata import LINES, WRONG, check_line, read_state
 from biphase.study import ledger
 from biphase.study.costs import flops_of
 from biphase.study.plan import Plan
 
-STATE, METRICS = "state.json", "metrics.jsonl"  # as checkpoints are written
 POINTS = 400  # of a drawn loss curve
 ROUNDED = 0.001  # seconds in a line of metrics
 SAMPLE = 8  # lines that a point is the mean of, where it stands for more: a run logs every step
@@ -87,7 +87,7 @@ def _trusted(entry: ledger.Entry, store: Store) -> ledger.Entry:
     if entry.standing != "done":
         return entry
     try:
-        about = json.loads(read_verified(store.told(store.states / entry.state.key), STATE))
+        about = read_state(store.told(store.states / entry.state.key))
     except StoreError as wrong:
         return replace(entry, standing="failed", progress=None, error=str(wrong))
     return replace(entry, progress=about["progress"])
@@ -120,10 +120,10 @@ def _piece(entry: ledger.Entry, entries: dict[str, ledger.Entry], store: Store) 
 def _began(entry: ledger.Entry, store: Store) -> float | None:
     """The seconds on a state's clock where its own piece began, as its own lines have them."""
     with contextlib.suppress(StoreError):
-        told = read_verified(store.told(store.states / entry.state.key), METRICS)
+        told = read_verified(store.told(store.states / entry.state.key), LINES)
         at = told.find(b'{"step": %d, "loss"' % entry.state.span[0])
         if at >= 0:
-            return _line(told[at:].split(b"\n", 1)[0].decode()).get("seconds")
+            return line(told[at:].split(b"\n", 1)[0].decode(errors="replace")).get("seconds")
     return None
 
 
@@ -150,15 +150,22 @@ def cost(plan: Plan, store: Store, result: str) -> Cost:
 def about_state(plan: Plan, store: Store, result: str) -> dict[str, Any]:
     """What a finished result's state.json says; empty for a start, and before it is computed."""
     folder = store.told(store.states / plan.results[result])
-    return json.loads(read_verified(folder, STATE)) if store.has(folder) else {}
+    return read_state(folder) if store.has(folder) else {}
 
 
 def curve(plan: Plan, store: Store, result: str, *, live: bool = False) -> Curve:
     """The losses on the way to a result, as far as they are known; `live` also reads what a worker is writing now."""
     found = texts(plan, store, result, live=live)
+    try:
+        return _curve(plan, result, found)
+    except StoreError:  # a line that cannot be read: the file says nothing that can be trusted
+        return _curve(plan, result, [])
+
+
+def _curve(plan: Plan, result: str, found: list[str]) -> Curve:
     trained = _thinned([text for text in found if '"heldout"' not in text])
     heldout: dict[str, list[tuple[int, float]]] = {}
-    for step, measured in ledger.heldout([_line(text) for text in found if '"heldout"' in text]).items():
+    for step, measured in ledger.heldout([line(text) for text in found if '"heldout"' in text]).items():
         for objective, loss in measured.items():
             heldout.setdefault(objective, []).append((step, loss))
     end = plan.path(plan.results[result])
@@ -197,23 +204,27 @@ def texts(plan: Plan, store: Store, result: str, *, live: bool) -> list[str]:
         folder = store.told(store.states / state.key)
         if not found and store.has(folder):
             with contextlib.suppress(StoreError):
-                found = read_verified(folder, METRICS).decode().splitlines()
+                found = read_verified(folder, LINES).decode(errors="replace").splitlines()
     for state in path if live else ():
         # There is none, or the piece was finished a moment ago, or it is damaged: it is only looked at.
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            told = ledger.live_file(plan, store, state.key).read_text(encoding="utf-8").splitlines()
+        with contextlib.suppress(OSError, UnicodeDecodeError, StoreError):
+            told = read_file(ledger.live_file(plan, store, state.key)).decode().splitlines()
             for text in told[:-1]:  # the last one may be on its way to the disk
-                int(_line(text)["step"])
+                line(text)
             found = max(found, told, key=_last_step)  # it too begins at the root
     return [text for text in found if text.endswith("}")]  # the last one may be on its way to the disk
 
 
 def _last_step(texts: list[str]) -> int:
-    return next((_line(text)["step"] for text in reversed(texts) if text.endswith("}")), 0)
+    return next((line(text)["step"] for text in reversed(texts) if text.endswith("}")), 0)
 
 
-def _line(text: str) -> dict[str, Any]:
-    return json.loads(text)
+def line(text: str) -> dict[str, Any]:
+    """A line of metrics, checked when it is needed: of long curves few are."""
+    try:
+        return check_line(json.loads(text))
+    except WRONG as wrong:
+        raise StoreError(f"a line of metrics is not as biphase writes it ({one_line(wrong)[:200]})") from None
 
 
 @dataclass(frozen=True)
@@ -230,11 +241,11 @@ def _thinned(texts: list[str]) -> list[_Point]:
     points = []
     for first in range(0, len(texts), width):
         group = texts[first : first + width]
-        objective = json.dumps(_line(group[0]).get("objective", ""))
+        objective = json.dumps(line(group[0]).get("objective", ""))
         if all(objective in text for text in group):
             points += _mean(_spread(group))
         else:
-            lines = [_line(text) for text in group]
+            lines = [line(text) for text in group]
             points += [
                 point
                 for _, some in itertools.groupby(lines, key=lambda line: line.get("objective", ""))
@@ -246,8 +257,8 @@ def _thinned(texts: list[str]) -> list[_Point]:
 def _spread(group: list[str]) -> list[dict[str, Any]]:
     """Some lines of a group, evenly spread, its first and last among them."""
     if len(group) <= SAMPLE:
-        return [_line(text) for text in group]
-    return [_line(group[round(n * (len(group) - 1) / (SAMPLE - 1))]) for n in range(SAMPLE)]
+        return [line(text) for text in group]
+    return [line(group[round(n * (len(group) - 1) / (SAMPLE - 1))]) for n in range(SAMPLE)]
 
 
 def _mean(lines: list[dict[str, Any]]) -> list[_Point]:

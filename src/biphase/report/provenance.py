@@ -6,7 +6,6 @@ Everything is read from the ledger. The only thing that is not is the version of
 from __future__ import annotations
 
 import contextlib
-import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from biphase.errors import StoreError
-from biphase.files import Store, read_verified
+from biphase.files import Store
+from biphase.metadata import read_state
 from biphase.presets import corpus_of
 from biphase.records import encode, key
 from biphase.report.evidence import Evidence
 from biphase.report.numerals import listed, rate
-from biphase.report.pretraining import STATE
 from biphase.specs import Finetune, Pretrain
 from biphase.study.corpora import card_of
 from biphase.study.datasets import kept
@@ -158,7 +157,7 @@ def _progress(plan: Plan, store: Store) -> dict[str, dict[str, Any]]:
         folder = store.told(store.states / at)
         if store.has(folder):
             with contextlib.suppress(StoreError):
-                found[at] = json.loads(read_verified(folder, STATE))["progress"]
+                found[at] = read_state(folder)["progress"]
     return found
 
 

@@ -9,13 +9,14 @@ Masks are new in each epoch and causal targets are not, so a corpus that is read
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from biphase.errors import StoreError
-from biphase.files import Store, read_verified
+from biphase.files import Store
+from biphase.metadata import read_state
 from biphase.presets import corpus_of
-from biphase.report.pretraining import STATE, switches, texts
+from biphase.report.pretraining import line as parsed
+from biphase.report.pretraining import switches, texts
 from biphase.report.recipes import Span, recipe_of
 from biphase.specs import Corpus, Hub, Pretrain
 from biphase.study.plan import Plan, State
@@ -79,7 +80,7 @@ def _rows(store: Store, state: State) -> int:
     if not store.has(folder):
         return 0
     try:
-        about = json.loads(read_verified(folder, STATE))
+        about = read_state(folder)
     except StoreError:
         return 0
     epochs, drawn = about.get("epochs"), about["progress"].get("draw")
@@ -104,16 +105,22 @@ class Gap:
 
 def gaps(plan: Plan, store: Store, result: str, *, live: bool = False) -> list[Gap]:
     """At every held-out measurement on the way to a result. A moving masking ratio has no counterpart, so no gap."""
-    lines = texts(plan, store, result, live=live)
+    try:
+        return _gaps(plan, result, texts(plan, store, result, live=live))
+    except StoreError:  # a line that cannot be read: the file says nothing that can be trusted
+        return []
+
+
+def _gaps(plan: Plan, result: str, lines: list[str]) -> list[Gap]:
     spans, turns = recipe_of(plan, result).spans, _turns(plan, result)
     found = []
     for place, text in enumerate(lines):
         if '"heldout"' not in text:
             continue
-        measured = json.loads(text)
+        measured = parsed(text)
         step = measured["step"]
         span = next((one for one in spans if one.first < step <= one.until), None)
-        heldout = _of(measured["heldout"], span) if span else None
+        heldout = _of(measured.get("heldout", {}), span) if span else None
         if span and heldout is not None:
             since = max(turn for turn in turns if turn < step)
             training = _lately(lines, place, step, since)
@@ -141,7 +148,7 @@ def _lately(lines: list[str], place: int, step: int, since: int) -> float | None
     for before in range(place - 1, -1, -1):
         if '"heldout"' in lines[before]:
             continue
-        line = json.loads(lines[before])
+        line = parsed(lines[before])
         if line["step"] <= since or (losses and line["step"] <= step - steps):
             break
         if line.get("loss") is not None:

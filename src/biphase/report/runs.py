@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from biphase.errors import StoreError
-from biphase.files import Store, read_verified
+from biphase.files import Store
+from biphase.metadata import read_lines
 from biphase.report.evidence import Evidence
-from biphase.report.pretraining import METRICS, Piece, about_state, cost
+from biphase.report.pretraining import Piece, about_state, cost
 from biphase.report.recipes import Recipe, recipe_of
 from biphase.study.plan import Plan
 
@@ -82,7 +82,6 @@ def last_heldout(plan: Plan, store: Store, result: str) -> dict[str, float]:
     for state in reversed(plan.path(plan.results[result])):
         folder = store.told(store.states / state.key)
         if store.has(folder):
-            lines = read_verified(folder, METRICS).decode().splitlines()
-            measured = [line for line in lines if '"heldout"' in line]
-            return json.loads(measured[-1])["heldout"] if measured else {}
+            measured = [line for line in read_lines(folder, b'"heldout"') if "heldout" in line]
+            return measured[-1]["heldout"] if measured else {}
     return {}

@@ -20,7 +20,14 @@ METRICS: dict[Family, tuple[str, ...]] = {
     "QA": ("f1", "exact_match", "token_f1"),
     "IR": ("ndcg@10", "mrr@10", "recall@100", "paper_ndcg@10"),
 }
-LOWEST = {"mcc": -1.0}  # what a metric can be at least; every other one 0, and all at most 1
+# The one that learning rates are chosen by, under the paper's protocol and under the standard one.
+CHOSEN: dict[Family, dict[str, str]] = {
+    "SC": {"paper": "accuracy", "standard": "accuracy"},
+    "TC": {"paper": "sentence_f1", "standard": "entity_f1"},
+    "QA": {"paper": "token_f1", "standard": "f1"},
+    "IR": {"paper": "paper_ndcg@10", "standard": "ndcg@10"},
+}
+RANGES = {"mcc": (-1.0, 1.0)}  # of a metric; the others go from 0 to 1
 _OURS = re.compile(r"[CB]\d+")
 
 

@@ -234,7 +234,7 @@ def before_after(plan: Plan, store: Store, at: str) -> list[str]:
     end = plan.results[run.name]
     if not store.knows(store.states / end):
         return []
-    measured = ledger.heldout(ledger.curve(plan, store, run.name))
+    measured = ledger.measured(plan, store, run.name)
     first = origin_step(run)
     lines = []
     if first in measured and len(measured) > 1:

@@ -14,10 +14,11 @@ import os
 import time
 import uuid
 from dataclasses import dataclass
+from pathlib import Path
 
 from biphase.errors import StoreError
 from biphase.files import Store, read_json, write_json
-from biphase.holders import Holder
+from biphase.holders import Holder, has_open
 from biphase.leases import SUFFIX, Lease, Leases
 from biphase.study.slurm.script import SUBMISSION
 
@@ -49,16 +50,24 @@ class Attendance:
         self.leases = Leases(self.folder / "workers")
 
     def workers(self) -> dict[str, Holder]:
-        """Everybody who signed in and not out; those known to be dead are struck off."""
+        """Everybody who signed in and not out; those known to be dead, or to be no workers, are struck off."""
         found = self.leases.holders()
-        for worker, holder in found.items():
-            if holder.alive is False:
-                self.strike(worker)
-        return {worker: holder for worker, holder in found.items() if holder.alive is not False}
+        gone = {worker for worker, holder in found.items() if not self._may_live(worker, holder)}
+        for worker in gone:
+            self.strike(worker)
+        return {worker: holder for worker, holder in found.items() if worker not in gone}
+
+    def _may_live(self, worker: str, holder: Holder) -> bool:
+        """Not so if its process is gone, or never opened this file: then it is somebody else's, and not to be ended."""
+        alive = holder.alive
+        return alive is None or (alive and has_open(holder.pid, self._file(worker)) is not False)
+
+    def _file(self, worker: str) -> Path:
+        return self.leases.folder / f"{worker}{SUFFIX}"
 
     def strike(self, worker: str) -> None:
         """Forget a worker that ended without signing out. Its name comes never again."""
-        (self.leases.folder / f"{worker}{SUFFIX}").unlink(missing_ok=True)
+        self._file(worker).unlink(missing_ok=True)
 
     def request(self) -> Request:
         """Who is asked to stop now."""

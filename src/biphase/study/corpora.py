@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from biphase.data.identity import CARD, shards_key
+from biphase.data.identity import shards_key
 from biphase.errors import BiphaseError, SpecError, nearest
-from biphase.files import Store, told_json
+from biphase.files import Store
+from biphase.metadata import read_card
 from biphase.presets import CORPORA, LLAMA3, TOKENS, corpus_of
 from biphase.specs import BPE, Corpus, Pretrained
 from biphase.study.plan import Plan
@@ -131,6 +132,6 @@ def card_of(corpus: Corpus, store: Store) -> tuple[str, dict[str, Any]]:
     try:
         at = shards_key(corpus, store)
         place = store.told(store.shards / at)
-        return at, told_json(place, CARD) if store.has(place) else {}
+        return at, read_card(place) if store.has(place) else {}
     except BiphaseError:
         return "", {}

@@ -40,27 +40,32 @@ def identities(store: Store) -> Identities:
 
 
 def fingerprints_of(study: Study, known: Identities) -> dict[str, dict[str, str]]:
-    """What another machine has to be told, to plan a study without the files of its tasks and local models."""
+    """What another machine has to be told, to plan a study without the files of its corpora, tasks and local models."""
     starts = [model for model in hubs_of(study) if model.local]
     tasks = study.finetune.tasks if study.finetune else ()
     told = {
         "task": {key(task): known.task(task) for task in tasks},
         "hub": {key(model): known.hub(model) for model in starts},
         "reads": {key(model): known.reads(model) for model in starts},
+        "data": {key(corpus_of(run)): known.data(run) for run in trained_runs(study)},
     }
     return {kind: dict(sorted(some.items())) for kind, some in told.items()}
 
 
-def corpora_of(study: Study) -> list[Corpus]:
-    """Of the study's runs, and of those that they go on from."""
-    found = {}
+def trained_runs(study: Study) -> list[Pretrain]:
+    """The runs of a study that read a corpus, and those that they go on from."""
+    found: list[Pretrain] = []
     for run in study.runs:
         at: object = run
         while isinstance(at, Pretrain):
-            if at.corpus:
-                found[corpus_of(at)] = None
+            found += [at] if at.corpus else []
             at = at.start
-    return list(found)
+    return found
+
+
+def corpora_of(study: Study) -> list[Corpus]:
+    """Of the study's runs, and of those that they go on from."""
+    return list(dict.fromkeys(corpus_of(run) for run in trained_runs(study)))
 
 
 def remember_fingerprints(name: str, told: dict[str, dict[str, str]], store: Store) -> None:
@@ -95,11 +100,16 @@ def _task_key(task: Task, store: Store) -> str:
         raise
 
 
+def hub_fingerprint(model: Hub) -> str:
+    """Of a model on the hub a pinned revision is the content."""
+    file = {"gguf": model.gguf} if model.gguf else {}
+    return key({"hub": model.source, "revision": model.revision, **file})
+
+
 def _hub_fingerprint(model: Hub, store: Store) -> str:
     """A pinned revision is the content; a local folder is what loading a model reads there."""
     if not model.local:
-        file = {"gguf": model.gguf} if model.gguf else {}
-        return key({"hub": model.source, "revision": model.revision, **file})
+        return hub_fingerprint(model)
     folder = Path(model.source).expanduser()
     if model.gguf:
         if not (folder / model.gguf).is_file():

@@ -122,4 +122,14 @@ def in_processes(count: int, arguments: list[str], more: dict[str, str]) -> tupl
     code = child.wait()
     if at_once:
         raise KeyboardInterrupt
-    return 0 if asked and code in _STOPPED else code, signal.SIGUSR1 in asked
+    if asked and code in _STOPPED:
+        code = 0
+    elif code < 0:  # killed from outside: its processes hear of it, stop after their step and save
+        print(
+            f"error: the launcher of {count} processes was ended by {signal.Signals(-code).name}, so all end; "
+            "what was published is whole: type the same command to go on",
+            file=sys.stderr,
+            flush=True,
+        )
+        code = 1
+    return code, signal.SIGUSR1 in asked

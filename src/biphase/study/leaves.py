@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from biphase.errors import StoreError
-from biphase.files import Store, told_json
+from biphase.files import Store
 from biphase.holders import Holder
 from biphase.keys import leaf_key, training_key
 from biphase.leases import Leases
+from biphase.metadata import LEAF as LEAF
+from biphase.metadata import read_leaf_file
 from biphase.specs import Finetune, Task
 from biphase.study import ledger
 from biphase.study.plan import Plan
 
-LEAF = "leaf.json"
 VALUES = "values.safetensors"
 PREDICTIONS = "predictions.safetensors"  # of trials of this version on
 
@@ -143,18 +144,20 @@ def survey(plan: Plan, store: Store) -> Survey:
     left: list[Training] = []
     damaged: dict[str, str] = {}
     for one in every:
-        if not finished(one, store):
-            left.append(one)
+        if finished(one, store):
+            try:
+                took.append(sum(sum(read_leaf(store, leaf.key)["seconds"].values()) for leaf in one.leaves))
+            except StoreError as wrong:
+                damaged[one.key] = str(wrong)
             continue
-        try:
-            took.append(sum(sum(read_leaf(store, leaf.key)["seconds"].values()) for leaf in one.leaves))
-        except StoreError as wrong:
-            damaged[one.key] = str(wrong)
+        left.append(one)
+        if fault := next(filter(None, (store.fault(store.leaves / leaf.key) for leaf in one.leaves)), ""):
+            damaged[one.key] = fault
     running = {one.key: (one, holders[one.key]) for one in left if one.key in holders}
+    errors = {key: about["error"] for key, about in noted.items()} | damaged
     failed = {
-        one.key: (one, noted[one.key]["error"]) for one in left if one.key in noted and one.key not in running
+        one.key: (one, errors[one.key]) for one in every if one.key in errors and one.key not in running
     }
-    failed |= {one.key: (one, damaged[one.key]) for one in every if one.key in damaged}
     stopped = {key: one for key, one in kept(plan, store).items() if key not in running and key not in failed}
     each = sum(took) / len(took) if took else 0.0
     seconds_left = each * len(left) / max(1, len(running)) if took else None
@@ -162,18 +165,11 @@ def survey(plan: Plan, store: Store) -> Survey:
 
 
 def read_leaf(store: Store, key: str) -> dict[str, Any]:
-    return told_json(store.told(store.leaves / key), LEAF)
+    """What a trial says of itself, checked; a StoreError where it is damaged."""
+    return read_leaf_file(store.told(store.leaves / key))
 
 
-def readable_leaf(store: Store, key: str) -> dict[str, Any] | None:
-    """The same, or None where it is not there or cannot be read; `survey` says which."""
-    try:
-        return read_leaf(store, key) if store.knows(store.leaves / key) else None
-    except StoreError:
-        return None
-
-
-def published(store: Store) -> list[str]:
-    """The keys of all leaves of a store, in order."""
-    places = (*store.leaves.glob("*"), *(store.receipts / store.leaves.name).glob("*"))
-    return sorted({place.name for place in places if store.has(place)})
+def published(store: Store, digits: str = "") -> list[str]:
+    """The keys of all leaves of a store that begin with these digits, in order."""
+    receipts = store.receipts / store.leaves.name
+    return sorted({*store.named(store.leaves, digits), *store.named(receipts, digits)})

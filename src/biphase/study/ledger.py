@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from biphase.errors import StoreError, one_line
-from biphase.files import Store, read_json, read_verified, told_json, write_json
+from biphase.files import Store, read_json, write_json
 from biphase.holders import Holder
 from biphase.leases import Leases
+from biphase.metadata import read_lines, read_state
 from biphase.study.plan import Plan, State
 from biphase.wording import si
 
@@ -60,8 +61,8 @@ def survey(plan: Plan, store: Store) -> dict[str, Entry]:
             entries[key] = entry if key in whole else replace(entry, weights=False, holder=holders.get(key))
         elif key in holders:
             entries[key] = Entry(state, "running", holder=holders[key])
-        elif key in failed:
-            entries[key] = Entry(state, "failed", error=failed[key]["error"])
+        elif error := store.fault(store.states / key) or failed.get(key, {}).get("error", ""):
+            entries[key] = Entry(state, "failed", error=error)
         else:
             entries[key] = Entry(
                 state, "ready" if state.parent is None or state.parent in done else "waiting"
@@ -71,12 +72,10 @@ def survey(plan: Plan, store: Store) -> dict[str, Entry]:
 
 def _done(state: State, store: Store) -> Entry:
     """A state that is there: done, unless it cannot say what it is."""
-    place = store.told(store.states / state.key)
     try:
-        return Entry(state, "done", progress=told_json(place, "state.json")["progress"])
-    except (StoreError, ValueError, KeyError, TypeError) as wrong:
-        known = isinstance(wrong, StoreError)
-        return Entry(state, "failed", error=str(wrong) if known else f"{place / 'state.json'} is no state")
+        return Entry(state, "done", progress=read_state(store.told(store.states / state.key))["progress"])
+    except StoreError as wrong:
+        return Entry(state, "failed", error=str(wrong))
 
 
 # ---------------------------------------------------------------- failures
@@ -119,12 +118,15 @@ def failures(plan: Plan, store: Store) -> dict[str, dict[str, Any]]:
 # ---------------------------------------------------------------- curves and speed
 
 
-def curve(plan: Plan, store: Store, result: str) -> list[dict[str, Any]]:
-    """Every line of metrics on the way to a result, in order of steps, as far as it is computed."""
+def curve(plan: Plan, store: Store, result: str, holding: bytes = b"") -> list[dict[str, Any]]:
+    """The lines of metrics on the way to a result, in order of steps, as far as it is computed.
+
+    `holding`: only those with these bytes in them. Curves are long, and of most verbs' concern is little of them.
+    """
     for state in reversed(plan.path(plan.results[result])):
         place = store.told(store.states / state.key)
         if store.has(place):  # a state holds the lines of its whole path
-            return [json.loads(line) for line in read_verified(place, "metrics.jsonl").splitlines()]
+            return read_lines(place, holding)
     return []
 
 
@@ -153,6 +155,11 @@ def latest(plan: Plan, store: Store, state: State) -> str:
 def heldout(lines: list[dict[str, Any]]) -> dict[int, dict[str, float]]:
     """The held-out losses of a curve, by step."""
     return {line["step"]: line["heldout"] for line in lines if "heldout" in line}
+
+
+def measured(plan: Plan, store: Store, result: str) -> dict[int, dict[str, float]]:
+    """The held-out losses on the way to a result, by step."""
+    return heldout(curve(plan, store, result, b'"heldout"'))
 
 
 def seconds_left(entries: dict[str, Entry], cost_of: Callable[[State], float | None]) -> float | None:

@@ -10,25 +10,26 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from biphase.data.identity import cards, link_path
-from biphase.errors import BiphaseError, StoreError, one_line
-from biphase.files import Store, publish, read_sealed, sealed, told_json, verify, write_json
+from biphase.errors import StoreError, one_line
+from biphase.files import Store, publish, read_sealed, sealed, verify, write_json
+from biphase.metadata import WRONG
 from biphase.records import decode
 from biphase.study import parcel
 from biphase.study.identities import corpora_of, remember_fingerprints
+from biphase.study.leaves import LEAF, read_leaf
 from biphase.study.parcel import Parcel
 from biphase.study.pins import remember
 from biphase.study.plan import PLAN
 from biphase.study.sound import Judge
 
 KINDS = {"leaves": "scores", "states": "states", "shards": "corpora"}
-# What reading JSON that somebody else wrote, as if it were ours, may end in.
-WRONG = (BiphaseError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass
@@ -39,6 +40,7 @@ class Merged:
     plan: Path
     added: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS.values(), 0))
     already: int = 0  # results that were here, the same
+    bytes: int = 0  # that were added to the store
     kept: list[str] = field(default_factory=list)  # what is here with other content, and stays
 
 
@@ -46,19 +48,29 @@ def check(path: Path) -> Parcel:
     """Read the whole parcel and refuse what is not as it should be. Writes nothing."""
     found = Parcel.open(path)
     judge = Judge(found.study)
-    for folder, files in found.contents():
-        try:
+    folder = ""
+    contents = found.contents()  # it refuses by itself what is damaged
+    while (some := next(contents, None)) is not None:
+        folder, files = some
+        with _refusing(path, folder or "study"):
             if folder:
                 judge.result(folder, files)
             else:
                 judge.loose(*files.popitem())
-        except WRONG as wrong:
-            where = folder or "study"
-            raise StoreError(
-                f"{path} is no sound ledger: {where} is not as biphase writes it ({one_line(wrong)[:400]}); nothing was "
-                "taken from it: pack it again with the version that made it, or with this one"
-            ) from None
+    with _refusing(path, "what is in it"):
+        judge.finish()
     return found
+
+
+@contextlib.contextmanager
+def _refusing(path: Path, where: str) -> Generator[None]:
+    try:
+        yield
+    except WRONG as wrong:
+        raise StoreError(
+            f"{path} is no sound ledger: {where} is not as biphase writes it ({one_line(wrong)[:400]}); nothing was "
+            "taken from it: pack it again with the version that made it, or with this one"
+        ) from None
 
 
 def merge(found: Parcel, store: Store) -> Merged:
@@ -79,6 +91,9 @@ def _merge_result(folder: str, files: dict[str, bytes], store: Store, merged: Me
     kind, at = folder.split("/")[-2:]
     place = store.root / kind / at
     receipt = folder.startswith("receipts/")
+    if fault := store.fault(place):
+        merged.kept.append(f"{kind}/{at[:8]}: damaged here, and left as it is ({fault})")
+        return
     if store.knows(place):
         try:
             here = verify(store.told(place), contents=False)
@@ -99,6 +114,7 @@ def _merge_result(folder: str, files: dict[str, bytes], store: Store, merged: Me
             (built / name).write_bytes(content)
         if publish(built, store.receipt(place) if receipt else place):
             merged.added[KINDS[kind]] += 1
+            merged.bytes += sum(len(content) for content in files.values())
         else:  # somebody was faster
             merged.already += 1
 
@@ -107,8 +123,10 @@ def _kept(kind: str, at: str, files: dict[str, bytes], store: Store) -> str:
     """In which way a result that is here is another one."""
     told = "computed twice"
     if kind == "leaves":
-        here = told_json(store.told(store.leaves / at), "leaf.json")
-        same = here.get("scores") == json.loads(files["leaf.json"])["scores"]
+        try:
+            same = read_leaf(store, at)["scores"] == json.loads(files[LEAF])["scores"]
+        except StoreError as wrong:
+            return f"{kind}/{at[:8]}: damaged here, and left as it is ({one_line(wrong)})"
         told += ", with the same scores" if same else ", with other scores"
     return f"{kind}/{at[:8]}: {told}"
 

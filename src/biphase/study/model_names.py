@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from biphase.errors import SpecError
-from biphase.files import Store, told_json
+from biphase.files import Store
 from biphase.keys import decay_start
+from biphase.metadata import read_state
 from biphase.records import decode
 from biphase.specs import WSD, Hub, Pretrain, Stage
 from biphase.study.pins import commit_of
@@ -35,7 +36,7 @@ def run_named(model: str, store: Store, *, gguf: str = "", windows: str = "symme
             )
         return Pretrain(_name(folder.resolve().name), start=start)
     if re.fullmatch(rf"[0-9a-f]{{{SHORTEST_PREFIX},}}", model):
-        found = sorted(path.name for path in store.states.glob(f"{model}*") if store.has(path))
+        found = store.named(store.states, model)
         if len(found) == 1:
             if gguf or windows != "symmetric":
                 raise SpecError(f"{model} is a model trained here: --gguf and --windows are for others")
@@ -71,7 +72,7 @@ def refusal_of_receipt(key: str, store: Store) -> str:
 
 def _run_up_to(state: str, store: Store) -> Pretrain:
     """The run that ends in a state of the store."""
-    about = told_json(store.states / state, "state.json")
+    about = read_state(store.states / state)
     run, step = decode(about["run"]), int(about["progress"]["step"])
     if step == run.steps:
         return replace(run, keep=())  # what else the run kept was not asked for

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from biphase.data.identity import corpus_fingerprint, link_path, read_link
-from biphase.errors import SpecError, StoreError
+from biphase.errors import SpecError, one_line
 from biphase.files import Store, read_verified, verify
 from biphase.keys import Identities
+from biphase.metadata import WRONG
 from biphase.presets import corpus_of
 from biphase.study import ledger, parcel
 from biphase.study.identities import corpora_of, fingerprints_of
@@ -22,6 +23,7 @@ from biphase.study.leaves import finished, trainings
 from biphase.study.parcel import FOLDERS, OPTIONAL, Source, as_json, write_parcel
 from biphase.study.pins import pins_of
 from biphase.study.plan import Plan
+from biphase.study.sound import Judge
 
 
 @dataclass
@@ -142,16 +144,18 @@ def _leaves(
 def _folder(store: Store, place: Path, kind: str, packed: Packed) -> list[Source]:
     """The light files of a result; none where it is not there, or not what was published."""
     if not store.knows(place):
+        packed.left_out += [fault] if (fault := store.fault(place)) else []
         return []
-    told = store.told(place)
+    told, folder = store.told(place), f"{kind}/{place.name}"
     try:
-        more = [name for name in OPTIONAL.get(kind, ()) if name in verify(told, contents=False)]
-        names = [*FOLDERS[kind], *more]
-        return [_file(told, name, f"{kind}/{place.name}/{name}") for name in names]
-    except StoreError as wrong:
-        packed.left_out.append(str(wrong))
+        there = verify(told, contents=False)
+        names = [*FOLDERS[kind], *(name for name in OPTIONAL.get(kind, ()) if name in there)]
+        files = {name: read_verified(told, name) for name in names}
+        Judge(packed.study).result(folder, files)  # what would be refused elsewhere is not packed
+    except WRONG as wrong:
+        packed.left_out.append(f"{folder}: {one_line(wrong)}")
         return []
-
-
-def _file(place: Path, name: str, called: str) -> Source:
-    return Source.of(called, read_verified(place, name), lambda: read_verified(place, name))
+    return [
+        Source.of(f"{folder}/{name}", content, lambda name=name: read_verified(told, name))
+        for name, content in files.items()
+    ]

@@ -51,8 +51,17 @@ BLOCK = 512  # of a tar
 LEVEL, FRAME = 12, 2**25  # how hard to compress, and how much at a time
 MAGIC = b"\x28\xb5\x2f\xfd"  # a file in zstandard begins so
 LARGEST_LISTING = 2**25
-# A parcel may unpack to this, or to so many times its size. Ledgers shrink 4 to 10 times (measured), a bomb thousands of times.
-UNPACKED, SHRUNK = 2**26, 500
+# A parcel may unpack to this, or to so many times its size. Ledgers shrink 4 to 22 times (measured), a bomb thousands of times.
+UNPACKED, SHRUNK = 2**26, 100
+# And no file of it to more than this, by its name: what is read whole must fit into memory.
+LARGEST = {
+    "plan.json": 2**24,
+    "card.json": 2**22,
+    "leaf.json": 2**22,
+    "metrics.jsonl": 2**28,
+    "values.safetensors": 2**28,
+}
+LARGEST_OTHER = 2**20
 
 
 @dataclass(frozen=True)
@@ -202,6 +211,9 @@ class Parcel:
                 raise reader.refusal(f"{item.name[:200]!r} has no place in a ledger")
             if item.bytes < 0:
                 raise reader.refusal(f"{item.name[:200]!r} has less than 0 bytes")
+            most = LARGEST.get(name, LARGEST_OTHER)
+            if item.bytes > most:
+                raise reader.refusal(f"{item.name[:200]!r} would unpack to more than {most:,} bytes")
             before = folder
         for folder, names in folders.items():
             kind = folder.rpartition("/")[0]

@@ -17,13 +17,14 @@ from functools import cached_property
 from typing import Any
 
 from biphase.errors import SpecError, StoreError
-from biphase.files import Store, read_sealed, sealed, write_json
+from biphase.files import SEAL, Store, read_sealed, sealed, write_json
 from biphase.keys import Identities, Keyring, act_at, acts, decay_start, label, origin_step
 from biphase.presets import corpus_of
-from biphase.records import encode
+from biphase.records import KEY_LENGTH, encode
 from biphase.specs import BPE, Finetune, Hub, Objective, Pretrain, Study
 
 PLAN = "plan.json"
+VERSIONS = "plans"  # beside it: all that were ever run under the study's name
 
 
 @dataclass(frozen=True)
@@ -273,23 +274,28 @@ def _depth_first(roots: dict[str, Root], states: dict[str, State]) -> Iterator[t
 
 
 def save_plan(plan: Plan, store: Store) -> None:
-    """Leave the resolved study and its tree in the store; `load` reads it back without the study file."""
+    """Leave the resolved study and its tree in the store; `load` reads it back without the study file.
+
+    Every version stays in `plans/`: an edited study, or another version of the code, has other states, and a worker that
+    still computes the old ones must find its checkpoints.
+    """
     folder = store.studies / plan.study.name
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / PLAN, sealed(plan.to_json()))
+    said = sealed(plan.to_json())
+    version = folder / VERSIONS / f"{said[SEAL][:KEY_LENGTH]}.json"
+    version.parent.mkdir(parents=True, exist_ok=True)
+    write_json(version, said)
+    write_json(folder / PLAN, said)
 
 
-def needed_keys(store: Store) -> set[str]:
-    """The states that the studies of this store need: what pruning must leave alone.
+def needed_states(store: Store) -> dict[str, dict[str, Any]]:
+    """By key, the states that the studies of this store need, every version of them: what pruning must leave alone.
 
     A plan that cannot be read is an error and not an empty one, lest its states be pruned.
     """
-    needed: set[str] = set()
-    for path in sorted(store.studies.glob(f"*/{PLAN}")):
+    needed: dict[str, dict[str, Any]] = {}
+    for path in sorted([*store.studies.glob(f"*/{PLAN}"), *store.studies.glob(f"*/{VERSIONS}/*.json")]):
         try:
-            needed |= {state["key"] for state in read_sealed(path)["states"]}
+            needed |= {state["key"]: state for state in read_sealed(path)["states"]}
         except (KeyError, TypeError):
-            raise StoreError(
-                f"{path} is no plan; make it again (biphase plan STUDY) or remove its folder"
-            ) from None
+            raise StoreError(f"{path} is no plan; make it again (biphase plan STUDY) or remove it") from None
     return needed

@@ -10,6 +10,7 @@ from biphase.files import Store
 from biphase.study.datasets import Description, describe, keep
 from biphase.study.leaves import trainings
 from biphase.study.plan import Plan
+from biphase.tasks.places import on_hub, refuse_changed
 
 
 def check_tasks(plan: Plan, store: Store, *, download: bool = False) -> list[Description]:
@@ -22,6 +23,9 @@ def check_tasks(plan: Plan, store: Store, *, download: bool = False) -> list[Des
         for task in (training.task, leaf.task)
     }
     made = describe(asked.values(), download=download)
+    for task in asked.values():
+        if not on_hub(task):
+            refuse_changed(task, plan.tasks[task.name], store)
     if made:
         keep(made, plan.study.name, store)
     return made

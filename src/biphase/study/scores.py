@@ -11,14 +11,18 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
+from biphase.errors import StoreError
 from biphase.files import Store
-from biphase.study.leaves import readable_leaf, trainings
+from biphase.study.leaves import read_leaf, trainings
 from biphase.study.plan import Plan
 from biphase.study.select import Cell, choose
 from biphase.wording import beside, counted, duration, no_interval
 
 CONFIDENCE = 0.95
 ROUNDING = 1e-12  # values that differ by less are equal
+
+
+KEPT = ("metric", "scores", "seconds", "baselines", "constant")
 
 
 @dataclass(frozen=True)
@@ -45,13 +49,20 @@ class Row:
         return {name: (one["what"], one["test"]) for name, one in found.items() if one}
 
 
-def rows(plan: Plan, store: Store) -> list[Row]:
-    """Every result × task of a plan, as far as it is computed."""
+def rows(plan: Plan, store: Store, damaged: dict[str, str] | None = None) -> list[Row]:
+    """Every result × task of a plan, as far as it is computed. Why a trial cannot be read is added to `damaged`."""
+    damaged = {} if damaged is None else damaged
     found: dict[tuple[str, str], dict[Cell, dict[str, Any] | None]] = defaultdict(dict)
     for training in trainings(plan):
         for leaf in training.leaves:
-            cell = training.lr, training.seed
-            found[training.model, leaf.task.name][cell] = readable_leaf(store, leaf.key)
+            about = None
+            if store.knows(store.leaves / leaf.key):
+                try:
+                    said = read_leaf(store, leaf.key)
+                    about = {name: said[name] for name in KEPT if name in said}  # of thousands
+                except StoreError as wrong:
+                    damaged[leaf.key] = str(wrong)
+            found[training.model, leaf.task.name][training.lr, training.seed] = about
     return [
         _row(name, task.name, found[model, task.name])
         for name, model in plan.results.items()
@@ -79,8 +90,8 @@ def _row(result: str, task: str, cells: dict[Cell, dict[str, Any] | None]) -> Ro
         return done[lr, seed].get("constant", {}).get("test", "")
 
     seeds = sorted(choice.by_seed)
-    first, *rest = (leaf["scores"]["test"] for leaf in done.values())
-    names = [name for name in first if all(name in one for one in rest)]  # earlier versions had fewer metrics
+    several = [leaf["scores"]["test"] for leaf in done.values()]
+    names = [name for name in several[0] if all(name in one for one in several)]  # an older version has fewer
     return replace(
         row,
         by_mean=(choice.by_mean, [test(choice.by_mean, seed) for seed in seeds]),
@@ -117,9 +128,9 @@ def _percent(values: list[float]) -> str:
     return f"{sum(values) / len(values) * 100:.2f}"
 
 
-def table(plan: Plan, store: Store) -> list[str]:
+def table(plan: Plan, store: Store, damaged: dict[str, str] | None = None) -> list[str]:
     """The rows as text, notes below them, and a blank line. Empty before any leaf is there."""
-    every = rows(plan, store)
+    every = rows(plan, store, damaged)
     if not any(row.done for row in every):
         return []
     head = (
@@ -178,7 +189,7 @@ def _collapse(row: Row) -> str:
     )
 
 
-def as_json(plan: Plan, store: Store) -> list[dict[str, Any]]:
+def as_json(plan: Plan, store: Store, damaged: dict[str, str] | None = None) -> list[dict[str, Any]]:
     """The rows for a program."""
     return [
         {
@@ -201,7 +212,7 @@ def as_json(plan: Plan, store: Store) -> list[dict[str, Any]]:
             "constant_by_seed": row.constant and row.constant[1],
             "metrics": row.metrics,
         }
-        for row in rows(plan, store)
+        for row in rows(plan, store, damaged)
     ]
 
 

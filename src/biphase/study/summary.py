@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from biphase.data.identity import CARD, shards_key
-from biphase.files import Store, told_json
+from biphase.data.identity import shards_key
+from biphase.errors import StoreError
+from biphase.files import Store
 from biphase.leases import Leases
+from biphase.metadata import read_card, read_state
 from biphase.presets import corpus_of
 from biphase.study import leaves, ledger, scores
 from biphase.study.costs import flops_of
@@ -42,15 +44,18 @@ def closing(
     tuned: leaves.Survey | None = None,
     unsaved: float = 0.0,
 ) -> str:
-    """The last lines of a run: results, and how to go on.
+    """The last lines of a run: results, and how to go on. Results that cannot be read are added to `failed`.
 
     `tuned`: its fine-tunings, where they were looked at. `unsaved`: seconds of fine-tuning that a stop has cost.
     """
     tuned = tuned or leaves.survey(plan, store)
-    failed = failed | tuned.damaged
+    failed |= tuned.damaged
     done = leaves.settled(plan, store, tuned)
     left = plan.left(done)
-    lines = tables(plan, store)
+    damaged: dict[str, str] = {}
+    lines = tables(plan, store, damaged)
+    told = set(failed.values())  # a trial is known by its fine-tuning too
+    failed |= {key: error for key, error in damaged.items() if error not in told}
     lines += [f"failed  {key[:6]}  {error}" for key, error in failed.items()]
     where = [f"{len(done)} of {plan.pieces} pieces"] if plan.pieces else []
     where += [f"{tuned.done:,} of {tuned.of:,} fine-tunings"] if tuned.of else []
@@ -86,45 +91,61 @@ def work_left(plan: Plan, store: Store, results: Collection[str] | None = None) 
     return bool(left) or tuned.done < tuned.of
 
 
-def tables(plan: Plan, store: Store) -> list[str]:
-    """What came out so far: held-out losses, then scores, each followed by a blank line."""
-    lines = [*results_table(plan, store), *scores.table(plan, store)]
+def tables(plan: Plan, store: Store, damaged: dict[str, str]) -> list[str]:
+    """What came out so far: held-out losses, then scores, each followed by a blank line.
+
+    A result that cannot be read has no row; why is added to `damaged`, by its key.
+    """
+    lines = [*results_table(plan, store, damaged), *scores.table(plan, store, damaged)]
     return ["", *lines] if lines else []
 
 
-def results_table(plan: Plan, store: Store) -> list[str]:
+def results_table(plan: Plan, store: Store, damaged: dict[str, str]) -> list[str]:
     """Held-out losses of every finished result, with the curve that led there."""
-    rows = []
-    for name in plan.results:
-        measured = ledger.heldout(ledger.curve(plan, store, name))
-        if plan.results[name] in plan.states and store.knows(store.states / plan.results[name]) and measured:
+    rows, corpora = [], _corpus_lines(plan, store, damaged)
+    for name, key in plan.results.items():
+        if key not in plan.states or not store.knows(store.states / key):
+            continue
+        measured = _measured(plan, store, name, damaged)
+        try:
+            epochs = read_state(store.told(store.states / key))["epochs"]
+        except StoreError as wrong:
+            damaged[key] = str(wrong)
+            continue
+        if measured:
             last = measured[max(measured)]
-            curves = {
-                objective: [one[objective] for one in measured.values() if objective in one]
-                for objective in last
-            }
-            progress = told_json(store.told(store.states / plan.results[name]), "state.json")
-            rows.append((name, last, curves, progress["epochs"]))
+            curves = {what: [one[what] for one in measured.values() if what in one] for what in last}
+            rows.append((name, last, curves, epochs))
     if not rows:
         return []
     wide = max(len("held-out loss, nats"), *(len(name) for name, *_ in rows))
     cell = 6 + CURVE
     lines = [f"  {'held-out loss, nats':<{wide}}  {'causal':<{cell}}  {'masked 40%':<{cell}}  epochs"]
     for name, last, curves, epochs in rows:
-        cells = [f"{last[what]:.3f} {sparkline(curves[what]):<{CURVE}}" for what in ("clm", "mlm40")]
+        cells = [
+            f"{last[what]:.3f} {sparkline(curves[what]):<{CURVE}}" if what in last else " " * cell
+            for what in ("clm", "mlm40")
+        ]
         lines.append(f"  {name:<{wide}}  {'  '.join(cells)}  {epochs:.2f}")
-    return [*lines, *_entropy_line(plan, store), ""]
+    return [*lines, *corpora, ""]
 
 
-def _entropy_line(plan: Plan, store: Store) -> list[str]:
+def _corpus_lines(plan: Plan, store: Store, damaged: dict[str, str]) -> list[str]:
     lines = []
     for corpus in dict.fromkeys(corpus_of(run) for run in plan.study.runs if run.corpus):
-        place = store.told(store.shards / shards_key(corpus, store))
-        if store.has(place):
-            nats = told_json(place, CARD)["unigram_entropy"]
-            lines.append(
-                f"  {corpus.name}: a model that knows only how often each token occurs reaches {nats:.3f}"
-            )
+        key = shards_key(corpus, store)
+        if fault := store.fault(store.shards / key):
+            damaged[key] = fault
+        if not store.knows(store.shards / key):
+            continue
+        try:
+            nats = read_card(store.told(store.shards / key))["unigram_entropy"]
+        except StoreError as wrong:
+            damaged[key] = str(wrong)
+            continue
+        lines.append(
+            f"  {corpus.name}: a model that knows only how often each token occurs reaches {nats:.3f}"
+        )
     return lines
 
 
@@ -141,6 +162,8 @@ def status_text(plan: Plan, store: Store, *, command_path: str, cluster: Sequenc
     """What `biphase status` prints; `cluster`: what Slurm says."""
     entries = ledger.survey(plan, store)
     tuned = leaves.survey(plan, store)
+    damaged: dict[str, str] = {}
+    below = tables(plan, store, damaged)
     done = sum(entry.standing == "done" for entry in entries.values())
     broken = {key for key, entry in entries.items() if entry.standing == "failed"}
     unfinished = plan.left(leaves.settled(plan, store, tuned) - broken)
@@ -164,6 +187,8 @@ def status_text(plan: Plan, store: Store, *, command_path: str, cluster: Sequenc
         lines.append(f"  failed  {key[:6]}  {training.title(plan)}  {error}")
     for key, (training, step) in tuned.kept.items():
         lines.append(f"  kept    {key[:6]}  {training.title(plan)}  at step {step:,}")
+    told = {entry.error for entry in entries.values()} | {error for _, error in tuned.failed.values()}
+    lines += [f"  failed  {key[:6]}  {error}" for key, error in damaged.items() if error not in told]
     bare = sum(not entry.weights for entry in entries.values())
     if bare:
         lines.append(
@@ -175,7 +200,7 @@ def status_text(plan: Plan, store: Store, *, command_path: str, cluster: Sequenc
     lines += cluster
     if unfinished or tuned.done < tuned.of:
         lines.append(f"next: biphase run {command_path}")
-    return "\n".join([*lines, *tables(plan, store)])
+    return "\n".join([*lines, *below])
 
 
 def _bar(done: int, of: int, what: str, left: float | None) -> str:
@@ -188,12 +213,14 @@ def status_json(plan: Plan, store: Store) -> dict[str, Any]:
     """The same for a program."""
     entries = ledger.survey(plan, store)
     tuned = leaves.survey(plan, store)
+    damaged: dict[str, str] = {}
+    _corpus_lines(plan, store, damaged)
     return {
         "study": plan.study.name,
         "seconds_left": ledger.seconds_left(entries, flops_of),
         "takeovers": len(Leases(store.leases).takeovers()),
         "states": [_entry_json(entry) for entry in entries.values()],
-        "heldout": {name: ledger.heldout(ledger.curve(plan, store, name)) for name in plan.results},
+        "heldout": {name: _measured(plan, store, name, damaged) for name in plan.results},
         "finetunings": {
             "done": tuned.done,
             "of": tuned.of,
@@ -202,8 +229,17 @@ def status_json(plan: Plan, store: Store) -> dict[str, Any]:
             "failed": {training.title(plan): error for training, error in tuned.failed.values()},
             "kept": {training.title(plan): step for training, step in tuned.kept.values()},
         },
-        "scores": scores.as_json(plan, store),
+        "scores": scores.as_json(plan, store, damaged),
+        "damaged": damaged,  # by key: why a result that is there cannot be used
     }
+
+
+def _measured(plan: Plan, store: Store, name: str, damaged: dict[str, str]) -> dict[int, dict[str, float]]:
+    try:
+        return ledger.measured(plan, store, name)
+    except StoreError as wrong:
+        damaged[plan.results[name]] = str(wrong)
+        return {}
 
 
 def _entry_json(entry: Entry) -> dict[str, Any]:

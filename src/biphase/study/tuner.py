@@ -34,6 +34,7 @@ from biphase.study.leaves import LEAF, PREDICTIONS, VALUES, Leaf, Training
 from biphase.study.plan import Plan
 from biphase.study.shard_maker import Stopped
 from biphase.tasks.load import load
+from biphase.tasks.places import refuse_changed
 from biphase.training.devices import Ranks, machine
 
 SHOWN_EVERY = 0.5  # seconds between two updates of the live line
@@ -185,6 +186,7 @@ class Tuner:
         if place not in self.families:
             self.live(f"reading {task.name}")
             examples = load(task, documents=self.spec.documents)
+            refuse_changed(task, place[0], self.store)
             self.families[place] = family_of(task, examples, subject.reading, protocol=self.spec.protocol)
         return self.families[place]
 

@@ -21,13 +21,15 @@ from biphase.finetune.families import Scored
 from biphase.keys import Identities, label
 from biphase.leases import Lease, Leases
 from biphase.progress import Live
+from biphase.specs import Pretrain
 from biphase.study import ledger
 from biphase.study.costs import flops_of
 from biphase.study.leaves import Training, finished, trainings, unfinished
-from biphase.study.plan import Plan, State, needed_keys
+from biphase.study.plan import Plan, State, needed_states
 from biphase.study.refusal import has_lost
 from biphase.study.shard_maker import ShardMaker, Stopped
 from biphase.study.tuner import Tuner
+from biphase.training import checkpoint
 from biphase.training.devices import Ranks, poor_precision
 from biphase.training.manner import Manner
 from biphase.training.pretrain import Pretraining
@@ -288,7 +290,7 @@ class Worker:
                 shards=shards,
                 identities=self.identities,
                 ranks=self.ranks,
-                needed=self._needed,
+                needed=lambda: self._needed(state.run),
                 flops_per_token=_flops_per_token(state),
                 manner=manner,
                 title=title,
@@ -325,11 +327,12 @@ class Worker:
                     f"  {title}  {state.key[:6]}  {_summary(piece, piece.progress.seconds - trained, time.monotonic() - began)}"
                 )
 
-    def _needed(self) -> set[str]:
-        """What pruning must leave alone: everything, while a plan of the store cannot be read."""
+    def _needed(self, run: Pretrain) -> set[str]:
+        """What pruning must leave alone on the path of a run: everything, while a plan of the store cannot be read."""
         try:
-            return needed_keys(self.store)
-        except StoreError as wrong:
+            planned = needed_states(self.store) | {one["key"]: one for one in self.plan.to_json()["states"]}
+            return set(planned) | checkpoint.resume_points(run, planned.values(), self.store, self.identities)
+        except (StoreError, KeyError, TypeError, ValueError) as wrong:
             self._say_once(f"{one_line(wrong)}; until then no checkpoint is removed")
             return {place.name for place in self.store.states.iterdir()}
 

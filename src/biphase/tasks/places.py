@@ -96,9 +96,9 @@ def matching(folder: Path, pattern: str) -> tuple[Path, ...]:
     return tuple(folder / name for name in _in_folder(folder, pattern)[0])
 
 
-def task_fingerprint(task: Task, store: Store) -> str:
+def task_fingerprint(task: Task, store: Store, *, again: bool = False) -> str:
     """The hash of what the examples are made from: pinned places on the hub; here, the files' names and bytes."""
-    memory = HashMemory(store)
+    memory = HashMemory(store, again=again)
     pinned = {part: one.address for part, one in _places(task).items() if isinstance(one, HubPlace)}
     local = {
         part: [[path.name, memory.sha256(path)] for path in paths]
@@ -108,8 +108,20 @@ def task_fingerprint(task: Task, store: Store) -> str:
     return key(pinned | local)
 
 
-def task_key(task: Task, store: Store) -> str:
-    """What is asked and how long is trained for it, whatever the task is called and wherever its files stand."""
+def refuse_changed(task: Task, planned: str, store: Store) -> None:
+    """After its files were read: refuse a task whose content is not what its key in the plan stands for."""
+    if task_key(task, store, again=True) != planned:
+        raise DataError(
+            f"the files of task {task.name!r} ({task.source}) are not those that the study was planned with; "
+            "type the command again to plan with what is there now"
+        )
+
+
+def task_key(task: Task, store: Store, *, again: bool = False) -> str:
+    """What is asked and how long is trained for it, whatever the task is called and wherever its files stand.
+
+    `again`: remembered hashes of its files are not believed.
+    """
     splits, form = task.splits, encode(task.form)
     used = parts_of(task)
     if isinstance(task.form, Retrieve):
@@ -125,7 +137,7 @@ def task_key(task: Task, store: Store) -> str:
         "cut": cut,
         "rows": [0 if borrowed else splits.rows[0], *splits.rows[1:]],
         "training": None if borrowed else {"batch": task.batch, **length},
-        "content": task_fingerprint(task, store),
+        "content": task_fingerprint(task, store, again=again),
     }
     return key(meaning)
 

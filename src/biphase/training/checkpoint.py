@@ -10,13 +10,13 @@ reads a state does not notice.
 
 Every step of a run has a key, so a checkpoint on the way is a state like any other: to resume is to find the
 nearest saved state behind the one that is wanted. When a state is published, those behind it on the same run
-are removed, unless some plan of the store needs them.
+are removed, unless some plan of the store needs them, or a piece that is not done could go on from them.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -24,8 +24,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from biphase.errors import StoreError
-from biphase.files import Store, read_verified, told_json, verify
-from biphase.keys import Identities, state_key
+from biphase.files import Store, verify
+from biphase.keys import Identities, Keyring, act_at, decay_start, label, origin_step, state_key
+from biphase.metadata import read_lines, read_state
 from biphase.models.backbone import LanguageModel
 from biphase.specs import Pretrain
 from biphase.training import optimizer as adam
@@ -98,18 +99,25 @@ def _absent(tensors: dict[str, Tensor], missing: set[str]) -> list[str]:
 
 
 def progress_of(store: Store, key: str) -> Progress:
-    return Progress(**told_json(store.states / key, "state.json")["progress"])
+    told = read_state(store.states / key)["progress"]
+    return Progress(**{one.name: told[one.name] for one in fields(Progress) if one.name in told})
 
 
 def metrics_of(store: Store, key: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in read_verified(store.states / key, "metrics.jsonl").splitlines()]
+    return read_lines(store.states / key)
 
 
 def saved_on_path(run: Pretrain, until: int, store: Store, identities: Identities) -> dict[int, str]:
-    """The saved states of the run itself up to step `until`, latest first."""
-    saved = {place.name for place in store.states.glob("*") if store.has(place)}
-    steps = sorted(_steps(store, saved), reverse=True)  # where any state stands: the only steps worth hashing
-    keys = {step: state_key(run, step, identities) for step in steps if 0 < step <= until}
+    """The saved states of the run itself up to step `until`, latest first.
+
+    Damaged ones are among them: whoever loads one says so, and nothing is trained in its place in silence.
+    """
+    saved = {place.name for place in store.states.glob("*") if store.has(place) or store.fault(place)}
+    steps = _steps(store, saved)  # where any state stands: the only steps worth hashing
+    if steps is None:
+        steps = set(range(1, until + 1))  # one cannot say where it stands: it may be at any of them
+    keyring = Keyring(identities)
+    keys = {step: keyring.at(run, step) for step in sorted(steps, reverse=True) if 0 < step <= until}
     return {step: key for step, key in keys.items() if key in saved}
 
 
@@ -124,15 +132,43 @@ def nearest(run: Pretrain, step: int, store: Store, identities: Identities) -> t
 def prune(run: Pretrain, before: int, store: Store, identities: Identities, needed: set[str]) -> None:
     """Remove the run's states behind step `before`, but never one that a plan of the store needs."""
     for key in saved_on_path(run, before - 1, store, identities).values():
-        if key not in needed:
+        if key not in needed and store.has(store.states / key):  # else it is somebody else's, in this place
             store.discard(store.states / key)
 
 
-def _steps(store: Store, keys: set[str]) -> set[int]:
+def resume_points(
+    run: Pretrain, pieces: Iterable[dict[str, Any]], store: Store, identities: Identities
+) -> set[str]:
+    """Of each planned piece that is not done, the newest checkpoint of `run` that its training could go on from.
+
+    `pieces` are the states of saved plans. One can share checkpoints with the run if it has the same root, and the
+    objective and phase that the run had there.
+    """
+    root = run
+    while isinstance(root.start, Pretrain):
+        root = root.start
+    at, origin = state_key(root, 0, identities), origin_step(run)
+    saved = saved_on_path(run, run.steps, store, identities)
+    found = set()
+    for piece in pieces:
+        first, until = piece["steps"]
+        if piece["root"] != at or store.has(store.states / piece["key"]):
+            continue
+        for step, key in saved.items():  # latest first
+            alike = label(act_at(run, step - 1).objective), step > decay_start(run)
+            if first < origin + step <= until and alike == (piece["objective"], piece["decaying"]):
+                found.add(key)
+                break
+    return found
+
+
+def _steps(store: Store, keys: set[str]) -> set[int] | None:
+    """The steps at which these states stand; None if one of them is damaged and does not say."""
     steps = set()
     for key in keys:
         try:
             steps.add(progress_of(store, key).step)
         except StoreError:
-            continue  # removed by another worker a moment ago, or damaged: whoever needs it says so
+            if (store.states / key).exists():  # else another worker removed it a moment ago
+                return None
     return steps

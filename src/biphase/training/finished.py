@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from biphase.data.shards import Shards
-from biphase.files import Store, told_json
+from biphase.files import Store
 from biphase.keys import acts, last_rope_base, origin_step
+from biphase.metadata import read_state
 from biphase.models.adapters import merge_adapter
 from biphase.models.backbone import LanguageModel
 from biphase.models.rope import set_rope_base
@@ -20,7 +21,7 @@ def model_of_state(run: Pretrain, state: str | None, store: Store, shards: Shard
     if state is not None:
         taken = checkpoint.load_weights(store, state, model).step
         # A run's first state is the last one of the run it goes on from, which counts from its own beginning.
-        began = told_json(store.states / state, "state.json")["origin_step"]
+        began = read_state(store.states / state)["origin_step"]
         step = began + taken - origin_step(run)
     base = _rope_base(run, step)
     if base:

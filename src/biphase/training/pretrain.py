@@ -124,7 +124,7 @@ class Pretraining:
                 checkpoint.load_moments(store, key, self.placed.rows, self.placed.optimizer)
             lines = checkpoint.metrics_of(store, key)
         except (StoreError, OSError):
-            if ranks.world == 1 and not store.has(store.states / key):
+            if ranks.world == 1 and not (store.states / key).exists():
                 return self._load_nearest()  # another worker went past it and removed it: look again
             raise
         self.progress = loaded if step else replace(loaded, step=0, draw=origin_draw(run))
@@ -289,6 +289,7 @@ class Pretraining:
         if self.placed.sharded:
             self.placed.sharded.rest()
         self.model.train()
+        losses = {name: loss for name, loss in losses.items() if math.isfinite(loss)}
         self.meter.leave_out(time.monotonic() - self.clock)
         if losses:
             self.meter.event(step, heldout=losses)

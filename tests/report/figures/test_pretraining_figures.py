@@ -50,8 +50,9 @@ def compute(plan, store, *, world=1, device="x86_64", only=None):
                     lines.append({"step": step, "heldout": {"clm": 5 - step / 100, "mlm40": 6 - step / 100}})  # fmt: skip
         with store.attempt("state") as folder:
             (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-            progress = {"step": state.step, "seconds": SECONDS * state.span[1], "world": world, "machine": {"device": device}}  # fmt: skip
-            write_json(folder / "state.json", {"key": state.key, "progress": progress})
+            progress = {"step": state.step, "draw": 0, "seconds": SECONDS * state.span[1], "world": world, "machine": {"device": device}}  # fmt: skip
+            about = {"run": {"kind": "Pretrain"}, "origin_step": 0, "epochs": 0.0, "progress": progress}
+            write_json(folder / "state.json", {"key": state.key, **about})
             publish(folder, store.states / state.key)
 
 

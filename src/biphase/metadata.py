@@ -1,0 +1,234 @@
+"""What results say of themselves, as one schema: checked when a file is read, and before an archive is merged.
+
+    shards/<key>/card.json       a tokenized corpus
+    states/<key>/state.json      a checkpoint: what it is, how it was made, what it cost
+    states/<key>/metrics.jsonl   the losses that led to it, one JSON object a line
+    leaves/<key>/leaf.json       the scores of a trial
+
+A file with the right hash may still hold anything: it came in an archive, or another version wrote it. Whoever reads one
+of these gets a checked value or a StoreError, and treats the latter as a missing result. Fields beyond the schema are
+allowed. No torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from biphase.errors import BiphaseError, StoreError, one_line
+from biphase.files import read_verified
+from biphase.keys import data_key
+from biphase.records import KEY_LENGTH, decode
+from biphase.specs import Corpus, Pretrain
+from biphase.specs.claims import CHOSEN, METRICS, RANGES
+from biphase.specs.tasks import FAMILIES
+
+CARD, STATE, LINES, LEAF = "card.json", "state.json", "metrics.jsonl", "leaf.json"
+PARTS = ("validation", "test")
+_FORMS = {form.__name__: family for form, family in FAMILIES.items()}
+ROUNDING = 1e-6  # by which a score may lie outside its range
+# What reading JSON that somebody else wrote, as if it were ours, may end in.
+WRONG = (BiphaseError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+_KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}")
+
+# ---------------------------------------------------------------- the schema
+
+
+def number(value: Any) -> bool:
+    """Neither NaN nor infinite, nor an integer that no float can hold."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+
+
+def amount(value: Any) -> bool:
+    return number(value) and value >= 0
+
+
+def whole(value: Any) -> bool:
+    return type(value) is int and abs(value) < 2**63
+
+
+def count(value: Any) -> bool:
+    return whole(value) and value >= 0
+
+
+def positive(value: Any) -> bool:
+    return count(value) and value > 0
+
+
+def text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def is_key(value: Any) -> bool:
+    return text(value) and _KEY.fullmatch(value) is not None
+
+
+def _or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or check(value)
+
+
+def _each(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """An object whose names are texts, as JSON has it, and whose values are alike."""
+    return lambda value: isinstance(value, dict) and all(check(one) for one in value.values())
+
+
+def _object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+# A name that ends in ? may be missing.
+Shape = Mapping[str, "Shape | Callable[[Any], bool]"]
+_CARD: Shape = {
+    "corpus": _object,
+    "fingerprint": is_key,
+    "tokenizer_fingerprint": is_key,
+    **dict.fromkeys(("vocab", "eos_id", "mask_id", "train_tokens", "heldout_tokens"), count),
+    "special_ids": lambda value: isinstance(value, list) and all(count(one) for one in value),
+    "unigram_entropy": amount,
+}
+_STATE: Shape = {
+    "key": is_key,
+    "run": _object,
+    "origin_step": count,
+    "epochs": amount,
+    "progress": {
+        **dict.fromkeys(("step", "draw"), count),
+        "seconds": amount,
+        **dict.fromkeys(("tokens?", "skipped?", "unsound_in_a_row?", "micro_rows?", "threads?"), count),
+        **dict.fromkeys(("flops?", "joules?"), _or_none(number)),
+        "world?": positive,
+        "shard?": text,
+        "machine?": _each(text),
+    },
+}
+_LINE: Shape = {
+    "step": count,
+    "loss?": _or_none(number),
+    "objective?": text,
+    "tokens?": count,
+    "seconds?": amount,
+    "heldout?": _each(number),
+}
+_BASELINE: Shape = {"what": text, **dict.fromkeys(PARTS, number)}
+_LEAF: Shape = {
+    "key": is_key,
+    "model": is_key,
+    "task": {"name": text, "form": {"kind": text}},
+    "trained_on": _or_none(_object),
+    "finetune": {"protocol": text},
+    "lr": number,
+    "seed": whole,
+    "metric": text,
+    "scores": dict.fromkeys(PARTS, _each(number)),
+    "examples": dict.fromkeys(PARTS, positive),
+    "seconds": _each(amount),
+    "machine": _each(text),
+    "training?": is_key,
+    "steps?": count,
+    "baselines?": _each(
+        lambda value: _object(value) and all(_fits(one, _BASELINE) for one in value.values())
+    ),
+    "constant?": lambda value: _each(text)(value) and set(value) <= set(PARTS),
+}
+
+
+def _fit(value: Any, shape: Shape | Callable[[Any], bool], where: str) -> None:
+    if callable(shape):
+        if not shape(value):
+            raise StoreError(f"{where} is {str(value)[:40]!r}")
+        return
+    if not isinstance(value, dict):
+        raise StoreError(f"{where or 'it'} is no object")
+    for name, inner in shape.items():
+        field = name.removesuffix("?")
+        if field in value:
+            _fit(value[field], inner, f"{where}.{field}" if where else field)
+        elif field == name:
+            raise StoreError(f"{where}.{field} is missing" if where else f"{field} is missing")
+
+
+def _fits(value: Any, shape: Shape) -> bool:
+    with contextlib.suppress(StoreError):
+        _fit(value, shape, "")
+        return True
+    return False
+
+
+def check_card(about: Any, key: str) -> dict[str, Any]:
+    _fit(about, _CARD, "")
+    corpus = decode(about["corpus"])
+    made_from = about["fingerprint"], about["tokenizer_fingerprint"]
+    if not isinstance(corpus, Corpus) or data_key(corpus, *made_from) != key:
+        raise StoreError(f"it is not the card of the corpus {key}")
+    return about
+
+
+def check_state(about: Any, key: str) -> dict[str, Any]:
+    _fit(about, _STATE, "")
+    if about["key"] != key or about["run"].get("kind") != Pretrain.__name__:
+        raise StoreError(f"it is not of the checkpoint {key}")
+    return about
+
+
+def check_line(about: Any) -> dict[str, Any]:
+    _fit(about, _LINE, "")
+    return about
+
+
+def check_leaf(about: Any, key: str) -> dict[str, Any]:
+    """A trial: its metrics are those of its family of tasks, and every score lies in its range."""
+    _fit(about, _LEAF, "")
+    if about["key"] != key:
+        raise StoreError(f"it is not of the trial {key}")
+    family = _FORMS.get(about["task"]["form"]["kind"])
+    if family is None or about["metric"] != CHOSEN[family].get(about["finetune"]["protocol"]):
+        raise StoreError(f"metric is {about['metric'][:40]!r}")
+    for part in PARTS:
+        if about["metric"] not in about["scores"][part]:
+            raise StoreError(f"scores.{part} lacks {about['metric']}")
+        for name, score in about["scores"][part].items():
+            low, high = RANGES.get(name, (0.0, 1.0))
+            if name not in METRICS[family] or not low - ROUNDING <= score <= high + ROUNDING:
+                raise StoreError(f"scores.{part}.{name[:40]} is {score}, and goes from {low:g} to {high:g}")
+    return about
+
+
+# ---------------------------------------------------------------- files of the store
+
+
+def read_card(place: Path) -> dict[str, Any]:
+    return _read(place, CARD, lambda content: check_card(json.loads(content), place.name))
+
+
+def read_state(place: Path) -> dict[str, Any]:
+    return _read(place, STATE, lambda content: check_state(json.loads(content), place.name))
+
+
+def read_leaf_file(place: Path) -> dict[str, Any]:
+    return _read(place, LEAF, lambda content: check_leaf(json.loads(content), place.name))
+
+
+def read_lines(place: Path, holding: bytes = b"") -> list[dict[str, Any]]:
+    """The lines of metrics, or those that hold some bytes: of a long curve the others are not parsed."""
+    return _read(
+        place,
+        LINES,
+        lambda content: [check_line(json.loads(line)) for line in io.BytesIO(content) if holding in line],
+    )
+
+
+def _read(place: Path, name: str, parse: Callable[[bytes], Any]) -> Any:
+    content = read_verified(place, name)
+    try:
+        return parse(content)
+    except WRONG as wrong:
+        why = one_line(wrong)[:200]
+        raise StoreError(
+            f"{place / name} is not as biphase writes it ({why}); remove {place} and run the study again"
+        ) from None

@@ -1,0 +1,275 @@
+"""Archives whose files are whole and whose content is not: refused, or harmless; no verb ever ends in a traceback."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import random
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from faults.kinds import plan_of
+
+from biphase.files import MANIFEST, Store, publish
+from biphase.study import parcel
+from biphase.study.identities import identities
+from biphase.study.pack import pack
+from biphase.study.parcel import LEDGER, Parcel, as_json
+
+JUNK = [
+    "",
+    "text",
+    "0.5",
+    37.0,
+    -5,
+    -1,
+    0,
+    1e308,
+    10**30,
+    True,
+    None,
+    [],
+    [1],
+    {},
+    {"a": {"b": 1}},
+    "f" * 32,
+    "../x",
+]
+
+
+@pytest.fixture(scope="module")
+def packed(calm, tmp_path_factory) -> dict[str, bytes]:
+    """The files of a sound archive of the study."""
+    path = tmp_path_factory.mktemp("packed") / "sound.tar.zst"
+    pack(plan_of(calm.study, calm.store), calm.store, identities(calm.store), path)
+    files: dict[str, bytes] = {}
+    for folder, some in Parcel.open(path).contents():
+        files |= {f"{folder}/{name}" if folder else name: content for name, content in some.items()}
+    return files
+
+
+def archive(files: dict[str, bytes], path: Path) -> Path:
+    """An archive as a stranger would make it: every size and hash of its list is right."""
+    listing = {
+        name: {"bytes": len(one), "sha256": hashlib.sha256(one).hexdigest()} for name, one in files.items()
+    }
+    first = as_json({"ledger": parcel.FORMAT, "study": "faults", "files": listing})
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, content in {LEDGER: first, **files}.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    path.write_bytes(pyarrow.Codec("zstd").compress(plain.getvalue(), asbytes=True))
+    return path
+
+
+def places(value: Any, at: tuple = ()) -> list[tuple]:
+    """Every value of a JSON document, by the way to it."""
+    found = [at]
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, one in inside:
+        found += places(one, (*at, name))
+    return found
+
+
+def spoil(content: bytes, chance: random.Random) -> bytes:
+    """One value of a JSON document is another, or gone."""
+    document = json.loads(content)
+    *way, last = chance.choice([one for one in places(document) if one])
+    inside = document
+    for name in way:
+        inside = inside[name]
+    if chance.random() < 0.2 and isinstance(inside, dict):
+        del inside[last]
+    else:
+        inside[last] = chance.choice(JUNK)
+    return json.dumps(document).encode()
+
+
+def spoiled(files: dict[str, bytes], chance: random.Random) -> tuple[str, dict[str, bytes]]:
+    """The files with one of them changed; of a kind that is read often, often."""
+    kind = chance.choice(
+        ["leaf.json", "state.json", "metrics.jsonl", "card.json", "plan.json", "fingerprints.json"]
+    )
+    name = chance.choice([one for one in files if one.endswith(kind)])
+    if kind == "metrics.jsonl":
+        lines = files[name].splitlines()
+        number = chance.randrange(len(lines))
+        lines[number] = spoil(lines[number], chance)
+        return name, files | {name: b"\n".join(lines) + b"\n"}
+    return name, files | {name: spoil(files[name], chance)}
+
+
+def look(verb, study: Path, store: Path, out: Path) -> str:
+    """Type what reads a store; gives all that was said."""
+    shown = ""
+    for words in (
+        ["status", study],
+        ["status", study, "--json"],
+        ["plan", study],
+        ["report", study, "--no-print", "--out", out],
+        ["ledger", "pack", study, out.with_suffix(".tar.zst")],
+    ):
+        code, told, err = verb(*words, "--store", store)
+        assert code in (0, 1, 2)
+        assert "Traceback" not in told + err
+        shown += told + err
+    return shown
+
+
+def check_spoiled(calm, verb, packed, folder: Path, seed: int) -> bool:
+    """Was it refused? If not, nothing that it says hurts."""
+    folder.mkdir(parents=True)
+    name, files = spoiled(packed, random.Random(seed))
+    store = folder / "store"
+    code, out, err = verb("ledger", "merge", archive(files, folder / "x.tar.zst"), "--store", store)
+    assert "Traceback" not in out + err, name
+    if code:
+        assert (code, err.count("\n")) == (2, 1), name
+        assert not store.exists(), "what is refused leaves nothing"
+        return True
+    look(verb, calm.study, store, folder / "report")
+    for path in store.rglob("leaf.json"):
+        for part in json.loads(path.read_text())["scores"].values():
+            assert all(0 <= score <= 1 for score in part.values()), name
+    return False
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_an_archive_with_one_value_changed_is_refused_or_harmless(calm, verb, packed, tmp_path, seed):
+    check_spoiled(calm, verb, packed, tmp_path / "one", seed)
+
+
+@pytest.mark.campaign
+def test_no_changed_value_of_an_archive_hurts(calm, verb, packed, tmp_path):
+    first = random.randrange(10**6)
+    refused = 0
+    for seed in range(first, first + 150):
+        print("seed", seed)  # shown if it fails
+        refused += check_spoiled(calm, verb, packed, tmp_path / str(seed), seed)
+    assert refused > 75, "most values matter"
+
+
+def test_more_lines_than_a_run_has_steps_are_refused(verb, packed, tmp_path):
+    """A small archive must not become a store that fills disk and memory."""
+    name = next(one for one in packed if one.endswith("metrics.jsonl"))
+    line = packed[name].splitlines(keepends=True)[0]
+    swollen = archive(packed | {name: packed[name] + line * 40_000}, tmp_path / "x.tar.zst")
+    assert swollen.stat().st_size < 300_000
+    code, out, err = verb("ledger", "merge", swollen, "--store", tmp_path / "store")
+    assert (code, out) == (2, "")
+    assert "metrics.jsonl" in err
+    assert not (tmp_path / "store").exists()
+
+
+# ---------------------------------------------------------------- what is in the store already
+
+
+def put(store: Store, kind: str, content: dict[str, bytes], place: Path) -> None:
+    """Metadata with fitting hashes, as an earlier version merged it or a hand wrote it."""
+    store.discard(place)
+    with store.attempt("test") as built:
+        for name, one in content.items():
+            (built / name).write_bytes(one)
+        publish(built, place)
+
+
+def check_read(calm, verb, folder: Path, kind: str, name: str, seed: int) -> None:
+    """Metadata that is not as it should be counts as missing, wherever it is read."""
+    store = calm.copied(folder / "store")
+    chance = random.Random(f"{kind} {name} {seed}")
+    place = chance.choice(sorted((store.root / kind).iterdir()))
+    files = {
+        path.name: path.read_bytes() for path in place.iterdir() if path.is_file() and path.name != MANIFEST
+    }
+    if name == "metrics.jsonl":
+        lines = files[name].splitlines()
+        number = chance.randrange(len(lines))
+        lines[number] = spoil(lines[number], chance)
+        files[name] = b"\n".join(lines) + b"\n"
+    else:
+        files[name] = spoil(files[name], chance)
+    if kind != "shards":
+        put(store, kind, files, place)
+    else:
+        (place / name).write_bytes(files[name])
+        manifest = json.loads((place / MANIFEST).read_text())
+        manifest["files"][name] = {
+            "bytes": len(files[name]),
+            "sha256": hashlib.sha256(files[name]).hexdigest(),
+        }
+        (place / MANIFEST).write_text(json.dumps(manifest))
+    look(verb, calm.study, store.root, folder / "report")
+    code, out, err = verb("run", calm.study, "--store", store.root, "--quiet")
+    assert code in (0, 1, 2)
+    assert "Traceback" not in out + err
+    for digits in (place.name[:8],) if kind != "shards" else ():
+        code, out, err = verb("export", digits, folder / "model", "--store", store.root)
+        assert "Traceback" not in out + err
+
+
+METADATA = [
+    ("leaves", "leaf.json"),
+    ("states", "state.json"),
+    ("states", "metrics.jsonl"),
+    ("shards", "card.json"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), METADATA)
+def test_metadata_that_is_not_as_it_should_be_ends_no_verb_in_a_traceback(calm, verb, tmp_path, kind, name):
+    check_read(calm, verb, tmp_path, kind, name, 1)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(("kind", "name"), METADATA)
+def test_no_metadata_ends_a_verb_in_a_traceback(calm, verb, tmp_path, kind, name):
+    first = random.randrange(10**6)
+    for seed in range(first, first + 25):
+        print("seed", seed)
+        check_read(calm, verb, tmp_path / str(seed), kind, name, seed)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "change"),
+    [
+        ("states", "metrics.jsonl", lambda line: line | {"heldout": [1, 2]}),
+        ("states", "metrics.jsonl", lambda line: line | {"heldout": {"clm": "low"}}),
+        ("states", "state.json", lambda about: about | {"epochs": "half"}),
+        (
+            "states",
+            "state.json",
+            lambda about: about | {"progress": about["progress"] | {"machine": {"device": {}}}},
+        ),
+        ("leaves", "leaf.json", lambda about: about | {"metric": "luck"}),
+        ("leaves", "leaf.json", lambda about: about | {"seconds": {"train": "long"}}),
+    ],
+)
+def test_damaged_metadata_is_named_and_its_number_is_not_shown(calm, verb, tmp_path, kind, name, change):
+    store = calm.copied(tmp_path / "store")
+    plan = plan_of(calm.study, store)
+    place = store.states / plan.results["two"] if kind == "states" else sorted(store.leaves.iterdir())[0]
+    files = {path.name: path.read_bytes() for path in place.iterdir() if path.name != MANIFEST}
+    if name == "metrics.jsonl":
+        lines = [json.loads(line) for line in files[name].splitlines()]
+        files[name] = b"".join(
+            json.dumps(change(line) if "heldout" in line else line).encode() + b"\n" for line in lines
+        )
+    else:
+        files[name] = as_json(change(json.loads(files[name])))
+    put(store, kind, files, place)
+    code, out, _ = verb("status", calm.study, "--store", store.root)
+    assert code == 0
+    assert str(place / name) in out
+    told = json.loads(verb("status", calm.study, "--store", store.root, "--json")[1])
+    assert place.name in told["damaged"] or any(
+        one["key"] == place.name and one["error"] for one in told["states"]
+    )
+    code, out, _ = verb("run", calm.study, "--store", store.root, "--quiet")
+    assert code == 1
+    assert str(place / name) in out

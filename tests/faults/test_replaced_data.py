@@ -1,0 +1,160 @@
+"""Datasets and corpora that are replaced behind a study's back: old scores never stand for new data."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+from faults.kinds import plan_of
+from faults.tiny import documents, write_study
+
+from biphase.data.identity import HashMemory
+from biphase.files import Store
+from biphase.study.leaves import trainings
+
+FILES = [
+    f"tasks/{name}/{part}.jsonl" for name in ("beasts", "numbers") for part in ("train", "validation", "test")
+]
+FILES += ["text/train.jsonl", "text/heldout.jsonl"]
+
+
+@pytest.fixture
+def mine(calm, tmp_path) -> tuple[Path, Store]:
+    """The study with input files of its own, finished."""
+    study = write_study(tmp_path / "input", documents(300))
+    store = calm.copied(tmp_path / "store")
+    assert left(study, store) == 0
+    return study, store
+
+
+def left(study: Path, store: Store) -> int:
+    """Pieces and trials that are not there, as a plan of today sees it."""
+    plan = plan_of(study, store)
+    leaves = [leaf.key for one in trainings(plan) for leaf in one.leaves]
+    return sum(not store.has(store.states / key) for key in plan.states) + sum(
+        not store.has(store.leaves / key) for key in leaves
+    )
+
+
+def turned(content: bytes, chance: random.Random) -> bytes:
+    """Other rows of the same length: two digits change places, or one becomes another."""
+    places = [n for n, byte in enumerate(content) if chr(byte).isdigit() and chr(content[n + 1]) == '"']
+    place = chance.choice(places)
+    other = chance.choice([digit for digit in b"0123456789" if digit != content[place]])
+    return content[:place] + bytes([other]) + content[place + 1 :]
+
+
+def in_place(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def by_rename(path: Path, content: bytes) -> None:
+    """As tar, rsync and most programs do."""
+    draft = path.with_suffix(".new")
+    draft.write_bytes(content)
+    draft.replace(path)
+
+
+REPLACED = {"in place": in_place, "by rename": by_rename}
+
+
+def replace(path: Path, how: str, chance: random.Random) -> None:
+    """Other content, of the same size and with the same time of change, as archives with fixed times give it."""
+    was = path.stat()
+    REPLACED[how](path, turned(path.read_bytes(), chance))
+    os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (was.st_size, was.st_mtime_ns)
+
+
+def fool(store: Store, path: Path, digest: str) -> None:
+    """Let the memory of hashes vouch for a file as it is now with the hash that it had: no stamp is perfect."""
+    memory = HashMemory(store)
+    memory.sha256(path)
+    memory.remember(path, digest)
+    memory.save()
+
+
+@pytest.mark.parametrize(
+    ("name", "how"), [("tasks/beasts/test.jsonl", "in place"), ("text/train.jsonl", "by rename")]
+)
+def test_a_file_replaced_at_the_same_size_and_time_is_another_one(mine, name, how):
+    study, store = mine
+    replace(study.parent / name, how, random.Random(0))
+    plan = plan_of(study, store)
+    assert left(study, store) == (8 * len(plan.results) // 2 if "tasks" in name else len(plan.states) + 24)
+
+
+@pytest.mark.campaign
+def test_no_replaced_file_keeps_its_key(mine):
+    study, store = mine
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    chance = random.Random(seed)
+    for _ in range(60):
+        name, how = chance.choice(FILES), chance.choice(list(REPLACED))
+        path = study.parent / name
+        was = path.read_bytes()
+        replace(path, how, chance)
+        assert left(study, store) > 0, (name, how)
+        path.write_bytes(was)
+        assert left(study, store) == 0
+
+
+def test_a_trial_is_not_computed_on_data_that_the_plan_does_not_know(mine, verb):
+    study, store = mine
+    path = study.parent / "tasks" / "beasts" / "train.jsonl"
+    digest = HashMemory(store).sha256(path)
+    before = {one.name for one in store.leaves.iterdir()}
+    missing = next(leaf.key for one in trainings(plan_of(study, store)) for leaf in one.leaves)
+    store.discard(store.leaves / missing)
+    in_place(path, turned(path.read_bytes(), random.Random(1)))
+    fool(store, path, digest)
+    assert left(study, store) == 1, "the memory is fooled"
+    code, _, err = verb("run", study, "--store", store.root, "--quiet")
+    assert code == 2
+    assert "beasts" in err.splitlines()[-1]
+    assert len(err.splitlines()[-1]) < 500
+    assert {one.name for one in store.leaves.iterdir()} == before - {missing}
+    assert left(study, store) == 12, "what was read is remembered: the next plan is of the files as they are"
+    assert verb("run", study, "--store", store.root, "--quiet")[0] == 0
+    assert left(study, store) == 0
+
+
+def test_verify_reads_what_is_remembered_again(mine, verb):
+    study, store = mine
+    path = study.parent / "tasks" / "numbers" / "test.jsonl"
+    digest = HashMemory(store).sha256(path)
+    replace(path, "in place", random.Random(2))
+    for words in (["status"], ["plan"]):
+        fool(store, path, digest)
+        done = json.loads(verb(*words, study, "--store", store.root, "--json")[1])
+        assert told(done) == 24, "the memory is fooled"
+        done = json.loads(verb(*words, study, "--store", store.root, "--json", "--verify")[1])
+        assert told(done) == 12
+    fool(store, path, digest)
+    assert verb("run", study, "--store", store.root, "--quiet", "--verify")[0] == 0
+    assert left(study, store) == 0
+
+
+def told(said: dict) -> int:
+    return said["finetunings_done"] if "finetunings_done" in said else said["finetunings"]["done"]
+
+
+def test_a_corpus_is_not_tokenized_under_the_hash_of_another(mine, verb):
+    study, store = mine
+    path = study.parent / "text" / "train.jsonl"
+    digest = HashMemory(store).sha256(path)
+    plan = plan_of(study, store)
+    shards = next(store.shards.iterdir())
+    store.discard(shards)
+    store.discard(store.states / plan.results["on"])
+    in_place(path, turned(path.read_bytes(), random.Random(3)))
+    fool(store, path, digest)
+    code, _, err = verb("run", study, "--store", store.root, "--quiet")
+    assert code == 2
+    assert "have changed since the study was planned" in err.splitlines()[-1]
+    assert not store.has(shards)
+    assert plan_of(study, store).results != plan.results, "the next plan is of the text as it is"

@@ -97,6 +97,7 @@ def no_room_for_classes(monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "gelu", full)
 
 
+@pytest.mark.campaign
 def test_what_does_not_fit_is_a_finding_and_all_else_is_measured(verb, no_room_for_classes):
     code, out, err = verb("bench", "finetune", *TINY, "--json")
     assert code == 0, err
@@ -108,6 +109,7 @@ def test_what_does_not_fit_is_a_finding_and_all_else_is_measured(verb, no_room_f
     assert sides(answers) == ["biphase", "trainer"]
 
 
+@pytest.mark.campaign
 def test_what_does_not_fit_is_not_saved_and_said(verb, no_room_for_classes, tmp_path):
     code, out, err = verb("bench", "--save", "--steps", "1", "--store", tmp_path)
     assert code == 0, err
@@ -116,6 +118,7 @@ def test_what_does_not_fit_is_not_saved_and_said(verb, no_room_for_classes, tmp_
     assert {kind: kinds.count(kind) for kind in kinds} == {"pretrain": 5, "finetune": 2, "score": 2}
 
 
+@pytest.mark.campaign
 def test_a_peer_is_measured_where_ours_does_not_fit(verb, monkeypatch):
     normalize, left = torch.nn.functional.normalize, [True]
 
@@ -134,6 +137,7 @@ def test_a_peer_is_measured_where_ours_does_not_fit(verb, monkeypatch):
     assert sides(reading) == ["biphase", "sentence-transformers"]
 
 
+@pytest.mark.campaign
 def test_where_nothing_of_ours_fits_the_exit_code_is_1(verb, monkeypatch, tmp_path):
     def full(*inputs, **options):
         raise torch.OutOfMemoryError("CUDA out of memory")

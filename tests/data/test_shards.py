@@ -180,6 +180,7 @@ def test_shards_that_disagree_with_their_card_are_refused(tmp_path):
 
 def test_tokens_are_read_once_and_again_when_they_have_changed(shards, tmp_path, monkeypatch):
     corpus, store = Shards.open(shutil.copytree(shards, tmp_path / shards.name)), Store(tmp_path / "store")
+    store.root.mkdir()
     read = []
     plain = identity.sha256
     monkeypatch.setattr(identity, "sha256", lambda path: read.append(path.name) or plain(path))

@@ -83,7 +83,7 @@ def look(calm, said, truth, store: Store, folder: Path) -> str:
         ["status", calm.study],
         ["status", calm.study, "--json"],
         ["status", plan, "--json"],
-        ["plan", calm.study],
+        ["plan", calm.study, "--device", "h200"],
         ["report", calm.study, "--no-print", "--out", folder],
         ["ledger", "pack", calm.study, folder.with_suffix(".tar.zst")],
     ):

@@ -416,15 +416,16 @@ def test_values_are_taken_where_they_are_one_for_each_example(good, tmp_path):
 
 
 def test_predictions_may_come_along_and_hold_numbers_of_a_part(good, tmp_path):
-    name = f"leaves/{KEY}/predictions.safetensors"
+    leaf = leaf_of(good)
+    name = leaf.replace("leaf.json", "predictions.safetensors")
     fine = save({"test/ids": np.frombuffer(b"[1,2]", np.uint8), "test/words": np.ones(2, np.int32)})
     merged = merge(check(crafted(tmp_path / "f", sound(good | {name: fine}))), Store(tmp_path / "store"))
     assert merged.added["scores"] == 1
     assert (tmp_path / "store" / name).read_bytes() == fine
     for odd in (fine[:-1], save({"train/ids": np.ones(2)})):
         refused(crafted(tmp_path / "g", sound(good | {name: odd})), "predictions.safetensors")
-    elsewhere = good | {f"receipts/leaves/{'e' * 32}/leaf.json": good[f"leaves/{KEY}/leaf.json"]}
-    elsewhere[f"receipts/leaves/{'e' * 32}/predictions.safetensors"] = fine
+    elsewhere = {place: one for place, one in good.items() if not place.startswith("leaves/")}
+    elsewhere |= {f"receipts/{leaf}": good[leaf], f"receipts/{name}": fine}
     refused(crafted(tmp_path / "h", sound(elsewhere)), "receipts/leaves")
 
 

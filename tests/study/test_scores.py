@@ -45,7 +45,9 @@ def invent(plan, store, score, **more):
                 "seed": training.seed,
                 "metric": metric,
                 "scores": {
-                    part: {metric: score(leaf.task.name, training.lr, training.seed, part)}
+                    part: {metric: score(leaf.task.name, training.lr, training.seed, part), "mcc": 0.25}
+                    if leaf.task.family == "SC"
+                    else {metric: score(leaf.task.name, training.lr, training.seed, part)}
                     for part in ("validation", "test")
                 },
                 "examples": {"validation": 4, "test": 4},
@@ -175,7 +177,7 @@ def test_a_finished_table_reads_as_written_here(one_grid, store):
     invent(one_grid, store, lambda task, lr, seed, part: (test if part == "test" else validation)[lr, seed])
     assert table(one_grid, store) == [
         "  test score, %  task  metric    mean ± 95%             lr     with an lr per seed   time   other metrics",
-        "  clm            toys  accuracy  75.00 [11.47, 100.00]  0.004  65.00 [0.00, 100.00]  8 min  other 25.00",
+        "  clm            toys  accuracy  75.00 [11.47, 100.00]  0.004  65.00 [0.00, 100.00]  8 min  mcc 25.00",
         "  Learning rates are chosen on validation scores; intervals are over 2 fine-tuning seeds.",
         "",
     ]
@@ -186,7 +188,7 @@ def test_a_finished_table_reads_as_written_here(one_grid, store):
     assert told["half_width"] == pytest.approx(0.6353, abs=1e-4)
     assert (told["lr_by_seed"], told["test_by_seed"]) == ({"0": 1e-3, "1": 4e-3}, [0.5, 0.8])
     assert told["half_width_by_seed"] == pytest.approx(1.9059, abs=1e-4)
-    assert told["metrics"] == {"accuracy": [0.7, 0.8]}
+    assert told["metrics"] == {"accuracy": [0.7, 0.8], "mcc": [0.25, 0.25]}
     json.dumps(told, allow_nan=False)
 
 
@@ -206,7 +208,10 @@ def test_a_grid_with_a_hole_says_how_far_it_is_and_gives_no_score(one_grid, stor
 
 TRIVIAL = {
     "trivial": {"accuracy": {"what": "majority class: beast", "validation": 0.5, "test": 0.625}},
-    "tf-idf": {"accuracy": {"what": "TF-IDF", "validation": 0.7, "test": 0.75}, "other": {}},
+    "tf-idf": {
+        "accuracy": {"what": "TF-IDF", "validation": 0.7, "test": 0.75},
+        "mcc": {"what": "TF-IDF", "validation": 0.0, "test": 0.1},
+    },
 }
 
 
@@ -223,14 +228,14 @@ def test_trials_with_other_metrics_than_their_neighbours_share_a_row(one_grid, s
     invent(one_grid, store, lambda task, lr, seed, part: 0.75)
     key = [one.leaves[0].key for one in trainings(one_grid)][-1]
     about = read_leaf(store, key)
-    del about["scores"]["test"]["other"]
+    del about["scores"]["test"]["mcc"]
     store.discard(store.leaves / key)
     with store.attempt("test") as folder:
         write_json(folder / LEAF, about)
         publish(folder, store.leaves / key)
     (told,) = as_json(one_grid, store)
     assert told["metrics"] == {"accuracy": [0.75, 0.75]}
-    assert "other" not in "".join(table(one_grid, store))
+    assert "mcc" not in "".join(table(one_grid, store))
 
 
 def test_trials_of_earlier_versions_show_no_baseline_and_no_flag(one_grid, store):
@@ -289,7 +294,7 @@ def test_one_seed_has_no_interval_and_the_table_says_so(one_grid, store):
     invent(single, store, lambda task, lr, seed, part: 0.75)
     assert table(single, store) == [
         "  test score, %  task  metric    mean ± 95%                     lr     with an lr per seed            time   other metrics",
-        "  clm            toys  accuracy  75.00 (one seed: no interval)  0.001  75.00 (one seed: no interval)  4 min  other 25.00",
+        "  clm            toys  accuracy  75.00 (one seed: no interval)  0.001  75.00 (one seed: no interval)  4 min  mcc 25.00",
         "  Learning rates are chosen on validation scores; one seed has no interval.",
         "",
     ]

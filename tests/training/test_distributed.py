@@ -194,6 +194,7 @@ def test_a_run_goes_on_with_any_number_of_processes_sharded_or_not(study, tmp_pa
     agree(one, mixed)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("shard", ["none", "full"])
 def test_two_processes_send_the_bytes_that_a_plan_says(study, fresh, tmp_path, shard):
     text, commands = study.read_text().replace("decay=10", "decay=1").replace("warmup=5", "warmup=1"), []

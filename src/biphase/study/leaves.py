@@ -154,7 +154,7 @@ def survey(plan: Plan, store: Store) -> Survey:
         if fault := next(filter(None, (store.fault(store.leaves / leaf.key) for leaf in one.leaves)), ""):
             damaged[one.key] = fault
     running = {one.key: (one, holders[one.key]) for one in left if one.key in holders}
-    errors = {key: about["error"] for key, about in noted.items()} | damaged
+    errors = {one.key: noted[one.key]["error"] for one in left if one.key in noted} | damaged
     failed = {
         one.key: (one, errors[one.key]) for one in every if one.key in errors and one.key not in running
     }

@@ -243,7 +243,7 @@ def _cell(cell: Cell, means: list[float]) -> dict[str, Any]:
         "value": plain(100 * seeds.mean, 6),
         "mean": percent(seeds.mean),
         "around": cell.around.replace("± ", "±"),
-        "note": ", ".join(filter(None, (score.no_interval, score.collapse))),
+        "note": ", ".join(filter(None, ("no interval" if score.no_interval else "", score.collapse))),
         "shade": plain((means.index(seeds.mean) / max(1, len(means) - 1)) ** 2, 2),
         "title": "; ".join(words),
     }

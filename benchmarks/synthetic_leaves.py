@@ -20,9 +20,10 @@ from safetensors.numpy import save
 from synthetic_states import MACHINE, as_json, put
 
 from biphase.files import Store
+from biphase.metadata import LEAF
 from biphase.records import encode
 from biphase.specs import Task
-from biphase.study.leaves import LEAF, VALUES, Training, trainings
+from biphase.study.leaves import VALUES, Training, trainings
 from biphase.study.plan import Plan
 from biphase.tasks.metrics.tagging import entity_f1
 

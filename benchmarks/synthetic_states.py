@@ -13,8 +13,8 @@ from typing import Any
 from biphase.files import MANIFEST, Store
 from biphase.keys import acts, label, origin_draw, origin_step
 from biphase.records import encode
-from biphase.report.pretraining import flops_of
 from biphase.specs import CLM, MLM, Objective, Pretrain
+from biphase.study.costs import flops_of
 from biphase.study.plan import Plan, State
 
 MACHINE = {"device": "synthetic", **dict.fromkeys(("torch", "transformers", "biphase", "python"), "none")}

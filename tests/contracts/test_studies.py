@@ -13,8 +13,8 @@ from biphase.report import prospects
 from biphase.specs import WSD, Pretrain
 from biphase.study.load import load
 from biphase.study.plan import Plan, make_plan, save_plan
-from biphase.study.totals import Bill
-from biphase.study.tree import PAGE, plan_json, render
+from biphase.study.totals import PAGE, Bill
+from biphase.study.tree import plan_json, render
 
 STUDIES = sorted(Path(__file__).parents[2].joinpath("studies").glob("*.py"))
 DOCUMENT = Path(__file__).parents[2].joinpath("docs/paper-steps.md").read_text(encoding="utf-8")

@@ -6,13 +6,14 @@ from dataclasses import replace
 import pytest
 
 from biphase import CLM, MLM, Stage, Study
+from biphase.metadata import LEAF
 from biphase.report.content import collect
 from biphase.report.estimates import estimate
 from biphase.report.evidence import gather
 from biphase.report.latex import latex
 from biphase.report.markdown import markdown
 from biphase.report.page.render import page
-from biphase.study.leaves import LEAF, trainings
+from biphase.study.leaves import trainings
 
 
 def test_one_seed_still_has_test_examples(invent, run, grid, tmp_path):

@@ -12,10 +12,11 @@ from safetensors.torch import save
 
 from biphase import CLM, MLM, Fewer, Stage, Study
 from biphase.files import MANIFEST, Store, publish, verify
+from biphase.metadata import LEAF
 from biphase.report import tables
 from biphase.report.content import collect
 from biphase.report.evidence import gather
-from biphase.study.leaves import LEAF, VALUES, read_leaf, trainings
+from biphase.study.leaves import VALUES, read_leaf, trainings
 from biphase.study.ledger import note_failure
 from biphase.study.scores import rows
 from biphase.tasks.metrics.tagging import entity_f1

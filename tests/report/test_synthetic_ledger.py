@@ -10,8 +10,9 @@ import pytest
 
 from biphase import CATALOG, CLM, Finetune, Stage, Study
 from biphase.files import MANIFEST, verify
+from biphase.metadata import LEAF
 from biphase.report.evidence import gather
-from biphase.study.leaves import LEAF, PREDICTIONS
+from biphase.study.leaves import PREDICTIONS
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,9 +16,10 @@ from safetensors.torch import load_file, save_file
 from biphase import CATALOG, CLM, MLM, TASKS, Finetune, Hub, Linear, Stage, Study
 from biphase.errors import SpecError, StoreError
 from biphase.files import Store, publish, read_json, write_json
+from biphase.metadata import LEAF
 from biphase.study.evaluation import evaluation, finetuning
 from biphase.study.identities import identities
-from biphase.study.leaves import LEAF, VALUES, count, read_leaf, trainings
+from biphase.study.leaves import VALUES, count, read_leaf, trainings
 from biphase.study.plan import make_plan, save_plan
 from biphase.training.manner import Manner
 

@@ -26,10 +26,11 @@ from biphase.errors import SpecError
 from biphase.files import Store
 from biphase.keys import Identities
 from biphase.leases import Leases
+from biphase.metadata import LEAF
 from biphase.specs import AdamW
 from biphase.study import leaves, ledger, totals
 from biphase.study.identities import identities
-from biphase.study.leaves import LEAF, Count, count, read_leaf, survey, trainings
+from biphase.study.leaves import Count, count, read_leaf, survey, trainings
 from biphase.study.plan import make_plan
 
 OUTSIDE = Identities(data=lambda run: "data", hub=lambda hub: hub.source)

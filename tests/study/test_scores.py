@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from biphase.files import MANIFEST, publish, verify, write_json
+from biphase.metadata import LEAF
 from biphase.records import encode
 from biphase.specs.claims import CHOSEN
-from biphase.study.leaves import LEAF, read_leaf, trainings
+from biphase.study.leaves import read_leaf, trainings
 from biphase.study.scores import as_json, half_width, rows, table, with_interval
 
 SCORES = st.floats(0, 1)

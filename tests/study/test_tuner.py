@@ -18,9 +18,10 @@ from biphase.errors import DataError, ModelError, SpecError
 from biphase.files import MANIFEST, publish, verify
 from biphase.finetune.checkpoints import Checkpoints
 from biphase.leases import Leases
+from biphase.metadata import LEAF
 from biphase.study import leaves, ledger
 from biphase.study.identities import identities
-from biphase.study.leaves import LEAF, PREDICTIONS, VALUES, read_leaf, trainings
+from biphase.study.leaves import PREDICTIONS, VALUES, read_leaf, trainings
 from biphase.study.plan import make_plan
 from biphase.study.shard_maker import Stopped
 from biphase.study.summary import closing, status_json, status_text

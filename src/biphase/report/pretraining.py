@@ -123,7 +123,7 @@ def _began(entry: ledger.Entry, store: Store) -> float | None:
         told = read_verified(store.told(store.states / entry.state.key), LINES)
         at = told.find(b'{"step": %d, "loss"' % entry.state.span[0])
         if at >= 0:
-            return line(told[at:].split(b"\n", 1)[0].decode(errors="replace")).get("seconds")
+            return parse_line(told[at:].split(b"\n", 1)[0].decode(errors="replace")).get("seconds")
     return None
 
 
@@ -165,7 +165,7 @@ def curve(plan: Plan, store: Store, result: str, *, live: bool = False) -> Curve
 def _curve(plan: Plan, result: str, found: list[str]) -> Curve:
     trained = _thinned([text for text in found if '"heldout"' not in text])
     heldout: dict[str, list[tuple[int, float]]] = {}
-    for step, measured in ledger.heldout([line(text) for text in found if '"heldout"' in text]).items():
+    for step, measured in ledger.heldout([parse_line(text) for text in found if '"heldout"' in text]).items():
         for objective, loss in measured.items():
             heldout.setdefault(objective, []).append((step, loss))
     end = plan.path(plan.results[result])
@@ -210,16 +210,16 @@ def texts(plan: Plan, store: Store, result: str, *, live: bool) -> list[str]:
         with contextlib.suppress(OSError, UnicodeDecodeError, StoreError):
             told = read_file(ledger.live_file(plan, store, state.key)).decode().splitlines()
             for text in told[:-1]:  # the last one may be on its way to the disk
-                line(text)
+                parse_line(text)
             found = max(found, told, key=_last_step)  # it too begins at the root
     return [text for text in found if text.endswith("}")]  # the last one may be on its way to the disk
 
 
 def _last_step(texts: list[str]) -> int:
-    return next((line(text)["step"] for text in reversed(texts) if text.endswith("}")), 0)
+    return next((parse_line(text)["step"] for text in reversed(texts) if text.endswith("}")), 0)
 
 
-def line(text: str) -> dict[str, Any]:
+def parse_line(text: str) -> dict[str, Any]:
     """A line of metrics, checked when it is needed: of long curves few are."""
     try:
         return check_line(json.loads(text))
@@ -241,11 +241,11 @@ def _thinned(texts: list[str]) -> list[_Point]:
     points = []
     for first in range(0, len(texts), width):
         group = texts[first : first + width]
-        objective = json.dumps(line(group[0]).get("objective", ""))
+        objective = json.dumps(parse_line(group[0]).get("objective", ""))
         if all(objective in text for text in group):
             points += _mean(_spread(group))
         else:
-            lines = [line(text) for text in group]
+            lines = [parse_line(text) for text in group]
             points += [
                 point
                 for _, some in itertools.groupby(lines, key=lambda line: line.get("objective", ""))
@@ -257,8 +257,8 @@ def _thinned(texts: list[str]) -> list[_Point]:
 def _spread(group: list[str]) -> list[dict[str, Any]]:
     """Some lines of a group, evenly spread, its first and last among them."""
     if len(group) <= SAMPLE:
-        return [line(text) for text in group]
-    return [line(group[round(n * (len(group) - 1) / (SAMPLE - 1))]) for n in range(SAMPLE)]
+        return [parse_line(text) for text in group]
+    return [parse_line(group[round(n * (len(group) - 1) / (SAMPLE - 1))]) for n in range(SAMPLE)]
 
 
 def _mean(lines: list[dict[str, Any]]) -> list[_Point]:

@@ -15,8 +15,7 @@ from biphase.errors import StoreError
 from biphase.files import Store
 from biphase.metadata import read_state
 from biphase.presets import corpus_of
-from biphase.report.pretraining import line as parsed
-from biphase.report.pretraining import switches, texts
+from biphase.report.pretraining import parse_line, switches, texts
 from biphase.report.recipes import Span, recipe_of
 from biphase.specs import Corpus, Hub, Pretrain
 from biphase.study.plan import Plan, State
@@ -117,7 +116,7 @@ def _gaps(plan: Plan, result: str, lines: list[str]) -> list[Gap]:
     for place, text in enumerate(lines):
         if '"heldout"' not in text:
             continue
-        measured = parsed(text)
+        measured = parse_line(text)
         step = measured["step"]
         span = next((one for one in spans if one.first < step <= one.until), None)
         heldout = _of(measured.get("heldout", {}), span) if span else None
@@ -148,7 +147,7 @@ def _lately(lines: list[str], place: int, step: int, since: int) -> float | None
     for before in range(place - 1, -1, -1):
         if '"heldout"' in lines[before]:
             continue
-        line = parsed(lines[before])
+        line = parse_line(lines[before])
         if line["step"] <= since or (losses and line["step"] <= step - steps):
             break
         if line.get("loss") is not None:

@@ -16,7 +16,6 @@ from biphase.files import Store
 from biphase.holders import Holder
 from biphase.keys import leaf_key, training_key
 from biphase.leases import Leases
-from biphase.metadata import LEAF as LEAF
 from biphase.metadata import read_leaf_file
 from biphase.specs import Finetune, Task
 from biphase.study import ledger

@@ -19,11 +19,11 @@ from typing import Any
 from biphase.data.identity import cards, link_path
 from biphase.errors import StoreError, one_line
 from biphase.files import Store, publish, read_sealed, sealed, verify, write_json
-from biphase.metadata import WRONG
+from biphase.metadata import LEAF, WRONG
 from biphase.records import decode
 from biphase.study import parcel
 from biphase.study.identities import corpora_of, remember_fingerprints
-from biphase.study.leaves import LEAF, read_leaf
+from biphase.study.leaves import read_leaf
 from biphase.study.parcel import Parcel
 from biphase.study.pins import remember
 from biphase.study.plan import PLAN

@@ -16,6 +16,7 @@ from biphase.errors import StoreError
 from biphase.keys import Identities
 from biphase.metadata import (
     CARD,
+    LEAF,
     LINES,
     PARTS,
     ROUNDING,
@@ -32,7 +33,7 @@ from biphase.specs import Corpus, Hub, Pretrain, Study, Task
 from biphase.specs.claims import RANGES
 from biphase.study import parcel
 from biphase.study.identities import corpora_of, hub_fingerprint, trained_runs
-from biphase.study.leaves import LEAF, PREDICTIONS, VALUES, Training, trainings
+from biphase.study.leaves import PREDICTIONS, VALUES, Training, trainings
 from biphase.study.pins import COMMIT, hubs_of
 from biphase.study.plan import Plan, make_plan
 

@@ -26,11 +26,12 @@ from biphase.finetune.families import Family, Part, Scored, as_text, family_of
 from biphase.finetune.leaf import Bench, Trained, score
 from biphase.finetune.model import Setting, Tuned
 from biphase.finetune.subject import Subject, subject_of_hub, subject_of_state
+from biphase.metadata import LEAF
 from biphase.models.attention import varlen_works
 from biphase.models.encoder import Encoder
 from biphase.records import encode
 from biphase.specs import Finetune, Hub, Pretrain, Task
-from biphase.study.leaves import LEAF, PREDICTIONS, VALUES, Leaf, Training
+from biphase.study.leaves import PREDICTIONS, VALUES, Leaf, Training
 from biphase.study.plan import Plan
 from biphase.study.shard_maker import Stopped
 from biphase.tasks.load import load

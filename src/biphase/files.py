@@ -71,8 +71,8 @@ class Store:
 
     def named(self, folder: Path, digits: str) -> list[str]:
         """The keys of the results in a folder of this store (`states`, `leaves`) that begin with these digits."""
-        found = sorted(folder.glob(f"{digits}*"))
-        for place in found:
+        found = sorted(place for place in folder.glob(f"{digits}*") if _IS_KEY.fullmatch(place.name))
+        for place in found if digits else ():
             self.refuse_debris(place)
         return [place.name for place in found if self.has(place)]
 
@@ -278,8 +278,8 @@ def write_json(path: Path, value: Any) -> None:
         draft.unlink(missing_ok=True)  # there only if something went wrong
 
 
-def read_file(path: Path) -> bytes:
-    """The content of a plain file. Anything else is refused at once: reading a named pipe would never end."""
+def read_file(path: Path, *, tail: int = 0) -> bytes:
+    """The content of a plain file, or its last `tail` bytes. Anything else is refused: reading a named pipe would never end."""
 
     def opened(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NONBLOCK)
@@ -287,6 +287,8 @@ def read_file(path: Path) -> bytes:
     with open(path, "rb", opener=opened) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is no plain file", str(path))
+        if tail:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - tail))
         return file.read()
 
 

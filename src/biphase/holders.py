@@ -93,9 +93,13 @@ def parse(raw: bytes | None) -> Holder | None:
     """The holder a lease file names; None if the file is absent or not a lease."""
     try:
         fields = json.loads(raw or b"")
-        return Holder(beats=int(fields.pop("beat")), **fields)
-    except (ValueError, TypeError, KeyError, AttributeError):
+        holder = Holder(beats=int(fields.pop("beat")), **fields)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
+    texts = (holder.owner, holder.host, holder.boot, holder.namespace, holder.started, holder.since)
+    # A process id of 0 or below would name a whole group, or every process.
+    sound = type(holder.pid) is int and 0 < holder.pid < 2**31 and all(isinstance(one, str) for one in texts)
+    return holder if sound else None
 
 
 def owner_of(raw: bytes | None) -> str:

@@ -28,6 +28,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import socket
 import threading
 import time
@@ -44,7 +45,7 @@ SUFFIX = ".lease"
 TAKEOVERS = "takeovers.jsonl"
 DEBRIS_SECONDS = 3600.0  # drafts and withdrawn leases live for milliseconds; older ones belong to the dead
 LOCK_SECONDS = 1.0
-FOREIGN = b"\0"  # in place of the bytes of what is no lease file: a link, a pipe, a socket
+FOREIGN = b"\0"  # in place of the bytes of what is no lease file: a link, a pipe, a socket, a folder
 
 _BEAT_AT = len('{"beat": "')  # where the counter stands in the file
 _BEAT_DIGITS = 12
@@ -224,7 +225,10 @@ class Leases:
         if not right:
             with contextlib.suppress(FileNotFoundError, FileExistsError):
                 _link(grave, path)
-        grave.unlink(missing_ok=True)
+        if grave.is_dir() and not grave.is_symlink():
+            shutil.rmtree(grave, ignore_errors=True)
+        else:
+            grave.unlink(missing_ok=True)
         return right
 
     def _create(self, path: Path, key: str) -> Lease | None:
@@ -317,7 +321,7 @@ def _read(path: Path) -> bytes | None:
     except FileNotFoundError:
         return FOREIGN if path.is_symlink() else None
     except OSError as wrong:
-        if wrong.errno in (errno.EINVAL, errno.ELOOP, errno.ENXIO):
+        if wrong.errno in (errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENXIO):
             return FOREIGN
         raise
 

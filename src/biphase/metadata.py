@@ -27,11 +27,11 @@ from biphase.keys import data_key
 from biphase.records import KEY_LENGTH, decode
 from biphase.specs import Corpus, Pretrain
 from biphase.specs.claims import CHOSEN, METRICS, RANGES
-from biphase.specs.tasks import FAMILIES
+from biphase.specs.tasks import FAMILY_OF
 
 CARD, STATE, LINES, LEAF = "card.json", "state.json", "metrics.jsonl", "leaf.json"
 PARTS = ("validation", "test")
-_FORMS = {form.__name__: family for form, family in FAMILIES.items()}
+_FORMS = {form.__name__: family for form, family in FAMILY_OF.items()}
 ROUNDING = 1e-6  # by which a score may lie outside its range
 # What reading JSON that somebody else wrote, as if it were ours, may end in.
 WRONG = (BiphaseError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)

@@ -229,11 +229,9 @@ def work(
         outcome = worker.work()
     finally:
         presence.leave()
-    broken = bool(outcome.failed)
     if ranks.first:
         tuned = survey(made, where)
-        broken = broken or bool(tuned.damaged)
-        text = closing(
+        text = closing(  # adds what cannot be read to the failed
             made,
             where,
             outcome.failed,
@@ -246,7 +244,7 @@ def work(
         lines = [text, *more()]
         give(as_json, lambda: more_json() | status_json(made, where), lambda: "\n".join(lines))
     ranks.wait()  # torchrun ends the others soon after one has ended with a failure
-    code = 1 if broken else 0
+    code = 1 if outcome.failed else 0
     refusal.note_ending(code)
     devices.leave(_code(code, stop.warned, made, where, presence, results))
 

@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from biphase.errors import StoreError, one_line
-from biphase.files import Store, publish, read_verified, verify, write_json
+from biphase.files import Store, debris, publish, read_verified, verify, write_json
 from biphase.training.tensors import Coming, Tensors, write
 
 TRIAL = "trial.json"
@@ -110,16 +110,18 @@ class Checkpoints:
             self.store.discard(place)
 
     def _places(self) -> list[Path]:
-        """Published checkpoints of this trial, the latest first."""
+        """Checkpoints of this trial, the latest first; whether they are whole is seen when they are read."""
         steps = {
             int(step): place
             for place in self.store.unfinished.glob(f"{self.key}-*")
-            if self.store.has(place) and (step := place.name.rpartition("-")[2]).isdecimal()
+            if (step := place.name.rpartition("-")[2]).isdecimal()
         }
         return [steps[step] for step in sorted(steps, reverse=True)]
 
     def _checked(self, place: Path, both: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
         """What a checkpoint says, after comparing all of it with the tensors it would be put into."""
+        if not self.store.has(place):
+            raise StoreError(debris(place))
         verify(place)
         about = json.loads(read_verified(place, TRIAL))
         if f"{about['key']}-{about['step']}" != place.name:

@@ -21,13 +21,13 @@ from biphase.files import Store, read_verified
 from biphase.report.pretraining import Piece, pieces
 from biphase.report.recipes import Model, models
 from biphase.specs import Family, Task
+from biphase.specs.tasks import FAMILIES
 from biphase.study import ledger
 from biphase.study.leaves import VALUES, read_leaf, trainings
 from biphase.study.plan import Plan
 from biphase.study.select import choose
 
 Floats = NDArray[np.float64]
-FAMILIES: tuple[Family, ...] = ("SC", "TC", "QA", "IR")
 PARTS = ("validation", "test")
 
 

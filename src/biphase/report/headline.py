@@ -18,9 +18,9 @@ from biphase import wording
 from biphase.report.claims import READS, Finding
 from biphase.report.evidence import Evidence, Floats
 from biphase.report.numerals import fixed, interval, listed, percent
-from biphase.report.reading import spelled
 from biphase.report.recipes import Model
 from biphase.report.statistics.intervals import Estimate, across, kept, of_scores
+from biphase.specs.tasks import family_name
 from biphase.wording import counted, short
 
 KINDS = {
@@ -106,7 +106,7 @@ def _answer(evidence: Evidence) -> tuple[str, str, tuple[Lead, ...]]:
         )
     best = _best(evidence, group)
     score = of_scores(across(_average(evidence, best)))
-    value = f"{percent(score.mean)}%{_spread(score)}, averaged over {listed([spelled(one) for one in evidence.families])}"
+    value = f"{percent(score.mean)}%{_spread(score)}, averaged over {listed([family_name(one) for one in evidence.families])}"
     what = _what(best)
     if len(group) == 1:
         return f"{what} ({best.recipe.size}) scores {value}.", what, ()

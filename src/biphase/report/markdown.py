@@ -9,8 +9,9 @@ from biphase.report.claims import CONTRARY, Finding
 from biphase.report.content import Content
 from biphase.report.missing import Missing
 from biphase.report.numerals import MISSING, effect, interval, p_value, percent, signed
-from biphase.report.reading import reading, spelled
+from biphase.report.reading import reading
 from biphase.report.tables import Board, Cell
+from biphase.specs.tasks import family_name
 from biphase.wording import counted
 
 LOSSES = 50  # listed one by one; more are counted, and stand in leaves.csv
@@ -141,7 +142,8 @@ def _board(board: Board) -> str:
         rows.append([f"*{_text(name)} baseline*", *shown])
     title = {"families": "Families", "tasks": "Tasks"}[board.name]
     return f"## {title}\n\nTest scores in percent, ± 95%; the best mean of each column in bold.\n\n" + _table(
-        ["model", *(_text(spelled(one) if board.name == "families" else one) for one in board.columns)], rows
+        ["model", *(_text(family_name(one) if board.name == "families" else one) for one in board.columns)],
+        rows,
     )
 
 

@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-FAMILY_NAMES = {
-    "SC": "sequence classification",
-    "TC": "token classification",
-    "QA": "question answering",
-    "IR": "retrieval",
-}
-
-
-def spelled(family: str) -> str:
-    """sequence classification (SC): a family at its first use."""
-    return f"{FAMILY_NAMES[family]} ({family})"
-
+from biphase.specs.tasks import FAMILIES
 
 READING: tuple[tuple[str, str], ...] = (
     (
@@ -24,7 +13,7 @@ READING: tuple[tuple[str, str], ...] = (
     ),
     (
         "Families.",
-        f"{', '.join(f'{family}: {name}' for family, name in FAMILY_NAMES.items())}. A family is the plain mean of its "
+        f"{', '.join(f'{family}: {name}' for family, name in FAMILIES.items())}. A family is the plain mean of its "
         "tasks, seed by seed.",
     ),
     (

@@ -122,7 +122,19 @@ class Retrieve:
             raise SpecError(f"Retrieve.relevant must be at least 1, it is {self.relevant}")
 
 
-FAMILIES: dict[type, Family] = {Classify: "SC", Tag: "TC", Answer: "QA", Retrieve: "IR"}
+FAMILIES: dict[Family, str] = {
+    "SC": "sequence classification",
+    "TC": "token classification",
+    "QA": "question answering",
+    "IR": "retrieval",
+}
+FAMILY_OF: dict[type, Family] = {Classify: "SC", Tag: "TC", Answer: "QA", Retrieve: "IR"}
+
+
+def family_name(family: str) -> str:
+    """sequence classification (SC): a family at its first use."""
+    names: dict[str, str] = {**FAMILIES}
+    return f"{names[family]} ({family})"
 
 
 @record
@@ -165,7 +177,7 @@ class Task:
 
     @property
     def family(self) -> Family:
-        return FAMILIES[type(self.form)]
+        return FAMILY_OF[type(self.form)]
 
     @property
     def zero_shot(self) -> bool:

@@ -60,14 +60,14 @@ class Attendance:
     def _may_live(self, worker: str, holder: Holder) -> bool:
         """Not so if its process is gone, or never opened this file: then it is somebody else's, and not to be ended."""
         alive = holder.alive
-        return alive is None or (alive and has_open(holder.pid, self._file(worker)) is not False)
+        return alive is None or (alive and has_open(holder.pid, self.file(worker)) is not False)
 
-    def _file(self, worker: str) -> Path:
+    def file(self, worker: str) -> Path:
         return self.leases.folder / f"{worker}{SUFFIX}"
 
     def strike(self, worker: str) -> None:
         """Forget a worker that ended without signing out. Its name comes never again."""
-        self._file(worker).unlink(missing_ok=True)
+        self.file(worker).unlink(missing_ok=True)
 
     def request(self) -> Request:
         """Who is asked to stop now."""

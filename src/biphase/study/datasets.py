@@ -13,7 +13,7 @@ from typing import Any
 from biphase.errors import StoreError
 from biphase.files import Store, read_sealed, sealed, write_json
 from biphase.specs import Answer, Classify, Retrieve, Tag, Task
-from biphase.specs.tasks import columns_of, filled
+from biphase.specs.tasks import FAMILIES, columns_of, filled
 from biphase.study.tasks import LABELS, VALIDATION
 from biphase.tasks.examples import Examples, Pair, Question, Search, Text, Words
 from biphase.tasks.hub import refuse_unpinned
@@ -28,12 +28,6 @@ DATASETS = "datasets.json"
 SHOWN = 160  # characters of an example
 LISTED = 12  # labels
 FEW = 100  # rows to train on
-FAMILIES = {
-    "SC": "sequence classification",
-    "TC": "token classification",
-    "QA": "question answering",
-    "IR": "retrieval",
-}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from biphase.errors import StoreError, one_line
-from biphase.files import Store, read_json, write_json
+from biphase.files import Store, read_file, read_json, write_json
 from biphase.holders import Holder
 from biphase.leases import Leases
 from biphase.metadata import read_lines, read_state
@@ -138,9 +138,8 @@ def live_file(plan: Plan, store: Store, key: str) -> Path:
 def latest(plan: Plan, store: Store, state: State) -> str:
     """How far a training job is, by the last lines of its live file: step, loss, tokens a second. Empty: not known."""
     try:
-        with live_file(plan, store, state.key).open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
-            texts = file.read().decode(errors="replace").splitlines()[1:]  # the first may be cut
+        content = read_file(live_file(plan, store, state.key), tail=TAIL_BYTES)
+        texts = content.decode(errors="replace").splitlines()[1:]  # the first may be cut
         # The last line may be on its way to the disk.
         lines = [json.loads(text) for text in texts if text.endswith("}") and '"loss"' in text]
         first, last = lines[0], lines[-1]

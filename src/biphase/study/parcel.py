@@ -60,6 +60,7 @@ LARGEST = {
     "leaf.json": 2**22,
     "metrics.jsonl": 2**28,
     "values.safetensors": 2**28,
+    "predictions.safetensors": 2**28,
 }
 LARGEST_OTHER = 2**20
 

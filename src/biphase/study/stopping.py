@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from biphase.errors import ClusterError
 from biphase.files import Store
-from biphase.holders import Holder, descendants
+from biphase.holders import Holder, descendants, has_open
 from biphase.study.attendance import HERE, Attendance, Request, control
 from biphase.study.slurm import queue as slurm
 from biphase.wording import counted, duration
@@ -115,8 +115,10 @@ class Stopping:
         return left + [f"Slurm job {job.id} ({job.state})" for job in self.queue.jobs]
 
     def _signal(self, worker: str, holder: Holder) -> None:
-        """Directly, where it is a process of this machine."""
+        """Directly, where it is a process of this machine that has its file open. One that we may not look at gets none."""
         if worker in self.signalled or not holder.alive or holder.pid == os.getpid():
+            return
+        if not has_open(holder.pid, self.attendance.file(worker)):
             return
         self.signalled.add(worker)
         with contextlib.suppress(ProcessLookupError, PermissionError):  # it ended, or is another user's

@@ -7,18 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import get_args
 
 from biphase.catalog import CATALOG, TASKS
 from biphase.data.listing import Absent
 from biphase.errors import SpecError, nearest
-from biphase.specs import Answer, Classify, Family, Retrieve, Splits, Tag, Task
+from biphase.specs import Answer, Classify, Retrieve, Splits, Tag, Task
+from biphase.specs.tasks import FAMILIES
 from biphase.tasks.hub import SIGN, HubPlace
 from biphase.tasks.labels import in_order, is_number, named, values_of
 from biphase.tasks.places import ABOUT, COLUMNS, KINDS, kind_of, local_files, matching
 from biphase.tasks.tables import column_names, read
 
-FAMILIES = get_args(Family)
 # Names of parts: as folders usually have them, else at the end of other words (eng.train, en_ewt-ud-train.iob2).
 TRAIN = ("train*", "*[-_.]train*")
 VALIDATION = ("validation*", "valid*", "dev*", "val[-_.]*", "*[-_.]valid*", "*[-_.]dev*", "*.testa")

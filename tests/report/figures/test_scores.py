@@ -15,11 +15,11 @@ from biphase.report.figures.description import PAPER
 from biphase.report.figures.palette import role_of
 from biphase.report.paper import family_mean
 from biphase.report.pretraining import cost
-from biphase.report.reading import FAMILY_NAMES
+from biphase.specs.tasks import FAMILIES
 from biphase.study.plan import make_plan
 
 SCORED = ["objectives", "ratio", "efficiency", "rates", "splits", "robustness", "continued"]
-PANELS = [name.capitalize() for name in FAMILY_NAMES.values()]
+PANELS = [name.capitalize() for name in FAMILIES.values()]
 T4 = 2.7764451051977987  # Student's t for five seeds
 
 
@@ -43,7 +43,7 @@ def test_objectives_by_size(by_id, drawn, paper):
     models = paper[0].models
     sizes = {float(models[f"{size}-clm-42k"].recipe.parameters): size for size in ("210m", "610m", "1b")}
     figure = by_id["objectives"]
-    for family, panel in zip(FAMILY_NAMES, PANELS, strict=True):
+    for family, panel in zip(FAMILIES, PANELS, strict=True):
         for name, word in (("CLM", "clm"), ("MLM 40%", "mlm40")):
             expected = {
                 x: family_mean(models[f"{size}-{word}-42k"].recipe, family) + 1 for x, size in sizes.items()
@@ -64,7 +64,7 @@ def test_marks_are_the_papers_table(by_id, drawn, paper):
         "continued": ["610m-clm-42k", "610m-mlm40-42k", *(f"610m-{word}-dec42k-mlm40-{n}k" for word in ("clm", "mlm40") for n in (54, 64))],
         "efficiency": [f"610m-{word}-42k{step}" for word in ("clm", "mlm40") for step in ("-5000", "-40000", "")],
     }.items():  # fmt: skip
-        for family, panel in zip(FAMILY_NAMES, PANELS, strict=True):
+        for family, panel in zip(FAMILIES, PANELS, strict=True):
             marks = drawn(by_id[id], panel, PAPER)
             known = [family_mean(models[name].recipe, family) for name in names]
             assert sorted(marks.y) == sorted(known), (id, panel)

@@ -25,9 +25,9 @@ from biphase.report.claims.verdicts import (
 from biphase.report.draws import Draws, shared_draws
 from biphase.report.evidence import Evidence
 from biphase.report.numerals import interval, listed
-from biphase.report.reading import spelled
 from biphase.report.repetition import Epochs
 from biphase.report.statistics.multiplicity import holm
+from biphase.specs.tasks import family_name
 from biphase.wording import counted, short
 
 
@@ -128,7 +128,7 @@ def needs(over: Bench, statement: Statement) -> str:
     absent = missing_families(over, statement)
     if statement.on and len(absent) == len(statement.on):
         return (
-            f"needs a task of {listed([spelled(one) for one in absent])}"
+            f"needs a task of {listed([family_name(one) for one in absent])}"
             if over.tasks
             else "needs tasks to fine-tune on"
         )

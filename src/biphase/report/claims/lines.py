@@ -18,10 +18,10 @@ from biphase.keys import decay_start
 from biphase.presets import corpus_of
 from biphase.report.recipes import SETTING, Kind, Model, models
 from biphase.specs import MLM, Family, Fewer, Finetune, Hub, Pretrain, Task
+from biphase.specs.tasks import FAMILIES
 from biphase.study.plan import Plan
 from biphase.wording import short
 
-FAMILIES: tuple[Family, ...] = ("SC", "TC", "QA", "IR")
 USUAL = 0.4  # the masking ratio of the paper's comparisons
 WINDOW = 0.05  # a split of 25% is any between 20% and 30%
 

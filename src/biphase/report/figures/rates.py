@@ -15,9 +15,9 @@ from biphase.report.figures.scored import SCORE, with_half
 from biphase.report.figures.ticks import spaced
 from biphase.report.numerals import fixed, listed, rate
 from biphase.report.paper import at_rates
-from biphase.report.reading import FAMILY_NAMES
 from biphase.report.recipes import Model
 from biphase.report.statistics.intervals import Estimate, across, of_scores
+from biphase.specs.tasks import FAMILIES
 from biphase.wording import counted
 
 
@@ -39,7 +39,7 @@ def figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
         if made:
             marks = _paper_marks([evidence.models[one] for one in models], tasks)
             y = Axis("" if panels else SCORE)
-            panels.append(Panel(FAMILY_NAMES[family].capitalize(), _axis(finetune.lrs), y, (*marks, *made)))
+            panels.append(Panel(FAMILIES[family].capitalize(), _axis(finetune.lrs), y, (*marks, *made)))
     if not panels:
         return None
     said = [f"Fine-tuning at each learning rate, {size}; no rate is chosen here."]

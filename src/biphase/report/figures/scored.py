@@ -17,8 +17,8 @@ from biphase.report.figures.description import PAPER, Axis, Draws, Look, Numbers
 from biphase.report.figures.palette import NAMES, PAPER_LOOK, Meaning, look, looks, role_of
 from biphase.report.numerals import fixed, listed, rate
 from biphase.report.paper import family_mean
-from biphase.report.reading import FAMILY_NAMES
 from biphase.report.recipes import Model
+from biphase.specs.tasks import FAMILIES
 from biphase.wording import beside, counted
 
 SCORE = "test score, %"
@@ -107,13 +107,13 @@ def score_panels(
                 others += _of_other_roles(evidence, line, known, tasks, views)
                 covers |= {s.seeds.covers: None for _, s in known if math.isfinite(s.seeds.low)}
         if made and not joined:
-            lonely.append(FAMILY_NAMES[family])
+            lonely.append(FAMILIES[family])
         elif made:
             made += others
             marks = _paper_marks(lines, family, views)
             paper = paper or bool(marks)
             y = Axis("" if panels else SCORE)
-            panels.append(Panel(FAMILY_NAMES[family].capitalize(), x, y, (*marks, *made)))
+            panels.append(Panel(FAMILIES[family].capitalize(), x, y, (*marks, *made)))
     return Drawn(
         tuple(panels),
         len(every),

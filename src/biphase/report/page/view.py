@@ -11,9 +11,9 @@ from biphase.report.content import Content
 from biphase.report.headline import Lead, no_interval
 from biphase.report.numerals import MISSING, effect, interval, p_equals, p_value, percent, plain, signed
 from biphase.report.page.forest import Mark, Scale, axis, drawing, mark
-from biphase.report.reading import FAMILY_NAMES
 from biphase.report.statistics.intervals import Estimate
 from biphase.report.tables import Board, Cell, Line, widest_interval
+from biphase.specs.tasks import FAMILIES
 
 CSS = {
     "reproduced": "reproduced",
@@ -189,7 +189,7 @@ def _board(board: Board) -> dict[str, Any]:
         "title": TITLES[board.name],
         "csv": FILES[board.name],
         "columns": [
-            (one, FAMILY_NAMES.get(one, "") if board.name == "families" else "") for one in board.columns
+            (one, FAMILIES.get(one, "") if board.name == "families" else "") for one in board.columns
         ],
         "many": len(board.columns) > MANY,
         "folded": sum(not line.model.recipe.final for line in board.lines),

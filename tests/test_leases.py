@@ -484,12 +484,15 @@ def plant(path: Path, what: str) -> None:
         path.symlink_to(path.parent / "nowhere")
     elif what == "a link to itself":
         path.symlink_to(path)
+    elif what == "a folder":
+        path.mkdir()
+        (path / "file").touch()
     else:
         with socket.socket(socket.AF_UNIX) as made:
             made.bind(str(path))
 
 
-@pytest.mark.parametrize("what", ["a pipe", "a dangling link", "a link to itself", "a socket"])
+@pytest.mark.parametrize("what", ["a pipe", "a dangling link", "a link to itself", "a socket", "a folder"])
 def test_what_is_no_file_holds_nobody_up(tmp_path, what):
     leases = Leases(tmp_path / "leases", **PATIENT)
     plant(leases.folder / "job.lease", what)

@@ -33,6 +33,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from biphase.errors import StoreError
+from biphase.records import KEY_LENGTH
 
 MANIFEST = "manifest.json"
 SEAL = "sha256"
@@ -147,6 +148,7 @@ def publish(built: Path, place: Path, known: dict[str, Any] | None = None) -> bo
     return True
 
 
+_IS_KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}")
 _KEY_FIRST = re.compile(rb'\{\s*"key": "([^"\\]+)"')
 _keys_in: dict[str, tuple[list[int], str]] = {}  # by path of a manifest: its stamp, and the key it says
 

@@ -289,9 +289,9 @@ class Leases:
         try:
             handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         except OSError as wrong:
-            if wrong.errno not in (errno.ELOOP, errno.ENXIO):
+            if wrong.errno not in (errno.EISDIR, errno.ELOOP, errno.ENXIO):
                 raise
-            yield  # a link or a socket cannot be locked
+            yield  # a link, a socket or a folder cannot be locked
             return
         try:
             give_up = time.monotonic() + LOCK_SECONDS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import random
 import tarfile
 from pathlib import Path
@@ -14,11 +15,20 @@ import pyarrow
 import pytest
 from faults.kinds import plan_of
 
-from biphase.files import MANIFEST, Store, publish
+from biphase import Retrieve
+from biphase.errors import StoreError
+from biphase.export.scores import grids_of
+from biphase.files import MANIFEST, Store, publish, sealed
+from biphase.records import encode
+from biphase.specs.claims import RANGES
 from biphase.study import parcel
 from biphase.study.identities import identities
+from biphase.study.leaves import trainings
+from biphase.study.ledger import latest, live_file
+from biphase.study.merge import check
 from biphase.study.pack import pack
 from biphase.study.parcel import LEDGER, Parcel, as_json
+from biphase.study.plan import needed_states
 
 JUNK = [
     "",
@@ -136,7 +146,7 @@ def check_spoiled(calm, verb, packed, folder: Path, seed: int) -> bool:
     look(verb, calm.study, store, folder / "report")
     for path in store.rglob("leaf.json"):
         for part in json.loads(path.read_text())["scores"].values():
-            assert all(0 <= score <= 1 for score in part.values()), name
+            assert all(RANGES.get(m, (0, 1))[0] <= score <= 1 for m, score in part.items()), name
     return False
 
 
@@ -273,3 +283,83 @@ def test_damaged_metadata_is_named_and_its_number_is_not_shown(calm, verb, tmp_p
     code, out, _ = verb("run", calm.study, "--store", store.root, "--quiet")
     assert code == 1
     assert str(place / name) in out
+
+
+def of_another_family(content: bytes) -> bytes:
+    about = json.loads(content)
+    about["task"]["form"] = encode(Retrieve())
+    about["metric"] = "ndcg@10"
+    about["scores"] = {part: {"ndcg@10": 0.99} for part in about["scores"]}
+    return as_json(about)
+
+
+def test_a_trial_of_another_family_is_neither_merged_nor_shown(calm, verb, packed, tmp_path):
+    leaf = next(name for name in packed if name.endswith("leaf.json"))
+    bare = {name: one for name, one in packed.items() if not name.startswith(leaf.rpartition("/")[0])}
+    receipt = {f"receipts/{leaf}": of_another_family(packed[leaf])}
+    code, _, err = verb(
+        "ledger", "merge", archive(bare | receipt, tmp_path / "x.tar.zst"), "--store", tmp_path / "new"
+    )
+    assert code == 2
+    assert "metric" in err
+    store = calm.copied(tmp_path / "store")
+    place = store.leaves / leaf.split("/")[-2]
+    put(store, "leaves", {"leaf.json": of_another_family(packed[leaf])}, place)
+    code, out, _ = verb("status", calm.study, "--store", store.root)
+    assert code == 0
+    assert "ndcg@10" in out
+    assert "99.00" not in out
+
+
+def test_the_plan_of_an_archive_is_made_again_from_its_study(calm, verb, packed, tmp_path):
+    """Other studies keep what a plan of the store needs: what it says must be true."""
+    said = json.loads(packed[parcel.PLAN])
+    for state in said["states"]:
+        del state["root"]
+        state["steps"] = "zz"
+    files = {parcel.PLAN: as_json(said)} | {name: one for name, one in packed.items() if name != parcel.PLAN}
+    code, _, err = verb(
+        "ledger", "merge", archive(files, tmp_path / "x.tar.zst"), "--store", tmp_path / "store"
+    )
+    assert code == 0, err
+    kept = json.loads((tmp_path / "store" / "studies" / "faults" / "plan.json").read_text())
+    assert kept["states"] == json.loads(packed[parcel.PLAN])["states"]
+
+
+def test_a_plan_that_is_none_is_named(tmp_path):
+    store = Store(tmp_path)
+    (store.studies / "x").mkdir(parents=True)
+    path = store.studies / "x" / "plan.json"
+    path.write_bytes(as_json(sealed({"states": [{"key": "a", "steps": "zz"}]})))
+    with pytest.raises(StoreError, match=str(path)):
+        needed_states(store)
+
+
+def test_one_damaged_trial_stops_no_export_of_others(calm, tmp_path):
+    store = calm.copied(tmp_path / "store")
+    plan = plan_of(calm.study, store)
+    model = plan.results["clm"]
+    before = len(grids_of(model, store))
+    of_others = next(one for one in trainings(plan) if one.model != model).leaves[0]
+    (store.leaves / of_others.key / "leaf.json").write_text("{")
+    (store.leaves / f"{of_others.key}.bak").mkdir()
+    assert len(grids_of(model, store)) == before > 0
+
+
+def test_a_pipe_in_the_place_of_live_losses_holds_nobody_up(calm, tmp_path):
+    store = calm.copied(tmp_path / "store")
+    plan = plan_of(calm.study, store)
+    state = next(iter(plan.states.values()))
+    path = live_file(plan, store, state.key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(path)
+    assert latest(plan, store, state) == ""
+
+
+def test_what_a_reader_would_not_take_is_not_packed(calm, tmp_path, monkeypatch):
+    monkeypatch.setitem(parcel.LARGEST, "predictions.safetensors", 10)
+    plan = plan_of(calm.study, calm.store)
+    made = pack(plan, calm.store, identities(calm.store), tmp_path / "x.tar.zst")
+    assert made.scores < made.scores_planned
+    assert any("predictions.safetensors" in one for one in made.left_out)
+    check(tmp_path / "x.tar.zst")

@@ -282,3 +282,26 @@ def test_a_process_that_is_no_worker_is_never_signalled(store, here, now):
     finally:
         innocent.kill()
         innocent.wait()
+
+
+@pytest.mark.parametrize("pid", [-1, 0, -7, 1.5, "1", None, [1], 10**30, True])
+@pytest.mark.parametrize("started", ["1", None])
+def test_a_lease_that_names_no_single_process_is_no_lease(store, here, monkeypatch, pid, started):
+    """kill(-1) reaches every process of the user, kill(0) the whole group."""
+    worker = Presence(store, "study")
+    forged = json.loads(here.file(worker.worker).read_text()) | {"pid": pid, "started": started}
+    worker.leave()
+    (here.leases.folder / "here.forged.lease").write_text(json.dumps(forged))
+    signalled = []
+    monkeypatch.setattr(os, "kill", lambda *words: signalled.append(words))
+    ended, _ = stop(store, 0.1, now=True)
+    assert (ended.asked, signalled) == (0, [])
+
+
+def test_a_process_that_may_not_be_looked_at_is_not_signalled(store, here, monkeypatch, sleeper):
+    sleeper("plain")
+    signalled = []
+    monkeypatch.setattr(stopping, "has_open", lambda *_: None)
+    monkeypatch.setattr(os, "kill", lambda pid, sign: signalled.append(sign) if sign else None)
+    stop(store, 0.1, now=True)
+    assert signalled == []

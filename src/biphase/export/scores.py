@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from biphase.errors import SpecError, nearest
+from biphase.errors import SpecError, StoreError, nearest
 from biphase.export.found import SavedLeaf
 from biphase.files import Store
 from biphase.records import decode, encode, key
@@ -51,7 +51,10 @@ def grids_of(model: str, store: Store) -> list[Grid]:
     """Every grid of leaves that the store holds of a model, by the name of the task."""
     found: dict[str, dict[Cell, SavedLeaf]] = defaultdict(dict)
     for leaf in published(store):
-        about = read_leaf(store, leaf)
+        try:
+            about = read_leaf(store, leaf)
+        except StoreError:  # `status` names it; it may be of any model
+            continue
         # One that was fine-tuned reading forwards only says nothing of an encoder.
         if about["model"] == model and not about["finetune"].get("causal"):
             alike = key([about["task"], about["trained_on"], _manner(about)])

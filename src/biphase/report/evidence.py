@@ -242,7 +242,7 @@ def gather(plan: Plan, store: Store) -> Evidence:
     whys: dict[str, str] = {}
     for training in trainings(plan):
         for leaf in training.leaves:
-            about = _read(store, leaf.key, unreadable)
+            about = _read(store, leaf.key, leaf.metric, unreadable)
             cells[names[training.model], leaf.task.name][training.lr, training.seed] = leaf.key, about
             note = failed.get(training.key)
             if about is None and isinstance(note, dict):
@@ -262,14 +262,14 @@ def _inside(store: Store, text: str) -> str:
     return text.replace(f"{store.root}/", "")
 
 
-def _read(store: Store, key: str, unreadable: dict[str, str]) -> Leaf | None:
+def _read(store: Store, key: str, metric: str, unreadable: dict[str, str]) -> Leaf | None:
     """A leaf that is whole, or None; one that cannot be trusted counts as missing, and is named."""
     if not store.knows(store.leaves / key):
         if fault := store.fault(store.leaves / key):
             unreadable[key] = _inside(store, fault)
         return None
     try:
-        about = read_leaf(store, key)
+        about = read_leaf(store, key, metric)
     except StoreError as wrong:
         unreadable[key] = _inside(store, str(wrong))
         return None

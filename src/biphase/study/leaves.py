@@ -18,6 +18,7 @@ from biphase.keys import leaf_key, training_key
 from biphase.leases import Leases
 from biphase.metadata import read_leaf_file
 from biphase.specs import Finetune, Task
+from biphase.specs.claims import CHOSEN
 from biphase.study import ledger
 from biphase.study.plan import Plan
 
@@ -29,6 +30,7 @@ PREDICTIONS = "predictions.safetensors"  # of trials of this version on
 class Leaf:
     key: str
     task: Task
+    metric: str  # that learning rates are chosen by
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,11 @@ def _grid(plan: Plan, spec: Finetune, model: str, task: Task, scored: tuple[Task
         for seed in spec.seeds:
             key = training_key(model, plan.tasks[task.name], spec, lr=lr, seed=seed)
             leaves = tuple(
-                Leaf(leaf_key(key, plan.tasks[one.name], spec.documents if one.family == "IR" else ""), one)
+                Leaf(
+                    leaf_key(key, plan.tasks[one.name], spec.documents if one.family == "IR" else ""),
+                    one,
+                    CHOSEN[one.family][spec.protocol],
+                )
                 for one in scored
             )
             yield Training(key, model, task, lr, seed, leaves)
@@ -145,7 +151,12 @@ def survey(plan: Plan, store: Store) -> Survey:
     for one in every:
         if finished(one, store):
             try:
-                took.append(sum(sum(read_leaf(store, leaf.key)["seconds"].values()) for leaf in one.leaves))
+                took.append(
+                    sum(
+                        sum(read_leaf(store, leaf.key, leaf.metric)["seconds"].values())
+                        for leaf in one.leaves
+                    )
+                )
             except StoreError as wrong:
                 damaged[one.key] = str(wrong)
             continue
@@ -163,9 +174,15 @@ def survey(plan: Plan, store: Store) -> Survey:
     return Survey(len(took), len(every), running, failed, damaged, stopped, seconds_left)
 
 
-def read_leaf(store: Store, key: str) -> dict[str, Any]:
-    """What a trial says of itself, checked; a StoreError where it is damaged."""
-    return read_leaf_file(store.told(store.leaves / key))
+def read_leaf(store: Store, key: str, metric: str = "") -> dict[str, Any]:
+    """What a trial says of itself, checked; a StoreError where it is damaged, or scored by another metric than `metric`."""
+    place = store.told(store.leaves / key)
+    about = read_leaf_file(place)
+    if metric and about["metric"] != metric:
+        raise StoreError(
+            f"{place} was scored by {about['metric']}, and {metric} is planned; remove it and run the study again"
+        )
+    return about
 
 
 def published(store: Store, digits: str = "") -> list[str]:

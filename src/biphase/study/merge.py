@@ -20,13 +20,13 @@ from biphase.data.identity import cards, link_path
 from biphase.errors import StoreError, one_line
 from biphase.files import Store, publish, read_sealed, sealed, verify, write_json
 from biphase.metadata import LEAF, WRONG
-from biphase.records import decode
+from biphase.records import decode, encode
 from biphase.study import parcel
 from biphase.study.identities import corpora_of, remember_fingerprints
 from biphase.study.leaves import read_leaf
 from biphase.study.parcel import Parcel
 from biphase.study.pins import remember
-from biphase.study.plan import PLAN
+from biphase.study.plan import PLAN, Plan
 from biphase.study.sound import Judge
 
 KINDS = {"leaves": "scores", "states": "states", "shards": "corpora"}
@@ -44,7 +44,15 @@ class Merged:
     kept: list[str] = field(default_factory=list)  # what is here with other content, and stays
 
 
-def check(path: Path) -> Parcel:
+@dataclass(frozen=True)
+class Checked:
+    """A parcel that was read whole, and the plan that its study makes."""
+
+    parcel: Parcel
+    plan: Plan
+
+
+def check(path: Path) -> Checked:
     """Read the whole parcel and refuse what is not as it should be. Writes nothing."""
     found = Parcel.open(path)
     judge = Judge(found.study)
@@ -58,8 +66,8 @@ def check(path: Path) -> Parcel:
             else:
                 judge.loose(*files.popitem())
     with _refusing(path, "what is in it"):
-        judge.finish()
-    return found
+        plan = judge.finish()
+    return Checked(found, plan)
 
 
 @contextlib.contextmanager
@@ -73,14 +81,18 @@ def _refusing(path: Path, where: str) -> Generator[None]:
         ) from None
 
 
-def merge(found: Parcel, store: Store) -> Merged:
-    """Publish what the store does not have yet."""
+def merge(checked: Checked, store: Store) -> Merged:
+    """Publish what the store does not have yet. Its plan is the one that was made again, not the archive's own."""
+    found = checked.parcel
     merged = Merged(found.study, store.studies / found.study / PLAN)
+    _merge_plan(checked.plan, store, merged)
     for folder, files in found.contents():
         if folder:
             _merge_result(folder, files, store, merged)
         else:
-            _merge_loose(*files.popitem(), store, merged)
+            name, content = files.popitem()
+            if name != parcel.PLAN:
+                _merge_loose(name, content, store, merged)
     return merged
 
 
@@ -134,18 +146,20 @@ def _kept(kind: str, at: str, files: dict[str, bytes], store: Store) -> str:
 # ---------------------------------------------------------------- the study and its names
 
 
+def _merge_plan(plan: Plan, store: Store, merged: Merged) -> None:
+    if not merged.plan.is_file():
+        merged.plan.parent.mkdir(parents=True, exist_ok=True)
+        write_json(merged.plan, sealed(plan.to_json()))
+    elif read_sealed(merged.plan).get("study") != encode(plan.study):
+        merged.kept.append(
+            f"studies/{merged.study}/{PLAN}: another version of the study; give biphase report the study's file"
+        )
+
+
 def _merge_loose(name: str, content: bytes, store: Store, merged: Merged) -> None:
     said = json.loads(content)
     study = store.studies / merged.study
-    if name == parcel.PLAN:
-        if not merged.plan.is_file():
-            study.mkdir(parents=True, exist_ok=True)
-            write_json(merged.plan, sealed(said))
-        elif read_sealed(merged.plan).get("study") != said["study"]:
-            merged.kept.append(
-                f"studies/{merged.study}/{PLAN}: another version of the study; give biphase report the study's file"
-            )
-    elif name == parcel.FINGERPRINTS:
+    if name == parcel.FINGERPRINTS:
         remember_fingerprints(merged.study, said, store)
     elif name == parcel.PINS:
         for source, commit in said.items():

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from biphase.data.identity import corpus_fingerprint, link_path, read_link
-from biphase.errors import SpecError, one_line
+from biphase.errors import SpecError, StoreError, one_line
 from biphase.files import Store, read_verified, verify
 from biphase.keys import Identities
 from biphase.metadata import WRONG
@@ -20,7 +20,7 @@ from biphase.presets import corpus_of
 from biphase.study import ledger, parcel
 from biphase.study.identities import corpora_of, fingerprints_of
 from biphase.study.leaves import finished, trainings
-from biphase.study.parcel import FOLDERS, OPTIONAL, Source, as_json, write_parcel
+from biphase.study.parcel import FOLDERS, LARGEST, LARGEST_OTHER, OPTIONAL, Source, as_json, write_parcel
 from biphase.study.pins import pins_of
 from biphase.study.plan import Plan
 from biphase.study.sound import Judge
@@ -150,6 +150,9 @@ def _folder(store: Store, place: Path, kind: str, packed: Packed) -> list[Source
     try:
         there = verify(told, contents=False)
         names = [*FOLDERS[kind], *(name for name in OPTIONAL.get(kind, ()) if name in there)]
+        for name in names:
+            if there[name]["bytes"] > (most := LARGEST.get(name, LARGEST_OTHER)):
+                raise StoreError(f"{name} has more than {most:,} bytes")
         files = {name: read_verified(told, name) for name in names}
         Judge(packed.study).result(folder, files)  # what would be refused elsewhere is not packed
     except WRONG as wrong:

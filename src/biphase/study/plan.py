@@ -19,6 +19,7 @@ from typing import Any
 from biphase.errors import SpecError, StoreError
 from biphase.files import SEAL, Store, read_sealed, sealed, write_json
 from biphase.keys import Identities, Keyring, act_at, acts, decay_start, label, origin_step
+from biphase.metadata import text, whole
 from biphase.presets import corpus_of
 from biphase.records import KEY_LENGTH, encode
 from biphase.specs import BPE, Finetune, Hub, Objective, Pretrain, Study
@@ -295,7 +296,11 @@ def needed_states(store: Store) -> dict[str, dict[str, Any]]:
     needed: dict[str, dict[str, Any]] = {}
     for path in sorted([*store.studies.glob(f"*/{PLAN}"), *store.studies.glob(f"*/{VERSIONS}/*.json")]):
         try:
-            needed |= {state["key"]: state for state in read_sealed(path)["states"]}
-        except (KeyError, TypeError):
+            for state in read_sealed(path)["states"]:
+                first, until = state["steps"]
+                if not (whole(first) and whole(until) and text(state["root"]) and text(state["objective"])):
+                    raise TypeError
+                needed[state["key"]] = state | {"decaying": bool(state["decaying"])}
+        except (KeyError, TypeError, ValueError):
             raise StoreError(f"{path} is no plan; make it again (biphase plan STUDY) or remove it") from None
     return needed

@@ -58,7 +58,7 @@ def rows(plan: Plan, store: Store, damaged: dict[str, str] | None = None) -> lis
             about = None
             if store.knows(store.leaves / leaf.key):
                 try:
-                    said = read_leaf(store, leaf.key)
+                    said = read_leaf(store, leaf.key, leaf.metric)
                     about = {name: said[name] for name in KEPT if name in said}  # of thousands
                 except StoreError as wrong:
                     damaged[leaf.key] = str(wrong)

@@ -33,7 +33,7 @@ from biphase.specs import Corpus, Hub, Pretrain, Study, Task
 from biphase.specs.claims import RANGES
 from biphase.study import parcel
 from biphase.study.identities import corpora_of, hub_fingerprint, trained_runs
-from biphase.study.leaves import PREDICTIONS, VALUES, Training, trainings
+from biphase.study.leaves import PREDICTIONS, VALUES, trainings
 from biphase.study.pins import COMMIT, hubs_of
 from biphase.study.plan import Plan, make_plan
 
@@ -123,14 +123,14 @@ class Judge:
 
     # ------------------------------------------------------------ the end: every key is one of the study's
 
-    def finish(self) -> None:
-        """After the last file: make the plan again, and hold everything that was heard against it."""
+    def finish(self) -> Plan:
+        """After the last file: make the plan again, and hold everything that was heard against it. Gives that plan."""
         plan = self._planned()
         keys = {state["key"]: state["parent"] for state in self.said["states"]}
         same = keys == {state.key: state.parent for state in plan.states.values()}
         _need(same and self.said["results"] == plan.results, f"{parcel.PLAN} has other keys than its study")
         every = {one.key: one for one in trainings(plan)}
-        leaves = {leaf.key: one for one in every.values() for leaf in one.leaves}
+        leaves = {leaf.key: (one, leaf.metric) for one in every.values() for leaf in one.leaves}
         for at, (step, size) in self.states.items():
             _need(at in plan.states, f"the state {at} is none of the study's")
             _need(step == plan.states[at].span[1], f"the state {at} is at step {step}")
@@ -140,11 +140,14 @@ class Judge:
             )
         for at, about in self.trials.items():
             _need(at in leaves, f"the scores {at} are none of the study's")
-            _need(_is_of(about, leaves[at]), f"the scores {at} are of another model, learning rate or seed")
+            one, metric = leaves[at]
+            planned = {"model": one.model, "lr": one.lr, "seed": one.seed, "metric": metric}
+            _need(about == planned, f"the scores {at} are of another model, learning rate, seed or metric")
         others = set(self.corpora) - {self._data(run) for run in trained_runs(self.study)}
         _need(not others, f"the corpus {min(others, default='')} is none of the study's")
         others = self.failed - set(plan.states) - set(every)
         _need(not others, f"the failure {min(others, default='')} is of no job of the study")
+        return plan
 
     def _planned(self) -> Plan:
         tasks = self.study.finetune.tasks if self.study.finetune else ()
@@ -159,7 +162,8 @@ class Judge:
             spec is None or steps * len(spec.tasks) * len(spec.lrs) * len(spec.seeds) <= TRIALS,
             f"it plans more than {TRIALS:,} fine-tunings",
         )
-        return make_plan(self.study, Identities(self._data, self._hub, self._task, self._reads))
+        identities = Identities(self._data, self._hub, self._task, self._reads)
+        return make_plan(self.study, identities, str(self.said.get("question", "")))
 
     def _data(self, run: Pretrain) -> str:
         """The key of a run's shards: as the fingerprints say, or as a card of the archive does."""
@@ -177,10 +181,6 @@ class Judge:
 
     def _task(self, task: Task) -> str:
         return self.fingerprints["task"][key(task)]
-
-
-def _is_of(about: dict[str, Any], training: Training) -> bool:
-    return (about["model"], about["lr"], about["seed"]) == (training.model, training.lr, training.seed)
 
 
 def _check_values(content: bytes, about: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor
 from biphase.errors import StoreError
 from biphase.files import Store, verify
 from biphase.keys import Identities, Keyring, act_at, decay_start, label, origin_step, state_key
-from biphase.metadata import read_lines, read_state
+from biphase.metadata import is_key, read_lines, read_state
 from biphase.models.backbone import LanguageModel
 from biphase.specs import Pretrain
 from biphase.training import optimizer as adam
@@ -112,7 +112,8 @@ def saved_on_path(run: Pretrain, until: int, store: Store, identities: Identitie
 
     Damaged ones are among them: whoever loads one says so, and nothing is trained in its place in silence.
     """
-    saved = {place.name for place in store.states.glob("*") if store.has(place) or store.fault(place)}
+    places = (place for place in store.states.glob("*") if is_key(place.name))
+    saved = {place.name for place in places if store.has(place) or store.fault(place)}
     steps = _steps(store, saved)  # where any state stands: the only steps worth hashing
     if steps is None:
         steps = set(range(1, until + 1))  # one cannot say where it stands: it may be at any of them

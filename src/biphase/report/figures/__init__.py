@@ -28,9 +28,16 @@ __all__ = ["PALETTES", "SCRIPT", "Figure", "draw", "figures", "plotly_json"]
 
 def figures(evidence: Evidence, estimates: Estimates, *, live: bool = False) -> list[Figure]:
     """Every figure the study has data for, in the order of the paper; `live` also shows losses that are being written."""
-    scored = (objectives, ratio, efficiency, rates, splits, robustness, continued)
-    made = [one.figure(evidence, estimates) for one in scored] if evidence.count[0] else []
-    trained = (losses, repetition)
-    made += [one.figure(evidence, live=live) for one in trained]
+    scored = (
+        objectives.figure,
+        ratio.figure,
+        efficiency.figure,
+        rates.figure,
+        splits.figure,
+        robustness.figure,
+        continued.figure,
+    )
+    made = [figure(evidence, estimates) for figure in scored] if evidence.count[0] else []
+    made += [losses.figure(evidence, live=live), repetition.figure(evidence, live=live)]
     made += [tree.figure(evidence), costs.figure(evidence)]
-    return [one for one in made if one is not None]
+    return [figure for figure in made if figure is not None]

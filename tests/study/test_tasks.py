@@ -69,6 +69,23 @@ def test_unknown_names_and_idle_options_are_refused():
     refused("describe data of your own", "sst2", label="x")
 
 
+def test_options_that_the_family_does_not_read_are_refused(tmp_path):
+    texts = lay(tmp_path / "texts", train=reviews(), test=reviews(9))
+    questions = lay(tmp_path / "questions", train=asked_rows(9), test=asked_rows(9))
+    searched = beir(tmp_path / "searched", "train", "test")
+    refused("--query.*IR.*read as SC", texts, query="{text}")
+    refused("--labels.*SC.*read as QA", questions, labels="a,b")
+    refused("--label .*SC.*read as IR", searched, label="text")
+    assert len(tasks_named(f"{texts},{searched}", query="{text}")) == 2, "one of them reads it"
+
+
+def test_a_lender_that_is_not_there_is_refused_with_the_nearest(tmp_path):
+    folder = lay(tmp_path / "squads", test=asked_rows(9))
+    refused("--trained-on squadd.*'squad'", folder, trained_on="squadd")
+    other = lay(tmp_path / "lender", train=asked_rows(40), test=asked_rows(8))
+    refused("--trained-on lendr.*'lender'", f"{other},{folder}", trained_on="lendr")
+
+
 def test_two_tasks_of_one_name_are_refused_and_one_named_twice_is_one(tmp_path):
     a, b = (lay(tmp_path / side / "same", train=reviews(), test=reviews(9)) for side in "ab")
     refused(f"two tasks 'same': {a} and {b}; rename one of the folders", f"{a},{b}")

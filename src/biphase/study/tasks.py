@@ -68,17 +68,24 @@ def tasks_named(
     test: Path | None = None,
     trained_on: str = "",
     query: str = "",  # IR: the template of queries
+    lrs: str = "",  # they are looked at by others
+    seeds: str = "",
     steps: int = 0,
     zero_shot: bool = False,
 ) -> tuple[Task, ...]:
     """The tasks of a comma-separated list: names, `paper`, a family (SC, TC, QA, IR), or paths to own data.
 
     With `data`, known tasks are read from local copies there, where it has them. A task that is scored with
-    another's model brings that one with it. The options after `data` describe own data, but for `steps` and `zero_shot`.
+    another's model brings that one with it. The options from `family` to `query` describe own data.
     """
     listed = tuple(one.strip() for one in labels.split(",")) if labels else ()
     own = Own(family, _unescaped(text), label, listed, test, trained_on, _unescaped(query), zero_shot)
-    for option, said in (("--steps", steps), ("--trained-on", trained_on)):
+    for option, said in (
+        ("--steps", steps),
+        ("--trained-on", trained_on),
+        ("--lrs", lrs),
+        ("--seeds", seeds),
+    ):
         if zero_shot and said:
             raise SpecError(f"--zero-shot and {option} {said} do not go together; leave out one of them")
     found: dict[str, Task] = {}
@@ -104,7 +111,25 @@ def tasks_named(
             "--family, --text, --label, --labels, --query, --test and --trained-on describe data of your own; "
             "name it: --tasks FOLDER"
         )
+    _refuse_idle(own, {one.family for one in found.values() if one.name not in CATALOG})
+    if trained_on and trained_on not in {*CATALOG, *found}:
+        lenders = [*CATALOG, *(found if len(found) > 1 else ())]  # one alone borrows nothing of itself
+        raise SpecError(f"--trained-on {trained_on}: there is no such task; {nearest(trained_on, lenders)}")
     return tuple(replace(one, steps=steps, epochs=0) if steps else one for one in found.values())
+
+
+def _refuse_idle(own: Own, families: set[str]) -> None:
+    """Refuse an option that none of the families of own data reads."""
+    for option, said, readers in (
+        ("--query", own.query, {"IR"}),
+        ("--labels", ",".join(own.labels), {"SC", "TC"}),
+        ("--label", own.label, {"SC", "TC", "QA"}),
+    ):
+        if said and not families & readers:
+            raise SpecError(
+                f"{option} {said!r} is for {', '.join(sorted(readers))}, and the data are read as "
+                f"{', '.join(sorted(families))}; leave it out, or say the family: --family {min(readers)}"
+            )
 
 
 def _unescaped(text: str) -> str:
@@ -214,7 +239,9 @@ def _short_name(path: Path) -> str:
     """The name of a folder; of a file, unless that only says which part it is."""
     place = path.resolve()
     stem = place.name if path.is_dir() else place.name.split(".")[0]
-    if not path.is_dir() and any(fnmatch(place.name.lower(), one) for one in (*TRAIN, *VALIDATION, *TEST, "data.*")):
+    if not path.is_dir() and any(
+        fnmatch(place.name.lower(), one) for one in (*TRAIN, *VALIDATION, *TEST, "data.*")
+    ):
         stem = place.parent.name
     return re.sub(r"[^\w.-]+", "-", stem) or "task"
 
@@ -421,7 +448,10 @@ def _classify(data: Folder, own: Own) -> Classify:
 def _in_every_part(data: Folder, column: str, labels: tuple[str, ...]) -> tuple[str, ...]:
     """The names that the train part gives labels; numbers in other parts are refused, as nobody said their order."""
     number = Numbering(labels)
-    if any(map(is_number, labels)) or {one.lower() for one in labels} <= {"false", "true"}:  # their order is known
+    if any(map(is_number, labels)) or {one.lower() for one in labels} <= {
+        "false",
+        "true",
+    }:  # their order is known
         return labels
     for part, files in data.files.items():
         if files == data.source or not set(column.split("|")) & set(column_names(data.whose, files[0])):

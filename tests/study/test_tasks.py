@@ -214,6 +214,8 @@ def test_what_cannot_be_labels_is_refused(tmp_path):
     refused("holds measures, not labels", lay(tmp_path / "a", train=rows, test=rows))
     rows = [{"text": "x", "label": str(n)} for n in range(1_001)]
     refused("over 1,000 values", lay(tmp_path / "b", train=rows, test=rows))
+    rows = [{"text": "x", "label": ["a", "b"]} for n in range(9)]
+    refused("train.jsonl:1 .*one label a row", lay(tmp_path / "c", train=rows, test=rows))
     table = lay_csv(tmp_path / "d", train="text,label\nx,0.333\ny,1\n", test="text,label\nx,1\n")
     refused("column 'label' holds measures, not labels, e.g. 0.333; .*--label COLUMN", table)
     assert one(table, labels="0.333,1").form == Classify("{text}", ("0.333", "1"))
@@ -595,7 +597,7 @@ def test_numbers_beside_a_train_part_of_names_are_refused(part, tmp_path):
     assert one(folder, labels="bad,good").form.labels == ("bad", "good")
     named = [{"tokens": ["Ada"], "tags": ["B-PER"]}, {"tokens": ["x"], "tags": ["O"]}] * 20
     tagged = [{"tokens": ["Ada"], "tags": [1]}] * 9
-    folder = lay(tmp_path / "tags", **{one: named for one in parts} | {part: tagged})
+    folder = lay(tmp_path / "tags", **dict.fromkeys(parts, named) | {part: tagged})
     refused(f"{part} part has the label 1.*--labels", folder)
 
 

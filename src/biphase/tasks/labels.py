@@ -89,6 +89,8 @@ def values_of(whose: str, files: Sequence[Path], column: str, *, lists: bool = F
     for rows in read(whose, files, (column,)):
         for row, value in enumerate(rows.columns[column]):
             wrong = "has no list of labels" if lists and not isinstance(value, list) else ""
+            if isinstance(value, list) and not lists:
+                wrong = "has a list, and one label a row is read,"
             for one in value if isinstance(value, list) and lists else (value,):
                 wrong = wrong or _no_label(one)
             if wrong:

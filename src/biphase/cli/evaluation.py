@@ -85,20 +85,9 @@ def evaluate(
 
     limit = launch.seconds(for_time) if for_time else None
     asked = tasks_named(
-        tasks,
-        data=data,
-        family=family,
-        text=text,
-        label=label,
-        labels=labels,
-        test=test,
-        trained_on=trained_on,
-        query=query,
-        lrs=lrs,
-        seeds=seeds,
-        steps=steps,
-        zero_shot=zero_shot,
-    )
+        tasks, data=data, family=family, text=text, label=label, labels=labels, test=test, trained_on=trained_on,
+        query=query, lrs=lrs, seeds=seeds, steps=steps, zero_shot=zero_shot,
+    )  # fmt: skip
     usual = ("1e-5", "0") if zero_shot else (LRS, SEEDS)  # nothing depends on the first
     lrs, seeds = lrs or usual[0], seeds or usual[1]
     where = Store(store)

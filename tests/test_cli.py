@@ -303,6 +303,10 @@ def test_a_store_that_is_not_there_is_said_to_be_not_there_and_is_not_made(
     assert f"--store {store.root}" in told, "the one that was probably meant"
     assert not mistyped.exists()
     assert not out.exists()
+    other = store.root.with_name("of-another-kind")
+    code, _, told = verb(*typed, "--store", other)
+    assert code == 2
+    assert str(store.root) not in told.replace(str(other), ""), "one of a quite different name is not meant"
 
 
 def test_planning_makes_no_store(verb, study, tmp_path):

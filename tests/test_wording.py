@@ -2,7 +2,12 @@
 
 import pytest
 
-from biphase.wording import printable, short, si
+from biphase.wording import counted, printable, short, si
+
+
+def test_a_word_may_have_a_plural_of_its_own():
+    assert [counted(one, "query", "queries") for one in (1, 2)] == ["1 query", "2 queries"]
+    assert counted(2, "piece") == "2 pieces"
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,14 @@ def beside(mean: float, low: float, high: float) -> str:
     return f"± {(high - low) / 2:.2f}"
 
 
-def counted(number: int, word: str) -> str:
-    """1 piece, 2 pieces."""
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
+def counted(number: int, word: str, plural: str = "") -> str:
+    """1 piece, 2 pieces; 2 of what has another plural."""
+    return f"{number:,} {word if number == 1 else plural or f'{word}s'}"
+
+
+def collapse(number: int) -> str:
+    """A warning where so many models predict the same for every test example."""
+    return f"constant predictions in {counted(number, 'fine-tuning')}" if number else ""
 
 
 def no_interval(seeds: int) -> str:

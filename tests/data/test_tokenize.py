@@ -291,7 +291,7 @@ def test_a_corpus_without_held_out_documents_says_so(tmp_path):
         Corpus("mine", str(write(tmp_path / "a.jsonl.zst", TEXTS[:20])), BPE(300)), tmp_path / "store", said
     )
     assert len(shards.heldout) == 0
-    assert any("no document is held out" in line for line in said)
+    assert any("no document is held out" in line and "--heldout FILE" in line for line in said)
 
 
 def test_skipped_records_are_in_the_card_and_reported(tmp_path):

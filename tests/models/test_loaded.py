@@ -83,6 +83,16 @@ def test_what_cannot_be_asked_is_refused_in_one_line(shards, tmp_path):
     loaded = biphase.load(tmp_path / "model")
     with pytest.raises(SpecError, match=r"<\|mask\|>"):
         loaded.fill_mask("the cat sat")
+    for top in (0, 5_000):
+        with pytest.raises(SpecError, match=rf"top={top}.*tokens"):
+            loaded.fill_mask(f"the {loaded.mask_token}", top=top)
+    with pytest.raises(ModelError, match="no folder /nope"):
+        biphase.load("/nope")
+    shutil.copytree(tmp_path / "model", tmp_path / "wide")
+    config = json.loads((tmp_path / "wide" / "config.json").read_text())
+    (tmp_path / "wide" / "config.json").write_text(json.dumps(config | {"n_positions": 96}))
+    with pytest.raises(ModelError, match=r"wpe.weight.*\(64, \d+\).*\(96, \d+\).*config.json"):
+        biphase.load(tmp_path / "wide")
     with pytest.raises(SpecError, match="reads 64"):
         loaded.hidden_states("the cat " * 40)
     shutil.copytree(tmp_path / "model", tmp_path / "plain")

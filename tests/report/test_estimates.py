@@ -63,6 +63,9 @@ def test_other_metrics_are_told_where_every_seed_has_them(ledger, rewrite):
     plan, store = ledger
     found = estimate(gather(plan, store)).tasks["both", "squad"]
     assert set(found.others) == {"f1", "exact_match"}
+    shown = collect(plan, store)
+    for text in (markdown(shown), page(shown)):
+        assert f"f1 {100 * found.others['f1']:.2f}" in text
     grid = gather(plan, store).grids["both", "squad"]
     assert found.others["f1"] == pytest.approx(grid.at_chosen(grid.test, "f1").mean())
     for key in {key for row in grid.keys for key in row[:1]}:  # of one seed
@@ -88,6 +91,8 @@ def test_scores_of_constant_predictions_are_flagged_and_never_the_best(collapsed
     tasks = collapsed.boards[1]
     cells = {line.model.name: line.cells[tasks.columns.index("squad")] for line in tasks.lines}
     assert cells["both"].score.constant == 3
+    assert collapsed.headline.subject.startswith("CLM")
+    assert "constant predictions in 3 fine-tunings" in collapsed.headline.answer
     assert cells["both"].score.seeds.mean == max(one.score.seeds.mean for one in cells.values())
     assert [name for name, one in cells.items() if one.best] == ["mlm"]
     for text in (markdown(collapsed), latex(collapsed)["tasks.tex"], page(collapsed)):

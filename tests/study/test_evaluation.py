@@ -352,7 +352,9 @@ def test_what_is_odd_about_data_is_said(case, tmp_path, verb):
     for part in ("train", "test"):
         rows = [made(part, n) for n in range(count)]
         (tmp_path / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code, out, told = verb("evaluate", "m", "--tasks", tmp_path, "--dry-run")
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").touch()
+    code, out, told = verb("evaluate", tmp_path / "m", "--tasks", tmp_path, "--dry-run")
     assert code == 0, told
     warnings = [line.split(None, 1)[1] for line in out.splitlines() if line.startswith("  warning")]
     assert bool(warnings) == bool(said), warnings
@@ -360,7 +362,7 @@ def test_what_is_odd_about_data_is_said(case, tmp_path, verb):
         assert any(all(word in one for word in said) for one in warnings), warnings
 
 
-FACTS = ("--lrs", "1e-3,4e-3", "--seeds", "0-1", "--quiet", "--documents", "judged")
+FACTS = ("--quiet", "--documents", "judged")
 
 
 def test_retrieval_is_scored_without_training(verb, model_folders, tmp_path):
@@ -380,8 +382,12 @@ def test_retrieval_is_scored_without_training(verb, model_folders, tmp_path):
     for words in (["plan"], ["report", "--no-print"], ["status"]):
         code, out, told = verb(words[0], plan, "--store", store, *words[1:])
         assert code == 0, told
-    line = next(line for line in out.splitlines() if "scifact-mini" in line)
-    assert "none" in line.split(), "no learning rate is shown"
+        assert "lr" not in out.split()
+        assert "earning rate" not in out
+    code, out, _ = verb(*command, "--zero-shot", "--dry-run")
+    assert code == 0
+    assert "fine-tuning" not in out
+    assert "1 score would be made" in out
     code, out, told = verb("export", place.parent.name[:8], tmp_path / "exported", "--store", store)
     assert code == 0, told
 
@@ -449,6 +455,15 @@ def test_scores_of_a_study_are_not_computed_again_by_evaluate(plan, finished, gr
     [
         (("evaluate", "org/model", "--tasks", "sst2"), "the one that its page shows: org/model@<commit>"),
         (("evaluate", "./nowhere", "--tasks", "sst2"), "there is no model './nowhere'"),
+        (("evaluate", "./nowhere", "--tasks", "scifact-mini", "--dry-run"), "there is no model './nowhere'"),
+        (
+            ("evaluate", "org/m@1", "--tasks", "scifact-mini", "--zero-shot", "--lrs", "1e-5"),
+            "--zero-shot and --lrs",
+        ),
+        (
+            ("evaluate", "org/m@1", "--tasks", "scifact-mini", "--zero-shot", "--seeds", "0"),
+            "--zero-shot and --seeds",
+        ),
         (("evaluate", "0123456789ab", "--tasks", "sst2"), "there is no such state"),
         (("evaluate", "org/m@1", "--tasks", "sst3"), "did you mean 'sst2'?"),
         (("evaluate", "org/m@1", "--tasks", "sst2", "--for", "soon"), "90s, 9m or 2h"),

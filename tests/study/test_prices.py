@@ -221,8 +221,11 @@ def test_hours_of_a_measured_device_stand_below_the_tree(tmp_path):
     made = bill(plan, store, "fast", None, tuned=0)
     assert made.prices is not None
     text = "\n".join(summary(plan, (), 0, made, "s.py"))
-    assert f"pretraining {made.prices.pretraining() / 3600:.1f} GPU-hours and fine-tuning 1 min" in text
-    assert "1 min on fast (measured 2026-11-15, torch 2.11.0)" in text
+    assert (
+        f"pretraining {made.prices.pretraining() / 3600:.1f} GPU-hours and fine-tuning {made.prices.finetuning():.0f} s"
+        in text
+    )
+    assert " s on fast (measured 2026-11-15, torch 2.11.0)" in text
     assert "at 40%" not in text
 
 
@@ -234,7 +237,7 @@ def test_what_is_left_is_priced_too(tmp_path):
     made = bill(plan, store, "fast", None, tuned=3)
     assert made.prices is not None
     (last,) = summary(plan, list(plan.states), 3, made, "s.py")[-1:]
-    assert last == "1 of 1 piece and 3 of 4 fine-tunings done, 1 min. Next: biphase run s.py"
+    assert last == "1 of 1 piece and 3 of 4 fine-tunings done, 6 s. Next: biphase run s.py"
     told = plan_json(plan, done=list(plan.states), tuned=3, bill=made)
     assert json.loads(json.dumps(told)) == told
     prices = told["prices"]

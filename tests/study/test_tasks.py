@@ -11,6 +11,7 @@ from biphase.catalog import CATALOG, TASKS
 from biphase.data.listing import Absent
 from biphase.errors import DataError, SpecError
 from biphase.specs import Answer, Classify, Finetune, Retrieve, Splits, Tag, Task
+from biphase.study.datasets import describe
 from biphase.study.tasks import tasks_named
 from biphase.tasks.load import load
 
@@ -66,6 +67,23 @@ def test_unknown_names_and_idle_options_are_refused():
     refused("there is no task and no file 'sst3'; did you mean 'sst2'", "sst3")
     refused("names no task", " , ")
     refused("describe data of your own", "sst2", label="x")
+
+
+def test_options_that_the_family_does_not_read_are_refused(tmp_path):
+    texts = lay(tmp_path / "texts", train=reviews(), test=reviews(9))
+    questions = lay(tmp_path / "questions", train=asked_rows(9), test=asked_rows(9))
+    searched = beir(tmp_path / "searched", "train", "test")
+    refused("--query.*IR.*read as SC", texts, query="{text}")
+    refused("--labels.*SC.*read as QA", questions, labels="a,b")
+    refused("--label .*SC.*read as IR", searched, label="text")
+    assert len(tasks_named(f"{texts},{searched}", query="{text}")) == 2, "one of them reads it"
+
+
+def test_a_lender_that_is_not_there_is_refused_with_the_nearest(tmp_path):
+    folder = lay(tmp_path / "squads", test=asked_rows(9))
+    refused("--trained-on squadd.*'squad'", folder, trained_on="squadd")
+    other = lay(tmp_path / "lender", train=asked_rows(40), test=asked_rows(8))
+    refused("--trained-on lendr.*'lender'", f"{other},{folder}", trained_on="lendr")
 
 
 def test_two_tasks_of_one_name_are_refused_and_one_named_twice_is_one(tmp_path):
@@ -196,6 +214,8 @@ def test_what_cannot_be_labels_is_refused(tmp_path):
     refused("holds measures, not labels", lay(tmp_path / "a", train=rows, test=rows))
     rows = [{"text": "x", "label": str(n)} for n in range(1_001)]
     refused("over 1,000 values", lay(tmp_path / "b", train=rows, test=rows))
+    rows = [{"text": "x", "label": ["a", "b"]} for n in range(9)]
+    refused("train.jsonl:1 .*one label a row", lay(tmp_path / "c", train=rows, test=rows))
     table = lay_csv(tmp_path / "d", train="text,label\nx,0.333\ny,1\n", test="text,label\nx,1\n")
     refused("column 'label' holds measures, not labels, e.g. 0.333; .*--label COLUMN", table)
     assert one(table, labels="0.333,1").form == Classify("{text}", ("0.333", "1"))
@@ -208,7 +228,7 @@ def lay_csv(folder, **parts):
     return str(folder)
 
 
-@pytest.mark.parametrize("label", [None, "", "  ", float("nan"), ["good"], {"x": 1}])
+@pytest.mark.parametrize("label", [None, "", "  ", float("nan"), {"x": 1}])
 def test_a_row_without_a_label_is_named(label, tmp_path):
     rows = [*reviews(4), {"text": "x", "label": label}]
     refused("train.jsonl:5 has no label in 'label'", lay(tmp_path, train=rows, test=reviews()))
@@ -542,6 +562,51 @@ def test_names_that_do_not_fit_the_numbers_are_refused_with_their_file(tmp_path)
     assert one(folder).form.labels == ("bad", "good"), "names in the rows need no others"
 
 
+@pytest.mark.parametrize("names", [["1", "2", "3", "4", "5"], ["4", "3", "2", "1", "0"]])
+def test_names_of_numbers_may_be_numbers_themselves(names, tmp_path):
+    rows = [{"text": f"t{n}", "label": n % 5} for n in range(40)]
+    folder = lay(tmp_path / "places", train=rows, test=rows[:5])
+    (tmp_path / "places" / "labels.json").write_text(json.dumps(names))
+    task = one(folder)
+    assert task.form.labels == tuple(names)
+    assert [row.label for row in load(task, documents="all").test] == [0, 1, 2, 3, 4]
+    shown = [said for word, said in describe([task], download=False)[0].about if word == "example"]
+    assert all(f"→ {names[int(said[2:].split(chr(39))[0]) % 5]}" in said for said in shown)
+
+
+def test_rows_that_hold_names_which_are_numbers_are_read_by_name(tmp_path):
+    rows = [{"text": f"t{n}", "label": n % 5 + 1} for n in range(40)]
+    folder = lay(tmp_path, train=rows, test=rows[:5])
+    (tmp_path / "labels.json").write_text(json.dumps(["5", "4", "3", "2", "1"]))
+    assert [row.label for row in load(one(folder), documents="all").test] == [4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("raw", [b'["bad", "good"', b"\xff\xfe"])
+def test_a_damaged_list_of_labels_is_refused(raw, tmp_path):
+    folder = lay(tmp_path, train=NUMBERED, test=NUMBERED)
+    (tmp_path / "labels.json").write_bytes(raw)
+    refused("labels.json cannot be read.*--labels", folder)
+    assert one(folder, labels="bad,good").form.labels == ("bad", "good")
+
+
+@pytest.mark.parametrize("part", ["validation", "test"])
+def test_numbers_beside_a_train_part_of_names_are_refused(part, tmp_path):
+    parts = {"train": reviews(), "validation": reviews(9), "test": reviews(9)}
+    folder = lay(tmp_path / "texts", **parts | {part: NUMBERED})
+    refused(f"{part}.jsonl:1 of the {part} part has the label 0.*train part.*bad, good.*--labels", folder)
+    assert one(folder, labels="bad,good").form.labels == ("bad", "good")
+    named = [{"tokens": ["Ada"], "tags": ["B-PER"]}, {"tokens": ["x"], "tags": ["O"]}] * 20
+    tagged = [{"tokens": ["Ada"], "tags": [1]}] * 9
+    folder = lay(tmp_path / "tags", **dict.fromkeys(parts, named) | {part: tagged})
+    refused(f"{part} part has the label 1.*--labels", folder)
+
+
+def test_truths_need_no_order(tmp_path):
+    rows = [{"text": f"t{n}", "label": n % 2 == 1} for n in range(40)]
+    task = one(lay(tmp_path, train=rows, test=NUMBERED))
+    assert [row.label for row in load(task, documents="all").test[:2]] == [0, 1]
+
+
 def test_what_the_datasets_library_writes_is_read_with_its_label_names(tmp_path):
     import datasets
 
@@ -577,6 +642,8 @@ def test_folders_of_parts_are_parts(tmp_path):
         write(tmp_path / "default" / part / "0000.jsonl", NUMBERED[:20])
         write(tmp_path / "default" / part / "0001.jsonl", NUMBERED[20:])
     assert len(load(one(str(tmp_path)), documents="all").test) == 40
+    write(tmp_path / "default" / "val" / "0000.jsonl", NUMBERED[:7])
+    assert len(load(one(str(tmp_path)), documents="all").validation) == 7
 
 
 @pytest.mark.parametrize("unlabelled", [-1, None, "no column"])
@@ -700,11 +767,25 @@ def test_formats_that_are_not_read_are_named(names, tmp_path):
     refused(rf"{names[0]}.*\.parquet.*\.csv.*CoNLL", str(tmp_path))
 
 
+def test_parts_are_known_however_they_are_capitalised(tmp_path):
+    folder = lay(tmp_path / "loud", Train=NUMBERED, Test=NUMBERED[:9])
+    for part in ("Train", "Test"):
+        (tmp_path / "loud" / f"{part}.jsonl").rename(tmp_path / "loud" / f"{part}.JSONL")
+    made = load(one(folder), documents="all")
+    assert (len(made.train), len(made.test)) == (38, 9)
+    file = tmp_path / "loud" / "Train.JSONL"
+    assert one(str(file), test=tmp_path / "loud" / "Test.JSONL").name == "loud"
+    folder = lay(tmp_path / "both", train=NUMBERED, test=NUMBERED, Test=NUMBERED[:9])
+    assert len(load(one(folder), documents="all").test) == 40, "a name as it is written goes first"
+
+
 def test_tables_that_are_no_parts_are_named_with_what_to_type(tmp_path):
     folder = lay(tmp_path / "shifts", reddit=NUMBERED, wiki=NUMBERED)
-    refused(
-        r"reddit.jsonl and wiki.jsonl.*--tasks \S*shifts/reddit.jsonl --test \S*shifts/wiki.jsonl", folder
-    )
+    refused(r"reddit.jsonl and wiki.jsonl.*--tasks \S*shifts/FILE --test \S*shifts/FILE", folder)
+    folder = lay(tmp_path / "evaluated", train=NUMBERED, eval=NUMBERED)
+    refused(r"eval.jsonl.*--test \S*evaluated/eval.jsonl$", folder)
+    folder = lay(tmp_path / "two", train=NUMBERED, a=NUMBERED, b=NUMBERED)
+    refused(r"a.jsonl and b.jsonl.*--test \S*two/FILE$", folder)
     refused(r"data.jsonl.*train.* and test", lay(tmp_path / "single", data=NUMBERED))
     refused("nothing to train on.*--trained-on", lay(tmp_path / "tested", test=NUMBERED))
     folder = beir(tmp_path / "beir", "dl19", "dl20")

@@ -182,7 +182,8 @@ def test_one_of_a_thing_is_said_in_the_singular():
 @pytest.mark.parametrize(
     ("steps", "batch", "said"),
     [
-        (1, 128, "1 min on cpu"),
+        (1, 128, "0 s on cpu"),
+        (9_000, 128, "6 min on cpu"),
         (900_000, 128, "9.3 hours on cpu at 50%"),
         (1_000_000, 12_800, "1,030 hours on cpu at 50%"),
     ],

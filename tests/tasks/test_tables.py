@@ -173,6 +173,8 @@ def test_a_field_may_be_longer_than_the_csv_module_likes(tmp_path):
         ("x.csv", b"a,b\n1,2\n1,2,3\n", r"x.csv:3 has 3 columns where the header has 2"),
         ("x.csv", b'a,b\n1,2\n"1"x,2\n', r"x.csv:3 is malformed"),
         ("x.csv", b"a,b\n1,\xff\n", r"x.csv:2 is not UTF-8"),
+        ("x.csv", "a,b\n1,2\n".encode("utf-16"), r"x.csv.* is not UTF-8; convert"),
+        ("x.json", b'{"a": \n{"a": 1}\n', r"x.json is no JSON"),
         ("x.csv", b"", r"x.csv is empty"),
         ("x.conll", b"", r"x.conll is empty"),
         ("x.txt", b"just a text\nand another\n", r"x.txt:1 .*a word and its tag.* \.csv"),
@@ -229,15 +231,16 @@ def test_a_row_may_have_a_column_called_data(tmp_path):
     assert table(path)[0] == {"a": [1, 1]}
 
 
-@pytest.mark.parametrize("indent", [None, 1])
-def test_squads_own_json_is_a_row_for_each_question(indent, tmp_path):
+@pytest.mark.parametrize(("indent", "broken"), [(None, False), (1, False), (None, True)])
+def test_squads_own_json_is_a_row_for_each_question(indent, broken, tmp_path):
     asked = [
         {"id": "q1", "question": "Who?", "answers": [{"text": "Ada", "answer_start": 0}]},
         {"id": "q2", "question": "When?", "answers": [], "is_impossible": True, "plausible_answers": [{}]},
     ]
     articles = [{"title": "Ada", "paragraphs": [{"context": "Ada wrote.", "qas": asked}]}] * 2
     path = tmp_path / "train-v2.0.json"
-    path.write_text(json.dumps({"version": "v2.0", "data": articles}, indent=indent))
+    text = json.dumps({"version": "v2.0", "data": articles}, indent=indent)
+    path.write_text(text.replace('"v2.0", ', '"v2.0",\n') if broken else text)
     assert column_names("task 'x'", path) == ("id", "title", "context", "question", "answers")
     found, places = table(path, wanted=("question", "context", "answers"), optional=("id",))
     assert found["question"] == ["Who?", "When?"] * 2

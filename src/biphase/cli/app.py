@@ -138,11 +138,11 @@ def store_at(folder: Path) -> Store:
     from biphase.files import Store
 
     if not folder.is_dir():
-        stores = {str(one.parent): None for one in sorted(folder.parent.glob("*/studies"))}
-        close = get_close_matches(str(folder), stores, n=1, cutoff=0) or ["FOLDER"]
+        stores = [one.parent.name for one in sorted(folder.parent.glob("*/studies"))]
+        close = get_close_matches(folder.name, stores, n=1)
+        other = f"type --store {shlex.quote(str(folder.parent / close[0]))}, or " if close else ""
         raise StoreError(
-            f"there is no store {folder}, so nothing to read; type --store {shlex.quote(close[0])}, "
-            "or compute something first: biphase run STUDY"
+            f"there is no store {folder}, so nothing to read; {other}compute something first: biphase run STUDY"
         )
     return Store(folder)
 

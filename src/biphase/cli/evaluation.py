@@ -44,6 +44,7 @@ ZeroShot = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="say what the data are read as, and stop")]
 ForTime = Annotated[str, typer.Option("--for", metavar="TIME", help="stop cleanly after e.g. 9m or 2h")]
+LRS, SEEDS = "1e-5,2e-5,5e-5,1e-4,2e-4,5e-4", "0-4"
 
 
 @app.command()
@@ -51,8 +52,8 @@ def evaluate(
     model: Model,
     tasks: Tasks,
     store: StoreFolder = DEFAULT_STORE,
-    lrs: Annotated[str, typer.Option(help="learning rates, by commas")] = "1e-5,2e-5,5e-5,1e-4,2e-4,5e-4",
-    seeds: Annotated[str, typer.Option(help="seeds, by commas, or how many as 0-4")] = "0-4",
+    lrs: Annotated[str, typer.Option(help="learning rates, by commas", show_default=LRS)] = "",
+    seeds: Annotated[str, typer.Option(help="seeds, by commas, or how many as 0-4", show_default=SEEDS)] = "",
     steps: Annotated[int, typer.Option(min=0, help="fine-tune each task for so many steps; 0: its own")] = 0,
     protocol: Annotated[str, typer.Option(help="standard or paper: docs/tasks.md")] = "standard",
     precision: Precision = "",
@@ -78,29 +79,22 @@ def evaluate(
     from biphase.study import launch
     from biphase.study.evaluation import evaluation, finetuning
     from biphase.study.identities import identities
+    from biphase.study.model_names import run_named
     from biphase.study.plan import PLAN, make_plan
     from biphase.study.tasks import tasks_named
 
     limit = launch.seconds(for_time) if for_time else None
     asked = tasks_named(
-        tasks,
-        data=data,
-        family=family,
-        text=text,
-        label=label,
-        labels=labels,
-        test=test,
-        trained_on=trained_on,
-        query=query,
-        steps=steps,
-        zero_shot=zero_shot,
-    )
-    if zero_shot:  # nothing depends on them
-        lrs, seeds = "1e-5", "0"
+        tasks, data=data, family=family, text=text, label=label, labels=labels, test=test, trained_on=trained_on,
+        query=query, lrs=lrs, seeds=seeds, steps=steps, zero_shot=zero_shot,
+    )  # fmt: skip
+    usual = ("1e-5", "0") if zero_shot else (LRS, SEEDS)  # nothing depends on the first
+    lrs, seeds = lrs or usual[0], seeds or usual[1]
     where = Store(store)
     precision = precision or ("fp32" if dry_run else "")  # what is not computed needs no look at the device
     grid = finetuning(asked, lrs, seeds, protocol, precision, documents, length)
     if dry_run:
+        run_named(model, where, note=False)
         _tell_only(grid, as_json=as_json)
         return
     fingerprints = identities(where)
@@ -127,8 +121,7 @@ def _tell_only(grid: Finetune, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps([asdict(one) for one in every], indent=1))
         return
-    trained = counted(
-        sum(task.is_trained for task in grid.tasks) * len(grid.lrs) * len(grid.seeds), "fine-tuning"
-    )
+    trained = sum(task.is_trained for task in grid.tasks) * len(grid.lrs) * len(grid.seeds)
+    made = counted(trained, "fine-tuning") if trained else counted(len(every), "score")
     print("\n".join(line for one in every for line in one.lines()))
-    print(f"{trained} would be made; nothing was computed or written. To compute: the same without --dry-run")
+    print(f"{made} would be made; nothing was computed or written. To compute: the same without --dry-run")

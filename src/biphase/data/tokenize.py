@@ -286,7 +286,7 @@ class _Work:
             )
         if not card["heldout_tokens"]:
             self.report(
-                f"{corpus.name}: no document is held out (1 in 1,000 is); name some: Corpus(heldout='…')"
+                f"{corpus.name}: no document is held out (1 in 1,000 is); name some: Corpus(heldout='…'), or --heldout FILE"
             )
 
     def _check_unchanged(self) -> None:

@@ -198,6 +198,7 @@ def _has_adapter(hub: Hub) -> bool:
 
 def _loaded(hub: Hub, family: Any, config: Any) -> Any:
     more: dict[str, Any] = {"attn_implementation": NAME, "dtype": torch.float32, "output_loading_info": True}
+    more["ignore_mismatched_sizes"] = True  # they are refused below, with their names
 
     def load() -> Any:
         if hub.gguf:
@@ -212,6 +213,11 @@ def _loaded(hub: Hub, family: Any, config: Any) -> Any:
 
     adapted = not hub.gguf and _has_adapter(hub)
     model, said = _tried(hub, load)
+    for name, there, wanted in sorted(said["mismatched_keys"]):
+        raise ModelError(
+            f"{hub.source}: its weight {name} has the shape {tuple(there)}, and its config.json asks for {tuple(wanted)}; "
+            "put the config.json that belongs to the weights there"
+        )
     lacking = sorted(name for name in said["missing_keys"] if not name.startswith("pooler."))
     if lacking:
         raise ModelError(

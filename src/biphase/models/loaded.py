@@ -52,7 +52,12 @@ class LoadedModel:
                 f"there is no mask token in {text!r}; write {self.mask_token} where a word is asked for"
             )
         hidden = self.model.hidden(ids, positions, sight)[0]
-        likely = self.model.output.logits(hidden[(at - int(shifted)).clamp(min=0)]).softmax(-1).topk(top)
+        logits = self.model.output.logits(hidden[(at - int(shifted)).clamp(min=0)])
+        if not 1 <= top <= logits.shape[-1]:
+            raise SpecError(
+                f"top={top}: the model knows {logits.shape[-1]:,} tokens; ask for 1 of them or more"
+            )
+        likely = logits.softmax(-1).topk(top)
         return [
             [(self.tokenizer.decode([token]), share) for token, share in zip(tokens, shares, strict=True)]
             for tokens, shares in zip(likely.indices.tolist(), likely.values.tolist(), strict=True)
@@ -68,7 +73,12 @@ class LoadedModel:
 
 def load(folder: str | Path) -> LoadedModel:
     """The model of a folder that `biphase export` or transformers wrote; no code of the folder is run."""
-    hub = Hub(str(Path(folder).expanduser().resolve()))
+    place = Path(folder).expanduser().resolve()
+    if not place.is_dir():
+        raise ModelError(
+            f"there is no folder {folder}; give that of a model, or download one first: hf download NAME --local-dir FOLDER"
+        )
+    hub = Hub(str(place))
     model = from_hub(hub, None, length=1).eval()
     probe(model, vocab=len(model.head))
     return LoadedModel(model, load_tokenizer(hub))

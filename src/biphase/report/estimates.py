@@ -17,7 +17,7 @@ from biphase.report.recipes import Model
 from biphase.report.statistics.components import Decomposition, decompose
 from biphase.report.statistics.intervals import Estimate, across, kept, of_scores
 from biphase.report.statistics.resampling import interval
-from biphase.wording import counted, no_interval
+from biphase.wording import collapse, no_interval
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Score:
     @property
     def collapse(self) -> str:
         """A warning where models predict the same for every test example."""
-        return f"constant predictions in {counted(self.constant, 'fine-tuning')}" if self.constant else ""
+        return collapse(self.constant)
 
 
 @dataclass(frozen=True)

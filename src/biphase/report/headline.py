@@ -21,7 +21,7 @@ from biphase.report.numerals import fixed, interval, listed, percent
 from biphase.report.recipes import Model
 from biphase.report.statistics.intervals import Estimate, across, kept, of_scores
 from biphase.specs.tasks import family_name
-from biphase.wording import counted, short
+from biphase.wording import collapse, counted, short
 
 KINDS = {
     "clm": "causal only",
@@ -107,6 +107,11 @@ def _answer(evidence: Evidence) -> tuple[str, str, tuple[Lead, ...]]:
     best = _best(evidence, group)
     score = of_scores(across(_average(evidence, best)))
     value = f"{percent(score.mean)}%{_spread(score)}, averaged over {listed([family_name(one) for one in evidence.families])}"
+    constant = (
+        evidence.grids[result, task].constant_seeds for result in best.results for task in evidence.tasks
+    )
+    if warning := collapse(sum(constant)):
+        value += f"; {warning}"
     what = _what(best)
     if len(group) == 1:
         return f"{what} ({best.recipe.size}) scores {value}.", what, ()

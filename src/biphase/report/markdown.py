@@ -153,7 +153,8 @@ def _cell(cell: Cell) -> str:
         return f"{MISSING} ({score.done}/{score.of})" if score.of else MISSING
     value = f"**{percent(score.seeds.mean)}**" if cell.best else percent(score.seeds.mean)
     around = cell.around or (f"({score.no_interval})" if score.no_interval else "")
-    return ", ".join(filter(None, (f"{value} {around}".rstrip(), score.collapse)))
+    others = (f"{_text(name)} {percent(mean)}" for name, mean in score.others.items())
+    return ", ".join(filter(None, (f"{value} {around}".rstrip(), *others, score.collapse)))
 
 
 def _figures(content: Content, *, drawn: bool) -> str:

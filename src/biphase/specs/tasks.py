@@ -59,6 +59,7 @@ class Classify:
     text: str
     labels: tuple[str, ...]  # in the order of their numbers; a file may hold either
     label: str = "label"
+    numbered: bool = False  # the files hold numbers alone, also where labels are called "1" to "5"
 
     def check(self) -> None:
         columns_of("Classify.text", self.text)

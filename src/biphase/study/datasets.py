@@ -131,7 +131,7 @@ def _parts(task: Task, examples: Examples) -> Iterator[tuple[str, str]]:
     splits, what = task.splits, "query" if asks else "row"
 
     def rows(part: Any, word: str = what) -> str:
-        return counted(len(part), word).replace("querys", "queries")
+        return counted(len(part), word, "queries" if word == "query" else "")
 
     if task.trained_on:
         yield "train", f"none; scored with the model of {task.trained_on}"

@@ -19,8 +19,13 @@ from biphase.study.pins import commit_of
 SHORTEST_PREFIX = 6
 
 
-def run_named(model: str, store: Store, *, gguf: str = "", windows: str = "symmetric") -> Pretrain:
-    """The run that ends in a model: one without stages for a folder or a hub model, as it is."""
+def run_named(
+    model: str, store: Store, *, gguf: str = "", windows: str = "symmetric", note: bool = True
+) -> Pretrain:
+    """The run that ends in a model: one without stages for a folder or a hub model, as it is.
+
+    Without `note`, nothing is written to the store.
+    """
     how: dict[str, Any] = {"gguf": gguf, "windows": windows}
     folder = Path(model).expanduser()
     if folder.is_dir():
@@ -47,7 +52,7 @@ def run_named(model: str, store: Store, *, gguf: str = "", windows: str = "symme
         raise SpecError(f"{model} names no one state of {store.states}: {said}")
     if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*(@[\w.-]+)?", model):
         source, _, revision = model.partition("@")
-        pinned = revision or commit_of(source, store)
+        pinned = revision or commit_of(source, store, note=note)
         return Pretrain(_name(source.split("/")[1]), start=Hub(source, revision=pinned, **how))
     raise SpecError(
         f"there is no model {model!r}: type a local folder, owner/name@commit, or the first digits of a key "

@@ -55,10 +55,12 @@ def pinned(study: Study, store: Store, *, ask: bool) -> Study:
     )
 
 
-def commit_of(source: str, store: Store) -> str:
-    """The commit that a hub model is pinned to in this store, asked from the hub if there is none yet."""
+def commit_of(source: str, store: Store, *, note: bool = True) -> str:
+    """The commit that a hub model is pinned to in this store, asked from the hub (and noted) if there is none yet."""
     known = _known(store)
-    return known[source] if source in known else remember(source, _ask(source), store)
+    if source in known:
+        return known[source]
+    return remember(source, _ask(source), store) if note else _ask(source)
 
 
 def _known(store: Store) -> dict[str, str]:

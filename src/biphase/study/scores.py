@@ -133,22 +133,21 @@ def table(plan: Plan, store: Store, damaged: dict[str, str] | None = None) -> li
     every = rows(plan, store, damaged)
     if not any(row.done for row in every):
         return []
-    head = (
-        "test score, %", "task", "metric", "mean ± 95%", "baseline", "lr", "with an lr per seed", "time",
-        "other metrics",
-    )  # fmt: skip
     untrained = {task.name for spec in plan.tuned.values() for task in spec.tasks if task.zero_shot}
+    bare = all(row.task in untrained for row in every)
+    head = (
+        "test score, %", "task", "metric", "score" if bare else "mean ± 95%", "baseline", "lr", "with an lr per seed",
+        "time", "other metrics",
+    )  # fmt: skip
     lines = [head, *(_cells(row, zero_shot=row.task in untrained) for row in every)]
     wide = [max(len(line[column]) for line in lines) for column in range(len(head))]
     shown = [column for column in range(len(head)) if any(line[column] for line in lines[1:])]
     body = ["  " + "  ".join(f"{line[at]:<{wide[at]}}" for at in shown).rstrip() for line in lines]
     seeds = len(plan.study.finetune.seeds) if plan.study.finetune else 0
     over = f"intervals are over {seeds} fine-tuning seeds" if seeds > 1 else "one seed has no interval"
-    notes = [
-        f"  Learning rates are chosen on validation scores; {over}.",
-        *filter(None, map(_collapse, every)),
-    ]
-    return [*body, *notes, ""]
+    how = f"Learning rates are chosen on validation scores; {over}."
+    notes = ["  Models are scored as they are, without training." if bare else f"  {how}"]
+    return [*body, *notes, *filter(None, map(_collapse, every)), ""]
 
 
 def _cells(row: Row, *, zero_shot: bool) -> tuple[str, ...]:
@@ -159,7 +158,7 @@ def _cells(row: Row, *, zero_shot: bool) -> tuple[str, ...]:
         return (*about, f"{row.done}/{row.of} done", baseline, "", "", duration(row.seconds), "")
     (lr, scores), (_, own) = row.by_mean, row.by_seed
     mean, by_seed = (
-        f"{with_interval(values)}{' !' if any(constant) else ''}"
+        f"{(_percent if zero_shot else with_interval)(values)}{' !' if any(constant) else ''}"
         for values, constant in zip((scores, own), row.constant, strict=True)
     )
     others = ", ".join(
@@ -169,8 +168,7 @@ def _cells(row: Row, *, zero_shot: bool) -> tuple[str, ...]:
         *about,
         mean,
         baseline,
-        "none" if zero_shot else f"{lr:g}",
-        by_seed,
+        *(("", "") if zero_shot else (f"{lr:g}", by_seed)),
         duration(row.seconds),
         others,
     )

@@ -75,9 +75,10 @@ def closing(
     else:
         every = [counted(plan.pieces, "piece")] if plan.pieces else []
         every += [counted(tuned.of, "fine-tuning")] if tuned.of else []
-        words = f"all {' and '.join(every)} are done" if plan.pieces + tuned.of > 1 else f"{every[0]} is done"
-        lines.append(f"{words}; they are in {store.root}")
-        lines.append(f"What they show: biphase report {study}")
+        several = plan.pieces + tuned.of > 1
+        words = f"all {' and '.join(every)} are done; they are" if several else f"{every[0]} is done; it is"
+        lines.append(f"{words} in {store.root}")
+        lines.append(f"What {'they show' if several else 'it shows'}: biphase report {study}")
     return "\n".join(lines)
 
 

@@ -14,13 +14,13 @@ from biphase.errors import SpecError, nearest
 from biphase.specs import Answer, Classify, Retrieve, Splits, Tag, Task
 from biphase.specs.tasks import FAMILIES
 from biphase.tasks.hub import SIGN, HubPlace
-from biphase.tasks.labels import in_order, is_number, named, values_of
+from biphase.tasks.labels import Numbering, are_places, in_order, is_number, named, values_of
 from biphase.tasks.places import ABOUT, COLUMNS, KINDS, kind_of, local_files, matching
 from biphase.tasks.tables import column_names, read
 
 # Names of parts: as folders usually have them, else at the end of other words (eng.train, en_ewt-ud-train.iob2).
 TRAIN = ("train*", "*[-_.]train*")
-VALIDATION = ("validation*", "valid*", "dev*", "val[-_.]*", "*[-_.]valid*", "*[-_.]dev*", "*.testa")
+VALIDATION = ("validation*", "valid*", "dev*", "val[-_.]*", "val", "*[-_.]valid*", "*[-_.]dev*", "*.testa")
 TEST = ("test*", "*.testb", "*[-_.]test*")
 TEXTS = ("text", "sentence", "content", "review")
 PAIRS = (
@@ -68,17 +68,24 @@ def tasks_named(
     test: Path | None = None,
     trained_on: str = "",
     query: str = "",  # IR: the template of queries
+    lrs: str = "",  # they are looked at by others
+    seeds: str = "",
     steps: int = 0,
     zero_shot: bool = False,
 ) -> tuple[Task, ...]:
     """The tasks of a comma-separated list: names, `paper`, a family (SC, TC, QA, IR), or paths to own data.
 
     With `data`, known tasks are read from local copies there, where it has them. A task that is scored with
-    another's model brings that one with it. The options after `data` describe own data, but for `steps` and `zero_shot`.
+    another's model brings that one with it. The options from `family` to `query` describe own data.
     """
     listed = tuple(one.strip() for one in labels.split(",")) if labels else ()
     own = Own(family, _unescaped(text), label, listed, test, trained_on, _unescaped(query), zero_shot)
-    for option, said in (("--steps", steps), ("--trained-on", trained_on)):
+    for option, said in (
+        ("--steps", steps),
+        ("--trained-on", trained_on),
+        ("--lrs", lrs),
+        ("--seeds", seeds),
+    ):
         if zero_shot and said:
             raise SpecError(f"--zero-shot and {option} {said} do not go together; leave out one of them")
     found: dict[str, Task] = {}
@@ -104,7 +111,25 @@ def tasks_named(
             "--family, --text, --label, --labels, --query, --test and --trained-on describe data of your own; "
             "name it: --tasks FOLDER"
         )
+    _refuse_idle(own, {one.family for one in found.values() if one.name not in CATALOG})
+    if trained_on and trained_on not in {*CATALOG, *found}:
+        lenders = [*CATALOG, *(found if len(found) > 1 else ())]  # one alone borrows nothing of itself
+        raise SpecError(f"--trained-on {trained_on}: there is no such task; {nearest(trained_on, lenders)}")
     return tuple(replace(one, steps=steps, epochs=0) if steps else one for one in found.values())
+
+
+def _refuse_idle(own: Own, families: set[str]) -> None:
+    """Refuse an option that none of the families of own data reads."""
+    for option, said, readers in (
+        ("--query", own.query, {"IR"}),
+        ("--labels", ",".join(own.labels), {"SC", "TC"}),
+        ("--label", own.label, {"SC", "TC", "QA"}),
+    ):
+        if said and not families & readers:
+            raise SpecError(
+                f"{option} {said!r} is for {', '.join(sorted(readers))}, and the data are read as "
+                f"{', '.join(sorted(families))}; leave it out, or say the family: --family {min(readers)}"
+            )
 
 
 def _unescaped(text: str) -> str:
@@ -214,7 +239,9 @@ def _short_name(path: Path) -> str:
     """The name of a folder; of a file, unless that only says which part it is."""
     place = path.resolve()
     stem = place.name if path.is_dir() else place.name.split(".")[0]
-    if not path.is_dir() and any(fnmatch(place.name, one) for one in (*TRAIN, *VALIDATION, *TEST, "data.*")):
+    if not path.is_dir() and any(
+        fnmatch(place.name.lower(), one) for one in (*TRAIN, *VALIDATION, *TEST, "data.*")
+    ):
         stem = place.parent.name
     return re.sub(r"[^\w.-]+", "-", stem) or "task"
 
@@ -320,7 +347,17 @@ def _no_parts(path: Path, home: Path, train: str, scored: str) -> str:
     ]
     if len(tables) > 1 and not train:
         names = " and ".join(one.name for one in tables[:3])
-        return f"{path} has {names}, which do not say what they are for; type --tasks {tables[0]} --test {tables[1]}"
+        return (
+            f"{path} has {names}, which do not say what they are for; name the one to train on and the one to be scored by: "
+            f"--tasks {home}/FILE --test {home}/FILE"
+        )
+    trained = matching(home, train) if train else ()
+    kinds = {kind_of(one.name)[0] for one in trained}
+    unused = [one for one in tables if kind_of(one.name)[0] in kinds and one not in trained]
+    if unused:
+        names = " and ".join(one.name for one in unused[:3])
+        said = unused[0] if len(unused) == 1 else f"{home}/FILE"
+        return f"{path} has {names} beside its train part, which is not called test*; to be scored by it: --test {said}"
     if others and not tables:
         names = " and ".join(others[:3])
         return (
@@ -394,16 +431,40 @@ def _classify(data: Folder, own: Own) -> Classify:
             f"{whose}: say what the text is: --text COLUMN, or a template like --text 'A: {{a}} B: {{b}}', "
             f"of the columns {', '.join(columns)}"
         )
-    labels = _listed(whose, own) or _labels_of_lender(own, Classify)
+    labels, numbered = _listed(whose, own) or _labels_of_lender(own, Classify), False
     if not labels:
         values = values_of(whose, data.source, label)
-        labels = named(whose, data.source, data.root, label, values) or in_order(whose, label, values)
+        labels = named(whose, data.source, data.root, label, values)
+        numbered = are_places(labels, values)
+        labels = labels or _in_every_part(data, label, in_order(whose, label, values))
     if len(labels) < 2:
         raise SpecError(
             f"{whose}: column {label!r} of the train part holds {f'only {labels[0]!r}' if labels else 'nothing'}, "
             "and there must be two labels or more; name another: --label COLUMN, or say them: --labels NAMES"
         )
-    return Classify(_template(whose, text, columns), labels, label=label)
+    return Classify(_template(whose, text, columns), labels, label=label, numbered=numbered)
+
+
+def _in_every_part(data: Folder, column: str, labels: tuple[str, ...]) -> tuple[str, ...]:
+    """The names that the train part gives labels; numbers in other parts are refused, as nobody said their order."""
+    number = Numbering(labels)
+    if any(map(is_number, labels)) or {one.lower() for one in labels} <= {
+        "false",
+        "true",
+    }:  # their order is known
+        return labels
+    for part, files in data.files.items():
+        if files == data.source or not set(column.split("|")) & set(column_names(data.whose, files[0])):
+            continue
+        for rows in read(data.whose, files, (column,)):
+            for row, value in enumerate(rows.columns[column]):
+                found = next(filter(number.by_place, value if isinstance(value, list) else (value,)), None)
+                if found is not None:
+                    raise SpecError(
+                        f"{data.whose}: {rows.place(row)} of the {part} part has the label {found!r}, and the train part "
+                        f"has names ({', '.join(labels[:8])}); say which is which: --labels NAMES in the order of their numbers"
+                    )
+    return labels
 
 
 def _usual_text(data: Folder, label: str) -> str:
@@ -464,7 +525,7 @@ def _tag(data: Folder, own: Own) -> Tag:
         names = {str(one) for one in found}
         kinds = sorted({one[2:] for one in names if one[:2] in ("B-", "I-")})
         iob = ["O", *(f"{side}-{kind}" for kind in kinds for side in "BI")]
-        labels = (*iob, *sorted(names.difference(iob)))
+        labels = _in_every_part(data, tags, (*iob, *sorted(names.difference(iob))))
     strange = [one for one in labels if one != "O" and one[:2] not in ("B-", "I-")]
     if strange or len(labels) < 2 or "O" not in labels:
         said = (

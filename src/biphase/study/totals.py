@@ -255,4 +255,4 @@ def _hours(hours: float, device: str) -> str:
     word = "hours" if device == "cpu" else "GPU-hours"
     if hours >= 10:
         return f"{hours:,.0f} {word}"
-    return f"{hours:.1f} {word}" if hours >= 1 else f"{max(1, round(hours * 60))} min"
+    return f"{hours:.1f} {word}" if hours >= 1 else duration(hours * 3600)

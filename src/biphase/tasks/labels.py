@@ -1,7 +1,8 @@
 """Labels as files write them → their numbers; and the labels of data that nobody has listed.
 
 A label may stand there as its name, as its number (2, 2.0, "2"), or as true or false where there are two. A name
-goes before a number: where labels are called "1" to "5", a 1 is the one called "1", and 0 is none of them.
+goes before a number: where labels are called "1" to "5", a 1 is the one called "1", and 0 is none of them, unless
+metadata names the labels and the rows are known to hold numbers alone.
 
 The names of numbers that nobody has listed stand beside the rows: in labels.json or label.json, in what the `datasets`
 library notes in parquet and arrow files, in dataset_infos.json or dataset_info.json, or at the top of README.md.
@@ -16,25 +17,24 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from biphase.errors import SpecError
-from biphase.tasks.places import kind_of
+from biphase.errors import SpecError, one_line
+from biphase.tasks.places import INFOS, LISTS, kind_of
 from biphase.tasks.tables import read, schema_of
 
 MOST_LABELS = 1_000
-LISTS = ("labels.json", "label.json")  # of names alone
-CARDS = ("dataset_infos.json", "dataset_info.json", "README.md")  # of a dataset, with its columns
+CARDS = (*INFOS, "README.md")  # of a dataset, with its columns
 _WHOLE = re.compile(r"-?\d+")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _TRUTH = {"false": 0, "true": 1}
 
 
 class Numbering:
-    """The number of each label of a list."""
+    """The number of each label of a list; with `numbered`, the files hold numbers alone."""
 
-    def __init__(self, labels: Sequence[str]) -> None:
+    def __init__(self, labels: Sequence[str], *, numbered: bool = False) -> None:
         self.labels = tuple(labels)
-        self.names = {name: number for number, name in enumerate(labels)}
-        self.by_number = not any(_whole(name) is not None for name in labels)
+        self.names = {} if numbered else {name: number for number, name in enumerate(labels)}
+        self.by_number = numbered or not any(_whole(name) is not None for name in labels)
         self.known: dict[tuple[type, Any], int | None] = {}
 
     def __call__(self, value: Any) -> int | None:
@@ -57,6 +57,10 @@ class Numbering:
             return self.names.get(text.lower(), truth if len(self.labels) == 2 else None)
         number = _whole(text) if self.by_number else None
         return number if number is not None and 0 <= number < len(self.labels) else None
+
+    def by_place(self, value: Any) -> bool:
+        """Is it a label by its place in the list, and not by its name?"""
+        return str(value) not in self.names and self(value) is not None
 
     def refusal(self, value: Any) -> str:
         """What to say of a value that is no label."""
@@ -85,6 +89,8 @@ def values_of(whose: str, files: Sequence[Path], column: str, *, lists: bool = F
     for rows in read(whose, files, (column,)):
         for row, value in enumerate(rows.columns[column]):
             wrong = "has no list of labels" if lists and not isinstance(value, list) else ""
+            if isinstance(value, list) and not lists:
+                wrong = "has a list, and one label a row is read,"
             for one in value if isinstance(value, list) and lists else (value,):
                 wrong = wrong or _no_label(one)
             if wrong:
@@ -139,9 +145,9 @@ def named(whose: str, files: Sequence[Path], root: Path, column: str, values: se
     numbers = {_whole(str(one)) for one in values}
     if not numbers or None in numbers:
         return ()
-    path, names = _names_beside(files[0], root, column)
+    path, names = _names_beside(whose, files[0], root, column)
     strange = sorted(one for one in numbers if one is not None and not 0 <= one < len(names))
-    if names and strange:
+    if names and strange and not {str(one) for one in values} <= set(names):
         raise SpecError(
             f"{whose}: {path} names {len(names)} labels, and column {column!r} holds the number {strange[0]}; correct it, "
             "or say the labels: --labels NAMES"
@@ -149,7 +155,13 @@ def named(whose: str, files: Sequence[Path], root: Path, column: str, values: se
     return names
 
 
-def _names_beside(file: Path, root: Path, column: str) -> tuple[Path, tuple[str, ...]]:
+def are_places(names: Sequence[str], values: set[Any]) -> bool:
+    """Are all values numbers of names that metadata lists, some of which are written as numbers themselves?"""
+    written = any(_whole(one) is not None for one in names)
+    return written and all(_whole(str(one)) in range(len(names)) for one in values)
+
+
+def _names_beside(whose: str, file: Path, root: Path, column: str) -> tuple[Path, tuple[str, ...]]:
     """The first names that are found for a column, and the file that says them.
 
     The card of a repository stands above the folder of a configuration; there only what it says of that one counts.
@@ -158,6 +170,8 @@ def _names_beside(file: Path, root: Path, column: str) -> tuple[Path, tuple[str,
     inside = [one for one in there.parents if one.is_relative_to(top)] or [there.parent]
     beside = [folder / name for folder in inside for name in (*LISTS, *CARDS)]
     for path in (*beside[: len(LISTS)], there, *beside, *(top.parent / name for name in CARDS)):
+        if path.name in LISTS and path.is_file():
+            _refuse_damaged(whose, path)
         with contextlib.suppress(Exception):  # absent, or no metadata: then it says nothing
             found = dict(_said(path, column))  # by configuration
             own = {config: names for config, names in found.items() if config in there.parts}
@@ -166,6 +180,15 @@ def _names_beside(file: Path, root: Path, column: str) -> tuple[Path, tuple[str,
             if len(set((own or found).values())) == 1:
                 return path, next(iter((own or found).values()))
     return file, ()
+
+
+def _refuse_damaged(whose: str, path: Path) -> None:
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as wrong:
+        raise SpecError(
+            f"{whose}: {path} cannot be read ({one_line(wrong)}); correct or remove it, or say the labels: --labels NAMES"
+        ) from None
 
 
 def _said(path: Path, column: str) -> Iterator[tuple[str, tuple[str, ...]]]:

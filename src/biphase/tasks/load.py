@@ -63,7 +63,7 @@ def _read(task: Task, files: Sequence[Path]) -> list[Any]:
 
 def _texts(whose: str, form: Classify, files: Sequence[Path]) -> list[Text]:
     columns, optional = columns_of("Classify.text", form.text), optional_columns(form.text)
-    number = Numbering(form.labels)
+    number = Numbering(form.labels, numbered=form.numbered)
     made = []
     for rows in read(whose, files, (*columns, form.label)):
         values = zip(*(rows.columns[name] for name in columns), strict=True)

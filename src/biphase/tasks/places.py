@@ -4,7 +4,7 @@ A source is a folder, one file (the train part; the others stand beside it), `bu
 `hf://owner/name@revision/folder`. The parts are names or patterns below it, and `*` never passes a slash: "train*"
 means train.parquet, train-00000-of-00002.parquet or train.jsonl.zst, not what lies in train_extra/. Where no file
 matches, the files of a folder of that very name are meant: "corpus*" finds corpus/corpus-00000-of-00001.parquet.
-A name may leave out .gz or .zst. Files of other kinds (README.md) are passed over, and files in CoNLL's columns where
+A name may leave out .gz or .zst, and be written in other capitals where none fits as it is. Files of other kinds (README.md) are passed over, and files in CoNLL's columns where
 there are tables.
 
 Only the standard library is used here, because planning passes through.
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path, PurePosixPath
 
 from biphase.data.identity import HashMemory
@@ -42,14 +43,9 @@ COLUMNS = (
     ".testb",
 )  # CoNLL's
 # What stands beside the rows of a dataset and says something about them.
-ABOUT = (
-    "labels.json",
-    "label.json",
-    "dataset_infos.json",
-    "dataset_info.json",
-    "dataset_dict.json",
-    "state.json",
-)
+LISTS = ("labels.json", "label.json")  # of the names of labels alone
+INFOS = ("dataset_infos.json", "dataset_info.json")  # of its columns
+ABOUT = (*LISTS, *INFOS, "dataset_dict.json", "state.json")
 CODECS = {".gz": "gzip", ".zst": "zstd"}
 _BUILTIN = "builtin:"
 
@@ -124,6 +120,8 @@ def task_key(task: Task, store: Store, *, again: bool = False) -> str:
     """
     splits, form = task.splits, encode(task.form)
     used = parts_of(task)
+    if not form.get("numbered"):  # keys of before it was a field stay
+        form.pop("numbered", None)
     if isinstance(task.form, Retrieve):
         form = {name: value for name, value in form.items() if name not in ("queries", "corpus", "pairs")}
         if "pairs" not in used:
@@ -254,10 +252,12 @@ def _readings(pattern: str) -> Iterator[tuple[str, ...]]:
         yield *folders, last.removesuffix("*"), "*"
 
 
-def _fits(name: str, part: str, *, last: bool) -> bool:
-    """Does one name in a path fit one part of a pattern? What is hidden never does."""
+def _fits(name: str, part: str, *, last: bool, anyhow: bool) -> bool:
+    """Does one name in a path fit one part of a pattern, `anyhow` it is capitalised? What is hidden never does."""
     if name.startswith("."):
         return False
+    if anyhow:
+        name, part = name.lower(), part.lower()
     return name == part or fnmatchcase(name, part) or (last and fnmatchcase(_unpacked(name), part))
 
 
@@ -277,12 +277,12 @@ def _in_names(names: Iterable[str], pattern: str) -> tuple[list[str], list[str]]
     others = [
         name for name in tables if not is_pattern(str(folder)) and PurePosixPath(name).is_relative_to(folder)
     ]
-    for parts in _readings(pattern):
+    for anyhow, parts in product((False, True), _readings(pattern)):
         found = []
         for name in tables:
             steps = PurePosixPath(name).parts
             if len(steps) == len(parts) and all(
-                _fits(step, part, last=place == len(parts))
+                _fits(step, part, last=place == len(parts), anyhow=anyhow)
                 for place, (step, part) in enumerate(zip(steps, parts, strict=True), 1)
             ):
                 found.append(name)
@@ -293,24 +293,29 @@ def _in_names(names: Iterable[str], pattern: str) -> tuple[list[str], list[str]]
 
 def _in_folder(folder: Path, pattern: str) -> tuple[list[str], list[str]]:
     """The names a pattern means below a folder, and those that stand where it looks."""
-    for parts in _readings(pattern):
-        every = [name for name in _expand(folder, PurePosixPath(), parts) if (folder / name).is_file()]
+    for anyhow, parts in product((False, True), _readings(pattern)):
+        every = [
+            name
+            for name in _expand(folder, PurePosixPath(), parts, anyhow=anyhow)
+            if (folder / name).is_file()
+        ]
         if found := _readable(every):
             return sorted(found), []
     parent = folder / PurePosixPath(pattern).parent
     return [], [path.name for path in _entries(parent if parent.is_dir() else folder)]
 
 
-def _expand(folder: Path, below: PurePosixPath, parts: tuple[str, ...]) -> Iterator[str]:
+def _expand(folder: Path, below: PurePosixPath, parts: tuple[str, ...], *, anyhow: bool) -> Iterator[str]:
     """All that a pattern means below a folder. What exists is no pattern."""
     part, rest = parts[0], parts[1:]
     if part == ".." or (rest and (folder / below / part).exists()):
         steps = [part]
     else:
-        steps = [path.name for path in _entries(folder / below) if _fits(path.name, part, last=not rest)]
+        names = (path.name for path in _entries(folder / below))
+        steps = [name for name in names if _fits(name, part, last=not rest, anyhow=anyhow)]
     for step in steps:
         if rest:
-            yield from _expand(folder, below / step, rest)
+            yield from _expand(folder, below / step, rest, anyhow=anyhow)
         else:
             yield str(below / step)
 

@@ -133,6 +133,8 @@ def _unreadable(whose: str, path: Path, wrong: Exception) -> DataError:
             f"{whose}: {path} does not fit into the memory that is free here; close other programs, use a machine "
             "with more memory, or take fewer rows"
         )
+    if isinstance(wrong, UnicodeDecodeError):
+        return DataError(f"{whose}: {path} is not UTF-8; convert the file")
     return DataError(f"{whose}: {path} cannot be read ({one_line(wrong)}); put a sound copy in its place")
 
 
@@ -235,7 +237,8 @@ def _json_rows(asked: _Asked, path: Path) -> Iterator[Rows]:
 def _objects(where: str, path: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
     """The number, bytes and content of the rows of a JSON file: one object a line, or the file as a whole."""
     first = list(islice(lines(path), 2))
-    if first and _begins_document(where, [line for _, line in first]):
+    in_lines = kind_of(path.name)[0] == ".jsonl"
+    if first and _begins_document(where, [line for _, line in first], in_lines=in_lines):
         with _opened(path) as stream:
             document = _json(where, stream.read().removeprefix(_BOM))
         for number, row in enumerate(_rows_of_document(where, document), 1):
@@ -245,10 +248,12 @@ def _objects(where: str, path: Path) -> Iterator[tuple[int, int, dict[str, Any]]
         yield number, len(line), _object(f"{where}:{number}", _json(f"{where}:{number}", line))
 
 
-def _begins_document(where: str, first: list[bytes]) -> bool:
-    """By its first two lines: is a file one JSON value, and not an object a line?"""
+def _begins_document(where: str, first: list[bytes], *, in_lines: bool) -> bool:
+    """By its first two lines: is a file one JSON value, and not an object a line (`in_lines`: as its name says)?"""
     begins = first[0].strip()
     if begins.startswith(b"[") or begins == b"{":
+        return True
+    if len(first) > 1 and begins.startswith(b"{") and not in_lines and not _is_json(begins):
         return True
     if len(first) > 1 or b'"data"' not in begins:
         return False
@@ -301,6 +306,14 @@ def _json(where: str, raw: bytes) -> Any:
     except (ValueError, RecursionError) as wrong:
         raise DataError(f"{where} is no JSON ({one_line(wrong)}); write one object a line") from None
     return found
+
+
+def _is_json(raw: bytes) -> bool:
+    try:
+        json.loads(raw)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _object(where: str, found: Any) -> dict[str, Any]:

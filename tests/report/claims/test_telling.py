@@ -31,6 +31,13 @@ def part(mean=0.2, half=0.3, title="610m · SC", se=0.1, p=0.2, **fields):
     return replace(PART, **({"title": title, "estimate": estimate, "says": says, "paper": None} | fields))
 
 
+def test_an_effect_in_the_claimed_direction_never_points_the_other_way():
+    short = part(mean=0.5, half=0.2, margin=1.0, supports="underpowered")
+    assert not short.contrary
+    assert part(mean=-0.5, half=0.2, margin=1.0, supports="underpowered").contrary
+    assert not part(mean=-0.5, half=0.2, margin=-1.0, supports="underpowered").contrary
+
+
 CASES = {
     "one part": (
         ("reproduced", [PART], 0.001),

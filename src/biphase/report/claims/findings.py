@@ -31,8 +31,8 @@ class Part:
 
     @property
     def contrary(self) -> bool:
-        """The 95% interval lies wholly on the other side of the margin, and the corrected test does not say so."""
-        return self.supports == "underpowered" and self.estimate.high < self.margin
+        """The 95% interval lies wholly on the other side of nought and of the margin; the corrected test does not say so."""
+        return self.supports == "underpowered" and self.estimate.high < min(self.margin, 0.0)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ IDS = [path.relative_to(SOURCE).as_posix() for path in FILES]
 # Bottom first. A file imports only from lines below its own; a folder's files also from each other.
 LAYERS = [
     {"errors", "randomness", "batch", "slices", "wording", "version", "kernels", "findings"},
-    {"records", "files", "holders", "processors", "progress"},
+    {"records", "holders", "processors", "progress"},
+    {"files"},
     {"specs", "leases"},
     {"presets", "catalog", "keys"},
     {"objectives", "loss", "metadata"},

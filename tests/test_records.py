@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from biphase.errors import SpecError
 from biphase.records import KEY_LENGTH, decode, encode, key, record
-from biphase.specs import CLM, MLM, Cosine, Linear, Rows, Stage
+from biphase.specs import CLM, MLM, Classify, Cosine, Linear, Rows, Stage
 
 
 @record
@@ -146,3 +146,11 @@ def test_a_key_is_the_same_on_every_machine():
 def test_a_value_that_json_cannot_say_has_no_key():
     with pytest.raises(ValueError):
         key({"a": float("nan")})
+
+
+def test_a_field_that_came_later_changes_no_key_at_its_default():
+    plain, told = Classify("{text}", ("a", "b")), Classify("{text}", ("1", "0"), numbered=True)
+    assert "numbered" not in encode(plain)
+    assert encode(told)["numbered"] is True
+    assert decode(encode(told)) == told
+    assert decode(encode(plain)) == plain

@@ -29,7 +29,12 @@ _KINDS: dict[str, type] = {}
 T = TypeVar("T")
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def added(default: Any) -> Any:
+    """A field that came later: at its default it is left out of the JSON, so that keys and archives of before stay valid."""
+    return field(default=default, metadata={"added": True})
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field, added))
 def record(cls: type[T]) -> type[T]:
     """Make `cls` a frozen, checked, named record."""
     made = dataclass(frozen=True)(cls)
@@ -166,9 +171,8 @@ class ByName(dict[str, T]):
 def encode(value: Any) -> Any:
     """A record as JSON values; records carry their `kind`."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {"kind": type(value).__name__} | {
-            f.name: encode(getattr(value, f.name)) for f in fields(value)
-        }
+        told = (f for f in fields(value) if "added" not in f.metadata or getattr(value, f.name) != f.default)
+        return {"kind": type(value).__name__} | {f.name: encode(getattr(value, f.name)) for f in told}
     if isinstance(value, (tuple, list)):
         return [encode(one) for one in value]
     return value

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from biphase.errors import SpecError
-from biphase.records import record
+from biphase.records import added, record
 from biphase.specs.checks import one_name, pinned
 
 Family = Literal["SC", "TC", "QA", "IR"]
@@ -59,7 +59,7 @@ class Classify:
     text: str
     labels: tuple[str, ...]  # in the order of their numbers; a file may hold either
     label: str = "label"
-    numbered: bool = False  # the files hold numbers alone, also where labels are called "1" to "5"
+    numbered: bool = added(False)  # the files hold numbers alone, also where labels are called "1" to "5"
 
     def check(self) -> None:
         columns_of("Classify.text", self.text)

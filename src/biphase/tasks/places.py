@@ -120,8 +120,6 @@ def task_key(task: Task, store: Store, *, again: bool = False) -> str:
     """
     splits, form = task.splits, encode(task.form)
     used = parts_of(task)
-    if not form.get("numbered"):  # keys of before it was a field stay
-        form.pop("numbered", None)
     if isinstance(task.form, Retrieve):
         form = {name: value for name, value in form.items() if name not in ("queries", "corpus", "pairs")}
         if "pairs" not in used:

@@ -141,10 +141,28 @@ def _board(board: Board) -> str:
         shown = (f"{percent(one.test)} ({_text(one.what)})" if one else MISSING for one in cells)
         rows.append([f"*{_text(name)} baseline*", *shown])
     title = {"families": "Families", "tasks": "Tasks"}[board.name]
-    return f"## {title}\n\nTest scores in percent, ± 95%; the best mean of each column in bold.\n\n" + _table(
-        ["model", *(_text(family_name(one) if board.name == "families" else one) for one in board.columns)],
-        rows,
-    )
+    head = ["model", *(_text(family_name(one) if board.name == "families" else one) for one in board.columns)]
+    told = "Test scores in percent, ± 95%; the best mean of each column in bold."
+    others = _other_metrics(board) if board.name == "tasks" else ""
+    return f"## {title}\n\n{told}\n\n{_table(head, rows)}{others}"
+
+
+def _other_metrics(board: Board) -> str:
+    """The metrics that no learning rate was chosen by, of tasks that have some."""
+    rows = [
+        [
+            _text(line.model.name),
+            _text(cell.score.on),
+            ", ".join(f"{_text(name)} {percent(mean)}" for name, mean in cell.score.others.items()),
+        ]
+        for line in board.lines
+        for cell in line.cells
+        if cell.score.known and cell.score.others
+    ]
+    if not rows:
+        return ""
+    table = _table(["model", "task", "other metrics"], rows, right=3)
+    return f"\n\n<details><summary>Other metrics</summary>\n\n{table}\n\n</details>"
 
 
 def _cell(cell: Cell) -> str:
@@ -153,8 +171,7 @@ def _cell(cell: Cell) -> str:
         return f"{MISSING} ({score.done}/{score.of})" if score.of else MISSING
     value = f"**{percent(score.seeds.mean)}**" if cell.best else percent(score.seeds.mean)
     around = cell.around or (f"({score.no_interval})" if score.no_interval else "")
-    others = (f"{_text(name)} {percent(mean)}" for name, mean in score.others.items())
-    return ", ".join(filter(None, (f"{value} {around}".rstrip(), *others, score.collapse)))
+    return ", ".join(filter(None, (f"{value} {around}".rstrip(), score.collapse)))
 
 
 def _figures(content: Content, *, drawn: bool) -> str:

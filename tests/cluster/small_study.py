@@ -43,7 +43,7 @@ study = Study("fleet", runs=(
 '''
 PIECES = 7
 TRAININGS = 3 * 2  # for each seed
-SHORT = {"steps": 400, "tuning": 10, "seeds": (0,)}
+SHORT = {"steps": 800, "tuning": 10, "seeds": (0,)}
 
 
 def write_study(folder: Path, source: str, *, steps: int, tuning: int, seeds: tuple[int, ...]) -> Path:

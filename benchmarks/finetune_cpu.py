@@ -35,14 +35,12 @@ from transformers import (
 
 from biphase import BPE, CATALOG, SIZES, Classify, Corpus, Finetune, Hub, Pretrained, Splits, Tag, Task
 from biphase.data import tokenizer
+from biphase.finetune.encoder import TuningOptions, encoder_of_hub
 from biphase.finetune.families import TextClassification
-from biphase.finetune.leaf import Bench, batches_of, rows_of
-from biphase.finetune.model import Setting
-from biphase.finetune.subject import subject_of_hub
+from biphase.finetune.trial import FineTuner, batches_of, rows_of
 from biphase.models.backbone import from_scratch
 from biphase.models.heads import TextHead
-from biphase.tasks.examples import Examples, Text, Words
-from biphase.tasks.load import load
+from biphase.tasks.load import Examples, LabelledText, TaggedSentence, load
 
 RATE, SEED, LENGTH = 1e-4, 0, 512
 transformers.logging.set_verbosity_error()
@@ -55,7 +53,7 @@ class Case:
 
     folder: str
     family: TextClassification
-    bench: Bench
+    bench: FineTuner
     spec: Finetune
 
     def rows(self, step: int) -> list[int]:
@@ -85,26 +83,32 @@ def prepare(options: argparse.Namespace, scratch: str) -> Case:
         write_model(options, texts, Path(scratch))
     spec = Finetune((task,), lrs=(RATE,), seeds=(SEED,), protocol="standard", precision="fp32")
     folder = str(Path(options.model or scratch).resolve())
-    subject = subject_of_hub(Hub(folder), spec)
+    subject = encoder_of_hub(Hub(folder), spec)
     family = TextClassification(
         task, Examples(texts, texts[:1], texts[:1]), subject.reading, protocol="standard"
     )
-    setting = Setting.of(torch.device("cpu"), "fp32", varlen=False)
-    return Case(folder, family, Bench(subject.encoder, setting), spec)
+    setting = TuningOptions.of(torch.device("cpu"), "fp32", varlen=False)
+    return Case(folder, family, FineTuner(subject.encoder, setting), spec)
 
 
-def texts_of(task: Task, folder: str) -> list[Text]:
+def texts_of(task: Task, folder: str) -> list[LabelledText]:
     """The sentences of a folder; else short ones of Wikipedia, and whether each names a person."""
     if folder:
-        return [one for one in load(task.at(folder), documents="judged").train if isinstance(one, Text)]
+        return [
+            one for one in load(task.at(folder), documents="judged").train if isinstance(one, LabelledText)
+        ]
     tagged = CATALOG["wikiann-mini"]
     assert isinstance(tagged.form, Tag)
     person = tagged.form.labels.index("B-PER")
     sentences = load(tagged, documents="judged").train
-    return [Text(" ".join(one.words), int(person in one.tags)) for one in sentences if isinstance(one, Words)]
+    return [
+        LabelledText(" ".join(one.words), int(person in one.tags))
+        for one in sentences
+        if isinstance(one, TaggedSentence)
+    ]
 
 
-def write_model(options: argparse.Namespace, texts: list[Text], folder: Path) -> None:
+def write_model(options: argparse.Namespace, texts: list[LabelledText], folder: Path) -> None:
     """A model with random weights and its tokenizer, as transformers loads them."""
     if options.tokenizer:
         words = tokenizer.load(Corpus("benchmark", ".", Pretrained(options.tokenizer)))

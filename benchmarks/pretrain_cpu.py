@@ -18,11 +18,11 @@ import torch
 from transformers import EuroBertConfig, EuroBertForMaskedLM, Trainer, TrainerCallback, TrainingArguments
 
 from biphase import CLM, MLM, SIZES, AdamW, Rows
+from biphase.attention import pattern_of
 from biphase.data.stream import Stream, load_ahead
-from biphase.models.attention import sight_of
 from biphase.models.backbone import from_scratch
 from biphase.objectives import Vocabulary
-from biphase.training import devices, optimizer
+from biphase.training import distributed, optimizer
 from biphase.training.loop import train
 
 MASK = 3
@@ -52,7 +52,7 @@ def ours(options: argparse.Namespace) -> float:
     size, stream = SIZES[options.size], stream_of(options)
     model = from_scratch(size, vocab=options.vocab, mask_id=MASK, length=options.length, seed=0)
     objective = MLM(0.4) if options.objective == "mlm" else CLM()
-    ranks = devices.Ranks(0, 1, torch.device("cpu"))
+    ranks = distributed.Ranks(0, 1, torch.device("cpu"))
 
     def make(step):
         draws = torch.arange(step * options.batch, (step + 1) * options.batch)
@@ -62,13 +62,13 @@ def ours(options: argparse.Namespace) -> float:
     train(
         list(model.parameters()),
         optimizer.build(model, AdamW()),
-        lambda batch: model.loss_sum(batch, sight_of(batch, varlen=False)),
+        lambda batch: model.loss_sum(batch, pattern_of(batch, varlen=False)),
         load_ahead(make, 0, options.steps + 1, loaders=1),
         first=0,
         rate=lambda step: 5e-4,
         clip=1.0,
         ranks=ranks,
-        autocast=lambda: devices.autocast(ranks.device, "fp32"),
+        autocast=lambda: distributed.autocast(ranks.device, "fp32"),
         after=(lambda done: times.append(time.perf_counter()),),
     )
     return options.steps * options.batch * options.length / (times[-1] - times[0])

@@ -19,13 +19,13 @@ import numpy as np
 from safetensors.numpy import save
 from synthetic_states import MACHINE, as_json, put
 
-from biphase.files import Store
-from biphase.metadata import LEAF
+from biphase.metadata import TRIAL
 from biphase.records import encode
 from biphase.specs import Task
-from biphase.study.leaves import VALUES, Training, trainings
+from biphase.store import Store
+from biphase.study.ledger import VALUES, FineTuning, finetunings
 from biphase.study.plan import Plan
-from biphase.tasks.metrics.tagging import entity_f1
+from biphase.tasks.metrics import entity_f1
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,12 @@ def write_leaves(ledger: Ledger, result: str) -> int:
     """Every leaf of a result."""
     made: dict[str, Invented] = {}
     count = 0
-    for training in trainings(ledger.plan, {ledger.plan.results[result]}):
+    for training in finetunings(ledger.plan, {ledger.plan.results[result]}):
         for leaf in training.leaves:
             if leaf.task.name not in made:
                 made[leaf.task.name] = Invented(ledger, result, leaf.task)
             about, values = made[leaf.task.name].leaf(training, leaf.key)
-            files = {LEAF: as_json(about), VALUES: save(values)}
+            files = {TRIAL: as_json(about), VALUES: save(values)}
             put(ledger.store.leaves / leaf.key, files)
             count += 1
     return count
@@ -137,7 +137,7 @@ class Invented:
         way = (self._away(lr) - self.least) / (self.most - self.least) if self.most > self.least else 0.0
         return self.best * (1 - self.ledger.truth.lost[self.result] * way)
 
-    def leaf(self, training: Training, key: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    def leaf(self, training: FineTuning, key: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         lr, seed = training.lr, training.seed
         shared = self.chance("seed", lr, seed).standard_normal()
         own = self.chance("leaf", self.result, lr, seed)
@@ -173,7 +173,7 @@ class Invented:
 
     def _leaf_json(
         self,
-        training: Training,
+        training: FineTuning,
         key: str,
         scores: dict[str, dict[str, float]],
         chance: np.random.Generator,

@@ -24,11 +24,10 @@ from pathlib import Path
 from synthetic_leaves import Ledger, Truth, write_leaves
 from synthetic_states import write_states
 
-from biphase.files import Store
 from biphase.report.recipes import models, recipe_of
-from biphase.study.identities import identities
+from biphase.store import Store
 from biphase.study.load import load
-from biphase.study.plan import Plan, make_plan, save_plan
+from biphase.study.plan import Plan, identities, make_plan, save_plan
 
 HERE = Path(__file__).parent
 STUDY = HERE.parent / "studies" / "paper.py"

@@ -10,12 +10,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-from biphase.files import MANIFEST, Store
-from biphase.keys import acts, label, origin_draw, origin_step
+from biphase.keys import label, origin_sample, origin_step, phases
 from biphase.records import encode
 from biphase.specs import CLM, MLM, Objective, Pretrain
+from biphase.store import MANIFEST, Store
 from biphase.study.costs import flops_of
-from biphase.study.plan import Plan, State
+from biphase.study.plan import Plan, TrainingJob
 
 MACHINE = {"device": "synthetic", **dict.fromkeys(("torch", "transformers", "biphase", "python"), "none")}
 DEVICES, SPEED = 192, 20e12  # the paper's, and FLOP/s of each as its GPU-hours imply
@@ -42,12 +42,12 @@ def write_states(plan: Plan, store: Store, *, lines: int, rows: int = 0) -> None
         put(store.states / state.key, {"metrics.jsonl": text.encode(), "state.json": as_json(about)})
 
 
-def _progress(state: State, before: dict[str, Any]) -> dict[str, Any]:
+def _progress(state: TrainingJob, before: dict[str, Any]) -> dict[str, Any]:
     run, flops, known = state.run, flops_of(state), before.get("flops", 0.0)
     seconds = before.get("seconds", 0.0) + (flops or 1e15 * state.steps) / (DEVICES * SPEED)
     return {
         "step": state.step,
-        "draw": origin_draw(run) + state.step * run.rows_per_step,
+        "draw": origin_sample(run) + state.step * run.rows_per_step,
         "seconds": seconds,
         "flops": None if flops is None or known is None else known + flops,
         "tokens": before.get("tokens", 0) + state.tokens,
@@ -63,7 +63,7 @@ def _progress(state: State, before: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lines(
-    state: State, before: dict[str, Any], after: dict[str, Any], lines: int, rows: int
+    state: TrainingJob, before: dict[str, Any], after: dict[str, Any], lines: int, rows: int
 ) -> list[dict[str, Any]]:
     """What the steps of a piece logged, every so many of them, and the held-out losses as often as the run asks."""
     run, objective, made = state.run, state.objective, []
@@ -74,7 +74,7 @@ def _lines(
         if step % every == 0 or last:
             wiggle = 0.02 * math.sin((origin + step) * 12.9898)
             taken = step - state.first
-            epochs = (origin_draw(run) + step * run.rows_per_step) / rows if rows else 0.0
+            epochs = (origin_sample(run) + step * run.rows_per_step) / rows if rows else 0.0
             known = BY_HEART[isinstance(objective, CLM)] * max(0.0, epochs - 1)
             line = {
                 "step": origin + step,
@@ -99,7 +99,7 @@ def _lines(
 def _loss(run: Pretrain, asked: Objective, step: int, *, decaying: bool) -> float:
     """Of an objective at a step of a run, which may have trained another one so far."""
     causal, learned = isinstance(asked, CLM), origin_step(run) / 2
-    for act in acts(run):
+    for act in phases(run):
         steps = max(0, min(act.until, step) - act.first)
         learned += steps if isinstance(act.objective, CLM) == causal else steps / 2
     share = learned / (origin_step(run) + run.steps)

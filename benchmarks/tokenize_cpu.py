@@ -22,13 +22,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from biphase.data import documents, sources
-from biphase.data.listing import Named, resolve
+from biphase.data import corpus as corpus_module
+from biphase.data import documents
+from biphase.data.corpus import Named, resolve
 from biphase.data.shards import Shards
 from biphase.data.tokenize import tokenize
-from biphase.files import Store
 from biphase.presets import CORPORA
 from biphase.specs import BPE, Corpus, Pretrained
+from biphase.store import Store
 
 VOCAB = 32_000
 
@@ -38,9 +39,9 @@ def texts(paths: list[Path]) -> Iterator[str]:
     corpus = CORPORA["builtin"]
     if paths:
         named = tuple(Named(path.name, path) for path in paths)
-        yield from _read(corpus, sources.local(named))
+        yield from _read(corpus, corpus_module.local(named))
         return
-    once = list(_read(corpus, sources.local(resolve(corpus).train)))
+    once = list(_read(corpus, corpus_module.local(resolve(corpus).train)))
     turn = 0
     while True:
         for number, text in enumerate(once):
@@ -50,7 +51,7 @@ def texts(paths: list[Path]) -> Iterator[str]:
         turn += 1
 
 
-def _read(corpus: Corpus, files: list[sources.File]) -> Iterator[str]:
+def _read(corpus: Corpus, files: list[corpus_module.File]) -> Iterator[str]:
     tally = documents.Tally()
     for block in documents.blocks(corpus, files):
         yield from (text for text, _ in documents.parse(block, corpus.text, tally))

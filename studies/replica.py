@@ -8,7 +8,7 @@ read four and a half times, which favours masking: its masks are new each time.
 from dataclasses import replace
 from typing import Any
 
-from biphase import (
+from biphase import (  # fmt: skip
     CATALOG,
     CLM,
     MLM,
@@ -26,7 +26,7 @@ from biphase import (
     Stage,
     Study,
     Task,
-)  # fmt: skip
+)
 
 PEAK, ROWS = 1e-3, 64  # by studies/replica_search.py
 STEPS = 4_000

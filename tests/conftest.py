@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from biphase import BPE, CLM, WSD, AdamW, Chunks, Corpus, Pretrain, Size, Stage
-from biphase.files import Store
+from biphase.store import Store
 
 TINY = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
 

@@ -12,23 +12,22 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "biphase"
 FILES = sorted(SOURCE.rglob("*.py"))
-IDS = [path.relative_to(SOURCE).as_posix() for path in FILES]
 
-# Bottom first. A file imports only from lines below its own; a folder's files also from each other.
+# Bottom first. A file imports only from lines below its own; files of a folder also from each other, and from folders
+# of the same line.
 LAYERS = [
-    {"errors", "randomness", "batch", "slices", "wording", "version", "kernels", "findings"},
-    {"records", "holders", "processors", "progress"},
-    {"files"},
-    {"specs", "leases"},
-    {"presets", "catalog", "keys"},
-    {"objectives", "loss", "metadata"},
-    {"data"},
-    {"models"},
-    {"tasks"},
+    {"errors", "protocol", "randomness", "text", "version"},
+    {"progress", "records"},
+    {"specs", "store"},
+    {"catalog", "keys", "leases", "objectives", "presets"},
+    {"metadata", "attention"},
+    {"data", "fast"},
+    {"loss"},
+    {"models", "tasks"},
     {"training"},
     {"finetune"},
-    {"study"},
-    {"report"},
+    {"study", "cluster"},
+    {"report", "papers"},
     {"export"},
     {"bench"},
     {"doctor"},
@@ -39,13 +38,10 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 # What `biphase plan` and `biphase status` import, and what says which tasks and models are meant.
 LIGHT = [
-    "errors", "records", "specs", "presets", "catalog", "files", "holders", "leases", "keys", "metadata", "wording", "data.identity",
-    "tasks.places", "tasks.hub", "study.load", "study.plan", "study.costs", "study.tree", "study.identities",
-    "study.leaves", "study.select", "study.scores", "study.ledger", "study.summary", "study.evaluation", "study.tasks",
-    "study.launch", "study.attendance", "study.stopping", "study.slurm.profile", "study.slurm.script",
-    "study.slurm.queue", "study.pins", "study.model_names", "study.adaptation", "study.measured", "study.machines",
-    "study.lengths", "study.prices", "study.totals", "study.parcel", "study.pack", "study.sound", "study.merge", "findings",
-    "processors", "progress", "study.corpora", "study.elapsed", "study.interconnect", "study.scaling", "study.gpus", "study.refusal", "slices",
+    "errors", "records", "specs", "presets", "catalog", "store", "leases", "keys", "metadata", "text", "protocol",
+    "data.corpus", "tasks.files", "study.load", "study.plan", "study.costs", "study.describe", "study.ledger",
+    "study.scores", "study.status", "study.build", "study.names", "study.prices", "study.scaling", "study.archive",
+    "cluster.launch", "cluster.workers", "cluster.slurm", "doctor", "progress",
 ]  # fmt: skip
 HEAVY = [
     "torch",
@@ -60,7 +56,7 @@ HEAVY = [
     "rich",
 ]
 
-LONGEST_FILE = 600
+LONGEST_FILE = 900
 LONGEST_FUNCTION = 70
 
 
@@ -89,18 +85,19 @@ def imported(tree):
                     yield deeper if deeper in MODULES else inside
 
 
-@pytest.mark.parametrize("path", FILES, ids=IDS)
-def test_imports_point_down(path):
-    name = module_name(path)
-    if name == "":
-        return  # the public names stand above everything they name
-    layer = name.split(".")[0]
-    assert layer in RANK, f"{layer} has no place in the list of layers: give it one"
-    for other in imported(ast.parse(path.read_text(encoding="utf-8"))):
-        below = other.split(".")[0]
-        assert below, f"{name} imports from biphase itself: import from the file that defines it"
-        within_a_folder = below == layer and path.parent != SOURCE
-        assert within_a_folder or RANK[below] < RANK[layer], f"{name} imports {other}, which is not below it"
+def test_imports_point_down():
+    folders = {path.name for path in SOURCE.iterdir() if path.is_dir()}
+    for path in FILES:
+        name = module_name(path)
+        if name == "":
+            continue  # the public names stand above everything they name
+        layer = name.split(".")[0]
+        assert layer in RANK, f"{layer} has no place in the list of layers: give it one"
+        for other in imported(ast.parse(path.read_text(encoding="utf-8"))):
+            below = other.split(".")[0]
+            assert below, f"{name} imports from biphase itself: import from the file that defines it"
+            beside = {layer, below} <= folders and RANK[below] == RANK[layer]
+            assert beside or RANK[below] < RANK[layer], f"{name} imports {other}, which is not below it"
 
 
 def test_no_two_files_import_each_other():
@@ -112,20 +109,20 @@ def test_no_two_files_import_each_other():
         settled |= set(free)
 
 
-@pytest.mark.parametrize("path", FILES, ids=IDS)
-def test_files_and_functions_can_be_read_at_a_sitting(path):
-    text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= LONGEST_FILE, "which noun is missing?"
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            length = (node.end_lineno or node.lineno) - node.lineno + 1
-            assert length <= LONGEST_FUNCTION, f"{node.name} has {length} lines"
+def test_files_and_functions_can_be_read_at_a_sitting():
+    for path in FILES:
+        text = path.read_text(encoding="utf-8")
+        assert len(text.splitlines()) <= LONGEST_FILE or "papers" in path.parts, path
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                assert length <= LONGEST_FUNCTION, f"{path}: {node.name} has {length} lines"
 
 
-@pytest.mark.parametrize("path", FILES, ids=IDS)
-def test_every_file_says_what_it_is(path):
-    text = path.read_text(encoding="utf-8")
-    assert not text or ast.get_docstring(ast.parse(text))
+def test_every_file_has_a_docstring():
+    for path in FILES:
+        text = path.read_text(encoding="utf-8")
+        assert not text or ast.get_docstring(ast.parse(text)), path
 
 
 def test_planning_imports_nothing_heavy():

@@ -2,8 +2,8 @@
 
 import torch
 
-from biphase.batch import IGNORE, Batch
-from biphase.data.packing import boundaries_of, positions_of
+from biphase.data.stream import boundaries_of, positions_of
+from biphase.objectives import IGNORE, Batch
 
 CPU = torch.device("cpu")
 SEGMENTS = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])

@@ -5,10 +5,10 @@ import re
 import pytest
 
 from biphase.catalog import CATALOG, TASKS
-from biphase.files import Store
 from biphase.specs import Answer, Classify, Finetune, Retrieve, Tag
-from biphase.study.identities import identities
-from biphase.tasks.places import task_key
+from biphase.store import Store
+from biphase.study.plan import identities
+from biphase.tasks.files import task_key
 
 # Name, family, epochs (0: 1,000 steps), where validation is from, labels, and the text around the columns.
 PAPER = [

@@ -13,11 +13,10 @@ import time
 
 import pytest
 
-from biphase import doctor, processors
-from biphase.doctor import compare, examine, meets, render
-from biphase.files import Store
-from biphase.findings import Finding
+from biphase import doctor
+from biphase.doctor import Diagnosis, compare, examine, meets, render
 from biphase.leases import Leases
+from biphase.store import Store
 
 
 @pytest.fixture(autouse=True)
@@ -25,15 +24,15 @@ def no_network(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
-def by_name(findings: list[Finding]) -> dict[str, Finding]:
+def by_name(findings: list[Diagnosis]) -> dict[str, Diagnosis]:
     return {finding.name: finding for finding in findings}
 
 
 def test_lines_are_aligned_and_a_problem_is_followed_by_what_to_type():
     findings = [
-        Finding("python", True, "3.11.7", "never shown"),
-        Finding("tensorboard", None, "is not installed", "pip install tensorboard"),
-        Finding("store", False, "cannot be written", "biphase run STUDY --store /b"),
+        Diagnosis("python", True, "3.11.7", "never shown"),
+        Diagnosis("tensorboard", None, "is not installed", "pip install tensorboard"),
+        Diagnosis("store", False, "cannot be written", "biphase run STUDY --store /b"),
     ]
     assert render(findings).splitlines() == [
         "✓ python       3.11.7",
@@ -132,7 +131,7 @@ def test_old_and_missing_packages_come_with_the_command_that_installs_them():
         compare(requirements, {"transformers": "4.57.1", "torch": "2.13.0+cpu", "tiktoken": None})
     )
     assert list(found) == ["transformers", "torch", "tiktoken", "tensorboard"]
-    assert found["torch"] == Finding("torch", True, "2.13.0+cpu")
+    assert found["torch"] == Diagnosis("torch", True, "2.13.0+cpu")
     assert found["transformers"].ok is False
     assert found["transformers"].detail == "4.57.1 is installed, <6,>=5.17 is needed"
     assert found["transformers"].fix.endswith("install 'transformers<6,>=5.17'")
@@ -160,41 +159,39 @@ def test_a_torch_that_does_not_load_is_a_finding(monkeypatch):
         return real(name, *rest, **named)
 
     monkeypatch.setattr(builtins, "__import__", broken)
-    (finding,) = processors.look_at_devices()
+    (finding,) = doctor.look_at_devices()
     assert finding.ok is False
     assert finding.detail == "OSError: libcudart.so.13: cannot open shared object file more"
     assert "--force-reinstall" in finding.fix
 
 
 def test_gpus_are_named_and_an_unusable_driver_is_a_problem():
-    assert processors.describe_gpus(["H200 (140 GiB)"], "13.0", driver=True).detail.startswith(
-        "H200 (140 GiB)"
-    )
-    assert processors.describe_gpus(["H200 (140 GiB)"], "13.0", driver=True).ok is True
-    slower = processors.describe_gpus(["H200 (140 GiB)"], "13.0", driver=True, lacks_frontend=True)
+    assert doctor.describe_gpus(["H200 (140 GiB)"], "13.0", driver=True).detail.startswith("H200 (140 GiB)")
+    assert doctor.describe_gpus(["H200 (140 GiB)"], "13.0", driver=True).ok is True
+    slower = doctor.describe_gpus(["H200 (140 GiB)"], "13.0", driver=True, lacks_frontend=True)
     assert slower.ok is None
     assert slower.fix.endswith("install nvidia-cudnn-frontend")
-    assert processors.describe_gpus([], None, driver=False).ok is True
-    cpu_build = processors.describe_gpus([], None, driver=True)
+    assert doctor.describe_gpus([], None, driver=False).ok is True
+    cpu_build = doctor.describe_gpus([], None, driver=True)
     assert cpu_build.ok is False
     assert "--index-url" in cpu_build.fix
-    old_driver = processors.describe_gpus([], "13.0", driver=True, complaint="The NVIDIA driver is too old")
+    old_driver = doctor.describe_gpus([], "13.0", driver=True, complaint="The NVIDIA driver is too old")
     assert old_driver.ok is False
     assert "too old" in old_driver.detail
 
 
 def test_the_processor_is_judged_by_its_bf16_units():
-    assert "amx_bf16" in processors.describe_cpu("flags\t\t: fpu avx512_bf16 amx_bf16\n", 4).detail
-    assert processors.describe_cpu("Features\t: fp asimd bf16\n", 4).ok is True
-    plain_cpu = processors.describe_cpu("model name: bf16\nflags\t\t: fpu avx2\n", 4)
+    assert "amx_bf16" in doctor.describe_cpu("flags\t\t: fpu avx512_bf16 amx_bf16\n", 4).detail
+    assert doctor.describe_cpu("Features\t: fp asimd bf16\n", 4).ok is True
+    plain_cpu = doctor.describe_cpu("model name: bf16\nflags\t\t: fpu avx2\n", 4)
     assert plain_cpu.ok is None
     assert 'precision="fp32"' in plain_cpu.fix
-    assert processors.describe_cpu("flags\t\t: fpu avx2\n", 4, has_gpu=True).ok is True
+    assert doctor.describe_cpu("flags\t\t: fpu avx2\n", 4, has_gpu=True).ok is True
 
 
 def test_a_missing_compiler_costs_speed_only(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda _name: None)
-    (finding,) = processors.look_at_compiler()
+    (finding,) = doctor.look_at_compiler()
     assert finding.ok is None
     assert finding.fix.startswith("apt-get install g++")
 
@@ -219,7 +216,7 @@ def test_a_hub_is_reached_refused_or_silent(monkeypatch):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         here = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setenv("HF_ENDPOINT", here + "/")
-        assert doctor.look_at_hub() == [Finding("hub", True, f"{here} answers")]
+        assert doctor.look_at_hub() == [Diagnosis("hub", True, f"{here} answers")]
         assert "Forbidden" in doctor.unreachable(f"{here}/blocked")
         server.shutdown()
     assert "refused" in doctor.unreachable(here)
@@ -240,7 +237,7 @@ def test_missing_assets_are_named(tmp_path):
     assert "corpus.jsonl.zst" in finding.detail
     for name in ("corpus.jsonl.zst", "heldout.jsonl.zst"):
         (tmp_path / name).write_bytes(b"x" * 1_000_000)
-    assert doctor.look_at_assets(tmp_path) == [Finding("built-in corpus", True, "2.0 MB")]
+    assert doctor.look_at_assets(tmp_path) == [Diagnosis("built-in corpus", True, "2.0 MB")]
 
 
 def test_a_store_under_a_file_cannot_be_written(tmp_path):
@@ -339,7 +336,7 @@ def test_an_attempt_that_vanishes_while_it_is_looked_at_is_none(tmp_path, monkey
 
 
 def test_a_look_that_fails_is_a_finding_and_not_the_end():
-    def broken() -> list[Finding]:
+    def broken() -> list[Diagnosis]:
         raise RuntimeError("unheard of")
 
     (finding,) = doctor.guarded("devices", broken)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from biphase.errors import StoreError
-from biphase.files import MANIFEST, Store, publish, read_json, verify, write_json
+from biphase.store import MANIFEST, Store, publish, read_json, verify, write_json
 
 # The C functions through which Python touches the disk. The child dies before or after the nth of them.
 TOUCHES = {

@@ -8,20 +8,20 @@ from hypothesis import strategies as st
 
 from biphase.catalog import TASKS
 from biphase.keys import (
-    Act,
     Identities,
     Keyring,
-    act_at,
-    acts,
+    Phase,
+    checkpoint_key,
     data_key,
     decay_start,
+    finetuning_key,
     label,
     last_rope_base,
-    leaf_key,
-    origin_draw,
+    origin_sample,
     origin_step,
-    state_key,
-    training_key,
+    phase_at,
+    phases,
+    trial_key,
 )
 from biphase.presets import SIZES, corpus_of
 from biphase.specs import (
@@ -58,7 +58,7 @@ THEN = Pretrain("then", RUN, stages=(Stage(MLM(0.4), 8),), schedule=WSD(1e-3, de
 
 
 def keys(run):
-    return [state_key(run, step, OUTSIDE) for step in range(run.steps + 1)]
+    return [checkpoint_key(run, step, OUTSIDE) for step in range(run.steps + 1)]
 
 
 NEVER = 10**9
@@ -151,13 +151,13 @@ def test_a_rotary_base_goes_on_until_another_is_said():
     on = Pretrain("on", said, stages=(Stage(MLM(0.4), 8),), schedule=WSD(1e-3, decay=3))
     assert keys(on) == keys(replace(on, stages=(Stage(MLM(0.4), 8, rope_base=5e4),)))
     assert keys(on)[1] != keys(replace(on, stages=(Stage(MLM(0.4), 8, rope_base=6e4),)))[1]
-    assert [act.rope_base for act in acts(on)] == [5e4]
+    assert [act.rope_base for act in phases(on)] == [5e4]
 
 
 def test_a_stage_written_as_two_is_one_act_only_where_the_base_stays():
     one, two = Stage(CLM(), 10, rope_base=5e4), Stage(CLM(), 10, rope_base=6e4)
-    assert acts(replace(RUN, stages=(one, Stage(CLM(), 10)))) == (Act(CLM(), 0, 20, 5e4),)
-    assert acts(replace(RUN, stages=(one, two))) == (Act(CLM(), 0, 10, 5e4), Act(CLM(), 10, 20, 6e4))
+    assert phases(replace(RUN, stages=(one, Stage(CLM(), 10)))) == (Phase(CLM(), 0, 20, 5e4),)
+    assert phases(replace(RUN, stages=(one, two))) == (Phase(CLM(), 0, 10, 5e4), Phase(CLM(), 10, 20, 6e4))
 
 
 CHANGES_OF_THEN = {
@@ -192,10 +192,10 @@ def test_every_step_has_its_own_key():
 
 def test_what_lies_outside_the_study_is_in_the_key():
     other = Identities(data=lambda run: "other", hub=OUTSIDE.hub)
-    assert state_key(RUN, 5, other) != state_key(RUN, 5, OUTSIDE)
+    assert checkpoint_key(RUN, 5, other) != checkpoint_key(RUN, 5, OUTSIDE)
     from_hub = replace(RUN, start=Hub("./m"), precision="fp32")
     again = Identities(data=OUTSIDE.data, hub=lambda hub: "retrained")
-    assert state_key(from_hub, 5, again) != state_key(from_hub, 5, OUTSIDE)
+    assert checkpoint_key(from_hub, 5, again) != checkpoint_key(from_hub, 5, OUTSIDE)
 
 
 @given(st.lists(st.tuples(st.sampled_from([0, 1]), st.integers(0, 20)), max_size=30))
@@ -203,12 +203,12 @@ def test_a_keyring_gives_the_same_keys_in_any_order_of_asking(questions):
     ring, runs = Keyring(OUTSIDE), (RUN, THEN)
     for which, step in questions:
         step = min(step, runs[which].steps)
-        assert ring.at(runs[which], step) == state_key(runs[which], step, OUTSIDE)
+        assert ring.at(runs[which], step) == checkpoint_key(runs[which], step, OUTSIDE)
 
 
 def test_the_key_of_a_state_is_the_same_on_every_machine():
     # Were this to change unmeant, every trained state of every store would be lost: raise GENERATION instead.
-    assert state_key(RUN, 12, OUTSIDE) == "55e8c1dc8704eb9efc31d8e9e4b1c737"
+    assert checkpoint_key(RUN, 12, OUTSIDE) == "55e8c1dc8704eb9efc31d8e9e4b1c737"
 
 
 FALLING = replace(
@@ -232,15 +232,15 @@ PAPER = Pretrain("paper", SIZES["610m"], "fineweb-edu", (Stage(CLM(), 10_000), S
     ids=["continued", "falling", "paper at the switch", "paper at the end", "as it is"],
 )
 def test_a_field_that_came_later_renames_nothing_that_does_not_say_it(run, step, key):
-    assert state_key(run, step, OUTSIDE) == key
+    assert checkpoint_key(run, step, OUTSIDE) == key
 
 
 def test_equal_neighbours_are_one_act_unless_they_count_from_their_start():
     falling = MLM(Linear(0.4, 0.2, 5))
     stages = (Stage(CLM(), 3), Stage(CLM(), 4), Stage(falling, 3), Stage(falling, 3))
     made = replace(RUN, stages=stages, schedule=WSD(warmup=0, decay=0))
-    assert acts(made) == (Act(CLM(), 0, 7), Act(falling, 7, 10), Act(falling, 10, 13))
-    assert [act_at(made, step).first for step in (0, 6, 7, 9, 10, 12)] == [0, 0, 7, 7, 10, 10]
+    assert phases(made) == (Phase(CLM(), 0, 7), Phase(falling, 7, 10), Phase(falling, 10, 13))
+    assert [phase_at(made, step).first for step in (0, 6, 7, 9, 10, 12)] == [0, 0, 7, 7, 10, 10]
 
 
 def test_origins_add_up_along_a_chain():
@@ -250,7 +250,7 @@ def test_origins_add_up_along_a_chain():
     after = Pretrain("after", last, stages=(Stage(CLM(), 4),), schedule=WSD(warmup=0, decay=1))
     again = replace(after, data="restart")
     assert [origin_step(run) for run in (RUN, THEN, last, after, again)] == [0, 20, 28, 32, 32]
-    assert [origin_draw(run) for run in (RUN, THEN, last, after, again)] == [0, 40, 56, 72, 0]
+    assert [origin_sample(run) for run in (RUN, THEN, last, after, again)] == [0, 40, 56, 72, 0]
     assert decay_start(RUN) == 15
 
 
@@ -303,7 +303,7 @@ GRID = Finetune(TASKS[:1])
 
 
 def tuned(spec=GRID, *, model="model", task="task", lr=1e-4, seed=0):
-    return training_key(model, task, spec, lr=lr, seed=seed)
+    return finetuning_key(model, task, spec, lr=lr, seed=seed)
 
 
 @pytest.mark.parametrize(
@@ -353,9 +353,9 @@ def test_two_cells_of_a_grid_share_a_key_only_if_they_are_one(lr, seed, other_lr
 
 
 def test_scores_are_named_by_the_model_the_task_and_what_is_searched():
-    own = leaf_key(tuned(), "task", "judged")
-    others = {leaf_key(tuned(seed=1), "task", "judged"), leaf_key(tuned(), "other", "judged")}
-    others |= {leaf_key(tuned(), "task", "all"), leaf_key(tuned(), "task", ""), tuned()}
+    own = trial_key(tuned(), "task", "judged")
+    others = {trial_key(tuned(seed=1), "task", "judged"), trial_key(tuned(), "other", "judged")}
+    others |= {trial_key(tuned(), "task", "all"), trial_key(tuned(), "task", ""), tuned()}
     assert len(others | {own}) == 6
 
 
@@ -364,4 +364,4 @@ def test_the_key_of_a_leaf_is_the_same_on_every_machine():
     assert tuned() == "fa70803db6d45d045a40019277d71b35"
     other = Finetune(TASKS[:1], protocol="standard", optimizer=AdamW(weight_decay=0.01))
     assert tuned(other, seed=3) == "5f8e928b1c4e4c13441e9c30d69ef19c"
-    assert leaf_key("training", "task", "judged") == "82297c7a2f493366422daf8f1c5428a7"
+    assert trial_key("training", "task", "judged") == "82297c7a2f493366422daf8f1c5428a7"

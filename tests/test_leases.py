@@ -16,11 +16,15 @@ from pathlib import Path
 import pytest
 
 from biphase.errors import StoreError
-from biphase.holders import Holder, machine, parse, process_lives, process_start
 from biphase.leases import (
     DEBRIS_SECONDS,
     TAKEOVERS,
+    Holder,
     Leases,
+    machine,
+    parse,
+    process_lives,
+    process_start,
 )
 
 QUICK = {"beat_seconds": 0.05, "stale_seconds": 0.4}

@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from biphase.batch import IGNORE
 from biphase.loss import cross_entropy_sum
-from biphase.slices import ENOUGH, EVEN, SLICE, SLICES, rows_of_a_slice, words_of_a_row
+from biphase.objectives import IGNORE
+from biphase.protocol import ENOUGH, EVEN, SLICE, SLICES, rows_of_a_slice, words_of_a_row
 
 
 def parts(rows=37, width=16, vocab=53, dtype=torch.float64):

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from biphase.batch import IGNORE
-from biphase.objectives import Vocabulary, ask, label_bound, ratio_at
+from biphase.objectives import IGNORE, Vocabulary, apply, label_bound, ratio_at
 from biphase.specs import CLM, MLM, MNTP, Cosine, Linear
 
 WORDS = Vocabulary.of(100, mask_id=3, special_ids=(0, 1, 2))
@@ -23,7 +22,7 @@ def rows(count=64, length=48, seed=0):
 def asked(objective, ids=None, segments=None, seed=5, step=0, first=0):
     ids = rows() if ids is None else ids
     draws = torch.arange(first, first + len(ids))
-    return ask(objective, ids, segments, draws, seed=seed, step=step, words=WORDS)
+    return apply(objective, ids, segments, draws, seed=seed, step=step, words=WORDS)
 
 
 @pytest.mark.parametrize("objective", EVERY, ids=str)
@@ -39,7 +38,7 @@ class TestEveryObjective:
     def test_a_row_is_asked_the_same_alone(self, objective):
         ids = rows()
         whole = asked(objective, ids)
-        alone = ask(objective, ids[9:10], None, torch.tensor([9]), seed=5, step=0, words=WORDS)
+        alone = apply(objective, ids[9:10], None, torch.tensor([9]), seed=5, step=0, words=WORDS)
         assert torch.equal(whole.ids[9:10], alone.ids)
         assert torch.equal(whole.labels[9:10], alone.labels)
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from biphase.randomness import below, hash32, hash_draws, mix, mix_int, permute, salt, threshold
+from biphase.randomness import below, hash32, hash_samples, mix, mix_int, permute, salt, threshold
 
 
 def test_the_tensor_and_the_integer_scramble_agree():
@@ -54,12 +54,12 @@ def test_a_row_has_the_same_hash_alone_and_in_company():
 @given(st.floats(0, 1), st.floats(0, 1))
 def test_a_lower_ratio_chooses_a_subset(one, two):
     low, high = sorted((one, two))
-    bits = hash_draws(0, "mask", torch.arange(200))
+    bits = hash_samples(0, "mask", torch.arange(200))
     assert ((bits < threshold(low)) <= (bits < threshold(high))).all()
 
 
 def test_integers_below_n_are_uniform():
-    counts = torch.bincount(below(hash_draws(0, "cut", torch.arange(70_000)), 7), minlength=7)
+    counts = torch.bincount(below(hash_samples(0, "cut", torch.arange(70_000)), 7), minlength=7)
     assert (counts - 10_000).abs().max() < 500
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from biphase.errors import SpecError
-from biphase.records import KEY_LENGTH, decode, encode, key, record
+from biphase.records import KEY_LENGTH, content_key, decode, encode, record
 from biphase.specs import CLM, MLM, Classify, Cosine, Linear, Rows, Stage
 
 
@@ -124,28 +124,28 @@ stages = st.builds(Stage, st.just(CLM()) | st.builds(MLM, ratios | ways), st.int
 def test_a_record_comes_back_from_json_equal_and_with_its_key(made):
     back = decode(json.loads(json.dumps(encode(made))))
     assert back == made
-    assert key(back) == key(made)
+    assert content_key(back) == content_key(made)
 
 
 @given(ships, ships)
 def test_two_records_share_a_key_only_if_they_mean_the_same(one, two):
-    assert (key(one) == key(two)) == (encode(one) == encode(two) and repr(one) == repr(two))
+    assert (content_key(one) == content_key(two)) == (encode(one) == encode(two) and repr(one) == repr(two))
 
 
 def test_a_key_does_not_depend_on_the_order_of_names_and_is_long():
-    assert key({"a": 1, "b": 2}) == key({"b": 2, "a": 1})
-    assert len(key({})) == KEY_LENGTH == 32
+    assert content_key({"a": 1, "b": 2}) == content_key({"b": 2, "a": 1})
+    assert len(content_key({})) == KEY_LENGTH == 32
 
 
 def test_a_key_is_the_same_on_every_machine():
     # Were this to change, every finished result of every store would be lost.
-    assert key(Rows(64)) == "1947f13407d15b6b56b0a0ae133ea659"
-    assert key(MLM(0.4)) == "9bfb2707ab8fecab8d7cd79bcaffe638"
+    assert content_key(Rows(64)) == "1947f13407d15b6b56b0a0ae133ea659"
+    assert content_key(MLM(0.4)) == "9bfb2707ab8fecab8d7cd79bcaffe638"
 
 
 def test_a_value_that_json_cannot_say_has_no_key():
     with pytest.raises(ValueError):
-        key({"a": float("nan")})
+        content_key({"a": float("nan")})
 
 
 def test_a_field_that_came_later_changes_no_key_at_its_default():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from biphase.wording import counted, printable, short, si
+from biphase.text import counted, printable, short, si
 
 
 def test_a_word_may_have_a_plural_of_its_own():

@@ -1,13 +1,9 @@
-"""What this machine has, what it lacks, and the command that mends it.
-
-`examine` asks one small question per finding and never fails: what cannot be found out is a finding too.
-Versions are compared with the requirements in the installed package's own metadata, so pyproject.toml is the
-only place that states them. Importing torch is the slow part (seconds); nothing is imported before it is asked.
-"""
+"""What was found when something was looked at, and the command that mends it."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.metadata
 import importlib.util
 import operator
@@ -16,20 +12,138 @@ import platform
 import re
 import shlex
 import shutil
+import sys
+import sysconfig
 import tempfile
 import threading
 import time
 import urllib.request
+import warnings
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from biphase.data.listing import ASSETS
+from biphase.data.corpus import ASSETS
 from biphase.errors import one_line
-from biphase.files import Store
-from biphase.findings import Finding, install
 from biphase.leases import Leases
 from biphase.presets import CORPORA, LLAMA3
-from biphase.processors import look_at_compiler, look_at_devices
+from biphase.store import Store
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One thing looked at. `ok`: True fine, None works but could be better, False does not work."""
+
+    name: str
+    ok: bool | None
+    detail: str
+    fix: str = ""
+
+
+def install(name: str, requirement: str) -> str:
+    """The command that installs what is missing."""
+    if name == "python":
+        return f"install Python {requirement.removeprefix('python')} and make the environment again with it"
+    # An environment made without pip is served by the system's.
+    here = importlib.util.find_spec("pip")
+    pip = [sys.executable, "-m", "pip"] if here else ["python3", "-m", "pip", "--python", sys.executable]
+    return shlex.join([*pip, "install", requirement])
+
+
+# ---------------------------------------------------------------- processors
+# What this machine computes with: GPUs, the processor, a compiler. Importing torch is the slow part (seconds).
+
+
+TORCH_FOR_GPUS = "https://download.pytorch.org/whl/cu130"
+
+
+def look_at_devices() -> list[Diagnosis]:
+    """GPUs, and what the processor is good at where there are none."""
+    try:
+        import torch
+    except Exception as wrong:  # a broken install raises anything
+        fix = f"{install('torch', 'torch')} --force-reinstall"
+        return [Diagnosis("torch loads", False, one_line(wrong), fix)]
+    driver = Path("/proc/driver/nvidia/version")
+    with warnings.catch_warnings(record=True) as complaints:  # an old driver is told by a warning
+        warnings.simplefilter("always")
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    names = [
+        f"{one.name} ({one.total_memory / 2**30:.0f} GiB)"
+        for one in (torch.cuda.get_device_properties(index) for index in range(count))
+    ]
+    complaint = str(complaints[0].message).splitlines()[0] if complaints else ""
+    newest = max((torch.cuda.get_device_capability(index) for index in range(count)), default=(0, 0))
+    wanted = torch.version.cuda is not None and newest >= (9, 0)  # what the package has kernels for
+    gpu = describe_gpus(
+        names,
+        torch.version.cuda or torch.version.hip,
+        driver.is_file(),
+        complaint,
+        lacks_frontend=wanted and not _loads("cudnn"),
+    )
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
+    return [gpu, describe_cpu(flags, torch.get_num_threads(), has_gpu=count > 0)]
+
+
+def _loads(package: str) -> bool:
+    try:
+        importlib.import_module(package)
+    except (ImportError, OSError):  # not there, or without the library it fronts
+        return False
+    return True
+
+
+def describe_gpus(
+    names: list[str], toolkit: str | None, driver: bool, complaint: str = "", *, lacks_frontend: bool = False
+) -> Diagnosis:
+    """`toolkit`: what torch was built for; `driver`: whether the system has NVIDIA's."""
+    if names:
+        detail = f"{', '.join(names)}; torch built for {toolkit}"
+        if not lacks_frontend:
+            return Diagnosis("gpu", True, detail)
+        slower = f"{detail}; without nvidia-cudnn-frontend attention takes half as long again"
+        return Diagnosis("gpu", None, slower, install("", "nvidia-cudnn-frontend"))
+    if driver and not toolkit:
+        fix = f"{install('torch', 'torch')} --force-reinstall --index-url {TORCH_FOR_GPUS}"
+        return Diagnosis("gpu", False, "a GPU driver is here, but this torch is built for CPUs only", fix)
+    if driver:
+        detail = f"a GPU driver is here, but torch cannot use it: {complaint or 'no device is visible'}"
+        return Diagnosis("gpu", False, detail, "nvidia-smi; echo CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES")
+    return Diagnosis("gpu", True, "none; training runs on the processor")
+
+
+def describe_cpu(cpuinfo: str, threads: int, *, has_gpu: bool = False) -> Diagnosis:
+    """`cpuinfo` as Linux writes it: x86 lists flags, ARM features."""
+    words = set(re.findall(r"\w+", " ".join(re.findall(r"(?m)^(?:flags|Features)\s*:(.*)$", cpuinfo))))
+    units = [word for word in ("amx_bf16", "avx512_bf16", "bf16") if word in words]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    detail = f"{threads} threads on {cores} cores, {f'bf16 by {units[0]}' if units else 'no bf16 units'}"
+    if units or has_gpu:
+        return Diagnosis("cpu", True, detail)
+    detail += ": sizes from 60m up default to bf16, which is slow here"
+    return Diagnosis("cpu", None, detail, 'in the study, say Pretrain(..., precision="fp32")')
+
+
+def look_at_compiler() -> list[Diagnosis]:
+    """torch.compile builds its kernels with a C++ compiler and Python's headers."""
+    compiler = shutil.which(os.environ.get("CXX", "")) or shutil.which("g++") or shutil.which("clang++")
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    lacks = [] if compiler else ["g++"]
+    lacks += [] if header.is_file() else [f"python{sys.version_info.major}.{sys.version_info.minor}-dev"]
+    if not lacks:
+        return [Diagnosis("compiler", True, str(compiler))]
+    detail = f"{' and '.join(lacks)} missing, so models run uncompiled and slower"
+    return [Diagnosis("compiler", None, detail, f"apt-get install {' '.join(lacks)}")]
+
+
+# ---------------------------------------------------------------- doctor
+# What this machine has, what it lacks, and the command that mends it.
+#
+# `examine` asks one small question per finding and never fails: what cannot be found out is a finding too.
+# Versions are compared with the requirements in the installed package's own metadata, so pyproject.toml is the
+# only place that states them. Importing torch is the slow part (seconds); nothing is imported before it is asked.
+
 
 GB = 1e9
 HUB_SECONDS = 2.0
@@ -40,9 +154,9 @@ OPERATORS = {
 MARKS = {True: "✓", None: "!", False: "✗"}
 
 
-def examine(store: Store) -> list[Finding]:
+def examine(store: Store) -> list[Diagnosis]:
     """Everything worth knowing about this machine and this store, in the order it is needed."""
-    looks: dict[str, Callable[[], list[Finding]]] = {
+    looks: dict[str, Callable[[], list[Diagnosis]]] = {
         "versions": look_at_versions,
         "devices": look_at_devices,
         "compiler": look_at_compiler,
@@ -54,16 +168,16 @@ def examine(store: Store) -> list[Finding]:
     return [finding for name, look in looks.items() for finding in guarded(name, look)]
 
 
-def guarded(name: str, look: Callable[[], list[Finding]]) -> list[Finding]:
+def guarded(name: str, look: Callable[[], list[Diagnosis]]) -> list[Diagnosis]:
     """A machine broken in a way nobody thought of still gets its other findings."""
     try:
         return look()
     except Exception as wrong:
         fix = "python3 run doctor in a fresh clone makes a fresh environment"
-        return [Finding(name, False, f"cannot be examined: {one_line(wrong)}", fix)]
+        return [Diagnosis(name, False, f"cannot be examined: {one_line(wrong)}", fix)]
 
 
-def render(findings: Iterable[Finding]) -> str:
+def render(findings: Iterable[Diagnosis]) -> str:
     """One aligned line each; under a problem, what to type."""
     rows = list(findings)
     width = max((len(row.name) for row in rows), default=0)
@@ -75,7 +189,7 @@ def render(findings: Iterable[Finding]) -> str:
     return "\n".join(lines)
 
 
-def look_at_versions() -> list[Finding]:
+def look_at_versions() -> list[Diagnosis]:
     package = importlib.metadata.metadata("biphase")
     requirements = importlib.metadata.requires("biphase") or []
     names = [_split(text)[0] for text in requirements]
@@ -86,7 +200,7 @@ def look_at_versions() -> list[Finding]:
     ]
 
 
-def compare(requirements: Iterable[str], installed: Mapping[str, str | None]) -> list[Finding]:
+def compare(requirements: Iterable[str], installed: Mapping[str, str | None]) -> list[Diagnosis]:
     """Requirements as package metadata writes them, against versions; None or no entry is not installed."""
     findings = []
     for text in requirements:
@@ -97,12 +211,12 @@ def compare(requirements: Iterable[str], installed: Mapping[str, str | None]) ->
         name, bounds = _split(wanted)
         version = installed.get(name)
         if version is not None and meets(version, bounds):
-            findings.append(Finding(name, True, version))
+            findings.append(Diagnosis(name, True, version))
             continue
         state = f"{version} is installed, {bounds} is needed" if version else "is not installed"
         if optional:
             state += "; metrics go to metrics.jsonl only"
-        findings.append(Finding(name, None if optional else False, state, install(name, wanted)))
+        findings.append(Diagnosis(name, None if optional else False, state, install(name, wanted)))
     return findings
 
 
@@ -135,19 +249,19 @@ def installed_version(name: str) -> str | None:
         return None
 
 
-def look_at_hub() -> list[Finding]:
+def look_at_hub() -> list[Diagnosis]:
     """Does the hub answer? Without it, local copies do."""
     copy = (
         f"where there is a network: hf download {LLAMA3.source} --revision {LLAMA3.revision} --local-dir ./copy; "
         "then name the folder in the study: Pretrained('./copy'), Hub('./copy'), Corpus(..., './copy', ...)"
     )
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        return [Finding("hub", None, "HF_HUB_OFFLINE is set: cached and local copies only", copy)]
+        return [Diagnosis("hub", None, "HF_HUB_OFFLINE is set: cached and local copies only", copy)]
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     trouble = unreachable(endpoint)
     if trouble:
-        return [Finding("hub", None, f"{endpoint} does not answer: {trouble}", copy)]
-    return [Finding("hub", True, f"{endpoint} answers")]
+        return [Diagnosis("hub", None, f"{endpoint} does not answer: {trouble}", copy)]
+    return [Diagnosis("hub", True, f"{endpoint} answers")]
 
 
 def unreachable(address: str, seconds: float = HUB_SECONDS) -> str:
@@ -169,19 +283,19 @@ def unreachable(address: str, seconds: float = HUB_SECONDS) -> str:
     return answer[0]
 
 
-def look_at_assets(folder: Path = ASSETS) -> list[Finding]:
+def look_at_assets(folder: Path = ASSETS) -> list[Diagnosis]:
     """The built-in corpus, which the quickstart reads."""
     corpus = CORPORA["builtin"]
     names = [corpus.source.removeprefix("builtin:"), corpus.heldout]
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         fix = install("biphase", "biphase") + " --force-reinstall --no-deps"
-        return [Finding("built-in corpus", False, f"{folder} lacks {', '.join(missing)}", fix)]
+        return [Diagnosis("built-in corpus", False, f"{folder} lacks {', '.join(missing)}", fix)]
     size = sum((folder / name).stat().st_size for name in names)
-    return [Finding("built-in corpus", True, f"{size / 1e6:.1f} MB")]
+    return [Diagnosis("built-in corpus", True, f"{size / 1e6:.1f} MB")]
 
 
-def look_at_store(store: Store) -> list[Finding]:
+def look_at_store(store: Store) -> list[Diagnosis]:
     """Can results be written, published and leased there, and is there room?"""
     elsewhere = "biphase run STUDY --store /another/folder (or set BIPHASE_STORE)"
     root = store.root.absolute()
@@ -190,12 +304,12 @@ def look_at_store(store: Store) -> list[Finding]:
         with tempfile.TemporaryDirectory(prefix=".biphase-doctor-", dir=there) as scratch:
             trouble = try_out(Path(scratch))
     except OSError as wrong:
-        return [Finding("store", False, f"{root} cannot be written: {wrong.strerror or wrong}", elsewhere)]
+        return [Diagnosis("store", False, f"{root} cannot be written: {wrong.strerror or wrong}", elsewhere)]
     if trouble:
-        return [Finding("store", False, f"{root}: {trouble}", elsewhere)]
+        return [Diagnosis("store", False, f"{root}: {trouble}", elsewhere)]
     state = "is writable, renames are atomic" if there == root else "does not exist yet and can be made"
     room = describe_room(shutil.disk_usage(there).free, elsewhere)
-    return [Finding("store", True, f"{root} {state}"), room]
+    return [Diagnosis("store", True, f"{root} {state}"), room]
 
 
 def try_out(folder: Path) -> str:
@@ -213,12 +327,12 @@ def try_out(folder: Path) -> str:
     return "" if found == ["one", "two"] else "files change under a rename there"
 
 
-def describe_room(free: float, elsewhere: str) -> Finding:
+def describe_room(free: float, elsewhere: str) -> Diagnosis:
     ok = False if free < 0.5 * GB else None if free < 10 * GB else True
-    return Finding("disk", ok, f"{free / GB:.1f} GB free", elsewhere)
+    return Diagnosis("disk", ok, f"{free / GB:.1f} GB free", elsewhere)
 
 
-def look_at_attempts(store: Store, *, old_seconds: float = LEFT_BEHIND_SECONDS) -> list[Finding]:
+def look_at_attempts(store: Store, *, old_seconds: float = LEFT_BEHIND_SECONDS) -> list[Diagnosis]:
     """Half-built results of killed runs: they never count as results, but they take room."""
     held = tuple(key for key, holder in Leases(store.leases).holders().items() if holder.alive is not False)
     left, size, resumable = [], 0, 0
@@ -236,8 +350,8 @@ def look_at_attempts(store: Store, *, old_seconds: float = LEFT_BEHIND_SECONDS) 
     if resumable:
         detail.append(f"{resumable} unfinished in tokenizing: biphase tokenize goes on with them")
     if not left:
-        return [Finding("attempts", True, "; ".join(detail))]
-    return [Finding("attempts", None, "; ".join(detail), shlex.join(["rm", "-r", *map(str, left)]))]
+        return [Diagnosis("attempts", True, "; ".join(detail))]
+    return [Diagnosis("attempts", None, "; ".join(detail), shlex.join(["rm", "-r", *map(str, left)]))]
 
 
 def _facts(folder: Path) -> list[os.stat_result]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from biphase.records import encode, key
+from biphase.records import content_key, encode
 from biphase.specs import (
     CLM,
     MLM,
@@ -29,11 +29,11 @@ from biphase.specs import (
 # Raised when the meaning of a record changes without any field changing (e.g. another hash for masks).
 GENERATION = 1
 HUB_GENERATION = 2  # the same for how a hub model is made ready to be trained
-LEAF_GENERATION = 1  # the same for fine-tuning and scoring
+TRIAL_GENERATION = 1  # the same for fine-tuning and scoring
 
 
 @dataclass(frozen=True)
-class Act:
+class Phase:
     """An objective from step `first` up to, not including, step `until`; `rope_base` 0: as the model has it."""
 
     objective: Objective
@@ -48,38 +48,38 @@ class Identities:
 
     data: Callable[[Pretrain], str]  # the key of the run's shards
     hub: Callable[[Hub], str]
-    task: Callable[[Task], str] = key  # the key of a dataset as it is asked
+    task: Callable[[Task], str] = content_key  # the key of a dataset as it is asked
     reads: Callable[[Hub], str] = lambda model: ""  # the tokenizer beside a model, where no revision pins it
 
 
-def acts(run: Pretrain) -> tuple[Act, ...]:
+def phases(run: Pretrain) -> tuple[Phase, ...]:
     """The run's objectives in order. Neighbours merge if what they do cannot tell where one began."""
-    merged: list[Act] = []
+    merged: list[Phase] = []
     step, base = 0, last_rope_base(run.start) if isinstance(run.start, Pretrain) else 0.0
     for stage in run.stages:
         until, base = step + stage.steps, stage.rope_base or base
         last = merged[-1] if merged else None
         alike = last is not None and (last.objective, last.rope_base) == (stage.objective, base)
         if last and alike and not _counts_from_its_start(stage.objective):
-            merged[-1] = Act(last.objective, last.first, until, base)
+            merged[-1] = Phase(last.objective, last.first, until, base)
         else:
-            merged.append(Act(stage.objective, step, until, base))
+            merged.append(Phase(stage.objective, step, until, base))
         step = until
     return tuple(merged)
 
 
 def last_rope_base(run: Pretrain) -> float:
     """The base of the rotary positions at the end of a run; 0: as the model came."""
-    return acts(run)[-1].rope_base if run.stages else 0.0
+    return phases(run)[-1].rope_base if run.stages else 0.0
 
 
 def _counts_from_its_start(objective: Objective) -> bool:
     return isinstance(objective, MLM) and not isinstance(objective.ratio, float)
 
 
-def act_at(run: Pretrain, step: int) -> Act:
+def phase_at(run: Pretrain, step: int) -> Phase:
     """The act that step `step` (counted from 0) belongs to."""
-    return next(act for act in acts(run) if act.first <= step < act.until)
+    return next(act for act in phases(run) if act.first <= step < act.until)
 
 
 def decay_start(run: Pretrain) -> int:
@@ -91,14 +91,14 @@ def origin_step(run: Pretrain) -> int:
     return origin_step(run.start) + run.start.steps if isinstance(run.start, Pretrain) else 0
 
 
-def origin_draw(run: Pretrain) -> int:
+def origin_sample(run: Pretrain) -> int:
     """Rows drawn before this run: where its data begins."""
     if not isinstance(run.start, Pretrain) or run.data == "restart":
         return 0
-    return origin_draw(run.start) + run.start.steps * run.start.rows_per_step
+    return origin_sample(run.start) + run.start.steps * run.start.rows_per_step
 
 
-def state_key(run: Pretrain, step: int, identities: Identities) -> str:
+def checkpoint_key(run: Pretrain, step: int, identities: Identities) -> str:
     """The key of the run's state after `step` steps."""
     return Keyring(identities).at(run, step)
 
@@ -108,7 +108,7 @@ class Keyring:
 
     def __init__(self, identities: Identities) -> None:
         self._identities = identities
-        self._runs: dict[int, tuple[Pretrain, dict[str, object], list[Act]]] = {}
+        self._runs: dict[int, tuple[Pretrain, dict[str, object], list[Phase]]] = {}
         self._keys: dict[tuple[int, int], str] = {}
 
     def at(self, run: Pretrain, step: int) -> str:
@@ -117,21 +117,23 @@ class Keyring:
             return self.at(run.start, run.start.steps)
         if isinstance(run.start, Hub) and not run.stages:  # a model as it is: nothing else has touched it
             reads = self._identities.reads(run.start)
-            return key({"generation": GENERATION, "start": self._start(run), "reads": reads})
+            return content_key({"generation": GENERATION, "start": self._start(run), "reads": reads})
         place = (id(run), step)
         if place not in self._keys:
             _, fixed, spans = self._of(run)
             done = [_span(act, step) for act in spans if act.first < step]
-            self._keys[place] = key({**fixed, "rate": _rate_until(run, step), "acts": done, "step": step})
+            self._keys[place] = content_key(
+                {**fixed, "rate": _rate_until(run, step), "acts": done, "step": step}
+            )
         return self._keys[place]
 
-    def _of(self, run: Pretrain) -> tuple[Pretrain, dict[str, object], list[Act]]:
+    def _of(self, run: Pretrain) -> tuple[Pretrain, dict[str, object], list[Phase]]:
         if id(run) not in self._runs:
             fixed = {
                 "generation": GENERATION,
                 "start": self._start(run),
                 "data": self._identities.data(run),
-                "first_draw": origin_draw(run),
+                "first_draw": origin_sample(run),
                 "moments": run.moments if isinstance(run.start, Pretrain) else "new",
                 "packing": encode(run.packing),
                 "batch_tokens": run.batch_tokens,
@@ -144,7 +146,7 @@ class Keyring:
                 fixed["adapter"] = encode(run.adapter)
             if run.freeze != "nothing" and not run.adapter:  # beside which everything is frozen
                 fixed["freeze"] = run.freeze
-            self._runs[id(run)] = (run, fixed, list(acts(run)))  # holding the run keeps its id its own
+            self._runs[id(run)] = (run, fixed, list(phases(run)))  # holding the run keeps its id its own
         return self._runs[id(run)]
 
     def _start(self, run: Pretrain) -> object:
@@ -160,7 +162,7 @@ class Keyring:
                 return {"state": self.at(run.start, run.start.steps)}
 
 
-def _span(act: Act, step: int) -> list[object]:
+def _span(act: Phase, step: int) -> list[object]:
     """An act as far as step `step` has felt it."""
     span = [encode(act.objective), act.first, min(act.until, step)]
     return [*span, act.rope_base] if act.rope_base else span
@@ -183,11 +185,11 @@ def _rate_until(run: Pretrain, step: int) -> list[object]:
     return law
 
 
-def training_key(model: str, task: str, spec: Finetune, *, lr: float, seed: int) -> str:
+def finetuning_key(model: str, task: str, spec: Finetune, *, lr: float, seed: int) -> str:
     """The key of a fine-tuned model: which model, on which dataset, how."""
-    return key(
+    return content_key(
         {
-            "generation": LEAF_GENERATION,
+            "generation": TRIAL_GENERATION,
             "model": model,
             "task": task,
             "lr": lr,
@@ -202,9 +204,9 @@ def training_key(model: str, task: str, spec: Finetune, *, lr: float, seed: int)
     )
 
 
-def leaf_key(training: str, task: str, documents: str) -> str:
+def trial_key(training: str, task: str, documents: str) -> str:
     """The key of the scores of a fine-tuned model on a dataset; `documents` is empty where nothing is retrieved."""
-    return key({"training": training, "task": task, "documents": documents})
+    return content_key({"training": training, "task": task, "documents": documents})
 
 
 def label(objective: Objective) -> str:
@@ -226,6 +228,6 @@ def label(objective: Objective) -> str:
 def data_key(corpus: Corpus, corpus_fingerprint: str, tokenizer_fingerprint: str) -> str:
     """The key of a tokenized corpus: its content, its tokenizer, and the rules between them."""
     rules = {k: v for k, v in encode(corpus).items() if k in ("text", "bos", "tokens")}
-    return key(
+    return content_key(
         {"generation": GENERATION, "content": corpus_fingerprint, "tokenizer": tokenizer_fingerprint, **rules}
     )

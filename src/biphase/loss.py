@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from biphase import kernels
-from biphase.kernels.products import add_product, product
-from biphase.slices import rows_of_a_slice, words_of_a_row
+from biphase import fast
+from biphase.fast.trunk import add_product, product
+from biphase.protocol import rows_of_a_slice, words_of_a_row
 
 
 class _SlicedCrossEntropy(torch.autograd.Function):
@@ -31,7 +31,7 @@ class _SlicedCrossEntropy(torch.autograd.Function):
         head: Tensor,  # the weight as products read it, with zeros for words that are not there
         wanted: tuple[bool, bool, bool],  # of hidden states, weight, bias: what is frozen costs nothing
     ) -> Tensor:
-        ops, words = kernels.of(hidden.device), len(weight)
+        ops, words = fast.of(hidden.device), len(weight)
         read = hidden.to(head.dtype)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(read) if wanted[0] else None

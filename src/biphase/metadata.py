@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from biphase.errors import BiphaseError, StoreError, one_line
-from biphase.files import read_verified
 from biphase.keys import data_key
 from biphase.records import KEY_LENGTH, decode
 from biphase.specs import Corpus, Pretrain
 from biphase.specs.claims import CHOSEN, METRICS, RANGES
 from biphase.specs.tasks import FAMILY_OF
+from biphase.store import read_verified
 
-CARD, STATE, LINES, LEAF = "card.json", "state.json", "metrics.jsonl", "leaf.json"
+CARD, CHECKPOINT, LINES, TRIAL = "card.json", "state.json", "metrics.jsonl", "leaf.json"
 PARTS = ("validation", "test")
 _FORMS = {form.__name__: family for form, family in FAMILY_OF.items()}
 ROUNDING = 1e-6  # by which a score may lie outside its range
@@ -169,7 +169,7 @@ def check_card(about: Any, key: str) -> dict[str, Any]:
     return about
 
 
-def check_state(about: Any, key: str) -> dict[str, Any]:
+def check_checkpoint(about: Any, key: str) -> dict[str, Any]:
     _fit(about, _STATE, "")
     if about["key"] != key or about["run"].get("kind") != Pretrain.__name__:
         raise StoreError(f"it is not of the checkpoint {key}")
@@ -181,7 +181,7 @@ def check_line(about: Any) -> dict[str, Any]:
     return about
 
 
-def check_leaf(about: Any, key: str) -> dict[str, Any]:
+def check_trial(about: Any, key: str) -> dict[str, Any]:
     """A trial: its metrics are those of its family of tasks, and every score lies in its range."""
     _fit(about, _LEAF, "")
     if about["key"] != key:
@@ -206,12 +206,12 @@ def read_card(place: Path) -> dict[str, Any]:
     return _read(place, CARD, lambda content: check_card(json.loads(content), place.name))
 
 
-def read_state(place: Path) -> dict[str, Any]:
-    return _read(place, STATE, lambda content: check_state(json.loads(content), place.name))
+def read_checkpoint_file(place: Path) -> dict[str, Any]:
+    return _read(place, CHECKPOINT, lambda content: check_checkpoint(json.loads(content), place.name))
 
 
-def read_leaf_file(place: Path) -> dict[str, Any]:
-    return _read(place, LEAF, lambda content: check_leaf(json.loads(content), place.name))
+def read_trial_file(place: Path) -> dict[str, Any]:
+    return _read(place, TRIAL, lambda content: check_trial(json.loads(content), place.name))
 
 
 def read_lines(place: Path, holding: bytes = b"") -> list[dict[str, Any]]:

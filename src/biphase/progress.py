@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 
-from biphase.wording import printable
+from biphase.text import printable
 
 MINUTE = 60.0  # seconds between two lines of a log
 

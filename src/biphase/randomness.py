@@ -43,7 +43,7 @@ def salt(seed: int, purpose: str, epoch: int = 0) -> int:
     return h
 
 
-def hash_draws(seed: int, purpose: str, draws: Tensor) -> Tensor:
+def hash_samples(seed: int, purpose: str, draws: Tensor) -> Tensor:
     """32 uniform bits for each draw. (B,) → (B,)"""
     low, high = draws & LOW32, draws >> 32
     return mix(mix(low ^ salt(seed, purpose)) ^ mix(high + 0x51ED270B))
@@ -53,7 +53,7 @@ def hash32(seed: int, purpose: str, draws: Tensor, length: int) -> Tensor:
     """32 uniform bits for each position of each draw. (B,) → (B, length)"""
     positions = torch.arange(length, device=draws.device)
     column = mix(positions ^ salt(seed, f"{purpose}/position"))  # one scramble per position, shared by rows
-    return mix(hash_draws(seed, purpose, draws)[:, None] ^ column[None, :])
+    return mix(hash_samples(seed, purpose, draws)[:, None] ^ column[None, :])
 
 
 def threshold(share: float) -> int:

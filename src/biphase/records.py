@@ -191,7 +191,7 @@ def decode(data: Any) -> Any:
     return data
 
 
-def key(value: Any) -> str:
+def content_key(value: Any) -> str:
     """The hash of what `value` means: equal meaning, equal key, on every machine."""
     text = json.dumps(
         encode(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False

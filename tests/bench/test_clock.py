@@ -8,8 +8,8 @@ import warnings
 import pytest
 import torch
 
-from biphase.bench import clock
-from biphase.bench.clock import Measured, StepClock
+from biphase.bench import measure
+from biphase.bench.measure import StepClock, Timing
 from biphase.errors import BiphaseError
 
 CPU = torch.device("cpu")
@@ -35,16 +35,16 @@ def test_warm_up_is_not_counted_and_one_slow_step_does_not_move_the_median():
 def test_the_time_until_the_third_step_is_that_of_the_wall():
     made = StepClock(CPU)
     for _ in range(4):
-        assert (made.ready is None) == (len(made.marks) < clock.READY)
+        assert (made.ready is None) == (len(made.marks) < measure.READY)
         time.sleep(0.01)
         made.mark()
     assert 0.03 <= made.ready < made.marks[-1] - made.began
 
 
 def test_waiting_for_data_is_what_a_step_takes_less_without():
-    measured = Measured(2.0, 2.0, 10.0)
-    assert clock.with_idle(measured, 1.5).idle == pytest.approx(0.25)
-    assert clock.with_idle(measured, 2.5).idle == 0
+    measured = Timing(2.0, 2.0, 10.0)
+    assert measure.with_idle(measured, 1.5).idle == pytest.approx(0.25)
+    assert measure.with_idle(measured, 2.5).idle == 0
 
 
 def test_a_peer_that_fails_is_a_finding_and_what_it_says_goes_to_stderr(capsys):
@@ -53,7 +53,7 @@ def test_a_peer_that_fails_is_a_finding_and_what_it_says_goes_to_stderr(capsys):
         warnings.warn("more chatter", UserWarning, stacklevel=1)
         raise ValueError("no\nway")
 
-    measured = clock.theirs(CPU, fail)
+    measured = measure.theirs(CPU, fail)
     assert measured.failed == "ValueError: no way"
     assert measured.facts() == {"failed": "ValueError: no way"}
     said = capsys.readouterr()
@@ -66,19 +66,19 @@ def test_a_refusal_of_our_own_is_no_finding_about_a_peer():
         raise BiphaseError("ours")
 
     with pytest.raises(BiphaseError, match="ours"):
-        clock.theirs(CPU, refuse)
+        measure.theirs(CPU, refuse)
 
 
 def test_what_does_not_fit_is_said_with_what_to_type():
     def too_large():
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    assert clock.theirs(CPU, too_large).failed == "out of memory"
-    assert clock.ours(CPU, "type fewer --rows", too_large).failed == "out of memory; type fewer --rows"
+    assert measure.theirs(CPU, too_large).failed == "out of memory"
+    assert measure.ours(CPU, "type fewer --rows", too_large).failed == "out of memory; type fewer --rows"
 
 
 def test_tokens_that_nobody_counted_are_left_out():
-    facts = Measured(2.0, 2.0, float("nan")).facts()
+    facts = Timing(2.0, 2.0, float("nan")).facts()
     assert facts["seconds"] == 2.0
     assert not {"tokens", "tokens_per_second"} & facts.keys()
 
@@ -89,15 +89,15 @@ def test_limits_of_the_compiler_are_put_back():
 
     def change():
         dynamo.recompile_limit = before + 7
-        return Measured(1.0, 1.0, 1.0)
+        return Timing(1.0, 1.0, 1.0)
 
-    clock.ours(CPU, "it", change)
+    measure.ours(CPU, "it", change)
     assert "torch._dynamo" in sys.modules
     assert dynamo.recompile_limit == before
 
 
 def test_compiled_graphs_are_counted_and_forgotten():
-    clock.free(CPU)
+    measure.free(CPU)
     made = StepClock(CPU)
     double = torch.compile(lambda x: x * 2, backend="eager", dynamic=False)
     for size in (2, 2, 2, 3):
@@ -105,6 +105,6 @@ def test_compiled_graphs_are_counted_and_forgotten():
         made.mark()
     measured = made.measured(1, tokens=1)
     assert (measured.graphs, measured.recompilations) == (2, 1)
-    clock.free(CPU)
-    assert clock.compiled_graphs() == 0
+    measure.free(CPU)
+    assert measure.compiled_graphs() == 0
     assert statistics.median(made.seconds(1)) == measured.seconds

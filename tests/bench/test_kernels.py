@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from biphase.bench.kernels import BLOCKS, HEAD, OTHER, breakdown, kind_of, sorted_out
+from biphase.bench.measure import BLOCKS, HEAD, OTHER, breakdown, kind_of, sorted_out
 
 NAMES = [
     (BLOCKS, "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT"),

@@ -3,13 +3,12 @@
 import pytest
 import torch
 
-from biphase.bench.cases import Asked, Maker
-from biphase.bench.clock import Measured, failure
-from biphase.bench.results import OURS, Compared, Report, cases_of
-from biphase.bench.saved import save, short_name
-from biphase.files import Store, read_json
-from biphase.study import measured
-from biphase.study.machines import machine_named
+from biphase.bench.cases import BenchRequest, Maker
+from biphase.bench.measure import Timing, failure
+from biphase.bench.results import OURS, Compared, Report, cases_of, save, short_name
+from biphase.store import Store, read_json
+from biphase.study import prices
+from biphase.study.prices import device_named
 
 GPU = torch.device("cuda")
 
@@ -42,13 +41,13 @@ def test_a_cpu_is_called_cpu():
 
 def scaled(precision: str = "bf16", *, date: str = "2026-01-01", device: str = "NVIDIA H200") -> Report:
     """As a scale run on a GPU would give it, with made-up times in proportion to the work."""
-    made = Maker(Asked(subject="scale", precision=precision), "cuda", rows=12).scale()
+    made = Maker(BenchRequest(subject="scale", precision=precision), "cuda", rows=12).scale()
     weight = {"8m": 1, "30m": 3, "210m": 10, "610m": 35}
     report = Report(device, "h200", date, {"torch": "2"}, "biphase bench scale")
     for unit, some in (("tokens/s", made.pretrain), ("ms/step", made.finetune), ("tokens/s", made.score)):
         for case in some:
             seconds = 0.008 * weight[case.size]
-            side = Measured(seconds, seconds, 24_576.0)
+            side = Timing(seconds, seconds, 24_576.0)
             report.compared.append(Compared(case.title, unit, case.about(), {OURS: side}))
     return report
 
@@ -69,8 +68,8 @@ def test_a_device_is_saved_whole_and_fits(tmp_path):
     assert place == store.root / "devices" / "h200.json"
     content = read_json(place)
     assert (content["name"], content["date"]) == ("h200", "2026-01-01")
-    assert content["model"] == measured.fit(content["cases"])
-    assert measured.speeds_of(content["model"], "bf16").finetune
+    assert content["model"] == prices.fit(content["cases"])
+    assert prices.speeds_of(content["model"], "bf16").finetune
 
 
 def test_what_was_measured_in_other_precisions_stays(tmp_path):
@@ -82,8 +81,8 @@ def test_what_was_measured_in_other_precisions_stays(tmp_path):
     alone = {one: cases_of(scaled(one).compared) for one in ("bf16", "fp8", "fp32")}
     kept = {one: [case for case in content["cases"] if case["precision"] == one] for one in alone}
     assert kept == alone
-    assert content["model"] == measured.fit(content["cases"])
-    machine = machine_named("h200", store)
+    assert content["model"] == prices.fit(content["cases"])
+    machine = device_named("h200", store)
     assert machine is not None
     assert {one: origin.date for one, origin in machine.origins.items()} == {
         "bf16": "2026-01-01", "fp8": "2026-04-01", "fp32": "2026-03-01",
@@ -111,8 +110,8 @@ def test_cases_that_failed_are_not_saved(tmp_path):
 
 
 def compared(unit, ours, **others):
-    sides = {OURS: Measured(ours, ours, 100.0)}
-    sides |= {name.replace("_", "-"): Measured(value, value, 100.0) for name, value in others.items()}
+    sides = {OURS: Timing(ours, ours, 100.0)}
+    sides |= {name.replace("_", "-"): Timing(value, value, 100.0) for name, value in others.items()}
     return Compared("it", unit, {"kind": "pretrain"}, sides, passages=50)
 
 
@@ -127,7 +126,7 @@ def test_a_ratio_says_how_many_times_faster_ours_is_whatever_the_unit():
 
 
 def test_a_side_that_failed_has_no_ratio_and_its_reason_stands_below_the_table():
-    sides = {OURS: Measured(0.1, 0.1, 100.0), "trainer": failure("out of memory")}
+    sides = {OURS: Timing(0.1, 0.1, 100.0), "trainer": failure("out of memory")}
     one = Compared("210m", "tokens/s", {"kind": "pretrain"}, sides)
     assert one.least_ratio is None
     assert one.facts()["ratios"] == {}

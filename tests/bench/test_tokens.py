@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from biphase.bench import finetune, pretrain, trainer
+from biphase.bench import measure, peers
 from biphase.bench.cases import LIKE, FinetuneCase, Lengths, PretrainCase
-from biphase.bench.pretrain import objective_of
-from biphase.bench.tokens import END, MASK, Dataset, drawn_lengths, reading_of, stream_of
+from biphase.bench.measure import END, MASK, Dataset, drawn_lengths, objective_of, reading_of, stream_of
 from biphase.finetune.families import QuestionAnswering, TextClassification, family_of
-from biphase.finetune.leaf import batches_of, rows_of
+from biphase.finetune.trial import batches_of, rows_of
 
 CPU = torch.device("cpu")
 SHORT = (Lengths("classes", 9, 20, 3.0, 3), Lengths("answers", 24, 40, 5.0, 0))
@@ -51,23 +50,23 @@ def test_our_family_reads_the_ids_that_the_peer_is_given(lengths):
 def test_with_the_same_weights_the_padded_batch_has_our_loss(lengths):
     case = tuning(lengths)
     data = Dataset(case)
-    family = family_of(data.task(), data.examples(), reading_of(200, finetune.CONTEXT), protocol="standard")
-    bench = finetune.bench_of(case, CPU)
+    family = family_of(data.task(), data.examples(), reading_of(200, measure.CONTEXT), protocol="standard")
+    bench = measure.bench_of(case, CPU)
     model = bench.fresh(family, 0)
-    peer = trainer.Padded(case, finetune.CONTEXT)
+    peer = peers.Padded(case, measure.CONTEXT)
     peer.trunk.load_state_dict(model.encoder.trunk.state_dict())
     peer.head.load_state_dict(model.head.state_dict())
     (batch,) = batches_of(family, 0, 0, bench.setting)
 
-    texts = trainer.Texts(data)
-    theirs = peer(**trainer.padded([texts[row] for row in rows_of(family, 0, 0)]))["loss"]
+    texts = peers.TextDataset(data)
+    theirs = peer(**peers.padded([texts[row] for row in rows_of(family, 0, 0)]))["loss"]
     ours = family.loss_sum(model, batch) / batch.count
     assert theirs.item() == pytest.approx(ours.item(), abs=1e-5)
 
 
 def test_the_trainers_rows_are_masked_as_ours_are():
     case = pretraining("mlm", packing="rows")
-    rows = trainer.Rows(case)
+    rows = peers.RowDataset(case)
     batch = stream_of(case).batch(objective_of(case), torch.arange(3), step=0)
     assert torch.equal(torch.stack([rows[row]["input_ids"] for row in range(3)]), batch.ids)
     asked = torch.cat([rows[row]["labels"] for row in range(3)])
@@ -79,11 +78,11 @@ def test_the_trainers_rows_are_masked_as_ours_are():
 @pytest.mark.parametrize("objective", ["mlm", "clm"])
 def test_with_the_same_weights_the_trainers_model_has_our_loss(objective):
     case = pretraining(objective, packing="rows")
-    ours = pretrain.Side(case, CPU, pretrain.model_of(case, CPU))
+    ours = measure.Side(case, CPU, measure.model_of(case, CPU))
     (batch,) = ours.batches(0)
-    peer = trainer.peer_model(case)
+    peer = peers.peer_model(case)
     peer.load_state_dict(ours.model.model.state_dict())
-    rows = trainer.Rows(case)
+    rows = peers.RowDataset(case)
     at = [next(n for n in range(len(rows)) if torch.equal(rows[n]["input_ids"], ids)) for ids in batch.ids]
     their = [torch.stack([rows[n][name] for n in at]) for name in ("input_ids", "labels")]
     loss = peer(input_ids=their[0], labels=their[1]).loss
@@ -91,7 +90,7 @@ def test_with_the_same_weights_the_trainers_model_has_our_loss(objective):
 
 
 def test_causal_rows_are_their_own_labels_since_llama_shifts_them():
-    one = trainer.Rows(pretraining("clm"))[0]
+    one = peers.RowDataset(pretraining("clm"))[0]
     assert torch.equal(one["input_ids"], one["labels"])
 
 

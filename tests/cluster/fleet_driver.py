@@ -18,9 +18,8 @@ import time
 from pathlib import Path
 
 import biphase.data.tokenize
-import biphase.holders
 import biphase.leases
-import biphase.study.summary
+import biphase.study.status
 import biphase.study.worker
 from biphase.cli import app
 from biphase.leases import Leases
@@ -31,8 +30,8 @@ Leases.__init__.__kwdefaults__.update(beat_seconds=0.5, stale_seconds=3.0)
 
 
 def believe_in_another_machine(number, dice):
-    _, boot, namespace = biphase.holders.machine()
-    biphase.holders.machine = biphase.leases.machine = lambda: (f"machine{number}", boot, namespace)
+    _, boot, namespace = biphase.leases.machine()
+    biphase.leases.machine = biphase.leases.machine = lambda: (f"machine{number}", boot, namespace)
     wall, gmtime, steady = time.time, time.gmtime, time.monotonic
     skew, offset = dice.uniform(-HOURS_OFF, HOURS_OFF) * 3600, dice.uniform(0, 1e6)
     time.time = lambda: wall() + skew

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from biphase.files import verify
+from biphase.store import verify
 
 STUDY = '''
 """Does it matter who computes it?"""

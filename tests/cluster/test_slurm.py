@@ -21,8 +21,8 @@ from small_study import (
     write_study,
 )
 
-from biphase.files import Store
 from biphase.leases import Leases
+from biphase.store import Store
 
 PROFILE = 'partition = "short"\njobs = {jobs}\ngpus = 1\ncpus = 1\ntime = "{time}"\nwarning = "{warning}"\n'
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from small_study import biphase, wait_until
 
-from biphase.holders import process_start
-from biphase.leases import Leases
-from biphase.study.launch import WORK_LEFT
+from biphase.cluster.launch import WORK_LEFT
+from biphase.leases import Leases, process_start
 
 STUDY = """
 from biphase import BPE, CLM, MLM, WSD, Chunks, Corpus, Pretrain, Size, Stage, Study

@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from biphase.files import Store
 from biphase.keys import Identities
 from biphase.presets import SIZES, corpus_of
 from biphase.report import prospects
 from biphase.specs import WSD, Pretrain
+from biphase.store import Store
+from biphase.study.describe import PAGE, Bill, plan_json, render
 from biphase.study.load import load
 from biphase.study.plan import Plan, make_plan, save_plan
-from biphase.study.totals import PAGE, Bill
-from biphase.study.tree import plan_json, render
 
 STUDIES = sorted(Path(__file__).parents[2].joinpath("studies").glob("*.py"))
 DOCUMENT = Path(__file__).parents[2].joinpath("docs/paper-steps.md").read_text(encoding="utf-8")

@@ -8,9 +8,10 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow import parquet
 
-from biphase.data import documents, sources
-from biphase.data.documents import Place, Tally
-from biphase.data.listing import resolve
+from biphase.data import corpus as corpus_module
+from biphase.data import documents
+from biphase.data.corpus import resolve
+from biphase.data.documents import FilePosition, Tally
 from biphase.errors import DataError
 from biphase.specs import BPE, Corpus
 
@@ -40,10 +41,10 @@ def corpus(source, **fields):
     return Corpus("mine", str(source), BPE(300), **fields)
 
 
-def read(source, start=Place(), **fields):  # noqa: B008
+def read(source, start=FilePosition(), **fields):  # noqa: B008
     mine = corpus(source, **fields)
     tally = Tally()
-    files = sources.local(resolve(mine).train)
+    files = corpus_module.local(resolve(mine).train)
     blocks = list(documents.blocks(mine, files, start))
     return [text for block in blocks for text, _ in documents.parse(block, mine.text, tally)], tally, blocks
 
@@ -175,7 +176,7 @@ def test_a_hub_corpus_is_streamed_in_the_order_of_its_files(tmp_path):
         hub.pipe_file(f"{root}/{number}.parquet", (tmp_path / f"{number}.parquet").read_bytes())
     hub.pipe_file("/datasets/owner/name@abc/README.md", b"about")
     mine = corpus("hf://owner/name@abc/data/*.parquet", heldout="data/1.parquet")
-    train, heldout = sources.on_hub(mine, hub)
+    train, heldout = corpus_module.on_hub(mine, hub)
     assert [file.name for file in train] == ["data/0.parquet", "data/2.parquet"]
     assert [file.name for file in heldout] == ["data/1.parquet"]
     texts = [
@@ -183,9 +184,9 @@ def test_a_hub_corpus_is_streamed_in_the_order_of_its_files(tmp_path):
     ]
     assert texts == TEXTS[:100] + TEXTS[200:]
     with pytest.raises(DataError, match=r"no file of .* matches"):
-        sources.on_hub(corpus("hf://owner/name@abc/other/*.parquet"), hub)
+        corpus_module.on_hub(corpus("hf://owner/name@abc/other/*.parquet"), hub)
     with pytest.raises(DataError, match=r"none of .txt"):
-        sources.on_hub(corpus("hf://owner/name@abc/*"), hub)
+        corpus_module.on_hub(corpus("hf://owner/name@abc/*"), hub)
 
 
 def test_the_hub_and_a_copy_of_it_give_the_same_files(tmp_path):
@@ -213,10 +214,10 @@ def test_the_hub_and_a_copy_of_it_give_the_same_files(tmp_path):
     ):
         mine = corpus(f"hf://owner/same@abc/{source}", heldout=heldout)
         found = resolve(mine, copy)
-        streamed = [[file.name for file in part] for part in sources.on_hub(mine, hub)]
+        streamed = [[file.name for file in part] for part in corpus_module.on_hub(mine, hub)]
         assert streamed == [[file.name for file in part] for part in (found.train, found.heldout)]
     with pytest.raises(DataError, match="are held out; name others"):
-        sources.on_hub(corpus("hf://owner/same@abc/same/*", heldout="same"), hub)
+        corpus_module.on_hub(corpus("hf://owner/same@abc/same/*", heldout="same"), hub)
 
 
 def test_a_hub_that_cannot_be_reached_says_how_to_do_without():
@@ -225,7 +226,7 @@ def test_a_hub_that_cannot_be_reached_says_how_to_do_without():
             raise ConnectionError("no route")
 
     with pytest.raises(DataError) as caught:
-        sources.on_hub(corpus("hf://owner/name@abc/*.parquet", heldout="held"), Offline())
+        corpus_module.on_hub(corpus("hf://owner/name@abc/*.parquet", heldout="held"), Offline())
     assert "no route" in str(caught.value)
     assert "--include '*.parquet' --include held --include 'held/*' --local-dir FOLDER" in str(caught.value)
     assert "biphase tokenize 'hf://owner/name@abc/*.parquet' --tokenizer bpe:300" in str(caught.value)
@@ -239,6 +240,6 @@ def test_a_network_that_fails_amid_a_file_is_not_taken_for_a_bad_file():
 
     MemoryFileSystem().pipe_file("/datasets/owner/fails@abc/a.jsonl", b"{}")
     mine = corpus("hf://owner/fails@abc/a.jsonl")
-    train, _ = sources.on_hub(mine, Failing())
+    train, _ = corpus_module.on_hub(mine, Failing())
     with pytest.raises(DataError, match=r"reset by peer\); type the command again: it goes on where it was"):
         list(documents.blocks(mine, train))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from biphase.data import identity
-from biphase.data.identity import (
+from biphase.data import corpus as corpus_module
+from biphase.data.corpus import (
     HashMemory,
     corpus_fingerprint,
     fingerprints,
@@ -19,11 +19,11 @@ from biphase.data.identity import (
     write_link,
 )
 from biphase.errors import DataError
-from biphase.files import Store, publish, write_json
 from biphase.keys import data_key
 from biphase.presets import CORPORA
 from biphase.records import encode
 from biphase.specs import BPE, Corpus, Pretrained
+from biphase.store import Store, publish, write_json
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def mine(source, **fields):
 
 
 def test_importing_it_is_light():
-    code = "import sys, biphase.data.identity; print([m for m in ('numpy', 'pyarrow', 'tokenizers') if m in sys.modules])"
+    code = "import sys, biphase.data.corpus; print([m for m in ('numpy', 'pyarrow', 'tokenizers') if m in sys.modules])"
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
         == "[]\n"
@@ -70,8 +70,8 @@ def test_a_relative_source_counts_from_the_current_folder(folder, store, monkeyp
 
 def test_a_changed_file_is_seen_and_an_unchanged_one_is_not_read_again(folder, store, monkeypatch):
     before = corpus_fingerprint(mine(folder), store)
-    read, real = [], identity.sha256
-    monkeypatch.setattr(identity, "sha256", lambda path: read.append(path.name) or real(path))
+    read, real = [], corpus_module.sha256
+    monkeypatch.setattr(corpus_module, "sha256", lambda path: read.append(path.name) or real(path))
     assert corpus_fingerprint(mine(folder), store) == before
     assert read == []
     path = folder / "b.txt"

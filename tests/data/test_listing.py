@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from biphase.data.listing import ASSETS, Absent, HubSource, resolve, tokenize_command
+from biphase.data.corpus import ASSETS, Absent, HubSource, resolve, tokenize_command
 from biphase.errors import DataError
 from biphase.presets import CORPORA
 from biphase.specs import BPE, Corpus, Pretrained

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from biphase.data.packing import boundaries_of, positions_of, segments_of
+from biphase.data.stream import boundaries_of, positions_of, segments_of
 from biphase.specs import Chunks, Rows
 
 EOS = 1

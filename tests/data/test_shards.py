@@ -6,14 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from biphase.data import identity
-from biphase.data.identity import HashMemory
+from biphase.data import corpus as corpus_module
+from biphase.data.corpus import HashMemory
 from biphase.data.shards import Shards, Tokens, Writer, dtype_for, entropy
 from biphase.errors import DataError, StoreError
-from biphase.files import Store, publish, read_json, write_json
 from biphase.keys import data_key
 from biphase.records import encode
 from biphase.specs import BPE, Corpus
+from biphase.store import Store, publish, read_json, write_json
 
 U2 = np.dtype("<u2")
 
@@ -182,8 +182,8 @@ def test_tokens_are_read_once_and_again_when_they_have_changed(shards, tmp_path,
     corpus, store = Shards.open(shutil.copytree(shards, tmp_path / shards.name)), Store(tmp_path / "store")
     store.root.mkdir()
     read = []
-    plain = identity.sha256
-    monkeypatch.setattr(identity, "sha256", lambda path: read.append(path.name) or plain(path))
+    plain = corpus_module.sha256
+    monkeypatch.setattr(corpus_module, "sha256", lambda path: read.append(path.name) or plain(path))
     corpus.check_tokens(HashMemory(store))
     assert "train-00000.bin" in read
     read.clear()

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from biphase.batch import IGNORE
 from biphase.data.shards import Shards
 from biphase.data.stream import Stream, heldout_stream, load_ahead, share
 from biphase.errors import DataError
+from biphase.objectives import IGNORE
 from biphase.specs import CLM, MLM, Chunks, Rows
 
 

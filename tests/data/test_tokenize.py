@@ -15,20 +15,20 @@ import pytest
 from pyarrow import parquet
 
 from biphase import progress
-from biphase.data import documents, identity, meter, parts, sources
+from biphase.data import corpus as corpus_module
+from biphase.data import documents
+from biphase.data import tokenize as tokenize_module
 from biphase.data import tokenize as tokenizing
-from biphase.data.attempt import TakenOver
+from biphase.data.corpus import resolve, shards_key
 from biphase.data.documents import text_hash
-from biphase.data.identity import shards_key
-from biphase.data.listing import resolve
-from biphase.data.parallel import BlockEncoder, Helpers
+from biphase.data.encode import BlockEncoder, Helpers
 from biphase.data.shards import Shards
-from biphase.data.tokenize import tokenize
+from biphase.data.tokenize import TakenOver, tokenize
 from biphase.data.tokenizer import load_saved
 from biphase.errors import DataError
-from biphase.files import Store
 from biphase.presets import CORPORA
 from biphase.specs import BPE, Corpus, Pretrained
+from biphase.store import Store
 
 RNG = np.random.default_rng(0)
 WORDS = ["".join(chr(97 + letter) for letter in RNG.integers(0, 26, RNG.integers(2, 9))) for _ in range(500)]
@@ -121,7 +121,7 @@ def test_an_interrupted_attempt_goes_on_and_ends_in_the_same_bytes(
 ):
     whole = content(made(corpus, tmp_path / "whole", shard_tokens=10_000))
     saves = 0
-    publish_json = parts.Parts.state
+    publish_json = tokenize_module.Parts.state
 
     def state(self):
         nonlocal saves
@@ -130,7 +130,7 @@ def test_an_interrupted_attempt_goes_on_and_ends_in_the_same_bytes(
             raise Killed
         return publish_json(self)
 
-    monkeypatch.setattr(parts.Parts, "state", state)
+    monkeypatch.setattr(tokenize_module.Parts, "state", state)
     with pytest.raises(Killed):
         made(corpus, tmp_path / "store", shard_tokens=10_000, processes=1)
     monkeypatch.undo()
@@ -145,8 +145,8 @@ KILL_ME = """
 import sys
 from biphase.data import documents
 from biphase.data.tokenize import tokenize
-from biphase.files import Store
-from biphase.specs import BPE, Corpus
+from biphase.store import Store
+from biphase.specs import BPE; from biphase.specs import Corpus
 if __name__ == "__main__":
     documents.BLOCK_BYTES = 20_000
     tokenize(Corpus("mine", sys.argv[1], BPE(400)), Store(sys.argv[2]), report=print, processes=2, shard_tokens=10_000)
@@ -184,7 +184,7 @@ def test_a_sigkill_loses_nothing_and_leaves_no_helpers(corpus, tmp_path, small_b
 def test_a_helper_that_is_killed_is_an_error_that_says_what_to_type(corpus, tmp_path, small_blocks):
     shards = made(corpus, tmp_path / "store")
     how = BlockEncoder(shards.tokenizer, "text", (), shards.eos_id, "<u2")
-    blocks = documents.blocks(corpus, sources.local(resolve(corpus).train))
+    blocks = documents.blocks(corpus, corpus_module.local(resolve(corpus).train))
     with Helpers(how, 2) as helpers:
         helpers.pool.submit(os._exit, 1)
         with pytest.raises(DataError, match="fewer --processes"):
@@ -199,7 +199,7 @@ def test_helpers_are_all_started_at_once(corpus, tmp_path):
 
 def test_a_helper_that_cannot_begin_says_why(corpus, tmp_path):
     how = BlockEncoder(tmp_path / "nowhere", "text", (), 0, "<u2")
-    blocks = documents.blocks(corpus, sources.local(resolve(corpus).train))
+    blocks = documents.blocks(corpus, corpus_module.local(resolve(corpus).train))
     with (
         Helpers(how, 2) as helpers,
         pytest.raises(DataError, match=r"could not begin \(.*nowhere.*\); type the command again"),
@@ -220,7 +220,7 @@ def test_another_size_of_shards_starts_again(corpus, tmp_path, small_blocks, mon
 def test_progress_tells_speed_and_time_left_once_a_minute(
     corpus, tmp_path, small_blocks, monkeypatch, minute
 ):
-    monkeypatch.setattr(meter, "REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(tokenize_module, "REPORT_SECONDS", 0.0)
     monkeypatch.setattr(progress, "MINUTE", minute)
     said = []
     made(
@@ -274,7 +274,7 @@ def test_named_held_out_files_are_the_only_held_out_text(corpus, tmp_path):
 def test_held_out_text_beyond_the_cap_is_in_neither_part_and_counted(corpus, tmp_path, monkeypatch):
     named = Corpus("mine", corpus.source, corpus.tokenizer, heldout="corpus/2.jsonl.zst")
     whole = made(named, tmp_path / "whole")
-    monkeypatch.setattr(parts, "HELDOUT_TOKENS", 1234)
+    monkeypatch.setattr(tokenize_module, "HELDOUT_TOKENS", 1234)
     said = []
     shards = made(named, tmp_path / "store", said)
     assert len(shards.heldout) == 1234
@@ -326,13 +326,13 @@ def test_a_corpus_without_documents_is_refused(tmp_path, corpus):
 
 
 def test_a_corpus_that_changes_while_it_is_read_is_refused(corpus, tmp_path, monkeypatch):
-    original = parts.Parts.close
+    original = tokenize_module.Parts.close
 
     def close(self):
         write(tmp_path / "corpus" / "0.jsonl.zst", ["other text"])
         original(self)
 
-    monkeypatch.setattr(parts.Parts, "close", close)
+    monkeypatch.setattr(tokenize_module.Parts, "close", close)
     with pytest.raises(DataError, match="changed while it was read; type the command again"):
         made(corpus, tmp_path / "store")
 
@@ -342,13 +342,13 @@ def test_a_corpus_that_changes_before_it_is_read_is_never_published_under_the_ol
 ):
     store = Store(tmp_path / "store")
     before = shards_key(corpus, store)
-    original = parts.Parts.begin
+    original = tokenize_module.Parts.begin
 
     def begin(self):
         write(tmp_path / "corpus" / "0.jsonl.zst", TEXTS[:500])
         original(self)
 
-    monkeypatch.setattr(parts.Parts, "begin", begin)
+    monkeypatch.setattr(tokenize_module.Parts, "begin", begin)
     with pytest.raises(DataError, match="changed while it was read; type the command again"):
         made(corpus, tmp_path / "store")
     monkeypatch.undo()
@@ -361,7 +361,7 @@ def test_a_corpus_that_changes_before_it_is_read_is_never_published_under_the_ol
 def test_the_key_is_that_of_the_hashes_in_the_card_even_if_files_change_between_two_looks(
     corpus, tmp_path, monkeypatch
 ):
-    real, hashed = identity.sha256, []
+    real, hashed = corpus_module.sha256, []
 
     def slow(path):
         digest = real(path)
@@ -370,7 +370,7 @@ def test_the_key_is_that_of_the_hashes_in_the_card_even_if_files_change_between_
             write(tmp_path / "corpus" / "0.jsonl.zst", TEXTS[:500])
         return digest
 
-    monkeypatch.setattr(identity, "sha256", slow)
+    monkeypatch.setattr(corpus_module, "sha256", slow)
     found = made(corpus, tmp_path / "store")
     assert found.folder.name == shards_key(corpus, Store(tmp_path / "store"))
     assert found.card["records"] == 2500, "the text that was hashed last is the one that was read"
@@ -378,13 +378,13 @@ def test_the_key_is_that_of_the_hashes_in_the_card_even_if_files_change_between_
 
 def test_a_tokenizer_that_changes_meanwhile_is_refused(corpus, tmp_path, monkeypatch):
     folder = made(corpus, tmp_path / "good").tokenizer
-    original = parts.Parts.close
+    original = tokenize_module.Parts.close
 
     def close(self):
         (folder / "special_tokens_map.json").write_text("{}")
         original(self)
 
-    monkeypatch.setattr(parts.Parts, "close", close)
+    monkeypatch.setattr(tokenize_module.Parts, "close", close)
     with pytest.raises(DataError, match="its tokenizer changed while it was read"):
         made(Corpus("mine", corpus.source, Pretrained(str(folder))), tmp_path / "store")
 
@@ -429,7 +429,7 @@ def test_a_stalled_worker_spoils_nothing_of_who_took_its_corpus_over(
 ):
     """It stops after a save, another goes on from there to the end, and then it comes back to life."""
     whole = content(made(corpus, tmp_path / "whole", shard_tokens=10_000))
-    state, saves, stolen = parts.Parts.state, [], []
+    state, saves, stolen = tokenize_module.Parts.state, [], []
 
     def stall(self):
         saved = state(self)
@@ -450,7 +450,7 @@ def test_a_stalled_worker_spoils_nothing_of_who_took_its_corpus_over(
     def interrupted(_):
         raise Killed
 
-    monkeypatch.setattr(parts.Parts, "state", stall)
+    monkeypatch.setattr(tokenize_module.Parts, "state", stall)
     with pytest.raises(DataError, match="another worker took this corpus over"):
         made(
             corpus, tmp_path / "store", shard_tokens=10_000, processes=1, lost=lambda: knows and bool(stolen)
@@ -465,14 +465,14 @@ def test_a_stalled_worker_spoils_nothing_of_who_took_its_corpus_over(
 def test_a_stalled_worker_takes_the_result_of_who_took_its_corpus_over(
     corpus, tmp_path, small_blocks, monkeypatch
 ):
-    state, results = parts.Parts.state, []
+    state, results = tokenize_module.Parts.state, []
 
     def stall(self):
         monkeypatch.undo()
         results.append(made(corpus, tmp_path / "store", processes=1))
         return state(self)
 
-    monkeypatch.setattr(parts.Parts, "state", stall)
+    monkeypatch.setattr(tokenize_module.Parts, "state", stall)
     late = made(corpus, tmp_path / "store", processes=1)
     assert late.folder == results[0].folder
 

@@ -12,9 +12,10 @@ from huggingface_hub.errors import EntryNotFoundError
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Model
 
-from biphase.data import documents, encoder, sources, tokenizer
-from biphase.data.encoder import SAMPLE, Encoder, confirmed, fastest
-from biphase.data.listing import resolve
+from biphase.data import corpus as corpus_module
+from biphase.data import documents, encode, tokenizer
+from biphase.data.corpus import resolve
+from biphase.data.encode import SAMPLE, TextEncoder, confirmed, fastest
 from biphase.data.tokenizer import WORDS, load, load_saved, read, train
 from biphase.errors import DataError
 from biphase.presets import CORPORA
@@ -23,7 +24,7 @@ from biphase.specs import BPE, Corpus, Pretrained
 
 def texts(count=120):
     builtin = CORPORA["builtin"]
-    block = next(documents.blocks(builtin, sources.local(resolve(builtin).train)))
+    block = next(documents.blocks(builtin, corpus_module.local(resolve(builtin).train)))
     return [text for text, _ in documents.parse(block, "text", documents.Tally())][:count]
 
 
@@ -197,7 +198,7 @@ def test_transformers_loads_what_is_saved(tmp_path):
     assert (loaded.eos_token_id, loaded.mask_token_id, loaded.pad_token_id) == (0, 900, 0)
     assert loaded("hello <|mask|> world")["input_ids"].count(900) == 1
     ordinary = "plain words, 1234 of them"
-    assert loaded(ordinary)["input_ids"] == Encoder(made, tiktoken=False).plain([ordinary])[0].tolist()
+    assert loaded(ordinary)["input_ids"] == TextEncoder(made, tiktoken=False).plain([ordinary])[0].tolist()
     again = load_saved(tmp_path / "saved")
     assert (again.special, again.vocab) == (made.special, made.vocab)
 
@@ -248,7 +249,7 @@ def test_literal_special_text_never_becomes_a_special_token(tmp_path):
     made = opened(tmp_path, bytes_bpe(FAST["gpt2"]))
     text = ["a<|endoftext|>b<|mask|>c"]
     for tiktoken in (True, False):
-        ids = Encoder(made, tiktoken=tiktoken).encode(text)[0]
+        ids = TextEncoder(made, tiktoken=tiktoken).encode(text)[0]
         assert not np.isin(ids, made.special.ids).any()
         assert made.model.decode(ids.tolist(), skip_special_tokens=False) == text[0]
 
@@ -275,19 +276,19 @@ def test_pieces_that_are_special_tokens_are_not_found_in_text(tmp_path):
     made = opened(tmp_path, unigram())
     assert (made.special.eos, made.special.mask, made.special.ids) == (2, 19, (0, 1, 2, 3, 19))
     text = "the </s> seat<mask> <s>at the <pad>"
-    encoder = Encoder(made, tiktoken=False)
+    encoder = TextEncoder(made, tiktoken=False)
     ids = encoder.encode([text, "the seat ☃"])
     assert not np.isin(ids[0], (0, 2, 19)).any()
     assert made.model.decode(ids[0].tolist(), skip_special_tokens=False).replace("<unk>", "p") == text
     assert ids[1].tolist() == made.model.encode("the seat ☃", add_special_tokens=False).ids
     assert ids[1][-1] == 3, "what is unknown stays unknown"
     made.save(tmp_path / "saved")
-    again = Encoder(tmp_path / "saved", tiktoken=False).encode([text])
+    again = TextEncoder(tmp_path / "saved", tiktoken=False).encode([text])
     np.testing.assert_array_equal(again[0], ids[0])
 
 
 def test_words_that_are_special_tokens_are_unknown_in_text(tmp_path):
-    encoder = Encoder(opened(tmp_path, word_list()), tiktoken=False)
+    encoder = TextEncoder(opened(tmp_path, word_list()), tiktoken=False)
     assert encoder.encode(["some </s> words [MASK]"])[0].tolist() == [2, 4, 3, 4]
 
 
@@ -314,7 +315,7 @@ def test_a_text_that_cannot_be_encoded_at_all_is_an_error_that_says_so(tmp_path)
     model.pre_tokenizer = pre_tokenizers.Whitespace()
     model.add_special_tokens(["<eos>"])
     with pytest.raises(DataError, match="use one with an unknown token"):
-        Encoder(opened(tmp_path, model), tiktoken=False).encode(["another"])
+        TextEncoder(opened(tmp_path, model), tiktoken=False).encode(["another"])
 
 
 def test_a_byte_the_vocabulary_lacks_leaves_the_decision_to_tokenizers(tmp_path):
@@ -388,8 +389,8 @@ def test_ordinary_added_tokens_and_unreachable_words_are_not_left_to_tiktoken(tm
 
 def test_a_difference_on_the_documents_themselves_falls_back_with_a_message(tmp_path, monkeypatch):
     made = opened(tmp_path, bytes_bpe(FAST["gpt2"]))
-    monkeypatch.setattr(encoder, "_GPT2", r"\w+|\s+|[^\w\s]+")  # a wrong conversion, as a bug would be
-    wrong, said = Encoder(made, tiktoken=True), []
+    monkeypatch.setattr(encode, "_GPT2", r"\w+|\s+|[^\w\s]+")  # a wrong conversion, as a bug would be
+    wrong, said = TextEncoder(made, tiktoken=True), []
     assert not wrong.agrees(["it's a test"])
     assert confirmed(wrong, ["it's a test"], "the first documents", said.append).name == "tokenizers"
     assert said == ["encoding with tokenizers: tiktoken gave other ids on the first documents"]

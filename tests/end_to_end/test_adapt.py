@@ -17,13 +17,12 @@ from safetensors.torch import load_file
 
 from biphase import CATALOG, CLM, MLM, MNTP, Finetune, Hub, LoRA, Pretrained, Stage
 from biphase.data.shards import Shards
-from biphase.files import Store, read_json
 from biphase.records import decode
-from biphase.study.adaptation import Text, Wishes, adaptation
-from biphase.study.identities import identities
-from biphase.study.plan import make_plan, save_plan
-from biphase.training.finished import model_of_state
-from biphase.wording import si
+from biphase.store import Store, read_json
+from biphase.study.build import AdaptOptions, CorpusOptions, adaptation
+from biphase.study.plan import identities, make_plan, save_plan
+from biphase.text import si
+from biphase.training.pretrain import model_of_checkpoint
 
 WAYS = ("--batch", "8", "--length", "32", "--heldout-tokens", "512", "--lr", "3e-3", "--quiet")
 
@@ -87,7 +86,7 @@ def weights(store):
 
 def model_of(store, run, key):
     shards = Shards.open(store.shards / identities(store).data(run))
-    return model_of_state(run, key, store, shards)
+    return model_of_checkpoint(run, key, store, shards)
 
 
 # ---------------------------------------------------------------- what it says
@@ -249,9 +248,9 @@ def test_before_and_after_are_fine_tuned_alike(llama, corpus, home, verb):
     small = replace(CATALOG["sources-mini"], steps=2, batch=4)
     small = replace(small, splits=replace(small.splits, rows=(16, 8, 8)))
     grid = Finetune((small,), lrs=(1e-3,), seeds=(0,), protocol="standard", precision="fp32")
-    wishes = Wishes(steps=2, length=32, batch_rows=8, heldout_tokens=512)
+    wishes = AdaptOptions(steps=2, length=32, batch_rows=8, heldout_tokens=512)
     study = adaptation(
-        str(llama), Text(corpus.source, heldout=corpus.heldout), wishes, home,
+        str(llama), CorpusOptions(corpus.source, heldout=corpus.heldout), wishes, home,
         gguf="", windows="symmetric", finetune=grid,
     )  # fmt: skip
     plan = make_plan(study, identities(home))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from biphase.files import verify
 from biphase.leases import Leases
+from biphase.store import verify
 
 DRIVER = Path(__file__).with_name("kill_driver.py")
 

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import EuroBertConfig, EuroBertForMaskedLM
 
-from biphase.files import Store, read_json
 from biphase.models.encoder import encoder_from_hub
 from biphase.specs import Hub
+from biphase.store import Store, read_json
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from biphase import (
     Tag,
     Task,
 )
-from biphase.files import Store
+from biphase.store import Store
 
 TINY = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
 SUBJECTS = ("the cat", "a dog", "two birds"), ("the river", "a mountain", "the long road")
@@ -99,11 +99,10 @@ def tasks(tmp_path_factory) -> tuple[Task, ...]:
 @pytest.fixture(scope="session")
 def trained(corpus, shards, tasks, tmp_path_factory) -> Trained:
     """Three results; the masked one is fine-tuned too."""
-    from biphase.study.identities import identities
-    from biphase.study.plan import make_plan, save_plan
+    from biphase.study.plan import identities, make_plan, save_plan
     from biphase.study.worker import Worker
-    from biphase.training.devices import Ranks
-    from biphase.training.manner import Manner
+    from biphase.training.distributed import Ranks
+    from biphase.training.options import RuntimeOptions
 
     ways = {
         "corpus": corpus,
@@ -129,7 +128,7 @@ def trained(corpus, shards, tasks, tmp_path_factory) -> Trained:
         store,
         known,
         Ranks(0, 1, torch.device("cpu")),
-        Manner(quiet=True, loaders=0),
+        RuntimeOptions(quiet=True, loaders=0),
         wanted=set(plan.states),
         evaluated={plan.results["masked"]},
         say=lambda text: None,
@@ -140,8 +139,8 @@ def trained(corpus, shards, tasks, tmp_path_factory) -> Trained:
 @pytest.fixture(scope="session")
 def export(trained, tmp_path_factory):
     """Exports a result by its name, once: `export("masked")` gives the folder."""
-    from biphase.export.found import find
-    from biphase.export.state import export_state
+    from biphase.export.checkpoint import export_checkpoint
+    from biphase.export.folder import find
 
     made = {}
 
@@ -149,7 +148,7 @@ def export(trained, tmp_path_factory):
         if name not in made:
             place = tmp_path_factory.mktemp("exports") / name
             found = find(trained.results[name], trained.store)
-            export_state(found, trained.store, place, onnx=False, say=lambda text: None)
+            export_checkpoint(found, trained.store, place, onnx=False, say=lambda text: None)
             made[name] = place
         return made[name]
 
@@ -175,11 +174,11 @@ def no_bars():
 def ours(trained, shards):
     """The trained model of a result, as the store has it."""
     from biphase.data.shards import Shards
-    from biphase.training.finished import model_of_state
+    from biphase.training.pretrain import model_of_checkpoint
 
     def load(name: str):
         run = next(one for one in trained.study.runs if one.name == name)
-        model = model_of_state(run, trained.results[name], trained.store, Shards.open(shards))
+        model = model_of_checkpoint(run, trained.results[name], trained.store, Shards.open(shards))
         return model.eval()
 
     return load

@@ -12,20 +12,18 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from biphase import MLM, WSD, Chunks, Hub, LoRA, Pretrain, Pretrained, Stage, Study
+from biphase.attention import AttentionPattern
 from biphase.data.shards import Shards
 from biphase.data.tokenize import tokenize
 from biphase.export.card import data
-from biphase.export.found import find
-from biphase.export.state import export_state
-from biphase.files import Store
-from biphase.models.attention import Sight
-from biphase.study.identities import identities
-from biphase.study.plan import make_plan, save_plan
+from biphase.export.checkpoint import export_checkpoint
+from biphase.export.folder import find
+from biphase.store import Store
+from biphase.study.plan import identities, make_plan, save_plan
 from biphase.study.worker import Worker
-from biphase.training.devices import Ranks
-from biphase.training.finished import model_of_state
-from biphase.training.manner import Manner
-from biphase.training.starting import starting_model
+from biphase.training.distributed import Ranks
+from biphase.training.options import RuntimeOptions
+from biphase.training.pretrain import model_of_checkpoint, starting_model
 
 LLAMA = {
     "hidden_size": 32,
@@ -77,7 +75,7 @@ def adapted(folder, corpus, store, **fields):
     known = identities(store)
     plan = make_plan(Study("one", (run,)), known)
     save_plan(plan, store)
-    manner, alone = Manner(quiet=True, loaders=0), Ranks(0, 1, torch.device("cpu"))
+    manner, alone = RuntimeOptions(quiet=True, loaders=0), Ranks(0, 1, torch.device("cpu"))
     worker = Worker(plan, store, known, alone, manner, wanted=set(plan.states), say=lambda text: None)
     assert not worker.work().failed
     return plan.study.runs[0], plan.results["adapted"]
@@ -104,11 +102,11 @@ def test_an_adapted_decoder_loads_everywhere_and_is_a_start_again(
 ):
     folder, store = decoder(model), Store(tmp_path / "store")
     run, key = adapted(folder, corpus, store, **fields)
-    made = export_state(find(key, store), store, tmp_path / "out", onnx=False, say=lambda text: None)
+    made = export_checkpoint(find(key, store), store, tmp_path / "out", onnx=False, say=lambda text: None)
     assert made.written.architecture == architecture
     shards = Shards.open(store.shards / identities(store).data(run))
     assert shards.vocab == 321  # a mask token was added
-    right = model_of_state(run, key, store, shards).eval()
+    right = model_of_checkpoint(run, key, store, shards).eval()
     tokenizer = AutoTokenizer.from_pretrained(made.folder)
     assert tokenizer.mask_token_id == 320
     ids = torch.tensor([tokenizer("the <|mask|> river")["input_ids"]])
@@ -120,9 +118,13 @@ def test_an_adapted_decoder_loads_everywhere_and_is_a_start_again(
     again = starting_model(on, retold, probed=True).eval()
     with torch.no_grad():
         said = AutoModel.from_pretrained(made.folder)(ids).last_hidden_state
-        assert torch.allclose(said, right.hidden(ids, places, Sight(causal=False)), rtol=1e-4, atol=1e-5)
+        assert torch.allclose(
+            said, right.hidden(ids, places, AttentionPattern(causal=False)), rtol=1e-4, atol=1e-5
+        )
         for one in ("hidden", "logits"):
-            first, second = (getattr(each, one)(ids, places, Sight(causal=False)) for each in (right, again))
+            first, second = (
+                getattr(each, one)(ids, places, AttentionPattern(causal=False)) for each in (right, again)
+            )
             assert torch.allclose(first, second, rtol=1e-4, atol=1e-5)
     text = (made.folder / "README.md").read_text()
     needs = text[: text.index("## How to load it")], made.words()

@@ -14,17 +14,18 @@ from biphase.export.card import (
     Card,
     base_of,
     escaped,
+    grids_of,
     losses,
     place,
-    recipe,
+    recipe_lines,
     scores,
     start_words,
     titled,
+    trial_for_task,
 )
-from biphase.export.found import find
-from biphase.export.scores import grids_of, leaf_for_task
-from biphase.files import Store, publish, write_json
+from biphase.export.folder import find
 from biphase.specs import Hub, Pretrain
+from biphase.store import Store, publish, write_json
 
 
 def text_of(folder):
@@ -73,7 +74,7 @@ def test_what_comes_from_outside_is_told_and_not_interpreted(trained):
     assert "<script>" not in made.text()
     state = find(trained.results["masked"], trained.store)
     run = replace(state.run, name="a|b<i>")
-    assert "| a\\|b&lt;i&gt;, steps 1 to 4 | clm |" in recipe(replace(state, run=run))
+    assert "| a\\|b&lt;i&gt;, steps 1 to 4 | clm |" in recipe_lines(replace(state, run=run))
 
 
 def test_places_of_this_machine_are_told_by_their_last_name():
@@ -88,7 +89,7 @@ def test_a_state_on_the_way_says_so(trained):
     early = replace(state, step=6)
     assert titled(early) == "masked, step 6"
     assert titled(state) == "masked"
-    told = "\n".join(recipe(early))
+    told = "\n".join(recipe_lines(early))
     assert "steps 5 to 6 | mlm 40%" in told
     assert "not decayed" in told
 
@@ -98,7 +99,7 @@ def test_adapters_frozen_parts_and_longer_positions_are_told(trained):
     stages = (Stage(CLM(), 4), Stage(MLM(0.4), 8, rope_base=160_000.0))
     run = replace(state.run, stages=stages, freeze="embeddings")
     object.__setattr__(run, "adapter", LoRA(rank=4))  # which a run from scratch may not have
-    told = "\n".join(recipe(replace(state, run=run)))
+    told = "\n".join(recipe_lines(replace(state, run=run)))
     assert "LoRA of rank 4, alpha 32, merged here" in told
     assert "| frozen | embeddings |" in told
     assert "mlm 40%, rotary base 160,000" in told
@@ -162,7 +163,7 @@ def test_the_rate_is_chosen_by_validation_and_never_by_test(copied, trained):
         change(copied, leaf.key, lambda about, lr=lr: about["scores"]["validation"].update(accuracy=1 - lr))
         change(copied, leaf.key, lambda about, lr=lr: about["scores"]["test"].update(accuracy=lr))
     assert kinds(copied, model).rate == 1e-3
-    chosen = leaf_for_task(model, "kinds", copied)
+    chosen = trial_for_task(model, "kinds", copied)
     assert (chosen.about["lr"], chosen.about["seed"]) == (1e-3, 0)
 
 
@@ -171,11 +172,11 @@ def test_a_grid_with_a_hole_is_not_chosen_from(copied, trained):
     copied.discard(copied.leaves / kinds(copied, model).leaves[1e-2, 1].key)
     assert kinds(copied, model).words() == "incomplete"
     with pytest.raises(SpecError, match=r"some learning rates or seeds of .* are missing"):
-        leaf_for_task(model, "kinds", copied)
+        trial_for_task(model, "kinds", copied)
     with pytest.raises(SpecError, match=r"has no scores on it in .*did you mean 'kinds'"):
-        leaf_for_task(model, "kind", copied)
+        trial_for_task(model, "kind", copied)
     with pytest.raises(SpecError, match="fine-tune it first: biphase evaluate"):
-        leaf_for_task(trained.results["early"], "kinds", copied)
+        trial_for_task(trained.results["early"], "kinds", copied)
 
 
 def test_two_ways_to_fine_tune_are_two_grids(copied, trained):
@@ -184,7 +185,7 @@ def test_two_ways_to_fine_tune_are_two_grids(copied, trained):
         if seed == 1:
             change(copied, leaf.key, lambda about: about["finetune"].update(length=16))
     with pytest.raises(SpecError, match="in 2 ways; type the key of a leaf instead"):
-        leaf_for_task(model, "kinds", copied)
+        trial_for_task(model, "kinds", copied)
 
 
 def test_leaves_that_read_forwards_only_are_no_scores_of_an_encoder(copied, trained):

@@ -7,9 +7,8 @@ import pytest
 
 from biphase.cli import main
 from biphase.errors import SpecError, StoreError
-from biphase.export.folder import building
-from biphase.export.found import SavedLeaf, find
-from biphase.files import Store, publish, read_json, write_json
+from biphase.export.folder import SavedTrial, building, find
+from biphase.store import Store, publish, read_json, write_json
 
 
 @pytest.fixture
@@ -93,7 +92,7 @@ def test_digits_that_several_results_share_are_refused(trained, tmp_path):
     with pytest.raises(SpecError, match="2 results begin with it; type more digits"):
         find(key[:8], store)
     assert find(key, store).key == key
-    assert isinstance(find(alike.name, store), SavedLeaf)
+    assert isinstance(find(alike.name, store), SavedTrial)
     (store.states / key / "manifest.json").unlink()  # no manifest, no result
     with pytest.raises(StoreError, match=f"{key}.*no manifest"):
         find(key, store)

@@ -16,11 +16,11 @@ import pytest
 import torch
 from families.build import Family, build
 
+from biphase.attention import NAME
 from biphase.data.tokenizer import load_saved
-from biphase.export.state import write_encoder
-from biphase.export.words import words_of
+from biphase.export.checkpoint import write_encoder
+from biphase.export.tokenizer import tokenizer_of
 from biphase.export.writing import LEAST
-from biphase.models.attention import NAME
 from biphase.models.backbone import LanguageModel
 
 OLD = "4.57.6"
@@ -63,7 +63,7 @@ def old_python():
 
 @pytest.mark.campaign
 def test_transformers_4_refuses_what_it_would_read_causally(old_python, shards, tmp_path):
-    words = words_of(load_saved(shards / "tokenizer"), bos=False, context=60)
+    words = tokenizer_of(load_saved(shards / "tokenizer"), bos=False, context=60)
     ids = torch.tensor([[5, 6, 7, 8], [5, 6, 7, 9]])
     right, written = {}, {}
     for family in (*map(Family, DECODERS), *(Family(name, masked=True) for name in ENCODERS)):

@@ -11,9 +11,9 @@ from transformers import AutoModel, AutoTokenizer
 
 from biphase.errors import ModelError, SpecError
 from biphase.export import onnx as graphs
-from biphase.export.found import find
-from biphase.export.scores import leaf_for_task
-from biphase.export.state import export_state
+from biphase.export.card import trial_for_task
+from biphase.export.checkpoint import export_checkpoint
+from biphase.export.folder import find
 from biphase.export.tuned import export_tuned
 
 TEXTS = [
@@ -27,7 +27,7 @@ TEXTS = [
 def with_graph(trained, tmp_path_factory):
     place = tmp_path_factory.mktemp("graph") / "out"
     found = find(trained.results["masked"], trained.store)
-    made = export_state(found, trained.store, place, onnx=True, say=lambda text: None)
+    made = export_checkpoint(found, trained.store, place, onnx=True, say=lambda text: None)
     assert "and ONNX" in made.words()
     return place
 
@@ -66,14 +66,14 @@ def test_a_graph_that_says_something_else_is_not_kept(with_graph, tmp_path):
     from safetensors.torch import load_file, save_file
 
     from biphase.data.tokenizer import load_saved
-    from biphase.export.words import words_of
+    from biphase.export.tokenizer import tokenizer_of
 
     config = json.loads((with_graph / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config))
     weights = load_file(with_graph / "model.safetensors")
     weights["model.norm.weight"] += 0.01
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    words = words_of(load_saved(with_graph), bos=False, context=32)
+    words = tokenizer_of(load_saved(with_graph), bos=False, context=32)
     path = with_graph / "onnx" / "model.onnx"
     for folder in (tmp_path, with_graph):
         model = graphs._Plain(graphs.load(folder, attn_implementation="eager"), "last_hidden_state").eval()
@@ -85,7 +85,7 @@ def test_a_graph_that_says_something_else_is_not_kept(with_graph, tmp_path):
 def test_a_classifier_has_a_graph_of_its_logits(trained, tmp_path):
     from transformers import AutoModelForSequenceClassification
 
-    leaf = leaf_for_task(trained.results["masked"], "kinds", trained.store)
+    leaf = trial_for_task(trained.results["masked"], "kinds", trained.store)
     export_tuned(leaf, trained.store, tmp_path / "out", onnx=True, say=lambda text: None)
     inputs = AutoTokenizer.from_pretrained(tmp_path / "out")(TEXTS, padding=True, return_tensors="np")
     session = session_of(tmp_path / "out")

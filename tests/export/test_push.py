@@ -45,7 +45,7 @@ PUSH = """
 import sys
 from pathlib import Path
 from biphase.errors import SpecError
-from biphase.export.push import check_push, upload
+from biphase.export.folder import check_push; from biphase.export.folder import upload
 try:
     check_push(sys.argv[2])
     print(upload(Path(sys.argv[1]), sys.argv[2], public=len(sys.argv) > 3, say=lambda text: None))

@@ -8,8 +8,8 @@ import torch
 from transformers import AutoTokenizer
 
 from biphase import Retrieve
-from biphase.export.sentences import Prompts, prompts_of
-from biphase.models.attention import Sight
+from biphase.attention import AttentionPattern
+from biphase.export.tokenizer import Prompts, prompts_of
 
 QUERIES = {"q1": "the cat", "q2": "the river", "q3": "two birds"}
 DOCUMENTS = {
@@ -37,7 +37,9 @@ def mean(folder, ours):
         for text in texts:
             ids = torch.tensor([tokenizer(text)["input_ids"]])
             with torch.no_grad():
-                hidden = trained.hidden(ids, torch.arange(ids.shape[1])[None], Sight(causal=False))[0]
+                hidden = trained.hidden(
+                    ids, torch.arange(ids.shape[1])[None], AttentionPattern(causal=False)
+                )[0]
             made.append(torch.nn.functional.normalize(hidden.mean(0), dim=0).numpy())
         return np.stack(made)
 

@@ -18,15 +18,14 @@ from transformers import (
 )
 
 from biphase import MLM, WSD, Hub, Pretrain, Pretrained, Stage
+from biphase.attention import AttentionPattern, pattern_of
 from biphase.data.shards import Shards
 from biphase.data.stream import heldout_stream
-from biphase.finetune.subject import subject_of_hub, subject_of_state
-from biphase.models.attention import Sight, sight_of
-from biphase.tasks.encoding import encode_texts
-from biphase.training import devices
+from biphase.finetune.encoder import encoder_of_checkpoint, encoder_of_hub
+from biphase.tasks.encode import encode_texts
+from biphase.training import distributed
 from biphase.training.checkpoint import metrics_of
-from biphase.training.heldout import ALWAYS, heldout_losses
-from biphase.training.starting import starting_model
+from biphase.training.pretrain import ALWAYS, heldout_losses, starting_model
 
 TEXTS = [
     "the cat sees the river",
@@ -39,13 +38,13 @@ def hidden_of(model, ids):
     """What the trained model makes of one text, read both ways."""
     ids = torch.tensor([ids])
     with torch.no_grad():
-        return model.hidden(ids, torch.arange(ids.shape[1])[None], Sight(causal=False))[0]
+        return model.hidden(ids, torch.arange(ids.shape[1])[None], AttentionPattern(causal=False))[0]
 
 
 def logits_of(model, ids):
     ids = torch.tensor([ids])
     with torch.no_grad():
-        return model.logits(ids, torch.arange(ids.shape[1])[None], Sight(causal=False))[0]
+        return model.logits(ids, torch.arange(ids.shape[1])[None], AttentionPattern(causal=False))[0]
 
 
 def close(theirs, right):
@@ -96,7 +95,7 @@ def test_tied_weights_are_written_once_and_stay_tied(export, ours):
 
 @pytest.mark.parametrize("auto", [AutoModelForSequenceClassification, AutoModelForTokenClassification])
 def test_task_heads_stand_on_the_trained_trunk(auto, folder, ours):
-    from biphase.models.silence import quietly
+    from biphase.models.hub import quietly
 
     with quietly():  # the new head's weights are random, which transformers tells
         model = auto.from_pretrained(folder, num_labels=3)
@@ -141,7 +140,7 @@ def test_configuration_and_tokenizer_agree_on_special_tokens(folder):
 def test_the_tokenizer_reads_as_fine_tuning_reads_and_cuts_alike(folder, trained, shards):
     spec = trained.study.finetune
     run = trained.study.runs[0]
-    subject = subject_of_state(
+    subject = encoder_of_checkpoint(
         run, trained.results["masked"], trained.store, Shards.open(shards), replace(spec, length=32)
     )
     texts = [*TEXTS, "tabs\tand\nlines, 3.14 é 🙂", "the cat sees the river. " * 20]
@@ -159,8 +158,8 @@ def test_the_tokenizer_reads_as_fine_tuning_reads_and_cuts_alike(folder, trained
 def test_evaluate_reads_the_folder_as_it_reads_the_state(folder, trained, shards):
     spec = trained.study.finetune
     run, key = trained.study.runs[0], trained.results["masked"]
-    state = subject_of_state(run, key, trained.store, Shards.open(shards), spec)
-    back = subject_of_hub(Hub(str(folder)), spec)
+    state = encoder_of_checkpoint(run, key, trained.store, Shards.open(shards), spec)
+    back = encoder_of_hub(Hub(str(folder)), spec)
     assert (back.reading.before, back.reading.after, back.reading.length) == (
         state.reading.before,
         state.reading.after,
@@ -173,14 +172,15 @@ def test_evaluate_reads_the_folder_as_it_reads_the_state(folder, trained, shards
         row, places = torch.from_numpy(one)[None].long(), torch.arange(len(one))[None]
         with torch.no_grad():
             first, second = (
-                subject.encoder.eval()(row, places, Sight(causal=False)) for subject in (state, back)
+                subject.encoder.eval()(row, places, AttentionPattern(causal=False))
+                for subject in (state, back)
             )
         assert torch.equal(first, second)
 
 
 def test_a_run_goes_on_from_the_folder_without_loss(folder, trained, corpus, shards, tmp_path):
     from biphase.data.tokenize import tokenize
-    from biphase.files import Store
+    from biphase.store import Store
 
     first = trained.study.runs[0]
     read = replace(corpus, tokenizer=Pretrained(str(folder)))
@@ -198,15 +198,15 @@ def test_a_run_goes_on_from_the_folder_without_loss(folder, trained, corpus, sha
         precision="fp32",
     )
     model = starting_model(run, made, probed=True).eval()
-    alone = devices.Ranks(0, 1, torch.device("cpu"))
+    alone = distributed.Ranks(0, 1, torch.device("cpu"))
     losses = heldout_losses(
-        lambda batch: model.loss_sum(batch, sight_of(batch, varlen=False)),
+        lambda batch: model.loss_sum(batch, pattern_of(batch, varlen=False)),
         heldout_stream(made, run.packing),
         ALWAYS,
         rows=first.heldout_tokens // first.packing.length,
         micro_rows=8,
         ranks=alone,
-        autocast=lambda: devices.autocast(alone.device, "fp32"),
+        autocast=lambda: distributed.autocast(alone.device, "fp32"),
         fixed=False,
     )
     last = [

@@ -10,17 +10,16 @@ from transformers import AutoTokenizer, BertConfig, BertModel, LlamaConfig, Llam
 
 from biphase import Answer, Finetune, Hub, Splits, Task
 from biphase.errors import DataError, ModelError, SpecError
-from biphase.export.again import finetune_again, recipe_of
-from biphase.export.found import find
-from biphase.export.scores import grids_of, leaf_for_task
-from biphase.export.tuned import export_tuned
-from biphase.files import Store, publish, write_json
-from biphase.finetune.model import Setting, per_text, per_token
+from biphase.export.card import grids_of, trial_for_task
+from biphase.export.folder import find
+from biphase.export.tuned import export_tuned, recipe_of, retrain
+from biphase.finetune.encoder import TuningOptions, per_text, per_token
 from biphase.specs import Pretrain, Study
-from biphase.tasks.encoding import encode_texts
+from biphase.store import Store, publish, write_json
+from biphase.tasks.encode import encode_texts
 from biphase.tasks.load import load
 
-SETTING = Setting(torch.device("cpu"), "fp32", varlen=False, train_tokens=4_096, score_tokens=4_096)
+SETTING = TuningOptions(torch.device("cpu"), "fp32", varlen=False, train_tokens=4_096, score_tokens=4_096)
 
 
 def quiet(text):
@@ -29,9 +28,9 @@ def quiet(text):
 
 def tuned(trained, task, place):
     """The folder of the fine-tuned model for a task, and the model itself, made independently."""
-    leaf = leaf_for_task(trained.results["masked"], task, trained.store)
+    leaf = trial_for_task(trained.results["masked"], task, trained.store)
     made = export_tuned(leaf, trained.store, place, onnx=False, say=quiet)
-    return made, finetune_again(recipe_of(leaf, trained.store), quiet)
+    return made, retrain(recipe_of(leaf, trained.store), quiet)
 
 
 def test_a_classifier_is_a_ready_pipeline_with_label_names(trained, tmp_path):
@@ -122,7 +121,7 @@ def change(store, key, edit):
 
 
 def test_a_model_that_scores_otherwise_is_not_the_one_that_was_scored(changeable, trained, tmp_path):
-    leaf = leaf_for_task(trained.results["masked"], "kinds", changeable)
+    leaf = trial_for_task(trained.results["masked"], "kinds", changeable)
     before = leaf.about["scores"]["validation"]["accuracy"]
     far = before - 0.5 if before > 0.5 else before + 0.5
     change(changeable, leaf.key, lambda about: about["scores"]["validation"].update(accuracy=far))
@@ -137,7 +136,7 @@ def test_a_model_that_scores_otherwise_is_not_the_one_that_was_scored(changeable
 
 
 def test_a_model_is_not_made_again_from_other_data(changeable, trained, tmp_path):
-    leaf = leaf_for_task(trained.results["masked"], "kinds", changeable)
+    leaf = trial_for_task(trained.results["masked"], "kinds", changeable)
     folder = shutil.copytree(leaf.about["task"]["source"], tmp_path / "data")
     change(changeable, leaf.key, lambda about: about["task"].update(source=str(folder)))
     assert recipe_of(find(leaf.key, changeable), changeable).task.source == str(folder), (
@@ -150,14 +149,14 @@ def test_a_model_is_not_made_again_from_other_data(changeable, trained, tmp_path
 
 
 def test_what_read_forwards_only_is_no_encoder(changeable, trained, tmp_path):
-    leaf = leaf_for_task(trained.results["masked"], "kinds", changeable)
+    leaf = trial_for_task(trained.results["masked"], "kinds", changeable)
     change(changeable, leaf.key, lambda about: about["finetune"].update(causal=True))
     with pytest.raises(ModelError, match="was fine-tuned reading forwards only"):
         export_tuned(find(leaf.key, changeable), changeable, tmp_path / "out", onnx=False, say=quiet)
 
 
 def test_a_model_that_is_gone_cannot_be_fine_tuned_again(changeable, trained, tmp_path):
-    leaf = leaf_for_task(trained.results["masked"], "kinds", changeable)
+    leaf = trial_for_task(trained.results["masked"], "kinds", changeable)
     change(changeable, leaf.key, lambda about: about.update(model="0" * 32))
     with pytest.raises(SpecError, match=r"that was fine-tuned is not in .*run the study again"):
         export_tuned(find(leaf.key, changeable), changeable, tmp_path / "out", onnx=False, say=quiet)
@@ -210,20 +209,19 @@ def hub_folders(shards, tmp_path_factory):
 
 def evaluated(folder, task, store, protocol="standard"):
     """The only leaf of a model as it is on a task."""
-    from biphase.study.identities import identities
-    from biphase.study.leaves import trainings
-    from biphase.study.plan import make_plan, save_plan
+    from biphase.study.ledger import finetunings
+    from biphase.study.plan import identities, make_plan, save_plan
     from biphase.study.worker import Worker
-    from biphase.training.devices import Ranks
-    from biphase.training.manner import Manner
+    from biphase.training.distributed import Ranks
+    from biphase.training.options import RuntimeOptions
 
     grid = Finetune(task, lrs=(1e-3,), seeds=(0,), protocol=protocol, precision="fp32")
     known = identities(store)
     plan = make_plan(Study("as-it-is", (Pretrain("it", start=Hub(str(folder))),), grid), known)
     save_plan(plan, store)
-    manner = Manner(quiet=True, loaders=0)
+    manner = RuntimeOptions(quiet=True, loaders=0)
     Worker(plan, store, known, Ranks(0, 1, torch.device("cpu")), manner, wanted=set(), say=quiet).work()
-    return find(next(trainings(plan)).leaves[0].key, store)
+    return find(next(finetunings(plan)).leaves[0].key, store)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +236,7 @@ def test_answers_by_start_and_end_where_transformers_has_a_class(
     leaf = evaluated(hub_folders[family], answering, store)
     made = export_tuned(leaf, store, tmp_path / "out", onnx=False, say=quiet)
     assert made.written.architecture == architecture
-    again = finetune_again(recipe_of(leaf, store), quiet)
+    again = retrain(recipe_of(leaf, store), quiet)
     text = "Question: who was seen?\nContext: the cat saw Eve by the river 3"
     ids = encode_texts(again.recipe.subject.reading, [text])
     right = per_token(again.model, ids, SETTING)

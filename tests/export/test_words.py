@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from biphase.data.tokenizer import Special, Tokenizer, load_saved
 from biphase.errors import ModelError
-from biphase.export.words import TEXTS, check_words, words_of, write_words
+from biphase.export.tokenizer import TEXTS, check_tokenizer, tokenizer_of, write_tokenizer
 
 
 @pytest.fixture
@@ -24,9 +24,9 @@ def saved(shards):
 
 @pytest.mark.parametrize("bos", [False, True])
 def test_a_text_stands_between_what_it_was_trained_between(bos, saved, tmp_path):
-    words = words_of(saved, bos=bos, context=16)
-    write_words(words, tmp_path)
-    check_words(words, tmp_path)
+    words = tokenizer_of(saved, bos=bos, context=16)
+    write_tokenizer(words, tmp_path)
+    check_tokenizer(words, tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     for text in TEXTS:
         inner = saved.model.encode(text, add_special_tokens=False).ids
@@ -40,42 +40,44 @@ def test_a_text_stands_between_what_it_was_trained_between(bos, saved, tmp_path)
 
 
 def test_special_tokens_may_be_spelled_there_as_transformers_has_it(saved, tmp_path):
-    write_words(words_of(saved, bos=False, context=16), tmp_path)
+    write_tokenizer(tokenizer_of(saved, bos=False, context=16), tmp_path)
     assert saved.special.mask in AutoTokenizer.from_pretrained(tmp_path)("the <|mask|>")["input_ids"]
 
 
 def test_our_own_reader_takes_it_back_with_a_mask_token_that_is_known(saved, tmp_path):
-    words = words_of(replace(saved, special=replace(saved.special, mask_rule="added")), bos=False, context=16)
-    write_words(words, tmp_path)
+    words = tokenizer_of(
+        replace(saved, special=replace(saved.special, mask_rule="added")), bos=False, context=16
+    )
+    write_tokenizer(words, tmp_path)
     back = load_saved(tmp_path)
     assert back.special == saved.special  # its own now: the model has learnt it
     assert back.vocab == saved.vocab
 
 
 def test_files_that_read_otherwise_are_refused(saved, tmp_path):
-    words = words_of(saved, bos=False, context=16)
-    write_words(words, tmp_path)
+    words = tokenizer_of(saved, bos=False, context=16)
+    write_tokenizer(words, tmp_path)
     with pytest.raises(ModelError, match="and the model was trained with"):
-        check_words(replace(words, before=(320,)), tmp_path)
+        check_tokenizer(replace(words, before=(320,)), tmp_path)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"pad_token": "<|mask|>"}))
     with pytest.raises(ModelError, match="for special tokens, which are"):
-        check_words(words, tmp_path)
+        check_tokenizer(words, tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ModelError, match="transformers cannot load the tokenizer"):
-        check_words(words, tmp_path)
+        check_tokenizer(words, tmp_path)
 
 
 @pytest.mark.parametrize("rule", ["own", "added"])
 def test_a_hidden_word_takes_its_space_along_as_in_training(rule, saved, tmp_path):
-    words = words_of(
+    words = tokenizer_of(
         replace(saved, special=replace(saved.special, mask_rule=rule)),
         bos=False,
         context=16,
         trained_here=rule == "own",
     )
-    write_words(words, tmp_path)
-    check_words(words, tmp_path, fills=True)
+    write_tokenizer(words, tmp_path)
+    check_tokenizer(words, tmp_path, fills=True)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     whole = loaded("the cat sees the river", add_special_tokens=False)["input_ids"]
     masked = loaded("the cat <|mask|> the river", add_special_tokens=False)["input_ids"]
@@ -85,21 +87,21 @@ def test_a_hidden_word_takes_its_space_along_as_in_training(rule, saved, tmp_pat
 
 
 def test_a_stray_token_before_a_hidden_word_is_refused_where_words_are_filled_in(saved, tmp_path):
-    words = words_of(saved, bos=False, context=16)
-    write_words(words, tmp_path)
-    check_words(replace(words, mask_is_ours=True), tmp_path)
+    words = tokenizer_of(saved, bos=False, context=16)
+    write_tokenizer(words, tmp_path)
+    check_tokenizer(replace(words, mask_is_ours=True), tmp_path)
     with pytest.raises(ModelError, match="a stray token before the mask token"):
-        check_words(replace(words, mask_is_ours=True), tmp_path, fills=True)
+        check_tokenizer(replace(words, mask_is_ours=True), tmp_path, fills=True)
 
 
 def test_a_mask_token_that_is_anothers_is_left_as_it_came(saved, tmp_path):
-    write_words(words_of(saved, bos=False, context=16), tmp_path)
+    write_tokenizer(tokenizer_of(saved, bos=False, context=16), tmp_path)
     tokens = json.loads((tmp_path / "tokenizer.json").read_text())["added_tokens"]
     assert [one["lstrip"] for one in tokens if one["id"] == saved.special.mask] == [False]
 
 
 def test_eurobert_gets_a_mask_token_even_where_there_is_none(saved):
-    words = words_of(saved, bos=False, context=16)
+    words = tokenizer_of(saved, bos=False, context=16)
     without = replace(words, named={name: one for name, one in words.named.items() if name != "mask_token"})
     assert without.token_ids["mask_token_id"] is None
     assert without.native_ids["mask_token_id"] == words.pad

@@ -46,16 +46,26 @@ from transformers import (
 )
 
 from biphase import Hub
+from biphase.attention import NAME, AttentionPattern
 from biphase.data.tokenizer import load_saved
 from biphase.errors import ModelError
-from biphase.export.probes import TOLERANCE, Probes, deviation, ours, probe_texts
-from biphase.export.state import last_hidden, write_encoder
-from biphase.export.words import words_of
-from biphase.export.writing import LEAST, Asked, Form, load, write_model
-from biphase.models.attention import NAME, Sight
+from biphase.export.checkpoint import last_hidden, write_encoder
+from biphase.export.tokenizer import tokenizer_of
+from biphase.export.writing import (
+    LEAST,
+    TOLERANCE,
+    Form,
+    Probes,
+    Readback,
+    deviation,
+    load,
+    ours,
+    probe_texts,
+    write_model,
+)
 from biphase.models.backbone import LanguageModel, from_hub, probe
-from biphase.models.backbone import Words as Known
-from biphase.models.windows import windows_of
+from biphase.models.backbone import TokenizerInfo as Known
+from biphase.models.hub import windows_of
 
 SHAPE = {
     "vocab_size": 320,
@@ -95,7 +105,7 @@ def untrained(family, config, *, windows=True, **fields):
 
 @pytest.fixture(scope="session")
 def words(shards):
-    return words_of(load_saved(shards / "tokenizer"), bos=False, context=60)
+    return tokenizer_of(load_saved(shards / "tokenizer"), bos=False, context=60)
 
 
 def written_config(folder):
@@ -113,7 +123,9 @@ def agrees(model, folder, words, **more):
         padded = loaded(input_ids=ids, attention_mask=mask).last_hidden_state
         alone = loaded(input_ids=ids[:1]).last_hidden_state
         right = [
-            model.hidden(ids[row : row + 1, :length], torch.arange(length)[None], Sight(causal=False))[0]
+            model.hidden(
+                ids[row : row + 1, :length], torch.arange(length)[None], AttentionPattern(causal=False)
+            )[0]
             for row, length in ((0, 60), (1, 9))
         ]
     both = torch.cat([padded[0], padded[1, :9], alone[0]])
@@ -164,7 +176,7 @@ def test_another_notation_of_the_usual_shape_becomes_eurobert(family, config, fi
     ids, places = torch.arange(3, 63)[None], torch.arange(60)[None]
     with torch.no_grad():
         for causal in (True, False):
-            first, second = (one.logits(ids, places, Sight(causal)) for one in (model, back))
+            first, second = (one.logits(ids, places, AttentionPattern(causal)) for one in (model, back))
             assert torch.allclose(first, second, rtol=1e-3, atol=1e-4)
 
 
@@ -300,7 +312,7 @@ def test_windows_of_a_configuration_are_found_by_their_names():
 def test_what_does_not_read_as_trained_is_refused_and_leaves_nothing(words, tmp_path):
     model = untrained(LlamaForCausalLM, LlamaConfig, **GROUPED)
     texts = probe_texts(model.model.config, words)
-    asked = Asked(AutoModel, ours(model.reader[0], texts), last_hidden)
+    asked = Readback(AutoModel, ours(model.reader[0], texts), last_hidden)
     with pytest.raises(
         ModelError, match="Llama cannot be exported: LlamaForCausalLM with its own configuration differs by"
     ):
@@ -314,8 +326,8 @@ def test_a_head_that_means_something_else_is_no_agreement(words, tmp_path):
     right = ours(model.reader[0], texts)
     wrong = Probes(texts, tuple(one + 1 for one in right.numbers))
     asked = (
-        Asked(AutoModel, right, last_hidden),
-        Asked(AutoModelForCausalLM, wrong, lambda said: said.logits[..., :32]),
+        Readback(AutoModel, right, last_hidden),
+        Readback(AutoModelForCausalLM, wrong, lambda said: said.logits[..., :32]),
     )
     both = ({"is_causal": False},)
     with pytest.raises(ModelError, match="differs by"):
@@ -358,7 +370,7 @@ def test_a_folder_is_asked_with_both_attentions(words, tmp_path):
             loaded.register_forward_pre_hook(lambda one, inputs: seen.append(one.config._attn_implementation))
             return loaded, said
 
-    asked = Asked(Noting, ours(model.reader[0], probe_texts(model.model.config, words)), last_hidden)
+    asked = Readback(Noting, ours(model.reader[0], probe_texts(model.model.config, words)), last_hidden)
     write_model(tmp_path, [Form(model.model, (asked,), ({"is_causal": False},))], words, title="Llama")
     assert set(seen) == {"sdpa", "eager"}
 
@@ -381,7 +393,7 @@ def test_a_window_comes_back_as_wide_as_it_went(words, tmp_path):
     probe(back, vocab=320)
     ids, places = torch.arange(3, 63)[None], torch.arange(60)[None]
     with torch.no_grad():
-        first, second = (one.hidden(ids, places, Sight(causal=False)) for one in (model, back))
+        first, second = (one.hidden(ids, places, AttentionPattern(causal=False)) for one in (model, back))
     assert torch.allclose(first, second, rtol=1e-4, atol=1e-5)
 
 
@@ -395,7 +407,7 @@ def test_what_a_configuration_writes_down_otherwise_comes_back_as_it_is(words, t
     back = from_hub(Hub(str(tmp_path)), Known(320, 1, mask_is_new=False), length=60).eval()
     ids, places = torch.arange(3, 63)[None], torch.arange(60)[None]
     with torch.no_grad():
-        first, second = (one.hidden(ids, places, Sight(causal=False)) for one in (model, back))
+        first, second = (one.hidden(ids, places, AttentionPattern(causal=False)) for one in (model, back))
     assert torch.allclose(first, second, rtol=1e-4, atol=1e-5)
 
 

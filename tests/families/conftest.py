@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that tests share `families.build` and its neighbours
 
 from biphase import Corpus, Pretrained
-from biphase.files import Store
+from biphase.store import Store
 
 
 @dataclass(frozen=True)

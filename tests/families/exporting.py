@@ -13,14 +13,14 @@ from torch import Tensor
 from transformers import AutoModel
 
 from biphase import Hub, Pretrain
+from biphase.attention import NAME, AttentionPattern
 from biphase.data.tokenizer import load_saved
-from biphase.export.found import SavedState, find
-from biphase.export.state import export_state, write_encoder
-from biphase.export.words import words_of
-from biphase.files import Store
-from biphase.models.attention import NAME, Sight
-from biphase.models.backbone import LanguageModel, Words, from_hub, probe
-from biphase.training.finished import model_of_state
+from biphase.export.checkpoint import export_checkpoint, write_encoder
+from biphase.export.folder import SavedCheckpoint, find
+from biphase.export.tokenizer import tokenizer_of
+from biphase.models.backbone import LanguageModel, TokenizerInfo, from_hub, probe
+from biphase.store import Store
+from biphase.training.pretrain import model_of_checkpoint
 
 SHORT = 9  # tokens of the second text, the rest of its row is padding
 
@@ -28,21 +28,21 @@ SHORT = 9  # tokens of the second text, the rest of its row is padding
 def export(run: Pretrain, store: Store, folder: Path) -> str:
     """Export the end of the run; gives the class it was written as."""
     found = find(last_state(run, store), store)
-    assert isinstance(found, SavedState)
-    return export_state(found, store, folder, onnx=False, say=lambda text: None).written.architecture
+    assert isinstance(found, SavedCheckpoint)
+    return export_checkpoint(found, store, folder, onnx=False, say=lambda text: None).written.architecture
 
 
 def opened(model: Any, tokenizer: Path, folder: Path) -> str:
     """The class that a model is written as where its windows were opened, or were never switched on."""
     model.set_attn_implementation(NAME)
-    words = words_of(load_saved(tokenizer), bos=False, context=CONTEXT)
+    words = tokenizer_of(load_saved(tokenizer), bos=False, context=CONTEXT)
     folder.mkdir()
     return write_encoder(LanguageModel(model, windows=False).eval(), words, folder).architecture
 
 
 def check_exported(run: Pretrain, store: Store, folder: Path) -> None:
     """Plain transformers gives the hidden states of the trained model, and as a start it goes on from there."""
-    trained = model_of_state(run, last_state(run, store), store, shards_in(store)).eval()
+    trained = model_of_checkpoint(run, last_state(run, store), store, shards_in(store)).eval()
     _check_plain_transformers(trained, folder)
     _check_start(trained, folder, store)
 
@@ -60,13 +60,13 @@ def _check_plain_transformers(trained: LanguageModel, folder: Path) -> None:
 @torch.no_grad()
 def _check_start(trained: LanguageModel, folder: Path, store: Store) -> None:
     shards, ids = shards_in(store), texts(2)
-    words = Words(shards.vocab, shards.mask_id, mask_is_new=False)
+    words = TokenizerInfo(shards.vocab, shards.mask_id, mask_is_new=False)
     again = from_hub(Hub(str(folder)), words, length=32).eval()
     probe(again, vocab=shards.vocab)
     for causal in (True, False):
-        ours, theirs = (model.logits(ids, whole(ids), Sight(causal)) for model in (again, trained))
+        ours, theirs = (model.logits(ids, whole(ids), AttentionPattern(causal)) for model in (again, trained))
         assert close(ours, theirs), "as a start, the folder gives other logits"
 
 
 def _hidden(model: LanguageModel, ids: Tensor) -> Tensor:
-    return model.hidden(ids, whole(ids), Sight(causal=False))
+    return model.hidden(ids, whole(ids), AttentionPattern(causal=False))

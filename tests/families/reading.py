@@ -8,7 +8,7 @@ import torch
 from families.build import VOCAB, reaches
 from torch import Tensor
 
-from biphase.models.attention import Sight, segment_mask
+from biphase.attention import AttentionPattern, segment_mask
 from biphase.models.backbone import LanguageModel
 
 LENGTH = 24  # longer than two layers of windows reach
@@ -37,7 +37,7 @@ def check_own_forward(model: LanguageModel, own: Any, *, causal: bool) -> None:
     ids = texts(2)
     own.set_attn_implementation("eager")
     theirs = own(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
-    ours = model.logits(ids, whole(ids), Sight(causal))[..., :VOCAB]
+    ours = model.logits(ids, whole(ids), AttentionPattern(causal))[..., :VOCAB]
     assert close(ours, theirs), f"logits differ by {(ours - theirs).abs().max():.1e}"
 
 
@@ -46,9 +46,9 @@ def check_sight(model: LanguageModel) -> None:
     """At every position: exactly those tokens that the direction and the windows allow are felt."""
     layers = reaches(model.model.config)
     told = {
-        "causal": (Sight(causal=True), layers),
-        "both ways": (Sight(causal=False), layers),
-        "both ways, windows opened": (Sight(causal=False, windows=False), [None] * len(layers)),
+        "causal": (AttentionPattern(causal=True), layers),
+        "both ways": (AttentionPattern(causal=False), layers),
+        "both ways, windows opened": (AttentionPattern(causal=False, windows=False), [None] * len(layers)),
     }
     for said, (sight, reach) in told.items():
         felt = _felt(model, sight)
@@ -63,18 +63,18 @@ def check_segments(model: LanguageModel) -> None:
     numbers = torch.repeat_interleave(torch.arange(len(SEGMENTS)), torch.tensor(SEGMENTS))[None]
     places = torch.cat([torch.arange(length) for length in SEGMENTS])[None]
     for causal in (True, False):
-        sight = Sight(causal, mask=segment_mask(numbers, causal=causal))
+        sight = AttentionPattern(causal, mask=segment_mask(numbers, causal=causal))
         together = model.hidden(ids, places, sight)
         for number in range(len(SEGMENTS)):
             here = numbers[0] == number
-            alone = model.hidden(ids[:, here], whole(ids[:, here]), Sight(causal))
+            alone = model.hidden(ids[:, here], whole(ids[:, here]), AttentionPattern(causal))
             assert close(together[:, here], alone), f"segment {number} reads otherwise than alone"
             changed = torch.where(here, (ids + 1) % VOCAB, ids)
             moved = (model.hidden(changed, places, sight) != together).any(-1)[0]
             assert not moved[~here].any(), f"segment {number} is seen by another"
 
 
-def _felt(model: LanguageModel, sight: Sight) -> Tensor:
+def _felt(model: LanguageModel, sight: AttentionPattern) -> Tensor:
     """True where a change of the token (row) is felt at a position (column)."""
     ids = texts(1)
     plain = model.hidden(ids, whole(ids), sight)

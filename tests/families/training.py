@@ -9,12 +9,12 @@ from safetensors.torch import load_file
 
 from biphase import MLM, WSD, Chunks, Corpus, Hub, Pretrain, Stage
 from biphase.data.shards import Shards
-from biphase.files import Store
-from biphase.keys import state_key
-from biphase.study.identities import identities
+from biphase.keys import checkpoint_key
+from biphase.store import Store
+from biphase.study.plan import identities
 from biphase.training import checkpoint
-from biphase.training.devices import Ranks
-from biphase.training.manner import Manner
+from biphase.training.distributed import Ranks
+from biphase.training.options import RuntimeOptions
 from biphase.training.pretrain import Pretraining
 
 STEPS, SAVED, KILLED = 30, 10, 14
@@ -59,7 +59,7 @@ def train(run: Pretrain, store: Store, *, killed: bool = False) -> None:
         ranks=Ranks(0, 1, torch.device("cpu")),
         needed=set,
         flops_per_token=None,
-        manner=Manner(loaders=0, checkpoint_steps=SAVED, quiet=True, stop=stop),
+        manner=RuntimeOptions(loaders=0, checkpoint_steps=SAVED, quiet=True, stop=stop),
     )
     piece.train()
 
@@ -99,4 +99,4 @@ def shards_in(store: Store) -> Shards:
 
 
 def last_state(run: Pretrain, store: Store) -> str:
-    return state_key(run, run.steps, identities(store))
+    return checkpoint_key(run, run.steps, identities(store))

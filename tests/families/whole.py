@@ -15,7 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from biphase.data.shards import Shards
 from biphase.errors import ModelError
-from biphase.training.starting import starting_model
+from biphase.training.pretrain import starting_model
 
 if TYPE_CHECKING:
     from families.conftest import Reading

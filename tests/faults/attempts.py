@@ -12,12 +12,11 @@ import pyarrow.parquet  # noqa: F401
 import torch.utils.tensorboard  # noqa: F401
 import typer.rich_utils  # noqa: F401  (another user may not read where Python is)
 
+import biphase.cluster.slurm
+import biphase.cluster.workers
 import biphase.data.tokenize
 import biphase.report.build
-import biphase.study.attendance
-import biphase.study.slurm.profile
-import biphase.study.slurm.queue
-import biphase.study.summary
+import biphase.study.status
 import biphase.study.worker  # noqa: F401
 from biphase.cli import app, main
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # so that tests share `fault
 
 from faults.tiny import documents, ended, write_study
 
-from biphase.files import Store
+from biphase.store import Store
 
 
 @dataclass(frozen=True)

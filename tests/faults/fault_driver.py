@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from faults.attempts import attempt, code_of, import_the_rest
 
-from biphase.training.step import PlainStep
+from biphase.training.loop import PlainStep
 
 NOBODY = 65534
 WRITES = ("os.rename", "os.link", "os.mkdir", "os.truncate")

@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from faults.attempts import attempt, code_of, import_the_rest
 from faults.kinds import plan_of
 
-from biphase.files import Store
 from biphase.leases import Leases
-from biphase.study.leaves import trainings
+from biphase.store import Store
+from biphase.study.ledger import finetunings
 from biphase.study.plan import Plan
 
 REPORTS = 4  # kills in reports, of each store
@@ -83,7 +83,7 @@ def phase_of(pid: int, plan: Plan, store: Store) -> str:
 
 
 def whole(plan: Plan, store: Store) -> bool:
-    leaves = [leaf.key for training in trainings(plan) for leaf in training.leaves]
+    leaves = [leaf.key for training in finetunings(plan) for leaf in training.leaves]
     return all(store.has(store.leaves / key) for key in leaves)
 
 

@@ -12,12 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from biphase.files import Store, publish, sealed
 from biphase.report.evidence import gather
-from biphase.study.identities import FINGERPRINTS, fingerprints_of, identities
-from biphase.study.leaves import trainings
+from biphase.store import Store, publish, with_checksum
+from biphase.study.ledger import finetunings
 from biphase.study.load import load
-from biphase.study.plan import Plan, make_plan
+from biphase.study.plan import FINGERPRINTS, Plan, fingerprints_of, identities, make_plan
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -45,7 +44,7 @@ def plan_of(study: Path, store: Store) -> Plan:
 def half_done(study: Path, store: Store) -> Plan:
     plan = plan_of(study, store)
     last = plan.results["on"]
-    for training in trainings(plan):
+    for training in finetunings(plan):
         first = training.model == plan.results["clm"] and (training.lr, training.seed) == (1e-3, 0)
         if training.model == last or (first and training.task.name == "numbers"):
             for leaf in training.leaves:
@@ -113,7 +112,7 @@ def _written(
     """A file of the store under a name with {study}, {piece} or {tuning} in it."""
 
     def where(plan: Plan, store: Store) -> Place:
-        tuning = next(one.key for one in trainings(plan) if one.model == plan.results["on"])
+        tuning = next(one.key for one in finetunings(plan) if one.model == plan.results["on"])
         known = {"study": plan.study.name, "piece": plan.results["on"], "tuning": tuning}
         path = store.root / name.format(**known)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -145,9 +144,9 @@ def _fingerprints(plan: Plan, store: Store) -> str:
 
 
 def _device(plan: Plan, store: Store) -> str:
-    from biphase.study.machines import SHIPPED
+    from biphase.study.prices import SHIPPED
 
-    return json.dumps(sealed(json.loads((SHIPPED / "h200.json").read_text())))
+    return json.dumps(with_checksum(json.loads((SHIPPED / "h200.json").read_text())))
 
 
 KINDS: dict[str, Kind] = {
@@ -175,7 +174,8 @@ KINDS: dict[str, Kind] = {
     "device": _written("devices/h200.json", _device),
     "plan": _written("studies/{study}/plan.json", lambda plan, store: "", memory=True),
     "plan of another study": _written(
-        "studies/other/plan.json", lambda plan, store: json.dumps(sealed({"states": [{"key": "0" * 32}]}))
+        "studies/other/plan.json",
+        lambda plan, store: json.dumps(with_checksum({"states": [{"key": "0" * 32}]})),
     ),
     "failure": _written("studies/{study}/failures/{piece}.json", _failure, memory=True),
     "live losses": _written(

@@ -17,10 +17,10 @@ from faults.tiny import ended
 from biphase import BPE, Corpus
 from biphase.data.tokenize import tokenize
 from biphase.errors import StoreError
-from biphase.files import Store, publish, read_sealed, verify
 from biphase.leases import Leases
 from biphase.records import KEY_LENGTH
-from biphase.study.leaves import trainings
+from biphase.store import Store, publish, read_checked, verify
+from biphase.study.ledger import finetunings
 
 EVERY = [(kind, damage, seed) for kind in KINDS for damage, seed in TRIES]
 # In every run of the tests some kinds are hurt, in all ways; the campaign takes every kind in every way.
@@ -63,7 +63,7 @@ def reported(folder: Path) -> dict[Any, Any]:
 def truth(calm, tmp_path_factory) -> dict[str, dict[Any, Any]]:
     """The numbers of the undisturbed store."""
     from biphase.report.build import build
-    from biphase.study.summary import status_json
+    from biphase.study.status import status_json
 
     plan, folder = plan_of(calm.study, calm.store), tmp_path_factory.mktemp("truth")
     build(plan, calm.store, folder, static=False)
@@ -139,13 +139,13 @@ def test_no_damage_to_any_file_changes_a_result(calm, said, truth, tmp_path, kin
 def test_no_turned_bit_of_a_sealed_file_is_believed(calm, tmp_path):
     """A plan, a link or fingerprints stand alone, without a manifest: they carry their own hash."""
     whole = calm.store.studies / "faults" / "plan.json"
-    said, path = read_sealed(whole), tmp_path / "plan.json"
+    said, path = read_checked(whole), tmp_path / "plan.json"
     seen = 0
     for seed in range(300):
         path.write_bytes(whole.read_bytes())
         hurt(path, "flipped", seed)
         try:
-            found = read_sealed(path)
+            found = read_checked(path)
         except StoreError:
             seen += 1
         else:
@@ -209,7 +209,7 @@ def check_misplaced(calm, said, truth, tmp_path: Path, kind: str, how: str, seed
     shown = look(calm, said, truth, store, tmp_path / "report")
     code, out, err = said("run", calm.study, "--store", store.root, "--quiet")
     plan = plan_of(calm.study, store)
-    used = set(plan.states) | {leaf.key for one in trainings(plan) for leaf in one.leaves}
+    used = set(plan.states) | {leaf.key for one in finetunings(plan) for leaf in one.leaves}
     used |= {path.name for path in calm.store.shards.iterdir()}
     for place in wrong:
         if place.name in used:

@@ -18,20 +18,18 @@ from faults.tiny import write_study
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
+from biphase.cluster.launch import checkpoint_rule, seconds
 from biphase.data.tokenizer import read
 from biphase.errors import BiphaseError
-from biphase.export.found import find
-from biphase.files import Store
+from biphase.export.folder import find
 from biphase.models.hub import trunk
 from biphase.specs import Hub
-from biphase.study.corpora import corpus_named
+from biphase.store import Store
+from biphase.study.build import finetuning
 from biphase.study.costs import _shape_of_folder
-from biphase.study.evaluation import finetuning
-from biphase.study.identities import identities
-from biphase.study.launch import checkpoint_rule, seconds
 from biphase.study.load import load
-from biphase.study.plan import make_plan
-from biphase.study.tasks import tasks_named
+from biphase.study.names import corpus_named, tasks_named
+from biphase.study.plan import identities, make_plan
 from biphase.tasks.load import load as load_task
 
 LEAF = some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=8)

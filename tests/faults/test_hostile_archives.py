@@ -17,18 +17,14 @@ from faults.kinds import plan_of
 
 from biphase import Retrieve
 from biphase.errors import StoreError
-from biphase.export.scores import grids_of
-from biphase.files import MANIFEST, Store, publish, sealed
+from biphase.export.card import grids_of
 from biphase.records import encode
 from biphase.specs.claims import RANGES
-from biphase.study import parcel
-from biphase.study.identities import identities
-from biphase.study.leaves import trainings
-from biphase.study.ledger import latest, live_file
-from biphase.study.merge import check
-from biphase.study.pack import pack
-from biphase.study.parcel import LEDGER, Parcel, as_json
-from biphase.study.plan import needed_states
+from biphase.store import MANIFEST, Store, publish, with_checksum
+from biphase.study import archive as archive_module
+from biphase.study.archive import LEDGER, Archive, as_json, check, pack
+from biphase.study.ledger import finetunings, latest, live_file
+from biphase.study.plan import identities, needed_states
 
 JUNK = [
     "",
@@ -57,7 +53,7 @@ def packed(calm, tmp_path_factory) -> dict[str, bytes]:
     path = tmp_path_factory.mktemp("packed") / "sound.tar.zst"
     pack(plan_of(calm.study, calm.store), calm.store, identities(calm.store), path)
     files: dict[str, bytes] = {}
-    for folder, some in Parcel.open(path).contents():
+    for folder, some in Archive.open(path).contents():
         files |= {f"{folder}/{name}" if folder else name: content for name, content in some.items()}
     return files
 
@@ -67,7 +63,7 @@ def archive(files: dict[str, bytes], path: Path) -> Path:
     listing = {
         name: {"bytes": len(one), "sha256": hashlib.sha256(one).hexdigest()} for name, one in files.items()
     }
-    first = as_json({"ledger": parcel.FORMAT, "study": "faults", "files": listing})
+    first = as_json({"ledger": archive_module.FORMAT, "study": "faults", "files": listing})
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name, content in {LEDGER: first, **files}.items():
@@ -313,24 +309,26 @@ def test_a_trial_of_another_family_is_neither_merged_nor_shown(calm, verb, packe
 
 def test_the_plan_of_an_archive_is_made_again_from_its_study(calm, verb, packed, tmp_path):
     """Other studies keep what a plan of the store needs: what it says must be true."""
-    said = json.loads(packed[parcel.PLAN])
+    said = json.loads(packed[archive_module.PLAN_ENTRY])
     for state in said["states"]:
         del state["root"]
         state["steps"] = "zz"
-    files = {parcel.PLAN: as_json(said)} | {name: one for name, one in packed.items() if name != parcel.PLAN}
+    files = {archive_module.PLAN_ENTRY: as_json(said)} | {
+        name: one for name, one in packed.items() if name != archive_module.PLAN_ENTRY
+    }
     code, _, err = verb(
         "ledger", "merge", archive(files, tmp_path / "x.tar.zst"), "--store", tmp_path / "store"
     )
     assert code == 0, err
     kept = json.loads((tmp_path / "store" / "studies" / "faults" / "plan.json").read_text())
-    assert kept["states"] == json.loads(packed[parcel.PLAN])["states"]
+    assert kept["states"] == json.loads(packed[archive_module.PLAN_ENTRY])["states"]
 
 
 def test_a_plan_that_is_none_is_named(tmp_path):
     store = Store(tmp_path)
     (store.studies / "x").mkdir(parents=True)
     path = store.studies / "x" / "plan.json"
-    path.write_bytes(as_json(sealed({"states": [{"key": "a", "steps": "zz"}]})))
+    path.write_bytes(as_json(with_checksum({"states": [{"key": "a", "steps": "zz"}]})))
     with pytest.raises(StoreError, match=str(path)):
         needed_states(store)
 
@@ -340,7 +338,7 @@ def test_one_damaged_trial_stops_no_export_of_others(calm, tmp_path):
     plan = plan_of(calm.study, store)
     model = plan.results["clm"]
     before = len(grids_of(model, store))
-    of_others = next(one for one in trainings(plan) if one.model != model).leaves[0]
+    of_others = next(one for one in finetunings(plan) if one.model != model).leaves[0]
     (store.leaves / of_others.key / "leaf.json").write_text("{")
     (store.leaves / f"{of_others.key}.bak").mkdir()
     assert len(grids_of(model, store)) == before > 0
@@ -357,7 +355,7 @@ def test_a_pipe_in_the_place_of_live_losses_holds_nobody_up(calm, tmp_path):
 
 
 def test_what_a_reader_would_not_take_is_not_packed(calm, tmp_path, monkeypatch):
-    monkeypatch.setitem(parcel.LARGEST, "predictions.safetensors", 10)
+    monkeypatch.setitem(archive_module.LARGEST, "predictions.safetensors", 10)
     plan = plan_of(calm.study, calm.store)
     made = pack(plan, calm.store, identities(calm.store), tmp_path / "x.tar.zst")
     assert made.scores < made.scores_planned

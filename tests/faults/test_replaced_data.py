@@ -11,9 +11,9 @@ import pytest
 from faults.kinds import plan_of
 from faults.tiny import documents, write_study
 
-from biphase.data.identity import HashMemory
-from biphase.files import Store
-from biphase.study.leaves import trainings
+from biphase.data.corpus import HashMemory
+from biphase.store import Store
+from biphase.study.ledger import finetunings
 
 FILES = [
     f"tasks/{name}/{part}.jsonl" for name in ("beasts", "numbers") for part in ("train", "validation", "test")
@@ -33,7 +33,7 @@ def mine(calm, tmp_path) -> tuple[Path, Store]:
 def left(study: Path, store: Store) -> int:
     """Pieces and trials that are not there, as a plan of today sees it."""
     plan = plan_of(study, store)
-    leaves = [leaf.key for one in trainings(plan) for leaf in one.leaves]
+    leaves = [leaf.key for one in finetunings(plan) for leaf in one.leaves]
     return sum(not store.has(store.states / key) for key in plan.states) + sum(
         not store.has(store.leaves / key) for key in leaves
     )
@@ -108,7 +108,7 @@ def test_a_trial_is_not_computed_on_data_that_the_plan_does_not_know(mine, verb)
     path = study.parent / "tasks" / "beasts" / "train.jsonl"
     digest = HashMemory(store).sha256(path)
     before = {one.name for one in store.leaves.iterdir()}
-    missing = next(leaf.key for one in trainings(plan_of(study, store)) for leaf in one.leaves)
+    missing = next(leaf.key for one in finetunings(plan_of(study, store)) for leaf in one.leaves)
     store.discard(store.leaves / missing)
     in_place(path, turned(path.read_bytes(), random.Random(1)))
     fool(store, path, digest)

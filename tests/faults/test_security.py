@@ -23,12 +23,12 @@ from transformers import BertConfig, BertModel
 
 from biphase.data.shards import Writer, dtype_for
 from biphase.errors import ModelError, StoreError
-from biphase.files import Store, read_verified, verify
 from biphase.models.hub import trunk
 from biphase.report.build import build
 from biphase.specs import Hub
+from biphase.store import Store, read_verified, verify
 from biphase.study import ledger
-from biphase.study.leaves import trainings
+from biphase.study.ledger import finetunings
 
 EVIL_NAME = "<img src=x onerror=alert(2)>"  # a name has no slash
 EVIL = f"</script><script>alert(1)</script>{EVIL_NAME}"
@@ -159,7 +159,7 @@ def paged(folder: Path, name: str, words: str) -> tuple[Tags, str]:
     study.write_text(text)
     store = Store(folder / "store")
     plan = plan_of(study, store)
-    for key in (*plan.states, *(one.key for one in trainings(plan))):
+    for key in (*plan.states, *(one.key for one in finetunings(plan))):
         ledger.note_failure(plan, store, key, RuntimeError(words))
     built = build(plan, store, folder / "report", static=False)
     return Tags(built.page.read_text()), built.page.read_text()

@@ -8,7 +8,7 @@ import pytest
 from faults.damage import TRIES, hurt
 
 from biphase.data.tokenize import tokenize
-from biphase.files import Store, verify
+from biphase.store import Store, verify
 
 FILES = (
     "journal.json", "tokenizer.sealed.json", "build/tokenizer/tokenizer.json", "build/tokenizer/tokenizer_config.json",

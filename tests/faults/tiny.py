@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from biphase.files import MANIFEST, verify
+from biphase.store import MANIFEST, verify
 
 STUDY = '''
 """Does anything that breaks change a result?"""

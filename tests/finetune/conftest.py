@@ -6,14 +6,14 @@ import pytest
 import torch
 from transformers import EuroBertConfig, EuroBertModel
 
+from biphase.attention import NAME
 from biphase.data.tokenizer import load_saved, train
+from biphase.finetune.encoder import TuningOptions
 from biphase.finetune.families import family_of
-from biphase.finetune.model import Setting
-from biphase.models.attention import NAME
 from biphase.models.encoder import Encoder
 from biphase.specs import BPE, Classify, Corpus, Task
-from biphase.tasks.encoding import Reading
-from biphase.tasks.examples import Examples, Text
+from biphase.tasks.encode import Tokenization
+from biphase.tasks.load import Examples, LabelledText
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def setting():
     """Makes settings for this CPU: `setting(train_tokens=64)`."""
 
     def make(precision="fp32", *, train_tokens=4_096, score_tokens=4_096, varlen=False):
-        return Setting(torch.device("cpu"), precision, varlen, train_tokens, score_tokens)
+        return TuningOptions(torch.device("cpu"), precision, varlen, train_tokens, score_tokens)
 
     return make
 
@@ -56,7 +56,7 @@ def encoder():
 def reading(shards):
     """How a model trained on the tiny corpus reads."""
     saved = load_saved(shards / "tokenizer")
-    return Reading(saved.model, (), (saved.special.eos,), 64, "tiny")
+    return Tokenization(saved.model, (), (saved.special.eos,), 64, "tiny")
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +65,7 @@ def reading_of():
 
     def make(texts, *, length=256, vocab=900):
         made = train(Corpus("mine", "./x", BPE(vocab)), texts, lambda text: None)
-        return Reading(made.model, (), (made.special.eos,), length, "mine")
+        return Tokenization(made.model, (), (made.special.eos,), length, "mine")
 
     return make
 
@@ -75,13 +75,13 @@ VERBS = ("sees", "likes", "crosses", "remembers", "paints")
 OBJECTS = ("the mountain", "a small boat", "the garden", "its own shadow", "the long road", "two birds")
 
 
-def sentence(number: int, label: int) -> Text:
+def sentence(number: int, label: int) -> LabelledText:
     """Of one to five clauses; label 1 has nothing but a dog in it, label 0 no dog at all."""
     clauses = []
     for k in range(1 + number % 5):
         subject = "a dog" if label else SUBJECTS[(number * 7 + k) % 6].replace("a dog", "a hen")
         clauses.append(f"{subject} {VERBS[(number * 3 + k) % 5]} {OBJECTS[(number + k * k) % 6]}")
-    return Text(f"{'. '.join(clauses)}. {number * 7919 % 10007}", label)
+    return LabelledText(f"{'. '.join(clauses)}. {number * 7919 % 10007}", label)
 
 
 @pytest.fixture(scope="session")
@@ -92,7 +92,7 @@ def two_kinds(reading):
         kinds = [number % 2 for number in range(train + 2 * held_out)]
         texts = [sentence(number, kind) for number, kind in enumerate(kinds)]
         if labels is not None:  # others than the texts say
-            texts = [Text(text.text, label) for text, label in zip(texts, labels, strict=True)]
+            texts = [LabelledText(text.text, label) for text, label in zip(texts, labels, strict=True)]
         parts = texts[:train], texts[train : train + held_out], texts[train + held_out :]
         task = Task("kinds", Classify("{text}", ("other", "dog")), "./nowhere", **fields)
         return family_of(task, Examples(*parts), reading, protocol=protocol)

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from biphase import CATALOG
-from biphase.batch import IGNORE
-from biphase.finetune.buckets import RATIO, ROUND, buckets_of
+from biphase.finetune.encoder import TuningOptions
 from biphase.finetune.families import TextClassification, family_of
-from biphase.finetune.leaf import Bench, batches_of, rows_of
-from biphase.finetune.model import Setting
-from biphase.models.packed import in_one_piece, pack, pieces
+from biphase.finetune.graphs import RATIO, ROUND, buckets_of
+from biphase.finetune.trial import FineTuner, batches_of, rows_of
+from biphase.models.encoder import in_one_piece, pack, pieces
+from biphase.objectives import IGNORE
 from biphase.randomness import permute, salt
 from biphase.specs import Classify, Task
-from biphase.tasks.encoding import Ragged
+from biphase.tasks.encode import Ragged
 from biphase.tasks.load import load
 
 NAMES = ["sources-mini", "wikiann-mini", "squadshifts-mini", "scifact-mini"]
@@ -59,7 +59,7 @@ def test_nearly_all_steps_have_a_size_and_little_of_it_is_padding(mean, longest,
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=80), st.integers(1, 40), st.integers(1, 5_000))
 def test_sizes_ascend_by_a_tenth_and_each_has_room_for_padding(lengths, batch, budget):
     some = OfLengths(np.array(lengths), batch)
-    sizes = buckets_of(some, Setting(torch.device("cpu"), "fp32", True, budget, budget))
+    sizes = buckets_of(some, TuningOptions(torch.device("cpu"), "fp32", True, budget, budget))
     assert sizes.texts == min(batch, len(lengths))
     assert all(width > 0 and width % ROUND == 0 for width in sizes.widths)
     assert all(low < high <= low * RATIO + 2 * ROUND for low, high in pairwise(sizes.widths))
@@ -181,7 +181,7 @@ def test_a_padded_batch_has_the_loss_and_the_gradients_of_the_bare_one(
     name, protocol, small, reading, encoder, setting
 ):
     some, way = family(name, small, reading, protocol), setting(varlen=True)
-    model = Bench(encoder(), way).fresh(some, 0)
+    model = FineTuner(encoder(), way).fresh(some, 0)
     sizes = buckets_of(some, way)
     (bare,), (wide,) = batches_of(some, 0, 0, way), batches_of(some, 0, 0, way, sizes)
     assert wide.width > bare.inputs[0].ids.numel()
@@ -197,7 +197,7 @@ def test_a_padded_batch_has_the_loss_and_the_gradients_of_the_bare_one(
 @pytest.mark.parametrize("name", NAMES)
 def test_other_tokens_in_the_padding_change_not_a_bit(name, protocol, small, reading, encoder, setting):
     some, way = family(name, small, reading, protocol), setting(varlen=True)
-    model = Bench(encoder(), way).fresh(some, 0)
+    model = FineTuner(encoder(), way).fresh(some, 0)
     (wide,) = batches_of(some, 0, 0, way, buckets_of(some, way))
     packed = wide.inputs[0]
     ids = packed.ids.clone()

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from biphase.catalog import TASKS
-from biphase.finetune.leaf import Bench, batches_of, score
-from biphase.finetune.model import packs, per_token
+from biphase.finetune.encoder import packs, per_token
+from biphase.finetune.trial import FineTuner, batches_of, score
 from biphase.specs import Finetune
-from biphase.tasks.encoding import Ragged
+from biphase.tasks.encode import Ragged
 
 SPEC = Finetune(TASKS[:1], precision="fp32")
 TEXTS = [np.arange(5, 5 + length, dtype=np.int32) for length in (9, 4, 12, 1)]
@@ -66,7 +66,7 @@ def test_training_and_scoring_read_in_the_same_direction(encoder, two_kinds, set
     assert all(one.causal for batch in batches_of(some, 0, 0, way) for one in batch.inputs)
     losses = {}
     for causal in (True, False):
-        bench = Bench(encoder(), replace(setting(), causal=causal))
+        bench = FineTuner(encoder(), replace(setting(), causal=causal))
         model, trained = bench.finetune(some, SPEC, lr=1e-3, seed=0)
         assert trained.finished
         assert len(score(model, some, bench.setting)["test"].values["accuracy"]) == 20
@@ -76,7 +76,7 @@ def test_training_and_scoring_read_in_the_same_direction(encoder, two_kinds, set
 
 def test_a_tagger_that_reads_one_way_says_nothing_of_what_comes(encoder, two_kinds, setting):
     some, way = two_kinds(), replace(setting(), causal=True)
-    model = Bench(encoder(), way).fresh(some, 0).eval()
+    model = FineTuner(encoder(), way).fresh(some, 0).eval()
     model.head = torch.nn.Module()
     model.head.forward = lambda states, packed: states.flatten(0, 1)[packed.at]
     changed = [text.copy() for text in TEXTS]

@@ -9,12 +9,11 @@ import torch
 from transformers import BertConfig, BertModel
 
 from biphase import CATALOG
-from biphase.files import Store, verify
-from biphase.finetune.checkpoints import TRIAL, WORTH_KEEPING, Checkpoints
-from biphase.finetune.leaf import Bench, score
+from biphase.fast.trunk import FusedTrunk
+from biphase.finetune.trial import TRIAL, WORTH_KEEPING, Checkpoints, FineTuner, score
 from biphase.models.encoder import encoder_from_hub
-from biphase.models.fused import FusedTrunk
 from biphase.specs import AdamW, Finetune, Hub
+from biphase.store import Store, verify
 
 STEPS, KEY = 14, "f" * 32
 SPEC = Finetune((CATALOG["sources-mini"],), optimizer=AdamW(weight_decay=0.5, clip=0.05))
@@ -44,8 +43,8 @@ def bench_of(encoder, setting, tmp_path):
                 "num_attention_heads": 2,
             }
             BertModel(BertConfig(vocab_size=320, hidden_dropout_prob=0.2, **shape)).save_pretrained(tmp_path)
-            return Bench(encoder_from_hub(Hub(str(tmp_path))), setting(train_tokens=100))
-        bench = Bench(encoder(), setting("pure-bf16" if path == "pure-bf16" else "fp32"))
+            return FineTuner(encoder_from_hub(Hub(str(tmp_path))), setting(train_tokens=100))
+        bench = FineTuner(encoder(), setting("pure-bf16" if path == "pure-bf16" else "fp32"))
         if path == "words":
             bench.encoder.fused = FusedTrunk(bench.encoder.trunk, torch.float32)
         return bench

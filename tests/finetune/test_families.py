@@ -13,16 +13,20 @@ from seqeval.metrics import f1_score as seqeval_f1
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from biphase import CATALOG
-from biphase.batch import IGNORE
+from biphase.attention import AttentionPattern
 from biphase.finetune.families import family_of
-from biphase.finetune.leaf import Bench, batches_of, rows_of, score
-from biphase.models.attention import Sight
+from biphase.finetune.trial import FineTuner, batches_of, rows_of, score
+from biphase.objectives import IGNORE
 from biphase.specs import Finetune
-from biphase.tasks.examples import Examples, Library, Search, Text
-from biphase.tasks.load import load
-from biphase.tasks.metrics.answers import answer_f1, exact_match
-from biphase.tasks.metrics.ranking import score_rankings
-from biphase.tasks.metrics.tagging import entity_counts, entity_f1, sentence_macro_f1
+from biphase.tasks.load import Examples, LabelledText, Library, Search, load
+from biphase.tasks.metrics import (
+    answer_f1,
+    entity_counts,
+    entity_f1,
+    exact_match,
+    score_rankings,
+    sentence_macro_f1,
+)
 
 SPEC = Finetune((CATALOG["sources-mini"],))
 PROTOCOLS = pytest.mark.parametrize("protocol", ["paper", "standard"])
@@ -80,8 +84,8 @@ FEW = {
 def all_text(examples):
     """Everything that is read, for a vocabulary of its own."""
     kinds = {
-        "Text": lambda one: one.text,
-        "Words": lambda one: " ".join(one.words),
+        "LabelledText": lambda one: one.text,
+        "TaggedSentence": lambda one: " ".join(one.words),
         "Question": lambda one: one.before + one.context,
         "Pair": lambda one: f"{one.query}\n{one.document}",
     }
@@ -98,7 +102,7 @@ def family(name, examples, reading, *, protocol="paper", **fields):
 def alone(model, ids):
     """What the head says of each token of one text, without a pack."""
     ids = torch.from_numpy(np.asarray(ids, np.int64))[None]
-    hidden = model.encoder(ids, torch.arange(ids.shape[1])[None], Sight(False))[0]
+    hidden = model.encoder(ids, torch.arange(ids.shape[1])[None], AttentionPattern(False))[0]
     return model.head.out(hidden)
 
 
@@ -120,7 +124,7 @@ def test_the_loss_of_spans_is_that_of_two_choices_among_the_tokens_of_a_padded_w
     reading = reading_of(all_text(examples), length=56, vocab=400)  # most contexts take several windows
     some = family("squadshifts-mini", examples, reading, protocol="standard", batch=9)
     assert some.size > 20
-    bench = Bench(encoder(vocab=400), setting(train_tokens=tokens))
+    bench = FineTuner(encoder(vocab=400), setting(train_tokens=tokens))
     loss, count = loss_of(some, bench)
     assert count in {10_000: {1}, 300: range(2, 9), 1: {9}}[tokens]
 
@@ -145,7 +149,7 @@ def test_the_loss_of_tokens_is_a_mean_over_all_labelled_tokens_of_the_step(
     examples = FEW[name](shipped, 10)
     reading = reading_of(all_text(examples), length=100)
     some = family(name, examples, reading, batch=6)
-    bench = Bench(encoder(vocab=900), setting(train_tokens=tokens))
+    bench = FineTuner(encoder(vocab=900), setting(train_tokens=tokens))
     loss, _ = loss_of(some, bench)
 
     model = bench.fresh(some, 0)
@@ -178,7 +182,7 @@ def test_answers_are_learned_by_heart(protocol, shipped, reading_of, encoder, se
     examples = questions(shipped)
     reading = reading_of(all_text(examples), vocab=500)
     some = family("squadshifts-mini", examples, reading, protocol=protocol, batch=8, steps=60)
-    before, after = learned(some, Bench(encoder(vocab=500, width=64), setting()), lr=5e-3)
+    before, after = learned(some, FineTuner(encoder(vocab=500, width=64), setting()), lr=5e-3)
     assert before["f1"] < 0.5
     for metric in ("f1", "exact_match", "token_f1"):
         assert after[metric] > 0.8, metric
@@ -187,7 +191,7 @@ def test_answers_are_learned_by_heart(protocol, shipped, reading_of, encoder, se
 def test_tags_are_learned_by_heart(shipped, reading_of, encoder, setting):
     examples = sentences(shipped)
     some = family("wikiann-mini", examples, reading_of(all_text(examples), vocab=400), batch=8, steps=40)
-    before, after = learned(some, Bench(encoder(vocab=400), setting()), lr=1e-2)
+    before, after = learned(some, FineTuner(encoder(vocab=400), setting()), lr=1e-2)
     assert before["entity_f1"] < 0.3
     assert after["entity_f1"] > 0.9
     assert after["sentence_f1"] > 0.9
@@ -196,7 +200,7 @@ def test_tags_are_learned_by_heart(shipped, reading_of, encoder, setting):
 def test_labels_are_learned_by_heart(shipped, reading_of, encoder, setting):
     examples = texts(shipped)
     some = family("sources-mini", examples, reading_of(all_text(examples), vocab=400), batch=12, steps=40)
-    before, after = learned(some, Bench(encoder(vocab=400), setting()), lr=5e-3)
+    before, after = learned(some, FineTuner(encoder(vocab=400), setting()), lr=5e-3)
     assert before["accuracy"] < 0.7
     assert after["accuracy"] == 1
 
@@ -206,7 +210,7 @@ def test_pairs_are_learned_by_heart(protocol, shipped, reading_of, encoder, sett
     examples = pairs(shipped)
     reading = reading_of(all_text(examples), vocab=500)
     some = family("scifact-mini", examples, reading, protocol=protocol, batch=8, steps=40)
-    before, after = learned(some, Bench(encoder(vocab=500), setting()), lr=5e-3)
+    before, after = learned(some, FineTuner(encoder(vocab=500), setting()), lr=5e-3)
     assert before["ndcg@10"] < 0.9
     assert after["ndcg@10"] > 0.95
     assert after["mrr@10"] > 0.95
@@ -232,7 +236,7 @@ def test_each_protocol_chooses_by_its_own_metric_and_both_are_there(
     for protocol, metric in (("paper", paper), ("standard", standard)):
         some = family(name, examples, reading, protocol=protocol)
         assert some.metric == metric
-        bench = Bench(encoder(vocab=400), setting())
+        bench = FineTuner(encoder(vocab=400), setting())
         for scored in score(bench.fresh(some, 0).eval(), some, bench.setting).values():
             assert {paper, standard} <= set(scored.metrics)
 
@@ -243,7 +247,7 @@ def test_random_labels_teach_nothing_and_true_ones_do(two_kinds, encoder, settin
     accuracies = {}
     for kind, labels in (("true", None), ("random", shuffled)):
         some = two_kinds(train=64, held_out=200, labels=labels, batch=16, steps=40)
-        bench = Bench(encoder(), setting())
+        bench = FineTuner(encoder(), setting())
         model, _ = bench.finetune(some, SPEC, lr=5e-3, seed=0)
         scored = score(model, some, bench.setting)
         accuracies[kind] = [scored[part].metrics["accuracy"] for part in ("validation", "test")]
@@ -297,7 +301,7 @@ def test_scores_can_be_worked_out_again_from_the_predictions_that_are_kept(
     some = family(
         name, examples, reading_of(all_text(examples), vocab=400), protocol=protocol, batch=8, steps=30
     )
-    bench = Bench(encoder(vocab=400), setting())
+    bench = FineTuner(encoder(vocab=400), setting())
     model, _ = bench.finetune(some, SPEC, lr=5e-3, seed=0)
     labels = getattr(some.task.form, "labels", ())
     for part, scored in score(model, some, bench.setting).items():
@@ -320,7 +324,7 @@ def test_a_model_that_says_the_same_of_every_example_is_flagged(
 ):
     examples = FEW[name](shipped)
     some = family(name, examples, reading_of(all_text(examples), vocab=400))
-    bench = Bench(encoder(vocab=400), setting())
+    bench = FineTuner(encoder(vocab=400), setting())
     model = bench.fresh(some, 0).eval()
     assert not score(model, some, bench.setting)["test"].constant
     with torch.no_grad():
@@ -338,11 +342,11 @@ def test_a_model_that_says_the_same_of_every_example_is_flagged(
 
 
 def test_a_part_whose_gold_labels_are_all_alike_is_no_sign_of_collapse(reading, encoder, setting):
-    same = [Text(f"a dog sees {number}", 1) for number in range(6)]
+    same = [LabelledText(f"a dog sees {number}", 1) for number in range(6)]
     some = family_of(
         replace(CATALOG["sources-mini"], steps=1), Examples(same, same, same), reading, protocol="paper"
     )
-    bench = Bench(encoder(), setting())
+    bench = FineTuner(encoder(), setting())
     model = bench.fresh(some, 0).eval()
     with torch.no_grad():
         model.head.out.weight.zero_()
@@ -359,7 +363,9 @@ def trivial(some, metric, part="test"):
 def test_the_baseline_of_labels_is_the_better_of_the_majority_of_the_training_part_and_chance(reading):
     def of(*counts):
         return [
-            Text(f"a dog {number}", label) for label, count in enumerate(counts) for number in range(count)
+            LabelledText(f"a dog {number}", label)
+            for label, count in enumerate(counts)
+            for number in range(count)
         ]
 
     task = CATALOG["sources-mini"]

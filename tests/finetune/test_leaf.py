@@ -11,12 +11,12 @@ from transformers import BertConfig, BertModel
 
 from biphase import CATALOG
 from biphase.errors import ModelError
+from biphase.finetune.encoder import TuningOptions
 from biphase.finetune.families import Family
-from biphase.finetune.leaf import Bench, batches_of, build_optimizer, examples_of, rows_of, score
-from biphase.finetune.model import Setting
+from biphase.finetune.trial import FineTuner, batches_of, build_optimizer, examples_of, rows_of, score
 from biphase.models.encoder import encoder_from_hub
 from biphase.specs import Classify, Finetune, Hub, Task
-from biphase.tasks.examples import Examples, Text
+from biphase.tasks.load import Examples, LabelledText
 from biphase.training.optimizer import update
 
 SPEC = Finetune((CATALOG["sources-mini"],))
@@ -24,7 +24,7 @@ SPEC = Finetune((CATALOG["sources-mini"],))
 
 def family(size, batch, **fields):
     task = Task("t", Classify("{text}", ("a", "b")), "./nowhere", batch=batch, **fields)
-    return Sized(task, Examples([Text("x", 0)] * size, [], []), protocol="paper")
+    return Sized(task, Examples([LabelledText("x", 0)] * size, [], []), protocol="paper")
 
 
 class Sized(Family):
@@ -138,13 +138,13 @@ def same(one, other):
 
 def test_a_leaf_made_again_in_whatever_company_has_the_same_bits(dropping, two_kinds, setting):
     some, others = two_kinds(steps=6, batch=8), two_kinds(train=25, steps=4, batch=5)
-    bench = Bench(dropping(), setting(train_tokens=100))
+    bench = FineTuner(dropping(), setting(train_tokens=100))
     first = outcome(bench, some, lr=1e-3, seed=1)
     outcome(bench, others, lr=5e-2, seed=3)
     other = outcome(bench, some, lr=1e-3, seed=2)
     torch.manual_seed(12345)
     assert same(first, outcome(bench, some, lr=1e-3, seed=1))
-    assert same(first, outcome(Bench(dropping(), setting(train_tokens=100)), some, lr=1e-3, seed=1))
+    assert same(first, outcome(FineTuner(dropping(), setting(train_tokens=100)), some, lr=1e-3, seed=1))
     assert not any(
         torch.equal(first[0][name], other[0][name]) for name in first[0] if "position_ids" not in name
     ), "another seed moves every weight elsewhere"
@@ -153,14 +153,14 @@ def test_a_leaf_made_again_in_whatever_company_has_the_same_bits(dropping, two_k
 
 def test_loading_ahead_changes_nothing(dropping, two_kinds, setting):
     some = two_kinds(steps=6, batch=8)
-    bench = Bench(dropping(), setting())
+    bench = FineTuner(dropping(), setting())
     assert same(outcome(bench, some, lr=1e-3, seed=1), outcome(bench, some, lr=1e-3, seed=1, loaders=1))
 
 
 def test_a_fresh_model_has_the_weights_that_came_and_a_head_of_its_seed(dropping, two_kinds, setting):
     some = two_kinds(steps=3, batch=8)
     came = {name: value.clone() for name, value in dropping().state_dict().items()}
-    bench = Bench(dropping(), setting())
+    bench = FineTuner(dropping(), setting())
     heads = []
     for seed in (1, 2, 1):
         fresh = bench.fresh(some, seed)
@@ -178,20 +178,20 @@ def test_a_fresh_model_has_the_weights_that_came_and_a_head_of_its_seed(dropping
 def test_dropout_drops_otherwise_in_each_step(dropping, two_kinds, setting):
     """Two steps with the same examples and a rate of nearly 0: only what is dropped differs."""
     some = two_kinds(train=8, steps=3, batch=8)
-    _, trained = Bench(dropping(), setting()).finetune(some, SPEC, lr=1e-12, seed=1)
+    _, trained = FineTuner(dropping(), setting()).finetune(some, SPEC, lr=1e-12, seed=1)
     assert len(set(trained.losses.values())) == 3
 
 
 def test_a_fine_tuned_model_drops_nothing_when_it_is_scored(dropping, two_kinds, setting):
     some = two_kinds(steps=2, batch=8)
-    bench = Bench(dropping(), setting())
+    bench = FineTuner(dropping(), setting())
     model, _ = bench.finetune(some, SPEC, lr=1e-3, seed=1)
     assert not any(module.training for module in model.modules())
 
 
 def test_scores_do_not_depend_on_how_texts_are_grouped(encoder, two_kinds, setting):
     some = two_kinds(steps=10, batch=8)
-    bench = Bench(encoder(), setting())
+    bench = FineTuner(encoder(), setting())
     model, _ = bench.finetune(some, SPEC, lr=1e-3, seed=1)
     values = [
         score(model, some, setting(score_tokens=tokens))["test"].values["accuracy"]
@@ -203,7 +203,7 @@ def test_scores_do_not_depend_on_how_texts_are_grouped(encoder, two_kinds, setti
 def test_a_leaf_that_is_asked_to_stop_says_so(encoder, two_kinds, setting):
     told = []
     asked = iter([False, False, True])
-    _, trained = Bench(encoder(), setting()).finetune(
+    _, trained = FineTuner(encoder(), setting()).finetune(
         two_kinds(steps=9, batch=8),
         SPEC,
         lr=1e-3,
@@ -218,7 +218,7 @@ def test_a_leaf_that_is_asked_to_stop_says_so(encoder, two_kinds, setting):
 def test_a_model_that_gives_no_numbers_has_no_score(encoder, two_kinds, setting):
     """The largest of many NaN is the first: it would pass for a model that guesses."""
     some = two_kinds()
-    bench = Bench(encoder(), setting())
+    bench = FineTuner(encoder(), setting())
     model = bench.fresh(some, 0).eval()
     with torch.no_grad():
         model.encoder.trunk.embed_tokens.weight.fill_(float("nan"))
@@ -236,7 +236,7 @@ def test_weights_and_moments_are_of_the_precision_that_is_asked_for(
     precision, dtype, encoder, two_kinds, setting
 ):
     some = two_kinds(steps=3, batch=8)
-    bench = Bench(encoder(), setting(precision))
+    bench = FineTuner(encoder(), setting(precision))
     model = bench.fresh(some, 0).train()
     adam = build_optimizer(model, SPEC.optimizer)
     with bench.setting.autocast():
@@ -257,7 +257,7 @@ def test_weights_and_moments_are_of_the_precision_that_is_asked_for(
 def test_in_pure_bf16_positions_keep_their_full_precision(encoder, two_kinds, setting):
     """Rotations by angles in bf16 would be wrong by radians at the end of a long text."""
     rotations = dict(encoder(context=2_048).named_buffers())
-    bench = Bench(encoder(context=2_048), setting("pure-bf16"))
+    bench = FineTuner(encoder(context=2_048), setting("pure-bf16"))
     bench.fresh(two_kinds(), 0)
     assert rotations
     for name, value in bench.encoder.named_buffers():
@@ -270,7 +270,7 @@ def test_pure_bf16_learns_at_a_high_rate_and_loses_small_steps(encoder, two_kind
     some = two_kinds(steps=30, batch=16)
 
     def moved(precision, lr):
-        bench = Bench(encoder(), setting(precision))
+        bench = FineTuner(encoder(), setting(precision))
         before = bench.fresh(some, 0).state_dict()["encoder.trunk.norm.weight"].clone()
         model, trained = bench.finetune(some, SPEC, lr=lr, seed=0)
         losses = list(trained.losses.values())
@@ -292,8 +292,8 @@ def test_a_fine_tuning_that_failed_on_its_way_leaves_no_trace_in_the_next(two_ki
         model, _ = bench.finetune(some, SPEC, lr=1e-3, seed=1)
         return {name: value.clone() for name, value in model.state_dict().items()}
 
-    alone = weights(Bench(encoder(), cut))
-    bench = Bench(encoder(), cut)
+    alone = weights(FineTuner(encoder(), cut))
+    bench = FineTuner(encoder(), cut)
     plain, calls = some.loss_sum, []
 
     def breaks(model, batch):
@@ -323,7 +323,7 @@ def test_scoring_can_be_stopped_between_micro_batches(two_kinds, encoder, settin
             raise Enough
 
     some = two_kinds(train=40, batch=8, steps=1)
-    bench = Bench(encoder(), replace(setting(score_tokens=40), pause=pause))
+    bench = FineTuner(encoder(), replace(setting(score_tokens=40), pause=pause))
     model, _ = bench.finetune(some, SPEC, lr=1e-3, seed=0)
     with pytest.raises(Enough):
         score(model, some, bench.setting)
@@ -331,9 +331,9 @@ def test_scoring_can_be_stopped_between_micro_batches(two_kinds, encoder, settin
 
 def test_deep_and_wide_models_get_smaller_micro_batches_on_a_gpu(encoder):
     cuda = torch.device("cuda")
-    usual = Setting.of(cuda, "bf16", varlen=True)
+    usual = TuningOptions.of(cuda, "bf16", varlen=True)
     large = encoder()
     large.layers, large.width = 28, 1728
-    assert Setting.of(cuda, "bf16", varlen=True, encoder=encoder()).train_tokens == usual.train_tokens
-    assert Setting.of(cuda, "bf16", varlen=True, encoder=large).train_tokens < usual.train_tokens / 4
-    assert Setting.of(cuda, "bf16", varlen=False).score_tokens < usual.score_tokens
+    assert TuningOptions.of(cuda, "bf16", varlen=True, encoder=encoder()).train_tokens == usual.train_tokens
+    assert TuningOptions.of(cuda, "bf16", varlen=True, encoder=large).train_tokens < usual.train_tokens / 4
+    assert TuningOptions.of(cuda, "bf16", varlen=False).score_tokens < usual.score_tokens

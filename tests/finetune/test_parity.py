@@ -19,10 +19,10 @@ from transformers import (
 from transformers.trainer_pt_utils import get_parameter_names
 
 from biphase import CATALOG
-from biphase.finetune.leaf import Bench, build_optimizer, rows_of
+from biphase.finetune.trial import FineTuner, build_optimizer, rows_of
 from biphase.models.encoder import encoder_from_hub
 from biphase.specs import AdamW, Finetune, Hub
-from biphase.training.schedule import linear_rate
+from biphase.training.optimizer import linear_rate
 
 STEPS, SEED, LR = 5, 3, 2e-3
 SHAPE = {
@@ -107,7 +107,7 @@ def test_five_steps_are_those_of_transformers_on_padded_batches(
     trunk.save_pretrained(tmp_path)
     family = two_kinds(train=40, steps=STEPS, batch=12)  # the fourth batch ends the epoch, with 4 examples
     spec = Finetune((CATALOG["sources-mini"],), optimizer=AdamW(weight_decay=0.3, clip=0.25), warmup=0.1)
-    bench = Bench(encoder_from_hub(Hub(str(tmp_path))), setting(train_tokens=tokens))
+    bench = FineTuner(encoder_from_hub(Hub(str(tmp_path))), setting(train_tokens=tokens))
     assert len(family.batch(rows_of(family, 0, SEED), bench.setting)) in micro
 
     head = bench.fresh(family, SEED).head
@@ -135,7 +135,7 @@ def test_weight_decay_spares_what_the_trainer_spares(two_kinds, setting, tmp_pat
     """Biases and LayerNorms; the RMSNorms of the paper's model decayed."""
     for make in (bert, eurobert):
         make().save_pretrained(tmp_path)
-        bench = Bench(encoder_from_hub(Hub(str(tmp_path))), setting())
+        bench = FineTuner(encoder_from_hub(Hub(str(tmp_path))), setting())
         model = bench.fresh(two_kinds(), 0)
         groups = build_optimizer(model, AdamW(weight_decay=0.3)).param_groups
         decays = {id(one): group["weight_decay"] for group in groups for one in group["params"]}

@@ -8,14 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from biphase import CATALOG
-from biphase.finetune import retrieval
-from biphase.finetune.families import Retrieval, family_of
-from biphase.finetune.leaf import Bench, batches_of, rows_of, score
-from biphase.finetune.model import TaskBatch
-from biphase.finetune.retrieval import search
-from biphase.models.attention import Sight
+from biphase.attention import AttentionPattern
+from biphase.finetune import families
+from biphase.finetune.encoder import TaskBatch
+from biphase.finetune.families import Retrieval, family_of, search
+from biphase.finetune.trial import FineTuner, batches_of, rows_of, score
 from biphase.specs import Finetune, Retrieve, Splits, Task
-from biphase.tasks.examples import Examples, Library, Pair, Search
+from biphase.tasks.load import Examples, Library, Pair, Search
 
 SPEC = Finetune((CATALOG["sources-mini"],))
 WORDS = [
@@ -92,7 +91,7 @@ def test_search_in_many_pieces_of_scores_finds_the_same(scores, monkeypatch):
     draw = np.random.default_rng(0)
     queries, documents = whole_numbers(draw, 23, 4, 50), whole_numbers(draw, 200, 4, 50)
     wanted, _ = brute_force(queries, documents, 200)
-    monkeypatch.setattr(retrieval, "SCORES", scores)
+    monkeypatch.setattr(families, "SCORES", scores)
     found = search(queries, 200, lambda numbers: documents[numbers], kept=200, block=17)
     assert found.tolist() == wanted
 
@@ -132,7 +131,7 @@ def by_hand(bench, some, rows):
     def embed(ids):
         ids = torch.from_numpy(ids.astype(np.int64))[None]
         positions = torch.arange(ids.shape[1])[None]
-        hidden = model.encoder(ids, positions, Sight(False))[0]
+        hidden = model.encoder(ids, positions, AttentionPattern(False))[0]
         return hidden.mean(0)
 
     queries, documents = (torch.stack([embed(side[row]) for row in rows]) for side in some.inputs)
@@ -152,7 +151,7 @@ def test_the_loss_is_infonce_over_the_batch_also_where_memory_asks_for_parts(
     tokens, encoder, reading, setting
 ):
     some = pairs_task(reading)
-    bench = Bench(encoder(), setting(train_tokens=tokens))
+    bench = FineTuner(encoder(), setting(train_tokens=tokens))
     rows = rows_of(some, 0, 1)
     model, wanted = by_hand(bench, some, rows)
     wanted.backward()
@@ -173,7 +172,7 @@ def test_the_loss_is_infonce_over_the_batch_also_where_memory_asks_for_parts(
 def test_training_in_parts_takes_the_same_steps(encoder, reading, setting):
     some = pairs_task(reading, steps=6)
     tuned = [
-        Bench(encoder(), setting(train_tokens=tokens)).finetune(some, SPEC, lr=2e-3, seed=0)
+        FineTuner(encoder(), setting(train_tokens=tokens)).finetune(some, SPEC, lr=2e-3, seed=0)
         for tokens in (10_000, 40)
     ]
     (one, first), (other, second) = tuned
@@ -188,7 +187,7 @@ def test_training_in_parts_takes_the_same_steps(encoder, reading, setting):
 @pytest.mark.parametrize("protocol", ["paper", "standard"])
 def test_pairs_that_were_learned_are_found_first(protocol, encoder, reading, setting):
     some = pairs_task(reading, batch=12, steps=60, protocol=protocol)
-    bench = Bench(encoder(), setting())
+    bench = FineTuner(encoder(), setting())
     before = score(bench.fresh(some, 0).eval(), some, bench.setting)["test"].metrics[some.metric]
     model, _ = bench.finetune(some, SPEC, lr=3e-3, seed=0)
     after = score(model, some, bench.setting)
@@ -198,7 +197,7 @@ def test_pairs_that_were_learned_are_found_first(protocol, encoder, reading, set
 
 def test_what_is_found_is_the_full_sort_of_the_models_own_cosines(encoder, reading, setting):
     some = pairs_task(reading)
-    bench = Bench(encoder(), setting(score_tokens=50))
+    bench = FineTuner(encoder(), setting(score_tokens=50))
     model = bench.fresh(some, 0).eval()
     values = score(model, some, bench.setting)["test"].values
     with torch.no_grad():
@@ -212,14 +211,14 @@ def test_what_is_found_is_the_full_sort_of_the_models_own_cosines(encoder, readi
 
 def vector(model, ids):
     ids = torch.from_numpy(ids.astype(np.int64))[None]
-    hidden = model.encoder(ids, torch.arange(ids.shape[1])[None], Sight(False))[0]
+    hidden = model.encoder(ids, torch.arange(ids.shape[1])[None], AttentionPattern(False))[0]
     return F.normalize(hidden.mean(0), dim=0)
 
 
 def test_a_model_can_be_asked_about_another_collection(encoder, reading, setting):
     """NQ is scored with the model that was fine-tuned on MS MARCO."""
     some, others = pairs_task(reading, steps=2), pairs_task(reading, pairs=9)
-    bench = Bench(encoder(), setting())
+    bench = FineTuner(encoder(), setting())
     model, _ = bench.finetune(some, SPEC, lr=1e-3, seed=0)
     head = model.head
     assert len(score(model, others, bench.setting)["test"].values["ndcg@10"]) == 9

@@ -12,15 +12,15 @@ from biphase import CATALOG
 from biphase.data.shards import Shards
 from biphase.data.tokenizer import load_saved
 from biphase.errors import DataError, ModelError, SpecError
-from biphase.files import Store
-from biphase.finetune.subject import subject_of_hub, subject_of_state
-from biphase.keys import state_key
-from biphase.models.backbone import Words, from_hub
+from biphase.finetune.encoder import encoder_of_checkpoint, encoder_of_hub
+from biphase.keys import checkpoint_key
+from biphase.models.backbone import TokenizerInfo, from_hub
 from biphase.specs import Finetune, Hub
-from biphase.study.identities import identities
-from biphase.tasks.encoding import encode_texts
-from biphase.training.devices import Ranks
-from biphase.training.manner import Manner
+from biphase.store import Store
+from biphase.study.plan import identities
+from biphase.tasks.encode import encode_texts
+from biphase.training.distributed import Ranks
+from biphase.training.options import RuntimeOptions
 from biphase.training.pretrain import Pretraining
 
 SPEECH = [
@@ -105,19 +105,19 @@ def ids(reading, text):
 def test_the_tokenizers_own_template_is_found_and_the_end_token_follows_where_it_has_no_end(
     hub, template, named, around
 ):
-    reading = subject_of_hub(hub(pieces(template), **named), spec()).reading
+    reading = encoder_of_hub(hub(pieces(template), **named), spec()).reading
     names = [reading.tokenizer.id_to_token(number) for number in range(len(SPECIAL))]
     assert ([names[one] for one in reading.before], [names[one] for one in reading.after]) == around
 
 
 def test_the_papers_protocol_reads_the_text_and_its_end_token(hub):
     folder = hub(pieces("[CLS] $A"), eos_token="[SEP]")
-    reading = subject_of_hub(folder, spec("paper")).reading
+    reading = encoder_of_hub(folder, spec("paper")).reading
     assert (reading.before, [reading.tokenizer.id_to_token(one) for one in reading.after]) == ((), ["[SEP]"])
 
 
 def test_the_papers_protocol_keeps_the_template_of_a_tokenizer_without_an_end_token(hub):
-    reading = subject_of_hub(hub(pieces("[CLS] $A [SEP]")), spec("paper")).reading
+    reading = encoder_of_hub(hub(pieces("[CLS] $A [SEP]")), spec("paper")).reading
     names = [reading.tokenizer.id_to_token(one) for one in (*reading.before, *reading.after)]
     assert names == ["[CLS]", "[SEP]"]
 
@@ -125,14 +125,16 @@ def test_the_papers_protocol_keeps_the_template_of_a_tokenizer_without_an_end_to
 def test_attention_dropout_is_off_for_a_model_trained_further_here_too(tmp_path):
     shape = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64, "vocab_size": 320}
     GPT2LMHeadModel(GPT2Config(**shape)).save_pretrained(tmp_path)
-    attention = from_hub(Hub(str(tmp_path)), Words(320, mask=319), length=32).model.transformer.h[0].attn
+    attention = (
+        from_hub(Hub(str(tmp_path)), TokenizerInfo(320, mask=319), length=32).model.transformer.h[0].attn
+    )
     assert (attention.attn_dropout.p, attention.resid_dropout.p) == (0.0, 0.1)
 
 
 def test_a_text_is_read_as_transformers_own_tokenizer_reads_it(hub):
     where = hub(pieces("[CLS] $A [SEP]"))
     theirs = PreTrainedTokenizerFast.from_pretrained(where.source)
-    reading = subject_of_hub(where, spec()).reading
+    reading = encoder_of_hub(where, spec()).reading
     for text in (*SPEECH, "naïve ünknown 中", "x" * 30):
         assert ids(reading, text) == theirs(text)["input_ids"]
 
@@ -142,24 +144,24 @@ def test_a_tokenizer_with_more_words_than_the_model_has_embeddings_is_refused(hu
     size = tokenizer.get_vocab_size()
     tokenizer.add_special_tokens([f"<{number}>" for number in range(size, 200)])
     tokenizer.add_special_tokens(["<extra>"])
-    assert subject_of_hub(hub(tokenizer), spec()).reading.length, "no text gives a special token"
+    assert encoder_of_hub(hub(tokenizer), spec()).reading.length, "no text gives a special token"
     tokenizer.add_tokens(["boathouse"])
     with pytest.raises(ModelError, match="200 embeddings and its tokenizer 202"):
-        subject_of_hub(hub(tokenizer), spec())
+        encoder_of_hub(hub(tokenizer), spec())
 
 
 def test_reading_the_same_files_twice_has_one_identity_and_another_length_another(hub):
     for tokenizer in (pieces("[CLS] $A [SEP]"), marks("<s> $A </s>")):
         where = hub(tokenizer)
-        one, same = (subject_of_hub(where, spec()).reading.identity for _ in range(2))
-        assert one == same != subject_of_hub(where, spec(length=20)).reading.identity
+        one, same = (encoder_of_hub(where, spec()).reading.identity for _ in range(2))
+        assert one == same != encoder_of_hub(where, spec(length=20)).reading.identity
 
 
 # ---------------------------------------------------------------- letters that spell special tokens
 
 
 def test_special_tokens_written_out_in_a_text_stay_text(hub):
-    reading = subject_of_hub(hub(pieces("[CLS] $A [SEP]")), spec()).reading
+    reading = encoder_of_hub(hub(pieces("[CLS] $A [SEP]")), spec()).reading
     read = ids(reading, "the [SEP] house [CLS][MASK]")
     assert read[0] == 1
     assert read[-1] == 2
@@ -173,7 +175,7 @@ def test_special_tokens_that_are_pieces_of_the_vocabulary_stay_text_too(hub, nam
     plain = marks()
     plain.encode_special_tokens = True
     assert 1 in plain.encode("a</s>b").ids, "what would be read if nothing were done"
-    reading = subject_of_hub(hub(marks("<s> $A </s>"), **named), spec()).reading
+    reading = encoder_of_hub(hub(marks("<s> $A </s>"), **named), spec()).reading
     assert (reading.before, reading.after) == ((0,), (1,))
     read = ids(reading, "a</s>b <s>")
     assert not set(read[1:-1]) & {0, 1}
@@ -188,7 +190,7 @@ def test_a_vocabulary_that_has_no_other_way_to_write_its_end_is_refused(hub):
     model.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     model.add_special_tokens(["</s>"])
     with pytest.raises(DataError, match="'</s>' is also the only way to write that text") as refused:
-        subject_of_hub(hub(model), spec())
+        encoder_of_hub(hub(model), spec())
     assert "\n" not in str(refused.value)
 
 
@@ -203,27 +205,27 @@ def test_truncation_and_padding_saved_with_a_tokenizer_are_switched_off(hub):
     saved.enable_padding(length=12)
     saved.save(path)
     assert len(Model.from_file(path).encode("the old house sees a small boat " * 4).ids) == 12
-    reading = subject_of_hub(where, spec()).reading
+    reading = encoder_of_hub(where, spec()).reading
     assert len(ids(reading, "the")) == 3
     assert len(ids(reading, "the house " * 30)) == 62
 
 
 def test_the_longest_input_is_a_little_less_than_the_context_unless_said(hub):
     where = hub(pieces("[CLS] $A [SEP]"))
-    assert subject_of_hub(where, spec()).reading.length == 99
+    assert encoder_of_hub(where, spec()).reading.length == 99
     for length in (7, CONTEXT):
-        reading = subject_of_hub(where, spec(length=length)).reading
+        reading = encoder_of_hub(where, spec(length=length)).reading
         assert len(ids(reading, "the house " * 80)) == reading.length == length
 
 
 def test_a_length_beyond_the_context_is_refused(hub):
     with pytest.raises(SpecError, match=r"Finetune\.length is 101 and the model reads 100 .* say length=100"):
-        subject_of_hub(hub(pieces()), spec(length=CONTEXT + 1))
+        encoder_of_hub(hub(pieces()), spec(length=CONTEXT + 1))
 
 
 def test_a_length_without_room_for_text_is_refused(hub):
     with pytest.raises(SpecError, match="no room for text"):
-        subject_of_hub(hub(pieces("[CLS] $A [SEP]")), spec(length=2))
+        encoder_of_hub(hub(pieces("[CLS] $A [SEP]")), spec(length=2))
 
 
 # ---------------------------------------------------------------- what is missing or odd
@@ -234,13 +236,13 @@ def test_a_model_without_a_tokenizer_is_refused_in_one_line(hub, tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).unlink()
     with pytest.raises(ModelError, match=r"put its tokenizer\.json beside it") as refused:
-        subject_of_hub(where, spec())
+        encoder_of_hub(where, spec())
     assert "\n" not in str(refused.value)
 
 
 def test_a_tokenizer_that_cannot_read_plain_letters_is_refused_in_one_line(hub):
     with pytest.raises(ModelError, match="its tokenizer cannot read a plain text") as refused:
-        subject_of_hub(hub(Model(models.WordLevel({"the": 0, "house": 1}))), spec())
+        encoder_of_hub(hub(Model(models.WordLevel({"the": 0, "house": 1}))), spec())
     assert "\n" not in str(refused.value)
 
 
@@ -248,7 +250,7 @@ def test_a_damaged_tokenizer_is_refused_in_one_line(hub, tmp_path):
     where = hub(pieces())
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
     with pytest.raises(ModelError) as refused:
-        subject_of_hub(where, spec())
+        encoder_of_hub(where, spec())
     assert "\n" not in str(refused.value)
 
 
@@ -259,7 +261,7 @@ def test_a_model_trained_here_reads_a_text_as_a_document_and_starts_where_its_st
     tiny_run, store: Store, shards
 ):
     run, opened, known = tiny_run(), Shards.open(shards), identities(store)
-    key = state_key(run, run.steps, known)
+    key = checkpoint_key(run, run.steps, known)
     Pretraining(
         run,
         run.steps,
@@ -269,12 +271,12 @@ def test_a_model_trained_here_reads_a_text_as_a_document_and_starts_where_its_st
         ranks=Ranks(0, 1, torch.device("cpu")),
         needed=lambda: {key},
         flops_per_token=1.0,
-        manner=Manner(quiet=True, loaders=0),
+        manner=RuntimeOptions(quiet=True, loaders=0),
     ).train()
     saved = load_saved(opened.tokenizer)
     end = saved.special.eos
-    trained = subject_of_state(run, key, store, opened, spec())
-    start = subject_of_state(run, None, store, opened, spec())
+    trained = encoder_of_checkpoint(run, key, store, opened, spec())
+    start = encoder_of_checkpoint(run, None, store, opened, spec())
     assert (trained.reading.before, trained.reading.after) == ((), (end,))
     assert trained.reading.length == round(0.99 * 32)
     assert end not in ids(trained.reading, "a cat <|end_of_text|> sees")[:-1]
@@ -284,4 +286,4 @@ def test_a_model_trained_here_reads_a_text_as_a_document_and_starts_where_its_st
     ]
     assert all(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     with pytest.raises(SpecError, match="say length=32 or 0"):
-        subject_of_state(run, None, store, opened, spec(length=33))
+        encoder_of_checkpoint(run, None, store, opened, spec(length=33))

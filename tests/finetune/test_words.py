@@ -7,15 +7,14 @@ import pytest
 import torch
 
 from biphase import CATALOG
+from biphase.fast.trunk import FusedTrunk
+from biphase.finetune.encoder import per_text
 from biphase.finetune.families import family_of
-from biphase.finetune.leaf import MOST_MICRO, Bench, score
-from biphase.finetune.model import per_text
-from biphase.finetune.words import Words, words_of
-from biphase.models.fused import FusedTrunk
+from biphase.finetune.trial import MOST_MICRO, FineTuner, TrainedRows, score, trained_rows
 from biphase.specs import AdamW, Classify, Finetune, Task
-from biphase.tasks.encoding import Ragged
-from biphase.tasks.examples import Examples, Text
-from biphase.training.schedule import linear_rate
+from biphase.tasks.encode import Ragged
+from biphase.tasks.load import Examples, LabelledText
+from biphase.training.optimizer import linear_rate
 
 STEPS, RATE, DECAY, SHARE, LAYERS = 20, 2e-3, 0.5, 0.8, 2
 UNSOUND = 7  # the step without finite numbers
@@ -34,7 +33,7 @@ def bench_of(encoder, setting):
     """Makes benches on the fused path, in fp32 on this CPU."""
 
     def make(*, train_tokens=4_096, **fields):
-        bench = Bench(encoder(layers=LAYERS), replace(setting(train_tokens=train_tokens), **fields))
+        bench = FineTuner(encoder(layers=LAYERS), replace(setting(train_tokens=train_tokens), **fields))
         bench.encoder.fused = FusedTrunk(bench.encoder.trunk, torch.float32)
         return bench
 
@@ -48,7 +47,7 @@ def shouted(reading):
     def make():
         def text(number, more=""):
             said = ("the river crosses the garden", "a dog likes two birds")[number % 2]
-            return Text(f"{said} {number * 7919 % 10007}{more}", number % 2)
+            return LabelledText(f"{said} {number * 7919 % 10007}{more}", number % 2)
 
         loud = [text(number, " QUIZ & WAX, 50% OF JAZZ!") for number in range(16)]
         task = Task("loud", Classify("{text}", ("other", "dog")), "./nowhere", batch=8, steps=STEPS)
@@ -211,7 +210,9 @@ def test_moments_are_kept_of_the_words_that_occur_alone(bench_of, two_kinds):
 
 def test_a_table_gives_each_word_its_own_row_and_padding_too():
     whole = torch.nn.Parameter(torch.arange(40.0).view(10, 4))
-    words = Words(whole, [Ragged.from_lists([[7, 3], [3]], np.int32), Ragged.from_lists([[9]], np.int32)])
+    words = TrainedRows(
+        whole, [Ragged.from_lists([[7, 3], [3]], np.int32), Ragged.from_lists([[9]], np.int32)]
+    )
     assert words.ids.tolist() == [0, 3, 7, 9]
     with torch.no_grad():
         words.table[:-1] = whole[words.ids]
@@ -221,11 +222,11 @@ def test_a_table_gives_each_word_its_own_row_and_padding_too():
 
 def test_what_cannot_be_told_by_one_number_is_trained_whole(bench_of, encoder, setting, two_kinds):
     some = two_kinds(train=8, batch=8, steps=1)
-    assert words_of(some, bench_of().encoder) is not None
-    assert words_of(some, Bench(encoder(), setting()).encoder) is None, "transformers' own trunk"
-    in_16_bits = Bench(encoder(), setting("pure-bf16"))
+    assert trained_rows(some, bench_of().encoder) is not None
+    assert trained_rows(some, FineTuner(encoder(), setting()).encoder) is None, "transformers' own trunk"
+    in_16_bits = FineTuner(encoder(), setting("pure-bf16"))
     in_16_bits.encoder.fused = FusedTrunk(in_16_bits.encoder.trunk, torch.bfloat16)
-    assert words_of(some, in_16_bits.encoder) is None
+    assert trained_rows(some, in_16_bits.encoder) is None
     frozen = bench_of()
     frozen.encoder.trunk.embed_tokens.requires_grad_(False)
-    assert words_of(some, frozen.encoder) is None
+    assert trained_rows(some, frozen.encoder) is None

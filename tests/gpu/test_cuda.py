@@ -4,18 +4,17 @@ import pytest
 import torch
 
 from biphase import CLM, MLM, MNTP, SIZES, WSD, Chunks, Linear, Pretrain, Rows, Size, Stage
-from biphase.batch import Batch
-from biphase.data.packing import boundaries_of, positions_of
+from biphase.attention import AttentionPattern, pattern_of, segment_mask, varlen_works
 from biphase.data.shards import Shards
-from biphase.files import Store
-from biphase.keys import state_key
-from biphase.models.attention import Sight, segment_mask, sight_of, varlen_works
+from biphase.data.stream import boundaries_of, positions_of
+from biphase.keys import checkpoint_key
 from biphase.models.backbone import from_scratch
-from biphase.objectives import Vocabulary, ask
+from biphase.objectives import Batch, Vocabulary, apply
 from biphase.randomness import hash32, permute, salt
-from biphase.study.identities import identities
-from biphase.training.devices import Ranks, draw_from
-from biphase.training.manner import Manner
+from biphase.store import Store
+from biphase.study.plan import identities
+from biphase.training.distributed import Ranks, seed_device
+from biphase.training.options import RuntimeOptions
 from biphase.training.pretrain import Pretraining
 
 pytestmark = pytest.mark.gpu
@@ -35,8 +34,8 @@ def test_hashes_masks_and_orders_are_the_same_bits_as_on_the_cpu():
     ids = torch.randint(4, 1000, (4, T), generator=torch.Generator().manual_seed(0))
     segments = (torch.arange(T) >= 100).long().expand(4, T)
     for objective in (CLM(), MLM(0.4, (0.8, 0.1, 0.1)), MNTP(Linear(0.5, 0.2, 10))):
-        here = ask(objective, ids, segments, draws, seed=1, step=3, words=words)
-        there = ask(objective, ids.cuda(), segments.cuda(), draws.cuda(), seed=1, step=3, words=words)
+        here = apply(objective, ids, segments, draws, seed=1, step=3, words=words)
+        there = apply(objective, ids.cuda(), segments.cuda(), draws.cuda(), seed=1, step=3, words=words)
         assert torch.equal(here.ids, there.ids.cpu())
         assert torch.equal(here.labels, there.labels.cpu())
 
@@ -44,7 +43,7 @@ def test_hashes_masks_and_orders_are_the_same_bits_as_on_the_cpu():
 def test_what_the_device_draws_follows_from_the_seed_as_with_torch():
     torch.manual_seed(2**40 + 3)
     theirs = torch.rand(5, device=CUDA), torch.rand(5)
-    draw_from(2**40 + 3, CUDA)
+    seed_device(2**40 + 3, CUDA)
     assert torch.equal(torch.rand(5, device=CUDA), theirs[0])
     assert torch.equal(torch.rand(5), theirs[1])
 
@@ -62,10 +61,10 @@ def segments_at(*cuts):
 
 def sight(causal, segments, varlen):
     if segments is None:
-        return Sight(causal)
+        return AttentionPattern(causal)
     if varlen:
-        return Sight(causal, boundaries_of(segments.cpu(), fixed=True).cuda(), T)
-    return Sight(causal, mask=segment_mask(segments, causal=causal))
+        return AttentionPattern(causal, boundaries_of(segments.cpu(), fixed=True).cuda(), T)
+    return AttentionPattern(causal, mask=segment_mask(segments, causal=causal))
 
 
 def hidden(model, ids, segments, causal, varlen):
@@ -116,7 +115,7 @@ def test_a_replayed_graph_sees_the_boundaries_of_its_inputs_not_of_its_capture()
     ids = torch.randint(4, 512, (2, T), generator=torch.Generator().manual_seed(1)).cuda()
     positions = torch.arange(T, device=CUDA).expand(2, T).contiguous()
     bounds = boundaries_of(segments_at(100).cpu(), fixed=True).cuda()
-    look = Sight(False, bounds, T)
+    look = AttentionPattern(False, bounds, T)
 
     def forward():
         with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
@@ -152,7 +151,7 @@ def train(run, step, store, **manner):
         ranks=Ranks(0, 1, CUDA),
         needed=set,
         flops_per_token=1.0,
-        manner=Manner(quiet=True, **manner),
+        manner=RuntimeOptions(quiet=True, **manner),
     )
     piece.train()
     return piece
@@ -194,7 +193,7 @@ def test_bf16_runs_learn_follow_fp32_and_resume(corpus, store, tmp_path, packing
     assert found["causal"] < 0.02
     assert found["all"] < 0.25
     assert found["end"] < 0.03
-    assert store.has(store.states / state_key(run, 200, identities(store)))
+    assert store.has(store.states / checkpoint_key(run, 200, identities(store)))
 
 
 def test_no_graph_is_built_again_after_the_first_steps(corpus, store):
@@ -228,7 +227,7 @@ def test_a_batch_travels_whole(corpus, store):
     assert moved.ids.is_cuda
     assert moved.boundaries.is_cuda
     assert moved.count == 1
-    assert sight_of(moved, varlen=True).boundaries is moved.boundaries
+    assert pattern_of(moved, varlen=True).boundaries is moved.boundaries
 
 
 def test_the_papers_small_model_takes_a_step(tmp_path, corpus, shards):

@@ -7,17 +7,15 @@ import pytest
 import torch
 
 from biphase import CATALOG, SIZES, Finetune
+from biphase.attention import varlen_works
 from biphase.data.tokenizer import train as train_tokenizer
-from biphase.finetune.families import family_of
-from biphase.finetune.leaf import Bench, score
-from biphase.finetune.model import Setting
-from biphase.finetune.retrieval import search
-from biphase.models.attention import varlen_works
+from biphase.finetune.encoder import TuningOptions
+from biphase.finetune.families import family_of, search
+from biphase.finetune.trial import FineTuner, score
 from biphase.models.backbone import from_scratch
-from biphase.models.encoder import Encoder
-from biphase.models.packed import pack
+from biphase.models.encoder import Encoder, pack
 from biphase.presets import CORPORA
-from biphase.tasks.encoding import Reading
+from biphase.tasks.encode import Tokenization
 from biphase.tasks.load import load
 
 pytestmark = pytest.mark.gpu
@@ -74,9 +72,8 @@ def test_search_finds_the_same_as_on_the_cpu():
 
 @pytest.fixture(scope="module")
 def tokenizer():
+    from biphase.data.corpus import local, resolve
     from biphase.data.documents import Tally, blocks, parse
-    from biphase.data.listing import resolve
-    from biphase.data.sources import local
 
     corpus = CORPORA["builtin"]
     found = blocks(corpus, local(resolve(corpus).train))
@@ -88,10 +85,10 @@ def tokenizer():
 def test_every_family_learns(name, protocol, tokenizer):
     spec = Finetune(CATALOG[name], protocol=protocol)
     task = replace(CATALOG[name], steps=60)
-    reading = Reading(tokenizer.model, (), (tokenizer.special.eos,), 250, "test")
+    reading = Tokenization(tokenizer.model, (), (tokenizer.special.eos,), 250, "test")
     family = family_of(task, load(task, documents=spec.documents), reading, protocol=protocol)
-    setting = Setting.of(CUDA, spec.precision, varlen=varlen_works(CUDA, "bf16"))
-    bench = Bench(encoder(), setting)
+    setting = TuningOptions.of(CUDA, spec.precision, varlen=varlen_works(CUDA, "bf16"))
+    bench = FineTuner(encoder(), setting)
     model, trained = bench.finetune(family, spec, lr=1e-3, seed=0)
     losses = list(trained.losses.values())
     assert trained.finished

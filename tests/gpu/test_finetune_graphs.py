@@ -15,19 +15,17 @@ import torch
 
 from biphase import CATALOG, SIZES, AdamW, Finetune
 from biphase.data.tokenizer import train as train_tokenizer
-from biphase.files import Store
-from biphase.finetune.buckets import buckets_of
-from biphase.finetune.checkpoints import Checkpoints
+from biphase.finetune.encoder import TuningOptions
 from biphase.finetune.families import family_of
-from biphase.finetune.graphs import Graphs
-from biphase.finetune.leaf import Bench, batches_of, score
-from biphase.finetune.model import Setting
+from biphase.finetune.graphs import Graphs, buckets_of
+from biphase.finetune.trial import Checkpoints, FineTuner, batches_of, score
 from biphase.models.backbone import from_scratch
 from biphase.models.encoder import Encoder
 from biphase.presets import CORPORA
-from biphase.tasks.encoding import Reading
+from biphase.store import Store
+from biphase.tasks.encode import Tokenization
 from biphase.tasks.load import load
-from biphase.training.schedule import linear_rate
+from biphase.training.optimizer import linear_rate
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -38,14 +36,13 @@ STEPS, RATE, CLOSE = 40, 3e-4, 0.05
 
 @pytest.fixture(scope="module")
 def reading():
+    from biphase.data.corpus import local, resolve
     from biphase.data.documents import Tally, blocks, parse
-    from biphase.data.listing import resolve
-    from biphase.data.sources import local
 
     corpus = CORPORA["builtin"]
     found = blocks(corpus, local(resolve(corpus).train))
     made = train_tokenizer(corpus, (text for one in found for text, _ in parse(one, "text", Tally())), print)
-    return Reading(made.model, (), (made.special.eos,), 250, "test")
+    return Tokenization(made.model, (), (made.special.eos,), 250, "test")
 
 
 def spec_of(name, protocol="standard"):
@@ -64,7 +61,7 @@ def bench_of(precision="bf16", **fields):
     with torch.random.fork_rng():
         model = from_scratch(SIZES["8m"], vocab=2_048, mask_id=1, length=256, seed=0)
     encoder = Encoder(model.model.base_model, context=256)
-    bench = Bench(encoder, replace(Setting.of(CUDA, precision, varlen=True), **fields))
+    bench = FineTuner(encoder, replace(TuningOptions.of(CUDA, precision, varlen=True), **fields))
     assert bench.encoder.graphable
     return bench
 

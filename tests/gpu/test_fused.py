@@ -5,17 +5,17 @@ import warnings
 import pytest
 import torch
 
-from biphase import CLM, MLM, WSD, Chunks, Pretrain, Rows, Size, Stage, kernels
-from biphase.data.packing import boundaries_of, positions_of
+from biphase import CLM, MLM, WSD, Chunks, Pretrain, Rows, Size, Stage
+from biphase import fast as fast_module
+from biphase.attention import AttentionPattern, segment_mask
 from biphase.data.shards import Shards
-from biphase.kernels import plain
-from biphase.models.attention import Sight, segment_mask
+from biphase.data.stream import boundaries_of, positions_of
+from biphase.fast import attention, plain, trunk
 from biphase.models.backbone import from_scratch
-from biphase.models.fused import ragged, trunk
-from biphase.study.identities import identities
+from biphase.study.plan import identities
 from biphase.training import optimizer
-from biphase.training.devices import Ranks
-from biphase.training.manner import Manner
+from biphase.training.distributed import Ranks
+from biphase.training.options import RuntimeOptions
 from biphase.training.pretrain import Pretraining
 
 pytestmark = pytest.mark.gpu
@@ -29,7 +29,7 @@ WIDE = Size(
 
 @pytest.fixture(scope="module")
 def cuda():
-    return kernels.of(CUDA)  # asked for here: what they are written in is there only where there is a GPU
+    return fast_module.of(CUDA)  # asked for here: what they are written in is there only where there is a GPU
 
 
 def drawn(*shape, dtype=torch.bfloat16):
@@ -133,10 +133,12 @@ def segments_at(*cuts):
 
 def sight_for(causal, segments, kind, *, plainly=False):
     if segments is None:
-        return Sight(causal)
+        return AttentionPattern(causal)
     if plainly:
-        return Sight(causal, mask=segment_mask(segments, causal=causal))
-    return Sight(causal, boundaries_of(segments.cpu(), fixed=True).cuda(), T, steady=kind == "ragged")
+        return AttentionPattern(causal, mask=segment_mask(segments, causal=causal))
+    return AttentionPattern(
+        causal, boundaries_of(segments.cpu(), fixed=True).cuda(), T, steady=kind == "ragged"
+    )
 
 
 KINDS = ["rows", "flash", "ragged", "torch's rows"]
@@ -150,9 +152,9 @@ def case(kind):
 
 def prefer(kind, monkeypatch):
     """Without NVIDIA's frontend, torch's kernels are used."""
-    assert ragged.installed(), "pip install 'biphase[gpu]'"
+    assert attention.installed(), "pip install 'biphase[gpu]'"
     if kind == "torch's rows":
-        monkeypatch.setattr(ragged, "installed", lambda: False)
+        monkeypatch.setattr(attention, "installed", lambda: False)
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both ways"])
@@ -240,7 +242,7 @@ def piece_of(run, step, store, **manner):
         ranks=Ranks(0, 1, CUDA),
         needed=set,
         flops_per_token=1.0,
-        manner=Manner(quiet=True, **manner),
+        manner=RuntimeOptions(quiet=True, **manner),
     )
 
 

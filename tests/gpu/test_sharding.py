@@ -10,17 +10,15 @@ import torch
 import torch.distributed as dist
 
 from biphase import MLM, AdamW, Chunks, Size
+from biphase.attention import pattern_of, varlen_works
 from biphase.data.shards import Shards
 from biphase.data.stream import Stream
-from biphase.models.attention import sight_of, varlen_works
 from biphase.models.backbone import from_scratch
-from biphase.training import devices
-from biphase.training.devices import Ranks
-from biphase.training.gradients import Replicated
-from biphase.training.manner import Sharding
+from biphase.training import distributed
+from biphase.training.distributed import Ranks, Replicated, Sharded
+from biphase.training.loop import PlainStep
 from biphase.training.optimizer import build
-from biphase.training.sharding import Sharded
-from biphase.training.step import PlainStep
+from biphase.training.options import Sharding
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda", 0)
@@ -54,11 +52,11 @@ def losses(shards, *, cut, **how):
     varlen = varlen_works(CUDA, "bf16")
     step = PlainStep(
         adam,
-        lambda batch: model.loss_sum(batch, sight_of(batch, varlen=varlen)),
+        lambda batch: model.loss_sum(batch, pattern_of(batch, varlen=varlen)),
         1.0,
         CUDA,
         gradients,
-        lambda: devices.autocast(CUDA, "bf16"),
+        lambda: distributed.autocast(CUDA, "bf16"),
         model.copies,
         model.refresh,
     )

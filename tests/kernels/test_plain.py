@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from biphase import kernels
-from biphase.kernels import plain
+from biphase import fast
+from biphase.fast import plain
 
 N, WIDTH, EPS = 7, 24, 1e-5
 HEADS, KEYS, HEAD = 4, 2, 16
@@ -32,8 +32,8 @@ def norm_of(total, weight):
 
 
 def test_a_device_without_kernels_of_its_own_has_the_plain_ones():
-    assert kernels.of(torch.device("cpu")) is plain
-    assert not kernels.fast_on(torch.device("cpu"))
+    assert fast.of(torch.device("cpu")) is plain
+    assert not fast.fast_on(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("added", [True, False])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from biphase.kernels.products import add_product, product
+from biphase.fast.trunk import add_product, product
 
 
 def drawn(*shape, seed=0):

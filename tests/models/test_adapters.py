@@ -12,9 +12,9 @@ from transformers import (
     LlamaForCausalLM,
 )
 
+from biphase.attention import NAME, AttentionPattern
 from biphase.errors import ModelError
 from biphase.models.adapters import add_adapter, freeze_embeddings, merge_adapter
-from biphase.models.attention import NAME, Sight
 from biphase.models.backbone import LanguageModel
 from biphase.specs import LoRA
 
@@ -54,7 +54,7 @@ def made(make):
 @torch.no_grad()
 def logits(model):
     ids = torch.randint(4, 64, (2, 12), generator=torch.Generator().manual_seed(1))
-    return model.logits(ids, torch.arange(12).expand(2, 12), Sight(False))
+    return model.logits(ids, torch.arange(12).expand(2, 12), AttentionPattern(False))
 
 
 def stir(model):
@@ -163,7 +163,7 @@ def test_a_frozen_embedding_stays_and_only_a_head_of_its_own_learns(tied):
     assert (model.head is model.model.get_input_embeddings().weight) == tied
     assert model.head.requires_grad == (not tied)
     ids = torch.randint(4, 64, (1, 12))
-    loss = model(ids, torch.arange(12)[None], Sight(False), torch.arange(12), ids.flatten())
+    loss = model(ids, torch.arange(12)[None], AttentionPattern(False), torch.arange(12), ids.flatten())
     loss.backward()
     for name, one in model.named_parameters():
         assert (one.grad is None) == (name in frozen), name

@@ -22,8 +22,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from biphase.attention import CHANGES_THE_SCORES, NAME, AttentionPattern, attend, segment_mask
 from biphase.errors import ModelError
-from biphase.models.attention import CHANGES_THE_SCORES, NAME, Sight, attend, segment_mask
 from biphase.models.backbone import LanguageModel, from_scratch, probe
 from biphase.specs import Size
 
@@ -76,18 +76,18 @@ def segments():
 
 
 def masked(causal):
-    return Sight(causal, mask=segment_mask(segments(), causal=causal))
+    return AttentionPattern(causal, mask=segment_mask(segments(), causal=causal))
 
 
 @FAMILIES
 class TestEveryFamily:
     def test_causal_never_sees_the_future(self, make):
-        moved = felt(make(), Sight(True), at=12)
+        moved = felt(make(), AttentionPattern(True), at=12)
         assert not moved[:12].any()
         assert moved[12:].all()
 
     def test_bidirectional_does(self, make):
-        assert felt(make(), Sight(False), at=12).all()
+        assert felt(make(), AttentionPattern(False), at=12).all()
 
     def test_no_chunk_sees_another(self, make):
         model = make()
@@ -107,9 +107,9 @@ class TestEveryFamily:
         model = make()
         ids, positions = inputs()
         with torch.no_grad():
-            first = model.hidden(ids, positions, Sight(True))
-            model.hidden(ids, positions, Sight(False))
-            assert torch.equal(first, model.hidden(ids, positions, Sight(True)))
+            first = model.hidden(ids, positions, AttentionPattern(True))
+            model.hidden(ids, positions, AttentionPattern(False))
+            assert torch.equal(first, model.hidden(ids, positions, AttentionPattern(True)))
 
     def test_the_probe_passes(self, make):
         probe(make(), vocab=64)
@@ -119,10 +119,10 @@ class TestEveryFamily:
         model = make()
         ids, _ = inputs()
         positions = torch.cat([torch.arange(10), torch.arange(T - 10)])[None]
-        chunk = Sight(False, mask=segment_mask(segments()[:1], causal=False))
+        chunk = AttentionPattern(False, mask=segment_mask(segments()[:1], causal=False))
         with torch.no_grad():
             packed = model.hidden(ids[:1], positions, chunk)
-            alone = model.hidden(ids[:1, 10:], torch.arange(T - 10)[None], Sight(False))
+            alone = model.hidden(ids[:1, 10:], torch.arange(T - 10)[None], AttentionPattern(False))
         torch.testing.assert_close(packed[:, 10:], alone, rtol=1e-5, atol=1e-5)
 
 
@@ -133,7 +133,7 @@ def test_causal_equals_transformers_own_llama():
     ids, positions = inputs()
     with torch.no_grad():
         torch.testing.assert_close(
-            ours.hidden(ids, positions, Sight(True)), theirs.model(input_ids=ids).last_hidden_state
+            ours.hidden(ids, positions, AttentionPattern(True)), theirs.model(input_ids=ids).last_hidden_state
         )
 
 
@@ -145,7 +145,8 @@ def test_bidirectional_equals_transformers_own_eurobert():
     ids, positions = inputs()
     with torch.no_grad():
         torch.testing.assert_close(
-            ours.hidden(ids, positions, Sight(False)), theirs.model(input_ids=ids).last_hidden_state
+            ours.hidden(ids, positions, AttentionPattern(False)),
+            theirs.model(input_ids=ids).last_hidden_state,
         )
 
 
@@ -158,7 +159,7 @@ def test_the_causal_eurobert_equals_a_llama_with_its_weights():
     ids, positions = inputs()
     with torch.no_grad():
         torch.testing.assert_close(
-            ours.hidden(ids, positions, Sight(True)), theirs.model(input_ids=ids).last_hidden_state
+            ours.hidden(ids, positions, AttentionPattern(True)), theirs.model(input_ids=ids).last_hidden_state
         )
 
 
@@ -194,7 +195,9 @@ def test_windows_are_those_of_transformers_own_causal_forward(name):
     theirs, ours = windowed(name)
     ids, positions = inputs()
     wanted = theirs(input_ids=ids).last_hidden_state
-    torch.testing.assert_close(ours.hidden(ids, positions, Sight(True)), wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        ours.hidden(ids, positions, AttentionPattern(True)), wanted, rtol=1e-5, atol=1e-5
+    )
     theirs.config.sliding_window = WINDOW + 1
     assert (theirs(input_ids=ids).last_hidden_state - wanted).abs().max() > 1e-3, "the window must matter"
 
@@ -206,7 +209,7 @@ def test_windows_end_at_the_boundaries_of_chunks(name):
     theirs, ours = windowed(name)
     ids, _ = inputs()
     positions = torch.cat([torch.arange(10), torch.arange(T - 10)])[None]
-    sight = Sight(True, mask=segment_mask(segments()[:1], causal=True))
+    sight = AttentionPattern(True, mask=segment_mask(segments()[:1], causal=True))
     wanted = torch.cat([theirs(input_ids=ids[:1, some]).last_hidden_state for some in HALVES], 1)
     torch.testing.assert_close(ours.hidden(ids[:1], positions, sight), wanted, rtol=1e-5, atol=1e-5)
 
@@ -261,8 +264,10 @@ def told(causal, how):
     boundaries = torch.tensor([0, 10, T, T + 5, T + 17, 2 * T, 2 * T, 2 * T], dtype=torch.int32)
     return {
         "mask": masked(causal),
-        "boundaries": Sight(causal, boundaries, T),  # padded with empty segments, as batches have them
-        "whole": Sight(causal),
+        "boundaries": AttentionPattern(
+            causal, boundaries, T
+        ),  # padded with empty segments, as batches have them
+        "whole": AttentionPattern(causal),
     }[how]
 
 
@@ -312,12 +317,19 @@ def test_windows_are_opened_only_where_attention_goes_both_ways(causal, windows,
 def test_sinks_get_gradients_and_dropout_falls_on_weights_that_are_written_out():
     query, key, value = torch.randn(3, 1, 2, T, 8, generator=torch.Generator().manual_seed(0))
     sinks = torch.zeros(2, requires_grad=True)
-    plain, _ = attend(nn.Module(), query, key, value, None, sight=Sight(True), s_aux=sinks)
+    plain, _ = attend(nn.Module(), query, key, value, None, sight=AttentionPattern(True), s_aux=sinks)
     plain.sum().backward()
     assert (sinks.grad != 0).all()
     torch.manual_seed(0)
     dropped, _ = attend(
-        nn.Module(), query, key, torch.ones_like(value), None, sight=Sight(True), softcap=2.0, dropout=0.5
+        nn.Module(),
+        query,
+        key,
+        torch.ones_like(value),
+        None,
+        sight=AttentionPattern(True),
+        softcap=2.0,
+        dropout=0.5,
     )
     kept = dropped[0, -1, :, 0]
     assert ((kept > 0) & (kept < 2) & (kept != 1)).all()
@@ -330,10 +342,10 @@ def test_a_language_model_keeps_or_opens_the_windows_of_its_layers(windows):
     made = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=WINDOW, attn_implementation=NAME))
     model = LanguageModel(made.eval(), windows=windows)
     reach = 2 * (WINDOW - 1)
-    moved = felt(model, Sight(False), at=0)
+    moved = felt(model, AttentionPattern(False), at=0)
     assert moved[: reach + 1].all()
     assert moved[reach + 1 :].all() == moved[reach + 1 :].any() == (not windows)
-    assert not felt(model, Sight(True), at=0)[reach + 1 :].any()
+    assert not felt(model, AttentionPattern(True), at=0)[reach + 1 :].any()
 
 
 @pytest.mark.parametrize("name", CHANGES_THE_SCORES)
@@ -341,7 +353,7 @@ def test_a_language_model_keeps_or_opens_the_windows_of_its_layers(windows):
 def test_what_would_change_the_scores_is_refused_in_one_line(name, value):
     query = torch.randn(1, 2, T, 8)
     with pytest.raises(ModelError, match=f"asks for {name}=") as refused:
-        attend(nn.Module(), query, query, query, None, sight=Sight(False), **{name: value})
+        attend(nn.Module(), query, query, query, None, sight=AttentionPattern(False), **{name: value})
     assert "\n" not in str(refused.value)
 
 
@@ -354,10 +366,10 @@ def test_a_model_that_drops_the_sight_is_refused():
 def test_the_probe_refuses_a_leak():
     model = eurobert()
     true_hidden = model.hidden
-    model.hidden = lambda ids, positions, sight: true_hidden(ids, positions, Sight(False))
+    model.hidden = lambda ids, positions, sight: true_hidden(ids, positions, AttentionPattern(False))
     with pytest.raises(ModelError, match="sees the future"):
         probe(model, vocab=64)
-    model.hidden = lambda ids, positions, sight: true_hidden(ids, positions, Sight(True))
+    model.hidden = lambda ids, positions, sight: true_hidden(ids, positions, AttentionPattern(True))
     with pytest.raises(ModelError, match="blind"):
         probe(model, vocab=64)
 
@@ -382,7 +394,7 @@ def compiled_law():
     plain = eurobert()
     ids, positions = inputs()
     for _ in range(2):
-        for sight in (Sight(True), Sight(False), masked(True), masked(False)):
+        for sight in (AttentionPattern(True), AttentionPattern(False), masked(True), masked(False)):
             with torch.no_grad():
                 torch.testing.assert_close(
                     model.hidden(ids, positions, sight),
@@ -390,10 +402,12 @@ def compiled_law():
                     rtol=1e-4,
                     atol=1e-5,
                 )
-        assert not felt(model, Sight(True), at=12)[:12].any()
-        assert felt(model, Sight(False), at=12).all()
+        assert not felt(model, AttentionPattern(True), at=12)[:12].any()
+        assert felt(model, AttentionPattern(False), at=12).all()
         assert not felt(model, masked(False), at=15)[:10].any()
-        moved = Sight(False, mask=segment_mask((torch.arange(T) >= 18).long().expand(2, T), causal=False))
+        moved = AttentionPattern(
+            False, mask=segment_mask((torch.arange(T) >= 18).long().expand(2, T), causal=False)
+        )
         late = felt(model, moved, at=20)
         assert not late[:18].any()
         assert late[18:].all()

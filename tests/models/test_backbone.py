@@ -5,12 +5,11 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, PhiConfig, PhiForCausalLM
 
 from biphase import SIZES
-from biphase.batch import Batch
-from biphase.data.packing import positions_of
+from biphase.attention import AttentionPattern
+from biphase.data.stream import positions_of
 from biphase.errors import ModelError
-from biphase.models.attention import Sight
-from biphase.models.backbone import LanguageModel, Words, from_hub, from_scratch
-from biphase.objectives import Vocabulary, ask
+from biphase.models.backbone import LanguageModel, TokenizerInfo, from_hub, from_scratch
+from biphase.objectives import Batch, Vocabulary, apply
 from biphase.specs import CLM, MLM, Hub, Size
 
 TINY = Size("t", 2, 32, 4, 2, 48, "fp32")
@@ -63,7 +62,7 @@ def test_head_and_embedding_are_shared_only_if_asked():
 
 def batch_of(objective):
     ids = torch.randint(4, 64, (3, 16), generator=torch.Generator().manual_seed(0))
-    asked = ask(objective, ids, None, torch.arange(3), seed=0, step=0, words=WORDS)
+    asked = apply(objective, ids, None, torch.arange(3), seed=0, step=0, words=WORDS)
     flat = asked.labels.flatten()
     label_at = (flat >= 0).nonzero().flatten()
     dense = asked.labels
@@ -84,7 +83,7 @@ def batch_of(objective):
 def test_the_masked_loss_and_its_gradients_equal_transformers_own():
     ours = from_scratch(TINY, vocab=64, mask_id=3, length=16, seed=0)
     batch, dense = batch_of(MLM(0.4))
-    loss = ours.loss_sum(batch, Sight(False)) / batch.count
+    loss = ours.loss_sum(batch, AttentionPattern(False)) / batch.count
     grads = torch.autograd.grad(loss, list(ours.parameters()))
     ours.model.set_attn_implementation("sdpa")
     theirs = ours.model(input_ids=batch.ids, labels=dense).loss
@@ -97,7 +96,7 @@ def test_the_masked_loss_and_its_gradients_equal_transformers_own():
 def test_the_causal_loss_and_its_gradients_equal_transformers_own():
     ours = from_scratch(TINY, vocab=64, mask_id=3, length=16, seed=0)
     batch, _ = batch_of(CLM())
-    loss = ours.loss_sum(batch, Sight(True)) / batch.count
+    loss = ours.loss_sum(batch, AttentionPattern(True)) / batch.count
     grads = dict(
         zip(
             (n for n, _ in ours.named_parameters()),
@@ -120,7 +119,7 @@ def test_a_local_decoder_loads_and_grows_a_mask_token(tmp_path):
         vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
     )
     LlamaForCausalLM(config).save_pretrained(tmp_path / "decoder")
-    model = from_hub(Hub(str(tmp_path / "decoder")), Words(61, mask=60), length=16)
+    model = from_hub(Hub(str(tmp_path / "decoder")), TokenizerInfo(61, mask=60), length=16)
     assert model.head.shape[0] == 61
     assert isinstance(model, LanguageModel)
 
@@ -171,20 +170,20 @@ GROW = pytest.mark.parametrize("make", GROWING.values(), ids=GROWING)
 
 @GROW
 def test_an_added_mask_is_the_mean_of_the_rows_that_were_there(make, tmp_path):
-    model, started = begun(make, Words(61, mask=60), tmp_path)
+    model, started = begun(make, TokenizerInfo(61, mask=60), tmp_path)
     for before, after in zip(ends(model), ends(started.model), strict=True):
         assert len(after) == 61
         assert torch.equal(after[:60], before)
         assert torch.equal(after[60], before.mean(0))
     assert started.model.config.vocab_size == 61
     ids, places = torch.tensor([[5, 60, 7, 59]]), torch.arange(4)[None]
-    assert started.logits(ids, places, Sight(False)).shape == (1, 4, 61)
+    assert started.logits(ids, places, AttentionPattern(False)).shape == (1, 4, 61)
 
 
 @GROW
 def test_a_slot_the_vocabulary_kept_free_is_the_mean_of_the_others(make, tmp_path):
     """Its row was never trained: whatever it holds is chance, and does not enter the mean."""
-    model, started = begun(make, Words(60, mask=17), tmp_path)
+    model, started = begun(make, TokenizerInfo(60, mask=17), tmp_path)
     others = torch.arange(60) != 17
     for before, after in zip(ends(model), ends(started.model), strict=True):
         assert torch.equal(after[others], before[others])
@@ -194,7 +193,7 @@ def test_a_slot_the_vocabulary_kept_free_is_the_mean_of_the_others(make, tmp_pat
 @GROW
 def test_a_mask_among_padded_rows_leaves_the_size_as_it_is(make, tmp_path):
     """Tables are often a little larger than the tokenizer: the new token takes a row that is there."""
-    model, started = begun(make, Words(55, mask=54), tmp_path)
+    model, started = begun(make, TokenizerInfo(55, mask=54), tmp_path)
     others = torch.arange(60) != 54
     for before, after in zip(ends(model), ends(started.model), strict=True):
         assert len(after) == 60
@@ -204,12 +203,12 @@ def test_a_mask_among_padded_rows_leaves_the_size_as_it_is(make, tmp_path):
 
 @GROW
 def test_a_mask_token_of_its_own_is_left_as_it_was_trained(make, tmp_path):
-    model, started = begun(make, Words(60, mask=17, mask_is_new=False), tmp_path)
+    model, started = begun(make, TokenizerInfo(60, mask=17, mask_is_new=False), tmp_path)
     for before, after in zip(ends(model), ends(started.model), strict=True):
         assert torch.equal(after, before)
 
 
-@pytest.mark.parametrize("words", [Words(63, mask=62), Words(62, mask=17, mask_is_new=False)])
+@pytest.mark.parametrize("words", [TokenizerInfo(63, mask=62), TokenizerInfo(62, mask=17, mask_is_new=False)])
 def test_a_tokenizer_with_more_tokens_than_embeddings_is_refused(words, tmp_path):
     with pytest.raises(ModelError, match="60 embeddings and its tokenizer 62") as refused:
         begun(decoder, words, tmp_path)
@@ -218,7 +217,7 @@ def test_a_tokenizer_with_more_tokens_than_embeddings_is_refused(words, tmp_path
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_a_head_that_is_the_embedding_stays_so_when_it_grows(tied, tmp_path):
-    _, started = begun(lambda: decoder(tied=tied), Words(61, mask=60), tmp_path)
+    _, started = begun(lambda: decoder(tied=tied), TokenizerInfo(61, mask=60), tmp_path)
     embedding = started.model.get_input_embeddings().weight
     assert (started.head is embedding) == tied
     names = [name for name, _ in started.named_parameters()]
@@ -230,25 +229,25 @@ def test_the_end_token_learns_also_where_it_pads(tmp_path):
         more = {"pad_token_id": 2, "bos_token_id": None, "eos_token_id": 2}
         return LlamaForCausalLM(LlamaConfig(vocab_size=60, **SHAPE, **more))
 
-    _, started = begun(padded, Words(61, mask=60), tmp_path)
+    _, started = begun(padded, TokenizerInfo(61, mask=60), tmp_path)
     ids, places = torch.tensor([[5, 2, 7, 60]]), torch.arange(4)[None]
-    started.hidden(ids, places, Sight(False)).sum().backward()
+    started.hidden(ids, places, AttentionPattern(False)).sum().backward()
     assert started.model.get_input_embeddings().weight.grad[2].abs().sum() > 0
 
 
 def test_rows_may_be_longer_than_a_model_was_made_for_only_where_its_rotary_base_changes(tmp_path):
-    _, started = begun(decoder, Words(60, mask=59), tmp_path, length=128, stretched=True)
+    _, started = begun(decoder, TokenizerInfo(60, mask=59), tmp_path, length=128, stretched=True)
     assert started.model.config.max_position_embeddings == 128
     assert started.reader[0].context == 128
     with pytest.raises(ModelError, match="reads at most 64 tokens"):
-        begun(decoder, Words(60, mask=59), tmp_path, length=128)
+        begun(decoder, TokenizerInfo(60, mask=59), tmp_path, length=128)
     with pytest.raises(ModelError, match="reads at most 64 tokens"):
-        begun(bert, Words(60, mask=59), tmp_path / "learned", length=128, stretched=True)
+        begun(bert, TokenizerInfo(60, mask=59), tmp_path / "learned", length=128, stretched=True)
 
 
 def test_an_absent_model_is_refused_in_one_line(tmp_path):
     with pytest.raises(ModelError, match="cannot be loaded"):
-        from_hub(Hub(str(tmp_path)), Words(61, mask=60), length=16)
+        from_hub(Hub(str(tmp_path)), TokenizerInfo(61, mask=60), length=16)
 
 
 def test_weights_in_pickle_are_refused(tmp_path):
@@ -258,4 +257,4 @@ def test_weights_in_pickle_are_refused(tmp_path):
     config.save_pretrained(tmp_path)
     torch.save(LlamaForCausalLM(config).state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(ModelError, match="cannot be loaded"):
-        from_hub(Hub(str(tmp_path)), Words(60, mask=59), length=16)
+        from_hub(Hub(str(tmp_path)), TokenizerInfo(60, mask=59), length=16)

@@ -47,10 +47,9 @@ from transformers import (
     T5Model,
 )
 
+from biphase.attention import AttentionPattern, segment_mask
 from biphase.errors import ModelError
-from biphase.models.attention import Sight, segment_mask
-from biphase.models.encoder import Encoder, encoder_from_hub, probe_encoder
-from biphase.models.packed import pack
+from biphase.models.encoder import Encoder, encoder_from_hub, pack, probe_encoder
 from biphase.specs import Hub
 
 VOCAB, CONTEXT, WINDOW = 64, 160, 6
@@ -158,7 +157,7 @@ def read(encoder, some, *, layout="rows"):
         return torch.cat([read(encoder, [text]) for text in some])
     packed = pack(some, varlen=layout == "one row")
     # The kernel for texts end to end runs on a GPU only; a mask by the same segments says the same.
-    sight = Sight(False, mask=segment_mask(packed.segments, causal=False))
+    sight = AttentionPattern(False, mask=segment_mask(packed.segments, causal=False))
     return encoder(packed.ids, packed.positions, sight).flatten(0, 1)[packed.at]
 
 
@@ -425,7 +424,7 @@ def test_an_adapter_beside_a_model_is_merged_into_it(tmp_path):
         encoder.trunk.save_pretrained(tmp_path / "again")
         assert load_file(tmp_path / "again" / "model.safetensors").keys() == encoder.trunk.state_dict().keys()
         with torch.no_grad():
-            return encoder(torch.arange(5)[None], torch.arange(5)[None], Sight(True))
+            return encoder(torch.arange(5)[None], torch.arange(5)[None], AttentionPattern(True))
 
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -6,14 +6,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from biphase.batch import Batch
-from biphase.data.packing import positions_of
+from biphase.attention import NAME, AttentionPattern, segment_mask
+from biphase.data.stream import positions_of
+from biphase.fast import trunk
+from biphase.fast.trunk import FusedTrunk, Joined
 from biphase.models.adapters import freeze_embeddings
-from biphase.models.attention import NAME, Sight, segment_mask
 from biphase.models.backbone import LanguageModel, from_scratch
-from biphase.models.fused import FusedTrunk, trunk
-from biphase.models.fused.weights import Joined
-from biphase.objectives import Vocabulary, ask
+from biphase.objectives import Batch, Vocabulary, apply
 from biphase.specs import CLM, MLM, Size
 
 VOCAB, ROWS, T = 64, 3, 20
@@ -79,7 +78,7 @@ def seen(causal, cut):
     """Positions, and who sees whom."""
     segments = SEGMENTS if cut else None
     mask = segment_mask(segments, causal=causal) if cut else None
-    return positions_of(segments, ROWS, T), Sight(causal, mask=mask)
+    return positions_of(segments, ROWS, T), AttentionPattern(causal, mask=mask)
 
 
 def pull(hidden):
@@ -147,7 +146,7 @@ def test_each_token_is_turned_by_its_own_position():
     model = made_by(grouped)
     twin, fused = twin_of(model), fuse(model)
     positions = torch.randint(0, 32, (ROWS, T), generator=torch.Generator().manual_seed(2))
-    sight = Sight(False)
+    sight = AttentionPattern(False)
     ours, theirs = fused(ids_of(), positions, sight), read(twin, ids_of(), positions, sight)
     close(ours, theirs)
     pull(ours).backward()
@@ -238,7 +237,7 @@ def test_hidden_states_of_some_tokens_are_those_of_the_whole_and_so_are_their_gr
 def batch_of(objective, cut=False):
     segments = SEGMENTS if cut else None
     words = Vocabulary.of(VOCAB, mask_id=3, special_ids=(0, 1))
-    asked = ask(objective, ids_of(), segments, torch.arange(ROWS), seed=0, step=0, words=words)
+    asked = apply(objective, ids_of(), segments, torch.arange(ROWS), seed=0, step=0, words=words)
     flat = asked.labels.flatten()
     at = (flat >= 0).nonzero().flatten()
     positions = positions_of(segments, ROWS, T)
@@ -257,7 +256,7 @@ def test_the_loss_and_all_its_gradients_are_the_same_with_and_without(make, obje
     model = copy.deepcopy(plain)
     fuse(model)
     batch = batch_of(objective, cut=True)
-    sight = Sight(batch.causal, mask=segment_mask(batch.segments, causal=batch.causal))
+    sight = AttentionPattern(batch.causal, mask=segment_mask(batch.segments, causal=batch.causal))
     for _ in range(2):
         ours, theirs = model.loss_sum(batch, sight), plain.loss_sum(batch, sight)
         close(ours, theirs)

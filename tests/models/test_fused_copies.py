@@ -13,20 +13,17 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from biphase.batch import Batch
-from biphase.data.packing import positions_of
+from biphase.attention import NAME, AttentionPattern
+from biphase.data.stream import positions_of
+from biphase.fast.trunk import FusedTrunk, Joined, refusal
 from biphase.models.adapters import add_adapter
-from biphase.models.attention import NAME, Sight
-from biphase.models.backbone import LanguageModel, from_scratch
+from biphase.models.backbone import LanguageModel, from_scratch, set_rope_base
 from biphase.models.encoder import Encoder
-from biphase.models.fused import FusedTrunk, refusal
-from biphase.models.fused.weights import Joined
-from biphase.models.rope import set_rope_base
+from biphase.objectives import Batch
 from biphase.specs import AdamW, LoRA, Size
-from biphase.training.devices import Ranks
-from biphase.training.gradients import Replicated
+from biphase.training.distributed import Ranks, Replicated
+from biphase.training.loop import PlainStep
 from biphase.training.optimizer import build
-from biphase.training.step import PlainStep
 
 CPU = torch.device("cpu")
 SHAPE = {
@@ -55,14 +52,14 @@ def fuse(model, dtype=torch.float32):
 
 @torch.no_grad()
 def loss_of(model):
-    return model.loss_sum(BATCH, Sight(False))
+    return model.loss_sum(BATCH, AttentionPattern(False))
 
 
 def learned(model):
     """Torch's fused AdamW leaves no trace in the versions of what it changes: the step itself sees to the copies."""
     step = PlainStep(
         build(model, AdamW()),
-        lambda batch: model.loss_sum(batch, Sight(False)),
+        lambda batch: model.loss_sum(batch, AttentionPattern(False)),
         1.0,
         CPU,
         Replicated(list(model.parameters()), Ranks(0, 1, CPU)),
@@ -208,7 +205,7 @@ def test_a_word_that_transformers_pads_with_gets_no_gradient_here_either():
     for fused in (None, FusedTrunk(trunk, torch.float32)):
         trunk.zero_grad()
         encoder.fused = fused
-        encoder(ids, positions, Sight(False)).square().sum().backward()
+        encoder(ids, positions, AttentionPattern(False)).square().sum().backward()
         felt = trunk.embed_tokens.weight.grad.abs().sum(1)
         assert felt[7] == 0
         assert (felt[[4, 5, 6]] > 0).all()

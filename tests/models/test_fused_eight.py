@@ -4,12 +4,11 @@ import pytest
 import torch
 
 from biphase import Size
+from biphase.attention import AttentionPattern
 from biphase.errors import ModelError
-from biphase.kernels import plain
-from biphase.models.attention import Sight
+from biphase.fast import plain
+from biphase.fast.trunk import FAR, NEAR, FusedTrunk, JoinedFp8
 from biphase.models.backbone import from_scratch
-from biphase.models.fused.eight import FAR, NEAR, JoinedInEight
-from biphase.models.fused.trunk import FusedTrunk
 
 TINY = Size("tiny", layers=2, hidden=64, heads=4, kv_heads=2, ffn=96, precision="fp32")
 
@@ -26,20 +25,20 @@ def apart(one, two):
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
 def test_a_tensor_fills_what_eight_bits_can_hold(dtype, limit, size):
     x = drawn(33, 48) * size
-    eight, scale = plain.to_eight(x, dtype)
+    eight, scale = plain.to_fp8(x, dtype)
     assert eight.dtype == dtype
     assert eight.float().abs().max() == torch.finfo(dtype).max
     assert apart(eight.float() * scale, x) < limit
 
 
 def test_nothing_at_all_stays_nothing():
-    eight, scale = plain.to_eight(torch.zeros(4, 4), NEAR)
+    eight, scale = plain.to_fp8(torch.zeros(4, 4), NEAR)
     assert not (eight.float() * scale).any()
 
 
 def matrix():
     weights = [torch.nn.Parameter(drawn(size, 48, seed=size)) for size in (32, 16)]
-    made = JoinedInEight(*weights, dtype=torch.float32, ops=plain)
+    made = JoinedFp8(*weights, dtype=torch.float32, ops=plain)
     for place, weight in made.stale():
         place.copy_(weight.detach())
     made.derive()
@@ -70,15 +69,15 @@ def test_copies_in_eight_bits_follow_the_weights():
 def test_a_trunk_in_eight_bits_follows_the_exact_one_and_sees_an_update():
     model = from_scratch(TINY, vocab=50, mask_id=3, length=32, seed=0)
     ids, positions = torch.randint(4, 50, (2, 32)), torch.arange(32).expand(2, 32)
-    exact = model.hidden(ids, positions, Sight(False)).detach()
+    exact = model.hidden(ids, positions, AttentionPattern(False)).detach()
     model.reader[0].fused = FusedTrunk(model.model.base_model, torch.float32, in_eight=True)
-    hidden = model.hidden(ids, positions, Sight(False))
+    hidden = model.hidden(ids, positions, AttentionPattern(False))
     assert 1e-4 < apart(hidden.detach(), exact) < 0.1
     hidden.square().sum().backward()
     assert all(one.grad.isfinite().all() for one in model.model.base_model.parameters())
     with torch.no_grad():
         model.model.base_model.layers[0].mlp.down_proj.weight.mul_(5)
-    assert apart(model.hidden(ids, positions, Sight(False)), hidden) > 0.01
+    assert apart(model.hidden(ids, positions, AttentionPattern(False)), hidden) > 0.01
 
 
 @pytest.mark.parametrize("compiled", [None, True, False])
@@ -92,7 +91,7 @@ def test_a_batch_without_labels_is_nothing_and_not_an_error():
     model = from_scratch(TINY, vocab=50, mask_id=3, length=32, seed=0)
     trunk = FusedTrunk(model.model.base_model, torch.float32, in_eight=True)
     ids, positions = torch.randint(4, 50, (1, 32)), torch.arange(32)[None]
-    hidden = trunk(ids, positions, Sight(False), only=torch.zeros(0, dtype=torch.long))
+    hidden = trunk(ids, positions, AttentionPattern(False), only=torch.zeros(0, dtype=torch.long))
     assert hidden.shape == (0, 64)
     hidden.sum().backward()
     assert not any(one.grad.any() for one in model.model.base_model.layers.parameters())

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from biphase.errors import ModelError
-from biphase.models.hub_tokenizer import load_tokenizer
+from biphase.models.hub import load_tokenizer
 from biphase.specs import Hub
 
 TEXTS = (
@@ -80,7 +80,7 @@ def test_a_package_that_is_not_there_is_named(model, monkeypatch, capfd):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     absent = lambda name, *more: None if name == "sentencepiece" else found(name, *more)  # noqa: E731
     monkeypatch.setattr("importlib.util.find_spec", absent)
-    monkeypatch.setattr("biphase.models.hub_tokenizer.find_spec", absent)
+    monkeypatch.setattr("biphase.models.hub.find_spec", absent)
     with pytest.raises(ModelError, match=r"pip install sentencepiece$") as refused:
         load_tokenizer(model("bpe", tokenizer_class="LlamaTokenizer"))
     assert "\n" not in str(refused.value)

@@ -15,11 +15,10 @@ from transformers import (
     OPTForCausalLM,
 )
 
-from biphase.batch import Batch
+from biphase.attention import NAME, pattern_of
 from biphase.errors import ModelError
-from biphase.models.attention import NAME, sight_of
-from biphase.models.backbone import LanguageModel
-from biphase.models.layers import stack_of
+from biphase.models.backbone import LanguageModel, stack_of
+from biphase.objectives import Batch
 from biphase.randomness import salt
 
 CPU = torch.device("cpu")
@@ -75,7 +74,7 @@ def batch(*, causal):
 
 def learned(model, one):
     torch.manual_seed(salt(0, "dropout"))
-    loss = model.loss_sum(one, sight_of(one, varlen=False))
+    loss = model.loss_sum(one, pattern_of(one, varlen=False))
     loss.backward()
     return loss.detach(), [weight.grad.clone() for weight in model.parameters() if weight.grad is not None]
 

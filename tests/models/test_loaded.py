@@ -16,11 +16,11 @@ from transformers import (
 )
 
 import biphase
+from biphase.attention import NAME
 from biphase.data.tokenizer import load_saved
 from biphase.errors import ModelError, SpecError
-from biphase.export.state import write_encoder
-from biphase.export.words import words_of, write_words
-from biphase.models.attention import NAME
+from biphase.export.checkpoint import write_encoder
+from biphase.export.tokenizer import tokenizer_of, write_tokenizer
 from biphase.models.backbone import LanguageModel
 
 SHAPE = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 0}
@@ -33,10 +33,10 @@ TEXT = "the cat <|mask|> on the <|mask|>"
 
 
 def exported(model, shards, folder):
-    words = words_of(load_saved(shards / "tokenizer"), bos=False, context=60, trained_here=True)
+    words = tokenizer_of(load_saved(shards / "tokenizer"), bos=False, context=60, trained_here=True)
     model.set_attn_implementation(NAME)
     written = write_encoder(LanguageModel(model).eval(), words, folder)
-    write_words(words, folder)
+    write_tokenizer(words, folder)
     return written
 
 

@@ -31,7 +31,7 @@ from transformers import (
 
 from biphase.errors import ModelError
 from biphase.loss import cross_entropy_sum
-from biphase.models.output import Output
+from biphase.models.backbone import Output
 
 VOCAB = 64
 NO_ENDS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from biphase.models.packed import ROW, pack
+from biphase.models.encoder import ROW, pack
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 SHORT = st.lists(st.integers(1, ROW), min_size=1, max_size=200)

@@ -14,10 +14,10 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from biphase.attention import NAME, AttentionPattern
 from biphase.errors import ModelError
-from biphase.models.attention import NAME, Sight
 from biphase.models.backbone import LanguageModel, probe
-from biphase.models.probe import CLOSE, LENGTH, probe_own, probe_sight
+from biphase.models.probe import CLOSE, LENGTH, probe_attention, probe_own
 
 SHAPE = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -72,7 +72,7 @@ class Reader:
         return self.none(ids, positions, replace(sight, causal=False))
 
     def is_blind(self, ids, positions, sight):
-        return self.none(ids, positions, Sight(True))
+        return self.none(ids, positions, AttentionPattern(True))
 
     def ignores_segments(self, ids, positions, sight):
         return self.none(ids, positions, replace(sight, mask=None))
@@ -104,19 +104,19 @@ FAULTS = {
 
 
 def test_a_plain_model_passes_and_its_width_is_told():
-    assert probe_sight(Reader(), **ABOUT, causal=True) == 32
+    assert probe_attention(Reader(), **ABOUT, causal=True) == 32
     probe(gpt2(), vocab=64)
 
 
 @pytest.mark.parametrize(("fault", "line"), FAULTS.items(), ids=FAULTS)
 def test_each_fault_is_refused_with_its_own_line(fault, line):
     with pytest.raises(ModelError, match=f"^Odd .*{line}") as refused:
-        probe_sight(Reader(fault), **ABOUT, causal=True)
+        probe_attention(Reader(fault), **ABOUT, causal=True)
     assert "\n" not in str(refused.value)
 
 
 def test_an_encoder_need_not_be_causal():
-    assert probe_sight(Reader("leaks"), **ABOUT, causal=False) == 32
+    assert probe_attention(Reader("leaks"), **ABOUT, causal=False) == 32
 
 
 class Scaled(LlamaForCausalLM):
@@ -185,7 +185,7 @@ def test_the_tolerance_is_far_below_what_a_fault_changes():
     model = llama()
     ids, places = torch.arange(4, 4 + LENGTH)[None], torch.arange(LENGTH)[None]
     with torch.no_grad():
-        both, one_way = (model.hidden(ids, places, Sight(causal)) for causal in (False, True))
+        both, one_way = (model.hidden(ids, places, AttentionPattern(causal)) for causal in (False, True))
     assert (both - one_way).abs().max() > 30 * CLOSE * both.abs().max()
 
 

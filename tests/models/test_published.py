@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import EuroBertConfig, EuroBertForMaskedLM
 
 from biphase.errors import ModelError
-from biphase.models.published import eurobert, is_published
+from biphase.models.hub import eurobert, is_published
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, FFN, VOCAB = 3, 32, 4, 2, 48, 64
 HEAD_WIDTH = HIDDEN // HEADS

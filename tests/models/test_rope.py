@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from biphase.errors import ModelError
-from biphase.models.rope import rope_base_of, set_rope_base
+from biphase.models.backbone import rope_base_of, set_rope_base
 
 SHAPE = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

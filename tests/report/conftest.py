@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from biphase import CATALOG, CLM, MLM, SIZES, WSD, Finetune, Pretrain, Rows, Stage, Study
-from biphase.files import Store
 from biphase.keys import Identities
+from biphase.store import Store
 from biphase.study.plan import Plan, make_plan
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

@@ -13,10 +13,10 @@ import threading
 import pytest
 
 from biphase import CLM, MLM, TASKS, Finetune, Stage, Study
-from biphase.files import Store
 from biphase.report.build import build
 from biphase.report.watch import HOST, Watcher, listen
-from biphase.study.leaves import trainings
+from biphase.store import Store
+from biphase.study.ledger import finetunings
 
 ARGUMENTS = ["--no-sandbox", "--disable-background-networking"]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -143,7 +143,7 @@ def test_tables_sort_by_value_and_say_so(visit, built):
 
 def test_what_is_missing_sorts_to_the_end_either_way(ledger, visit, tmp_path):
     plan, store = ledger
-    for training in trainings(plan):
+    for training in finetunings(plan):
         if training.model == plan.results["mlm"] and training.lr == 2e-5 and training.task.name == "squad":
             shutil.rmtree(store.leaves / training.leaves[0].key)
     half = build(plan, store, tmp_path / "report", static=False)
@@ -348,7 +348,9 @@ def test_a_watched_page_changes_in_place(ledger, visit, tmp_path):
     from playwright.sync_api import expect
 
     plan, store = ledger
-    moved = [one for one in trainings(plan) if one.model == plan.results["mlm"] and one.task.name == "squad"]
+    moved = [
+        one for one in finetunings(plan) if one.model == plan.results["mlm"] and one.task.name == "squad"
+    ]
     for one in moved:
         shutil.move(store.leaves / one.leaves[0].key, tmp_path / one.leaves[0].key)
     watcher = Watcher(lambda: plan, store, tmp_path / "report", say=print, stop=threading.Event())

@@ -14,12 +14,12 @@ import pytest
 
 from biphase import CLM, MLM, Fewer, Hub, Pretrain, Stage, Study
 from biphase.errors import SpecError
-from biphase.files import Store
+from biphase.papers.gisserot2025.published import ADDRESS, TITLE
 from biphase.report.build import KNOWN, build
 from biphase.report.page.render import inside_script
-from biphase.report.paper import ADDRESS, TITLE
+from biphase.store import Store
 from biphase.study import ledger as state_ledger
-from biphase.study.leaves import trainings
+from biphase.study.ledger import finetunings
 
 CSVS = ["claims.csv", "families.csv", "leaves.csv", "noise.csv", "runs.csv", "scores.csv"]
 
@@ -96,7 +96,7 @@ def test_the_same_ledger_gives_the_same_bytes_wherever_it_lies(ledger, tmp_path)
 def test_another_score_gives_another_report(ledger, rewrite, tmp_path):
     plan, store = ledger
     build(plan, store, tmp_path / "one", static=False)
-    leaf = next(iter(trainings(plan))).leaves[0]
+    leaf = next(iter(finetunings(plan))).leaves[0]
     rewrite(
         store.leaves / leaf.key, "leaf.json", lambda about: about["scores"]["test"].update(accuracy=0.123)
     )
@@ -138,15 +138,15 @@ def test_words_of_a_user_are_only_words(invent, run, grid, tmp_path):
 
 def test_half_a_study_says_at_the_top_what_is_missing(ledger, tmp_path):
     plan, store = ledger
-    gone = [one for one in trainings(plan) if one.model == plan.results["mlm"] and one.task.name == "sst2"]
+    gone = [one for one in finetunings(plan) if one.model == plan.results["mlm"] and one.task.name == "sst2"]
     failed = next(
-        one for one in trainings(plan) if one.model == plan.results["both"] and one.task.name == "squad"
+        one for one in finetunings(plan) if one.model == plan.results["both"] and one.task.name == "squad"
     )
     for one in (*gone, failed):
         shutil.rmtree(store.leaves / one.leaves[0].key)
     state_ledger.note_failure(plan, store, failed.key, ValueError("the loss was not finite"))
     spoiled = next(
-        one for one in trainings(plan) if one.model == plan.results["clm"] and one.task.name == "squad"
+        one for one in finetunings(plan) if one.model == plan.results["clm"] and one.task.name == "squad"
     )
     (store.leaves / spoiled.leaves[0].key / "leaf.json").write_text("{}")
     built = build(plan, store, tmp_path / "report", static=False)

@@ -6,11 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from biphase.report import draws as module
-from biphase.report.draws import Draws, shared_draws
-from biphase.report.evidence import gather
-from biphase.report.statistics.resampling import resample
-from biphase.study.leaves import trainings
+from biphase.report import evidence as module
+from biphase.report.evidence import Resamples, gather, shared_resamples
+from biphase.report.statistics.intervals import resample
+from biphase.study.ledger import finetunings
 
 
 @pytest.fixture
@@ -19,7 +18,7 @@ def evidence(ledger):
 
 
 def test_draws_have_the_seeds_of_the_model_and_centre_on_its_scores(evidence):
-    draws = Draws(evidence)
+    draws = Resamples(evidence)
     for model in evidence.models.values():
         for task in ("sst2", "squad", "nq"):
             found, scores = draws.of(model, task), evidence.scores(model, task)
@@ -30,7 +29,7 @@ def test_draws_have_the_seeds_of_the_model_and_centre_on_its_scores(evidence):
 
 def test_each_seed_is_its_own_column(evidence):
     """Against one row at a time: the same task has the same resamples, in one call or in many."""
-    draws, model = Draws(evidence), evidence.models["mlm"]
+    draws, model = Resamples(evidence), evidence.models["mlm"]
     values = evidence.values(model, "sst2")
     for seed in range(values.shape[1]):
         alone = resample(values[0, seed : seed + 1], seed="sst2", draws=1000)[:, 0]
@@ -42,13 +41,13 @@ def test_pretraining_seeds_are_rows(three, invent, tmp_path):
     runs = tuple(replace(mlm, name=f"mlm-{seed}", seed=seed) for seed in (1, 2))
     evidence = gather(*invent(replace(three, runs=runs), tmp_path, means={"mlm-1": 60.0, "mlm-2": 90.0}))
     (model,) = evidence.models.values()
-    found = Draws(evidence, draws=50).of(model, "sst2")
+    found = Resamples(evidence, draws=50).of(model, "sst2")
     assert found.shape == (50, 2, 3)
     assert found.mean(axis=(0, 2)) == pytest.approx([0.6, 0.9], abs=0.03)
 
 
 def test_entity_f1_is_resampled_from_counts(evidence):
-    draws, model = Draws(evidence, draws=50), evidence.models["mlm"]
+    draws, model = Resamples(evidence, draws=50), evidence.models["mlm"]
     found = draws.of(model, "conll2003", "entity_f1")
     assert found.shape == (50, 1, 3)
     assert found.mean() == pytest.approx(evidence.scores(model, "conll2003", "entity_f1").mean(), abs=0.05)
@@ -62,26 +61,26 @@ def test_a_task_is_resampled_once_for_all_models(evidence, monkeypatch):
         return resample(*args, **named)
 
     monkeypatch.setattr(module, "resample", counted)
-    draws = shared_draws(evidence)
+    draws = shared_resamples(evidence)
     for model in evidence.models.values():
         for task in ("sst2", "nq"):
             draws.of(model, task)
     assert sorted(calls) == ["nq", "sst2"]
-    assert shared_draws(evidence) is draws
+    assert shared_resamples(evidence) is draws
 
 
 def test_other_evidence_has_other_draws(ledger):
-    assert shared_draws(gather(*ledger)) is not shared_draws(gather(*ledger))
+    assert shared_resamples(gather(*ledger)) is not shared_resamples(gather(*ledger))
 
 
 def test_values_that_are_not_there_give_no_draws(ledger):
     plan, store = ledger
-    for training in trainings(plan):
+    for training in finetunings(plan):
         for leaf in training.leaves:
             if leaf.task.name == "sst2":
                 (store.leaves / leaf.key / "values.safetensors").unlink()
     evidence = gather(plan, store)
-    draws = Draws(evidence, draws=10)
+    draws = Resamples(evidence, draws=10)
     assert all(draws.of(model, "sst2") is None for model in evidence.models.values())
     assert draws.of(evidence.models["mlm"], "squad") is not None
     assert draws.of(evidence.models["mlm"], "squad", "no-such-metric") is None
@@ -93,6 +92,6 @@ def test_a_seed_without_values_is_missing_alone(ledger):
     grid = evidence.grids["mlm", "squad"]
     key = grid.keys[grid.chosen[1]][grid.seeds.index(1)]
     (store.leaves / key / "values.safetensors").unlink()
-    found = Draws(gather(plan, store), draws=10).of(evidence.models["mlm"], "squad")
+    found = Resamples(gather(plan, store), draws=10).of(evidence.models["mlm"], "squad")
     assert np.isnan(found).all(axis=0).tolist() == [[False, True, False]]
     assert np.isnan(found).any(axis=0).tolist() == [[False, True, False]]

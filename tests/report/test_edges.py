@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from biphase.report.edges import edges
+from biphase.report.estimates import edges
 from biphase.report.evidence import gather
 
 

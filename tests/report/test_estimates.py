@@ -6,14 +6,13 @@ from dataclasses import replace
 import pytest
 
 from biphase import CLM, MLM, Stage, Study
-from biphase.metadata import LEAF
+from biphase.metadata import TRIAL
 from biphase.report.content import collect
 from biphase.report.estimates import estimate
 from biphase.report.evidence import gather
-from biphase.report.latex import latex
-from biphase.report.markdown import markdown
 from biphase.report.page.render import page
-from biphase.study.leaves import trainings
+from biphase.report.text import latex, markdown
+from biphase.study.ledger import finetunings
 
 
 def test_one_seed_still_has_test_examples(invent, run, grid, tmp_path):
@@ -47,7 +46,7 @@ TRIVIAL = {"trivial": {"token_f1": {"what": "no answer", "validation": 0.1, "tes
 def collapsed(ledger, rewrite):
     """A ledger in which one model predicts nothing on SQuAD, and all other tasks are of an earlier version."""
     plan, store = ledger
-    for training in trainings(plan):
+    for training in finetunings(plan):
         for leaf in training.leaves:
             same = "no answer" if training.model == plan.results["both"] else ""
             more = {"baselines": TRIVIAL, "constant": {"validation": "", "test": same}}
@@ -55,7 +54,7 @@ def collapsed(ledger, rewrite):
             def change(about, more=more):
                 about.update(more) if about["task"]["name"] == "squad" else [about.pop(name) for name in more]
 
-            rewrite(store.leaves / leaf.key, LEAF, change)
+            rewrite(store.leaves / leaf.key, TRIAL, change)
     return collect(plan, store)
 
 
@@ -69,7 +68,7 @@ def test_other_metrics_are_told_where_every_seed_has_them(ledger, rewrite):
     grid = gather(plan, store).grids["both", "squad"]
     assert found.others["f1"] == pytest.approx(grid.at_chosen(grid.test, "f1").mean())
     for key in {key for row in grid.keys for key in row[:1]}:  # of one seed
-        rewrite(store.leaves / key, LEAF, lambda about: about["scores"]["test"].pop("f1"))
+        rewrite(store.leaves / key, TRIAL, lambda about: about["scores"]["test"].pop("f1"))
     assert set(estimate(gather(plan, store)).tasks["both", "squad"].others) == {"exact_match"}
 
 

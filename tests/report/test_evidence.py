@@ -11,15 +11,14 @@ import torch
 from safetensors.torch import save
 
 from biphase import CLM, MLM, Fewer, Stage, Study
-from biphase.files import MANIFEST, Store, publish, verify
-from biphase.metadata import LEAF
+from biphase.metadata import TRIAL
 from biphase.report import tables
 from biphase.report.content import collect
 from biphase.report.evidence import gather
-from biphase.study.leaves import VALUES, read_leaf, trainings
-from biphase.study.ledger import note_failure
+from biphase.store import MANIFEST, Store, publish, verify
+from biphase.study.ledger import VALUES, finetunings, note_failure, read_trial
 from biphase.study.scores import rows
-from biphase.tasks.metrics.tagging import entity_f1
+from biphase.tasks.metrics import entity_f1
 
 SELECTS = {"SC": "accuracy", "TC": "sentence_f1", "QA": "token_f1", "IR": "paper_ndcg@10"}
 
@@ -29,7 +28,7 @@ def leaves_of(plan):
     names = {key: name for name, key in reversed(plan.results.items())}
     return {
         (names[one.model], leaf.task.name, one.lr, one.seed): (one, leaf.key)
-        for one in trainings(plan)
+        for one in finetunings(plan)
         for leaf in one.leaves
     }
 
@@ -82,7 +81,7 @@ def test_what_is_not_planned_is_no_gap_and_every_array_has_the_shape_of_the_stud
     }  # fmt: skip
     content = collect(plan, store)
     assert not content.missing.any
-    assert len(tables.leaves(evidence).rows) == 20
+    assert len(tables.trial_table(evidence).rows) == 20
     planned = {place: score.planned for place, score in content.estimates.families.items()}
     assert [place for place, will in planned.items() if not will] == [("clm-10", "QA")]
     assert not any("missing" in figure.caption for figure in content.figures)
@@ -94,7 +93,7 @@ def test_every_score_stands_where_its_leaf_says(ledger):
     assert evidence.count == (180, 180)
     assert evidence.unreadable == {}
     for (result, task, lr, seed), (_, key) in leaves_of(plan).items():
-        grid, about = evidence.grids[result, task], read_leaf(store, key)
+        grid, about = evidence.grids[result, task], read_trial(store, key)
         at = grid.lrs.index(lr), grid.seeds.index(seed)
         assert grid.keys[at[0]][at[1]] == key
         assert {name: array[at] for name, array in grid.test.items()} == about["scores"]["test"]
@@ -156,7 +155,7 @@ def test_seeds_and_rates_stand_in_order_however_a_study_lists_them(run, grid, in
     assert evidence.seeds == found.seeds == (4, 9)
     assert found.lrs == (1e-5, 5e-5, 2e-4)
     for (_, _, lr, seed), (_, key) in leaves_of(plan).items():
-        score = read_leaf(store, key)["scores"]["test"]["accuracy"]
+        score = read_trial(store, key)["scores"]["test"]["accuracy"]
         assert found.test["accuracy"][found.lrs.index(lr), evidence.seeds.index(seed)] == score
 
 
@@ -177,7 +176,7 @@ def test_test_scores_choose_nothing(ledger, rewrite):
         def invent_test(about):
             about["scores"]["test"] = {name: chance.random() for name in about["scores"]["test"]}
 
-        rewrite(store.leaves / key, LEAF, invent_test)
+        rewrite(store.leaves / key, TRIAL, invent_test)
         verify(store.leaves / key)
     after = gather(plan, store)
     assert after.unreadable == {}
@@ -197,7 +196,7 @@ def test_validation_scores_choose_and_of_equals_the_lowest_rate(ledger, rewrite)
             about["scores"]["validation"]["paper_ndcg@10"] = 0.9 if good else 0.1
             about["scores"]["validation"]["mrr@10"] = 0.1 if good else 0.9
 
-        rewrite(store.leaves / key, LEAF, prefer)
+        rewrite(store.leaves / key, TRIAL, prefer)
     evidence = gather(plan, store)
     assert evidence.grids["mlm", "nq"].chosen == {0: 2, 1: 1, 2: 0}
     expected = [
@@ -332,7 +331,7 @@ def damaged(tmp_path):
     return for_a_while
 
 
-@pytest.mark.parametrize("name", [LEAF, MANIFEST])
+@pytest.mark.parametrize("name", [TRIAL, MANIFEST])
 def test_a_damaged_leaf_is_missing_and_named_and_harms_no_other(ledger, damaged, name):
     plan, store = ledger
     whole = gather(plan, store)
@@ -348,7 +347,7 @@ def test_a_damaged_leaf_is_missing_and_named_and_harms_no_other(ledger, damaged,
         assert key in why
         assert "remove" in why
         assert "\n" not in why
-        assert ("missing or cut short" in why) == (name == LEAF and damage not in (flip,)), damage
+        assert ("missing or cut short" in why) == (name == TRIAL and damage not in (flip,)), damage
         grid = evidence.grids["both", "conll2003"]
         assert grid.missing == evidence.unreadable
         assert np.argwhere(np.isnan(grid.test["sentence_f1"])).tolist() == [[1, 0]]
@@ -376,7 +375,7 @@ def test_damaged_values_leave_the_score_and_are_named(ledger, damaged):
         assert evidence.count == (180, 180)
 
 
-@pytest.mark.parametrize("name", [LEAF, MANIFEST])
+@pytest.mark.parametrize("name", [TRIAL, MANIFEST])
 def test_no_flipped_bit_ever_becomes_a_number(tiny, name):
     plan, store, _, key = tiny
     right = gather(plan, store).grids["clm", "sst2"].test["accuracy"][0, 0]
@@ -448,7 +447,7 @@ def test_a_leaf_in_the_place_of_another_is_not_taken_for_it(ledger):
 )
 def test_what_was_published_whole_and_is_no_leaf_is_named_too(tiny, rewrite, change):
     plan, store, _, key = tiny
-    rewrite(store.leaves / key, LEAF, change)
+    rewrite(store.leaves / key, TRIAL, change)
     verify(store.leaves / key)
     evidence = gather(plan, store)
     assert list(evidence.unreadable) == [key]
@@ -481,7 +480,7 @@ def test_a_file_where_a_leaf_should_stand(tiny):
 
 def test_values_of_another_number_of_examples_are_not_used(tiny, rewrite):
     plan, store, _, key = tiny
-    rewrite(store.leaves / key, LEAF, lambda about: about["examples"].update(test=86))
+    rewrite(store.leaves / key, TRIAL, lambda about: about["examples"].update(test=86))
     evidence = gather(plan, store)
     assert evidence.values(evidence.models["clm"], "sst2") is None
     assert "87 values of test/accuracy for 86 examples" in evidence.unreadable[key]

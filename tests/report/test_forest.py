@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from biphase.report.page.forest import EDGE, WIDTH, Mark, Scale, axis, drawing
+from biphase.report.page.view import EDGE, WIDTH, AxisScale, Mark, axis, drawing
 
 
 def numbers(drawn, what, field):
@@ -14,7 +14,7 @@ def numbers(drawn, what, field):
 
 def test_rows_share_a_scale_with_nought_on_it():
     marks = [Mark(2.0, 1.5, 2.5), Mark(4.0, 3.0, 5.0)]
-    scale = Scale(marks)
+    scale = AxisScale(marks)
     assert scale.at(0) == EDGE
     assert scale.at(5.0) == WIDTH - EDGE
     first, second = (drawing(mark, scale) for mark in marks)
@@ -23,13 +23,13 @@ def test_rows_share_a_scale_with_nought_on_it():
 
 
 def test_a_negative_estimate_lies_left_of_nought():
-    scale = Scale([Mark(-1.0, -2.0, 0.5)])
+    scale = AxisScale([Mark(-1.0, -2.0, 0.5)])
     assert scale.at(-1.0) < scale.at(0)
 
 
 def test_an_interval_that_would_squeeze_all_else_is_cut_and_points_on():
     marks = [Mark(1.0, -100.0, 102.0), Mark(2.0, 1.5, 2.5)]
-    scale = Scale(marks)
+    scale = AxisScale(marks)
     assert scale.high - scale.low < 15
     cut, whole = (drawing(mark, scale) for mark in marks)
     assert cut.count("l-4 4 4 4") == cut.count("l4 4-4 4") == 1
@@ -38,7 +38,7 @@ def test_an_interval_that_would_squeeze_all_else_is_cut_and_points_on():
 
 
 def test_what_is_not_known_is_not_drawn():
-    drawn = drawing(Mark(math.nan), Scale([Mark(math.nan), Mark(1.0)]))
+    drawn = drawing(Mark(math.nan), AxisScale([Mark(math.nan), Mark(1.0)]))
     assert 'class="mean"' not in drawn
     assert 'class="seeds"' not in drawn
     assert 'class="paper"' not in drawn
@@ -47,7 +47,7 @@ def test_what_is_not_known_is_not_drawn():
 
 def test_the_paper_the_margin_and_the_examples_are_drawn_where_they_are():
     mark = Mark(1.0, 0.5, 1.5, examples=(0.2, 1.8), paper=1.2, margin=-0.5)
-    scale = Scale([mark])
+    scale = AxisScale([mark])
     drawn = drawing(mark, scale)
     assert numbers(drawn, "margin", "x1") == [scale.at(-0.5)]
     assert f'd="M{scale.at(1.2)} ' in drawn
@@ -56,13 +56,13 @@ def test_the_paper_the_margin_and_the_examples_are_drawn_where_they_are():
 
 
 def test_nothing_known_still_has_a_scale():
-    scale = Scale([])
+    scale = AxisScale([])
     assert (scale.low, scale.high) == (-1.0, 1.0)
 
 
 @pytest.mark.parametrize("reach", [0.003, 0.4, 3.0, 26.0, 150.0])
 def test_ticks_are_few_round_and_hold_nought(reach):
-    scale = Scale([Mark(reach / 2, -reach / 3, reach)])
+    scale = AxisScale([Mark(reach / 2, -reach / 3, reach)])
     ticks = scale.ticks()
     assert 2 <= len(ticks) <= 6
     assert 0 in ticks

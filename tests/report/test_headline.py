@@ -11,7 +11,7 @@ from biphase import CLM, MLM, Stage, Study
 from biphase.report.evidence import gather
 from biphase.report.headline import difference, headline, noise
 from biphase.report.statistics.intervals import across
-from biphase.study.leaves import trainings
+from biphase.study.ledger import finetunings
 
 
 def with_scores(evidence, part, change):
@@ -109,7 +109,7 @@ def test_pretraining_seeds_are_paired_by_their_number(invent, run, grid, tmp_pat
 
 def test_half_a_study_speaks_of_what_is_complete(ledger):
     plan, store = ledger
-    for training in trainings(plan):
+    for training in finetunings(plan):
         if training.model == plan.results["both"] and training.lr == 2e-5:
             shutil.rmtree(store.leaves / training.leaves[0].key)
     top = headline(gather(plan, store), [])
@@ -120,7 +120,7 @@ def test_half_a_study_speaks_of_what_is_complete(ledger):
 
 def test_nothing_complete_is_no_answer(ledger):
     plan, store = ledger
-    for training in trainings(plan):
+    for training in finetunings(plan):
         if training.seed or training.lr == 2e-5:
             for leaf in training.leaves:
                 shutil.rmtree(store.leaves / leaf.key)
@@ -130,7 +130,7 @@ def test_nothing_complete_is_no_answer(ledger):
 
 
 def test_a_study_without_fine_tuning_judges_nothing(planned, run, tmp_path):
-    from biphase.files import Store
+    from biphase.store import Store
 
     plan = planned(run("clm", Stage(CLM(), 20)))
     top = headline(gather(plan, Store(tmp_path)), [])
@@ -179,7 +179,7 @@ def test_a_rival_of_several_seeds_says_so(invent, run, grid, tmp_path):
 
 
 def test_verdicts_are_counted(evidence):
-    from biphase.report.claims import judge as found_in
+    from biphase.report.verdicts import judge as found_in
 
     findings = found_in(evidence)
     top = headline(evidence, findings)

@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from biphase.report.content import collect
-from biphase.report.latex import escape, latex
-from biphase.study.leaves import trainings
+from biphase.report.text import escape, latex
+from biphase.study.ledger import finetunings
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_intervals_stand_beside_the_means(content):
 
 def test_what_is_missing_is_a_dash(ledger):
     plan, store = ledger
-    for training in trainings(plan):
+    for training in finetunings(plan):
         if training.model == plan.results["mlm"] and training.lr == 2e-5 and training.task.name == "sst2":
             shutil.rmtree(store.leaves / training.leaves[0].key)
     rows = body(latex(collect(plan, store))["families.tex"])

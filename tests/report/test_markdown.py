@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from biphase.report.content import collect
-from biphase.report.markdown import markdown
-from biphase.study.leaves import trainings
+from biphase.report.text import markdown
+from biphase.study.ledger import finetunings
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_boards_show_means_intervals_and_the_best_in_bold(content):
 
 def test_what_is_missing_is_said_and_shown(ledger):
     plan, store = ledger
-    for training in trainings(plan):
+    for training in finetunings(plan):
         if training.model == plan.results["mlm"] and training.lr == 2e-5 and training.task.name == "sst2":
             shutil.rmtree(store.leaves / training.leaves[0].key)
     text = markdown(collect(plan, store))

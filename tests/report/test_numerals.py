@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from biphase.report.numerals import (
+from biphase.text import (
     effect,
     exponent,
     fixed,

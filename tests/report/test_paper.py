@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from biphase.keys import Identities
+from biphase.papers.gisserot2025.published import FAMILY_MEANS, RATES, at_rates, family_mean, made
 from biphase.presets import corpus_of
-from biphase.report.paper import FAMILY_MEANS, RATES, at_rates, family_mean, made
 from biphase.report.recipes import models, recipe_of
 from biphase.study.load import load
 from biphase.study.plan import make_plan

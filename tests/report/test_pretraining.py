@@ -9,8 +9,8 @@ import pytest
 
 from biphase import CLM, MLM, WSD, Corpus, Hub, Linear, Pretrain, Pretrained, Stage, Study
 from biphase.errors import StoreError
-from biphase.files import Store
-from biphase.report.pretraining import POINTS, SAMPLE, Switch, about_state, cost, curve, pieces, switches
+from biphase.report.pretraining import POINTS, SAMPLE, Switch, about_state, cost, curve, job_costs, switches
+from biphase.store import Store
 from biphase.study import ledger as states
 from biphase.study.costs import costs
 from biphase.study.ledger import live_file, note_failure
@@ -54,7 +54,7 @@ def logged(steps, objective="clm", loss=float, first=1):
 
 def test_pieces_sum_to_what_the_plan_costs(tree):
     plan, store = tree
-    every, whole = pieces(plan, store), costs(plan)
+    every, whole = job_costs(plan, store), costs(plan)
     assert [one.key for one in every] == list(plan.states)
     assert sum(one.tokens for one in every) == whole.tokens
     assert sum(one.flops for one in every) == pytest.approx(whole.flops, rel=1e-12)
@@ -75,7 +75,7 @@ def test_pieces_sum_to_what_the_plan_costs(tree):
 
 def test_a_result_costs_its_whole_way_and_shared_ways_count_for_each(tree):
     plan, store = tree
-    every = {one.key: one for one in pieces(plan, store)}
+    every = {one.key: one for one in job_costs(plan, store)}
     for result, key in plan.results.items():
         way = [state.key for state in plan.path(key)]
         whole, told = costs(plan, way), cost(plan, store, result)
@@ -93,7 +93,7 @@ def test_what_is_not_computed_has_no_seconds_and_its_children_know_their_own(tre
     store.discard(store.states / plan.results["more"])
     store.discard(store.states / trunk.key)
     note_failure(plan, store, trunk.key, RuntimeError("no luck"))
-    every = {one.key: one for one in pieces(plan, store)}
+    every = {one.key: one for one in job_costs(plan, store)}
     assert (every[trunk.key].standing, every[trunk.key].seconds) == ("failed", None)
     assert every[plan.results["more"]].standing == "ready"
     assert every[plan.results["more"]].flops
@@ -126,11 +126,11 @@ def test_a_parent_that_was_trained_again_elsewhere_is_not_charged_to_its_childre
 
     for key in way:
         spend(key, clock[plan.states[key].span[1]])
-    before = {one.key: one for one in pieces(plan, store)}
+    before = {one.key: one for one in job_costs(plan, store)}
     assert [before[key].seconds for key in way] == [10, 10, 30, 4]
     assert [before[key].joules for key in way] == [1000, 1000, 3000, 400]
     spend(way[1], 12.0)  # on a faster machine
-    after = {one.key: one for one in pieces(plan, store)}
+    after = {one.key: one for one in job_costs(plan, store)}
     assert [after[key].seconds for key in way] == [10, 2, 30, 4]
     assert [after[key].joules for key in way] == [1000, 200, None, 400]
 
@@ -139,9 +139,9 @@ def test_a_parent_that_was_trained_again_elsewhere_is_not_charged_to_its_childre
 def test_a_state_that_cannot_be_trusted_costs_nothing_that_is_told(tree, content):
     plan, store = tree
     key = plan.results["clm"]
-    whole = {one.key: one for one in pieces(plan, store)}
+    whole = {one.key: one for one in job_costs(plan, store)}
     (store.states / key / "state.json").write_bytes(content)
-    every = {one.key: one for one in pieces(plan, store)}
+    every = {one.key: one for one in job_costs(plan, store)}
     assert (every[key].standing, every[key].seconds, every[key].device) == ("failed", None, "")
     child = next(one for one in every.values() if one.parent == key)
     assert (child.seconds, child.joules) == (pytest.approx(whole[child.key].seconds, abs=1e-3), None)
@@ -164,7 +164,7 @@ def test_the_status_of_a_study_survives_a_state_that_cannot_be_read(tree):
         if content == b"[]":  # it was written so
             entry = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
             (place / "manifest.json").write_text(json.dumps({"key": key, "files": {"state.json": entry}}))
-        entry = states.survey(plan, store)[key]
+        entry = states.survey_jobs(plan, store)[key]
         assert entry.standing == "failed"
         assert why in entry.error
         assert "\n" not in entry.error
@@ -177,14 +177,14 @@ def test_a_start_costs_nothing_and_has_no_curve(planned, tmp_path):
     assert about_state(plan, store, "as-is") == {}
     found = curve(plan, store, "as-is")
     assert (found.steps, found.heldout, found.switches, found.complete) == ([], {}, (), False)
-    assert pieces(plan, store) == []
+    assert job_costs(plan, store) == []
 
 
 def test_flops_of_a_shape_that_only_a_download_would_tell_are_not_known(planned, run, tmp_path):
     corpus = Corpus("c", "./text", Pretrained("./tokens"))
     start = Hub("someone/model", revision="a" * 40)
     plan = planned(run("x", Stage(MLM(0.4), 20), start=start, corpus=corpus))
-    assert [one.flops for one in pieces(plan, Store(tmp_path))] == [None, None]
+    assert [one.flops for one in job_costs(plan, Store(tmp_path))] == [None, None]
     assert cost(plan, Store(tmp_path), "x").flops is None
     assert cost(plan, Store(tmp_path), "x").tokens == 20 * 128
 
@@ -361,4 +361,4 @@ def test_a_moving_ratio_and_its_curve(run, invent, tmp_path):
     assert set(found.objectives) == {"mlm 40→20%"}
     assert found.switches == ()
     assert found.complete
-    assert costs(plan).flops == pytest.approx(sum(one.flops for one in pieces(plan, store)))
+    assert costs(plan).flops == pytest.approx(sum(one.flops for one in job_costs(plan, store)))

@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 
 from biphase import CATALOG, CLM, MLM, SIZES, Claim, Finetune, Pretrain, Stage, Study
-from biphase.files import Store
-from biphase.report import claims
-from biphase.report.claims.verdicts import ALPHA
+from biphase.papers.gisserot2025.claims import STATEMENTS
 from biphase.report.evidence import gather
 from biphase.report.prospects import ASSUMED, ASSUMED_OF_SMALL, as_json, prospects, render
 from biphase.report.statistics.power import Noise, power_crossed, power_of
-from biphase.study.identities import identities
+from biphase.report.verdicts import ALPHA
+from biphase.store import Store
 from biphase.study.load import load
-from biphase.study.plan import make_plan
+from biphase.study.plan import identities, make_plan
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,7 +55,7 @@ def test_what_is_planned_is_what_the_report_will_test(plan_of, name):
     plan = plan_of(name)
     found = prospects(plan)
     assert sum(one.tested for one in found) == TESTED[name]
-    assert [one.id for one in found] == [one.id for one in claims.catalog.STATEMENTS]
+    assert [one.id for one in found] == [one.id for one in STATEMENTS]
     assert {one.noise for one in found} == {"assumed", ""}
     for one in found:
         assert bool(one.parts) == one.tested == (one.why == "")
@@ -207,7 +206,7 @@ def test_planning_stays_without_torch():
     code = (
         "import sys\nfrom pathlib import Path\nfrom biphase.cli.app import planned\n"
         "plan, _, _ = planned(Path('studies/paper.py'), Path('no-such-store'))\n"
-        "from biphase.report.prospects import prospects, render\nrender(prospects(plan))\n"
+        "from biphase.report.prospects import prospects; from biphase.report.prospects import render\nrender(prospects(plan))\n"
         "print(*sorted({'torch', 'transformers', 'matplotlib', 'plotly'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)

@@ -23,11 +23,10 @@ from biphase import (
     Rows,
     Stage,
 )
-from biphase.files import Store
 from biphase.report.recipes import models, recipe_of
-from biphase.study.identities import identities
+from biphase.store import Store
 from biphase.study.load import load
-from biphase.study.plan import make_plan
+from biphase.study.plan import identities, make_plan
 
 BATCH = 2_359_296
 NAME = re.compile(

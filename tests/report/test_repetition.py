@@ -7,9 +7,8 @@ import pytest
 
 from biphase import CLM, MLM, WSD, Corpus, Linear, Pretrained, Rows, Stage, Study
 from biphase.report.evidence import gather
-from biphase.report.pretraining import about_state
-from biphase.report.repetition import LATELY, Epochs, Gap, gaps
-from biphase.report.runs import runs
+from biphase.report.pretraining import LATELY, Epochs, LossGap, about_state, gaps
+from biphase.report.provenance import runs
 
 ROWS = 16  # of the corpus; a step reads two
 
@@ -72,7 +71,7 @@ def test_rows_of_another_length_are_other_rows(run, clm, invent, tmp_path, rewri
 
 
 def test_what_no_state_tells_is_not_known(clm, invent, planned, tmp_path):
-    from biphase.files import Store
+    from biphase.store import Store
 
     plan, store = invent(Study("s", (clm,)), tmp_path / "store")  # nobody knows the rows
     assert Epochs(plan, store).at("clm") is None
@@ -126,7 +125,7 @@ def test_the_training_loss_is_the_mean_of_the_last_steps(run, invent, tmp_path):
     # The last step; a tenth of 100 steps; 50 at most; and of the decay a tenth again.
     means = [5.0, 95.5, 1_000 - (LATELY - 1) / 2, 1_900 - (LATELY - 1) / 2, 1_995.5]
     assert [one.training for one in found] == means
-    assert found[0] == Gap(5, "clm", 0, 5.0, 3.0)
+    assert found[0] == LossGap(5, "clm", 0, 5.0, 3.0)
     assert found[0].nats == 2.0
 
 

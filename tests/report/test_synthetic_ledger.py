@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from biphase import CATALOG, CLM, Finetune, Stage, Study
-from biphase.files import MANIFEST, verify
-from biphase.metadata import LEAF
+from biphase.metadata import TRIAL
 from biphase.report.evidence import gather
-from biphase.study.leaves import PREDICTIONS
+from biphase.store import MANIFEST, verify
+from biphase.study.ledger import PREDICTIONS
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,11 +28,10 @@ def test_the_ledger_tells_the_truth_it_was_made_of(ledger):
 def test_an_invented_ledger_is_written_as_a_real_one(tiny_run, store, invent, tmp_path):
     import torch
 
-    from biphase.study.identities import identities
-    from biphase.study.plan import make_plan, save_plan
+    from biphase.study.plan import identities, make_plan, save_plan
     from biphase.study.worker import Worker
-    from biphase.training.devices import Ranks
-    from biphase.training.manner import Manner
+    from biphase.training.distributed import Ranks
+    from biphase.training.options import RuntimeOptions
 
     task = replace(CATALOG["wikiann-mini"], steps=2, batch=4)
     task = replace(task, splits=replace(task.splits, rows=(8, 4, 4)))
@@ -41,14 +40,14 @@ def test_an_invented_ledger_is_written_as_a_real_one(tiny_run, store, invent, tm
     plan = make_plan(study, identities(store))
     save_plan(plan, store)
     alone = Ranks(0, 1, torch.device("cpu"))
-    manner = Manner(quiet=True, loaders=0)
+    manner = RuntimeOptions(quiet=True, loaders=0)
     Worker(
         plan, store, identities(store), alone, manner, wanted=set(plan.states), say=lambda text: None
     ).work()
 
     _, made = invent(study, tmp_path / "made")
-    real = json.loads(next(store.leaves.glob(f"*/{LEAF}")).read_text())
-    mine = json.loads(next(made.leaves.glob(f"*/{LEAF}")).read_text())
+    real = json.loads(next(store.leaves.glob(f"*/{TRIAL}")).read_text())
+    mine = json.loads(next(made.leaves.glob(f"*/{TRIAL}")).read_text())
     assert shape_of(mine, but=("losses",)) == shape_of(real, but=("losses",))
     states = [json.loads(next(one.states.glob("*/state.json")).read_text()) for one in (made, store)]
     assert shape_of(states[0]) == shape_of(states[1])
@@ -85,7 +84,7 @@ def test_the_same_seed_invents_the_same_bytes_and_another_seed_others(run, grid,
     assert one == content("two", 0)
     other = content("three", 1)
     assert list(one) == list(other)
-    assert sum(one[path] != other[path] for path in one if path.name == LEAF) == 27
+    assert sum(one[path] != other[path] for path in one if path.name == TRIAL) == 27
 
 
 def test_invented_scores_never_join_a_store_that_holds_anything(tmp_path):

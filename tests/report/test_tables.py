@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from biphase.report import tables
-from biphase.report.claims import judge as found_in
 from biphase.report.estimates import estimate
 from biphase.report.evidence import gather
-from biphase.report.runs import runs
+from biphase.report.provenance import runs
 from biphase.report.statistics.intervals import of_scores
+from biphase.report.verdicts import judge as found_in
 from biphase.study import ledger as state_ledger
-from biphase.study.leaves import trainings
+from biphase.study.ledger import finetunings
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_a_seed_without_all_its_rates_has_no_rate_and_is_not_averaged(ledger):
     plan, store = ledger
     one = next(
         t
-        for t in trainings(plan)
+        for t in finetunings(plan)
         if t.model == plan.results["both"] and t.task.name == "sst2" and t.seed == 1
     )
     shutil.rmtree(store.leaves / one.leaves[0].key)
@@ -67,7 +67,7 @@ def test_a_seed_without_all_its_rates_has_no_rate_and_is_not_averaged(ledger):
 
 def test_a_model_without_a_complete_seed_has_empty_cells(ledger):
     plan, store = ledger
-    for training in trainings(plan):
+    for training in finetunings(plan):
         if training.model == plan.results["mlm"] and training.lr == 2e-5:
             for leaf in training.leaves:
                 shutil.rmtree(store.leaves / leaf.key)
@@ -98,14 +98,14 @@ def test_the_best_of_each_column_is_marked_once_and_ties_are_all_marked(evidence
 
 def test_every_leaf_is_listed_with_its_scores_or_why_it_is_missing(ledger):
     plan, store = ledger
-    every = list(trainings(plan))
+    every = list(finetunings(plan))
     gone, failed = every[0], every[-1]
     shutil.rmtree(store.leaves / gone.leaves[0].key)
     for leaf in failed.leaves:
         shutil.rmtree(store.leaves / leaf.key)
     state_ledger.note_failure(plan, store, failed.key, ValueError("the loss was not finite"))
     evidence = gather(plan, store)
-    rows = read(tables.leaves(evidence))
+    rows = read(tables.trial_table(evidence))
     assert len(rows) == sum(len(one.leaves) for one in every) == len({row["key"] for row in rows})
     by_key = {row["key"]: row for row in rows}
     assert by_key[gone.leaves[0].key]["missing"] == "not computed"
@@ -120,7 +120,7 @@ def test_every_leaf_is_listed_with_its_scores_or_why_it_is_missing(ledger):
 
 
 def test_each_complete_seed_has_one_chosen_rate(evidence):
-    rows = read(tables.leaves(evidence))
+    rows = read(tables.trial_table(evidence))
     chosen = [(row["model"], row["task"], row["seed"]) for row in rows if row["chosen"]]
     assert len(chosen) == len(set(chosen)) == len(evidence.models) * len(evidence.tasks) * len(evidence.seeds)
     for row in rows:

@@ -11,12 +11,12 @@ import time
 import pytest
 
 from biphase.errors import SpecError
-from biphase.files import Store
 from biphase.leases import Leases
 from biphase.report.watch import HOST, Pace, Watcher, fingerprint, listen, progress, serve
+from biphase.store import Store
 from biphase.study import ledger as state_ledger
-from biphase.study.leaves import trainings
-from biphase.study.summary import status_text
+from biphase.study.ledger import finetunings
+from biphase.study.status import status_text
 
 
 def watch(plan, store, folder):
@@ -157,7 +157,7 @@ def test_nothing_changes_while_the_store_does_not(watcher):
 def test_a_leaf_that_goes_or_comes_is_seen(watcher, ledger):
     plan, store = ledger
     before = watcher.shown
-    leaf = next(iter(trainings(plan))).leaves[0]
+    leaf = next(iter(finetunings(plan))).leaves[0]
     shutil.move(store.leaves / leaf.key, store.root / "away")
     watcher._report._not_before = watcher._progress._not_before = 0.0
     watcher.look()
@@ -223,7 +223,7 @@ def test_what_runs_and_what_failed_is_told(ledger):
     plan, store = ledger
     first, second, third = (
         one
-        for one in trainings(plan)
+        for one in finetunings(plan)
         if one.task.name == "sst2" and one.seed == 0 and one.model == plan.results["mlm"]
     )
     for one in (first, second, third):
@@ -270,7 +270,7 @@ def test_a_study_that_cannot_be_planned_is_refused(ledger, tmp_path):
 
 def test_a_damaged_leaf_is_told_and_does_not_end_the_watch(ledger, tmp_path):
     plan, store = ledger
-    leaf = next(iter(trainings(plan))).leaves[0]
+    leaf = next(iter(finetunings(plan))).leaves[0]
     (store.leaves / leaf.key / "leaf.json").write_text("{")
     made = watch(plan, store, tmp_path / "report")
     assert "1 failed" in made.progress["said"]

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from biphase import CATALOG, CLM, MLM, Classify, Finetune, Retrieve, Splits, Stage, Study, Task
-from biphase.files import Store
-from biphase.study.identities import identities
-from biphase.study.plan import make_plan, save_plan
+from biphase.store import Store
+from biphase.study.plan import identities, make_plan, save_plan
 
 BEASTS = ("the cat", "a dog", "two birds"), ("the river", "a mountain", "the long road")
 
@@ -101,13 +100,13 @@ def finished(plan, store: Store, _finished_store: Store) -> Store:
         import torch
 
         from biphase.study.worker import Worker
-        from biphase.training.devices import Ranks
-        from biphase.training.manner import Manner
+        from biphase.training.distributed import Ranks
+        from biphase.training.options import RuntimeOptions
 
         save_plan(plan, _finished_store)
         alone = Ranks(0, 1, torch.device("cpu"))
         known = identities(_finished_store)
-        manner = Manner(quiet=True, loaders=0)
+        manner = RuntimeOptions(quiet=True, loaders=0)
         Worker(
             plan, _finished_store, known, alone, manner, wanted=set(plan.states), say=lambda text: None
         ).work()

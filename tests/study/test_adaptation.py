@@ -8,11 +8,11 @@ import pytest
 from biphase import MLM, MNTP, WSD, AdamW, Chunks, Finetune, Hub, LoRA, Pretrained, Stage
 from biphase.catalog import TASKS
 from biphase.errors import SpecError
-from biphase.files import Store
 from biphase.records import decode, encode
-from biphase.study.adaptation import Text, Wishes, adaptation
+from biphase.store import Store
+from biphase.study.build import AdaptOptions, CorpusOptions, adaptation
 
-NO_TEXT = Text("")
+NO_TEXT = CorpusOptions("")
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def asked(folder, corpus, tmp_path):
     """The study of some wishes."""
 
     def make(*, text=None, gguf="", windows="symmetric", finetune=None, **wishes):
-        said, text = Wishes(**({"steps": 100} | wishes)), text or Text(corpus.source)
+        said, text = AdaptOptions(**({"steps": 100} | wishes)), text or CorpusOptions(corpus.source)
         return adaptation(
             str(folder), text, said, Store(tmp_path / "store"), gguf=gguf, windows=windows, finetune=finetune
         )
@@ -145,10 +145,10 @@ def test_places_are_said_so_that_they_can_be_read_from_elsewhere(asked, corpus, 
 
     monkeypatch.chdir(Path(corpus.source).parent)
     for said in ("./train.jsonl", "train.jsonl", "./tr*.jsonl"):
-        source = asked(text=Text(said)).runs[0].corpus.source
+        source = asked(text=CorpusOptions(said)).runs[0].corpus.source
         assert source == str(Path(corpus.source).with_name(Path(said).name))
-    assert asked(text=Text("builtin")).runs[0].corpus.source.startswith("builtin:")
-    some = asked(text=Text("train.jsonl", "body", "heldout.jsonl", 500)).runs[0].corpus
+    assert asked(text=CorpusOptions("builtin")).runs[0].corpus.source.startswith("builtin:")
+    some = asked(text=CorpusOptions("train.jsonl", "body", "heldout.jsonl", 500)).runs[0].corpus
     assert (some.text, some.heldout, some.tokens) == ("body", "heldout.jsonl", 500)
 
 
@@ -156,7 +156,7 @@ def test_a_state_is_continued_with_new_moments_from_the_beginning_of_its_text(pl
     key = plan.results["clm"]
 
     def on(text=NO_TEXT, **wishes):
-        said = Wishes(**({"steps": 10} | wishes))
+        said = AdaptOptions(**({"steps": 10} | wishes))
         return adaptation(key[:8], text, said, finished, gguf="", windows="symmetric", finetune=None)
 
     (run,) = on().runs
@@ -166,12 +166,12 @@ def test_a_state_is_continued_with_new_moments_from_the_beginning_of_its_text(pl
     assert (run.packing, run.batch_tokens) == (run.start.packing, 32 * 32)
     assert on(length=24).runs[0].packing == Chunks(24)
     with pytest.raises(SpecError, match="--text, --heldout and --tokens are of a --corpus"):
-        on(Text("", tokens=5))
+        on(CorpusOptions("", tokens=5))
 
 
 def test_what_cannot_be_meant_is_refused(asked):
     for words, wishes in (
-        ("say which text to learn from: --corpus", {"text": Text("")}),
+        ("say which text to learn from: --corpus", {"text": CorpusOptions("")}),
         ("--objective clm: ", {"objective": "clm"}),
         ("a masking ratio lies between 0 and 1", {"ratio": 1.5}),
     ):

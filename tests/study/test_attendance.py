@@ -8,24 +8,22 @@ import time
 
 import pytest
 
+from biphase.cluster import workers
+from biphase.cluster.workers import StopRequest, WorkerHeartbeat, WorkerRegistry, WorkerStopper, control
 from biphase.errors import StoreError
-from biphase.files import Store
-from biphase.holders import process_start
-from biphase.leases import Leases
-from biphase.study import attendance, stopping
-from biphase.study.attendance import Attendance, Presence, Request, control
-from biphase.study.stopping import Stopping
+from biphase.leases import Leases, process_start
+from biphase.store import Store
 
 
 @pytest.fixture
 def here(store, monkeypatch):
-    for name in ("RANK", attendance.WORKER, attendance.SUBMISSION):
+    for name in ("RANK", workers.WORKER, workers.SUBMISSION):
         monkeypatch.delenv(name, raising=False)
-    return Attendance(store, "study")
+    return WorkerRegistry(store, "study")
 
 
 def test_a_worker_signs_in_and_out(store, here):
-    one, two = Presence(store, "study"), Presence(store, "study")
+    one, two = WorkerHeartbeat(store, "study"), WorkerHeartbeat(store, "study")
     assert set(here.workers()) == {one.worker, two.worker}
     one.leave()
     assert set(here.workers()) == {two.worker}
@@ -34,9 +32,9 @@ def test_a_worker_signs_in_and_out(store, here):
 
 
 def test_a_request_is_for_those_it_names_and_a_later_worker_obeys_no_old_one(store, here):
-    old = Presence(store, "study")
-    here.ask(Request(frozenset(here.workers()), frozenset(["s1"])))
-    late = Presence(store, "study")
+    old = WorkerHeartbeat(store, "study")
+    here.ask(StopRequest(frozenset(here.workers()), frozenset(["s1"])))
+    late = WorkerHeartbeat(store, "study")
     assert old.asked()
     assert not late.asked()
     here.withdraw()
@@ -46,11 +44,11 @@ def test_a_request_is_for_those_it_names_and_a_later_worker_obeys_no_old_one(sto
 
 
 def test_a_job_obeys_a_request_to_its_submission_also_when_it_starts_after_it(store, here, monkeypatch):
-    here.ask(Request(submissions=frozenset(["s1"])))
-    monkeypatch.setenv(attendance.SUBMISSION, "s1")
-    job = Presence(store, "study")
-    monkeypatch.setenv(attendance.SUBMISSION, "s2")
-    other = Presence(store, "study")
+    here.ask(StopRequest(submissions=frozenset(["s1"])))
+    monkeypatch.setenv(workers.SUBMISSION, "s1")
+    job = WorkerHeartbeat(store, "study")
+    monkeypatch.setenv(workers.SUBMISSION, "s2")
+    other = WorkerHeartbeat(store, "study")
     assert job.asked()
     assert not other.asked()
     for one in (job, other):
@@ -58,16 +56,16 @@ def test_a_job_obeys_a_request_to_its_submission_also_when_it_starts_after_it(st
 
 
 def test_the_request_is_looked_at_once_a_second_unless_it_matters_now(store, here, monkeypatch):
-    one = Presence(store, "study")
+    one = WorkerHeartbeat(store, "study")
     assert not one.asked()
-    here.ask(Request(frozenset([one.worker])))
+    here.ask(StopRequest(frozenset([one.worker])))
     assert not one.asked(), "it looked a moment ago"
     assert one.asked(now=True)
     one.leave()
 
 
 def test_a_request_that_cannot_be_read_asks_nobody(store, here):
-    one = Presence(store, "study")
+    one = WorkerHeartbeat(store, "study")
     for text in ("", "[]", '{"workers": 3}', '{"workers": []}'):
         (here.folder / "stop.json").write_text(text)
         assert not one.asked(now=True)
@@ -75,16 +73,16 @@ def test_a_request_that_cannot_be_read_asks_nobody(store, here):
 
 
 def test_processes_of_one_worker_go_by_one_name(store, here, monkeypatch):
-    parent = Presence(store, "study")
-    monkeypatch.setenv(attendance.WORKER, parent.worker)
+    parent = WorkerHeartbeat(store, "study")
+    monkeypatch.setenv(workers.WORKER, parent.worker)
     monkeypatch.setenv("RANK", "0")
-    child = Presence(store, "study")
+    child = WorkerHeartbeat(store, "study")
     assert child.worker == parent.worker
     child.leave()
     assert set(here.workers()) == {parent.worker}
-    monkeypatch.delenv(attendance.WORKER)
+    monkeypatch.delenv(workers.WORKER)
     monkeypatch.setenv("RANK", "1")  # started by somebody else's torchrun: the first one signs in for all
-    assert Presence(store, "study").worker == ""
+    assert WorkerHeartbeat(store, "study").worker == ""
     parent.leave()
 
 
@@ -99,10 +97,10 @@ def test_one_at_a_time_submits_or_stops(store):
 
 SLEEPER = """
 import signal, sys, time
-from biphase.files import Store
-from biphase.study.attendance import Presence
-from biphase.study.launch import Stop
-presence = Presence(Store(sys.argv[1]), "study")
+from biphase.store import Store
+from biphase.cluster.workers import WorkerHeartbeat
+from biphase.cluster.launch import Stop
+presence = WorkerHeartbeat(Store(sys.argv[1]), "study")
 stop = Stop(None, lambda text: None, presence.asked)
 if sys.argv[2] == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -137,7 +135,7 @@ def sleeper(store, here):
 
 def stop(store, wait: float = 20.0, *, now: bool = False):
     said: list[str] = []
-    return Stopping(store, "study", now=now, say=said.append).stop(wait), said
+    return WorkerStopper(store, "study", now=now, say=said.append).stop(wait), said
 
 
 def test_stop_ends_workers_by_signal_and_by_request_and_takes_its_request_back(store, here, sleeper):
@@ -151,7 +149,7 @@ def test_stop_ends_workers_by_signal_and_by_request_and_takes_its_request_back(s
 
 
 def test_who_does_not_stop_in_time_is_named_and_can_be_ended_at_once(store, here, sleeper, monkeypatch):
-    monkeypatch.setattr(stopping, "TOLD_EVERY", 0.2)
+    monkeypatch.setattr(workers, "TOLD_EVERY", 0.2)
     child = sleeper("deaf")
     ended, said = stop(store, 1.5)
     assert [one.endswith(f"process {child.pid}") for one in ended.left] == [True]
@@ -171,14 +169,14 @@ def test_a_dead_worker_is_struck_off(store, here, sleeper):
 
 
 def test_a_silent_worker_of_another_machine_counts_as_gone_and_its_request_stays(store, here, monkeypatch):
-    one = Presence(store, "study")
+    one = WorkerHeartbeat(store, "study")
     path = next(here.leases.folder.glob("*.lease"))
     raw = path.read_text()
     one.leave()
     host = f'"{os.uname().nodename}"'
     assert host in raw
     path.write_text(raw.replace(host, '"elsewhere"'))
-    stopping_it = Stopping(store, "study", now=False, say=lambda text: None)
+    stopping_it = WorkerStopper(store, "study", now=False, say=lambda text: None)
     stopping_it.attendance.leases = Leases(here.leases.folder, beat_seconds=0.1, stale_seconds=1.0)
     began = time.monotonic()
     ended = stopping_it.stop(20)
@@ -210,7 +208,7 @@ def cluster(store, here, monkeypatch, tmp_path):
     programs = tmp_path / "programs"
     programs.mkdir()
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    monkeypatch.setattr(stopping, "SLURM_EVERY", 0.1)
+    monkeypatch.setattr(workers, "SLURM_EVERY", 0.1)
 
     def says(*states: str) -> None:
         queue = programs / "queue"
@@ -237,7 +235,7 @@ def test_a_job_on_its_way_back_into_the_queue_is_asked_too(store, here, cluster)
 
 
 def test_what_an_earlier_stop_left_is_taken_back_when_nobody_it_names_is_there(store, here, sleeper):
-    here.ask(Request(frozenset(["here.gone"])))
+    here.ask(StopRequest(frozenset(["here.gone"])))
     sleeper("plain")
     assert stop(store)[0].left == ()
     assert not (here.folder / "stop.json").exists()
@@ -245,14 +243,14 @@ def test_what_an_earlier_stop_left_is_taken_back_when_nobody_it_names_is_there(s
 
 def test_a_request_stays_for_whom_another_stop_named_meanwhile(store, here, sleeper, monkeypatch):
     sleeper("plain")
-    late: list[Presence] = []
+    late: list[WorkerHeartbeat] = []
 
     def another(text: str) -> None:
         if not late:
-            late.append(Presence(store, "study"))
-            here.ask(here.request() | Request(frozenset([late[0].worker])))
+            late.append(WorkerHeartbeat(store, "study"))
+            here.ask(here.request() | StopRequest(frozenset([late[0].worker])))
 
-    ended = Stopping(store, "study", now=False, say=another).stop(20)
+    ended = WorkerStopper(store, "study", now=False, say=another).stop(20)
     assert ended.left == ()
     assert late[0].worker in here.request().workers
     late[0].leave()
@@ -266,7 +264,7 @@ def test_a_process_that_is_no_worker_is_never_signalled(store, here, now):
     """Whoever can write into a store could name any process of the user in a worker's file."""
     innocent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        worker = Presence(store, "study")
+        worker = WorkerHeartbeat(store, "study")
         path = here.leases.folder / f"{worker.worker}.lease"
         forged = json.loads(path.read_text()) | {
             "pid": innocent.pid,
@@ -288,7 +286,7 @@ def test_a_process_that_is_no_worker_is_never_signalled(store, here, now):
 @pytest.mark.parametrize("started", ["1", None])
 def test_a_lease_that_names_no_single_process_is_no_lease(store, here, monkeypatch, pid, started):
     """kill(-1) reaches every process of the user, kill(0) the whole group."""
-    worker = Presence(store, "study")
+    worker = WorkerHeartbeat(store, "study")
     forged = json.loads(here.file(worker.worker).read_text()) | {"pid": pid, "started": started}
     worker.leave()
     (here.leases.folder / "here.forged.lease").write_text(json.dumps(forged))
@@ -301,7 +299,7 @@ def test_a_lease_that_names_no_single_process_is_no_lease(store, here, monkeypat
 def test_a_process_that_may_not_be_looked_at_is_not_signalled(store, here, monkeypatch, sleeper):
     sleeper("plain")
     signalled = []
-    monkeypatch.setattr(stopping, "has_open", lambda *_: None)
+    monkeypatch.setattr(workers, "has_open", lambda *_: None)
     monkeypatch.setattr(os, "kill", lambda pid, sign: signalled.append(sign) if sign else None)
     stop(store, 0.1, now=True)
     assert signalled == []

@@ -4,9 +4,9 @@ import pytest
 
 from biphase import BPE, CORPORA, LLAMA3, Corpus, Hub, Pretrained
 from biphase.errors import SpecError
-from biphase.files import Store
-from biphase.study.corpora import corpus_named, tokenizer_named
-from biphase.study.identities import identities
+from biphase.store import Store
+from biphase.study.names import corpus_named, tokenizer_named
+from biphase.study.plan import identities
 
 
 def test_known_corpora_come_by_name_with_another_tokenizer_if_said():

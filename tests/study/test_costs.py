@@ -31,10 +31,10 @@ from biphase.study.costs import (
     attended_length,
     costs,
     flops_per_token,
+    job_flops,
     labelled_share,
     mean_ratio,
     peak_of,
-    piece_flops,
     shape_of,
 )
 from biphase.study.plan import make_plan
@@ -114,8 +114,8 @@ def test_a_piece_costs_what_its_parts_cost_by_hand():
     assert (shape.matrices, shape.blocks) == (matrices, size.block_parameters)
     clm = 3 * 128 * 3 * (2 * matrices + 4 * 4 * 128 * 64 / 2 + 2 * 1_000 * 128 * 63 / 64)
     mlm = 5 * 128 * 3 * (2 * matrices + 4 * 4 * 128 * 64 + 2 * 1_000 * 128 * 0.4)
-    assert piece_flops(first, shape) == pytest.approx(clm)
-    assert piece_flops(second, shape) == pytest.approx(mlm)
+    assert job_flops(first, shape) == pytest.approx(clm)
+    assert job_flops(second, shape) == pytest.approx(mlm)
     whole = costs(plan)
     assert whole.flops == pytest.approx(clm + mlm)
     assert whole.tokens == 8 * 128
@@ -132,7 +132,7 @@ def test_a_ratio_schedule_is_counted_from_its_act_even_when_the_piece_begins_lat
     assert shape is not None
     share = sum(ratio_at(falling, step) for step in range(5, 10)) / 5
     expected = last.tokens * flops_per_token(shape, Rows(64), causal=False, labelled=share)
-    assert piece_flops(last, shape) == pytest.approx(expected)
+    assert job_flops(last, shape) == pytest.approx(expected)
 
 
 def test_a_run_that_goes_on_has_the_shape_it_started_with():

@@ -5,7 +5,7 @@ import pytest
 from biphase import CLM, MLM, SIZES, WSD, Finetune, Pretrain, Rows, Stage, Study
 from biphase.catalog import CATALOG
 from biphase.keys import Identities
-from biphase.study.elapsed import elapsed
+from biphase.study.describe import elapsed
 from biphase.study.plan import make_plan
 
 OUTSIDE = Identities(

@@ -15,13 +15,12 @@ from safetensors.torch import load_file, save_file
 
 from biphase import CATALOG, CLM, MLM, TASKS, Finetune, Hub, Linear, Stage, Study
 from biphase.errors import SpecError, StoreError
-from biphase.files import Store, publish, read_json, write_json
-from biphase.metadata import LEAF
-from biphase.study.evaluation import evaluation, finetuning
-from biphase.study.identities import identities
-from biphase.study.leaves import VALUES, count, read_leaf, trainings
-from biphase.study.plan import make_plan, save_plan
-from biphase.training.manner import Manner
+from biphase.metadata import TRIAL
+from biphase.store import Store, publish, read_json, write_json
+from biphase.study.build import evaluation, finetuning
+from biphase.study.ledger import VALUES, count, finetunings, read_trial
+from biphase.study.plan import identities, make_plan, save_plan
+from biphase.training.options import RuntimeOptions
 
 GRID = Finetune(TASKS[0])
 
@@ -30,7 +29,7 @@ def published(store):
     """Every leaf: what it says but for times, and the bytes of its values."""
     return {
         place.name: (
-            {k: v for k, v in read_json(place / LEAF).items() if k != "seconds"},
+            {k: v for k, v in read_json(place / TRIAL).items() if k != "seconds"},
             (place / VALUES).read_bytes(),
         )
         for place in store.leaves.iterdir()
@@ -64,12 +63,12 @@ def test_every_saved_state_is_evaluated_under_its_own_key(tiny_run, store, grid)
     plan = make_plan(Study("s", runs, grid), identities(store))
     save_plan(plan, store)
     _train(plan, store)
-    leaves = {one.model: [leaf.key for leaf in one.leaves] for one in trainings(plan)}
+    leaves = {one.model: [leaf.key for leaf in one.leaves] for one in finetunings(plan)}
     for key, state in plan.states.items():
         made = make_plan(asked(key[:8], store, grid), identities(store))
         assert list(made.results.values()) == [key], f"{state.run.name} at {state.step}"
         if state.results:
-            own = {one.model: [leaf.key for leaf in one.leaves] for one in trainings(made)}
+            own = {one.model: [leaf.key for leaf in one.leaves] for one in finetunings(made)}
             assert own == {key: leaves[key]}
     assert plan.pieces == 10
     assert [run.name for run in asked(plan.results["on-1"], store).runs] == ["on-1"]
@@ -79,9 +78,9 @@ def _train(plan, store, evaluated=frozenset()):
     import torch
 
     from biphase.study.worker import Worker
-    from biphase.training.devices import Ranks
+    from biphase.training.distributed import Ranks
 
-    manner = Manner(quiet=True, loaders=0)
+    manner = RuntimeOptions(quiet=True, loaders=0)
     alone = Ranks(0, 1, torch.device("cpu"))
     Worker(
         plan, store, identities(store), alone, manner,
@@ -227,7 +226,7 @@ def test_a_grid_that_makes_no_sense_is_refused_in_one_line(fields, words):
 
 
 def test_a_machine_without_a_gpu_computes_in_fp32_unless_it_is_told_otherwise(monkeypatch):
-    from biphase.study import evaluation as file
+    from biphase.study import build as file
 
     monkeypatch.setattr(file, "has_gpu", lambda: False)
     assert said(precision="").precision == "fp32"
@@ -393,7 +392,7 @@ def test_retrieval_is_scored_without_training(verb, model_folders, tmp_path):
 
 
 def test_questions_of_ones_own_are_answered_by_the_model_of_another_task(verb, model_folders, tmp_path):
-    from biphase.data.listing import ASSETS
+    from biphase.data.corpus import ASSETS
 
     (tmp_path / "mine").mkdir()
     shutil.copy(next((ASSETS / "tasks" / "squadshifts").glob("test*")), tmp_path / "mine")
@@ -410,7 +409,7 @@ def test_questions_of_ones_own_are_answered_by_the_model_of_another_task(verb, m
 
 
 def test_known_tasks_with_a_borrower_are_read_and_counted(verb, model_folders, tmp_path, grid):
-    from biphase.data.listing import ASSETS
+    from biphase.data.corpus import ASSETS
 
     beir = tmp_path / "mine"
     shutil.copytree(ASSETS / "tasks" / "scifact", beir)
@@ -438,7 +437,7 @@ def test_a_state_of_the_store_by_its_first_digits(verb, plan, finished, own_csv)
         (scores,) = json.loads(out)["scores"]
         assert (scores["result"], scores["done"]) == (result, 4)
     new = {path.parent.name for path in stamps(finished) if path not in before and path.is_file()}
-    assert {read_leaf(finished, key)["model"] for key in new} == {plan.results["clm"], plan.results["clm-4"]}
+    assert {read_trial(finished, key)["model"] for key in new} == {plan.results["clm"], plan.results["clm-4"]}
     assert len(new) == 8
     assert len(list(finished.states.iterdir())) == plan.pieces, "nothing is trained"
     assert before.items() <= stamps(finished).items() | {(finished.leaves, before.get(finished.leaves))}
@@ -616,9 +615,9 @@ def test_read_one_way_a_model_has_scores_of_its_own(tiny_run, store, grid):
         plan = make_plan(Study(f"way-{causal}".lower(), (run,), one_way), identities(store))
         save_plan(plan, store)
         _train(plan, store, evaluated=set(plan.results.values()))
-        (training,) = trainings(plan)
+        (training,) = finetunings(plan)
         scores[causal] = store.leaves / training.leaves[0].key
     assert scores[True] != scores[False]
-    found = {causal: read_json(place / LEAF) for causal, place in scores.items()}
+    found = {causal: read_json(place / TRIAL) for causal, place in scores.items()}
     assert found[True]["losses"] != found[False]["losses"], "and not the same numbers under another name"
     assert len(published(store)) == 2

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from biphase.cluster import launch
 from biphase.errors import SpecError
-from biphase.study import launch
 
 
 @pytest.mark.parametrize(

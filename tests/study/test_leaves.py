@@ -23,15 +23,14 @@ from biphase import (
     Study,
 )
 from biphase.errors import SpecError
-from biphase.files import Store
 from biphase.keys import Identities
 from biphase.leases import Leases
-from biphase.metadata import LEAF
+from biphase.metadata import TRIAL
 from biphase.specs import AdamW
-from biphase.study import leaves, ledger, totals
-from biphase.study.identities import identities
-from biphase.study.leaves import Count, count, read_leaf, survey, trainings
-from biphase.study.plan import make_plan
+from biphase.store import Store
+from biphase.study import describe, ledger
+from biphase.study.ledger import Count, count, finetunings, read_trial, survey_trials
+from biphase.study.plan import identities, make_plan
 
 OUTSIDE = Identities(data=lambda run: "data", hub=lambda hub: hub.source)
 RUN = Pretrain(
@@ -54,7 +53,7 @@ def cells(plan):
     """Every leaf by what it is, with its key."""
     return {
         (one.model, one.task.name, leaf.task.name, one.lr, one.seed): leaf.key
-        for one in trainings(plan)
+        for one in finetunings(plan)
         for leaf in one.leaves
     }
 
@@ -64,7 +63,7 @@ def cells(plan):
 
 def test_every_result_times_task_times_rate_times_seed_is_a_leaf_and_borrowers_train_nothing():
     plan = planned(Finetune(TASKS))
-    every = list(trainings(plan))
+    every = list(finetunings(plan))
     assert len(every) == len({one.key for one in every}) == 2 * 300
     assert len(cells(plan)) == len(set(cells(plan).values())) == 2 * 360
     assert {one.task.name for one in every} == {task.name for task in TASKS} - {"nq", "mldr_en"}
@@ -75,7 +74,7 @@ def test_every_result_times_task_times_rate_times_seed_is_a_leaf_and_borrowers_t
 
 def test_a_grid_is_one_model_and_one_task_and_they_come_in_the_order_of_the_models():
     plan = planned(Finetune(TASKS[:2], lrs=(1e-4, 1e-5), seeds=(3, 1)))
-    every = list(trainings(plan))
+    every = list(finetunings(plan))
     assert [one.model for one in every] == [plan.results["run-4"]] * 8 + [plan.results["run"]] * 8
     assert [one.task.name for one in every[:8]] == ["sst2"] * 4 + ["mnli"] * 4
     assert [(one.lr, one.seed) for one in every[:4]] == [(1e-4, 3), (1e-4, 1), (1e-5, 3), (1e-5, 1)]
@@ -91,7 +90,7 @@ def test_steps_on_the_way_may_get_a_part_of_the_grid_and_keep_their_keys():
     }
     assert {what for what in fewer if what[0] == end} == {what for what in every if what[0] == end}
     assert fewer.items() <= every.items()
-    assert totals.leaves(planned(part)) == (4 + 18, 4 + 18) == (len(fewer),) * 2
+    assert describe.trials_line(planned(part)) == (4 + 18, 4 + 18) == (len(fewer),) * 2
 
 
 @pytest.mark.parametrize(
@@ -112,7 +111,7 @@ def test_a_part_that_is_none_of_the_grid_is_refused(fewer, words):
 
 def test_a_lender_need_not_stand_before_its_borrower():
     asked = Finetune((CATALOG["nq"], CATALOG["msmarco"]), lrs=(1e-4,), seeds=(0,))
-    (one, _) = trainings(planned(asked))
+    (one, _) = finetunings(planned(asked))
     assert one.task is asked.tasks[1]
     assert [leaf.task.name for leaf in one.leaves] == ["nq", "msmarco"]
     other_order = Finetune(asked.tasks[::-1], lrs=(1e-4,), seeds=(0,))
@@ -121,23 +120,23 @@ def test_a_lender_need_not_stand_before_its_borrower():
 
 def test_a_study_without_fine_tuning_has_no_leaves(tmp_path):
     plan = planned(None)
-    assert list(trainings(plan)) == []
+    assert list(finetunings(plan)) == []
     assert count(plan, Store(tmp_path)) == Count(0, 0)
 
 
 def test_two_names_of_one_state_share_their_leaves_and_are_both_named():
     grid = Finetune(TASKS[:1], lrs=(1e-4,), seeds=(0,))
     plan = planned(grid, replace(RUN, keep=()), replace(RUN, name="same", keep=()))
-    (one,) = trainings(plan)
+    (one,) = finetunings(plan)
     assert one.title(plan) == "run, same · sst2 · lr 0.0001 · seed 0"
 
 
 def test_a_model_as_it_is_is_fine_tuned_like_any_other():
     grid = Finetune(TASKS[:1], lrs=(1e-4,), seeds=(0,))
     plan = planned(grid, Pretrain("as-is", Hub("./m")), RUN)
-    assert next(trainings(plan)).model in plan.roots
+    assert next(finetunings(plan)).model in plan.roots
     only = {plan.results["as-is"]}
-    assert [one.title(plan) for one in trainings(plan, only)] == ["as-is · sst2 · lr 0.0001 · seed 0"]
+    assert [one.title(plan) for one in finetunings(plan, only)] == ["as-is · sst2 · lr 0.0001 · seed 0"]
 
 
 # ---------------------------------------------------------------- what they are called
@@ -181,7 +180,7 @@ def test_what_is_added_to_a_grid_renames_no_leaf_of_it(grid, data):
 def test_what_is_searched_renames_the_leaves_of_retrieval_and_no_training(grid):
     other = replace(grid, documents="judged" if grid.documents == "all" else "all")
     before, after = planned(grid), planned(other)
-    assert [one.key for one in trainings(before)] == [one.key for one in trainings(after)]
+    assert [one.key for one in finetunings(before)] == [one.key for one in finetunings(after)]
     families = {task.name: task.family for task in grid.tasks}
     for (model, trained, scored, *cell), leaf in cells(before).items():
         same = cells(after)[model, trained, scored, *cell] == leaf
@@ -212,8 +211,8 @@ def test_the_name_of_a_task_and_the_place_of_its_files_are_in_no_key_and_all_els
         plan = planned(
             Finetune(task, lrs=(1e-4,), seeds=(0,), **fields), outside=replace(OUTSIDE, task=known.task)
         )
-        return [one.key for one in trainings(plan)], [
-            leaf.key for one in trainings(plan) for leaf in one.leaves
+        return [one.key for one in finetunings(plan)], [
+            leaf.key for one in finetunings(plan) for leaf in one.leaves
         ]
 
     task = replace(grid.tasks[0], source=rows_of(tmp_path / "here"))
@@ -261,22 +260,22 @@ def test_one_dataset_under_two_names_is_refused_unless_two_models_are_scored_on_
 
 
 def test_a_training_is_finished_when_all_its_leaves_are_there(plan, finished):
-    every = list(trainings(plan))
+    every = list(finetunings(plan))
     assert count(plan, finished) == Count(len(every), len(every)) == Count(24, 24)
     lender = next(one for one in every if len(one.leaves) == 2)
     finished.discard(finished.leaves / lender.leaves[1].key)
     assert count(plan, finished) == Count(23, 24)
-    assert [one for one in every if not leaves.finished(one, finished)] == [lender]
+    assert [one for one in every if not ledger.finished(one, finished)] == [lender]
 
 
 def test_nothing_is_done_in_an_empty_store(plan, store):
     assert count(plan, store) == Count(0, 24)
-    seen = survey(plan, store)
+    seen = survey_trials(plan, store)
     assert (seen.done, seen.of, seen.running, seen.failed, seen.seconds_left) == (0, 24, {}, {}, None)
 
 
 def test_a_survey_tells_who_computes_what_failed_and_how_long_it_may_take(plan, finished):
-    every = list(trainings(plan))
+    every = list(finetunings(plan))
     for one in every[:3]:
         for leaf in one.leaves:
             finished.discard(finished.leaves / leaf.key)
@@ -285,7 +284,7 @@ def test_a_survey_tells_who_computes_what_failed_and_how_long_it_may_take(plan, 
     held = Leases(finished.leases).take(every[1].key)
     assert held
     with held:
-        seen = survey(plan, finished)
+        seen = survey_trials(plan, finished)
     assert (seen.done, seen.of) == (21, 24)
     assert {key: error for key, (_, error) in seen.failed.items()} == {every[0].key: "RuntimeError: no luck"}
     assert list(seen.running) == [every[1].key]
@@ -293,16 +292,16 @@ def test_a_survey_tells_who_computes_what_failed_and_how_long_it_may_take(plan, 
     assert training == every[1]
     assert holder.alive
     took = sum(
-        sum(read_leaf(finished, leaf.key)["seconds"].values()) for one in every[3:] for leaf in one.leaves
+        sum(read_trial(finished, leaf.key)["seconds"].values()) for one in every[3:] for leaf in one.leaves
     )
     assert seen.seconds_left == pytest.approx(took / 21 * 3)
 
 
 def test_one_damaged_trial_is_named_and_the_others_are_told(plan, finished, verb):
-    one = next(trainings(plan))
-    path = finished.leaves / one.leaves[0].key / LEAF
+    one = next(finetunings(plan))
+    path = finished.leaves / one.leaves[0].key / TRIAL
     path.write_text(path.read_text().replace("accuracy", "accurate"))
-    seen = survey(plan, finished)
+    seen = survey_trials(plan, finished)
     assert (seen.done, seen.of) == (23, 24)
     assert str(path) in seen.failed[one.key][1]
     place = finished.studies / "tuned" / "plan.json"
@@ -322,12 +321,12 @@ def test_one_damaged_trial_is_named_and_the_others_are_told(plan, finished, verb
 
 
 def test_a_survey_shares_the_time_to_go_among_those_who_compute(plan, finished):
-    every = list(trainings(plan))
+    every = list(finetunings(plan))
     for one in every[:4]:
         for leaf in one.leaves:
             finished.discard(finished.leaves / leaf.key)
-    alone = survey(plan, finished).seconds_left
+    alone = survey_trials(plan, finished).seconds_left
     leases = [Leases(finished.leases).take(one.key) for one in every[:2]]
-    assert survey(plan, finished).seconds_left == pytest.approx(alone / 2)
+    assert survey_trials(plan, finished).seconds_left == pytest.approx(alone / 2)
     for lease in leases:
         lease.release()

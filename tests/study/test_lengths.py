@@ -7,8 +7,8 @@ import pytest
 
 from biphase.catalog import CATALOG
 from biphase.specs import Classify, Splits, Task
-from biphase.study import lengths
-from biphase.study.lengths import TABLE, Sizes, Texts, characters_per_token, deciles, sizes_of
+from biphase.study import costs
+from biphase.study.costs import TABLE, Sizes, TextLengths, characters_per_token, deciles, sizes_of
 
 MINIS = ("sources-mini", "wikiann-mini", "squadshifts-mini", "scifact-mini")
 
@@ -16,7 +16,7 @@ MINIS = ("sources-mini", "wikiann-mini", "squadshifts-mini", "scifact-mini")
 @pytest.mark.parametrize("name", MINIS)
 @pytest.mark.parametrize("documents", ["judged", "all"])
 def test_the_table_says_what_reading_the_files_finds(name, documents):
-    listed, read = sizes_of(CATALOG[name], documents), lengths._read(CATALOG[name], documents)
+    listed, read = sizes_of(CATALOG[name], documents), costs._read(CATALOG[name], documents)
     assert listed is not None
     assert listed == read
 
@@ -64,14 +64,14 @@ def own(folder, rows):
 
 def test_own_files_are_read(tmp_path):
     task = own(tmp_path, [{"text": "x" * n, "label": n % 2} for n in range(1, 21)])
-    tens = Texts(20, tuple(deciles(range(1, 21))))
+    tens = TextLengths(20, tuple(deciles(range(1, 21))))
     assert sizes_of(task, "judged") == Sizes((tens,), (tens, tens))
 
 
 def test_own_files_that_are_large_or_wrong_are_not_known(tmp_path, monkeypatch):
     task = own(tmp_path, [{"text": "some", "label": 1}])
     with monkeypatch.context() as smaller:
-        smaller.setattr(lengths, "LARGEST", 10)
+        smaller.setattr(costs, "LARGEST", 10)
         assert sizes_of(task, "judged") is None
     (tmp_path / "test.jsonl").write_text('{"text": "some", "label": "perhaps"}\n')
     assert sizes_of(task, "judged") is None
@@ -91,7 +91,7 @@ def test_a_larger_vocabulary_has_longer_tokens_up_to_a_bound():
 
 
 def test_tokens_are_cut_at_the_limit_and_windows_cover_all():
-    texts = Texts(10, (45.0, 4_500.0))  # 11 and 1,001 tokens
+    texts = TextLengths(10, (45.0, 4_500.0))  # 11 and 1,001 tokens
     assert texts.tokens(128_256, 2_028) == pytest.approx(506)
     assert texts.tokens(128_256, 500) == pytest.approx((11 + 500) / 2)
     count, mean = texts.windows(128_256, 500)

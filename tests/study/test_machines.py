@@ -5,10 +5,9 @@ import json
 import pytest
 
 from biphase.errors import SpecError, StoreError
-from biphase.files import Store
-from biphase.study import machines
-from biphase.study.machines import SHIPPED, at_hand, machine_named
-from biphase.study.measured import fit
+from biphase.store import Store
+from biphase.study import prices
+from biphase.study.prices import SHIPPED, at_hand, device_named, fit
 
 CASE = {
     "kind": "pretrain", "size": "210m", "vocab": 128_256, "objective": "mlm", "ratio": 0.4, "packing": "chunks",
@@ -28,11 +27,11 @@ def device(folder, name, **change):
 def test_a_device_of_the_store_counts_before_one_that_ships(tmp_path):
     store, shipped = Store(tmp_path / "store"), tmp_path / "shipped"
     device(shipped, "fast", device="shipped")
-    found = machine_named("fast", store, shipped)
+    found = device_named("fast", store, shipped)
     assert found is not None
     assert (found.title, found.origins["bf16"].shipped) == ("shipped", True)
     device(store.root / "devices", "fast")
-    found = machine_named("fast", store, shipped)
+    found = device_named("fast", store, shipped)
     assert found is not None
     assert (found.title, found.origins["bf16"].shipped, found.when(["bf16"])) == (
         "NVIDIA Fast", False, "measured 2026-11-15, torch 2.11.0",
@@ -46,7 +45,7 @@ def test_of_precisions_that_the_store_lacks_the_shipped_device_tells(tmp_path):
     both = [theirs, eight]
     device(shipped, "fast", cases=both, model=fit(both), date="2025-01-01", versions={"torch": "2.9"})
     device(store.root / "devices", "fast", cases=[ours], model=fit([ours]))
-    found = machine_named("fast", store, shipped)
+    found = device_named("fast", store, shipped)
     assert found is not None
     assert found.title == "NVIDIA Fast"
     assert found.model == fit([ours, eight])
@@ -59,20 +58,20 @@ def test_of_precisions_that_the_store_lacks_the_shipped_device_tells(tmp_path):
 
 def test_a_device_that_was_not_measured_is_known_by_its_peak_and_others_are_refused(tmp_path):
     store = Store(tmp_path / "store")
-    assert machine_named("a100", store, tmp_path) is None
+    assert device_named("a100", store, tmp_path) is None
     device(store.root / "devices", "b200")
     with pytest.raises(SpecError, match="there is no device 'b20'; did you mean 'b200'"):
-        machine_named("b20", store, tmp_path)
+        device_named("b20", store, tmp_path)
     for odd in ("../devices/b200", "", "*"):
         with pytest.raises(SpecError, match="there is no device"):
-            machine_named(odd, store, tmp_path)
+            device_named(odd, store, tmp_path)
 
 
 @pytest.mark.parametrize("model", [None, {"form": 0}, {}])
 def test_what_another_version_fitted_is_fitted_anew_from_the_cases(tmp_path, model):
     store = Store(tmp_path)
     device(store.root / "devices", "fast", model=model)
-    found = machine_named("fast", store)
+    found = device_named("fast", store)
     assert found is not None
     assert found.model == fit([CASE])
 
@@ -88,15 +87,15 @@ def test_a_damaged_device_is_one_line(tmp_path, change):
     store = Store(tmp_path)
     device(store.root / "devices", "fast", **change)
     with pytest.raises(StoreError, match=r"fast\.json is no measured device; .*biphase bench scale --save"):
-        machine_named("fast", store)
+        device_named("fast", store)
     (tmp_path / "devices" / "fast.json").write_text("{")
     with pytest.raises(StoreError, match="is no measured device"):
-        machine_named("fast", store)
+        device_named("fast", store)
 
 
 def test_devices_that_ship_can_be_read(tmp_path):
     for path in SHIPPED.glob("*.json"):
-        found = machine_named(path.stem, Store(tmp_path))
+        found = device_named(path.stem, Store(tmp_path))
         assert found is not None
         assert found.model["precisions"].keys() == found.origins.keys()
         assert all(origin.shipped for origin in found.origins.values())
@@ -109,7 +108,7 @@ def test_devices_that_ship_can_be_read(tmp_path):
 def test_the_device_at_hand_is_the_first_gpu_of_the_driver_or_the_processor(
     model, name, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(machines, "DRIVER", tmp_path)
+    monkeypatch.setattr(prices, "DRIVER", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if model:
         (tmp_path / "0000:19:00.0").mkdir()
@@ -120,7 +119,7 @@ def test_the_device_at_hand_is_the_first_gpu_of_the_driver_or_the_processor(
 
 
 def test_the_measured_steps_behind_a_device_are_told(tmp_path):
-    found = machine_named("h200", Store(tmp_path))
+    found = device_named("h200", Store(tmp_path))
     assert found is not None
     told = found.steps_behind(["bf16"])
     assert all(

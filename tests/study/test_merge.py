@@ -13,28 +13,25 @@ import pytest
 import torch
 
 from biphase import BPE, Corpus, Hub, Pretrain, Study
-from biphase.data.identity import write_link
+from biphase.data.corpus import write_link
 from biphase.data.tokenize import tokenize
 from biphase.errors import DataError, SpecError
-from biphase.export.again import recipe_of
-from biphase.export.found import find
-from biphase.files import MANIFEST, Store, publish, read_sealed, sealed
+from biphase.export.folder import find
+from biphase.export.tuned import recipe_of
 from biphase.keys import data_key
-from biphase.records import encode, key
+from biphase.records import content_key, encode
 from biphase.report.build import build
-from biphase.report.pretraining import pieces
-from biphase.study import leaves, ledger
-from biphase.study.adaptation import before_after
-from biphase.study.identities import identities, remember_fingerprints
-from biphase.study.load import load
-from biphase.study.merge import check, merge
-from biphase.study.model_names import run_named
-from biphase.study.pack import pack
-from biphase.study.pins import pinned, remember
-from biphase.study.plan import PLAN, make_plan, save_plan
+from biphase.report.pretraining import job_costs
+from biphase.store import MANIFEST, Store, publish, read_checked, with_checksum
+from biphase.study import ledger
+from biphase.study.archive import check, merge, pack
+from biphase.study.build import before_after
+from biphase.study.load import load, pinned, remember
+from biphase.study.names import run_named
+from biphase.study.plan import PLAN, identities, make_plan, remember_fingerprints, save_plan
 from biphase.study.worker import Worker
-from biphase.training.devices import Ranks
-from biphase.training.manner import Manner
+from biphase.training.distributed import Ranks
+from biphase.training.options import RuntimeOptions
 
 
 def packed(plan, store: Store, file: Path, **options) -> Path:
@@ -67,7 +64,7 @@ def computed(plan, store: Store, **options) -> list[str]:
     """What a worker says it did."""
     said: list[str] = []
     worker = Worker(
-        plan, store, identities(store), Ranks(0, 1, torch.device("cpu")), Manner(quiet=True, loaders=0),
+        plan, store, identities(store), Ranks(0, 1, torch.device("cpu")), RuntimeOptions(quiet=True, loaders=0),
         say=said.append, **({"wanted": set(plan.states)} | options),
     )  # fmt: skip
     outcome = worker.work()
@@ -127,7 +124,7 @@ def test_a_study_is_planned_and_reported_where_neither_its_text_nor_its_tasks_ar
         there = plan_in(store)
         assert there.results == plan.results
         assert there.tasks == plan.tasks
-        assert leaves.count(there, store) == leaves.count(plan, finished)
+        assert ledger.count(there, store) == ledger.count(plan, finished)
         with pytest.raises(DataError):
             make_plan(plan.study, identities(Store(tmp_path / "empty")))
     finally:
@@ -152,7 +149,7 @@ def test_merging_again_changes_nothing(plan, finished, tmp_path):
 def test_a_study_on_its_way_is_packed_as_far_as_it_is(plan, finished, tmp_path):
     gone = plan.results["both"]
     shutil.rmtree(finished.states / gone)
-    every = list(leaves.trainings(plan, {gone}))
+    every = list(ledger.finetunings(plan, {gone}))
     for training in every:
         for leaf in training.leaves:
             shutil.rmtree(finished.leaves / leaf.key)
@@ -165,7 +162,7 @@ def test_a_study_on_its_way_is_packed_as_far_as_it_is(plan, finished, tmp_path):
     assert (told.states, told.states_planned) == (len(plan.states) - 1, len(plan.states))
     assert (told.scores, told.scores_planned, told.failures) == (24, 36, 1)
     store = received(tmp_path / "one.ledger", tmp_path / "other")
-    assert ledger.survey(plan, store)[gone].error == "ValueError: the disk was full"
+    assert ledger.survey_jobs(plan, store)[gone].error == "ValueError: the disk was full"
     noted = json.loads((store.studies / "tuned" / "failures" / f"{gone}.json").read_text())
     assert "traceback" not in noted
     assert report(plan_in(store), store, tmp_path / "a") == report(plan, finished, tmp_path / "b")
@@ -177,7 +174,7 @@ def test_two_halves_make_the_whole(plan, finished, tmp_path):
         for n, names in enumerate((("clm", "clm-4"), ("both",)))
     ]
     store = received(halves[0], tmp_path / "other")
-    assert leaves.count(plan, store).done == 16
+    assert ledger.count(plan, store).done == 16
     merged = merge(check(halves[1]), store)
     assert merged.added["scores"] == 12
     assert merged.kept == []
@@ -203,13 +200,13 @@ def test_two_machines_that_both_trained_the_trunk_make_the_whole(plan, finished,
     whole = build(plan, finished, tmp_path / "b", static=False)
     assert not built.content.missing.any
     assert built.to_json()["claims"] == whole.to_json()["claims"]
-    assert all(piece.seconds is None or piece.seconds >= 0 for piece in pieces(plan, store))
+    assert all(piece.seconds is None or piece.seconds >= 0 for piece in job_costs(plan, store))
     mine, theirs = ((tmp_path / one / "scores.csv").read_text() for one in "ab")
     assert mine == theirs, "the same bits, so the same scores"
 
 
 def test_what_is_damaged_is_left_out_and_named(plan, finished, tmp_path):
-    leaf = next(leaves.trainings(plan)).leaves[0].key
+    leaf = next(ledger.finetunings(plan)).leaves[0].key
     (finished.leaves / leaf / "leaf.json").write_text("{}")
     told = pack(plan, finished, identities(finished), tmp_path / "one.ledger")
     assert told.scores == told.scores_planned - 1
@@ -219,7 +216,7 @@ def test_what_is_damaged_is_left_out_and_named(plan, finished, tmp_path):
 
 def test_a_damaged_result_here_is_named_and_the_rest_is_merged(plan, finished, tmp_path):
     file = packed(plan, finished, tmp_path / "one.ledger")
-    leaf = next(leaves.trainings(plan)).leaves[0].key
+    leaf = next(ledger.finetunings(plan)).leaves[0].key
     store = Store(tmp_path / "other")
     place = store.leaves / leaf
     place.mkdir(parents=True)
@@ -295,14 +292,14 @@ def test_what_names_stand_for_travels_too(grid, tiny_run, model_folders, store, 
         grid,
     )
     plan = make_plan(pinned(study, store, ask=False), identities(store))
-    put_leaf(plan, store, next(iter(leaves.trainings(plan))))
+    put_leaf(plan, store, next(iter(ledger.finetunings(plan))))
     file = packed(plan, store, tmp_path / "one.ledger")
     for folder in (text, bert):
         shutil.rmtree(folder)
     other = received(file, tmp_path / "other")
     assert json.loads((other.root / "pins.json").read_text()) == {"owner/model": "a" * 40}
     assert make_plan(pinned(study, other, ask=False), identities(other)) == plan
-    assert leaves.count(plan, other).done == 1
+    assert ledger.count(plan, other).done == 1
     assert merge(check(file), other).already == 1
     assert not [name for name, content in files_of(other.root).items() if str(text).encode() in content]
     text.mkdir()  # something else lies there on this machine
@@ -351,7 +348,7 @@ def test_two_versions_of_what_is_not_here_are_not_mixed_up(plan, finished, tmp_p
     away = Path(toys.source).rename(tmp_path / "away")
     try:
         assert identities(store).task(toys) == plan.tasks["toys"]
-        remember_fingerprints("more", {"task": {key(toys): "another"}, "hub": {}, "reads": {}}, store)
+        remember_fingerprints("more", {"task": {content_key(toys): "another"}, "hub": {}, "reads": {}}, store)
         with pytest.raises(SpecError, match="several versions"):
             identities(store).task(toys)
     finally:
@@ -361,14 +358,14 @@ def test_two_versions_of_what_is_not_here_are_not_mixed_up(plan, finished, tmp_p
 def test_another_version_of_the_study_does_not_replace_the_one_here(plan, finished, tmp_path):
     file = packed(plan, finished, tmp_path / "one.ledger")
     path = finished.studies / "tuned" / PLAN
-    said = read_sealed(path)
+    said = read_checked(path)
     said["study"]["runs"].pop()
-    path.write_text(json.dumps(sealed(said)))
+    path.write_text(json.dumps(with_checksum(said)))
     merged = merge(check(file), finished)
     assert merged.kept == [
         "studies/tuned/plan.json: another version of the study; give biphase report the study's file"
     ]
-    assert read_sealed(path) == said
+    assert read_checked(path) == said
 
 
 # ---------------------------------------------------------------- without values by example
@@ -380,7 +377,7 @@ def test_scores_alone_still_make_a_report_that_says_what_it_lacks(plan, finished
     assert light.stat().st_size < whole.stat().st_size
     store = received(light, tmp_path / "other")
     there = plan_in(store)
-    assert leaves.count(there, store).done == leaves.count(plan, finished).done
+    assert ledger.count(there, store).done == ledger.count(plan, finished).done
     built = build(there, store, tmp_path / "report", static=False)
     assert "36 scores came without their values by example" in built.words()
     assert not built.content.missing.unreadable
@@ -400,22 +397,22 @@ def test_finished_leaves_are_not_computed_again_and_weights_only_where_they_are_
     store = received(packed(plan, finished, tmp_path / "one.ledger"), tmp_path / "other")
     assert computed(plan, store) == []
     assert not store.states.exists()
-    entries = ledger.survey(plan, store)
+    entries = ledger.survey_jobs(plan, store)
     assert {entry.standing for entry in entries.values()} == {"done"}
     assert not any(entry.weights for entry in entries.values())
 
     store.shards.mkdir(parents=True)
     (store.shards / shards.name).symlink_to(shards)
-    missing = next(one for one in leaves.trainings(plan) if one.model == plan.results["clm"])
+    missing = next(one for one in ledger.finetunings(plan) if one.model == plan.results["clm"])
     shutil.rmtree(store.leaves / missing.leaves[0].key)
     way = {state.key for state in plan.path(missing.model)}
-    assert leaves.settled(plan, store, leaves.count(plan, store)) == set(plan.states) - way
+    assert ledger.settled(plan, store, ledger.count(plan, store)) == set(plan.states) - way
     lines = computed(plan, store)
     assert len([line for line in lines if "tok/s" in line]) == len(way)
     assert len([line for line in lines if "· toys ·" in line]) == 1
     assert ledger.keys_with_weights(plan, store) == way
     assert store.has(store.leaves / missing.leaves[0].key)
-    assert leaves.settled(plan, store, leaves.count(plan, store)) == set(plan.states)
+    assert ledger.settled(plan, store, ledger.count(plan, store)) == set(plan.states)
     # The states are whole now, and count before their receipts.
     assert store.told(store.states / missing.model) == store.states / missing.model
     again = files_of(store.leaves / missing.leaves[0].key)["values.safetensors"]
@@ -439,7 +436,7 @@ def test_whoever_wants_the_weights_is_told_where_they_are(plan, finished, tmp_pa
         with pytest.raises(SpecError, match=rf"without its weights.*states/{at}.*biphase run") as refused:
             ask()
         assert "\n" not in str(refused.value)
-    leaf = find(next(leaves.trainings(plan)).leaves[0].key[:8], store)
+    leaf = find(next(ledger.finetunings(plan)).leaves[0].key[:8], store)
     with pytest.raises(SpecError, match="without its weights"):
         recipe_of(leaf, store)
     told = before_after(plan, store, "")
@@ -452,7 +449,7 @@ def test_whoever_wants_the_weights_is_told_where_they_are(plan, finished, tmp_pa
 
 def test_a_result_computed_twice_is_said_and_the_one_here_is_kept(plan, finished, tmp_path):
     file = packed(plan, finished, tmp_path / "one.ledger")
-    slower, better = (training.leaves[0].key for training in list(leaves.trainings(plan))[:2])
+    slower, better = (training.leaves[0].key for training in list(ledger.finetunings(plan))[:2])
     rewritten(finished.leaves / slower, "leaf.json", lambda about: about["seconds"].update(train=9.0))
     rewritten(
         finished.leaves / better, "leaf.json", lambda about: about["scores"]["test"].update(accuracy=0.123)
@@ -478,15 +475,15 @@ def test_a_kill_while_merging_leaves_whole_results_and_the_next_merge_ends_it(pl
     code = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from biphase import files\n"
-        "from biphase.study import merge\n"
+        "from biphase import store as files\n"
+        "from biphase.study import archive\n"
         "real, left = files.write_json, [int(sys.argv[3])]\n"
         "def killed(path, value):\n"  # the manifest, between the files and the rename
         "    left[0] -= 1\n"
         "    if not left[0]: os.kill(os.getpid(), signal.SIGKILL)\n"
         "    real(path, value)\n"
         "files.write_json = killed\n"
-        "merge.merge(merge.check(Path(sys.argv[1])), files.Store(sys.argv[2]))\n"
+        "archive.merge(archive.check(Path(sys.argv[1])), files.Store(sys.argv[2]))\n"
     )
     store = Store(tmp_path / "other")
     for writes in (2, 9):

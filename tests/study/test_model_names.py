@@ -6,9 +6,9 @@ import pytest
 
 from biphase import Hub
 from biphase.errors import SpecError
-from biphase.files import Store
-from biphase.study.model_names import run_named
-from biphase.study.pins import PINS
+from biphase.store import Store
+from biphase.study.load import PINS
+from biphase.study.names import run_named
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

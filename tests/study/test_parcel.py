@@ -15,16 +15,24 @@ from safetensors.numpy import save
 from safetensors.torch import save as save_tensors
 
 from biphase import BPE, Corpus, Hub, Pretrain
-from biphase.data.identity import link_path
+from biphase.data.corpus import link_path
 from biphase.errors import BiphaseError, SpecError, StoreError
-from biphase.files import Store
 from biphase.records import encode
-from biphase.study import parcel
-from biphase.study.identities import fingerprints_of, identities
-from biphase.study.leaves import trainings
-from biphase.study.merge import check, merge
-from biphase.study.parcel import FINGERPRINTS, LEDGER, PLAN, Parcel, Source, as_json, write_parcel
-from biphase.study.plan import make_plan
+from biphase.store import Store
+from biphase.study import archive
+from biphase.study.archive import (
+    FINGERPRINTS,
+    LEDGER,
+    PLAN_ENTRY,
+    Archive,
+    EntrySource,
+    as_json,
+    check,
+    merge,
+    write_archive,
+)
+from biphase.study.ledger import finetunings
+from biphase.study.plan import fingerprints_of, identities, make_plan
 
 KEY = "0123456789abcdef" * 2
 
@@ -32,7 +40,7 @@ KEY = "0123456789abcdef" * 2
 @pytest.fixture
 def good(plan, store) -> dict[str, bytes]:
     """The files of a sound parcel with one leaf."""
-    training = next(trainings(plan))
+    training = next(finetunings(plan))
     leaf = training.leaves[0]
     about = {
         "key": leaf.key,
@@ -56,7 +64,7 @@ def good(plan, store) -> dict[str, bytes]:
 
 def told_by(plan, store) -> dict[str, bytes]:
     fingerprints = fingerprints_of(plan.study, identities(store))
-    return {PLAN: as_json(plan.to_json()), FINGERPRINTS: as_json(fingerprints)}
+    return {PLAN_ENTRY: as_json(plan.to_json()), FINGERPRINTS: as_json(fingerprints)}
 
 
 def leaf_of(files: dict[str, bytes]) -> str:
@@ -119,11 +127,11 @@ def test_a_sound_one_made_by_another_tool_is_taken(good, tmp_path):
 
 
 def test_what_is_written_is_read_by_other_tools(good, tmp_path):
-    write_parcel(tmp_path / "f", "tuned", [Source.of(name, one) for name, one in good.items()])
+    write_archive(tmp_path / "f", "tuned", [EntrySource.of(name, one) for name, one in good.items()])
     stream = pyarrow.CompressedInputStream(str(tmp_path / "f"), "zstd")
     with tarfile.open(fileobj=io.BytesIO(stream.read())) as tar:
         assert tar.getnames() == [LEDGER, *good]
-        assert tar.extractfile(PLAN).read() == good[PLAN]
+        assert tar.extractfile(PLAN_ENTRY).read() == good[PLAN_ENTRY]
         assert {(one.mtime, one.uid, one.mode) for one in tar} == {(0, 0, 0o644)}
 
 
@@ -155,7 +163,7 @@ def test_names_outside_the_layout_are_refused_before_anything_is_read(good, name
     refused(crafted(tmp_path / "f", [member(*one) for one in files.items()]), "no place in a ledger|holds")
 
 
-@pytest.mark.parametrize("name", ["leaf", "/etc/passwd", "../x", PLAN])
+@pytest.mark.parametrize("name", ["leaf", "/etc/passwd", "../x", PLAN_ENTRY])
 @pytest.mark.parametrize(
     "kind",
     [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE],
@@ -195,7 +203,7 @@ def test_a_file_that_is_not_listed_not_there_or_another_one_is_refused(good, tmp
     leaf = [name for name in good if name.startswith("leaves/")]
     apart = {
         leaf[0]: good[leaf[0]],
-        PLAN: good[PLAN],
+        PLAN_ENTRY: good[PLAN_ENTRY],
         FINGERPRINTS: good[FINGERPRINTS],
         leaf[1]: good[leaf[1]],
     }
@@ -206,21 +214,21 @@ def test_a_file_that_is_not_listed_not_there_or_another_one_is_refused(good, tmp
 
 
 def test_a_bomb_is_refused_before_it_goes_off(good, tmp_path, monkeypatch):
-    bomb = good | {values_of(good): bytes(parcel.UNPACKED)}
+    bomb = good | {values_of(good): bytes(archive.UNPACKED)}
     path = crafted(tmp_path / "f", sound(bomb))
     assert path.stat().st_size < 100_000
     read = []
-    monkeypatch.setattr(parcel._Reader, "_read", _counting(parcel._Reader._read, read))
+    monkeypatch.setattr(archive._Reader, "_read", _counting(archive._Reader._read, read))
     refused(path, "bytes that a ledger of its size can")
     assert sum(read) < 10_000
     monkeypatch.undo()
-    refused(crafted(tmp_path / "g", [member(LEDGER, b" " * (parcel.LARGEST_LISTING + 1))]), "bytes")
+    refused(crafted(tmp_path / "g", [member(LEDGER, b" " * (archive.LARGEST_LISTING + 1))]), "bytes")
     listing = json.loads(listed(good))
-    listing["files"][PLAN]["bytes"] = -1
+    listing["files"][PLAN_ENTRY]["bytes"] = -1
     refused(
         crafted(tmp_path / "h", [member(LEDGER, as_json(listing)), *sound(good)[1:]]), "less than 0 bytes"
     )
-    for name, bytes_ in ((PLAN, 10**30), (leaf_of(good), parcel.LARGEST["leaf.json"] + 1)):
+    for name, bytes_ in ((PLAN_ENTRY, 10**30), (leaf_of(good), archive.LARGEST["leaf.json"] + 1)):
         listing = json.loads(listed(good))
         listing["files"][name]["bytes"] = bytes_
         path = crafted(tmp_path / "i", [member(LEDGER, as_json(listing)), *sound(good)[1:]])
@@ -250,12 +258,12 @@ def test_a_first_file_that_says_nothing_is_refused(listing, tmp_path):
 
 def test_what_is_no_parcel_at_all_is_refused(tmp_path):
     with pytest.raises(SpecError, match="there is no file"):
-        Parcel.open(tmp_path / "none")
+        Archive.open(tmp_path / "none")
     for name, content in {
         "empty": b"",
         "text": b"hello",
-        "magic": parcel.MAGIC,
-        "noise": parcel.MAGIC + b"x" * 99,
+        "magic": archive.MAGIC,
+        "noise": archive.MAGIC + b"x" * 99,
     }.items():
         (tmp_path / name).write_bytes(content)
         refused(tmp_path / name, "no sound ledger")
@@ -285,10 +293,10 @@ def test_what_is_no_parcel_at_all_is_refused(tmp_path):
         ("leaf", {"baselines": {"trivial": {"accuracy": 0.5}}}),
         ("leaf", {"baselines": {"trivial": {"accuracy": {"what": "chance", "test": 0.5}}}}),
         ("leaf", {"baselines": {"trivial": {"accuracy": {"what": "x", "validation": 0.5, "test": "0.5"}}}}),
-        (PLAN, {"study": 3}),
-        (PLAN, {"study": {"kind": "Nothing"}}),
-        (PLAN, {"states": []}),
-        (PLAN, {"results": {}}),
+        (PLAN_ENTRY, {"study": 3}),
+        (PLAN_ENTRY, {"study": {"kind": "Nothing"}}),
+        (PLAN_ENTRY, {"states": []}),
+        (PLAN_ENTRY, {"results": {}}),
         (FINGERPRINTS, []),
         (FINGERPRINTS, {"task": {}}),
         (FINGERPRINTS, {"task": {KEY: KEY}}),
@@ -307,7 +315,7 @@ def test_files_that_do_not_say_what_they_should_are_refused(good, name, content,
 
 
 def test_numbers_that_are_none_are_refused(good, tmp_path):
-    for name in (PLAN, leaf_of(good)):
+    for name in (PLAN_ENTRY, leaf_of(good)):
         for number in (b"NaN", b"Infinity"):
             hurt = good[name].replace(b'"question": ""', b'"question": ' + number)
             hurt = hurt.replace(b'"accuracy": 0.25', b'"accuracy": ' + number)
@@ -317,10 +325,10 @@ def test_numbers_that_are_none_are_refused(good, tmp_path):
 
 def test_a_study_cannot_name_a_place_outside_the_store(good, tmp_path):
     for name in ("../../outside", "/tmp/outside", "..", ""):
-        files = changed(good, PLAN, lambda about, name=name: about["study"].update(name=name))
+        files = changed(good, PLAN_ENTRY, lambda about, name=name: about["study"].update(name=name))
         members = [member(LEDGER, listed(files, name)), *sound(files)[1:]]
         refused(crafted(tmp_path / "f", members), "one word without slashes")
-    other = changed(good, PLAN, lambda about: about["study"].update(name="other"))
+    other = changed(good, PLAN_ENTRY, lambda about: about["study"].update(name="other"))
     refused(crafted(tmp_path / "f", sound(other)), "of another study")
 
 
@@ -333,7 +341,7 @@ def test_a_cut_or_flipped_file_is_refused_wherever_it_was_hurt(good, tmp_path):
         about["scores"]["test"]["accuracy"] = float(noise.mean())
 
     files = changed(good, leaf_of(good), more) | {values_of(good): save({"test/accuracy": noise})}
-    write_parcel(whole, "tuned", [Source.of(name, one) for name, one in files.items()])
+    write_archive(whole, "tuned", [EntrySource.of(name, one) for name, one in files.items()])
     check(whole)
     content, hurt = whole.read_bytes(), tmp_path / "hurt"
     for length in [*range(0, len(content), 97), len(content) - 1]:
@@ -368,17 +376,17 @@ def test_a_refused_file_leaves_the_store_as_it_was_whatever_came_before_it(good,
 
 
 def test_a_file_that_changes_while_it_is_packed_is_not_packed(tmp_path):
-    source = Source.of(PLAN, b"{}", lambda: b"[]")
+    source = EntrySource.of(PLAN_ENTRY, b"{}", lambda: b"[]")
     with pytest.raises(StoreError, match="changed while"):
-        write_parcel(tmp_path / "f", "s", [source])
+        write_archive(tmp_path / "f", "s", [source])
     assert not list(tmp_path.iterdir())
 
 
 def test_more_files_than_a_reader_would_take_are_not_packed(good, tmp_path, monkeypatch):
-    sources = [Source.of(name, one) for name, one in good.items()]
-    monkeypatch.setattr(parcel, "LARGEST_LISTING", 100)
+    sources = [EntrySource.of(name, one) for name, one in good.items()]
+    monkeypatch.setattr(archive, "LARGEST_LISTING", 100)
     with pytest.raises(SpecError, match=r"4 files are more than .*--only PATTERN"):
-        write_parcel(tmp_path / "f", "tuned", sources)
+        write_archive(tmp_path / "f", "tuned", sources)
     assert not list(tmp_path.glob("f*"))
 
 
@@ -468,7 +476,7 @@ def test_only_corpora_that_the_study_reads_are_linked(study, store, tiny_run, tm
 
 def test_only_jobs_of_the_study_have_failed(good, plan, tmp_path):
     files = good
-    for at in (*plan.states, *(one.key for one in trainings(plan))):
+    for at in (*plan.states, *(one.key for one in finetunings(plan))):
         failure = {f"study/failures/{at}.json": as_json({"key": at, "error": "e", "at": ""})}
         files = {**files, **failure}
     check(crafted(tmp_path / "f", sound(files)))
@@ -491,11 +499,11 @@ def test_a_card_without_a_fingerprint_is_refused(good, shards, field, tmp_path):
 def test_scores_states_and_corpora_of_another_study_are_refused(good, plan, study, store, tiny_run, tmp_path):
     """What would be taken for results of another study of the store, though nobody asked for it."""
     other = make_plan(replace(study, runs=(tiny_run("other", seed=8),)), identities(store))
-    training = next(trainings(other))
+    training = next(finetunings(other))
     about = json.loads(good[leaf_of(good)]) | {"key": training.leaves[0].key, "model": training.model}
     planted = f"receipts/leaves/{about['key']}/leaf.json"
     refused(crafted(tmp_path / "f", sound(good | {planted: as_json(about)})), "none of the study's")
-    said = changed(good, PLAN, lambda about: about["results"].update(both=training.model))
+    said = changed(good, PLAN_ENTRY, lambda about: about["results"].update(both=training.model))
     refused(crafted(tmp_path / "f", sound(said | {planted: as_json(about)})), "other keys than its study")
 
 
@@ -510,4 +518,4 @@ def test_a_study_that_would_take_for_ever_to_plan_is_refused(good, tmp_path):
     def grow(about):
         about["study"]["finetune"] |= {"lrs": [n / 1e5 for n in range(1, 2_000)], "seeds": list(range(2_000))}
 
-    refused(crafted(tmp_path / "f", sound(changed(good, PLAN, grow))), "plans more than")
+    refused(crafted(tmp_path / "f", sound(changed(good, PLAN_ENTRY, grow))), "plans more than")

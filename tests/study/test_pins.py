@@ -14,8 +14,8 @@ import pytest
 
 from biphase import MLM, WSD, Corpus, Hub, Pretrain, Pretrained, Stage, Study
 from biphase.errors import SpecError, StoreError
-from biphase.files import Store
-from biphase.study.pins import commit_of, pinned
+from biphase.store import Store
+from biphase.study.load import commit_of, pinned
 
 OLD, NEW, OTHER = "1" * 40, "2" * 40, "abcdef0123" * 4
 CORPUS = Corpus("words", "./words", Pretrained("./words"))
@@ -229,8 +229,8 @@ def hub():
 ASK = """
 import sys
 from biphase.errors import BiphaseError
-from biphase.files import Store
-from biphase.study.pins import commit_of
+from biphase.store import Store
+from biphase.study.load import commit_of
 for source in sys.argv[2:]:
     try:
         print(source, commit_of(source, Store(sys.argv[1])))

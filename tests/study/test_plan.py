@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from biphase.errors import SpecError, StoreError
-from biphase.files import Store
-from biphase.keys import Identities, acts, decay_start, state_key
+from biphase.keys import Identities, checkpoint_key, decay_start, phases
 from biphase.presets import CORPORA, SIZES, corpus_of
 from biphase.records import decode
 from biphase.specs import BPE, CLM, MLM, WSD, Chunks, Corpus, Hub, Linear, Pretrain, Rows, Stage, Study
+from biphase.store import Store
 from biphase.study.load import load
 from biphase.study.plan import make_plan, needed_states, save_plan
 
@@ -91,7 +91,9 @@ def test_dropping_adding_or_reordering_runs_changes_no_other_key(study, chance):
 @given(studies())
 def test_a_shared_step_is_computed_once_and_no_other_is_left_out(study):
     plan = make_plan(study, OUTSIDE)
-    distinct = {state_key(one, step, OUTSIDE) for one in every_run(study) for step in range(1, one.steps + 1)}
+    distinct = {
+        checkpoint_key(one, step, OUTSIDE) for one in every_run(study) for step in range(1, one.steps + 1)
+    }
     assert plan.steps_to_compute == len(distinct)
     assert plan.steps_written >= plan.steps_to_compute
 
@@ -101,8 +103,8 @@ def test_results_are_the_ends_of_listed_runs_and_what_they_keep(study):
     plan = make_plan(study, OUTSIDE)
     expected = {}
     for one in study.runs:
-        expected |= {f"{one.name}-{step}": state_key(one, step, OUTSIDE) for step in one.keep}
-        expected[one.name] = state_key(one, one.steps, OUTSIDE)
+        expected |= {f"{one.name}-{step}": checkpoint_key(one, step, OUTSIDE) for step in one.keep}
+        expected[one.name] = checkpoint_key(one, one.steps, OUTSIDE)
     assert plan.results == expected
     assert {name: key for key, state in plan.states.items() for name in state.results} == expected
 
@@ -116,10 +118,10 @@ def test_every_way_to_a_result_is_whole_and_each_piece_is_of_one_kind(study):
         assert path[-1].span[1] == sum(member.steps for member in lineage(one))
     for state in plan.states.values():
         assert state.steps > 0
-        begin = state_key(state.run, state.first, OUTSIDE)
+        begin = checkpoint_key(state.run, state.first, OUTSIDE)
         assert begin == (state.root if state.parent is None else state.parent)
-        assert state_key(state.run, state.step, OUTSIDE) == state.key
-        assert not any(state.first < act.until < state.step for act in acts(state.run))
+        assert checkpoint_key(state.run, state.step, OUTSIDE) == state.key
+        assert not any(state.first < act.until < state.step for act in phases(state.run))
         assert not state.first < decay_start(state.run) < state.step
         assert state.decaying == (state.step > decay_start(state.run))
 

@@ -10,23 +10,31 @@ import pytest
 import torch
 
 from biphase.catalog import CATALOG
-from biphase.files import Store, publish
-from biphase.finetune.model import USUAL as TRAINED_FOR
-from biphase.finetune.model import Setting
-from biphase.finetune.subject import SHARE_OF_CONTEXT as READ_SHARE
+from biphase.finetune.encoder import SHARE_OF_CONTEXT as READ_SHARE
+from biphase.finetune.encoder import USUAL as TRAINED_FOR
+from biphase.finetune.encoder import TuningOptions
 from biphase.keys import Identities
 from biphase.presets import LLAMA3, SIZES
 from biphase.specs import BPE, CLM, MLM, WSD, Chunks, Corpus, Finetune, Hub, LoRA, Pretrain, Stage, Study
-from biphase.study import machines
+from biphase.store import Store, publish
+from biphase.study import prices as prices_module
 from biphase.study.costs import labelled_share, shape_of
-from biphase.study.leaves import trainings
-from biphase.study.machines import Machine, Origin
-from biphase.study.measured import fit, speeds_of
+from biphase.study.describe import bill, plan_json, summary
+from biphase.study.ledger import finetunings
 from biphase.study.plan import make_plan
-from biphase.study.prices import LEAF_SECONDS, SHARE_OF_CONTEXT, TUNED_TOKENS, USUAL, left_of, price
-from biphase.study.totals import bill, summary
-from biphase.study.tree import plan_json
-from biphase.wording import duration
+from biphase.study.prices import (
+    LEAF_SECONDS,
+    SHARE_OF_CONTEXT,
+    TUNED_TOKENS,
+    USUAL,
+    Origin,
+    PricedDevice,
+    fit,
+    left_of,
+    price,
+    speeds_of,
+)
+from biphase.text import duration
 
 OUTSIDE = Identities(data=lambda run: "data", hub=lambda hub: hub.source, task=lambda task: task.name)
 CORPUS = Corpus("mine", "./texts", LLAMA3)
@@ -41,7 +49,9 @@ CASES = [
     ),
     OF | {"kind": "score", "tokens_per_second": 1.5e6},
 ]
-FAST = Machine("fast", "NVIDIA Fast", fit(CASES), {"bf16": Origin("2026-11-15", "2.11.0", shipped=False)})
+FAST = PricedDevice(
+    "fast", "NVIDIA Fast", fit(CASES), {"bf16": Origin("2026-11-15", "2.11.0", shipped=False)}
+)
 
 
 def run(name, *stages, start=SIZES["210m"], **fields):
@@ -139,7 +149,7 @@ def test_long_contexts_are_read_in_windows_by_the_standard_protocol_only():
 
 
 def test_budgets_are_those_of_fine_tuning():
-    setting = Setting.of(torch.device("cuda"), "bf16", varlen=True)
+    setting = TuningOptions.of(torch.device("cuda"), "bf16", varlen=True)
     assert (setting.train_tokens, TRAINED_FOR, READ_SHARE) == (TUNED_TOKENS, USUAL, SHARE_OF_CONTEXT)
 
 
@@ -210,7 +220,7 @@ def tuned_plan():
 
 
 def finish(store, plan, count):
-    for training in list(trainings(plan))[:count]:
+    for training in list(finetunings(plan))[:count]:
         for leaf in training.leaves:
             with store.attempt("x") as folder:
                 publish(folder, store.leaves / leaf.key)
@@ -322,7 +332,7 @@ def test_without_a_device_the_one_at_hand_is_priced(tmp_path, monkeypatch):
     assert "--device h200" in text, "how to price a GPU"
     driver = tmp_path / "driver" / "0"
     driver.mkdir(parents=True)
-    monkeypatch.setattr(machines, "DRIVER", tmp_path / "driver")
+    monkeypatch.setattr(prices_module, "DRIVER", tmp_path / "driver")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     (driver / "information").write_text("Model: NVIDIA Fast\n")
     assert bill(plan, store, "", None, tuned=0).device == "fast", "measured into this store"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from biphase.files import Store, read_json, verify
-from biphase.holders import process_start
+from biphase.leases import process_start
+from biphase.store import Store, read_json, verify
 
 STUDY = """
 from biphase import BPE, CLM, WSD, Chunks, Corpus, Pretrain, Size, Stage, Study

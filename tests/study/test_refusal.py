@@ -2,7 +2,7 @@
 
 import pytest
 
-from biphase.study.refusal import PLACE, endings, has_lost, leave_to_parent, note_beginning, note_ending
+from biphase.cluster.launch import PLACE, endings, has_lost, note_beginning, note_ending, report_to_parent
 
 
 @pytest.fixture
@@ -12,21 +12,21 @@ def place(tmp_path, monkeypatch):
 
 
 def test_the_first_line_stays(place):
-    assert leave_to_parent("too many rows")
-    assert leave_to_parent("lost the first process")
+    assert report_to_parent("too many rows")
+    assert report_to_parent("lost the first process")
     assert place.read_text() == "too many rows"
 
 
 def test_without_a_parent_a_process_speaks_for_itself(monkeypatch):
     monkeypatch.delenv(PLACE, raising=False)
-    assert not leave_to_parent("too many rows")
+    assert not report_to_parent("too many rows")
     assert not has_lost(RuntimeError("gloo: Connection closed by peer"))
 
 
 def test_who_lost_another_process_need_not_say_so(place):
     assert has_lost(RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"))
     assert not has_lost(RuntimeError("a matrix is too wide"))
-    leave_to_parent("too many rows")
+    report_to_parent("too many rows")
     assert has_lost(RuntimeError("whatever follows from it"))
 
 

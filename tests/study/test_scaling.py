@@ -5,9 +5,18 @@ import torch
 
 from biphase import SIZES
 from biphase.study.costs import shape_of_size
-from biphase.study.interconnect import INTERCONNECTS
-from biphase.study.scaling import GIB, Load, Way, collectives, memory, micro_rows, outlook, ways
-from biphase.training import devices
+from biphase.study.scaling import (
+    GIB,
+    INTERCONNECTS,
+    Load,
+    Way,
+    collectives,
+    memory,
+    micro_rows,
+    outlook,
+    ways,
+)
+from biphase.training import distributed
 
 VOCAB = 128_256
 ALONE = Way("none", 1)
@@ -87,4 +96,6 @@ def test_micro_batches_are_those_that_a_device_takes(monkeypatch, large):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
     for rows in (1, 3, 6, 7, 12, 48, 72, 1152):
         for length in (512, 2048, 65_536):
-            assert micro_rows(total, rows, length) == devices.micro_rows(torch.device("cuda"), rows, length)
+            assert micro_rows(total, rows, length) == distributed.micro_rows(
+                torch.device("cuda"), rows, length
+            )

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from biphase.files import MANIFEST, publish, verify, write_json
-from biphase.metadata import LEAF
+from biphase.metadata import TRIAL
 from biphase.records import encode
 from biphase.specs.claims import CHOSEN
-from biphase.study.leaves import read_leaf, trainings
+from biphase.store import MANIFEST, publish, verify, write_json
+from biphase.study.ledger import finetunings, read_trial
 from biphase.study.scores import as_json, half_width, rows, table, with_interval
 
 SCORES = st.floats(0, 1)
@@ -22,18 +22,18 @@ SCORES = st.floats(0, 1)
 
 def rewrite(store, key, **scores):
     """The leaf with other scores, published like any other."""
-    about = read_leaf(store, key)
+    about = read_trial(store, key)
     for part, metrics in scores.items():
         about["scores"][part] |= metrics
     store.discard(store.leaves / key)
     with store.attempt("test") as folder:
-        write_json(folder / LEAF, about)
+        write_json(folder / TRIAL, about)
         assert publish(folder, store.leaves / key)
 
 
 def invent(plan, store, score, **more):
     """Publish every leaf of a plan with the scores that `score(task, lr, seed, part)` gives, and what `more` says."""
-    for training in trainings(plan):
+    for training in finetunings(plan):
         for leaf in training.leaves:
             metric = CHOSEN[leaf.task.family]["standard"]
             about = {
@@ -58,15 +58,14 @@ def invent(plan, store, score, **more):
             }
             store.discard(store.leaves / leaf.key)
             with store.attempt("test") as folder:
-                write_json(folder / LEAF, about)
+                write_json(folder / TRIAL, about)
                 publish(folder, store.leaves / leaf.key)
 
 
 @pytest.fixture
 def one_grid(study, store):
     """A plan of one result, one task, two rates and two seeds."""
-    from biphase.study.identities import identities
-    from biphase.study.plan import make_plan
+    from biphase.study.plan import identities, make_plan
 
     run = replace(study.runs[0], keep=())
     spec = replace(study.finetune, tasks=study.finetune.tasks[:1])
@@ -84,15 +83,15 @@ def test_test_scores_change_no_choice_in_a_store_of_real_leaves(plan, finished):
     before, reported = chosen(plan, finished), as_json(plan, finished)
     assert len(before) == 9
     chance = random.Random(0)
-    every = [leaf.key for training in trainings(plan) for leaf in training.leaves]
+    every = [leaf.key for training in finetunings(plan) for leaf in training.leaves]
     for key in every:
-        names = read_leaf(finished, key)["scores"]["test"]
+        names = read_trial(finished, key)["scores"]["test"]
         rewrite(finished, key, test={name: chance.random() for name in names})
         verify(finished.leaves / key)
     assert chosen(plan, finished) == before
     assert as_json(plan, finished) != reported, "what is reported is the test part"
     for key in every:
-        names = read_leaf(finished, key)["scores"]["validation"]
+        names = read_trial(finished, key)["scores"]["validation"]
         rewrite(finished, key, validation={name: chance.random() for name in names})
     assert chosen(plan, finished) != before, "validation scores are what chooses"
 
@@ -120,8 +119,8 @@ def test_all_metrics_are_given_at_the_rate_that_the_mean_chose(plan, finished):
         lr, scores = row.by_mean
         assert row.metrics[row.metric] == scores
         leaves = [
-            read_leaf(finished, leaf.key)
-            for training in trainings(plan, {plan.results[row.result]})
+            read_trial(finished, leaf.key)
+            for training in finetunings(plan, {plan.results[row.result]})
             for leaf in training.leaves
             if leaf.task.name == row.task and training.lr == lr
         ]
@@ -195,7 +194,7 @@ def test_a_finished_table_reads_as_written_here(one_grid, store):
 
 def test_a_grid_with_a_hole_says_how_far_it_is_and_gives_no_score(one_grid, store):
     invent(one_grid, store, lambda task, lr, seed, part: 0.75)
-    first = next(trainings(one_grid)).leaves[0]
+    first = next(finetunings(one_grid)).leaves[0]
     (store.leaves / first.key / MANIFEST).unlink()  # as if a copy of the store had been broken off
     assert table(one_grid, store)[1].split() == ["clm", "toys", "accuracy", "3/4", "done", "6", "min"]
     (told,) = as_json(one_grid, store)
@@ -227,12 +226,12 @@ def test_every_baseline_stands_beside_the_score(one_grid, store):
 
 def test_trials_with_other_metrics_than_their_neighbours_share_a_row(one_grid, store):
     invent(one_grid, store, lambda task, lr, seed, part: 0.75)
-    key = [one.leaves[0].key for one in trainings(one_grid)][-1]
-    about = read_leaf(store, key)
+    key = [one.leaves[0].key for one in finetunings(one_grid)][-1]
+    about = read_trial(store, key)
     del about["scores"]["test"]["mcc"]
     store.discard(store.leaves / key)
     with store.attempt("test") as folder:
-        write_json(folder / LEAF, about)
+        write_json(folder / TRIAL, about)
         publish(folder, store.leaves / key)
     (told,) = as_json(one_grid, store)
     assert told["metrics"] == {"accuracy": [0.75, 0.75]}
@@ -264,17 +263,17 @@ def test_constant_predictions_are_flagged_beside_their_score(one_grid, store):
     (told,) = as_json(one_grid, store)
     assert told["constant"] == told["constant_by_seed"] == ["beast", "beast"]
     assert told["no_interval"] == "all seeds alike: no interval"
-    first = next(trainings(one_grid)).leaves[0].key
-    about = read_leaf(store, first) | {"constant": {"validation": "beast", "test": ""}}
+    first = next(finetunings(one_grid)).leaves[0].key
+    about = read_trial(store, first) | {"constant": {"validation": "beast", "test": ""}}
     store.discard(store.leaves / first)
     with store.attempt("test") as folder:
-        write_json(folder / LEAF, about)
+        write_json(folder / TRIAL, about)
         publish(folder, store.leaves / first)
     assert any("1 of 2 seeds" in line for line in table(one_grid, store)), "one seed is enough"
 
 
 def test_tasks_not_begun_stand_in_the_table_once_any_leaf_is_there(plan, finished):
-    every = [leaf for training in trainings(plan) for leaf in training.leaves]
+    every = [leaf for training in finetunings(plan) for leaf in training.leaves]
     for leaf in every[1:]:
         finished.discard(finished.leaves / leaf.key)
     lines = table(plan, finished)
@@ -286,8 +285,7 @@ def test_tasks_not_begun_stand_in_the_table_once_any_leaf_is_there(plan, finishe
 
 
 def test_one_seed_has_no_interval_and_the_table_says_so(one_grid, store):
-    from biphase.study.identities import identities
-    from biphase.study.plan import make_plan
+    from biphase.study.plan import identities, make_plan
 
     single = make_plan(
         replace(one_grid.study, finetune=replace(one_grid.study.finetune, seeds=(1,))), identities(store)
@@ -312,7 +310,7 @@ def test_a_study_without_fine_tuning_has_no_rows(one_grid, store):
 
 def test_the_time_of_a_shared_training_is_counted_once(plan, finished):
     spent = sum(row.seconds for row in rows(plan, finished))
-    leaves = [read_leaf(finished, leaf.key) for one in trainings(plan) for leaf in one.leaves]
+    leaves = [read_trial(finished, leaf.key) for one in finetunings(plan) for leaf in one.leaves]
     trained = sum(
         {
             leaf["training"]: max(leaf["seconds"]["train"], 0) for leaf in leaves if not leaf["trained_on"]

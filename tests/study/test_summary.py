@@ -7,13 +7,12 @@ import pytest
 
 from biphase import CLM, TASKS, Finetune, Stage, Study
 from biphase.data.shards import Shards
-from biphase.files import publish
 from biphase.leases import Leases
+from biphase.store import publish
 from biphase.study import ledger
-from biphase.study.corpora import shards_text
-from biphase.study.identities import identities
-from biphase.study.plan import make_plan
-from biphase.study.summary import (
+from biphase.study.names import shards_text
+from biphase.study.plan import identities, make_plan
+from biphase.study.status import (
     closing,
     opening,
     results_table,

@@ -25,9 +25,8 @@ from biphase.specs import (
     Stage,
     Study,
 )
+from biphase.study.describe import PAGE, Bill, key_length, plan_json, render
 from biphase.study.plan import make_plan
-from biphase.study.totals import PAGE, Bill
-from biphase.study.tree import key_length, plan_json, render
 
 OUTSIDE = Identities(data=lambda run: run.corpus.name, hub=lambda hub: hub.source)
 CORPUS = Corpus("mine", "./texts", BPE(1_000))

@@ -15,20 +15,18 @@ from safetensors.torch import load_file as load_tensors
 from safetensors.torch import save_file
 
 from biphase.errors import DataError, ModelError, SpecError
-from biphase.files import MANIFEST, publish, verify
-from biphase.finetune.checkpoints import Checkpoints
+from biphase.finetune.trial import Checkpoints
 from biphase.leases import Leases
-from biphase.metadata import LEAF
-from biphase.study import leaves, ledger
-from biphase.study.identities import identities
-from biphase.study.leaves import PREDICTIONS, VALUES, read_leaf, trainings
-from biphase.study.plan import make_plan
-from biphase.study.shard_maker import Stopped
-from biphase.study.summary import closing, status_json, status_text
-from biphase.study.tuner import Tuner, _finite
+from biphase.metadata import TRIAL
+from biphase.store import MANIFEST, publish, verify
+from biphase.study import ledger
+from biphase.study.ledger import PREDICTIONS, VALUES, finetunings, read_trial
+from biphase.study.plan import identities, make_plan
+from biphase.study.status import closing, status_json, status_text
+from biphase.study.tune import Stopped, Tuner, _finite
 from biphase.study.worker import Worker
-from biphase.training.devices import Ranks
-from biphase.training.manner import Manner
+from biphase.training.distributed import Ranks
+from biphase.training.options import RuntimeOptions
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
@@ -39,7 +37,7 @@ def worker(plan, store, said=None, **manner):
         store,
         identities(store),
         ALONE,
-        Manner(quiet=True, loaders=0, **manner),
+        RuntimeOptions(quiet=True, loaders=0, **manner),
         wanted=set(plan.states),
         say=(said if said is not None else []).append,
     )
@@ -49,7 +47,7 @@ def made(store):
     """What every leaf says: its scores, losses and the bytes of its values. Times may differ, nothing else."""
     return {
         place.name: (
-            {k: v for k, v in json.loads((place / LEAF).read_text()).items() if k != "seconds"},
+            {k: v for k, v in json.loads((place / TRIAL).read_text()).items() if k != "seconds"},
             (place / VALUES).read_bytes(),
             (place / PREDICTIONS).read_bytes(),
         )
@@ -58,7 +56,7 @@ def made(store):
 
 
 def keys(plan, *, of=lambda training, leaf: True):
-    return {leaf.key for one in trainings(plan) for leaf in one.leaves if of(one, leaf)}
+    return {leaf.key for one in finetunings(plan) for leaf in one.leaves if of(one, leaf)}
 
 
 def discard(store, some):
@@ -71,10 +69,10 @@ def discard(store, some):
 
 def test_every_leaf_of_the_plan_is_published_whole_and_nothing_else(plan, finished):
     assert {place.name for place in finished.leaves.iterdir()} == keys(plan)
-    for training in trainings(plan):
+    for training in finetunings(plan):
         for leaf in training.leaves:
-            assert set(verify(finished.leaves / leaf.key)) == {LEAF, VALUES, PREDICTIONS}
-            about = read_leaf(finished, leaf.key)
+            assert set(verify(finished.leaves / leaf.key)) == {TRIAL, VALUES, PREDICTIONS}
+            about = read_trial(finished, leaf.key)
             assert (about["key"], about["training"]) == (leaf.key, training.key)
             assert (about["model"], about["lr"], about["seed"]) == (
                 training.model,
@@ -92,9 +90,9 @@ def test_every_leaf_of_the_plan_is_published_whole_and_nothing_else(plan, finish
 
 def test_the_values_of_a_leaf_are_what_its_scores_are_made_of(plan, finished):
     rows = {"toys": (12, 16), "facts": (6, 8), "facts-untitled": (6, 8)}
-    for training in trainings(plan):
+    for training in finetunings(plan):
         for leaf in training.leaves:
-            about, values = read_leaf(finished, leaf.key), load_file(finished.leaves / leaf.key / VALUES)
+            about, values = read_trial(finished, leaf.key), load_file(finished.leaves / leaf.key / VALUES)
             for part, count in zip(("validation", "test"), rows[leaf.task.name], strict=True):
                 assert about["examples"][part] == count
                 for name in set(about["scores"][part]) - {"macro_f1", "mcc"}:  # which are no means
@@ -105,11 +103,11 @@ def test_the_values_of_a_leaf_are_what_its_scores_are_made_of(plan, finished):
 
 
 def test_every_trial_keeps_ids_predictions_and_the_baselines_of_its_task(plan, finished):
-    for training in trainings(plan):
+    for training in finetunings(plan):
         for leaf in training.leaves:
             place = finished.leaves / leaf.key
             about, values, kept = (
-                read_leaf(finished, leaf.key),
+                read_trial(finished, leaf.key),
                 *(load_file(place / n) for n in (VALUES, PREDICTIONS)),
             )
             ids = json.loads(kept["test/ids"].tobytes())
@@ -144,10 +142,10 @@ def test_the_rescoring_example_of_the_docs_gives_the_recorded_score(plan, finish
 
 
 def test_what_borrows_is_scored_with_the_training_it_borrows_and_says_so(plan, finished):
-    both = [one for one in trainings(plan) if one.task.name == "facts"]
+    both = [one for one in finetunings(plan) if one.task.name == "facts"]
     assert len(both) == 3 * 4
     for training in both:
-        own, borrowed = (read_leaf(finished, leaf.key) for leaf in training.leaves)
+        own, borrowed = (read_trial(finished, leaf.key) for leaf in training.leaves)
         assert own["training"] == borrowed["training"] == training.key
         assert own["losses"] == borrowed["losses"]
         assert own["trained_on"] is None
@@ -159,7 +157,7 @@ def test_what_borrows_is_scored_with_the_training_it_borrows_and_says_so(plan, f
 
 
 def test_seeds_and_rates_and_models_give_other_scores(plan, finished):
-    losses = {tuple(map(tuple, read_leaf(finished, key)["losses"])) for key in keys(plan)}
+    losses = {tuple(map(tuple, read_trial(finished, key)["losses"])) for key in keys(plan)}
     assert len(losses) == 24, "no two fine-tunings were the same"
 
 
@@ -178,7 +176,7 @@ def test_a_leaf_that_is_computed_again_in_other_company_is_the_same(plan, finish
     discard(finished, lost)
     again = worker(plan, finished).work()
     assert made(finished) == before
-    assert again.computed == len({read_leaf(finished, key)["training"] for key in lost})
+    assert again.computed == len({read_trial(finished, key)["training"] for key in lost})
 
 
 def test_only_the_missing_leaf_of_a_shared_training_is_published(plan, finished):
@@ -202,9 +200,9 @@ def test_a_task_or_rate_added_to_a_finished_study_costs_only_itself(plan, finish
     spec = plan.study.finetune
     more = replace(spec, lrs=(*spec.lrs, 1e-2), seeds=(0, 1))
     larger = make_plan(replace(plan.study, finetune=more), identities(finished))
-    assert leaves.count(larger, finished) == leaves.Count(24, 36)
+    assert ledger.count(larger, finished) == ledger.Count(24, 36)
     assert worker(larger, finished).work().computed == 12
-    assert leaves.count(larger, finished) == leaves.Count(36, 36)
+    assert ledger.count(larger, finished) == ledger.Count(36, 36)
 
 
 def test_a_start_that_was_never_trained_is_fine_tuned_too(study, store):
@@ -262,7 +260,7 @@ def test_only_results_that_are_asked_for_are_fine_tuned(plan, finished):
         wanted=set(plan.states), evaluated={plan.results["both"]}, say=[].append,
     )  # fmt: skip
     assert some.work().computed == 8
-    assert {read_leaf(finished, place.name)["model"] for place in finished.leaves.iterdir()} == {
+    assert {read_trial(finished, place.name)["model"] for place in finished.leaves.iterdir()} == {
         plan.results["both"]
     }
 
@@ -282,11 +280,11 @@ def test_a_stop_in_the_middle_of_a_training_leaves_whole_leaves_and_the_rest_fol
     said = closing(
         plan, finished, {}, stopped=True, command="run s.py", study="s.py", unsaved=stopped.unsaved
     )
-    assert f"{leaves.count(plan, finished).done} of 24 fine-tunings done" in said
+    assert f"{ledger.count(plan, finished).done} of 24 fine-tunings done" in said
     assert stopped.unsaved > 0, "a fine-tuning of less than 10 s starts again"
     assert "computed again" in said
     assert "nothing lost" not in said
-    assert not leaves.unfinished(finished)
+    assert not ledger.unfinished(finished)
     assert worker(plan, finished).work().computed == 24 - stopped.computed
     assert made(finished) == before
 
@@ -311,12 +309,12 @@ def test_fine_tunings_longer_than_their_time_slots_end_in_the_same_bits_after_se
     before = made(finished)
     shutil.rmtree(finished.leaves)
     chance, slots, stops = random.Random(3), 0, []
-    while leaves.count(plan, finished).done < calm.computed:
+    while ledger.count(plan, finished).done < calm.computed:
         slots += 1
         outcome = worker(
             plan, finished, checkpoint_steps=100, stop=stop_after(chance.randint(2, 9))
         ).work()  # a trial asks 12 times and more
-        stops.append(leaves.kept(plan, finished))
+        stops.append(ledger.kept(plan, finished))
         assert outcome.unsaved < 5, "only of scoring"
         assert slots < 200
     assert slots > calm.computed, "no slot was long enough for a whole fine-tuning"
@@ -330,7 +328,7 @@ def test_a_stop_with_a_checkpoint_says_so_and_status_shows_it(plan, finished):
     plan = longer(plan, finished)
     shutil.rmtree(finished.leaves)
     stopped = worker(plan, finished, checkpoint_steps=100, stop=stop_after(6)).work()
-    ((training, step),) = leaves.kept(plan, finished).values()
+    ((training, step),) = ledger.kept(plan, finished).values()
     assert (stopped.stopped, stopped.unsaved, 0 < step < 12) == (True, 0.0, True)
     said = closing(plan, finished, {}, stopped=True, command="run s.py", study="s.py")
     assert f"1 fine-tuning kept at step {step}, nothing lost" in said
@@ -340,7 +338,7 @@ def test_a_stop_with_a_checkpoint_says_so_and_status_shows_it(plan, finished):
 
 def test_a_stop_while_a_model_is_scored_keeps_its_training(plan, finished):
     plan = longer(plan, finished)
-    first = next(trainings(plan))
+    first = next(finetunings(plan))
     discard(finished, [leaf.key for leaf in first.leaves])
 
     def tuner(stop):
@@ -351,28 +349,28 @@ def test_a_stop_while_a_model_is_scored_keeps_its_training(plan, finished):
 
     with pytest.raises(Stopped):
         tuner(stop_after(13)).compute(first, lambda: False)
-    assert leaves.unfinished(finished) == {first.key: 12}
+    assert ledger.unfinished(finished) == {first.key: 12}
     shown = []
     again = tuner(lambda: False)
     again.live = shown.append
     assert again.compute(first, lambda: False) is not None
     assert not any("step" in line for line in shown), "nothing was trained again"
-    assert not leaves.unfinished(finished)
+    assert not ledger.unfinished(finished)
 
 
 def test_checkpoints_of_finished_fine_tunings_are_swept_by_the_next_worker(plan, finished):
-    done, other = next(trainings(plan)).key, "e" * 32
+    done, other = next(finetunings(plan)).key, "e" * 32
     for key in (done, other):
         assert Checkpoints(finished, key, steps=1).save({}, {}, {"step": 3, "seconds": 0.0})
-    assert leaves.unfinished(finished) == {done: 3, other: 3}
-    assert not leaves.kept(plan, finished)
+    assert ledger.unfinished(finished) == {done: 3, other: 3}
+    assert not ledger.kept(plan, finished)
     worker(plan, finished).work()
-    assert leaves.unfinished(finished) == {other: 3}, "another study's is left alone"
+    assert ledger.unfinished(finished) == {other: 3}, "another study's is left alone"
 
 
 def test_a_training_whose_lease_was_lost_publishes_nothing(plan, finished):
     discard(finished, keys(plan))
-    one = next(trainings(plan))
+    one = next(finetunings(plan))
     tuner = Tuner(
         plan, finished, ALONE, shards=worker(plan, finished).shards.alone, stop=lambda: False, live=[].append
     )
@@ -381,7 +379,7 @@ def test_a_training_whose_lease_was_lost_publishes_nothing(plan, finished):
     assert tuner.seconds_left([one]) is None
     assert tuner.compute(one, lambda: False).metrics["accuracy"] >= 0
     assert tuner.seconds_left([one, one]) == pytest.approx(2 * tuner.seconds["toys"][0])
-    other = next(training for training in trainings(plan) if training.task.name == "facts")
+    other = next(training for training in finetunings(plan) if training.task.name == "facts")
     assert tuner.seconds_left([other]) == pytest.approx(tuner.seconds["toys"][0]), "taken for an average one"
 
 
@@ -415,7 +413,7 @@ def test_a_model_without_finite_numbers_fails_alone_and_the_next_run_tries_again
     said = []
     outcome = worker(plan, finished, said).work()
     model = plan.results["clm"]
-    failed = {one.key for one in trainings(plan, {model})}
+    failed = {one.key for one in finetunings(plan, {model})}
     assert set(outcome.failed) == set(ledger.failures(plan, finished)) == failed
     assert outcome.computed == 16
     assert {"no finite numbers" in error for error in outcome.failed.values()} == {True}
@@ -424,7 +422,7 @@ def test_a_model_without_finite_numbers_fails_alone_and_the_next_run_tries_again
         plan, of=lambda training, leaf: training.model != model
     )
 
-    seen = leaves.survey(plan, finished)
+    seen = ledger.survey_trials(plan, finished)
     assert (seen.done, seen.of, set(seen.failed)) == (16, 24, failed)
     text = status_text(plan, finished, command_path="s.py")
     assert "16/24 fine-tunings" in text
@@ -454,15 +452,15 @@ def test_a_damaged_state_fails_only_its_own_leaves(plan, finished):
 
 
 def test_what_stands_in_the_place_of_a_leaf_costs_that_leaf_alone(plan, finished):
-    first = next(trainings(plan))
-    some = {leaf.key for one in trainings(plan) if one.model == first.model for leaf in one.leaves}
+    first = next(finetunings(plan))
+    some = {leaf.key for one in finetunings(plan) if one.model == first.model for leaf in one.leaves}
     discard(finished, some)
     in_the_way = finished.leaves / first.leaves[0].key
     in_the_way.mkdir()
     (in_the_way / "junk").write_text("")
     outcome = worker(plan, finished).work()
     assert set(outcome.failed) == {first.key}
-    assert {one.name for one in finished.leaves.iterdir() if (one / LEAF).exists()} == keys(plan) - {
+    assert {one.name for one in finished.leaves.iterdir() if (one / TRIAL).exists()} == keys(plan) - {
         leaf.key for leaf in first.leaves
     }
 
@@ -521,7 +519,7 @@ def test_scores_that_are_not_finite_are_never_written():
 
 
 def test_somebody_elses_training_is_waited_for(plan, finished):
-    lost = next(trainings(plan))
+    lost = next(finetunings(plan))
     discard(finished, {lost.leaves[0].key})
     held = Leases(finished.leases).take(lost.key)
     assert held
@@ -530,7 +528,7 @@ def test_somebody_elses_training_is_waited_for(plan, finished):
     thread.start()
     thread.join(1.5)
     assert thread.is_alive()
-    assert leaves.survey(plan, finished).running[lost.key][0] == lost
+    assert ledger.survey_trials(plan, finished).running[lost.key][0] == lost
     held.release()
     thread.join(60)
     assert not thread.is_alive()

@@ -10,15 +10,14 @@ import torch
 from biphase import CLM, MLM, Chunks, Stage, Study, keys
 from biphase.errors import DataError
 from biphase.leases import Leases
-from biphase.study import ledger, shard_maker
-from biphase.study.identities import identities
-from biphase.study.plan import make_plan, save_plan
+from biphase.study import ledger, tune
+from biphase.study.plan import identities, make_plan, save_plan
 from biphase.study.worker import Worker
 from biphase.training import checkpoint
-from biphase.training.devices import Ranks
-from biphase.training.manner import Manner
+from biphase.training.checkpoint import Saver
+from biphase.training.distributed import Ranks
+from biphase.training.options import RuntimeOptions
 from biphase.training.pretrain import Pretraining
-from biphase.training.saving import Saver
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
@@ -42,7 +41,7 @@ def worker(plan, store, said=None, wanted=None, **manner):
         store,
         identities(store),
         ALONE,
-        Manner(quiet=True, loaders=0, **manner),
+        RuntimeOptions(quiet=True, loaders=0, **manner),
         wanted=set(plan.states) if wanted is None else wanted,
         say=(said if said is not None else []).append,
     )
@@ -102,7 +101,7 @@ def test_a_failed_piece_is_noted_and_only_its_descendants_wait(plan, store, monk
     assert ledger.done_keys(plan, store) == set(plan.states) - {
         key for key in plan.states if {state.key for state in plan.path(key)} & failed
     }
-    entries = ledger.survey(plan, store)
+    entries = ledger.survey_jobs(plan, store)
     assert {entry.standing for entry in entries.values()} == {"done", "failed", "waiting"}
     assert "device on fire" in next(entry.error for entry in entries.values() if entry.standing == "failed")
     monkeypatch.setattr(Pretraining, "train", plain)
@@ -166,7 +165,7 @@ def test_a_worker_waits_for_a_job_that_another_holds(plan, store):
     thread.start()
     time.sleep(1.2)
     assert not ledger.done_keys(plan, store)
-    assert ledger.survey(plan, store)[first].standing == "running"
+    assert ledger.survey_jobs(plan, store)[first].standing == "running"
     held.release()
     thread.join(60)
     assert ledger.done_keys(plan, store) == set(plan.states)
@@ -179,7 +178,7 @@ def test_stopping_ends_between_pieces_too(plan, store):
 
 
 def test_shards_are_made_by_the_worker_when_they_are_missing(plan, store, corpus, tmp_path):
-    from biphase.files import Store
+    from biphase.store import Store
 
     fresh = Store(tmp_path / "fresh")
     said = []
@@ -191,11 +190,11 @@ def test_shards_are_made_by_the_worker_when_they_are_missing(plan, store, corpus
 
 
 def test_the_time_to_go_follows_the_measured_speed(plan, store):
-    entries = ledger.survey(plan, store)
+    entries = ledger.survey_jobs(plan, store)
     assert ledger.seconds_left(entries, lambda state: float(state.steps)) is None
     first = next(iter(plan.states))
     worker(plan, store, wanted={first}).work()
-    entries = ledger.survey(plan, store)
+    entries = ledger.survey_jobs(plan, store)
     spent = entries[first].progress["seconds"]
     per_step = spent / plan.states[first].steps
     left = ledger.seconds_left(entries, lambda state: float(state.steps))
@@ -204,17 +203,17 @@ def test_the_time_to_go_follows_the_measured_speed(plan, store):
 
 def test_a_worker_whose_corpus_was_taken_over_waits_for_it(plan, corpus, tmp_path, monkeypatch):
     """It stalled while it tokenized; when it wakes up another is at it, and what that one makes is used."""
-    from biphase.files import Store
+    from biphase.store import Store
 
     fresh, tries = Store(tmp_path / "fresh"), []
     save_plan(plan, fresh)
-    plain = shard_maker.tokenize
+    plain = tune.tokenize
 
     def stalls_once(*arguments, **options):
         tries.append(1)
         return plain(*arguments, **(options | {"lost": lambda: len(tries) == 1}))
 
-    monkeypatch.setattr(shard_maker, "tokenize", stalls_once)
+    monkeypatch.setattr(tune, "tokenize", stalls_once)
     wanted = {state.key for state in plan.path(plan.results["clm-4"])}
     worker(plan, fresh, wanted=wanted).work()
     assert len(tries) == 2
@@ -223,7 +222,7 @@ def test_a_worker_whose_corpus_was_taken_over_waits_for_it(plan, corpus, tmp_pat
 
 def test_a_corpus_that_changed_after_planning_is_refused_not_trained_under_the_old_key(tiny_run, tmp_path):
     from biphase import BPE, Corpus
-    from biphase.files import Store
+    from biphase.store import Store
 
     text = tmp_path / "text.txt"
     text.write_text("one two three " * 400)
@@ -235,7 +234,9 @@ def test_a_corpus_that_changed_after_planning_is_refused_not_trained_under_the_o
     plan = make_plan(Study("s", (run,)), known)
     save_plan(plan, fresh)
     text.write_text("four five six " * 400)
-    late = Worker(plan, fresh, known, ALONE, Manner(quiet=True), wanted=set(plan.states), say=[].append)
+    late = Worker(
+        plan, fresh, known, ALONE, RuntimeOptions(quiet=True), wanted=set(plan.states), say=[].append
+    )
     with pytest.raises(DataError, match="changed since the study was planned"):
         late.work()
     assert not fresh.states.exists()
@@ -250,7 +251,7 @@ def test_a_trunk_that_leads_only_to_finished_results_is_not_computed_again(plan,
 
 
 def test_a_stop_while_tokenizing_is_heard(tiny_run, corpus, tmp_path):
-    from biphase.files import Store
+    from biphase.store import Store
 
     fresh = Store(tmp_path / "fresh")
     plan = make_plan(Study("s", (tiny_run(),)), identities(fresh))

@@ -6,7 +6,7 @@ from itertools import combinations
 import pyarrow
 import pytest
 
-from biphase.data.listing import ASSETS
+from biphase.data.corpus import ASSETS
 
 TASKS = ASSETS / "tasks"
 PARTS = ("train", "validation", "test")

@@ -9,10 +9,9 @@ from tokenizers import models, pre_tokenizers
 
 from biphase.data.tokenizer import load_saved
 from biphase.errors import SpecError
-from biphase.tasks.decoding import NOTHING, Decoded, decode_spans, decode_tagged
-from biphase.tasks.encoding import Ragged, Reading
-from biphase.tasks.examples import Question, Span
-from biphase.tasks.questions import encode_questions
+from biphase.tasks.decode import NOTHING, Decoded, decode_spans, decode_tagged
+from biphase.tasks.encode import Ragged, Tokenization, encode_questions
+from biphase.tasks.load import AnswerSpan, Question
 
 
 def letters() -> Model:
@@ -30,7 +29,7 @@ def tokenizers(shards):
 
 
 def encoded(model, questions, *, length=64, stride=None):
-    return encode_questions(Reading(model, (1,), (2,), length, "test"), questions, stride=stride)
+    return encode_questions(Tokenization(model, (1,), (2,), length, "test"), questions, stride=stride)
 
 
 def letters_of(text="a b c d e f", *, length=64, stride=None):
@@ -53,7 +52,7 @@ def questions(draw):
     context = draw(st.lists(words, min_size=1, max_size=25).map(" ".join))
     start = draw(st.integers(0, len(context) - 1))
     text = context[start : draw(st.integers(start + 1, min(len(context), start + 12)))]
-    answers = (Span(text, start),) if text.strip() and draw(st.integers(0, 4)) else ()
+    answers = (AnswerSpan(text, start),) if text.strip() and draw(st.integers(0, 4)) else ()
     return Question("q", "Question: who?\nContext: ", context, answers)
 
 

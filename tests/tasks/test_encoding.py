@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tokenizers import Regex, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Model
 
-from biphase.batch import IGNORE
 from biphase.data.tokenizer import load_saved
 from biphase.errors import DataError, SpecError
-from biphase.tasks.encoding import BLOCK, Ragged, Reading, by_length, encode_texts, encode_words
-from biphase.tasks.examples import Words
+from biphase.objectives import IGNORE
+from biphase.tasks.encode import BLOCK, Ragged, Tokenization, by_length, encode_texts, encode_words
+from biphase.tasks.load import TaggedSentence
 
 SPEECH = ["the old house sees a small boat", "every student paints the naïve garden", "中文 字 👩 café 123"]
 
@@ -50,7 +50,7 @@ CHARACTERS = "abthe 12.é👩中ß\u0301\u00a0\u200d-'"
 
 
 def reading(model, before=(1,), after=(0,), length=64):
-    return Reading(model, before, after, length, "test")
+    return Tokenization(model, before, after, length, "test")
 
 
 # ---------------------------------------------------------------- ragged
@@ -121,7 +121,9 @@ def test_a_text_that_cannot_be_encoded_is_named(tokenizers):
         encode_texts(reading(tokenizers["bytes"]), texts)
     assert "\n" not in str(caught.value)
     with pytest.raises(DataError, match=r"^sentence 2 "):
-        encode_words(reading(tokenizers["bytes"]), [Words(("a",), (0,)), Words(("\udc00",), (0,))])
+        encode_words(
+            reading(tokenizers["bytes"]), [TaggedSentence(("a",), (0,)), TaggedSentence(("\udc00",), (0,))]
+        )
 
 
 def test_an_input_without_any_token_is_refused(tokenizers):
@@ -159,7 +161,7 @@ def first_overlap(words, start, end):
 )
 def test_each_token_belongs_to_the_first_word_it_overlaps(tokenizers, kind, sentences, length):
     how = reading(tokenizers[kind], length=length)
-    rows = [Words(tuple(words), tuple(n % 3 for n in range(len(words)))) for words in sentences]
+    rows = [TaggedSentence(tuple(words), tuple(n % 3 for n in range(len(words)))) for words in sentences]
     made = encode_words(how, rows)
     texts = encode_texts(how, [" ".join(words) for words in sentences])
     assert np.array_equal(made.ids.flat, texts.flat)
@@ -175,7 +177,7 @@ def test_each_token_belongs_to_the_first_word_it_overlaps(tokenizers, kind, sent
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.text("abé👩中12", min_size=1, max_size=5), min_size=1, max_size=7))
 def test_every_word_has_a_token_and_trimmed_offsets_change_nothing(tokenizers, words):
-    row = Words(tuple(words), tuple(range(len(words))))
+    row = TaggedSentence(tuple(words), tuple(range(len(words))))
     plain, trimmed = (
         encode_words(reading(tokenizers[kind], length=300), [row]) for kind in ("bytes", "trimmed")
     )
@@ -186,7 +188,7 @@ def test_every_word_has_a_token_and_trimmed_offsets_change_nothing(tokenizers, w
 
 
 def test_all_bytes_of_a_character_carry_its_words_tag(tokenizers):
-    made = encode_words(reading(tokenizers["bytes"]), [Words(("the", "👩", "sees"), (0, 1, 2))])
+    made = encode_words(reading(tokenizers["bytes"]), [TaggedSentence(("the", "👩", "sees"), (0, 1, 2))])
     assert Counter(made.word_of[0].tolist())[1] >= 4  # four bytes that its training text never had
     assert Counter(made.labels[0].tolist())[1] == Counter(made.word_of[0].tolist())[1]
 
@@ -194,14 +196,14 @@ def test_all_bytes_of_a_character_carry_its_words_tag(tokenizers):
 def test_white_space_around_an_empty_word_is_not_that_word():
     model = Model(models.WordLevel({"[UNK]": 0, "a": 1, "b": 2}, "[UNK]"))
     model.pre_tokenizer = pre_tokenizers.Split(Regex(r"\s+"), "isolated")
-    made = encode_words(reading(model), [Words(("a", "", "b"), (3, 4, 5))])
+    made = encode_words(reading(model), [TaggedSentence(("a", "", "b"), (3, 4, 5))])
     assert made.ids[0].tolist() == [1, 1, 0, 2, 0]  # a, two spaces, b
     assert made.word_of[0].tolist() == [-1, 0, -1, 2, -1]
     assert made.words.tolist() == [3]
 
 
 def test_words_that_are_cut_off_are_still_counted(tokenizers):
-    row = Words(("the", "cat", "sees", "it"), (0, 1, 2, 1))
+    row = TaggedSentence(("the", "cat", "sees", "it"), (0, 1, 2, 1))
     made = encode_words(reading(tokenizers["bytes"], length=4), [row])
     assert set(made.word_of[0].tolist()) < {-1, 0, 1, 2, 3}
     assert made.words.tolist() == [4]

@@ -14,10 +14,8 @@ from pyarrow import parquet
 from biphase.catalog import CATALOG
 from biphase.errors import DataError
 from biphase.specs import Answer, Classify, Retrieve, Splits, Tag, Task
-from biphase.tasks.cuts import cut
-from biphase.tasks.examples import Pair, Question, Span, Text, Words
 from biphase.tasks.labels import Numbering
-from biphase.tasks.load import load
+from biphase.tasks.load import AnswerSpan, LabelledText, Pair, Question, TaggedSentence, cut, load
 
 
 def write(path, rows):
@@ -123,7 +121,7 @@ def test_texts_fill_the_template_and_parts_are_cut_and_limited(tmp_path):
     task = Task("nli", NLI, source)
     made = load(task, documents="all")
     assert (len(made.train), len(made.validation), len(made.test)) == (38, 2, 9)
-    assert made.test[4] == Text("Premise: p4\nHypothesis: h4", 1)
+    assert made.test[4] == LabelledText("Premise: p4\nHypothesis: h4", 1)
     first, rest = cut(40, Splits())
     assert [one.text for one in made.validation] == [f"Premise: p{n}\nHypothesis: h{n}" for n in first]
     assert [one.text for one in made.train] == [f"Premise: p{n}\nHypothesis: h{n}" for n in rest]
@@ -212,7 +210,7 @@ def test_tags_are_read_as_numbers_and_as_names(tmp_path):
     write(tmp_path / "dataset" / "test.jsonl.zst", named)
     form = Tag(TAGS, words="tokens|words", tags="tags|ner_tags")
     made = load(Task("ner", form, str(tmp_path / "dataset"), Splits(validation="valid*")), documents="all")
-    one = Words(("Ada", "Lovelace", "wrote"), (1, 2, 0))
+    one = TaggedSentence(("Ada", "Lovelace", "wrote"), (1, 2, 0))
     assert (made.train, made.validation, made.test) == ([one] * 3, [one] * 3, [one] * 3)
 
 
@@ -265,7 +263,9 @@ def questions(tmp_path, *rows, form=Answer()):  # noqa: B008
 )
 def test_answers_are_read_in_every_way_they_are_written(answers, spans, tmp_path):
     made = load(questions(tmp_path, asked(answers=answers)), documents="all").test[0]
-    assert made == Question("7", "Question: Who?\nContext: ", CONTEXT, tuple(Span(*one) for one in spans))
+    assert made == Question(
+        "7", "Question: Who?\nContext: ", CONTEXT, tuple(AnswerSpan(*one) for one in spans)
+    )
 
 
 @pytest.mark.parametrize("answers", [{"text": [], "answer_start": []}, "", None, []])

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from biphase.data.listing import Absent
+from biphase.data.corpus import Absent
 from biphase.errors import DataError, SpecError
-from biphase.files import Store
 from biphase.specs import Answer, Classify, Retrieve, Splits, Task
-from biphase.tasks.hub import HubPlace
-from biphase.tasks.places import files_of, kind_of, matching, parts_of, task_fingerprint, task_key
+from biphase.store import Store
+from biphase.tasks.files import HubPlace, files_of, kind_of, matching, parts_of, task_fingerprint, task_key
 
 FORM = Classify("{text}", ("a", "b"))
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -42,7 +41,7 @@ def names(task, part):
 
 def test_importing_it_is_light():
     code = (
-        "import sys, biphase.tasks.places, biphase.study.tasks\n"
+        "import sys, biphase.tasks.files, biphase.study.names\n"
         "print([m for m in ('numpy', 'pyarrow', 'huggingface_hub') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,9 +9,8 @@ from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
 from biphase.data.tokenizer import load_saved
 from biphase.errors import DataError, SpecError
-from biphase.tasks.encoding import Reading
-from biphase.tasks.examples import Question, Span
-from biphase.tasks.questions import LEAST_CONTEXT, encode_questions
+from biphase.tasks.encode import LEAST_CONTEXT, Tokenization, encode_questions
+from biphase.tasks.load import AnswerSpan, Question
 
 KINDS = ["bytes", "trimmed", "pieces"]
 CONTEXT = "the cat sees a small boat. every student paints the garden,  the river crosses two birds"
@@ -32,11 +31,11 @@ def tokenizers(shards):
 
 
 def reading(model, length=64, before=(1,), after=(0,)):
-    return Reading(model, before, after, length, "test")
+    return Tokenization(model, before, after, length, "test")
 
 
 def asked(context, *answers, question="who?", name="q1"):
-    spans = tuple(Span(text, context.index(text)) for text in answers)
+    spans = tuple(AnswerSpan(text, context.index(text)) for text in answers)
     return Question(name, f"Question: {question}\nContext: ", context, spans)
 
 
@@ -48,7 +47,7 @@ def questions(draw):
     question = draw(st.lists(words, max_size=8).map(" ".join))
     start = draw(st.integers(0, len(context) - 1))
     text = context[start : draw(st.integers(start + 1, min(len(context), start + 20)))]
-    answers = (Span(text, start),) if draw(st.integers(0, 4)) else ()
+    answers = (AnswerSpan(text, start),) if draw(st.integers(0, 4)) else ()
     return Question("q", f"Question: {question}\nContext: ", context, answers)
 
 
@@ -184,7 +183,7 @@ def test_white_space_around_an_answer_is_none_of_it(tokenizers):
 
 def test_an_answer_of_white_space_only_is_no_answer(tokenizers):
     # The token " student" begins with that space.
-    row = Question("q", "who? ", CONTEXT, (Span(" ", CONTEXT.index(" student")),))
+    row = Question("q", "who? ", CONTEXT, (AnswerSpan(" ", CONTEXT.index(" student")),))
     made = encode_questions(reading(tokenizers["bytes"], 400), [row], stride=None)
     assert made.gold == [frozenset()]
     assert made.bounds.tolist() == [[0, 0]]

@@ -13,8 +13,8 @@ from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
 from biphase.errors import DataError
-from biphase.tasks import tables
-from biphase.tasks.tables import Only, column_names, lines, read
+from biphase.tasks import files
+from biphase.tasks.files import Only, column_names, lines, read
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\r\x00"), max_size=20)
 
@@ -85,8 +85,8 @@ def test_small_pieces_make_the_same_whole(kind, tmp_path, monkeypatch):
     rows = [{"a": f"{n}" * (n % 7)} for n in range(50)]
     path = write(tmp_path / f"train.{kind}", rows)
     whole = table(path)
-    monkeypatch.setattr(tables, "PIECE_BYTES", 16)
-    monkeypatch.setattr(tables, "PIECE_ROWS", 3)
+    monkeypatch.setattr(files, "PIECE_BYTES", 16)
+    monkeypatch.setattr(files, "PIECE_ROWS", 3)
     assert len(list(read("x", [path], ("a",)))) > 5
     assert table(path) == whole
 
@@ -293,7 +293,7 @@ import resource, sys
 from pathlib import Path
 import pyarrow.parquet
 from biphase.errors import DataError
-from biphase.tasks.tables import column_names, read
+from biphase.tasks.files import column_names; from biphase.tasks.files import read
 
 path, how = Path(sys.argv[1]), sys.argv[2]
 pages = int(Path("/proc/self/statm").read_text().split()[0])

@@ -17,22 +17,22 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-import biphase.study.launch
-import biphase.study.summary
+import biphase.cluster.launch
+import biphase.study.status
 import biphase.study.worker
 from biphase.cli import app
-from biphase.training import devices
+from biphase.training import distributed
 
 
 def stop_after(often):
-    class Stop(biphase.study.launch.Stop):
+    class Stop(biphase.cluster.launch.Stop):
         left = often
 
         def __call__(self):
             self.left -= 1
             return self.left < 0
 
-    biphase.study.launch.Stop = Stop
+    biphase.cluster.launch.Stop = Stop
 
 
 def count_bytes(sent):
@@ -90,7 +90,7 @@ def together(count, arguments):
                 stop_after(int(often))
             if counted := taken_out(arguments, "--count"):
                 count_bytes(sent)
-                devices.leave = lambda code: sys.exit(code)  # else nothing could be written after it
+                distributed.leave = lambda code: sys.exit(code)  # else nothing could be written after it
             try:
                 app(["run", *arguments, "--quiet"], standalone_mode=False)
             except SystemExit as end:

@@ -9,14 +9,13 @@ from safetensors.torch import load_file
 from biphase import CLM, Stage
 from biphase.data.shards import Shards
 from biphase.errors import StoreError
-from biphase.files import MANIFEST, Store, publish
-from biphase.keys import state_key
-from biphase.study.identities import identities
-from biphase.training.devices import Ranks
-from biphase.training.finished import model_of_state
-from biphase.training.manner import Manner
-from biphase.training.pretrain import Pretraining
-from biphase.training.tensors import Rows, write_part
+from biphase.keys import checkpoint_key
+from biphase.store import MANIFEST, Store, publish
+from biphase.study.plan import identities
+from biphase.training.distributed import Ranks
+from biphase.training.options import RuntimeOptions
+from biphase.training.pretrain import Pretraining, model_of_checkpoint
+from biphase.training.tensors import RowRange, write_part
 
 
 def train(run, step, store):
@@ -29,9 +28,9 @@ def train(run, step, store):
         ranks=Ranks(0, 1, torch.device("cpu")),
         needed=set,
         flops_per_token=1.0,
-        manner=Manner(quiet=True, loaders=0),
+        manner=RuntimeOptions(quiet=True, loaders=0),
     ).train()
-    return store.states / state_key(run, step, identities(store))
+    return store.states / checkpoint_key(run, step, identities(store))
 
 
 def in_parts(place, of):
@@ -48,9 +47,9 @@ def in_parts(place, of):
                 most = -(-len(one) // of) if one.ndim else 1
                 first = number * most
                 if one.ndim and first < len(one):
-                    rows[name] = Rows(one[first : first + most], tuple(one.shape), first)
+                    rows[name] = RowRange(one[first : first + most], tuple(one.shape), first)
                 elif not one.ndim and number == 0:
-                    rows[name] = Rows.all_of(one)
+                    rows[name] = RowRange.all_of(one)
             write_part(built, kind, number, of, rows)
     shutil.rmtree(place)
     publish(built, place)
@@ -71,7 +70,7 @@ def test_a_state_in_parts_is_used_and_gone_on_from_like_a_whole_one(tiny_run, st
     before = load_file(place / "model.safetensors")
     in_parts(place, 3)
     assert not (place / "model.safetensors").exists()
-    used = model_of_state(run, place.name, store, Shards.open(shards)).model.state_dict()
+    used = model_of_checkpoint(run, place.name, store, Shards.open(shards)).model.state_dict()
     assert all(torch.equal(used[name], before[name]) for name in before)
     end = load_file(train(run, 12, store) / "model.safetensors")
     assert all(torch.equal(end[name], whole[name]) for name in whole)
@@ -86,4 +85,4 @@ def test_a_damaged_part_is_refused(tiny_run, store, shards):
     content[-3] ^= 1
     part.write_bytes(content)
     with pytest.raises(StoreError, match="has changed since it was written"):
-        model_of_state(run, place.name, store, Shards.open(shards))
+        model_of_checkpoint(run, place.name, store, Shards.open(shards))

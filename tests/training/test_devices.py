@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from biphase.errors import TrainingError
-from biphase.training import devices
+from biphase.training import distributed
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 def test_one_process_needs_no_group():
-    ranks = devices.Ranks(0, 1, CPU)
+    ranks = distributed.Ranks(0, 1, CPU)
     assert ranks.first
     assert ranks.sum(3, 4) == [3, 4]
     assert ranks.share({"do": "end"}) == {"do": "end"}
@@ -19,29 +19,29 @@ def test_one_process_needs_no_group():
 
 @pytest.mark.parametrize(("rows", "length", "expected"), [(64, 256, 32), (4, 256, 4), (64, 16_384, 1)])
 def test_micro_batches_fit_the_batch_and_the_device(rows, length, expected):
-    assert devices.micro_rows(CPU, rows, length) == expected
+    assert distributed.micro_rows(CPU, rows, length) == expected
 
 
 def test_a_machine_that_is_poor_at_bf16_says_which_line_to_change(monkeypatch):
-    monkeypatch.setattr(devices, "_cpu_has_bf16", lambda: False)
+    monkeypatch.setattr(distributed, "_cpu_has_bf16", lambda: False)
     for precision in ("bf16", "pure-bf16"):
-        said = devices.poor_precision(CPU, precision, "Finetune(…)")
+        said = distributed.poor_precision(CPU, precision, "Finetune(…)")
         assert said.endswith("say precision='fp32' in Finetune(…)")
-        assert not devices.poor_precision(CUDA, precision, "here")
-    assert not devices.poor_precision(CPU, "fp32", "here")
-    monkeypatch.setattr(devices, "_cpu_has_bf16", lambda: True)
-    assert not devices.poor_precision(CPU, "bf16", "here")
+        assert not distributed.poor_precision(CUDA, precision, "here")
+    assert not distributed.poor_precision(CPU, "fp32", "here")
+    monkeypatch.setattr(distributed, "_cpu_has_bf16", lambda: True)
+    assert not distributed.poor_precision(CPU, "bf16", "here")
 
 
 def test_an_unknown_precision_is_refused():
     with pytest.raises(TrainingError, match="precision='bf16'"):
-        devices.autocast(CPU, "fp4")
+        distributed.autocast(CPU, "fp4")
 
 
 def test_what_is_drawn_follows_from_the_seed_as_with_torch():
     torch.manual_seed(2**40 + 3)
     theirs = torch.rand(5)
-    devices.draw_from(2**40 + 3, torch.device("cpu"))
+    distributed.seed_device(2**40 + 3, torch.device("cpu"))
     ours = torch.rand(5)
     assert torch.equal(ours, theirs)
     assert not torch.equal(torch.rand(5), theirs)

@@ -6,13 +6,13 @@ import sys
 
 import torch
 
-from biphase.training import gradients
+from biphase.training import distributed
 
 # A parameter with a gradient in both processes, in the second alone, and in none.
 RANK = """
 import json, sys, torch, torch.distributed as dist
-from biphase.training.devices import Ranks
-from biphase.training.gradients import Replicated
+from biphase.training.distributed import Ranks
+from biphase.training.distributed import Replicated
 rank, meeting = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
 both, one, none = (torch.nn.Parameter(torch.ones(3)) for _ in range(3))
@@ -41,7 +41,7 @@ def test_what_has_no_gradient_in_any_process_is_left_alone_and_else_counts_as_ze
 
 
 def test_buckets_hold_every_parameter_once_in_order(monkeypatch):
-    monkeypatch.setattr(gradients, "BUCKET", 10)
+    monkeypatch.setattr(distributed, "BUCKET", 10)
     parameters = [torch.nn.Parameter(torch.zeros(size)) for size in (4, 5, 3, 20, 1)]
-    buckets = list(gradients._buckets(parameters))
+    buckets = list(distributed._buckets(parameters))
     assert [[p.numel() for p in bucket] for bucket in buckets] == [[4, 5], [3], [20], [1]]

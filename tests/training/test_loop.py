@@ -8,11 +8,9 @@ import torch
 from torch import nn
 
 from biphase.specs import AdamW
-from biphase.training.devices import Ranks
-from biphase.training.gradients import Replicated
-from biphase.training.loop import train
+from biphase.training.distributed import Ranks, Replicated
+from biphase.training.loop import PlainStep, train
 from biphase.training.optimizer import build, forget, gradient_norm, make_capturable, update
-from biphase.training.step import PlainStep
 
 CPU = torch.device("cpu")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from biphase.errors import SpecError
-from biphase.training.manner import Manner, Sharding
+from biphase.training.options import RuntimeOptions, Sharding
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,8 @@ def test_groups_divide_the_processes():
 
 
 def test_what_forbids_our_own_kernels_is_said():
-    assert Manner().slower_path == ""
-    assert Manner(sharding=Sharding("full"), recompute=True).slower_path.startswith(
+    assert RuntimeOptions().slower_path == ""
+    assert RuntimeOptions(sharding=Sharding("full"), recompute=True).slower_path.startswith(
         "--shard full: layers are"
     )
-    assert Manner(recompute=True).slower_path.startswith("--recompute: layers are")
+    assert RuntimeOptions(recompute=True).slower_path.startswith("--recompute: layers are")

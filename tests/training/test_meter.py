@@ -8,8 +8,8 @@ import time
 import pytest
 import torch
 
+from biphase.text import duration, si
 from biphase.training.meter import Meter
-from biphase.wording import duration, si
 
 
 def meter(**fields):

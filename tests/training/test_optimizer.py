@@ -14,13 +14,20 @@ from transformers import (
     OPTForCausalLM,
 )
 
-from biphase.finetune.leaf import build_optimizer
-from biphase.finetune.model import Tuned
+from biphase.finetune.encoder import TaskModel
+from biphase.finetune.trial import build_optimizer
 from biphase.models.adapters import add_adapter, freeze_embeddings
 from biphase.models.backbone import LanguageModel
 from biphase.models.encoder import Encoder
 from biphase.specs import AdamW, LoRA
-from biphase.training.optimizer import build, forget, gradient_norm, moments, restore_moments, update
+from biphase.training.optimizer import (
+    build,
+    forget,
+    gradient_norm,
+    optimizer_state,
+    restore_optimizer_state,
+    update,
+)
 
 SHAPE = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -154,7 +161,7 @@ def test_fine_tuning_has_the_same_shares_beside_its_own_weight_decay():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         trunk = bert().base_model
-    model = Tuned(Encoder(trunk, context=40), nn.Linear(32, 2))
+    model = TaskModel(Encoder(trunk, context=40), nn.Linear(32, 2))
     optimizer = build_optimizer(model, AdamW(layer_decay=0.5))
     found = shares(model, optimizer)
     names = {id(one): name for name, one in model.named_parameters()}
@@ -211,10 +218,12 @@ def test_an_unsound_step_leaves_weights_moments_and_counts_as_they_were():
     take(model, optimizer, gradients(model, 0))
     before = {
         name: one.clone()
-        for name, one in (model.state_dict() | moments(dict(model.named_parameters()), optimizer)).items()
+        for name, one in (
+            model.state_dict() | optimizer_state(dict(model.named_parameters()), optimizer)
+        ).items()
     }
     take(model, optimizer, [torch.full_like(one, torch.nan) for one in model.parameters()], unsound=1.0)
-    after = model.state_dict() | moments(dict(model.named_parameters()), optimizer)
+    after = model.state_dict() | optimizer_state(dict(model.named_parameters()), optimizer)
     assert len(before) == 8
     assert all(torch.equal(after[name], one) for name, one in before.items())
 
@@ -244,18 +253,20 @@ def test_an_optimizer_that_forgets_steps_as_a_new_one_from_the_same_memory():
     for seed in range(3):
         take(model, optimizer, gradients(model, seed))
     places = {
-        name: one.data_ptr() for name, one in moments(dict(model.named_parameters()), optimizer).items()
+        name: one.data_ptr()
+        for name, one in optimizer_state(dict(model.named_parameters()), optimizer).items()
     }
     forget(optimizer)
     model.load_state_dict(other.state_dict())
     fresh = build(other, AdamW())
     forget(fresh)  # before its first step there is nothing to forget, and then there are zeros
-    assert all((one == 0).all() for one in moments(dict(other.named_parameters()), fresh).values())
+    assert all((one == 0).all() for one in optimizer_state(dict(other.named_parameters()), fresh).values())
     for seed in (7, 8):
         take(model, optimizer, gradients(model, seed))
         take(other, fresh, gradients(other, seed))
     assert {
-        name: one.data_ptr() for name, one in moments(dict(model.named_parameters()), optimizer).items()
+        name: one.data_ptr()
+        for name, one in optimizer_state(dict(model.named_parameters()), optimizer).items()
     } == places
     assert all(torch.equal(one, two) for one, two in zip(model.parameters(), other.parameters(), strict=True))
     never = matrix(seed=1)
@@ -269,11 +280,15 @@ def test_moments_that_were_put_back_go_on_to_the_bit():
     model = matrix()
     optimizer = build(model, AdamW())
     take(model, optimizer, gradients(model, 0))
-    saved = {name: one.clone() for name, one in moments(dict(model.named_parameters()), optimizer).items()}
+    saved = {
+        name: one.clone() for name, one in optimizer_state(dict(model.named_parameters()), optimizer).items()
+    }
     again = matrix()
     again.load_state_dict(model.state_dict())
     other = build(again, AdamW())
-    restore_moments(dict(again.named_parameters()), other, lambda what, name: saved.get(f"{what}.{name}"))
+    restore_optimizer_state(
+        dict(again.named_parameters()), other, lambda what, name: saved.get(f"{what}.{name}")
+    )
     take(model, optimizer, gradients(model, 1))
     take(again, other, gradients(again, 1))
     assert all(torch.equal(one, two) for one, two in zip(model.parameters(), again.parameters(), strict=True))

@@ -12,15 +12,14 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from biphase import CLM, MLM, MNTP, WSD, Chunks, Hub, Linear, Rows, Stage
 from biphase.data.shards import Shards
 from biphase.errors import ModelError, StoreError, TrainingError
-from biphase.files import Store
-from biphase.keys import state_key
-from biphase.models.backbone import Words, from_hub
-from biphase.study.identities import identities
-from biphase.training import checkpoint, devices
-from biphase.training.devices import Ranks
-from biphase.training.heldout import heldout_losses
-from biphase.training.manner import Manner
-from biphase.training.pretrain import Pretraining
+from biphase.keys import checkpoint_key
+from biphase.models.backbone import TokenizerInfo, from_hub
+from biphase.store import Store
+from biphase.study.plan import identities
+from biphase.training import checkpoint, distributed
+from biphase.training.distributed import Ranks
+from biphase.training.options import RuntimeOptions
+from biphase.training.pretrain import Pretraining, heldout_losses
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
@@ -37,14 +36,14 @@ def train(run, step, store, *, needed=(), **manner):
         ranks=ALONE,
         needed=lambda: set(needed),
         flops_per_token=1.0,
-        manner=Manner(quiet=True, **({"loaders": 0} | manner)),
+        manner=RuntimeOptions(quiet=True, **({"loaders": 0} | manner)),
     )
     piece.train()
     return piece
 
 
 def tensors(store, run, step):
-    place = store.states / state_key(run, step, identities(store))
+    place = store.states / checkpoint_key(run, step, identities(store))
     return load_file(place / "model.safetensors"), load_file(place / "optimizer.safetensors")
 
 
@@ -95,7 +94,7 @@ def test_a_branch_from_a_shared_trunk_equals_the_run_trained_alone(tiny_run, sto
     train(trunk, 12, store)
     train(branch, 12, store)
     train(branch, 12, other)
-    assert state_key(trunk, 6, identities(store)) == state_key(branch, 6, identities(store))
+    assert checkpoint_key(trunk, 6, identities(store)) == checkpoint_key(branch, 6, identities(store))
     assert same(tensors(store, branch, 12), tensors(other, branch, 12))
     assert not same(tensors(store, branch, 12), tensors(store, trunk, 12))
 
@@ -191,7 +190,7 @@ def test_measuring_changes_nothing(tiny_run, store, other):
 
 def test_states_on_the_way_are_pruned_but_never_a_needed_one(tiny_run, store):
     run = tiny_run()
-    key = {step: state_key(run, step, identities(store)) for step in range(13)}
+    key = {step: checkpoint_key(run, step, identities(store)) for step in range(13)}
     train(run, 12, store, checkpoint_steps=2, needed={key[4], key[12]})
     assert {place.name for place in store.states.iterdir()} == {key[4], key[12]}
     assert not list(store.attempts.iterdir())
@@ -202,7 +201,10 @@ def test_a_stop_leaves_a_checkpoint_after_the_current_step(tiny_run, store, othe
     asked = iter([False, False, True])
     piece = train(run, 12, store, stop=lambda: next(asked, False))
     assert piece.progress.step == 3
-    assert checkpoint.nearest(run, 12, store, identities(store)) == (3, state_key(run, 3, identities(store)))
+    assert checkpoint.nearest(run, 12, store, identities(store)) == (
+        3,
+        checkpoint_key(run, 3, identities(store)),
+    )
     train(run, 12, store)
     train(run, 12, other)
     assert same(tensors(store, run, 12), tensors(other, run, 12))
@@ -254,7 +256,7 @@ def test_too_many_unsound_steps_stop_the_run_with_a_clear_error(tiny_run, store,
 def test_a_damaged_checkpoint_is_refused_not_used(tiny_run, store):
     run = tiny_run()
     train(run, 5, store)
-    place = store.states / state_key(run, 5, identities(store))
+    place = store.states / checkpoint_key(run, 5, identities(store))
     data = bytearray((place / "model.safetensors").read_bytes())
     data[-3] ^= 1
     (place / "model.safetensors").write_bytes(data)
@@ -273,14 +275,14 @@ def test_more_processes_than_rows_are_refused(tiny_run, store):
             ranks=Ranks(0, 9, torch.device("cpu")),
             needed=set,
             flops_per_token=1.0,
-            manner=Manner(),
+            manner=RuntimeOptions(),
         )
 
 
 def test_a_checkpoint_holds_only_safetensors_and_json(tiny_run, store):
     run = tiny_run()
     train(run, 12, store)
-    place = store.states / state_key(run, 12, identities(store))
+    place = store.states / checkpoint_key(run, 12, identities(store))
     names = {path.name for path in place.iterdir()}
     assert names == {
         "model.safetensors",
@@ -318,7 +320,7 @@ def test_a_missing_parent_is_refused_and_never_replaced_by_new_weights(tiny_run,
 
 def test_a_plan_made_while_a_piece_runs_protects_its_states(tiny_run, store):
     run = tiny_run()
-    wanted = state_key(run, 3, identities(store))
+    wanted = checkpoint_key(run, 3, identities(store))
     needed = lambda: {wanted} if store.has(store.states / wanted) else set()  # noqa: E731
     piece = Pretraining(
         run,
@@ -329,7 +331,7 @@ def test_a_plan_made_while_a_piece_runs_protects_its_states(tiny_run, store):
         ranks=ALONE,
         needed=needed,
         flops_per_token=None,
-        manner=Manner(quiet=True, loaders=0, checkpoint_steps=3),
+        manner=RuntimeOptions(quiet=True, loaders=0, checkpoint_steps=3),
     )
     assert piece.train()
     assert store.has(store.states / wanted)
@@ -343,7 +345,7 @@ def test_an_added_mask_token_is_the_exact_mean_for_every_process(tmp_path):
     models = []
     for seed in (1, 2):
         torch.manual_seed(seed)
-        models.append(from_hub(Hub(str(tmp_path / "decoder")), Words(61, mask=60), length=16))
+        models.append(from_hub(Hub(str(tmp_path / "decoder")), TokenizerInfo(61, mask=60), length=16))
     for weights in zip(*(model.parameters() for model in models), strict=True):
         assert torch.equal(*weights)
     assert torch.equal(models[0].head[60], models[0].head[:60].mean(0))
@@ -355,7 +357,7 @@ def test_a_decoder_whose_context_is_too_short_is_refused(tmp_path):
         tmp_path
     )
     with pytest.raises(ModelError, match=r"reads at most 64 tokens.*Chunks\(64\)"):
-        from_hub(Hub(str(tmp_path)), Words(60, mask=59), length=128)
+        from_hub(Hub(str(tmp_path)), TokenizerInfo(60, mask=59), length=128)
 
 
 def test_a_process_without_heldout_rows_measures_nothing_and_does_not_fail(tiny_run, store):
@@ -386,9 +388,9 @@ def test_energy_adds_up_over_a_resume_and_is_unknown_where_a_part_was_not_measur
     tiny_run, store, monkeypatch
 ):
     counter = iter(range(0, 1000, 10))
-    monkeypatch.setattr(devices, "joules", lambda device: float(next(counter)))
+    monkeypatch.setattr(distributed, "joules", lambda device: float(next(counter)))
     run = tiny_run("run", Stage(CLM(), 12))
     assert train(run, 4, store).progress.joules == 10.0
     assert train(run, 8, store).progress.joules == 20.0  # the first part's and this one's
-    monkeypatch.setattr(devices, "joules", lambda device: None)
+    monkeypatch.setattr(distributed, "joules", lambda device: None)
     assert train(run, 10, store).progress.joules is None

@@ -10,14 +10,12 @@ from safetensors.torch import load_file
 
 from biphase import AdamW, Size
 from biphase.errors import StoreError
-from biphase.files import verify
 from biphase.models.backbone import from_scratch
-from biphase.training.checkpoint import Progress
-from biphase.training.devices import Ranks
+from biphase.store import verify
+from biphase.training.checkpoint import CheckpointRecord, Progress, Saver
+from biphase.training.distributed import Placed, Ranks
 from biphase.training.optimizer import build, update
-from biphase.training.placing import Placed
-from biphase.training.saving import Saver, Told
-from biphase.training.tensors import Rows
+from biphase.training.tensors import RowRange
 
 SIZE = Size("tiny", layers=1, hidden=16, heads=2, kv_heads=1, ffn=32, precision="fp32")
 
@@ -29,13 +27,13 @@ def model():
 
 @pytest.fixture
 def saver(model, store):
-    rows = {name: Rows.all_of(one) for name, one in model.model.named_parameters()}
+    rows = {name: RowRange.all_of(one) for name, one in model.model.named_parameters()}
     placed = Placed("plain", build(model, AdamW()), None, list(model.parameters()), rows)
     return Saver(store, Ranks(0, 1, torch.device("cpu")), model, placed, piece="piece")
 
 
 def told(key):
-    return Told(key, {"progress": asdict(Progress(step=1, draw=8))}, [{"step": 1, "loss": 2.0}])
+    return CheckpointRecord(key, {"progress": asdict(Progress(step=1, draw=8))}, [{"step": 1, "loss": 2.0}])
 
 
 def take_a_step(model, saver):
@@ -137,7 +135,7 @@ def test_what_could_not_be_begun_is_never_taken_for_written(saver, store, monkey
         raise RuntimeError("an error of the device that comes to light here")
 
     pruned = []
-    monkeypatch.setattr(f"biphase.training.saving.{where}", fails)
+    monkeypatch.setattr(f"biphase.training.checkpoint.{where}", fails)
     with pytest.raises(RuntimeError, match="comes to light"):
         saver.begin(told("two"), last=True, then=lambda: pruned.append("one"))
     saver.salvage(lost=False)

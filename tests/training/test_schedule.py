@@ -3,7 +3,7 @@
 import pytest
 
 from biphase import CLM, MLM, SIZES, WSD, Pretrain, Stage
-from biphase.training.schedule import rate
+from biphase.training.optimizer import rate
 
 
 def run(steps=100, **fields):

@@ -10,17 +10,15 @@ import torch
 import torch.distributed as dist
 
 from biphase import AdamW, Size
-from biphase.batch import Batch
+from biphase.attention import pattern_of
 from biphase.errors import ModelError
-from biphase.models.attention import sight_of
 from biphase.models.backbone import from_scratch
-from biphase.training import devices
-from biphase.training.devices import Ranks
-from biphase.training.gradients import Replicated
-from biphase.training.manner import Sharding
+from biphase.objectives import Batch
+from biphase.training import distributed
+from biphase.training.distributed import Ranks, Replicated, Sharded
+from biphase.training.loop import PlainStep
 from biphase.training.optimizer import build
-from biphase.training.sharding import Sharded
-from biphase.training.step import PlainStep
+from biphase.training.options import Sharding
 
 TINY = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
 CPU = torch.device("cpu")
@@ -56,11 +54,11 @@ def batches(count, seed):
 def step_of(model, gradients, adam, precision="fp32", clip=0.5):
     return PlainStep(
         adam,
-        lambda one: model.loss_sum(one, sight_of(one, varlen=False)),
+        lambda one: model.loss_sum(one, pattern_of(one, varlen=False)),
         clip,
         CPU,
         gradients,
-        lambda: devices.autocast(CPU, precision),
+        lambda: distributed.autocast(CPU, precision),
         dict,
         lambda copied: None,
     )

@@ -16,29 +16,30 @@ from transformers import (
 )
 
 from biphase import CATALOG, CLM, MLM, SIZES, WSD, AdamW, Chunks, Finetune, Hub, LoRA, Stage
+from biphase.attention import NAME, AttentionPattern, pattern_of
 from biphase.data.shards import Shards
 from biphase.data.stream import heldout_stream
 from biphase.errors import ModelError, SpecError, StoreError
-from biphase.files import Store
-from biphase.finetune.subject import subject_of_state
-from biphase.keys import state_key
+from biphase.finetune.encoder import encoder_of_checkpoint
+from biphase.keys import checkpoint_key
 from biphase.models.adapters import add_adapter
-from biphase.models.attention import NAME, Sight, sight_of
-from biphase.models.backbone import LanguageModel
-from biphase.models.rope import rope_base_of
-from biphase.study.identities import identities
-from biphase.training import checkpoint, starting
-from biphase.training.checkpoint import Progress
-from biphase.training.devices import Ranks
-from biphase.training.finished import model_of_state
-from biphase.training.heldout import heldout_losses, yardsticks
-from biphase.training.manner import Manner
+from biphase.models.backbone import LanguageModel, rope_base_of
+from biphase.store import Store
+from biphase.study.plan import identities
+from biphase.training import checkpoint, pretrain
+from biphase.training.checkpoint import CheckpointRecord, Progress, Saver
+from biphase.training.distributed import Placed, Ranks
 from biphase.training.optimizer import build
-from biphase.training.placing import Placed
-from biphase.training.pretrain import Pretraining
-from biphase.training.saving import Saver, Told
-from biphase.training.starting import refuse_unfit, starting_model
-from biphase.training.tensors import Rows
+from biphase.training.options import RuntimeOptions
+from biphase.training.pretrain import (
+    Pretraining,
+    heldout_losses,
+    model_of_checkpoint,
+    refuse_unfit,
+    starting_model,
+    yardsticks,
+)
+from biphase.training.tensors import RowRange
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 SHAPE = {
@@ -128,14 +129,14 @@ def train(run, step, store):
         ranks=ALONE,
         needed=lambda: {place.name for place in store.states.iterdir()},
         flops_per_token=None,
-        manner=Manner(quiet=True, loaders=0),
+        manner=RuntimeOptions(quiet=True, loaders=0),
     )
     piece.train()
     return piece
 
 
 def tensors(store, run, step):
-    place = store.states / state_key(run, step, identities(store))
+    place = store.states / checkpoint_key(run, step, identities(store))
     return load_file(place / "model.safetensors"), load_file(place / "optimizer.safetensors")
 
 
@@ -148,14 +149,14 @@ def same(one, two):
 
 def finished(run, step, store):
     """The model after that step, as it is evaluated and exported; None: its start."""
-    key = None if step is None else state_key(run, step, identities(store))
-    return model_of_state(run, key, store, shards_in(store)).eval()
+    key = None if step is None else checkpoint_key(run, step, identities(store))
+    return model_of_checkpoint(run, key, store, shards_in(store)).eval()
 
 
 @torch.no_grad()
 def read(model, what="logits"):
     ids = torch.randint(4, 320, (2, 24), generator=torch.Generator().manual_seed(1))
-    return getattr(model, what)(ids, torch.arange(24).expand(2, 24), Sight(False))
+    return getattr(model, what)(ids, torch.arange(24).expand(2, 24), AttentionPattern(False))
 
 
 TWO_BASES = (Stage(MLM(0.4), 3), Stage(MLM(0.4), 3, rope_base=NEW))
@@ -176,7 +177,7 @@ class TestAnotherRotaryBase:
             for step in (3, 4):
                 train(run, step, store)
         known = identities(store)
-        assert state_key(changed, 3, known) == state_key(plain, 3, known)
+        assert checkpoint_key(changed, 3, known) == checkpoint_key(plain, 3, known)
         assert not same(tensors(store, changed, 4)[:1], tensors(store, plain, 4)[:1])
 
     def test_a_state_has_the_base_its_last_step_was_made_with(self, adapting, store):
@@ -238,7 +239,7 @@ def measured(model, run, store):
     """The held-out losses of a model, by no piece of work."""
     model.eval()
     return heldout_losses(
-        lambda batch: model.loss_sum(batch, sight_of(batch, varlen=False)),
+        lambda batch: model.loss_sum(batch, pattern_of(batch, varlen=False)),
         heldout_stream(shards_in(store), run.packing),
         yardsticks(run.stages[0].objective, 0),
         rows=run.heldout_tokens // run.packing.length,
@@ -276,8 +277,8 @@ class TestAdapters:
         torch.testing.assert_close(read(merged), read(beside), rtol=1e-4, atol=1e-4)
         assert merged.model.state_dict().keys() == drawn(make).state_dict().keys()
         spec = Finetune((CATALOG["sources-mini"],), protocol="standard")
-        key = state_key(run, 6, identities(store))
-        subject = subject_of_state(run, key, store, Shards.open(shards), spec)
+        key = checkpoint_key(run, 6, identities(store))
+        subject = encoder_of_checkpoint(run, key, store, Shards.open(shards), spec)
         assert torch.equal(read(subject.encoder.eval(), "forward"), read(merged, "hidden"))
         assert all(one.requires_grad for one in subject.encoder.parameters())
 
@@ -310,7 +311,7 @@ class TestAdapters:
     def test_a_state_with_an_adapter_does_not_load_without_one(self, adapting, store):
         run = adapting(llama, adapter=ADAPTER)
         train(run, 2, store)
-        key = state_key(run, 2, identities(store))
+        key = checkpoint_key(run, 2, identities(store))
         with pytest.raises(StoreError, match=r"holds another model \(.*base_layer"):
             checkpoint.load_weights(store, key, starting_model(replace(run, adapter=None), shards_in(store)))
 
@@ -418,7 +419,7 @@ def test_moments_of_what_is_frozen_wait_for_the_run_that_trains_it_again(tiny_ru
 
 
 def checkpoint_of(run, store, kind):
-    return load_file(store.states / state_key(run, 6, identities(store)) / f"{kind}.safetensors")
+    return load_file(store.states / checkpoint_key(run, 6, identities(store)) / f"{kind}.safetensors")
 
 
 STATE = "1" * 32
@@ -427,11 +428,13 @@ STATE = "1" * 32
 class TestStatesAndModels:
     def saved(self, model, store):
         wrapped = LanguageModel(model)
-        rows = {name: Rows.all_of(one) for name, one in wrapped.model.named_parameters()}
+        rows = {name: RowRange.all_of(one) for name, one in wrapped.model.named_parameters()}
         placed = Placed("plain", build(wrapped, AdamW()), None, list(wrapped.parameters()), rows)
         saver = Saver(store, Ranks(0, 1, torch.device("cpu")), wrapped, placed, piece="piece")
         about = {"run": {"kind": "Pretrain"}, "origin_step": 0, "epochs": 0.0}
-        saver.begin(Told(STATE, about | {"progress": asdict(Progress(step=0, draw=0))}, []), last=True)
+        saver.begin(
+            CheckpointRecord(STATE, about | {"progress": asdict(Progress(step=0, draw=0))}, []), last=True
+        )
         saver.finish()
         return wrapped
 
@@ -475,7 +478,7 @@ def test_a_precision_that_the_device_does_not_have_is_refused_before_any_text_is
     [({"ffn": 72}, "multiples of 16"), ({"hidden": 80, "heads": 2}, "heads are 40 wide"), ({}, "")],
 )
 def test_shapes_that_have_no_products_in_eight_bits_are_refused_too(tiny_run, monkeypatch, fields, why):
-    monkeypatch.setattr(starting, "without_eight", lambda device: "")  # as on a GPU that has units for it
+    monkeypatch.setattr(pretrain, "fp8_refusal", lambda device: "")  # as on a GPU that has units for it
     size = replace(SIZES["1m"], name="odd", **({"hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 64} | fields))
     run = replace(tiny_run("eight", precision="fp8"), start=size)
     with pytest.raises(ModelError, match=why) if why else contextlib.nullcontext():

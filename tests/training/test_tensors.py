@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from biphase.errors import StoreError
-from biphase.training.tensors import Rows, Tensors, join_parts, write_part, write_whole
+from biphase.training.tensors import RowRange, Tensors, join_parts, write_part, write_whole
 
 WEIGHTS = {
     "matrix": torch.arange(35, dtype=torch.float32).view(7, 5),
@@ -22,7 +22,7 @@ WEIGHTS = {
 def cut(tensor, number, of):
     """The rows of process `number`, as FSDP cuts them."""
     most = -(-len(tensor) // of)
-    return Rows(
+    return RowRange(
         tensor[number * most : (number + 1) * most], tuple(tensor.shape), min(number * most, len(tensor))
     )
 
@@ -32,7 +32,7 @@ def write_parts(folder, of):
         rows = {name: cut(one, number, of) for name, one in WEIGHTS.items() if one.ndim}
         rows = {name: one for name, one in rows.items() if one.tensor.numel() or number == 0}
         if number == 0:
-            rows["count"] = Rows.all_of(WEIGHTS["count"])
+            rows["count"] = RowRange.all_of(WEIGHTS["count"])
         write_part(folder, "model", number, of, rows)
 
 
@@ -49,7 +49,7 @@ def whole(folder):
 
 def test_a_file_is_one_that_others_read_and_its_entry_is_true(tmp_path):
     entry = write_whole(
-        tmp_path / "model.safetensors", {name: Rows.all_of(one) for name, one in WEIGHTS.items()}
+        tmp_path / "model.safetensors", {name: RowRange.all_of(one) for name, one in WEIGHTS.items()}
     )
     content = (tmp_path / "model.safetensors").read_bytes()
     assert entry == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}

@@ -7,14 +7,13 @@ from pathlib import Path
 import torch
 
 from biphase import CLM, MLM, MNTP
+from biphase.attention import AttentionPattern, segment_mask
 from biphase.data.shards import Shards
 from biphase.data.stream import heldout_stream
-from biphase.files import Store
-from biphase.models.attention import Sight, segment_mask
-from biphase.study.identities import identities
+from biphase.store import Store
 from biphase.study.load import load
-from biphase.study.plan import make_plan
-from biphase.training.finished import model_of_state
+from biphase.study.plan import identities, make_plan
+from biphase.training.pretrain import model_of_checkpoint
 
 ROWS, AT_A_TIME = 256, 16
 store = Store(sys.argv[1])
@@ -25,7 +24,7 @@ found = {}
 for name, key in plan.results.items():
     run = plan.states[key].run
     shards = Shards.open(store.shards / known.data(run))
-    model = model_of_state(run, key, store, shards).to(device).eval()
+    model = model_of_checkpoint(run, key, store, shards).to(device).eval()
     stream = heldout_stream(shards, run.packing)
     for objective, word in (
         (CLM(), "causal"),
@@ -38,7 +37,7 @@ for name, key in plan.results.items():
             total, labels = 0.0, 0
             for draws in torch.arange(min(ROWS, stream.rows)).split(AT_A_TIME):
                 batch = stream.batch(objective, draws, step=0).to(device)
-                sight = Sight(causal, mask=segment_mask(batch.segments, causal=causal))
+                sight = AttentionPattern(causal, mask=segment_mask(batch.segments, causal=causal))
                 with torch.no_grad():
                     total += float(model.loss_sum(batch, sight))
                 labels += batch.count

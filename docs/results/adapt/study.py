@@ -7,7 +7,7 @@ local copies under ./data; docs/adapt.md says which.
 
 from dataclasses import replace
 
-from biphase import (
+from biphase import (  # fmt: skip
     CATALOG,
     CLM,
     MLM,
@@ -25,7 +25,7 @@ from biphase import (
     Stage,
     Study,
     Task,
-)  # fmt: skip
+)
 
 text = Corpus(
     "core",

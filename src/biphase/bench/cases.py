@@ -29,7 +29,7 @@ PEER_ROWS = 12  # whose logits fit beside the Trainer at a vocabulary of 128,256
 
 
 @dataclass(frozen=True)
-class Place:
+class DeviceDefaults:
     """What a kind of device can do in a minute."""
 
     size: str
@@ -46,13 +46,15 @@ class Place:
 
 
 PLACES = {
-    "cuda": Place("210m", 128_256, 2_048, 0, 32, 20, 5, "bf16", PEERS, 16_384, ("210m", "610m", "30m", "8m")),
-    "cpu": Place("8m", 2_048, 128, 8, 8, 3, 3, "fp32", ("trainer",), 32, ("2m", "8m", "1m")),
+    "cuda": DeviceDefaults(
+        "210m", 128_256, 2_048, 0, 32, 20, 5, "bf16", PEERS, 16_384, ("210m", "610m", "30m", "8m")
+    ),
+    "cpu": DeviceDefaults("8m", 2_048, 128, 8, 8, 3, 3, "fp32", ("trainer",), 32, ("2m", "8m", "1m")),
 }
 
 
 @dataclass(frozen=True)
-class Asked:
+class BenchRequest:
     """What was typed, checked. Empty, 0 and None: not typed, so what is usual, here or on this device."""
 
     subject: str = "pretrain"
@@ -117,7 +119,7 @@ class Asked:
     def subjects(self) -> tuple[str, ...]:
         return SUBJECTS[:-1] if self.subject == "all" else (self.subject,)
 
-    def peers(self, place: Place) -> tuple[str, ...]:
+    def peers(self, place: DeviceDefaults) -> tuple[str, ...]:
         if NO_PEER in self.against or self.deterministic:
             return ()
         return tuple(dict.fromkeys(self.against)) or place.peers
@@ -251,7 +253,7 @@ class ScoreCase:
 
 
 @dataclass(frozen=True)
-class Scale:
+class ScaleCases:
     """The cases that a device is known by: each part of the cost of a step weighs in some of them."""
 
     pretrain: list[PretrainCase] = field(default_factory=list)
@@ -262,7 +264,7 @@ class Scale:
 class Maker:
     """Makes the cases of what was asked, on a kind of device."""
 
-    def __init__(self, asked: Asked, kind: str, rows: int) -> None:
+    def __init__(self, asked: BenchRequest, kind: str, rows: int) -> None:
         self.asked, self.place = asked, PLACES.get(kind, PLACES["cpu"])
         self.rows = asked.rows or self.place.rows or rows
         self.length, self.vocab = asked.length or self.place.length, asked.vocab or self.place.vocab
@@ -304,13 +306,13 @@ class Maker:
     def score(self, size: str) -> ScoreCase:
         return ScoreCase(size, self.place.vocab, self.place.passages, self.precision)
 
-    def scale(self) -> Scale:
+    def scale(self) -> ScaleCases:
         """With a size, the cases of that size alone; in 8 bits pretraining alone, since nothing else is made in them."""
         usual, larger, *smaller = self.place.scale
         small = smaller[0]
         plain = {"objective": "mlm", "ratio": USUAL_RATIO, "packing": "chunks", "micro_batches": 1}
         tuned = () if self.precision == "fp8" else (usual, small)
-        made = Scale(
+        made = ScaleCases(
             [
                 self.pretrain(usual, **plain),
                 self.pretrain(usual, **(plain | {"objective": "clm"})),
@@ -324,6 +326,6 @@ class Maker:
             return made
         known = (usual, larger, *smaller)
         _known("bench scale --size", self.asked.size, known)
-        return Scale(
+        return ScaleCases(
             *([case for case in some if case.size == self.asked.size] for some in vars(made).values())
         )

@@ -1,15 +1,101 @@
-"""What was measured, side by side: as a table for people, as JSON, and as the cases of a cost model."""
+"""What is known of a device, in the store: the cases that were measured on it and the cost model they fit."""
 
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
-from biphase.bench.clock import Measured
-from biphase.bench.kernels import Breakdown
-from biphase.wording import short
+import torch
+
+from biphase.bench import measure as measure_module
+from biphase.bench import peers
+from biphase.bench.cases import LIKE, BenchRequest, FinetuneCase, Maker, PretrainCase, ScoreCase
+from biphase.bench.measure import Breakdown, Dataset, Timing
+from biphase.errors import BiphaseError, TrainingError
+from biphase.fast.trunk import fp8_refusal
+from biphase.store import Store, read_checked, with_checksum, write_json
+from biphase.study import prices
+from biphase.text import counted, short
+from biphase.training import distributed
+from biphase.training.distributed import machine
+
+_BESIDE = ("triton", "accelerate", "sentence-transformers")  # what else moves the figures
+
+
+def report_of(device: torch.device, command: str) -> Report:
+    """An empty one, with what a reader of figures must know."""
+    facts = machine(device)
+    name = facts.pop("device")
+    if device.type == "cpu":
+        name = f"{name}, {counted(torch.get_num_threads(), 'thread')}"
+    today = datetime.now().astimezone().date().isoformat()
+    others = {one: found for one in _BESIDE if (found := _version(one))}
+    return Report(name, short_name(device, name), today, facts | others, command)
+
+
+def short_name(device: torch.device, name: str) -> str:
+    """h200 of NVIDIA H200: what is typed after --device."""
+    return "cpu" if device.type == "cpu" else prices.short_name(name)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def save(report: Report, store: Store) -> Path:
+    """Write `devices/NAME.json`, which `biphase plan --device NAME` reads.
+
+    What was measured earlier in other precisions stays, each with its date and versions.
+    """
+    place = store.root / "devices" / f"{report.name}.json"
+    fresh = cases_of(report.compared)
+    earlier, since = _earlier(place, report.device, {case["precision"] for case in fresh})
+    cases = [*earlier, *fresh]
+    content: dict[str, Any] = {
+        "device": report.device,
+        "name": report.name,
+        "date": report.date,
+        "versions": report.versions,
+        "earlier": since,
+        "cases": cases,
+        "model": prices.fit(cases),
+    }
+    place.parent.mkdir(parents=True, exist_ok=True)
+    write_json(place, with_checksum(content))
+    return place
+
+
+def _earlier(place: Path, device: str, again: set[str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Cases of other precisions than those measured again, and when each was measured.
+
+    None where the file is of another device by this name, or damaged: then this measurement mends it.
+    """
+    if not place.exists():
+        return [], {}
+    try:
+        told = read_checked(place)
+        prices.fit(told["cases"])
+        kept = [case for case in told["cases"] if case.get("precision", "bf16") not in again]
+        last = {"date": told["date"], "versions": told["versions"]}
+        since = {case.get("precision", "bf16"): last for case in kept} | told.get("earlier", {})
+        same = told["device"] == device
+    except (KeyError, TypeError, AttributeError, ValueError, BiphaseError):
+        return [], {}
+    return (kept, {name: when for name, when in since.items() if name not in again}) if same else ([], {})
+
+
+# ---------------------------------------------------------------- results
+# What was measured, side by side: as a table for people, as JSON, and as the cases of a cost model.
+
 
 OURS = "biphase"
 NAMES = {
@@ -27,7 +113,7 @@ class Compared:
     title: str
     unit: str  # tokens/s, ms/step or passages/s
     about: dict[str, Any]
-    sides: dict[str, Measured]
+    sides: dict[str, Timing]
     passages: int = 0  # of one measurement, where that is the unit
     note: str = ""  # in what the sides differ, beyond how they compute
 
@@ -130,7 +216,7 @@ def table(compared: list[Compared]) -> str:
         values = [_number(one.value(side), one.unit) for side in sides]
         ratio = one.least_ratio
         lines.append([one.title, one.unit, *values, *([f"{ratio:.2f}×" if ratio else "–"] if peers else [])])
-    asides: list[tuple[str, Callable[[Measured], str]]] = [
+    asides: list[tuple[str, Callable[[Timing], str]]] = [
         ("  computed", lambda one: one.path),
         ("  peak GiB", lambda one: f"{one.peak_bytes / 2**30:.1f}" if one.peak_bytes else ""),
         ("  s until step 3", lambda one: f"{one.ready_seconds:.1f}" if one.ready_seconds else ""),
@@ -199,3 +285,168 @@ def cases_of(compared: list[Compared]) -> list[dict[str, Any]]:
             case "score":
                 cases.append({**one.about, "tokens_per_second": mine.tokens_per_second})
     return cases
+
+
+# ---------------------------------------------------------------- run
+# Measure what was asked: ours first, then each peer, one after another on an empty device.
+
+
+SENTENCES = "sentence-transformers"
+WHOLE_ROWS = "the Trainer's attention spans whole rows, which is more work; --packing rows makes it equal"
+FEWER_ROWS, SMALLER = "type fewer --rows, or a smaller --size", "type a smaller --size"
+LEFT_OUT = "this case is left out"
+MANY_ROWS = 1_152  # the paper's step in rows of 2,048: what a micro-batch is cut from
+
+
+class Measuring:
+    """One command: the device, what was asked, and the report that grows."""
+
+    def __init__(
+        self, asked: BenchRequest, device: torch.device, command: str, tell: Callable[[str], None]
+    ) -> None:
+        self.asked, self.device, self.tell = asked, device, tell
+        length = Maker(asked, device.type, 1).length
+        self.make = Maker(asked, device.type, distributed.micro_rows(device, MANY_ROWS, length))
+        self.peers = asked.peers(self.make.place)
+        self.report = report_of(device, command)
+        self._refuse_missing()
+        if poor := distributed.poor_precision(device, self.make.precision, "--precision"):
+            tell(f"note: {poor}")
+
+    def _refuse_missing(self) -> None:
+        """Before anything is measured."""
+        if self.make.precision == "fp8" and (why := fp8_refusal(self.device)):
+            raise TrainingError(f"--precision fp8 cannot be had ({why}); type --precision bf16")
+        subjects = self.asked.subjects()
+        if self.peers and set(subjects) & {"pretrain", "finetune", "retrieval"}:
+            peers.refuse_missing("accelerate", "transformers' Trainer")
+        if self.peers and "retrieval" in subjects:
+            for package in ("sentence_transformers", "datasets"):
+                peers.refuse_missing(package, "sentence-transformers")
+
+    def all(self) -> Report:
+        steps = {
+            "pretrain": self.pretrain,
+            "finetune": self.finetune,
+            "retrieval": self.retrieval,
+            "scale": self.scale,
+        }
+        for subject in self.asked.subjects():
+            steps[subject]()
+        return self.report
+
+    # ------------------------------------------------------------ subjects
+
+    def pretrain(self) -> None:
+        case, rows = self.make.pretrain(), self.make.peer_rows()
+        sides = {OURS: self._pretrained(case)}
+        for peer in self.peers:
+            sides[peer] = self._theirs(
+                peer, case.title, lambda peer=peer: peers.pretrain(case, self.device, peer=peer, rows=rows)
+            )
+        note = WHOLE_ROWS if self.peers and case.packing != "rows" else ""
+        about = case.about() | {
+            "micro_batches": case.micro_batches,
+            "deterministic": case.deterministic,
+            "peer_rows": rows,
+        }
+        self._note(Compared(case.title, "tokens/s", about, sides, note=note))
+
+    def finetune(self) -> None:
+        for lengths in LIKE:
+            case = self.make.finetune(lengths)
+            sides = {OURS: self._tuned(case)}
+            for peer in self.peers:
+                sides[peer] = self._theirs(
+                    peer, case.title, lambda peer=peer, case=case: self._peer(case, peer)
+                )
+            tokens = Dataset(case).tokens
+            self._note(Compared(case.title, "ms/step", case.about() | {"tokens": tokens}, sides))
+
+    def _peer(self, case: FinetuneCase, peer: str) -> Timing:
+        return peers.finetune(
+            case, self.device, peer=peer, rate=measure_module.TUNING_RATE, length=measure_module.CONTEXT
+        )
+
+    def retrieval(self) -> None:
+        case, device = self.make.retrieval(), self.device
+        texts = peers.RetrievalTexts(case)
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            peers.write_folder(texts, folder)
+            for what, unit, mine, other in (
+                ("training", "ms/step", peers.train_ours, peers.train_sentences),
+                ("reading", "passages/s", peers.read_ours, peers.read_sentences),
+            ):
+                title = f"{case.title}, training" if what == "training" else f"{case.size} reading passages"
+                sides = {OURS: self._ours(title, SMALLER, lambda mine=mine: mine(texts, folder, device))}
+                tokens = sides[OURS].tokens
+                if self.peers:
+                    sides[SENTENCES] = self._theirs(
+                        SENTENCES,
+                        title,
+                        lambda other=other, tokens=tokens: other(texts, folder, device, tokens=tokens),
+                    )
+                about = case.about() | {"what": what}
+                self._note(Compared(title, unit, about, sides, passages=case.passages))
+
+    def scale(self) -> None:
+        """Ours alone. A device is known by what it can do: what does not fit is no case of it."""
+        cases = self.make.scale()
+        works: list[tuple[Any, str, Callable[[], Timing]]] = [
+            *(
+                (one, "tokens/s", lambda one=one: self._pretrained(one, LEFT_OUT, idle=False))
+                for one in cases.pretrain
+            ),
+            *((one, "ms/step", lambda one=one: self._tuned(one, LEFT_OUT)) for one in cases.finetune),
+            *((one, "tokens/s", lambda one=one: self._scored(one)) for one in cases.score),
+        ]
+        for case, unit, measure in works:
+            self._note(Compared(case.title, unit, case.about(), {OURS: measure()}))
+
+    # ------------------------------------------------------------ sides
+
+    def _pretrained(self, case: PretrainCase, advice: str = FEWER_ROWS, *, idle: bool = True) -> Timing:
+        keep = self._keeper(case.title)
+        return self._ours(
+            case.title,
+            advice,
+            lambda: measure_module.measure_pretraining(case, self.device, idle=idle, profile=keep),
+        )
+
+    def _tuned(self, case: FinetuneCase, advice: str = SMALLER) -> Timing:
+        keep = self._keeper(case.title)
+        return self._ours(
+            case.title, advice, lambda: measure_module.measure_finetuning(case, self.device, profile=keep)
+        )
+
+    def _scored(self, case: ScoreCase) -> Timing:
+        return self._ours(case.title, LEFT_OUT, lambda: measure_module.score(case, self.device))
+
+    def _keeper(self, title: str) -> Callable[[Breakdown], None] | None:
+        if not self.asked.profile:
+            return None
+        return lambda found: self.report.profiles.update({title: found})
+
+    def _ours(self, title: str, advice: str, measure: Callable[[], Timing]) -> Timing:
+        self.tell(f"{title}: biphase …")
+        return measure_module.ours(self.device, LEFT_OUT if self.asked.save else advice, measure)
+
+    def _theirs(self, peer: str, title: str, measure: Callable[[], Timing]) -> Timing:
+        self.tell(f"{title}: {peer} …")
+        return measure_module.theirs(self.device, measure)
+
+    def _note(self, compared: Compared) -> None:
+        self.report.compared.append(compared)
+
+
+def run(
+    asked: BenchRequest, store: Store, *, device: torch.device, command: str, tell: Callable[[str], None]
+) -> Report:
+    """All that was asked; saved if that was asked too and there is something to save."""
+    report = Measuring(asked, device, command, tell).all()
+    if asked.save and cases_of(report.compared):
+        report.saved = str(save(report, store))
+    elif asked.save:
+        tell("nothing was saved: no case fits into the memory of this device")
+    return report

@@ -1,6 +1,6 @@
 """The verbs, each in the order in which help lists them."""
 
-from biphase.cli import studies, workers, report, ledger, adaptation, evaluation, export, bench, machine  # noqa: F401, I001  (importing a file adds its verbs)
+from biphase.cli import study, models, machine  # noqa: F401, I001  (importing a file adds its verbs)
 from biphase.cli.app import app, main
 
 __all__ = ["app", "main"]

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from biphase.wording import printable
+from biphase.text import printable
 
 if TYPE_CHECKING:
-    from biphase.files import Store
     from biphase.keys import Identities
+    from biphase.store import Store
     from biphase.study.plan import Plan
 
 app = typer.Typer(
@@ -73,7 +73,7 @@ def main() -> None:
         if isinstance(error, RuntimeError) and "home directory" in str(error):
             refuse("there is no user whose name follows the ~ in a path; write the path in full")
         if "RANK" in os.environ:
-            from biphase.study.refusal import LOST, has_lost
+            from biphase.cluster.launch import LOST, has_lost
 
             if has_lost(error):
                 os._exit(LOST)
@@ -92,9 +92,9 @@ def _refuse_words(wrong: typer.TyperException) -> NoReturn:
 def refuse(line: str) -> NoReturn:
     """End with one line and exit code 2. Of several processes that train together the parent says it, once."""
     if "RANK" in os.environ:
-        from biphase.study.refusal import leave_to_parent
+        from biphase.cluster.launch import report_to_parent
 
-        if leave_to_parent(line):
+        if report_to_parent(line):
             os._exit(2)  # the group cannot be taken down in order: others may be waiting in it
     tell(f"error: {line}")
     sys.exit(2)
@@ -135,7 +135,7 @@ def store_at(folder: Path) -> Store:
     from difflib import get_close_matches
 
     from biphase.errors import StoreError
-    from biphase.files import Store
+    from biphase.store import Store
 
     if not folder.is_dir():
         stores = [one.parent.name for one in sorted(folder.parent.glob("*/studies"))]
@@ -155,11 +155,9 @@ def planned(
     With `ask`, hub models that have no commit yet get the one the hub shows. With `reads`, there must be a store. With
     `verify`, all inputs are hashed again; of several processes that train together the parent has done so.
     """
-    from biphase.files import Store
-    from biphase.study.identities import identities
-    from biphase.study.load import load
-    from biphase.study.pins import pinned
-    from biphase.study.plan import make_plan
+    from biphase.store import Store
+    from biphase.study.load import load, pinned
+    from biphase.study.plan import identities, make_plan
 
     loaded = load(path)
     store = store_at(store_folder) if reads else Store(store_folder)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
-from biphase.data.sources import File
+from biphase.data.corpus import File
 from biphase.errors import DataError, nearest, one_line
 from biphase.specs import Corpus
 
@@ -32,7 +32,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
-class Place:
+class FilePosition:
     """A position in a list of files: all records before it have been read."""
 
     file: int = 0
@@ -40,13 +40,13 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Block:
+class RecordBlock:
     """Raw records of one file: JSON lines in one piece, or texts one by one."""
 
     name: str
     first: int  # the number of its first record in the file, counted from 0
     payload: bytes | list[bytes | None]  # JSON lines, or texts
-    after: Place  # where reading goes on after this block
+    after: FilePosition  # where reading goes on after this block
     read: int  # bytes of all files up to here, as they lie on disk
 
     @property
@@ -91,7 +91,7 @@ class Tally:
 # ---------------------------------------------------------------- files → blocks
 
 
-def blocks(corpus: Corpus, files: list[File], start: Place = Place()) -> Iterator[Block]:  # noqa: B008
+def blocks(corpus: Corpus, files: list[File], start: FilePosition = FilePosition()) -> Iterator[RecordBlock]:  # noqa: B008
     """All records of `files` from `start` on, in blocks of about BLOCK_BYTES."""
     before = sum(file.size for file in files[: start.file])
     for number in range(start.file, len(files)):
@@ -101,7 +101,7 @@ def blocks(corpus: Corpus, files: list[File], start: Place = Place()) -> Iterato
             with file.open() as raw:
                 for block in _records(corpus, file, raw, first):
                     last = block.after.record == 0
-                    after = Place(number + 1) if last else Place(number, block.after.record)
+                    after = FilePosition(number + 1) if last else FilePosition(number, block.after.record)
                     yield replace(block, after=after, read=before + block.read)
         except DataError:
             raise
@@ -112,7 +112,7 @@ def blocks(corpus: Corpus, files: list[File], start: Place = Place()) -> Iterato
         before += file.size
 
 
-def _records(corpus: Corpus, file: File, raw: IO[bytes], first: int) -> Iterator[Block]:
+def _records(corpus: Corpus, file: File, raw: IO[bytes], first: int) -> Iterator[RecordBlock]:
     """The blocks of one file; the last one says so by `after.record == 0`."""
     name = file.name.lower()
     if name.endswith(".parquet"):
@@ -121,15 +121,15 @@ def _records(corpus: Corpus, file: File, raw: IO[bytes], first: int) -> Iterator
         pieces = _whole(raw)
     else:
         pieces = _lines(file, raw, first)
-    held: Block | None = None
+    held: RecordBlock | None = None
     for number, payload in pieces:
         if held:
             yield held
         count = payload.count(b"\n") if isinstance(payload, bytes) else len(payload)
         read = file.size if raw.closed else min(raw.tell(), file.size)
-        held = Block(file.name, number, payload, Place(0, number + count), read)
-    held = held or Block(file.name, first, [], Place(), file.size)  # a file without records
-    yield replace(held, after=Place(), read=file.size)
+        held = RecordBlock(file.name, number, payload, FilePosition(0, number + count), read)
+    held = held or RecordBlock(file.name, first, [], FilePosition(), file.size)  # a file without records
+    yield replace(held, after=FilePosition(), read=file.size)
 
 
 Piece = tuple[int, bytes | list[bytes | None]]
@@ -205,7 +205,7 @@ def _parquet(corpus: Corpus, file: File, raw: IO[bytes], first: int) -> Iterator
 # ---------------------------------------------------------------- blocks → documents
 
 
-def parse(block: Block, text: str, tally: Tally) -> Iterator[tuple[str, bytes]]:
+def parse(block: RecordBlock, text: str, tally: Tally) -> Iterator[tuple[str, bytes]]:
     """The documents of a block, as text and as its UTF-8; what is bad goes to `tally`."""
     if block.ends_file and not block.payload and block.first == 0:
         tally.records += 1

@@ -21,8 +21,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from biphase import files
-from biphase.data.identity import HashMemory
+from biphase import store
+from biphase.data.corpus import HashMemory
 from biphase.errors import DataError, StoreError
 from biphase.metadata import read_card
 
@@ -119,17 +119,17 @@ class Shards:
 
     def check_tokens(self, memory: HashMemory) -> None:
         """Refuse token files that are not as they were written: reads those not seen before, several at a time."""
-        files.verify(self.folder, at_once=min(READERS, os.cpu_count() or 1), hashed=memory.sha256)
+        store.verify(self.folder, at_once=min(READERS, os.cpu_count() or 1), hashed=memory.sha256)
         memory.save()
 
     @classmethod
     def open(cls, folder: Path, *, verify: bool = False) -> Shards:
         """Map a published corpus, after checking its manifest, its sizes and its light files; all hashes if asked."""
-        if not (folder / files.MANIFEST).is_file():
+        if not (folder / store.MANIFEST).is_file():
             raise DataError(f"{folder} holds no finished shards; type: biphase tokenize CORPUS")
-        for name in files.verify(folder, contents=verify):
+        for name in store.verify(folder, contents=verify):
             if not name.endswith(TOKENS):  # these are light, and ids mean nothing without them
-                files.read_verified(folder, name)
+                store.read_verified(folder, name)
         card = read_card(folder)
         shards = cls(folder, card)
         if (len(shards.train), len(shards.heldout)) != (card["train_tokens"], card["heldout_tokens"]):
@@ -205,7 +205,7 @@ class Writer:
             if (
                 not path.is_file()
                 or path.stat().st_size != entry["bytes"]
-                or files.sha256(path) != entry["sha256"]
+                or store.sha256(path) != entry["sha256"]
             ):
                 return False
         tail, size = self.folder / state["tail"]["name"], state["tail"]["bytes"]

@@ -1,46 +1,294 @@
-"""Corpus → shards: in parallel, resumable after a kill, the same bytes for any number of processes.
-
-    files ─► blocks (read in order) ─► ids (by processes) ─► shard files (written in order) ─► published folder
-                                                                 │
-                                          journal.json: after each full shard, everything up to the last block
-
-One process reads and writes in the order of the files, others parse and encode whole blocks, so that nothing
-depends on who was faster. After each full shard file the journal records, at the end of a block, where reading
-stands and what is safely written; a restart keeps that and computes the rest again. A document whose text hash is
-0 modulo 1,000 is held out, unless the corpus names held-out files; text beyond the first million held-out tokens
-is left out of both and counted. A limit on tokens ends the corpus with the document that reaches it.
-
-The key comes from hashes taken once, at the beginning; a corpus or tokenizer that has other ones at the end is not
-published.
-"""
+"""How fast a corpus is being read, and how long the rest will take: every two seconds on a terminal, else every minute."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
+import time
+import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from biphase.data import documents
-from biphase.data.attempt import Attempt, clear, remove_attempts
-from biphase.data.documents import Place, Tally, text_hash
-from biphase.data.encoder import Encoder, confirmed, fastest
-from biphase.data.identity import Fingerprints, fingerprints, link_path, read_link, write_link
-from biphase.data.listing import resolve
-from biphase.data.meter import Meter
-from biphase.data.parallel import BlockEncoder, Helpers
-from biphase.data.parts import Parts
-from biphase.data.shards import SHARD_TOKENS, Tokens, dtype_for, entropy
-from biphase.data.sources import File, local, on_hub
+from biphase.data.corpus import (
+    File,
+    Fingerprints,
+    fingerprints,
+    link_path,
+    local,
+    on_hub,
+    read_link,
+    resolve,
+    write_link,
+)
+from biphase.data.documents import FilePosition, Tally, text_hash
+from biphase.data.encode import BlockEncoder, Encoded, Helpers, TextEncoder, confirmed, fastest
+from biphase.data.shards import SHARD_TOKENS, Tokens, Writer, dtype_for, entropy
 from biphase.data.tokenizer import Tokenizer, load, load_saved, train
 from biphase.errors import DataError, StoreError
-from biphase.files import Store, publish, read_sealed, sealed, write_json
 from biphase.metadata import CARD
+from biphase.progress import seconds_between
 from biphase.records import encode
 from biphase.specs import BPE, Corpus
+from biphase.store import Store, publish, read_checked, sha256, with_checksum, write_json
+from biphase.text import duration
+
+REPORT_SECONDS = 2.0
+
+
+class ReadProgress:
+    """Says from time to time how fast text is read and how long the rest will take.
+
+    `report` is called every two seconds, with an empty text where no line is due: it may end the work.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        files: list[File],
+        report: Callable[[str], None],
+        start: FilePosition,
+        text: int,  # bytes and training tokens that are there already
+        tokens: int,
+    ) -> None:
+        self.corpus, self.report = corpus, report
+        self.total = sum(file.size for file in files)
+        self.skipped = sum(file.size for file in files[: start.file])
+        self.text, self.tokens = text, tokens
+        self.began = self.shown = self.called = time.monotonic()
+        self.every = seconds_between(REPORT_SECONDS)
+
+    def show(self, read: int, text: int, tokens: int, *, last: bool = False) -> None:
+        now = time.monotonic()
+        if not last and now - self.called < REPORT_SECONDS:
+            return
+        self.called = now
+        if not last and now - self.shown < self.every:
+            self.report("")
+            return
+        self.shown, seconds = now, max(now - self.began, 1e-9)
+        rate = (text - self.text) / seconds / 1e6
+        done = (read - self.skipped) / max(self.total - self.skipped, 1)
+        if self.corpus.tokens:
+            done = max(done, (tokens - self.tokens) / max(self.corpus.tokens - self.tokens, 1))
+        left = f", {duration(seconds * (1 - done) / done)} left" if 0 < done < 1 and not last else ""
+        self.report(
+            f"{self.corpus.name}: {text / 1e6:,.1f} MB of text, {tokens:,} tokens, {rate:.1f} MB/s{left}"
+        )
+
+
+# ---------------------------------------------------------------- attempt
+# An attempt at a tokenized corpus: a folder under a name that only its worker knows.
+#
+# Who goes on with another's unfinished attempt renames it first. So a worker that had only stalled, and was taken for
+# dead, finds its folder gone when it comes back, and ends; it can neither write into the new owner's files by their
+# paths nor publish them.
+
+
+class TakenOver(DataError):
+    """Another worker goes on with this corpus: nothing is wrong with it, and a worker may wait."""
+
+
+class Attempt:
+    """`build` becomes the result; the rest of the folder is scaffolding."""
+
+    def __init__(self, corpus: Corpus, store: Store, key: str, lost: Callable[[], bool]) -> None:
+        self.corpus, self.lost = corpus, lost
+        # The lease's key stands in the name, so that others see whose it is.
+        self.folder = store.attempts / f"shards-{key}-{uuid.uuid4().hex[:8]}"
+        self.build, self.journal = self.folder / "build", self.folder / "journal.json"
+        self.begun = False
+        for left in _left(store, key):
+            if lost():  # stalled before it began: what lies there is the other's
+                raise self.refusal()
+            with contextlib.suppress(FileNotFoundError):  # another worker was faster
+                left.rename(self.folder)
+                break
+
+    def begin(self) -> None:
+        self.build.mkdir(parents=True, exist_ok=True)
+        self.begun = True
+
+    def seal(self, folder: Path) -> None:
+        """Remember the files of a folder of the result, to go on with them only if they are the same."""
+        clear(self._seal(folder))
+        write_json(self._seal(folder), with_checksum(_hashes(folder)))
+
+    def is_sealed(self, folder: Path) -> bool:
+        try:
+            return folder.is_dir() and read_checked(self._seal(folder)) == _hashes(folder)
+        except StoreError:
+            return False
+
+    def _seal(self, folder: Path) -> Path:
+        return self.folder / f"{folder.name}.sealed.json"
+
+    def check_ours(self) -> None:
+        """Refuse to go on with what somebody else does now."""
+        if self.taken_over:
+            raise self.refusal()
+
+    @property
+    def taken_over(self) -> bool:
+        return self.begun and (self.lost() or not self.folder.is_dir())
+
+    def refusal(self) -> TakenOver:
+        return TakenOver(
+            f"corpus {self.corpus.name!r}: another worker took this corpus over, because this one was silent for "
+            "long; type the command again: it waits for the other, or goes on where that one ends"
+        )
+
+    def discard(self) -> None:
+        """Leave nothing: what comes next has another key, or must begin again."""
+        self.begun = False
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def clear(path: Path) -> None:
+    """Remove what stands there, whatever it is."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    return {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def remove_attempts(store: Store, key: str) -> None:
+    """Remove what is left of attempts at a corpus that is there."""
+    for folder in _left(store, key):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _left(store: Store, key: str) -> list[Path]:
+    """The unfinished attempts at a corpus, those that can be gone on with first."""
+    found = store.attempts.glob(f"shards-{key}*")
+    return sorted(found, key=lambda folder: ((folder / "journal.json").is_file(), folder.name), reverse=True)
+
+
+# ---------------------------------------------------------------- parts
+# The two parts of a tokenized corpus, what goes to which, and how much of each.
+#
+# A document is held out if its text hash is 0 modulo 1,000, or if it comes from the files the corpus names for it.
+# Held-out text ends at a million tokens, cutting its last document; what lies beyond is in neither part, and
+# counted. Training text ends, where the corpus sets a limit, with the document that reaches it.
+
+
+HELDOUT_TOKENS = 1_000_000
+
+
+@dataclass
+class Counts:
+    """What became of the documents."""
+
+    train_documents: int = 0
+    heldout_documents: int = 0
+    left_out_documents: int = 0  # held out, but wholly beyond the cap
+    left_out_tokens: int = 0
+    text_bytes: int = 0
+
+
+class Parts:
+    """Training and held-out text being written. `begin` it, or `restore` the `state` it had before a kill."""
+
+    def __init__(self, corpus: Corpus, folder: Path, dtype: np.dtype, shard_tokens: int) -> None:
+        self.corpus, self.shard_tokens = corpus, shard_tokens
+        self.counts = Counts()
+        self.train = Writer(folder, "train", dtype, shard_tokens)
+        self.heldout = Writer(folder, "heldout", dtype, shard_tokens)
+
+    def begin(self) -> None:
+        self.train.begin()
+        self.heldout.begin()
+
+    def state(self) -> dict[str, Any]:
+        """What is safely on disk."""
+        return {
+            "shard_tokens": self.shard_tokens,
+            "counts": asdict(self.counts),
+            "train": self.train.state(),
+            "heldout": self.heldout.state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> bool:
+        """Go on from `state`; False if the files are not as it says."""
+        if state["shard_tokens"] != self.shard_tokens:
+            return False
+        self.counts = Counts(**state["counts"])
+        return self.train.restore(state["train"]) and self.heldout.restore(state["heldout"])
+
+    def abandon(self) -> None:
+        """Let go of the open files, as a kill would."""
+        self.train.abandon()
+        self.heldout.abandon()
+
+    def close(self) -> None:
+        self.train.close()
+        self.heldout.close()
+
+    @property
+    def enough(self) -> bool:
+        """Has training text reached the corpus' limit?"""
+        return bool(self.corpus.tokens) and self.train.tokens >= self.corpus.tokens
+
+    def take(self, made: Encoded, *, named_heldout: bool) -> bool:
+        """Write the documents of a block to where they belong; True if a file was filled."""
+        if named_heldout:
+            held = np.ones(len(made.lengths), bool)
+        elif self.corpus.heldout:
+            held = np.zeros(len(made.lengths), bool)
+        else:
+            held = made.held
+        taken = len(held) if named_heldout else self._until_limit(held, made.lengths)
+        held, lengths = held[:taken], made.lengths[:taken]
+        ids = made.ids[: int(lengths.sum())]
+        self.counts.text_bytes += int(made.sizes[:taken].sum())
+        self.counts.train_documents += int((~held).sum())
+        if not held.any():
+            return self.train.append(ids)
+        apart = np.repeat(held, lengths)
+        filled = self.train.append(ids[~apart])
+        return self._hold_out(ids[apart], lengths[held]) or filled
+
+    def _until_limit(self, held: np.ndarray, lengths: np.ndarray) -> int:
+        """How many of a block's documents are read until training text reaches its limit."""
+        if not self.corpus.tokens:
+            return len(held)
+        reached = self.train.tokens + np.cumsum(np.where(held, 0, lengths)) >= self.corpus.tokens
+        return int(np.argmax(reached)) + 1 if reached.any() else len(held)
+
+    def _hold_out(self, ids: np.ndarray, lengths: np.ndarray) -> bool:
+        room = HELDOUT_TOKENS - self.heldout.tokens
+        begun = int((np.cumsum(lengths) - lengths < room).sum())
+        self.counts.heldout_documents += begun
+        self.counts.left_out_documents += len(lengths) - begun
+        self.counts.left_out_tokens += max(len(ids) - room, 0)
+        return self.heldout.append(ids[:room])
+
+
+# ---------------------------------------------------------------- tokenize
+# Corpus → shards: in parallel, resumable after a kill, the same bytes for any number of processes.
+#
+#     files ─► blocks (read in order) ─► ids (by processes) ─► shard files (written in order) ─► published folder
+#                                                                  │
+#                                           journal.json: after each full shard, everything up to the last block
+#
+# One process reads and writes in the order of the files, others parse and encode whole blocks, so that nothing
+# depends on who was faster. After each full shard file the journal records, at the end of a block, where reading
+# stands and what is safely written; a restart keeps that and computes the rest again. A document whose text hash is
+# 0 modulo 1,000 is held out, unless the corpus names held-out files; text beyond the first million held-out tokens
+# is left out of both and counted. A limit on tokens ends the corpus with the document that reaches it.
+#
+# The key comes from hashes taken once, at the beginning; a corpus or tokenizer that has other ones at the end is not
+# published.
+
 
 BPE_BYTES = 2**28  # a BPE is trained on at most so much text, the same share from the beginning of each file
 
@@ -173,7 +421,7 @@ class _Work:
                     break
             self._judge(tally)
 
-    def _encoder(self) -> Encoder:
+    def _encoder(self) -> TextEncoder:
         """tiktoken's, if it agrees with tokenizers on a sample and on the first documents."""
         encoder = fastest(self.tokenizer, self.report)
         first = next(documents.blocks(self.corpus, self.files["train"]), None)
@@ -189,12 +437,12 @@ class _Work:
 
     def _restore(self) -> None:
         """Where an earlier attempt stopped, or the beginning."""
-        self.part, self.place, self.tally = "train", Place(), Tally()
+        self.part, self.place, self.tally = "train", FilePosition(), Tally()
         if self.journal.exists():
             with contextlib.suppress(StoreError):  # it was changed since it was written
-                journal = read_sealed(self.journal)
+                journal = read_checked(self.journal)
                 if self.parts.restore(journal["parts"]):
-                    self.part, self.place = journal["part"], Place(**journal["place"])
+                    self.part, self.place = journal["part"], FilePosition(**journal["place"])
                     self.tally = Tally(**journal["tally"])
                     self.report(f"{self.corpus.name}: going on after {self.parts.train.tokens:,} tokens")
                     return
@@ -208,13 +456,13 @@ class _Work:
 
     def _save(self) -> None:
         here = {"part": self.part, "place": asdict(self.place), "tally": asdict(self.tally)}
-        write_json(self.journal, sealed({**here, "parts": self.parts.state()}))
+        write_json(self.journal, with_checksum({**here, "parts": self.parts.state()}))
 
     def _write(self, helpers: Helpers) -> None:
         if self.part == "train":
             if not self.parts.enough:  # a limit may have been reached before a kill
                 self._write_part(helpers)
-            self.part, self.place = "heldout", Place()
+            self.part, self.place = "heldout", FilePosition()
             self._save()
         self._write_part(helpers)
         self._judge(self.tally)
@@ -223,7 +471,7 @@ class _Work:
     def _write_part(self, helpers: Helpers) -> None:
         """Read the files of one part from `place` on, and write their documents."""
         parts, files = self.parts, self.files[self.part]
-        meter = Meter(
+        meter = ReadProgress(
             self.corpus, files, self.report, self.place, parts.counts.text_bytes, parts.train.tokens
         )
         blocks = documents.blocks(self.corpus, files, self.place)

@@ -1,26 +1,246 @@
-"""The model card: what it is, how to load it, how it was made, what it is worth, where its limits are.
-
-What comes from outside (names, sources, licences) is escaped: it is told, never interpreted. Places on this machine
-are told by their last name alone.
-"""
+"""The licence of the model that another was made from, as its own card says it."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from dataclasses import dataclass, field
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from biphase.data.shards import Shards
-from biphase.export.found import SavedState
-from biphase.export.licence import licence_of
-from biphase.export.scores import Grid
-from biphase.keys import acts, decay_start, label
+from biphase.errors import SpecError, StoreError, nearest
+from biphase.export.folder import SavedCheckpoint, SavedTrial
+from biphase.export.tokenizer import Prompts
+from biphase.export.writing import LEAST, Written
+from biphase.keys import decay_start, label, phases
+from biphase.models.native import is_masked
 from biphase.presets import corpus_of
+from biphase.records import content_key, decode, encode
 from biphase.specs import Hub, Pretrain, Pretrained, Size
-from biphase.study.adaptation import CONVERTED
-from biphase.wording import duration, short, spoken
+from biphase.store import Store
+from biphase.study.build import CONVERTED
+from biphase.study.ledger import read_trial, trial_keys
+from biphase.study.scores import with_interval
+from biphase.study.select import Cell, choose
+from biphase.text import duration, objective_in_words, short
+
+_NAME = re.compile(r"[\w.+-]{1,60}")
+
+
+def licence_of(hub: Hub) -> str:
+    """The `license:` of its card; empty where nothing is said, or nothing that can be passed on."""
+    from huggingface_hub import metadata_load
+
+    try:
+        said = (metadata_load(_card_file(hub)) or {}).get("license")
+    except Exception:  # no card, no network, or a card that is no YAML: then nobody said anything
+        return ""
+    return said if isinstance(said, str) and _NAME.fullmatch(said) else ""
+
+
+def _card_file(hub: Hub) -> Path:
+    if hub.local:
+        return Path(hub.source).expanduser() / "README.md"
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(hub.source, "README.md", revision=hub.revision))
+
+
+# ---------------------------------------------------------------- loading
+# How to load what was exported, as lines that a reader can copy.
+
+
+FOLDER = "FOLDER"  # a reader puts the folder or the repository there
+
+
+def loading(written: Written, prompts: Prompts, *, fills: bool, onnx: bool) -> list[str]:
+    """Blocks of Python for an encoder; `fills`: its head has learnt to fill masks."""
+    blocks = [hidden_states() + ("\n" + both_ways() if written.edits else "")]
+    if fills:
+        blocks.append(fill_mask() if is_masked(written.architecture) else fill_mask_here())
+    blocks.append(embeddings(prompts))
+    return [*blocks, *([graph()] if onnx else [])]
+
+
+def hidden_states() -> str:
+    return "\n".join(
+        (
+            "from transformers import AutoModel, AutoTokenizer",
+            "",
+            f'tokenizer = AutoTokenizer.from_pretrained("{FOLDER}")',
+            f'model = AutoModel.from_pretrained("{FOLDER}")',
+            'hidden = model(**tokenizer("A text.", return_tensors="pt")).last_hidden_state',
+        )
+    )
+
+
+def both_ways() -> str:
+    return "\n".join(
+        (
+            'other = model(**tokenizer("A word.", return_tensors="pt")).last_hidden_state',
+            f"assert hidden[0, 0].ne(other[0, 0]).any(), \"it reads forwards only: pip install 'transformers>={LEAST}'\"",
+        )
+    )
+
+
+def fill_mask_here() -> str:
+    return "\n".join(
+        (
+            "import biphase  # transformers has no class with a masked head for it",
+            "",
+            f'model = biphase.load("{FOLDER}")',
+            'model.fill_mask(f"The cat {model.mask_token} on the mat.")',
+        )
+    )
+
+
+def fill_mask() -> str:
+    return "\n".join(
+        (
+            "from transformers import pipeline",
+            "",
+            f'fill = pipeline("fill-mask", model="{FOLDER}")',
+            'fill(f"The cat {fill.tokenizer.mask_token} on the mat.")',
+        )
+    )
+
+
+def embeddings(prompts: Prompts) -> str:
+    return "\n".join(
+        (
+            "from sentence_transformers import SentenceTransformer",
+            "",
+            f'model = SentenceTransformer("{FOLDER}")',
+            f'queries = model.encode(["Who sat on the mat?"], prompt_name="query")  # {json.dumps(prompts.query)} before each',
+            f'documents = model.encode(["The cat sat on the mat."], prompt_name="document")  # {json.dumps(prompts.document)}',
+            "model.similarity(queries, documents)",
+        )
+    )
+
+
+def pipeline_snippet(kind: str) -> str:
+    return "\n".join(
+        ("from transformers import pipeline", "", f'pipeline("{kind}", model="{FOLDER}")("A text.")')
+    )
+
+
+def answers() -> str:
+    return "\n".join(
+        (
+            "from transformers import AutoModelForQuestionAnswering, AutoTokenizer",
+            "",
+            f'tokenizer = AutoTokenizer.from_pretrained("{FOLDER}")',
+            f'model = AutoModelForQuestionAnswering.from_pretrained("{FOLDER}")',
+            'said = model(**tokenizer("…", return_tensors="pt"))  # start_logits and end_logits of each token',
+        )
+    )
+
+
+def graph(output: str = "last_hidden_state") -> str:
+    return "\n".join(
+        (
+            "import onnxruntime",
+            "from transformers import AutoTokenizer",
+            "",
+            f'tokenizer = AutoTokenizer.from_pretrained("{FOLDER}")',
+            f'session = onnxruntime.InferenceSession("{FOLDER}/onnx/model.onnx")',
+            'inputs = tokenizer(["A text."], padding=True, return_tensors="np")',
+            f"{output} = session.run(None, dict(inputs))[0]",
+        )
+    )
+
+
+# ---------------------------------------------------------------- scores
+# The scores that a store holds of one model: chosen by validation, told with intervals. Nothing is computed again.
+
+
+@dataclass(frozen=True)
+class TaskScores:
+    """One model on one task, fine-tuned in one way: every learning rate and seed that is there."""
+
+    task: str
+    metric: str
+    about: dict[str, Any]  # one of its leaves; all say the same of the task and the manner
+    leaves: dict[Cell, SavedTrial]
+
+    @property
+    def rate(self) -> float | None:
+        """The learning rate whose mean validation score is best; None while a cell of the grid is missing."""
+        scores = {cell: one.about["scores"]["validation"][self.metric] for cell, one in self.leaves.items()}
+        choice = choose(scores)
+        return None if choice is None else choice.by_mean
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({seed for _, seed in self.leaves})
+
+    def chosen(self) -> SavedTrial | None:
+        """The leaf of that rate and the first seed."""
+        return None if self.rate is None else self.leaves[self.rate, self.seeds[0]]
+
+    def words(self) -> str:
+        """The mean test score over seeds at that rate, in percent, with its interval."""
+        if self.rate is None:
+            return "incomplete"
+        test = [self.leaves[self.rate, seed].about["scores"]["test"][self.metric] for seed in self.seeds]
+        return with_interval(test)
+
+
+def grids_of(model: str, store: Store) -> list[TaskScores]:
+    """Every grid of leaves that the store holds of a model, by the name of the task."""
+    found: dict[str, dict[Cell, SavedTrial]] = defaultdict(dict)
+    for leaf in trial_keys(store):
+        try:
+            about = read_trial(store, leaf)
+        except StoreError:  # `status` names it; it may be of any model
+            continue
+        # One that was fine-tuned reading forwards only says nothing of an encoder.
+        if about["model"] == model and not about["finetune"].get("causal"):
+            alike = content_key([about["task"], about["trained_on"], _protocol_of(about)])
+            found[alike][about["lr"], about["seed"]] = SavedTrial(leaf, about)
+    made = []
+    for leaves in found.values():
+        about = next(iter(leaves.values())).about
+        made.append(TaskScores(about["task"]["name"], about["metric"], about, leaves))
+    return sorted(made, key=lambda one: (one.task, one.about["finetune"]["protocol"]))
+
+
+def _protocol_of(about: dict[str, Any]) -> dict[str, Any]:
+    """How it was fine-tuned; what a leaf does not say, since it is older than the field, is as usual."""
+    return encode(decode({**about["finetune"], "tasks": [about["trained_on"] or about["task"]]}))
+
+
+def trial_for_task(model: str, task: str, store: Store) -> SavedTrial:
+    """The leaf of a model on the task of that name, chosen by validation scores alone."""
+    every = grids_of(model, store)
+    grids = [one for one in every if one.task == task]
+    if not grids:
+        names = dict.fromkeys(one.task for one in every)
+        hint = nearest(task, names) if names else "fine-tune it first: biphase evaluate KEY --tasks NAME"
+        raise SpecError(f"--task {task}: {model[:8]} has no scores on it in {store.leaves}; {hint}")
+    if len(grids) > 1:
+        keys = ", ".join(one.key[:8] for grid in grids if (one := grid.chosen()) is not None)
+        raise SpecError(
+            f"--task {task}: {model[:8]} was fine-tuned on it in {len(grids)} ways; type the key of a leaf instead, "
+            f"e.g. {keys or next(iter(grids[0].leaves.values())).key[:8]}"
+        )
+    chosen = grids[0].chosen()
+    if chosen is None:
+        raise SpecError(
+            f"--task {task}: some learning rates or seeds of {model[:8]} are missing, and the best may be among them; "
+            "finish the study, or type the key of a leaf"
+        )
+    return chosen
+
+
+# ---------------------------------------------------------------- card
+# The model card: what it is, how to load it, how it was made, what it is worth, where its limits are.
+#
+# What comes from outside (names, sources, licences) is escaped: it is told, never interpreted. Places on this machine
+# are told by their last name alone.
+
 
 Rows = list[tuple[str, ...]]
 
@@ -126,7 +346,7 @@ def lineage(run: Pretrain) -> list[Pretrain]:
     return [*(lineage(run.start) if isinstance(run.start, Pretrain) else []), run]
 
 
-def titled(state: SavedState) -> str:
+def titled(state: SavedCheckpoint) -> str:
     """The run, and the step where it is not its end."""
     return state.run.name if state.step == state.run.steps else f"{state.run.name}, step {state.step:,}"
 
@@ -143,7 +363,7 @@ def start_words(start: Size | Hub) -> str:
     return ", ".join([f"{escaped(place(start.source))}{pinned}", *more])
 
 
-def recipe(state: SavedState) -> list[str]:
+def recipe_lines(state: SavedCheckpoint) -> list[str]:
     """How the weights came about, run after run."""
     every = lineage(state.run)
     rows: Rows = [("start", start_words(every[0].start))]  # ty: ignore[invalid-argument-type]  (the first has no run before it)
@@ -154,13 +374,13 @@ def recipe(state: SavedState) -> list[str]:
                 f"{escaped(run.name)}, steps {act.first + 1:,} to {min(act.until, until):,}",
                 label(act.objective) + (f", rotary base {act.rope_base:,.0f}" if act.rope_base else ""),
             )
-            for act in acts(run)
+            for act in phases(run)
             if act.first < until
         ]
-    return table([*rows, *_manner(state)], ("what", "how"))
+    return table([*rows, *_training_settings(state)], ("what", "how"))
 
 
-def _manner(state: SavedState) -> Rows:
+def _training_settings(state: SavedCheckpoint) -> Rows:
     run, progress = state.run, state.about["progress"]
     wsd, adam, packing = run.schedule, run.optimizer, run.packing
     decayed = (
@@ -194,7 +414,7 @@ def _manner(state: SavedState) -> Rows:
 # ---------------------------------------------------------------- data, losses, scores
 
 
-def data(state: SavedState, shards: Shards) -> list[str]:
+def data(state: SavedCheckpoint, shards: Shards) -> list[str]:
     run = state.run
     corpus, card = corpus_of(run), shards.card
     words = "byte-level BPE, trained on the corpus"
@@ -227,13 +447,16 @@ def losses(heldout: dict[int, dict[str, float]]) -> list[str]:
     if first == 0 < step:
         columns = {"before": before} | columns
     rows: Rows = [
-        (escaped(spoken(name)), *(f"{one[name]:.4f}" if name in one else "" for one in columns.values()))
+        (
+            escaped(objective_in_words(name)),
+            *(f"{one[name]:.4f}" if name in one else "" for one in columns.values()),
+        )
         for name in last
     ]
     return [*table(rows, ("held-out loss, nats a token", *columns))]
 
 
-def scores(grids: list[Grid]) -> list[str]:
+def scores(grids: list[TaskScores]) -> list[str]:
     """Test scores of fine-tuned copies of this model."""
     if not grids:
         return ["This model has not been fine-tuned in the store it comes from."]

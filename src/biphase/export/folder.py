@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from biphase.errors import SpecError
-from biphase.files import sync
+from biphase.errors import SpecError, one_line
+from biphase.metadata import read_checkpoint_file
+from biphase.records import decode
+from biphase.specs import Pretrain
+from biphase.store import Store, sync
+from biphase.study.ledger import read_trial, trial_keys
+from biphase.study.names import SHORTEST_PREFIX, refuse_metadata_only
 
 Say = Callable[[str], None]  # tells a user how far it is
 
@@ -43,3 +51,93 @@ def building(place: Path) -> Generator[Path]:
         draft.rename(place)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+# ---------------------------------------------------------------- found
+# Which result of a store a few digits mean: a state, or the leaf of a fine-tuned model.
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A state of the store and the run that made it."""
+
+    key: str
+    run: Pretrain
+    step: int
+    about: dict[str, Any]  # what its state.json says
+
+
+@dataclass(frozen=True)
+class SavedTrial:
+    """The scores of a fine-tuned model."""
+
+    key: str
+    about: dict[str, Any]  # what its leaf.json says
+
+
+def find(digits: str, store: Store) -> SavedCheckpoint | SavedTrial:
+    """The one result of the store whose key begins so."""
+    if not re.fullmatch(rf"[0-9a-f]{{{SHORTEST_PREFIX},}}", digits):
+        raise SpecError(
+            f"{digits!r} is no key: type the first {SHORTEST_PREFIX} or more digits of one that biphase plan shows"
+        )
+    states = store.named(store.states, digits)
+    leaves = trial_keys(store, digits)
+    if len(states) + len(leaves) != 1:
+        several = len(states) + len(leaves)
+        if not several:
+            refuse_metadata_only(digits, store)
+        said = f"{several} results begin with it; type more digits" if several else "there is no such result"
+        raise SpecError(f"{digits} names no one result of {store.root}: {said}")
+    return saved_checkpoint(states[0], store) if states else saved_trial(leaves[0], store)
+
+
+def saved_checkpoint(key: str, store: Store) -> SavedCheckpoint:
+    about = read_checkpoint_file(store.states / key)
+    return SavedCheckpoint(key, decode(about["run"]), int(about["progress"]["step"]), about)
+
+
+def saved_trial(key: str, store: Store) -> SavedTrial:
+    return SavedTrial(key, read_trial(store, key))
+
+
+# ---------------------------------------------------------------- push
+# An exported folder → the hub. Private, unless somebody says that everybody may see it.
+
+
+def check_push(repo: str) -> None:
+    """Refuse before the work what could not be uploaded after it."""
+    from huggingface_hub import constants, get_token
+
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo):
+        raise SpecError(
+            f"--push {repo}: a repository is named owner/name; type for example --push me/my-encoder"
+        )
+    if constants.HF_HUB_OFFLINE:
+        raise SpecError(
+            "--push needs the hub, and HF_HUB_OFFLINE says to leave it alone; type HF_HUB_OFFLINE=0 before it"
+        )
+    if get_token() is None:
+        raise SpecError("--push needs a token that may write; type hf auth login, or set HF_TOKEN")
+
+
+def upload(folder: Path, repo: str, *, public: bool, say: Say) -> str:
+    """Upload a folder as one commit; gives where it is. What was exported stays in its place if this fails."""
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    say(f"uploading to {repo}")
+    try:
+        api.create_repo(repo, private=not public, exist_ok=True)
+        seen = not api.model_info(repo).private
+        if not (seen and not public):
+            commit = api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Exported by biphase")
+            return f"{commit.repo_url.url}: {'public' if seen else 'private'}, commit {commit.oid[:8]}"
+    except Exception as wrong:  # refused, unreachable, cut off: many kinds
+        raise SpecError(
+            f"{repo} could not be uploaded ({one_line(wrong)[:300]}); the folder {folder} is whole: look at the token and "
+            f"the name, or type hf upload {repo} {folder}"
+        ) from None
+    raise SpecError(
+        f"{repo} is there and public, and nothing was uploaded; type --public, or another name for --push"
+    )

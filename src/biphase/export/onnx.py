@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from transformers import AutoModel
 
 from biphase.errors import ModelError, SpecError, one_line
-from biphase.export.words import Words
+from biphase.export.tokenizer import ExportedTokenizer
 from biphase.export.writing import load
-from biphase.models.silence import quietly
+from biphase.models.hub import quietly
 
 GRAPH = Path("onnx") / "model.onnx"
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -53,7 +53,7 @@ class _Plain(nn.Module):
 
 
 def write_onnx(
-    folder: Path, words: Words, *, auto: Any = AutoModel, output: str = "last_hidden_state"
+    folder: Path, words: ExportedTokenizer, *, auto: Any = AutoModel, output: str = "last_hidden_state"
 ) -> None:
     """Leave the graph of a folder's model in it; refuse if it does not give what torch gives."""
     model = load(folder, auto, attn_implementation="eager")
@@ -81,7 +81,7 @@ def write_onnx(
     refuse_unlike(plain, path, words)
 
 
-def refuse_unlike(plain: _Plain, path: Path, words: Words) -> None:
+def refuse_unlike(plain: _Plain, path: Path, words: ExportedTokenizer) -> None:
     """Refuse a graph that does not give what its model gives, whatever the shape of the input."""
     apart = max(_apart(plain, path, words, shape) for shape in ((1, 3), (3, min(words.context, 40))))
     if not apart <= CLOSE:
@@ -91,7 +91,7 @@ def refuse_unlike(plain: _Plain, path: Path, words: Words) -> None:
         )
 
 
-def _batch(words: Words, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def _batch(words: ExportedTokenizer, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Words drawn at random, the last text padded in its second half."""
     draw = torch.Generator().manual_seed(shape[1])
     ids = torch.randint(0, words.vocab, shape, generator=draw)
@@ -103,7 +103,7 @@ def _batch(words: Words, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def _apart(plain: _Plain, path: Path, words: Words, shape: tuple[int, int]) -> float:
+def _apart(plain: _Plain, path: Path, words: ExportedTokenizer, shape: tuple[int, int]) -> float:
     import onnxruntime
 
     ids, mask = _batch(words, shape)

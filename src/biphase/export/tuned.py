@@ -1,8 +1,14 @@
-"""A fine-tuned model → a folder that is ready: a pipeline with label names, or a sentence-transformers model."""
+"""A fine-tuned model, made again: its weights were not kept, but everything that determines them was.
+
+The leaf says which model, task, learning rate and seed; the fine-tuning is the one that made its scores. What comes out
+is held against the validation score of the leaf: the same on the same kind of CPU, and elsewhere within what sums in
+another order may change.
+"""
 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,21 +26,344 @@ from transformers import (
     EuroBertModel,
 )
 
-from biphase.errors import ModelError, SpecError
-from biphase.export.again import Again, Recipe, finetune_again, recipe_of
-from biphase.export.exported import Exported
-from biphase.export.folder import Say, building
-from biphase.export.found import SavedLeaf
+from biphase.attention import varlen_works
+from biphase.data.tokenizer import load_saved
+from biphase.errors import DataError, ModelError, SpecError
+from biphase.export import card
+from biphase.export.card import (
+    Card,
+    TaskScores,
+    base_of,
+    escaped,
+    grids_of,
+    place,
+    start_words,
+    table,
+    titled,
+)
+from biphase.export.card import recipe_lines as how_trained
+from biphase.export.checkpoint import last_hidden, limits_of, shards_of
+from biphase.export.folder import SavedCheckpoint, SavedTrial, Say, building, saved_checkpoint
 from biphase.export.onnx import write_onnx
-from biphase.export.probes import ours, ours_tuned, probe_texts
-from biphase.export.sentences import prompts_of, write_sentences
-from biphase.export.state import last_hidden
-from biphase.export.tuned_card import tuned_card
-from biphase.export.words import check_words, write_words
-from biphase.export.writing import Asked, Form, Written, edits_for, write_model
-from biphase.files import Store
+from biphase.export.tokenizer import (
+    ExportedTokenizer,
+    check_tokenizer,
+    prompts_of,
+    tokenizer_of,
+    tokenizer_of_hub,
+    write_sentences,
+    write_tokenizer,
+)
+from biphase.export.writing import (
+    Exported,
+    Form,
+    Readback,
+    Written,
+    edits_for,
+    ours,
+    ours_tuned,
+    probe_texts,
+    write_model,
+)
+from biphase.finetune.encoder import (
+    EncoderUnderTest,
+    TaskModel,
+    TuningOptions,
+    encoder_of_checkpoint,
+    encoder_of_hub,
+)
+from biphase.finetune.families import Family, family_of
+from biphase.finetune.trial import FineTuner, score
+from biphase.keys import finetuning_key, trial_key
 from biphase.models.native import as_eurobert
-from biphase.specs import Answer, Classify, Retrieve, Tag
+from biphase.presets import corpus_of
+from biphase.progress import Live
+from biphase.records import decode
+from biphase.specs import BPE, Answer, Classify, Finetune, Hub, Pretrain, Retrieve, Tag, Task
+from biphase.store import Store, read_checked
+from biphase.study.load import load as load_study
+from biphase.study.names import refuse_metadata_only
+from biphase.study.plan import PLAN, identities, make_plan
+from biphase.tasks.files import task_key
+from biphase.tasks.load import load
+from biphase.training import distributed
+
+# How far a validation score may lie from the leaf's, and how many examples may be judged otherwise in any case.
+SCORE_TOLERANCE, FEW_EXAMPLES = 0.03, 3
+
+
+@dataclass(frozen=True)
+class TrialRecipe:
+    """Everything that makes a fine-tuned model, and the model it is made from."""
+
+    leaf: SavedTrial
+    spec: Finetune
+    task: Task  # that it was scored on
+    trained_on: Task
+    run: Pretrain  # that the model came from
+    state: SavedCheckpoint | None  # None: a start as it is
+    subject: EncoderUnderTest
+    words: ExportedTokenizer
+
+    @property
+    def metric(self) -> str:
+        return self.leaf.about["metric"]
+
+    @property
+    def recorded(self) -> float:
+        """The validation score that learning rates were chosen by."""
+        return self.leaf.about["scores"]["validation"][self.metric]
+
+
+@dataclass(frozen=True)
+class Retrained:
+    """A model that was fine-tuned again, and what it reached."""
+
+    recipe: TrialRecipe
+    model: TaskModel
+    validation: float
+
+    def comparison(self) -> str:
+        """How the model at hand compares with the one that the leaf scored."""
+        now, then = (f"{one * 100:.2f}%" for one in (self.validation, self.recipe.recorded))
+        if self.validation == self.recipe.recorded:
+            return f"validation {self.recipe.metric} {now}, the same as when it was first made"
+        return (
+            f"validation {self.recipe.metric} {now}, and {then} when it was first made (on another machine sums come "
+            "in another order)"
+        )
+
+
+def recipe_of(leaf: SavedTrial, store: Store) -> TrialRecipe:
+    """What a leaf says of the model it scored, with that model's beginning loaded."""
+    about = leaf.about
+    task = decode(about["task"])
+    trained_on = decode(about["trained_on"]) if about["trained_on"] else task
+    tasks = (task,) if trained_on is task else (trained_on, task)
+    fields = {name: decode(value) for name, value in about["finetune"].items() if name != "kind"}
+    spec = Finetune(tasks, lrs=(about["lr"],), seeds=(about["seed"],), **fields)
+    if spec.causal:
+        raise ModelError(
+            f"{leaf.key[:8]} was fine-tuned reading forwards only, as a yardstick; an encoder cannot be made of it: give "
+            "the key of a leaf that reads in both directions"
+        )
+    run, saved = _model_of(about["model"], store)
+    _refuse_other_data(leaf, spec, task, trained_on, store)
+    subject, words = _subject(run, saved, store, spec)
+    return TrialRecipe(leaf, spec, task, trained_on, run, saved, subject, words)
+
+
+def _refuse_other_data(leaf: SavedTrial, spec: Finetune, task: Task, trained_on: Task, store: Store) -> None:
+    """The key of a leaf says which data it was trained and scored on: the files here must give the same."""
+    taught, asked = (task_key(one, store, again=True) for one in (trained_on, task))
+    about = leaf.about
+    training = finetuning_key(about["model"], taught, spec, lr=about["lr"], seed=about["seed"])
+    if trial_key(training, asked, spec.documents if task.family == "IR" else "") != leaf.key:
+        raise DataError(
+            f"{leaf.key[:8]} was fine-tuned on other data than the files of {trained_on.name!r} in {trained_on.source} are "
+            "now; put those files back, or run the study again to score a model on these"
+        )
+
+
+def retrain(recipe: TrialRecipe, say: Say) -> Retrained:
+    """The model that a leaf scored."""
+    about, spec, subject = recipe.leaf.about, recipe.spec, recipe.subject
+
+    def family(task: Task) -> Family:
+        examples = load(task, documents=spec.documents)
+        return family_of(task, examples, subject.reading, protocol=spec.protocol)
+
+    setting = _setting(spec, subject)
+    taught = family(recipe.trained_on)
+    live = Live(enabled=True)
+    say(f"fine-tuning on {recipe.trained_on.name} again, {taught.steps:,} steps")
+    tuned, _ = FineTuner(subject.encoder, setting).finetune(
+        taught,
+        spec,
+        lr=about["lr"],
+        seed=about["seed"],
+        tell=lambda step, steps: live(f"step {step:,} of {steps:,}"),
+    )
+    live("")
+    say(f"scoring it on {recipe.task.name}")
+    asked = taught if recipe.task is recipe.trained_on else family(recipe.task)
+    reached = score(tuned, asked, setting)["validation"].metrics[recipe.metric]
+    again = Retrained(recipe, tuned.float().cpu(), reached)
+    _refuse_another(again)
+    return again
+
+
+def _refuse_another(again: Retrained) -> None:
+    leaf = again.recipe.leaf
+    allowed = max(SCORE_TOLERANCE, FEW_EXAMPLES / leaf.about["examples"]["validation"])
+    if abs(again.validation - again.recipe.recorded) > allowed:
+        raise ModelError(
+            f"{leaf.key[:8]}: {again.comparison()}: more than {allowed * 100:.1f} points apart, so this is not the model "
+            "that was scored; look whether the data has changed, or run the study again to score it here"
+        )
+
+
+def _setting(spec: Finetune, subject: EncoderUnderTest) -> TuningOptions:
+    device = distributed.join().device
+    varlen = varlen_works(device, "fp32" if spec.precision == "fp32" else "bf16")
+    return TuningOptions.of(device, spec.precision, varlen=varlen, encoder=subject.encoder)
+
+
+def _model_of(key: str, store: Store) -> tuple[Pretrain, SavedCheckpoint | None]:
+    """The run of the model that was fine-tuned, and its state unless it was a start as it is."""
+    if store.has(store.states / key):
+        saved = saved_checkpoint(key, store)
+        return saved.run, saved
+    store.refuse_debris(store.states / key)
+    for path in sorted(store.studies.glob(f"*/{PLAN}")):
+        said = read_checked(path)
+        if any(root["key"] == key for root in said.get("roots", ())):
+            roots = make_plan(load_study(path).study, identities(store)).roots
+            if key in roots:
+                return roots[key].run, None
+    refuse_metadata_only(key, store)
+    raise SpecError(
+        f"the model {key[:8]} that was fine-tuned is not in {store.states}; run the study again to make it"
+    )
+
+
+def _subject(
+    run: Pretrain, saved: SavedCheckpoint | None, store: Store, spec: Finetune
+) -> tuple[EncoderUnderTest, ExportedTokenizer]:
+    if saved is None and isinstance(run.start, Hub):
+        subject = encoder_of_hub(run.start, spec)
+        reading = subject.reading
+        return subject, tokenizer_of_hub(run.start, reading.before, reading.after, reading.length)
+    shards = shards_of(run, store)
+    subject = encoder_of_checkpoint(run, saved.key if saved else None, store, shards, spec)
+    tokenizer = load_saved(shards.tokenizer)
+    corpus = corpus_of(run)
+    return subject, tokenizer_of(
+        tokenizer,
+        bos=corpus.bos,
+        context=subject.reading.length,
+        trained_here=isinstance(corpus.tokenizer, BPE),
+    )
+
+
+# ---------------------------------------------------------------- tuned card
+# The card of a fine-tuned model: what it was taught, what it reached, and how a text must be written for it.
+
+
+LIBRARIES = {"sentence-similarity": "sentence-transformers"}
+
+
+def tuned_card(
+    again: Retrained, store: Store, written: Written, *, pipeline: str, labels: tuple[str, ...], onnx: bool
+) -> Card:
+    recipe = again.recipe
+    task, form = recipe.trained_on, recipe.trained_on.form
+    blocks = [card.embeddings(prompts_of(form))] if isinstance(form, Retrieve) else []
+    if pipeline in ("text-classification", "token-classification"):
+        blocks = [card.pipeline_snippet(pipeline)]
+    if pipeline == "question-answering":
+        blocks = [card.answers()]
+    made_of = titled(recipe.state) if recipe.state else recipe.run.name
+    sections = [
+        ("What it was fine-tuned on", _taught(again, labels)),
+        ("Scores", _reached(again, store)),
+    ]
+    if recipe.state is not None:
+        sections.append(("How the encoder was trained", how_trained(recipe.state)))
+    else:
+        start: Any = recipe.run.start
+        sections.append(("The encoder", [f"{start_words(start)}."]))
+    return Card(
+        title=f"{made_of}, {task.name}",
+        summary=(
+            f"{escaped(made_of)}, fine-tuned with biphase on {escaped(task.name)}, as {written.architecture}."
+        ),
+        pipeline=pipeline,
+        library=LIBRARIES.get(pipeline, "transformers"),
+        tags=[
+            *(["sentence-transformers"] if isinstance(form, Retrieve) else []),
+            *(["onnx"] if onnx else []),
+        ],
+        base=base_of(recipe.run),
+        needs=written.needs,
+        loading=[*blocks, *([card.graph("logits" if labels else "last_hidden_state")] if onnx else [])],
+        sections=sections,
+        limits=[
+            *limits_of(written),
+            f"Texts must be written as in training, see above, and are cut at {recipe.words.context:,} tokens.",
+            "It knows the texts and the labels it was shown, their errors and slants too.",
+        ],
+    )
+
+
+def _taught(again: Retrained, labels: tuple[str, ...]) -> list[str]:
+    recipe = again.recipe
+    task, about = recipe.trained_on, recipe.leaf.about
+    rows = [
+        ("task", f"{escaped(task.name)}, from {escaped(place(task.source))}"),
+        ("texts", _texts(task.form)),
+        *([("labels", ", ".join(escaped(one) for one in labels))] if labels else []),
+        ("steps", f"{about['steps']:,} of {task.batch} examples"),
+        ("learning rate, seed", f"{about['lr']:g}, {about['seed']}"),
+        ("protocol, precision", f"{recipe.spec.protocol}, {recipe.spec.precision}"),
+        ("key", f"`{recipe.leaf.key}`"),
+    ]
+    return table(rows, ("what", "which"))
+
+
+def _texts(form: Classify | Tag | Answer | Retrieve) -> str:
+    """How an input is written, as Python would show it."""
+    match form:
+        case Classify(text=text):
+            return escaped(json.dumps(text, ensure_ascii=False))
+        case Tag():
+            return "words with one space between them"
+        case Answer(text=text):
+            return escaped(json.dumps(f"{text}{{context}}", ensure_ascii=False))
+        case Retrieve(query=query, document=document):
+            return " and ".join(escaped(json.dumps(one, ensure_ascii=False)) for one in (query, document))
+
+
+def _reached(again: Retrained, store: Store) -> list[str]:
+    about = again.recipe.leaf.about
+    parts = [part for part in ("validation", "test") if part in about["scores"]]
+    names = list(about["scores"][parts[0]])
+    lines = [
+        f"On {escaped(again.recipe.task.name)}, as measured when it was first made; learning rates were chosen by validation "
+        "scores alone.",
+        "",
+        f"| metric | {' | '.join(f'{part}, %' for part in parts)} |",
+        f"|{'---|' * (len(parts) + 1)}",
+    ]
+    for name in names:
+        cells = " | ".join(f"{about['scores'][part][name] * 100:.2f}" for part in parts)
+        lines.append(f"| {escaped(name)} | {cells} |")
+    lines += [
+        "",
+        f"Its weights were not kept: it was fine-tuned again for this folder, {again.comparison()}.",
+    ]
+    grid = _grid(again, store)
+    if grid is not None and len(grid.seeds) > 1 and grid.rate == about["lr"]:
+        lines += [
+            "",
+            f"Over {len(grid.seeds)} seeds the test {escaped(grid.metric)} is {grid.words()}% (95% interval).",
+        ]
+    return lines
+
+
+def _grid(again: Retrained, store: Store) -> TaskScores | None:
+    cell = again.recipe.leaf.about["lr"], again.recipe.leaf.about["seed"]
+    found = (
+        grid
+        for grid in grids_of(again.recipe.leaf.about["model"], store)
+        if grid.leaves.get(cell) is not None
+    )
+    return next((grid for grid in found if grid.leaves[cell].key == again.recipe.leaf.key), None)
+
+
+# ---------------------------------------------------------------- tuned
+# A fine-tuned model → a folder that is ready: a pipeline with label names, or a sentence-transformers model.
+
 
 ANSWERS = "question-answering"
 
@@ -53,7 +382,7 @@ class Kind:
         return "logits" if self.labels else "last_hidden_state"
 
 
-def kind_of(recipe: Recipe) -> Kind:
+def kind_of(recipe: TrialRecipe) -> Kind:
     """What a fine-tuned model is; refused where transformers has nothing like it."""
     match recipe.trained_on.form:
         case Classify(labels=labels):
@@ -83,7 +412,7 @@ def kind_of(recipe: Recipe) -> Kind:
             return Kind("sentence-similarity", AutoModel, EuroBertModel)
 
 
-def refuse_without_class(recipe: Recipe, kind: Kind) -> None:
+def refuse_without_class(recipe: TrialRecipe, kind: Kind) -> None:
     """Refuse before the work where transformers has no class for such a model and such a task."""
     encoder = recipe.subject.encoder
     trunk: Any = encoder.trunk
@@ -98,7 +427,7 @@ def refuse_without_class(recipe: Recipe, kind: Kind) -> None:
     )
 
 
-def export_tuned(leaf: SavedLeaf, store: Store, place: Path, *, onnx: bool, say: Say) -> Exported:
+def export_tuned(leaf: SavedTrial, store: Store, place: Path, *, onnx: bool, say: Say) -> Exported:
     """Write the model that a leaf scored to `place`, checked; or refuse, and leave nothing."""
     with building(place) as folder:
         say(f"reading {leaf.key[:8]}")
@@ -109,11 +438,11 @@ def export_tuned(leaf: SavedLeaf, store: Store, place: Path, *, onnx: bool, say:
             raise SpecError(
                 "a model that answers by start and end has two outputs, not one graph; leave out --onnx"
             )
-        again = finetune_again(recipe, say)
+        again = retrain(recipe, say)
         say("writing it, and reading it again")
         written = _write(again, kind, folder)
-        write_words(words, folder)
-        check_words(words, folder)
+        write_tokenizer(words, folder)
+        check_tokenizer(words, folder)
         form = recipe.trained_on.form
         if isinstance(form, Retrieve):
             width = again.model.encoder.width
@@ -126,18 +455,18 @@ def export_tuned(leaf: SavedLeaf, store: Store, place: Path, *, onnx: bool, say:
     return Exported(place, written, onnx, note=f"fine-tuned again: {again.comparison()}")
 
 
-def _write(again: Again, kind: Kind, folder: Path) -> Written:
+def _write(again: Retrained, kind: Kind, folder: Path) -> Written:
     model, words = again.model, again.recipe.words
     trunk: Any = model.encoder.trunk
     texts = probe_texts(trunk.config, words)
-    hidden = Asked(AutoModel, ours(model.encoder, texts), last_hidden)
-    asked: tuple[Asked, ...] = (hidden,)
+    hidden = Readback(AutoModel, ours(model.encoder, texts), last_hidden)
+    asked: tuple[Readback, ...] = (hidden,)
     if (
         kind.pipeline == ANSWERS
     ):  # some of these classes keep their trunk under a name that AutoModel does not know
-        asked = (Asked(kind.auto, ours_tuned(model, texts), _bounds),)
+        asked = (Readback(kind.auto, ours_tuned(model, texts), _bounds),)
     elif kind.labels:
-        asked = hidden, Asked(kind.auto, ours_tuned(model, texts), _logits)
+        asked = hidden, Readback(kind.auto, ours_tuned(model, texts), _logits)
     numbers = {name: number for number, name in enumerate(kind.labels)}
     named: dict[str, Any] = {"label2id": numbers, "id2label": dict(enumerate(kind.labels))} if numbers else {}
 

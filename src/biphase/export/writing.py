@@ -1,33 +1,135 @@
-"""A trained model → files that plain transformers loads, with the same hidden states; or a refusal that says why.
+"""Does what was written read as what was trained? Hidden states of the same tokens, compared number by number.
 
-First as a class with a masked head (`models/native.py`). Else as the class it has, with a configuration that makes it
-read in both directions: what may be said there is tried, and the folder is read again each time. Only what agrees is kept.
-
-transformers 4 passes over fields that it does not know, `is_causal` among them, and would read such a folder as a decoder
-without a word. It does look at the `format` in the header of a weights file and refuses one that it does not know; version
-5 does not look. So the header names the version that is needed.
+Ours come from the trained model with our attention, as fine-tuning reads. Theirs come from the folder through plain
+transformers: each text alone and without a mask, and some of them padded in one batch. The longest text is longer than
+any window of the model's layers, as far as its context allows.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModel
 
 from biphase.errors import ModelError, one_line
-from biphase.export.probes import TOLERANCE, Probes, deviation
-from biphase.export.words import Words
-from biphase.files import read_json, write_json
-from biphase.models.silence import quietly
-from biphase.models.windows import windows_of
+from biphase.export.tokenizer import ExportedTokenizer
+from biphase.finetune.encoder import TaskModel
+from biphase.models.backbone import LanguageModel
+from biphase.models.encoder import Encoder, pack
+from biphase.models.heads import TextHead
+from biphase.models.hub import quietly, windows_of
+from biphase.store import read_json, write_json
+
+# The most that a token's vector may differ, as a share of its length. Sums in another order come to about 1e-6.
+TOLERANCE = 5e-5
+LONGEST = 256  # of the probe texts, where no window asks for more
+BEYOND = 32  # tokens more than the widest window
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Texts, shortest first, and what the trained model makes of them."""
+
+    texts: tuple[np.ndarray, ...]
+    numbers: tuple[
+        Tensor, ...
+    ]  # of each text: (tokens, n) hidden states or logits; or (n,) logits of the text
+
+
+def probe_texts(config: Any, words: ExportedTokenizer) -> tuple[np.ndarray, ...]:
+    """Texts of several lengths, of words drawn at random."""
+    longest = min(words.context, max(LONGEST, max(windows_of(config).values(), default=0) + BEYOND))
+    plain = np.array([number for number in range(words.vocab) if number not in words.special])
+    draw = np.random.default_rng(0)
+    lengths = sorted({min(length, longest) for length in (1, 3, 8, 21, 55)} | {longest})
+    return tuple(draw.choice(plain, length).astype(np.int64) for length in lengths)
+
+
+@torch.no_grad()
+def ours(encoder: Encoder, texts: tuple[np.ndarray, ...]) -> Probes:
+    """What the trained model makes of the texts."""
+    device = next(encoder.parameters()).device
+    hidden = []
+    for text in texts:
+        packed = pack([text], varlen=False).to(device)
+        read = encoder(packed.ids, packed.positions, packed.sight).flatten(0, 1)
+        hidden.append(read[packed.at].float().cpu())
+    return Probes(texts, tuple(hidden))
+
+
+@torch.no_grad()
+def ours_tuned(model: TaskModel, texts: tuple[np.ndarray, ...]) -> Probes:
+    """What a fine-tuned model's head says of the texts, or of each of their tokens."""
+    said = [model(pack([text], varlen=False)).float() for text in texts]
+    per_text = isinstance(model.head, TextHead)
+    return Probes(texts, tuple(one[0] if per_text else one for one in said))
+
+
+@torch.no_grad()
+def ours_logits(model: LanguageModel, texts: tuple[np.ndarray, ...]) -> Probes:
+    """What the trained model's head makes of the shorter texts: a vocabulary of numbers for every token is much."""
+    few = tuple(text for text in texts if len(text) < LONGEST) or texts[:1]
+    said = []
+    for text in few:
+        packed = pack([text], varlen=False).to(model.head.device)
+        logits = model.logits(packed.ids, packed.positions, packed.sight).flatten(0, 1)
+        said.append(logits[packed.at].float().cpu())
+    return Probes(few, tuple(said))
+
+
+@torch.no_grad()
+def deviation(probes: Probes, read: Callable[..., Tensor], *, pad: int) -> float:
+    """The largest difference of any vector; `read` is a transformers model's forward, as numbers of one kind."""
+    worst = 0.0
+    for texts, ids, mask in _inputs(probes, pad):
+        said = read(input_ids=ids, **({} if mask is None else {"attention_mask": mask})).float().cpu()
+        for row, text in enumerate(texts):
+            theirs = said[row] if said.ndim == 2 else said[row, : len(probes.texts[text])]
+            worst = max(worst, _apart(probes.numbers[text], theirs))
+    return worst
+
+
+def _inputs(probes: Probes, pad: int) -> Iterator[tuple[list[int], Tensor, Tensor | None]]:
+    """Each text alone; and the shortest, one between and the longest side by side, padded."""
+    for number, text in enumerate(probes.texts):
+        yield [number], torch.from_numpy(text)[None], None
+    last = len(probes.texts) - 1
+    few = sorted({0, (last + 1) // 2, last})
+    ids = torch.full((len(few), len(probes.texts[last])), pad)
+    mask = torch.zeros_like(ids)
+    for row, number in enumerate(few):
+        text = torch.from_numpy(probes.texts[number])
+        ids[row, : len(text)], mask[row, : len(text)] = text, 1
+    yield few, ids, mask
+
+
+def _apart(ours: Tensor, theirs: Tensor) -> float:
+    """Of the token that differs most: the length of the difference, as a share of the vector's."""
+    if not bool(theirs.isfinite().all()):
+        return float("inf")
+    share = (ours - theirs).norm(dim=-1) / ours.norm(dim=-1).clamp_min(1e-12)
+    return float(share.max())
+
+
+# ---------------------------------------------------------------- writing
+# A trained model → files that plain transformers loads, with the same hidden states; or a refusal that says why.
+#
+# First as a class with a masked head (`models/native.py`). Else as the class it has, with a configuration that makes it
+# read in both directions: what may be said there is tried, and the folder is read again each time. Only what agrees is kept.
+#
+# transformers 4 passes over fields that it does not know, `is_causal` among them, and would read such a folder as a decoder
+# without a word. It does look at the `format` in the header of a weights file and refuses one that it does not know; version
+# 5 does not look. So the header names the version that is needed.
+
 
 CONFIG = "config.json"
 LEAST = "5.17"  # of transformers: the least version that exports are tested with
@@ -37,7 +139,7 @@ Edits = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Asked:
+class Readback:
     """What a written model must give: the numbers of the trained one, through one of transformers' own loaders."""
 
     auto: Any  # AutoModel, AutoModelForMaskedLM, …
@@ -50,7 +152,7 @@ class Form:
     """One way to write a model: a class that holds its weights, and what its configuration may say."""
 
     model: Any
-    asked: tuple[Asked, ...]
+    asked: tuple[Readback, ...]
     tries: tuple[Edits, ...] = ({},)
     native: bool = False  # as EuroBERT, whatever it was
 
@@ -75,7 +177,7 @@ class Written:
         return f"It needs transformers {LEAST} or later: 4.x refuses it{', ' if older else ''}{older}."
 
 
-def write_model(folder: Path, forms: Iterable[Form], words: Words, *, title: str) -> Written:
+def write_model(folder: Path, forms: Iterable[Form], words: ExportedTokenizer, *, title: str) -> Written:
     """Write the first form that agrees with the trained model, with its tokens in its configuration."""
     seen: list[str] = []
     for form in forms:
@@ -139,7 +241,7 @@ def _best(folder: Path, form: Form, pad: int, seen: list[str]) -> tuple[float, E
     return None
 
 
-def _reread(folder: Path, asked: Asked, pad: int, *, eager: bool) -> float:
+def _reread(folder: Path, asked: Readback, pad: int, *, eager: bool) -> float:
     """How far the folder's model is from the trained one: as it loads by itself, and with the plainest attention."""
     model = load(folder, asked.auto)
 
@@ -185,3 +287,27 @@ def edits_for(config: Any, *, windows: bool) -> tuple[Edits, ...]:
         longest = max(int(getattr(config, "max_position_embeddings", 0) or 0), *fields.values()) + 1
         return (both | dict.fromkeys(fields, longest),)
     return both | {name: width - 1 for name, width in fields.items()}, both
+
+
+# ---------------------------------------------------------------- exported
+# What an export leaves behind, for whoever asked.
+
+
+@dataclass(frozen=True)
+class Exported:
+    folder: Path
+    written: Written
+    onnx: bool
+    note: str = ""
+
+    def words(self) -> str:
+        attention = (
+            f" (with attn_implementation={self.written.attention!r})" if self.written.attention else ""
+        )
+        more = " and ONNX" if self.onnx else ""
+        note = f"\n{self.note}" if self.note else ""
+        needs = f"\n{self.written.needs}" if self.written.needs else ""
+        return (
+            f"{self.folder}: {self.written.architecture}{more}; read again by transformers{attention}, its numbers "
+            f"differ by at most {self.written.deviation:.0e} of their size{note}{needs}"
+        )

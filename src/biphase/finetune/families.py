@@ -1,21 +1,15 @@
-"""The four families of tasks: which head, which loss, which predictions, which scores.
+"""Exact search of all documents: no index, no approximation, in blocks of bounded memory.
 
-A family object holds a dataset in tokens, ready to be trained on and scored with any model that reads alike; it is
-made once and serves the whole grid of learning rates and seeds. It also knows the score of baselines that read no
-text, and what was predicted for each example.
-
-    family   head                          loss                                    chosen by (paper / standard)
-    SC       mean pool, Linear-GELU-Linear cross-entropy                            accuracy
-    TC       Linear on tokens              cross-entropy, every sub-token           sentence_f1 / entity_f1
-    QA       Linear on tokens              in the answer or not / start and end     token_f1 / f1
-    IR       mean pool, cosine             InfoNCE, in-batch negatives, 1/20        paper_ndcg@10 / ndcg@10
+Documents are embedded block by block, longest last, scored against all queries and forgotten; only the best `KEPT`
+of each query are carried on. So what is held at a time is the queries, one block of documents, and one block of scores
+of at most `SCORES` numbers (256 MiB), however large the collection is.
 """
 
 from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -26,20 +20,85 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from biphase.batch import IGNORE
-from biphase.finetune.model import Setting, TaskBatch, Tuned, packs, per_text, per_token
-from biphase.finetune.retrieval import search
+from biphase.finetune.encoder import TaskBatch, TaskModel, TuningOptions, packs, per_text, per_token
 from biphase.models.heads import EmbeddingHead, TextHead, TokenHead
+from biphase.objectives import IGNORE
 from biphase.specs import Answer, Classify, Retrieve, Tag, Task
 from biphase.specs.claims import CHOSEN
-from biphase.tasks.decoding import NOTHING, Decoded, decode_spans, decode_tagged
-from biphase.tasks.encoding import Ragged, Reading, encode_texts, encode_words
-from biphase.tasks.examples import Examples
-from biphase.tasks.metrics.answers import answer_f1, exact_match, token_set_f1
-from biphase.tasks.metrics.classification import accuracy, confusion, confusion_by_chance, label_scores
-from biphase.tasks.metrics.ranking import expected_at_random, score_rankings
-from biphase.tasks.metrics.tagging import entity_counts, entity_f1, sentence_macro_f1, word_votes
-from biphase.tasks.questions import encode_questions
+from biphase.tasks.decode import NOTHING, Decoded, decode_spans, decode_tagged
+from biphase.tasks.encode import Ragged, Tokenization, encode_questions, encode_texts, encode_words
+from biphase.tasks.load import Examples
+from biphase.tasks.metrics import (
+    accuracy,
+    answer_f1,
+    confusion,
+    confusion_by_chance,
+    entity_counts,
+    entity_f1,
+    exact_match,
+    expected_at_random,
+    label_scores,
+    score_rankings,
+    sentence_macro_f1,
+    token_set_f1,
+    word_votes,
+)
+
+KEPT = 100
+DOCUMENTS = 2**16  # of a block
+SCORES = 2**26
+
+
+def search(
+    queries: Tensor,
+    documents: int,
+    embed: Callable[[Tensor], Tensor],
+    order: Tensor | None = None,
+    *,
+    kept: int = KEPT,
+    block: int = DOCUMENTS,
+) -> Tensor:
+    """The numbers of the best documents of each query, best first. (Q, d) → (Q, min(kept, documents))
+
+    `embed` gives the embeddings of documents by their numbers, which it is asked for in `order`. Equal scores rank
+    by number, so the answer does not depend on blocks; only where more than `kept` documents tie at the very end may
+    the device choose which of them are left out.
+    """
+    device = queries.device
+    order = torch.arange(documents) if order is None else order
+    best = torch.empty(len(queries), 0, device=device)
+    found = torch.empty(len(queries), 0, dtype=torch.long, device=device)
+    for numbers in order.split(block):
+        vectors = embed(numbers)
+        there = numbers.to(device)
+        rows = max(1, SCORES // len(numbers))
+        scores, places = [], []
+        for some in queries.split(rows):
+            top = (some @ vectors.T).topk(min(kept, len(numbers)), dim=1)
+            scores.append(top.values)
+            places.append(there[top.indices])
+        best, found = torch.cat([best, torch.cat(scores)], 1), torch.cat([found, torch.cat(places)], 1)
+        # By number first and then, stably, by score: what is equal stays in the order of numbers.
+        by_number = found.argsort(dim=1)
+        best, found = best.gather(1, by_number), found.gather(1, by_number)
+        ranked = best.argsort(dim=1, descending=True, stable=True)[:, :kept]
+        best, found = best.gather(1, ranked), found.gather(1, ranked)
+    return found
+
+
+# ---------------------------------------------------------------- families
+# The four families of tasks: which head, which loss, which predictions, which scores.
+#
+# A family object holds a dataset in tokens, ready to be trained on and scored with any model that reads alike; it is
+# made once and serves the whole grid of learning rates and seeds. It also knows the score of baselines that read no
+# text, and what was predicted for each example.
+#
+#     family   head                          loss                                    chosen by (paper / standard)
+#     SC       mean pool, Linear-GELU-Linear cross-entropy                            accuracy
+#     TC       Linear on tokens              cross-entropy, every sub-token           sentence_f1 / entity_f1
+#     QA       Linear on tokens              in the answer or not / start and end     token_f1 / f1
+#     IR       mean pool, cosine             InfoNCE, in-batch negatives, 1/20        paper_ndcg@10 / ndcg@10
+
 
 Part = Literal["validation", "test"]
 PARTS: tuple[Part, Part] = ("validation", "test")
@@ -51,7 +110,7 @@ Metrics = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Scored:
+class PartScores:
     """The scores of one part: each metric over all examples, and what it is made of, example by example."""
 
     metrics: Metrics
@@ -60,7 +119,7 @@ class Scored:
     constant: str = ""  # what was predicted for every example, where that is one and the same
 
     @classmethod
-    def means(cls, values: dict[str, np.ndarray], **more: Any) -> Scored:
+    def means(cls, values: dict[str, np.ndarray], **more: Any) -> PartScores:
         return cls(means_of(values), values, **more)
 
 
@@ -101,16 +160,16 @@ class Family(ABC):
         """A new one, its weights yet to be drawn."""
 
     @abstractmethod
-    def batch(self, rows: np.ndarray, setting: Setting) -> list[TaskBatch]:
+    def batch(self, rows: np.ndarray, setting: TuningOptions) -> list[TaskBatch]:
         """The training examples `rows` as micro-batches."""
 
-    def loss_sum(self, model: Tuned, batch: TaskBatch) -> Tensor:
+    def loss_sum(self, model: TaskModel, batch: TaskBatch) -> Tensor:
         """The sum of the losses of a micro-batch over its labels."""
         logits = model(batch.inputs[0])
         return F.cross_entropy(logits.float(), batch.targets, reduction="sum", ignore_index=IGNORE)
 
     @abstractmethod
-    def score(self, model: Tuned, setting: Setting) -> dict[Part, Scored]:
+    def score(self, model: TaskModel, setting: TuningOptions) -> dict[Part, PartScores]:
         """What a model is worth on both parts."""
 
     @cached_property
@@ -138,7 +197,7 @@ class Family(ABC):
 
 
 class TextClassification(Family):
-    def __init__(self, task: Task, examples: Any, reading: Reading, *, protocol: str) -> None:
+    def __init__(self, task: Task, examples: Any, reading: Tokenization, *, protocol: str) -> None:
         super().__init__(task, examples, protocol=protocol)
         assert isinstance(task.form, Classify)
         self.names = task.form.labels
@@ -154,19 +213,19 @@ class TextClassification(Family):
     def head(self, width: int) -> nn.Module:
         return TextHead(width, len(self.names))
 
-    def batch(self, rows: np.ndarray, setting: Setting) -> list[TaskBatch]:
+    def batch(self, rows: np.ndarray, setting: TuningOptions) -> list[TaskBatch]:
         return [
             TaskBatch((packed,), torch.from_numpy(self.labels["train"][chosen]), len(chosen))
             for chosen, packed in packs(self.ids["train"], rows, setting, setting.train_tokens)
         ]
 
-    def score(self, model: Tuned, setting: Setting) -> dict[Part, Scored]:
+    def score(self, model: TaskModel, setting: TuningOptions) -> dict[Part, PartScores]:
         return {part: self._score(model, part, setting) for part in PARTS}
 
-    def _score(self, model: Tuned, part: Part, setting: Setting) -> Scored:
+    def _score(self, model: TaskModel, part: Part, setting: TuningOptions) -> PartScores:
         predicted = per_text(model, self.ids[part], setting).argmax(-1).cpu().numpy()
         gold = self.labels[part]
-        return Scored(
+        return PartScores(
             label_scores(confusion(predicted, gold, len(self.names))),
             {"accuracy": accuracy(predicted, gold)},
             {"predictions": _small(predicted, len(self.names))},
@@ -187,7 +246,7 @@ class TextClassification(Family):
 
 
 class TokenClassification(Family):
-    def __init__(self, task: Task, examples: Any, reading: Reading, *, protocol: str) -> None:
+    def __init__(self, task: Task, examples: Any, reading: Tokenization, *, protocol: str) -> None:
         super().__init__(task, examples, protocol=protocol)
         self.encoded = {part: encode_words(reading, getattr(examples, part)) for part in ("train", *PARTS)}
         self.inputs = (self.encoded["train"].ids,)
@@ -197,14 +256,14 @@ class TokenClassification(Family):
     def head(self, width: int) -> nn.Module:
         return TokenHead(width, len(self.tags))
 
-    def batch(self, rows: np.ndarray, setting: Setting) -> list[TaskBatch]:
+    def batch(self, rows: np.ndarray, setting: TuningOptions) -> list[TaskBatch]:
         train = self.encoded["train"]
         return _token_batches(train.ids, train.labels, rows, setting)
 
-    def score(self, model: Tuned, setting: Setting) -> dict[Part, Scored]:
+    def score(self, model: TaskModel, setting: TuningOptions) -> dict[Part, PartScores]:
         return {part: self._score(model, part, setting) for part in PARTS}
 
-    def _score(self, model: Tuned, part: Part, setting: Setting) -> Scored:
+    def _score(self, model: TaskModel, part: Part, setting: TuningOptions) -> PartScores:
         encoded = self.encoded[part]
         said = Ragged(per_token(model, encoded.ids, setting).argmax(-1), encoded.ids.starts)
         outside = self.tags.index("O")
@@ -217,14 +276,14 @@ class TokenClassification(Family):
         kept = {"predictions": _small(flat, len(self.tags)), "words": encoded.words.astype(np.int32)}
         return replace(scored, predictions=kept, constant=_constant(flat, encoded.gold.flat, self.tags))
 
-    def _compare(self, predicted: list[list[int]], part: Part) -> Scored:
+    def _compare(self, predicted: list[list[int]], part: Part) -> PartScores:
         """The scores of a tag for each word of each sentence."""
         pairs = list(zip(predicted, map(np.ndarray.tolist, self.encoded[part].gold), strict=True))
         macro = np.array([sentence_macro_f1(tags, gold) for tags, gold in pairs], np.float32)
         names = [[[self.tags[tag] for tag in tags] for tags in pair] for pair in pairs]
         counts = np.array([entity_counts(*pair) for pair in names], np.int32)
         metrics = {"entity_f1": entity_f1(counts), "sentence_f1": float(macro.mean(dtype=float))}
-        return Scored(metrics, {"entity_counts": counts, "sentence_f1": macro})
+        return PartScores(metrics, {"entity_counts": counts, "sentence_f1": macro})
 
     def trivial(self) -> dict[str, dict[Part, Metrics]]:
         tag = _most_common(self.encoded["train"].gold.flat, self.encoded["validation"].gold.flat)
@@ -234,7 +293,7 @@ class TokenClassification(Family):
 
 
 class QuestionAnswering(Family):
-    def __init__(self, task: Task, examples: Any, reading: Reading, *, protocol: str) -> None:
+    def __init__(self, task: Task, examples: Any, reading: Tokenization, *, protocol: str) -> None:
         super().__init__(task, examples, protocol=protocol)
         assert isinstance(task.form, Answer)
         self.unanswerable = task.form.unanswerable
@@ -254,7 +313,7 @@ class QuestionAnswering(Family):
     def head(self, width: int) -> nn.Module:
         return TokenHead(width, 2)
 
-    def batch(self, rows: np.ndarray, setting: Setting) -> list[TaskBatch]:
+    def batch(self, rows: np.ndarray, setting: TuningOptions) -> list[TaskBatch]:
         train = self.encoded["train"]
         if self.paper:
             return _token_batches(train.ids, train.inside, rows, setting)
@@ -263,7 +322,7 @@ class QuestionAnswering(Family):
             for chosen, packed in packs(train.ids, rows, setting, setting.train_tokens)
         ]
 
-    def loss_sum(self, model: Tuned, batch: TaskBatch) -> Tensor:
+    def loss_sum(self, model: TaskModel, batch: TaskBatch) -> Tensor:
         if self.paper:
             return super().loss_sum(model, batch)
         packed = batch.inputs[0]
@@ -281,10 +340,10 @@ class QuestionAnswering(Family):
         )
         return (start + end) / 2
 
-    def score(self, model: Tuned, setting: Setting) -> dict[Part, Scored]:
+    def score(self, model: TaskModel, setting: TuningOptions) -> dict[Part, PartScores]:
         return {part: self._score(model, part, setting) for part in PARTS}
 
-    def _score(self, model: Tuned, part: Part, setting: Setting) -> Scored:
+    def _score(self, model: TaskModel, part: Part, setting: TuningOptions) -> PartScores:
         encoded = self.encoded[part]
         logits = per_token(model, encoded.ids, setting)
         if self.paper:
@@ -308,7 +367,7 @@ class QuestionAnswering(Family):
                 found[what][part] = self._compare(answers, part).metrics
         return found
 
-    def _compare(self, decoded: list[Decoded], part: Part) -> Scored:
+    def _compare(self, decoded: list[Decoded], part: Part) -> PartScores:
         pairs = list(zip(decoded, self.answers[part], strict=True))
         sets = zip(decoded, self.encoded[part].gold, strict=True)
         values = {
@@ -317,7 +376,7 @@ class QuestionAnswering(Family):
             "token_f1": [token_set_f1(said.tokens, right) for said, right in sets],
         }
         answered = any(said.text for said in decoded) or not any(any(right) for right in self.answers[part])
-        return Scored.means(
+        return PartScores.means(
             {name: np.array(each, np.float32) for name, each in values.items()},
             predictions={"predictions": np.array([said.span for said in decoded], np.int32)},
             constant="" if answered else "no answer",
@@ -325,7 +384,7 @@ class QuestionAnswering(Family):
 
 
 class Retrieval(Family):
-    def __init__(self, task: Task, examples: Any, reading: Reading, *, protocol: str) -> None:
+    def __init__(self, task: Task, examples: Any, reading: Tokenization, *, protocol: str) -> None:
         super().__init__(task, examples, protocol=protocol)
         self.inputs = tuple(
             encode_texts(reading, [getattr(one, side) for one in examples.train])
@@ -340,14 +399,14 @@ class Retrieval(Family):
     def head(self, width: int) -> nn.Module:
         return EmbeddingHead()
 
-    def batch(self, rows: np.ndarray, setting: Setting) -> list[TaskBatch]:
+    def batch(self, rows: np.ndarray, setting: TuningOptions) -> list[TaskBatch]:
         # All pairs of a step stand in one loss, since each one's negatives are the others.
         both = Ragged.from_lists([side[row] for side in self.inputs for row in rows])
         parts = list(packs(both, np.arange(len(both)), setting, setting.train_tokens))
         order = torch.from_numpy(np.argsort(np.concatenate([chosen for chosen, _ in parts])))
         return [TaskBatch(tuple(packed for _, packed in parts), order, len(rows))]
 
-    def loss_sum(self, model: Tuned, batch: TaskBatch) -> Tensor:
+    def loss_sum(self, model: TaskModel, batch: TaskBatch) -> Tensor:
         if len(batch.inputs) == 1:
             vectors = model(batch.inputs[0])
         else:  # too much to keep for the backward pass: each part is computed again there
@@ -360,7 +419,7 @@ class Retrieval(Family):
         own = torch.arange(len(queries), device=similar.device)
         return F.cross_entropy(similar, own, reduction="sum")
 
-    def score(self, model: Tuned, setting: Setting) -> dict[Part, Scored]:
+    def score(self, model: TaskModel, setting: TuningOptions) -> dict[Part, PartScores]:
         """Both parts at once: they search the same documents."""
         assert isinstance(self.task.form, Retrieve)
         asked = {part: per_text(model, self.queries[part], setting) for part in PARTS}
@@ -371,13 +430,13 @@ class Retrieval(Family):
 
         order = torch.from_numpy(np.argsort(self.documents.lengths, kind="stable"))
         found = search(torch.cat(list(asked.values())), len(self.documents), embed, order).cpu().numpy()
-        scored: dict[Part, Scored] = {}
+        scored: dict[Part, PartScores] = {}
         first = 0
         for part in PARTS:
             judged = self.judged[part]
             mine = found[first : first + len(judged)]
             first += len(judged)
-            scored[part] = Scored.means(
+            scored[part] = PartScores.means(
                 score_rankings(mine, judged, self.task.form.relevant),
                 predictions={"predictions": as_text([[self.names[n] for n in row[:LISTED]] for row in mine])},
                 constant="" if _differs(mine[:, :LISTED]) or not _differs(judged) else "the same documents",
@@ -415,7 +474,7 @@ def _constant(predicted: np.ndarray, gold: np.ndarray, names: Sequence[str]) -> 
     return "" if _differs(predicted) or not _differs(gold) else names[int(predicted[0])]
 
 
-def _token_batches(ids: Ragged, labels: Ragged, rows: np.ndarray, setting: Setting) -> list[TaskBatch]:
+def _token_batches(ids: Ragged, labels: Ragged, rows: np.ndarray, setting: TuningOptions) -> list[TaskBatch]:
     batches = []
     for chosen, packed in packs(ids, rows, setting, setting.train_tokens):
         targets = np.concatenate([labels[row] for row in chosen]).astype(np.int64)
@@ -432,6 +491,6 @@ _FAMILIES: dict[type, Any] = {
 }
 
 
-def family_of(task: Task, examples: Examples, reading: Reading, *, protocol: str) -> Family:
+def family_of(task: Task, examples: Examples, reading: Tokenization, *, protocol: str) -> Family:
     """The dataset of a task, in the tokens of a model."""
     return _FAMILIES[type(task.form)](task, examples, reading, protocol=protocol)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from biphase.models.packed import Packed
+from biphase.models.encoder import PackedTexts
 
 
-def mean_pool(hidden: Tensor, packed: Packed) -> Tensor:
+def mean_pool(hidden: Tensor, packed: PackedTexts) -> Tensor:
     """The mean hidden state of each text, all its tokens counted, in fp32. (B, T, d) → (n, d)
 
     One sum for each text and width, in the order of its tokens: no result depends on which thread came first.
@@ -26,7 +26,7 @@ class TextHead(nn.Module):
         self.dense = nn.Linear(width, width)
         self.out = nn.Linear(width, labels)
 
-    def forward(self, hidden: Tensor, packed: Packed) -> Tensor:
+    def forward(self, hidden: Tensor, packed: PackedTexts) -> Tensor:
         """(B, T, d) → (n, labels)"""
         pooled = mean_pool(hidden, packed).to(self.dense.weight.dtype)
         return self.out(nn.functional.gelu(self.dense(pooled)))
@@ -39,7 +39,7 @@ class TokenHead(nn.Module):
         super().__init__()
         self.out = nn.Linear(width, labels)
 
-    def forward(self, hidden: Tensor, packed: Packed) -> Tensor:
+    def forward(self, hidden: Tensor, packed: PackedTexts) -> Tensor:
         """(B, T, d) → (N, labels): the real tokens, text after text."""
         return self.out(packed.tokens(hidden))
 
@@ -47,7 +47,7 @@ class TokenHead(nn.Module):
 class EmbeddingHead(nn.Module):
     """Mean pooling and nothing to learn: a text as a direction."""
 
-    def forward(self, hidden: Tensor, packed: Packed) -> Tensor:
+    def forward(self, hidden: Tensor, packed: PackedTexts) -> Tensor:
         """(B, T, d) → (n, d), of length 1"""
         return nn.functional.normalize(mean_pool(hidden, packed), dim=-1)
 

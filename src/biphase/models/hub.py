@@ -1,8 +1,4 @@
-"""Models from the hub or a folder, as transformers' own classes with our attention. No remote code, no pickle.
-
-No architecture is named here: which class loads a model is what its configuration says, and what it may do is found by
-looking (`refuse_unsuited`) and by probes that run before any training.
-"""
+"""Transformers without its bars and reports, where what is wrong is said by us."""
 
 from __future__ import annotations
 
@@ -12,21 +8,30 @@ import functools
 import json
 import re
 import tempfile
-from collections.abc import Callable
+import unicodedata
+from collections.abc import Callable, Generator, Mapping, Set
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_model
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
+    AutoTokenizer,
+    EuroBertConfig,
     EuroBertForMaskedLM,
     EuroBertModel,
+    GenerationConfig,
+    LlamaTokenizer,
+    PreTrainedConfig,
     PretrainedConfig,
 )
 from transformers.models.auto.modeling_auto import (
@@ -35,13 +40,230 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
 )
 from transformers.utils import find_adapter_config_file, is_peft_available
+from transformers.utils import logging as told
 
+from biphase.attention import NAME, without_attention_dropout
 from biphase.errors import ModelError, no_safetensors, one_line
-from biphase.models import published
-from biphase.models.attention import NAME, without_attention_dropout
-from biphase.models.silence import quietly
-from biphase.models.windows import as_decoder
 from biphase.specs import Hub
+
+
+@contextlib.contextmanager
+def quietly() -> Generator[None]:
+    """Nothing below an error, and no bar."""
+    level, bars = told.get_verbosity(), told.is_progress_bar_enabled()
+    told.set_verbosity_error()
+    told.disable_progress_bar()
+    try:
+        yield
+    finally:
+        told.set_verbosity(level)
+        if bars:
+            told.enable_progress_bar()
+
+
+# ---------------------------------------------------------------- windows
+# Layers that see only a part of the text, as a configuration says it.
+
+
+def windows_of(config: Any) -> dict[str, int]:
+    """How wide each window is, by the name of its field."""
+    return {
+        name: value
+        for name, value in config.to_dict().items()
+        if re.search("window|chunk|local_attention", name)
+        and not re.search("pattern|layers", name)  # which layers have one
+        and isinstance(value, int)
+        and not isinstance(value, bool)
+        and value > 1
+    }
+
+
+def narrowest(config: Any) -> int | None:
+    """The narrowest window that some layer has; None where none has one."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and not any("sliding" in str(kind) or "chunked" in str(kind) for kind in kinds):
+        return None
+    return min(windows_of(config).values(), default=None)
+
+
+def as_decoder(config: Any) -> None:
+    """Take back what an export says so that plain transformers reads a decoder in both directions.
+
+    Here the direction is an argument. transformers counts a window to both sides without the token itself, and one to
+    the past with it, as we count both.
+    """
+    if vars(config).get("is_causal", True):
+        return
+    del config.is_causal
+    for name in windows_of(config):
+        setattr(config, name, getattr(config, name) + 1)  # which may not be what it writes down
+
+
+# ---------------------------------------------------------------- published
+# The paper's own checkpoints, whose class is custom code on the hub, as transformers' EuroBERT.
+#
+# The class (`SLModel`, model_type `sl_model`) is a Llama block without a causal mask: EuroBERT under another name. So
+# nothing of the repository is run: its config and its weights are mapped by name, and a name that means nothing here is
+# refused. Besides the names of the class, those of the code that trained the models are known (`blocks`, fused
+# `qkv_proj`, `fc_1`), since the converter between the two was never published.
+#
+# Its direction (`is_causal`) is left out, because direction is an argument here; so is how it pools, because the heads
+# are ours, and they pool by the mean as the paper's.
+
+
+MODEL_TYPE = "sl_model"
+HEAD = "lm_head.weight"
+STORED = (torch.bfloat16, torch.float16, torch.float32)
+
+# What the config says of the model. An absent field has the default of the published class, which is EuroBERT's.
+SHAPE = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps",
+    "bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id", "tie_word_embeddings", "attention_bias",
+    "attention_dropout", "mlp_bias",
+)  # fmt: skip
+ROTARY = ("rope_theta", "rope_scaling", "rope_parameters")
+ROPE_BASE = 250_000.0  # where none is said; the one default that differs from EuroBERT's
+# What says nothing of the numbers that come out of the trunk.
+BESIDE = {
+    "auto_map", "torch_dtype", "pretraining_tp", "is_causal", "is_decoder", "classifier_pooling", "retrieval_pooling",
+    "bos_token", "eos_token", "pad_token", "mask_token",
+}  # fmt: skip
+
+# The names of the code that trained the models → EuroBERT's.
+TRAINED_AS = {
+    "embedding": "embed_tokens",
+    "blocks": "layers",
+    "final_layernorm": "norm",
+    "attn": "self_attn",
+    "attn_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "out_proj": "o_proj",
+    "fc_1": "gate_proj",
+    "fc_2": "up_proj",
+    "proj": "down_proj",
+}
+FUSED = "qkv_proj"
+
+
+def is_published(config: Mapping[str, Any]) -> bool:
+    """Is this config.json of the paper's custom class?"""
+    classes = config.get("auto_map")
+    named = classes.get("AutoConfig") if isinstance(classes, Mapping) else None
+    return config.get("model_type") == MODEL_TYPE or str(named).split(".")[-1] == "SLModelConfig"
+
+
+def eurobert(
+    config: Mapping[str, Any], weights: Mapping[str, Tensor]
+) -> tuple[EuroBertConfig, dict[str, Tensor]]:
+    """A published model as EuroBERT: its config, and its weights in fp32 under the names of EuroBertForMaskedLM.
+
+    The head may be absent, as in an export of the trunk alone; everything else must be there and fit.
+    """
+    native = _published_config(config)
+    if native.num_hidden_layers > len(weights):  # before a model of that size is built to look at
+        raise ModelError(
+            f"the config says {native.num_hidden_layers:,} layers and there are {len(weights):,} weights; "
+            "download the model again"
+        )
+    try:
+        with torch.device("meta"):
+            wanted = {
+                name: tuple(one.shape) for name, one in EuroBertForMaskedLM(native).state_dict().items()
+            }
+    except Exception as wrong:  # sizes that do not go together fail in many ways
+        raise _no_model(wrong) from None
+    placed = _placed(native, weights, wanted)
+    lacking = [name for name in wanted if name not in placed and name != HEAD]
+    if lacking:
+        raise ModelError(
+            f"{len(lacking)} of the model's weights are missing, {lacking[0]} among them; download the model again"
+        )
+    if native.tie_word_embeddings and HEAD in placed:
+        if not torch.equal(placed[HEAD], placed["model.embed_tokens.weight"]):
+            raise ModelError(
+                f"the config ties the head to the embedding and {HEAD} is another; set tie_word_embeddings to false"
+            )
+        placed[HEAD] = placed["model.embed_tokens.weight"]
+    return native, placed
+
+
+def _published_config(config: Mapping[str, Any]) -> EuroBertConfig:
+    """The same shape in EuroBERT's words."""
+    generic = PreTrainedConfig().to_dict() | GenerationConfig().to_dict()
+    for name, value in config.items():
+        known = name in SHAPE or name in ROTARY or name in BESIDE or name in generic or name.startswith("_")
+        if value and not known:  # what is switched off changes nothing
+            raise ModelError(
+                f"the config's field {name!r} is none of the published models', so what it does here is unknown; "
+                "remove it if it changes nothing"
+            )
+    try:
+        rotary = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+        rotary.setdefault("rope_theta", config.get("rope_theta") or ROPE_BASE)
+        rotary.setdefault("rope_type", rotary.pop("type", "default"))
+        shape = {name: config[name] for name in SHAPE if name in config}
+        return EuroBertConfig(**shape, rope_parameters=rotary, classifier_pooling="mean", use_cache=False)
+    except Exception as wrong:  # transformers checks kinds and values, and raises many kinds itself
+        raise _no_model(wrong) from None
+
+
+def _no_model(wrong: Exception) -> ModelError:
+    return ModelError(f"the config describes no model ({one_line(wrong)}); download its config.json again")
+
+
+def _placed(
+    native: EuroBertConfig, weights: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]]
+) -> dict[str, Tensor]:
+    """Every weight at its place in EuroBERT, in fp32."""
+    placed: dict[str, Tensor] = {}
+    for said, tensor in weights.items():
+        if tensor.dtype not in STORED:
+            raise ModelError(
+                f"weight {said!r} is stored as {str(tensor.dtype).removeprefix('torch.')}; "
+                "only bf16, fp16 and fp32 are read: give the model as it was published"
+            )
+        for name, part in _parts(native, said, tensor):
+            if name not in wanted:
+                raise ModelError(
+                    f"weight {said!r} has no place in EuroBERT; give a checkpoint of the paper, without other heads"
+                )
+            if name in placed:
+                raise ModelError(f"weight {said!r} is there twice, under two names; remove one of them")
+            if tuple(part.shape) != wanted[name]:
+                raise ModelError(
+                    f"weight {said!r} gives {name} the shape {list(part.shape)}, and the config asks for "
+                    f"{list(wanted[name])}; look at config.json"
+                )
+            placed[name] = part.float()
+    return placed
+
+
+def _parts(native: EuroBertConfig, said: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
+    """A weight with its name in EuroBERT; queries, keys and values that are one matrix there are three here."""
+    words = said.removeprefix("model.").split(".")
+    words = [TRAINED_AS.get(word, word) for word in words]
+    name = ".".join(words if words[0] == "lm_head" else ["model", *words])
+    if FUSED not in words:
+        return [(name, tensor)]
+    shape: Any = native  # transformers fills in what may be None in its annotations
+    heads, kv_heads, width = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
+    rows = [heads * width, kv_heads * width, kv_heads * width]
+    if tensor.ndim == 0 or tensor.shape[0] != sum(rows):
+        raise ModelError(
+            f"weight {said!r} has the shape {list(tensor.shape)}, and the config asks for {sum(rows)} rows: "
+            f"{rows[0]} of queries, {rows[1]} of keys and of values; look at config.json"
+        )
+    names = [name.replace(FUSED, one) for one in ("q_proj", "k_proj", "v_proj")]
+    return list(zip(names, tensor.split(rows), strict=True))
+
+
+# ---------------------------------------------------------------- hub
+# Models from the hub or a folder, as transformers' own classes with our attention. No remote code, no pickle.
+#
+# No architecture is named here: which class loads a model is what its configuration says, and what it may do is found by
+# looking (`refuse_unsuited`) and by probes that run before any training.
+
 
 _EXPERTS = re.compile(r"(num|n)_\w*experts|moe_num_experts")
 _ATTENTION = re.compile(r"attention$")
@@ -291,10 +513,10 @@ def _published(hub: Hub) -> tuple[Any, dict[str, torch.Tensor]] | None:
         raw, _ = PretrainedConfig.get_config_dict(**hub.address)
     except (OSError, ValueError, AttributeError):
         return None  # whoever loads it says what is wrong
-    if not isinstance(raw, dict) or not published.is_published(raw):
+    if not isinstance(raw, dict) or not is_published(raw):
         return None
     try:
-        return published.eurobert(raw, load_file(_weights_file(hub)))
+        return eurobert(raw, load_file(_weights_file(hub)))
     except (OSError, SafetensorError, ModelError) as wrong:
         raise ModelError(f"{hub.source} cannot be loaded: {one_line(wrong)}; give a complete copy") from None
 
@@ -314,3 +536,81 @@ def _filled(family: Any, config: Any, weights: dict[str, torch.Tensor]) -> Any:
             f"{(missing or unexpected)[0]} has no place or no weight; this is not one of the paper's models"
         )
     return model
+
+
+# ---------------------------------------------------------------- hub tokenizer
+# The tokenizer beside a model of the hub or of a folder: loaded, or converted and checked. No code of others is run.
+
+
+# What a conversion may need: the names of packages on PyPI, and what they are imported as.
+CONVERTING = {"sentencepiece": "sentencepiece", "protobuf": "google.protobuf", "tiktoken": "tiktoken"}
+PIECES = 500  # of a vocabulary, by which a conversion is checked
+
+
+def load_tokenizer(hub: Hub) -> Any:
+    """The tokenizer beside a model, as transformers loads or converts it."""
+    address: Any = hub.address
+    try:
+        with quietly():
+            made: Any = AutoTokenizer.from_pretrained(**address, trust_remote_code=False)
+            known = made.backend_tokenizer.get_vocab(with_added_tokens=False)
+            if known.keys() <= set(made.all_special_tokens):
+                raise ValueError("its vocabulary is empty")  # what transformers makes of a folder without one
+            file = str(getattr(made, "vocab_file", None) or "")
+            if hub.gguf or not file.endswith(".model") or has_tokenizer_json(hub) or _reads_as(file, made):
+                return made
+            # Without a tokenizer_config.json transformers leaves out the space before the first word.
+            made = LlamaTokenizer.from_pretrained(**address)
+        if _reads_as(file, made):
+            return made
+        why = f"transformers cuts text into other pieces than {Path(file).name}"
+    except Exception as wrong:  # absent, damaged, without a fast form: many kinds
+        if "trust_remote_code" in str(wrong):
+            raise needs_code(hub.source) from None
+        needed = [name for name, package in CONVERTING.items() if find_spec(package) is None]
+        if needed and not has_tokenizer_json(hub):
+            raise ModelError(
+                f"{hub.source}: converting its tokenizer needs {' and '.join(needed)}; type: pip install {' '.join(needed)}"
+            ) from None
+        why = one_line(wrong)
+    raise ModelError(
+        f"{hub.source} has no tokenizer that can be loaded ({why}); put its tokenizer.json beside it"
+    )
+
+
+def has_tokenizer_json(hub: Hub) -> bool:
+    """Need it not be converted? Where the hub does not answer, whoever loads it says so."""
+    if hub.local:
+        return (Path(hub.source).expanduser() / "tokenizer.json").is_file()
+    try:
+        hf_hub_download(hub.source, "tokenizer.json", revision=hub.revision)
+    except Exception as wrong:  # offline, refused, absent: many kinds
+        return not isinstance(wrong, EntryNotFoundError) or isinstance(wrong, LocalEntryNotFoundError)
+    return True
+
+
+def refuse_larger(vocab: int, spare: Set[int | None], rows: int, source: str) -> None:
+    """Refuse a tokenizer of `vocab` ids for a model whose embedding has `rows`; `spare` ids stand in no text."""
+    needed = next((number + 1 for number in reversed(range(vocab)) if number not in spare), 0)
+    if needed > rows:
+        raise ModelError(
+            f"{source} has {rows:,} embeddings and its tokenizer {needed:,} tokens; give the tokenizer that belongs to the "
+            f"model, or make room first, in Python: model.resize_token_embeddings({needed}), model.save_pretrained(FOLDER)"
+        )
+
+
+def _reads_as(file: str, made: Any) -> bool:
+    """Does a converted tokenizer cut text into the same pieces as the SentencePiece model it was made from?"""
+    from sentencepiece import SentencePieceProcessor
+
+    own: Any = SentencePieceProcessor(model_file=file)
+    special = (own.is_control, own.is_unknown, own.is_byte, own.is_unused)
+    plain = [number for number in range(own.get_piece_size()) if not any(is_(number) for is_ in special)]
+    # Signs that a model's own rules change are left out: few conversions know those.
+    pieces = [one for number in plain if unicodedata.is_normalized("NFKC", one := own.id_to_piece(number))]
+    unknown = (
+        " ☃" if any(map(own.is_byte, range(own.get_piece_size()))) else ""
+    )  # which is then cut into bytes
+    text = own.decode(pieces[:PIECES]) + unknown
+    theirs = made.backend_tokenizer.encode(text, add_special_tokens=False)
+    return theirs.tokens == own.encode(text, out_type=str)

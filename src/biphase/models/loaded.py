@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from biphase.attention import AttentionPattern
 from biphase.errors import ModelError, SpecError
-from biphase.models.attention import Sight
 from biphase.models.backbone import LanguageModel, from_hub, probe
-from biphase.models.hub_tokenizer import load_tokenizer
+from biphase.models.hub import load_tokenizer
 from biphase.specs import Hub
 
 
@@ -63,12 +63,12 @@ class LoadedModel:
             for tokens, shares in zip(likely.indices.tolist(), likely.values.tolist(), strict=True)
         ]
 
-    def _inputs(self, text: str) -> tuple[Tensor, Tensor, Sight]:
+    def _inputs(self, text: str) -> tuple[Tensor, Tensor, AttentionPattern]:
         ids = torch.tensor([self.tokenizer(text)["input_ids"]])
         longest = self.model.reader[0].context
         if ids.shape[1] > longest:
             raise SpecError(f"the text has {ids.shape[1]:,} tokens and the model reads {longest:,}; cut it")
-        return ids, torch.arange(ids.shape[1])[None], Sight(causal=False)
+        return ids, torch.arange(ids.shape[1])[None], AttentionPattern(causal=False)
 
 
 def load(folder: str | Path) -> LoadedModel:

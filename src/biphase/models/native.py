@@ -27,11 +27,10 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
 )
 
-from biphase.models.attention import NAME, Sight
+from biphase.attention import NAME, AttentionPattern
 from biphase.models.backbone import LanguageModel
 from biphase.models.encoder import Encoder
-from biphase.models.silence import quietly
-from biphase.models.windows import narrowest
+from biphase.models.hub import narrowest, quietly
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 SETTINGS = ("max_position_embeddings", "rms_norm_eps", "rope_parameters")
@@ -237,7 +236,7 @@ def _computes_the_same(encoder: Encoder, native: Any, rewrite: Callable[[Weights
     count = min(PROBED, longest)
     near = torch.arange(count // 2)
     positions = torch.cat([near, torch.linspace(len(near), longest - 1, count - len(near)).long()])[None]
-    ids, sight = torch.arange(count)[None], Sight(causal=False)
+    ids, sight = torch.arange(count)[None], AttentionPattern(causal=False)
     native.config._attn_implementation = NAME
     theirs = Encoder(native, context=longest)
     drawn = _drawn(trunk, count)

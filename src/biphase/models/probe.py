@@ -13,18 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from biphase.attention import NAME, AttentionPattern, segment_mask
 from biphase.errors import ModelError, one_line
-from biphase.models.attention import NAME, Sight, segment_mask
 
 LENGTH = 16
 HALF = LENGTH // 2
 CLOSE = 1e-3  # of the largest number; what is left out of a computation moves it far more
 
-Read = Callable[[Tensor, Tensor, Sight], Tensor]  # (1, T) ids and positions → (1, T, d)
+Read = Callable[[Tensor, Tensor, AttentionPattern], Tensor]  # (1, T) ids and positions → (1, T, d)
 
 
 @torch.no_grad()
-def probe_sight(read: Read, *, vocab: int, name: str, device: torch.device, causal: bool) -> int:
+def probe_attention(read: Read, *, vocab: int, name: str, device: torch.device, causal: bool) -> int:
     """Refuse what cannot read both ways and packed, and, with `causal`, one way. Gives the width of what is read.
 
     The tokens that change stand right at the boundary, on either side: what mixes tokens outside attention
@@ -33,21 +33,21 @@ def probe_sight(read: Read, *, vocab: int, name: str, device: torch.device, caus
     ids = _ids(vocab, device)
     positions = torch.arange(LENGTH, device=device)[None]
     restarted = positions % HALF
-    apart = Sight(False, mask=segment_mask((positions >= HALF).long(), causal=False))
+    apart = AttentionPattern(False, mask=segment_mask((positions >= HALF).long(), causal=False))
 
-    def moved(sight: Sight, at: int, places: Tensor = positions) -> Tensor:
+    def moved(sight: AttentionPattern, at: int, places: Tensor = positions) -> Tensor:
         """Which positions feel a change of the token there."""
         changed = ids.clone()
         changed[0, at] = (changed[0, at] + 1) % vocab
         before, after = (read(one, places, sight)[0] for one in (ids, changed))
         return (before != after).any(-1)
 
-    plain = read(ids, positions, Sight(causal=False))
+    plain = read(ids, positions, AttentionPattern(causal=False))
     if not plain.isfinite().all():
         raise ModelError(f"{name} gives numbers that are not finite; look at its weights")
-    if causal and moved(Sight(causal=True), HALF)[:HALF].any():
+    if causal and moved(AttentionPattern(causal=True), HALF)[:HALF].any():
         raise ModelError(f"{name} sees the future in causal mode; it cannot be trained with CLM here")
-    if not moved(Sight(causal=False), HALF)[:HALF].any():
+    if not moved(AttentionPattern(causal=False), HALF)[:HALF].any():
         raise ModelError(
             f"{name} stays blind to later tokens whatever it is told; it cannot become an encoder here"
         )
@@ -57,7 +57,7 @@ def probe_sight(read: Read, *, vocab: int, name: str, device: torch.device, caus
             "it would leak"
         )
     together = read(ids, restarted, apart)[:, HALF:]
-    alone = read(ids[:, HALF:], positions[:, :HALF], Sight(causal=False))
+    alone = read(ids[:, HALF:], positions[:, :HALF], AttentionPattern(causal=False))
     if not _close(together, alone):
         raise ModelError(
             f"{name} counts positions on from one text to the next in a packed row; it cannot be packed"
@@ -80,7 +80,7 @@ def probe_own(model: Any, read: Read, *, vocab: int, name: str, device: torch.de
         raise ModelError(f"{name} cannot read a plain text ({one_line(wrong)}); give another model") from None
     finally:
         model.set_attn_implementation(NAME)
-    if not any(_close(read(ids, positions, Sight(causal)), own) for causal in (True, False)):
+    if not any(_close(read(ids, positions, AttentionPattern(causal)), own) for causal in (True, False)):
         raise ModelError(
             f"{name} does in its attention, its positions or its head what is not known here: with our attention it "
             "gives other numbers than by itself; give another model"

@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from biphase.errors import SpecError
-from biphase.files import Store
 from biphase.report.content import Content, collect
 from biphase.report.figures import draw
-from biphase.report.latex import latex
-from biphase.report.markdown import markdown
 from biphase.report.page.render import page
+from biphase.report.text import latex, markdown
+from biphase.store import Store
 from biphase.study.plan import Plan
-from biphase.wording import counted, duration
+from biphase.text import counted, duration
 
 PAGE = "report.html"
 FIGURES, TABLES = "figures", "tables"

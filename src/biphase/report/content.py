@@ -1,22 +1,74 @@
-"""Everything a report says, worked out once; the page, the text and the tables only put it into words."""
+"""How to read a report: what its intervals cover, what its verdicts mean. Said the same way wherever it is said."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from biphase.files import Store
 from biphase.report import tables
-from biphase.report.claims import Finding, judge
-from biphase.report.draws import Draws
-from biphase.report.edges import edges
-from biphase.report.estimates import Estimates, estimate
-from biphase.report.evidence import Evidence, gather
+from biphase.report.estimates import Estimates, edges, estimate
+from biphase.report.evidence import Evidence, Resamples, gather
 from biphase.report.figures import Figure, figures
 from biphase.report.headline import Headline, headline
-from biphase.report.missing import Missing, missing
-from biphase.report.provenance import Provenance, provenance
-from biphase.report.runs import Run, runs
+from biphase.report.provenance import Missing, Provenance, RunSummary, missing, provenance, runs
+from biphase.report.verdicts import Finding, judge
+from biphase.specs.tasks import FAMILIES
+from biphase.store import Store
 from biphase.study.plan import Plan
+
+READING: tuple[tuple[str, str], ...] = (
+    (
+        "Scores.",
+        "A score is measured on test examples, at the learning rate that was best on validation examples, seed by seed. "
+        "So each seed is one draw of the whole procedure, the choice of the rate included. Everything is in percent; "
+        "differences are in points of percent.",
+    ),
+    (
+        "Families.",
+        f"{', '.join(f'{family}: {name}' for family, name in FAMILIES.items())}. A family is the plain mean of its "
+        "tasks, seed by seed.",
+    ),
+    (
+        "Intervals.",
+        "The interval beside a mean is a 95% t-interval over fine-tuning seeds: would the same model give this again? "
+        "Where a recipe was pretrained with several seeds it covers those too, and says so. With one pretraining seed it "
+        "does not say what pretraining again would give. The interval over examples resamples the test set: would other "
+        "examples give this again? An interval of a score ends at 0 and at 100: where it would reach beyond, its ends stand in "
+        "brackets instead of a ±.",
+    ),
+    (
+        "Comparisons.",
+        "Every comparison is a paired difference: the same fine-tuning seeds on both sides, so that what the seeds share "
+        "falls out. It can be clear although the intervals of the two means overlap.",
+    ),
+    (
+        "Verdicts.",
+        "Reproduced: every part has the claimed sign and the claim's p-value, corrected by Holm for all claims tested here, "
+        "is at most 0.05. Direction only: the sign is right and noise is not ruled out. Not reproduced: some part goes the "
+        "other way. Underpowered: the study could not have found an effect as large as the paper's (of 0.5 points, where the paper gives none). Points the other way: "
+        "underpowered by this rule, while the whole 95% interval of some part lies on the other side; the correction for the "
+        "number of claims leaves it open. Not tested: no run can "
+        "speak to it, or too few seeds are complete.",
+    ),
+    (
+        "Detectable.",
+        "The smallest true effect that a test with this noise and so many seeds finds in 80 of 100 tries, at the corrected "
+        "level; no effect can exceed the 100 points of the scale. An effect below it may be there and not be seen.",
+    ),
+    (
+        "Missing.",
+        "What is not computed, failed or cannot be read is missing. Nothing is filled in; a claim is judged on what is there.",
+    ),
+)
+OF_CLAIMS = ("Verdicts.", "Detectable.")
+
+
+def reading(*, claims: bool) -> list[tuple[str, str]]:
+    """What a reader needs: nothing about claims where a report has none."""
+    return [one for one in READING if claims or one[0] not in OF_CLAIMS]
+
+
+# ---------------------------------------------------------------- content
+# Everything a report says, worked out once; the page, the text and the tables only put it into words.
 
 
 @dataclass(frozen=True)
@@ -25,7 +77,7 @@ class Content:
     estimates: Estimates
     findings: tuple[Finding, ...]
     figures: tuple[Figure, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[RunSummary, ...]
     headline: Headline
     missing: Missing
     provenance: Provenance
@@ -45,7 +97,7 @@ class Content:
 def collect(plan: Plan, store: Store, *, live: bool = False) -> Content:
     """Read the ledger of a plan and work out what it says."""
     evidence = gather(plan, store)
-    draws = Draws(evidence)
+    draws = Resamples(evidence)
     estimates = estimate(evidence, draws)
     findings = tuple(judge(evidence, draws))
     found = runs(evidence)
@@ -66,6 +118,6 @@ def collect(plan: Plan, store: Store, *, live: bool = False) -> Content:
             tables.noise(evidence, estimates),
             tables.claims(findings),
             tables.runs(found),
-            tables.leaves(evidence),
+            tables.trial_table(evidence),
         ),
     )

@@ -7,17 +7,17 @@ a recipe was pretrained with several seeds, the first covers those too, and says
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from biphase.report.draws import Draws
-from biphase.report.evidence import Baseline, Evidence, Floats
+from biphase.report.evidence import Baseline, Evidence, Floats, Resamples, ScoreGrid
 from biphase.report.recipes import Model
 from biphase.report.statistics.components import Decomposition, decompose
-from biphase.report.statistics.intervals import Estimate, across, kept, of_scores
-from biphase.report.statistics.resampling import interval
-from biphase.wording import collapse, no_interval
+from biphase.report.statistics.intervals import Estimate, across, interval, kept, of_scores
+from biphase.text import collapse, listed, no_interval, rate
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Estimates:
     families: dict[tuple[str, str], Score]
 
 
-def estimate(evidence: Evidence, draws: Draws | None = None) -> Estimates:
+def estimate(evidence: Evidence, draws: Resamples | None = None) -> Estimates:
     """The scores of every model. `draws`: those that others also ask, so that they are made once."""
-    draws = draws or Draws(evidence)
+    draws = draws or Resamples(evidence)
     models = evidence.models.values()
     tasks = {
         (model.name, task): _score(evidence, draws, model, task, (task,))
@@ -83,7 +83,7 @@ def estimate(evidence: Evidence, draws: Draws | None = None) -> Estimates:
 
 def _score(
     evidence: Evidence,
-    draws: Draws,
+    draws: Resamples,
     model: Model,
     on: str,
     tasks: tuple[str, ...],
@@ -145,7 +145,7 @@ def _others(evidence: Evidence, model: Model, task: str) -> dict[str, float]:
 
 
 def _over_examples(
-    evidence: Evidence, draws: Draws, model: Model, tasks: tuple[str, ...], matrix: Floats
+    evidence: Evidence, draws: Resamples, model: Model, tasks: tuple[str, ...], matrix: Floats
 ) -> tuple[float, float] | str:
     """The mean over the seeds that count, on redrawn test sets; or why it cannot be had."""
     rows, columns = kept(matrix)
@@ -173,3 +173,35 @@ def _noise(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> Decompos
         return None
     complete = np.all([np.isfinite(one).all(axis=tuple(range(2, one.ndim))) for one in known], axis=0)
     return decompose(known) if kept(np.where(complete, 1.0, np.nan))[1].size else None
+
+
+# ---------------------------------------------------------------- edges
+# Was the grid of learning rates wide enough? Where its last rate wins, a better one may lie beyond it.
+
+
+def edges(evidence: Evidence) -> str:
+    """Tasks on which an end of the grid wins more often than all other rates together; empty where there are none."""
+    told = [words for task in evidence.tasks for words in _of(evidence, task)]
+    if not told:
+        return ""
+    return f"A better learning rate may lie beyond the grid: {listed(told)}."
+
+
+def _of(evidence: Evidence, task: str) -> Iterator[str]:
+    won: Counter[str] = Counter()
+    for (_, name), grid in evidence.grids.items():
+        if name == task and len(grid.lrs) > 2 and all(all(row) for row in grid.keys):  # the whole grid
+            won.update(_end(grid, seed, at) for seed, at in grid.chosen.items())
+    for end, times in won.items():
+        if end and 2 * times > won.total():
+            yield f"on {task} the {end}, won {times:,} of {won.total():,} times"
+
+
+def _end(grid: ScoreGrid, seed: int, at: int) -> str:
+    """Which end of the grid won for a seed; none where another rate did as well: ties go to the lowest."""
+    scores = grid.validation[grid.metric][:, grid.seeds.index(seed)]
+    alone = (scores == scores[at]).sum() == 1
+    for which, end in (("lowest", min(grid.lrs)), ("highest", max(grid.lrs))):
+        if alone and grid.lrs[at] == end:
+            return f"{which}, {rate(end)}"
+    return ""

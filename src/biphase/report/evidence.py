@@ -17,13 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from biphase.errors import StoreError, one_line
-from biphase.files import Store, read_verified
-from biphase.report.pretraining import Piece, pieces
+from biphase.report.pretraining import JobCost, job_costs
 from biphase.report.recipes import Model, models
+from biphase.report.statistics.intervals import DRAWS, resample
 from biphase.specs import Family, Task
 from biphase.specs.tasks import FAMILIES
+from biphase.store import Store, read_verified
 from biphase.study import ledger
-from biphase.study.leaves import VALUES, read_leaf, trainings
+from biphase.study.ledger import VALUES, finetunings, read_trial
 from biphase.study.plan import Plan
 from biphase.study.select import choose
 
@@ -40,7 +41,7 @@ class Baseline:
 
 
 @dataclass(frozen=True)
-class Grid:
+class ScoreGrid:
     """One result on one task. Arrays are (learning rates, seeds) of the study; NaN: that leaf is missing, or not planned."""
 
     result: str
@@ -111,16 +112,16 @@ class Evidence:
     store: Store
     models: dict[str, Model]
     tasks: dict[str, Task]
-    grids: dict[tuple[str, str], Grid]  # result, task
+    grids: dict[tuple[str, str], ScoreGrid]  # result, task
     unreadable: dict[
         str, str
     ]  # key of a leaf that is there and cannot be trusted → why; grows as files are read
     bare: frozenset[str] = frozenset()  # keys of leaves that came here without their values by example
 
     @cached_property
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[JobCost]:
         """The work between states, in the order in which it is computed."""
-        return pieces(self.plan, self.store)
+        return job_costs(self.plan, self.store)
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -215,7 +216,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class TrialScores:
     """What a report needs of a leaf. The rest of its file, its loss curve above all, is not kept."""
 
     metric: str
@@ -227,7 +228,9 @@ class Leaf:
     constant: str  # what is predicted for every test example; empty: not one thing, or not known
 
 
-Cells = dict[tuple[float, int], tuple[str, Leaf | None]]  # rate and seed → the key of the leaf, and the leaf
+Cells = dict[
+    tuple[float, int], tuple[str, TrialScores | None]
+]  # rate and seed → the key of the leaf, and the leaf
 
 
 def gather(plan: Plan, store: Store) -> Evidence:
@@ -240,7 +243,7 @@ def gather(plan: Plan, store: Store) -> Evidence:
     cells: dict[tuple[str, str], Cells] = {(result, task): {} for result in names.values() for task in tasks}
     failed = ledger.failures(plan, store)
     whys: dict[str, str] = {}
-    for training in trainings(plan):
+    for training in finetunings(plan):
         for leaf in training.leaves:
             about = _read(store, leaf.key, leaf.metric, unreadable)
             cells[names[training.model], leaf.task.name][training.lr, training.seed] = leaf.key, about
@@ -262,18 +265,18 @@ def _inside(store: Store, text: str) -> str:
     return text.replace(f"{store.root}/", "")
 
 
-def _read(store: Store, key: str, metric: str, unreadable: dict[str, str]) -> Leaf | None:
+def _read(store: Store, key: str, metric: str, unreadable: dict[str, str]) -> TrialScores | None:
     """A leaf that is whole, or None; one that cannot be trusted counts as missing, and is named."""
     if not store.knows(store.leaves / key):
         if fault := store.fault(store.leaves / key):
             unreadable[key] = _inside(store, fault)
         return None
     try:
-        about = read_leaf(store, key, metric)
+        about = read_trial(store, key, metric)
     except StoreError as wrong:
         unreadable[key] = _inside(store, str(wrong))
         return None
-    return Leaf(
+    return TrialScores(
         metric=about["metric"],
         scores={
             part: {name: float(score) for name, score in about["scores"][part].items()} for part in PARTS
@@ -291,7 +294,7 @@ def _read(store: Store, key: str, metric: str, unreadable: dict[str, str]) -> Le
 
 def _grid(
     result: str, task: Task, cells: Cells, whys: dict[str, str], axes: tuple[list[float], list[int]]
-) -> Grid:
+) -> ScoreGrid:
     lrs, seeds = axes
     done = [leaf for _, leaf in cells.values() if leaf is not None]
     shape = len(lrs), len(seeds)
@@ -307,7 +310,7 @@ def _grid(
                 if name not in scores:
                     scores[name] = np.full(shape, np.nan)
                 scores[name][at] = value
-    return Grid(
+    return ScoreGrid(
         result=result,
         task=task,
         metric=done[0].metric if done else "",
@@ -327,3 +330,61 @@ def _grid(
             if leaf is not None and leaf.constant
         ),
     )
+
+
+# ---------------------------------------------------------------- draws
+# The scores of every model on resampled test examples: computed once for a task, asked for by whoever needs them.
+#
+# Values by example are read task by task and let go; only their resampled scores stay. All models of a task are scored
+# on the same resamples, so the draws of two models may be subtracted.
+
+
+Tables = dict[str, Floats]  # model → (draws, pretraining seeds, fine-tuning seeds)
+
+
+class Resamples:
+    """The resampled scores of a ledger."""
+
+    def __init__(self, evidence: Evidence, draws: int = DRAWS) -> None:
+        self._evidence = evidence
+        self._draws = draws
+        self._known: dict[tuple[str, str], Tables] = {}
+
+    def of(self, model: Model, task: str, metric: str = "") -> Floats | None:
+        """(draws, pretraining seeds, fine-tuning seeds), each seed at its chosen rate. NaN: that seed is missing.
+
+        None: no seed of the model has values by example.
+        """
+        if (task, metric) not in self._known:
+            self._known[task, metric] = self._task(task, metric)
+        return self._known[task, metric].get(model.name)
+
+    def _task(self, task: str, metric: str) -> Tables:
+        values = {
+            model.name: found
+            for model in self._evidence.models.values()
+            if (found := self._evidence.values(model, task, metric)) is not None
+        }
+        tables: Tables = {}
+        # As many examples and counts in each row; rows that differ in these cannot share resamples.
+        for shape in sorted({one.shape[2:] for one in values.values()}):
+            alike = {name: one for name, one in values.items() if one.shape[2:] == shape}
+            rows = np.concatenate([one.reshape(-1, *shape) for one in alike.values()])
+            drawn = resample(rows, seed=task, draws=self._draws)
+            tables |= dict(zip(alike, _split(drawn, alike.values()), strict=True))
+        return tables
+
+
+def _split(drawn: Floats, values: Iterable[NDArray[np.float32]]) -> Iterable[Floats]:
+    first = 0
+    for one in values:
+        seeds = one.shape[:2]
+        until = first + seeds[0] * seeds[1]
+        yield drawn[:, first:until].reshape(-1, *seeds)
+        first = until
+
+
+def shared_resamples(evidence: Evidence) -> Resamples:
+    """The draws of this evidence: the same object for all who ask, so that nothing is resampled twice."""
+    # Kept beside its fields, as a cached property would be, and so let go with it.
+    return vars(evidence).setdefault("draws", Resamples(evidence))

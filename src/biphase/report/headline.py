@@ -14,14 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from biphase import wording
-from biphase.report.claims import READS, Finding
+from biphase import text
 from biphase.report.evidence import Evidence, Floats
-from biphase.report.numerals import fixed, interval, listed, percent
 from biphase.report.recipes import Model
 from biphase.report.statistics.intervals import Estimate, across, kept, of_scores
+from biphase.report.verdicts import READS, Finding
 from biphase.specs.tasks import family_name
-from biphase.wording import collapse, counted, short
+from biphase.text import collapse, counted, fixed, interval, listed, percent, short
 
 KINDS = {
     "clm": "causal only",
@@ -215,7 +214,7 @@ def difference(evidence: Evidence, one: Model, other: Model, families: Iterable[
 
 def no_interval(of: Estimate) -> str:
     """Why there is none."""
-    return wording.no_interval(of.n)
+    return text.no_interval(of.n)
 
 
 def _spread(score: Estimate) -> str:

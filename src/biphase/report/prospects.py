@@ -14,17 +14,22 @@ from typing import Any
 
 import numpy as np
 
-from biphase.report.claims.contrasts import AnyOf, Source, Statement, Test
-from biphase.report.claims.judging import needs, statements
-from biphase.report.claims.lines import Bench, bench, rows_in_common
-from biphase.report.claims.quantities import Noise
-from biphase.report.claims.verdicts import ALPHA, WORTH_FINDING, sought
+from biphase.report.contrasts import (
+    AnyOf,
+    ComparableModels,
+    Noise,
+    Source,
+    Statement,
+    Test,
+    comparable_models,
+    rows_in_common,
+)
 from biphase.report.evidence import Evidence
-from biphase.report.numerals import effect
+from biphase.report.verdicts import ALPHA, WORTH_FINDING, needs, sought, statements
 from biphase.specs import Family, Hub
 from biphase.study.costs import shape_of
 from biphase.study.plan import Plan
-from biphase.wording import counted
+from biphase.text import counted, effect
 
 # Standard deviation of one score over fine-tuning seeds, in points. SC: the paper's Figure 1 has half widths of 0.11 to
 # 0.18 over five seeds for means of three tasks, so 0.12 for such a mean and √3 times as much for a task. The others are
@@ -73,7 +78,7 @@ class Prospect:
 
 def prospects(plan: Plan, evidence: Evidence | None = None) -> list[Prospect]:
     """Of every claim, in the order of the report. `evidence`: what the ledger already holds of this plan."""
-    over = bench(plan, evidence.models if evidence else None)
+    over = comparable_models(plan, evidence.models if evidence else None)
     found = [(one, one.tests(over)) for one in statements(over)]
     tested = [any(max(_seeds(test, over)) > 1 for test in tests) for _, tests in found]
     level = ALPHA / max(1, sum(tested))
@@ -86,7 +91,7 @@ def prospects(plan: Plan, evidence: Evidence | None = None) -> list[Prospect]:
 
 
 def _prospect(
-    over: Bench,
+    over: ComparableModels,
     statement: Statement,
     tests: list[Test],
     level: float,
@@ -123,12 +128,12 @@ def _small(plan: Plan) -> bool:
     return all(shape is not None and shape.blocks < SMALL for shape in shapes)
 
 
-def _seeds(test: Test, over: Bench) -> tuple[int, int]:
+def _seeds(test: Test, over: ComparableModels) -> tuple[int, int]:
     """Pretraining seeds that all its models have, and fine-tuning seeds."""
     return min(len(one) for one in rows_in_common(list(test.models)).values()), over.seeds(test.models)
 
 
-def _expected(test: Test, over: Bench, level: float, noise: Noise) -> Expected:
+def _expected(test: Test, over: ComparableModels, level: float, noise: Noise) -> Expected:
     seeds = _seeds(test, over)
     if isinstance(test, AnyOf):
         options = [_expected(one, over, level / len(test.options), noise) for one in test.options]

@@ -14,18 +14,20 @@ from typing import Any
 import numpy as np
 
 from biphase.errors import StoreError
-from biphase.files import Store
-from biphase.metadata import read_state
+from biphase.metadata import read_checkpoint_file, read_lines
 from biphase.presets import corpus_of
-from biphase.records import encode, key
-from biphase.report.evidence import Evidence
-from biphase.report.numerals import listed, rate
+from biphase.records import content_key, encode
+from biphase.report.evidence import Evidence, ScoreGrid
+from biphase.report.pretraining import JobCost, about_state, cost
+from biphase.report.recipes import Recipe, recipe_of
 from biphase.specs import Finetune, Pretrain
-from biphase.study.corpora import card_of
+from biphase.store import Store
+from biphase.study import ledger
 from biphase.study.datasets import kept
+from biphase.study.names import card_of
 from biphase.study.plan import Plan
+from biphase.text import counted, duration, listed, rate, short
 from biphase.version import code_version
-from biphase.wording import counted, duration, short
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineUsed:
     """A device and the software on it, with what it computed."""
 
     device: str
@@ -55,7 +57,7 @@ class Provenance:
     version: str
     study: str  # the hash of everything the study says
     data: tuple[Data, ...]
-    machines: tuple[Machine, ...]
+    machines: tuple[MachineUsed, ...]
     protocol: tuple[tuple[str, str], ...]
     spent: tuple[tuple[str, str], ...]
     joules: float | None
@@ -79,7 +81,7 @@ def provenance(evidence: Evidence) -> Provenance:
     joules = [piece.joules for piece in evidence.pieces if piece.joules is not None]
     return Provenance(
         version=code_version(),
-        study=key(encode(plan.study)),
+        study=content_key(encode(plan.study)),
         data=(*_corpora(plan, store), *_datasets(evidence)),
         machines=_machines(evidence),
         protocol=_protocol(finetune, evidence) if finetune else (),
@@ -127,13 +129,13 @@ def _datasets(evidence: Evidence) -> Iterable[Data]:
 # ---------------------------------------------------------------- machines, time, energy
 
 
-def _machines(evidence: Evidence) -> tuple[Machine, ...]:
+def _machines(evidence: Evidence) -> tuple[MachineUsed, ...]:
     """By device and software; most used first, then by name."""
     plan, store = evidence.plan, evidence.store
     trained = Counter(_words(one) for one in _progress(plan, store).values())
     tuned = Counter(_words({"machine": one}) for grid in evidence.grids.values() for one in grid.machines)
     every = sorted({*trained, *tuned}, key=lambda one: (-trained[one] - tuned[one], one))
-    return tuple(Machine(*one, trained[one], tuned[one]) for one in every)
+    return tuple(MachineUsed(*one, trained[one], tuned[one]) for one in every)
 
 
 def _words(progress: dict[str, Any]) -> tuple[str, str]:
@@ -157,7 +159,7 @@ def _progress(plan: Plan, store: Store) -> dict[str, dict[str, Any]]:
         folder = store.told(store.states / at)
         if store.has(folder):
             with contextlib.suppress(StoreError):
-                found[at] = read_state(folder)["progress"]
+                found[at] = read_checkpoint_file(folder)["progress"]
     return found
 
 
@@ -204,3 +206,197 @@ def _protocol(spec: Finetune, evidence: Evidence) -> tuple[tuple[str, str], ...]
         ("Warm-up", f"{spec.warmup * 100:g}% of the steps, then down in a line to 0"),
         ("Longest input", f"{spec.length:,} tokens" if spec.length else "99% of the model's context"),
     )
+
+
+# ---------------------------------------------------------------- missing
+# What a report cannot speak of: leaves and pieces that are not there, that failed, or that cannot be trusted, and why.
+
+
+@dataclass(frozen=True)
+class MissingTrials:
+    """A result and a task of which some leaves are missing."""
+
+    result: str
+    task: str
+    missing: int
+    of: int
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """One leaf or state that failed or cannot be read."""
+
+    title: str  # result · task · rate · seed, or the results or the run that a state is for
+    key: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Missing:
+    done: int
+    of: int
+    gaps: tuple[MissingTrials, ...]
+    failed: tuple[Unusable, ...]
+    unreadable: tuple[Unusable, ...]
+    untrained: tuple[str, ...]  # results whose pretraining is not done
+    bare: int = 0  # scores that are there without their values by example
+
+    @property
+    def count(self) -> int:
+        return self.of - self.done
+
+    @property
+    def any(self) -> bool:
+        return bool(self.count or self.failed or self.unreadable or self.untrained or self.bare)
+
+    def words(self) -> str:
+        """One line for the top of a report; empty where nothing is missing."""
+        if not self.any:
+            return ""
+        parts = []
+        if self.count:
+            parts.append(
+                f"{self.done:,} of {counted(self.of, 'score')}; {self.count:,} missing. "
+                "What is said here rests on the seeds that are complete; nothing is filled in."
+            )
+        if self.untrained:
+            parts.append(f"{counted(len(self.untrained), 'result')} not pretrained yet.")
+        if self.failed:
+            parts.append(f"{counted(len(self.failed), 'job')} failed.")
+        if self.unreadable:
+            parts.append(
+                f"{counted(len(self.unreadable), 'file')} cannot be read and {'counts' if len(self.unreadable) == 1 else 'count'} as missing."
+            )
+        if self.bare:
+            parts.append(
+                f"{counted(self.bare, 'score')} came without {'its' if self.bare == 1 else 'their'} values by example, "
+                "so nothing is said of other test examples there."
+            )
+        return " ".join(parts)
+
+
+def missing(evidence: Evidence, found: list[RunSummary]) -> Missing:
+    """The gaps of a study, in the order of its results and tasks."""
+    done, of = evidence.count
+    places: dict[str, str] = {}
+    failed = _failed_pieces(evidence)
+    for grid in evidence.grids.values():
+        for key, title in _titles(grid).items():
+            places[key] = title
+            if key in grid.missing and key not in evidence.unreadable:
+                failed.append(Unusable(title, key, grid.missing[key]))
+    order = [run.name for run in found]
+    grids = sorted(evidence.grids.values(), key=lambda grid: order.index(grid.result))
+    return Missing(
+        done=done,
+        of=of,
+        gaps=tuple(
+            MissingTrials(one.result, one.task.name, one.of - one.done, one.of)
+            for one in grids
+            if one.done < one.of
+        ),
+        failed=tuple(failed),
+        unreadable=(
+            *(Unusable(run.name, run.key, run.wrong) for run in found if run.wrong),
+            *(Unusable(places.get(key, key), key, why) for key, why in evidence.unreadable.items()),
+        ),
+        untrained=tuple(run.name for run in found if run.standing != "done" and not run.wrong),
+        bare=len(evidence.bare),
+    )
+
+
+def _failed_pieces(evidence: Evidence) -> list[Unusable]:
+    """Pieces of pretraining that failed; what depends on them waits, so their reason is the one that counts."""
+    store = evidence.store
+    return [
+        Unusable(", ".join(entry.state.results) or entry.state.run.name, key, entry.error)
+        for key, entry in ledger.survey_jobs(evidence.plan, store).items()
+        if entry.standing == "failed" and not store.knows(store.states / key)
+    ]
+
+
+def _titles(grid: ScoreGrid) -> dict[str, str]:
+    return {
+        grid.keys[row][column]: f"{grid.result} · {grid.task.name} · lr {lr:g} · seed {seed}"
+        for row, lr in enumerate(grid.lrs)
+        for column, seed in enumerate(grid.seeds)
+        if grid.keys[row][column]
+    }
+
+
+# ---------------------------------------------------------------- runs
+# Every result of a study as a run that somebody may ask about: its recipe, its way, its cost, where it stands.
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One result. What is not known yet is None, or empty."""
+
+    name: str
+    model: str  # the name it is reported under
+    seed: int
+    recipe: Recipe
+    key: str
+    way: tuple[JobCost, ...]  # from the root
+    flops: float | None
+    seconds: float | None
+    joules: float | None
+    devices: int
+    device: str
+    epochs: float | None
+    heldout: dict[str, float]  # objective → the last loss that was measured
+    standing: str  # done, running, failed, ready, waiting
+    leaves: tuple[int, int]  # done, planned
+    wrong: str = ""  # why what its state says cannot be trusted
+
+
+def runs(evidence: Evidence) -> list[RunSummary]:
+    """The results of every model, in the order of the plan."""
+    plan = evidence.plan
+    by_key = {piece.key: piece for piece in evidence.pieces}
+    models = {result: model.name for model in evidence.models.values() for result in model.results}
+    return [_run(evidence, name, models[name], by_key) for name in plan.results if name in models]
+
+
+def _run(evidence: Evidence, name: str, model: str, by_key: dict[str, JobCost]) -> RunSummary:
+    plan, store = evidence.plan, evidence.store
+    at = plan.results[name]
+    recipe = recipe_of(plan, name)
+    grids = [evidence.grids[name, task] for task in evidence.tasks]
+    spent = cost(plan, store, name)
+    try:
+        about, heldout, wrong = about_state(plan, store, name), last_heldout(plan, store, name), ""
+    except StoreError as damage:  # told by its place in the store: where the store lies is nobody's business
+        about, heldout, wrong = {}, {}, str(damage).replace(f"{store.root}/", "")
+    progress = about.get("progress", {})
+    return RunSummary(
+        name=name,
+        model=model,
+        seed=recipe.seed,
+        recipe=recipe,
+        key=at,
+        way=tuple(by_key[state.key] for state in plan.path(at)),
+        flops=spent.flops,
+        seconds=spent.seconds,
+        joules=progress.get("joules"),
+        devices=int(progress.get("world", 1)),
+        device=spent.device,
+        epochs=about.get("epochs"),
+        heldout=heldout,
+        standing=by_key[at].standing if at in by_key else "done",
+        leaves=(sum(grid.done for grid in grids), sum(grid.of for grid in grids)),
+        wrong=wrong,
+    )
+
+
+def last_heldout(plan: Plan, store: Store, result: str) -> dict[str, float]:
+    """The held-out losses measured last on the way to a result.
+
+    Curves are long and few of their lines hold these, so the others are not parsed.
+    """
+    for state in reversed(plan.path(plan.results[result])):
+        folder = store.told(store.states / state.key)
+        if store.has(folder):
+            measured = [line for line in read_lines(folder, b'"heldout"') if "heldout" in line]
+            return measured[-1]["heldout"] if measured else {}
+    return {}

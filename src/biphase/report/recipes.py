@@ -10,12 +10,12 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from biphase.keys import acts, decay_start, label, origin_step
+from biphase.keys import decay_start, label, origin_step, phases
 from biphase.presets import corpus_of
-from biphase.records import encode, key
+from biphase.records import content_key, encode
 from biphase.specs import CLM, MLM, Hub, Objective, Pretrain
 from biphase.study.costs import shape_of
-from biphase.study.plan import Plan, State
+from biphase.study.plan import Plan, TrainingJob
 
 Kind = Literal["start", "clm", "mlm", "clm-mlm", "other"]
 Shares = dict[str, list[float]]  # warmup, decay → the shares it takes, where these are its rule and not steps
@@ -24,7 +24,7 @@ SHAPE = ("layers", "hidden", "heads", "kv_heads", "ffn")  # what makes a size a 
 
 
 @dataclass(frozen=True)
-class Span:
+class RecipePhase:
     """An objective over steps, counted from the root."""
 
     objective: Objective
@@ -46,7 +46,7 @@ class Recipe:
 
     size: str
     parameters: int | None  # embedding and head included; None: not known without a download
-    spans: tuple[Span, ...]  # from the root to here
+    spans: tuple[RecipePhase, ...]  # from the root to here
     tokens: int
     decayed: bool  # the end of a run: its learning rate has come down
     of: int  # steps from the root to the end of the run this is a step of
@@ -65,11 +65,13 @@ class Recipe:
         return self.steps == self.of
 
     @property
-    def own(self) -> tuple[Span, ...]:
+    def own(self) -> tuple[RecipePhase, ...]:
         """The spans since the base, or all."""
         before = self.base.steps if self.base else 0
         return tuple(
-            Span(one.objective, max(one.first, before), one.until) for one in self.spans if one.until > before
+            RecipePhase(one.objective, max(one.first, before), one.until)
+            for one in self.spans
+            if one.until > before
         )
 
     @property
@@ -121,7 +123,7 @@ def named(objective: str) -> str:
     return " ".join([word.upper(), *ratio]) + sign
 
 
-def kind_of(spans: tuple[Span, ...]) -> Kind:
+def kind_of(spans: tuple[RecipePhase, ...]) -> Kind:
     masked = [type(one.objective) is MLM for one in spans]
     causal = [isinstance(one.objective, CLM) for one in spans]
     if not spans:
@@ -161,7 +163,7 @@ def recipe_of(plan: Plan, result: str) -> Recipe:
     return _recipe(*_made_by(plan, result), shares=_shares(plan))
 
 
-def recipe_at(plan: Plan, state: State, *, to_end: bool) -> Recipe:
+def recipe_at(plan: Plan, state: TrainingJob, *, to_end: bool) -> Recipe:
     """The recipe that a state is on the way of: up to it, or to the end of its run."""
     return _recipe(state.run, state.run.steps if to_end else state.step, shares=_shares(plan))
 
@@ -188,8 +190,8 @@ def _recipe(run: Pretrain, step: int, *, shares: Shares) -> Recipe:
     before = origin_step(run)
     start = _recipe(run.start, run.start.steps, shares=shares) if isinstance(run.start, Pretrain) else None
     own = [
-        Span(act.objective, before + act.first, before + min(act.until, step))
-        for act in acts(run)
+        RecipePhase(act.objective, before + act.first, before + min(act.until, step))
+        for act in phases(run)
         if act.first < step
     ]
     shape = shape_of(run) if run.corpus or isinstance(run.start, Hub) else None
@@ -209,13 +211,13 @@ def _recipe(run: Pretrain, step: int, *, shares: Shares) -> Recipe:
     )
 
 
-def _merged(spans: tuple[Span, ...]) -> tuple[Span, ...]:
+def _merged(spans: tuple[RecipePhase, ...]) -> tuple[RecipePhase, ...]:
     """Equal neighbours as one, unless their masking ratio counts steps from where each began."""
-    made: list[Span] = []
+    made: list[RecipePhase] = []
     for one in spans:
         moves = isinstance(one.objective, MLM) and not isinstance(one.objective.ratio, float)
         if made and made[-1].objective == one.objective and not moves:
-            made[-1] = Span(one.objective, made[-1].first, one.until)
+            made[-1] = RecipePhase(one.objective, made[-1].first, one.until)
         else:
             made.append(one)
     return tuple(made)
@@ -223,7 +225,7 @@ def _merged(spans: tuple[Span, ...]) -> tuple[Span, ...]:
 
 def shape_key(start: object) -> str:
     """Equal for sizes with the same layers and widths."""
-    return key([getattr(start, name, "") for name in SHAPE])
+    return content_key([getattr(start, name, "") for name in SHAPE])
 
 
 def _root(run: Pretrain) -> Pretrain:
@@ -268,7 +270,7 @@ def _setting(run: Pretrain, *, shares: Shares) -> str:
     if isinstance(start, Pretrain):
         before = _setting(start, shares=shares)
         goes_on = not warmup and own == _ways(start, shares=shares)
-        return before if goes_on else key([before, own, warmup])
+        return before if goes_on else content_key([before, own, warmup])
     named = (*SHAPE, "kind", "name", "precision")
     # A published model is what it is; of a size there is more to say than how large it is.
     about = (
@@ -276,7 +278,7 @@ def _setting(run: Pretrain, *, shares: Shares) -> str:
         if isinstance(start, Hub)
         else {k: v for k, v in encode(start).items() if k not in named}
     )
-    return key([own, warmup, about])
+    return content_key([own, warmup, about])
 
 
 def _ways(run: Pretrain, *, shares: Shares) -> dict[str, object]:

@@ -13,15 +13,14 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from biphase.report.claims import Finding
 from biphase.report.estimates import Estimates, Score
-from biphase.report.evidence import Baseline, Evidence, Grid
-from biphase.report.numerals import SCALE, exponent, plain, rate
+from biphase.report.evidence import Baseline, Evidence, ScoreGrid
+from biphase.report.provenance import RunSummary
 from biphase.report.recipes import Model
-from biphase.report.runs import Run
 from biphase.report.statistics.components import Decomposition
 from biphase.report.statistics.intervals import Estimate, of_scores
-from biphase.wording import beside
+from biphase.report.verdicts import Finding
+from biphase.text import SCALE, beside, exponent, plain, rate
 
 DIGITS = 4
 # What a spreadsheet takes for a formula, and no number. The page's script has the same rule.
@@ -64,7 +63,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Line:
+class BoardRow:
     model: Model
     cells: tuple[Cell, ...]
 
@@ -75,7 +74,7 @@ class Board:
 
     name: str
     columns: tuple[str, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[BoardRow, ...]
     baselines: tuple[tuple[str, tuple[Baseline | None, ...]], ...] = ()  # by name, a cell for each column
 
 
@@ -103,7 +102,7 @@ def _board(
     for model in models:
         found = [scores[model.name, on] for on in columns]
         cells = [Cell(one, one.seeds.mean == best[one.on] and not one.constant) for one in found]
-        lines.append(Line(model, tuple(cells)))
+        lines.append(BoardRow(model, tuple(cells)))
     below = {
         on: next((one.baselines for one in scores.values() if one.on == on and one.baselines), {})
         for on in columns
@@ -234,17 +233,17 @@ LEAF = (
 )  # fmt: skip
 
 
-def leaves(evidence: Evidence) -> Table:
+def trial_table(evidence: Evidence) -> Table:
     """Every fine-tuning, done or not."""
     rows: list[tuple[str, ...]] = []
     for model in evidence.models.values():
         for result, pretraining_seed in zip(model.results, model.seeds, strict=True):
             for task in evidence.tasks:
-                rows += _leaves(model.name, pretraining_seed, evidence.grids[result, task])
+                rows += _trial_rows(model.name, pretraining_seed, evidence.grids[result, task])
     return Table("leaves", LEAF, tuple(rows))
 
 
-def _leaves(model: str, pretraining_seed: int, grid: Grid) -> Iterable[tuple[str, ...]]:
+def _trial_rows(model: str, pretraining_seed: int, grid: ScoreGrid) -> Iterable[tuple[str, ...]]:
     validation, test = grid.validation.get(grid.metric), grid.test.get(grid.metric)
     for row, lr in enumerate(grid.lrs):
         for column, seed in enumerate(grid.seeds):
@@ -265,7 +264,7 @@ RUN = (
 )  # fmt: skip
 
 
-def runs(found: Iterable[Run]) -> Table:
+def runs(found: Iterable[RunSummary]) -> Table:
     """Every result and what it took to make it."""
     rows = []
     for one in found:

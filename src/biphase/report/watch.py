@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from biphase.errors import BiphaseError, SpecError, one_line
-from biphase.files import Store
 from biphase.report.build import build
 from biphase.report.page.render import figures_data, main, page
-from biphase.study import leaves, ledger
+from biphase.store import Store
+from biphase.study import ledger
 from biphase.study.costs import flops_of
 from biphase.study.plan import Plan
-from biphase.wording import duration
+from biphase.text import duration
 
 HOST = "127.0.0.1"
 LOOK_SECONDS = 2.0  # between looks at the store
@@ -266,8 +266,8 @@ def _progress(plan: Plan, store: Store) -> dict[str, Any]:
 
 def progress(plan: Plan, store: Store) -> dict[str, Any]:
     """How far a study is, in the words that the page shows."""
-    entries = ledger.survey(plan, store)
-    tuned = leaves.survey(plan, store)
+    entries = ledger.survey_jobs(plan, store)
+    tuned = ledger.survey_trials(plan, store)
     trained = sum(entry.standing == "done" for entry in entries.values())
     left = ledger.seconds_left(entries, flops_of) if trained < len(entries) else None
     running = []

@@ -14,23 +14,31 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+from biphase.catalog import CATALOG
+from biphase.data.corpus import ASSETS
 from biphase.errors import BiphaseError, SpecError, nearest
-from biphase.keys import act_at
+from biphase.keys import phase_at
 from biphase.presets import DEVICES, corpus_of
-from biphase.specs import CLM, MNTP, Chunks, Cosine, Hub, Linear, Objective, Pretrain, Rows, Size
-from biphase.study.plan import Plan, State
+from biphase.specs import CLM, MNTP, Chunks, Cosine, Hub, Linear, Objective, Pretrain, Rows, Size, Task
+from biphase.store import read_json
+from biphase.study.plan import Plan, TrainingJob
+from biphase.tasks.files import local_files, on_hub
 
 BYTES_PER_PARAMETER = 12  # fp32 weights and two fp32 moments
 _LOOKUPS = ("emb", "wte", "wpe")  # matrices that are read by row, not multiplied
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """What of a model its costs depend on."""
 
     layers: int
@@ -86,7 +94,7 @@ def costs(plan: Plan, keys: Iterable[str] | None = None) -> Costs:
     """What the pieces that lead to `keys` cost; to all states of the plan if none are given."""
     states = [plan.states[key] for key in (plan.states if keys is None else keys)]
     notes: dict[str, None] = {}
-    shapes: dict[str, Shape | None] = {}
+    shapes: dict[str, ModelShape | None] = {}
     tokens, flops, disk = 0, 0.0, 0
     known = True
     for state in states:
@@ -104,29 +112,29 @@ def costs(plan: Plan, keys: Iterable[str] | None = None) -> Costs:
             ] = None
         if isinstance(state.run.packing, Rows) and state.run.packing.document_mask:
             notes["document masking depends on the text: FLOPs are an upper bound"] = None
-        flops += piece_flops(state, shape)
+        flops += job_flops(state, shape)
         disk += shape.parameters * BYTES_PER_PARAMETER
     return Costs(tokens, flops if known else None, disk if known else None, tuple(notes))
 
 
-def piece_flops(state: State, shape: Shape) -> float:
+def job_flops(state: TrainingJob, shape: ModelShape) -> float:
     """Model FLOPs of the piece that leads to a state."""
-    act = act_at(state.run, state.first)
+    act = phase_at(state.run, state.first)
     share = labelled_share(act.objective, state.run.packing, state.first - act.first, state.step - act.first)
     causal = isinstance(act.objective, CLM)
     return state.tokens * flops_per_token(shape, state.run.packing, causal=causal, labelled=share)
 
 
-def flops_of(state: State) -> float | None:
+def flops_of(state: TrainingJob) -> float | None:
     """The same where its model may not be known: None where only a download would tell."""
     try:
         shape = shape_of(state.run)
     except BiphaseError:
         return None
-    return piece_flops(state, shape) if shape else None
+    return job_flops(state, shape) if shape else None
 
 
-def flops_per_token(shape: Shape, packing: Chunks | Rows, *, causal: bool, labelled: float) -> float:
+def flops_per_token(shape: ModelShape, packing: Chunks | Rows, *, causal: bool, labelled: float) -> float:
     """FLOPs to train on one token: forward and backward."""
     attention = 4 * shape.layers * shape.width * attended_length(packing) * (0.5 if causal else 1)
     return 3 * (2 * shape.matrices + attention + 2 * shape.embedding * labelled)
@@ -174,7 +182,7 @@ def _ratio_at(ratio: Linear | Cosine, step: int) -> float:
 # ---------------------------------------------------------------- shapes
 
 
-def shape_of(run: Pretrain) -> Shape | None:
+def shape_of(run: Pretrain) -> ModelShape | None:
     """The shape of the model a run trains, or None where only a download would tell."""
     match run.start:
         case Pretrain():
@@ -185,9 +193,9 @@ def shape_of(run: Pretrain) -> Shape | None:
             return _shape_of_folder(Path(run.start.source).expanduser()) if run.start.local else None
 
 
-def shape_of_size(size: Size, vocab: int | None) -> Shape:
+def shape_of_size(size: Size, vocab: int | None) -> ModelShape:
     norms = (2 * size.layers + 1) * size.hidden
-    return Shape(
+    return ModelShape(
         layers=size.layers,
         width=size.hidden,
         hidden=size.hidden,
@@ -199,7 +207,7 @@ def shape_of_size(size: Size, vocab: int | None) -> Shape:
     )
 
 
-def _shape_of_folder(folder: Path) -> Shape | None:
+def _shape_of_folder(folder: Path) -> ModelShape | None:
     """A model folder's shape, from its configuration and the headers of its safetensors files."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -228,7 +236,7 @@ def _shape_of_folder(folder: Path) -> Shape | None:
     multiplied = [
         dims for name, dims in inner.items() if len(dims) > 1 and not any(w in name for w in _LOOKUPS)
     ]
-    return Shape(
+    return ModelShape(
         layers=layers,
         width=width,
         hidden=hidden,
@@ -253,3 +261,131 @@ def _tensors(path: Path) -> Mapping[str, list[int]]:
 
 def _source(run: Pretrain) -> str:
     return _source(run.start) if isinstance(run.start, Pretrain) else getattr(run.start, "source", "")
+
+
+# ---------------------------------------------------------------- lengths
+# How many tokens a task's texts are, without its tokenizer: from the characters, by one ratio.
+#
+# Of the catalog's tasks a table is shipped (`assets/task_sizes.json`, which says where each number is from); a task whose
+# files are on this machine is read. Of any other nothing is known, and nothing is guessed.
+
+
+TABLE = ASSETS / "task_sizes.json"
+LARGEST = 64_000_000  # bytes of a task's files that are read while planning, which should take a moment
+STRIDE = 128  # tokens that neighbouring windows of a long context share
+MOST_CHARACTERS = 4.5  # of a token of English, by a large vocabulary
+
+
+@dataclass(frozen=True)
+class TextLengths:
+    """Some texts: how many, and the mean number of characters of each tenth of them, shortest first."""
+
+    rows: int
+    characters: tuple[float, ...]
+
+    def tokens(self, vocab: int, limit: int) -> float:
+        """The mean number of tokens of a text that is cut at `limit`."""
+        return sum(min(one, limit) for one in self._each(vocab)) / len(self.characters)
+
+    def windows(self, vocab: int, limit: int) -> tuple[float, float]:
+        """Where a long text is read in windows: how many there are for each text, and their mean tokens."""
+        stride = min(STRIDE, limit // 4)
+        counts = [1 + max(0, math.ceil((one - limit) / (limit - stride))) for one in self._each(vocab)]
+        read = sum(one + (n - 1) * stride for one, n in zip(self._each(vocab), counts, strict=True))
+        return sum(counts) / len(counts), read / sum(counts)
+
+    def _each(self, vocab: int) -> list[float]:
+        ratio = characters_per_token(vocab)
+        return [one / ratio + 1 for one in self.characters]  # a text and its end
+
+    def limited(self, rows: int) -> TextLengths:
+        return replace(self, rows=min(self.rows, rows)) if rows else self
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The texts of a task: those an example is made of (two where it is a pair), and those that are scored."""
+
+    train: tuple[TextLengths, ...]
+    scored: tuple[TextLengths, ...]
+
+
+def characters_per_token(vocab: int) -> float:
+    """Of English, by BPE: measured from 2,048 words (2.85) to 50,000 (4.5), a straight line in the logarithm."""
+    return min(MOST_CHARACTERS, max(1.0, 2.85 + 0.38 * math.log2(vocab / 2_048)))
+
+
+def sizes_of(task: Task, documents: str) -> Sizes | None:
+    """The sizes of a task that is searched among `documents` ("judged", "all"), or None where they are not known."""
+    known = CATALOG.get(task.name)
+    if known and task.name in _table() and _means_the_same(task, known):
+        return _listed(task, _table()[task.name], documents)
+    if on_hub(task):
+        return None
+    return _read(task, documents)
+
+
+def _means_the_same(task: Task, known: Task) -> bool:
+    """The same data, asked alike; how long is trained, how many rows of it, and at which commit aside."""
+    splits = replace(task.splits, rows=known.splits.rows)
+    places = [re.sub("@[^/]*", "", one.source) for one in (task, known)]
+    return places[0] == places[1] and (task.form, splits) == (known.form, known.splits)
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return read_json(TABLE)["tasks"]
+
+
+def _listed(task: Task, entry: dict[str, Any], documents: str) -> Sizes:
+    def texts(of: dict[str, Any], characters: str = "characters") -> TextLengths:
+        return TextLengths(of["rows"], tuple(of[characters]))
+
+    caps = dict(zip(("train", "validation", "test"), task.splits.rows, strict=True))
+    scored = [texts(entry[part]).limited(caps[part]) for part in ("validation", "test")]
+    if "library" in entry:
+        scored.append(texts(entry["library"][documents]))
+    if task.trained_on:
+        return Sizes((), tuple(scored))
+    kinds = ["characters", "documents"] if "library" in entry else ["characters"]
+    train = tuple(texts(entry["train"], kind).limited(caps["train"]) for kind in kinds)
+    return Sizes(train, tuple(scored))
+
+
+def _read(task: Task, documents: Any) -> Sizes | None:
+    from biphase.tasks.load import load
+
+    try:
+        files = [path for paths in local_files(task).values() for path in paths]
+        if sum(path.stat().st_size for path in files) > LARGEST:
+            return None
+        examples: Any = load(task, documents=documents)
+    except (BiphaseError, OSError):  # to be said by the verb that needs it; here it is only not known
+        return None
+    if task.family == "IR":
+        sides = [[pair.query for pair in examples.train], [pair.document for pair in examples.train]]
+        searched = [examples.validation.queries, examples.test.queries, examples.validation.library.texts]
+    else:
+        sides = [[_text(row) for row in examples.train]]
+        searched = [[_text(row) for row in part] for part in (examples.validation, examples.test)]
+    train, scored = (tuple(_measured(texts) for texts in some if texts) for some in (sides, searched))
+    return Sizes(train, scored)
+
+
+def _text(row: Any) -> str:
+    if hasattr(row, "words"):
+        return " ".join(row.words)
+    return row.before + row.context if hasattr(row, "context") else row.text
+
+
+def _measured(texts: Iterable[str]) -> TextLengths:
+    lengths = [len(text) for text in texts]
+    return TextLengths(len(lengths), deciles(lengths))
+
+
+def deciles(lengths: Iterable[float]) -> tuple[float, ...]:
+    """The mean of each tenth, smallest first; of fewer than ten numbers, the numbers."""
+    each = sorted(lengths)
+    parts = min(10, len(each))
+    cuts = [len(each) * n // parts for n in range(parts + 1)]
+    return tuple(round(sum(each[a:b]) / (b - a)) for a, b in pairwise(cuts))

@@ -11,18 +11,23 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from biphase.errors import StoreError
-from biphase.files import Store, read_sealed, sealed, write_json
 from biphase.specs import Answer, Classify, Retrieve, Tag, Task
 from biphase.specs.tasks import FAMILIES, columns_of, filled
-from biphase.study.tasks import LABELS, VALIDATION
-from biphase.tasks.examples import Examples, Pair, Question, Search, Text, Words
-from biphase.tasks.hub import refuse_unpinned
+from biphase.store import Store, read_checked, with_checksum, write_json
+from biphase.study.names import LABELS, VALIDATION
+from biphase.tasks.files import column_names, files_of, on_hub, refuse_unpinned
 from biphase.tasks.labels import is_number
-from biphase.tasks.load import load
-from biphase.tasks.places import files_of, on_hub
-from biphase.tasks.retrieval import DOCUMENT_ID
-from biphase.tasks.tables import column_names
-from biphase.wording import counted
+from biphase.tasks.load import (
+    DOCUMENT_ID,
+    Examples,
+    LabelledText,
+    Pair,
+    Question,
+    Search,
+    TaggedSentence,
+    load,
+)
+from biphase.text import counted
 
 DATASETS = "datasets.json"
 SHOWN = 160  # characters of an example
@@ -54,13 +59,13 @@ def keep(made: Sequence[Description], study: str, store: Store) -> None:
     known = {name: asdict(one) for name, one in kept(study, store).items()}
     known |= {one.name: asdict(one) for one in made}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, sealed({"datasets": list(known.values())}))
+    write_json(path, with_checksum({"datasets": list(known.values())}))
 
 
 def kept(study: str, store: Store) -> dict[str, Description]:
     """The descriptions of a study's datasets, by name; none where they are not here or were changed."""
     with contextlib.suppress(StoreError, KeyError, TypeError, ValueError):
-        every = read_sealed(store.studies / study / DATASETS)["datasets"]
+        every = read_checked(store.studies / study / DATASETS)["datasets"]
         made = [
             Description(
                 str(one["name"]),
@@ -158,12 +163,12 @@ def _examples(task: Task, examples: Examples) -> Iterator[str]:
     """Two examples as a model reads them, before its tokenizer's own marks."""
     labels = getattr(task.form, "labels", ())
     rows = _rows_of(examples.train if len(examples.train) else examples.test)
-    other = (one for one in rows[1:] if isinstance(one, Text) and one.label != rows[0].label)
+    other = (one for one in rows[1:] if isinstance(one, LabelledText) and one.label != rows[0].label)
     for one in (*rows[:1], *(next(other, second) for second in rows[1:2])):
         match one:
-            case Text():
+            case LabelledText():
                 yield f"{_shown(one.text)} → {labels[one.label]}"
-            case Words():
+            case TaggedSentence():
                 tagged = zip(one.words, one.tags, strict=True)
                 yield _shown(" ".join(f"{word}/{labels[tag]}" for word, tag in tagged))
             case Question():
@@ -217,9 +222,9 @@ def _odd_texts(form: Classify, examples: Examples, columns: Sequence[str]) -> It
         yield f"column {others[0]!r} could be the label too; if it is, type --label {others[0]}"
     header = filled(form.text, {one: one for one in read})
     for part in ("train", "validation", "test"):
-        if any(isinstance(one, Text) and one.text == header for one in getattr(examples, part)):
+        if any(isinstance(one, LabelledText) and one.text == header for one in getattr(examples, part)):
             yield f"a row of the {part} part repeats the header, {_shown(header)}; remove it"
-    texts = [one.text for one in examples.train if isinstance(one, Text)]
+    texts = [one.text for one in examples.train if isinstance(one, LabelledText)]
     if texts and form.text == f"{{{read[0]}}}" and all(map(is_number, texts)):
         yield f"the texts are numbers, e.g. {_shown(texts[0])}; if the text is elsewhere, type --text COLUMN"
     if texts and len(form.labels) * 2 > len(texts):
@@ -236,9 +241,9 @@ def _inputs(part: Any) -> Sequence[Any]:
 def _input(one: Any) -> Any:
     """What a model is given of an example, without the answer; of a pair, the query."""
     match one:
-        case Text():
+        case LabelledText():
             return one.text
-        case Words():
+        case TaggedSentence():
             return one.words
         case Question():
             return one.before, one.context

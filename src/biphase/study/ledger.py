@@ -10,28 +10,30 @@ import contextlib
 import json
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from biphase.errors import StoreError, one_line
-from biphase.files import Store, read_file, read_json, write_json
-from biphase.holders import Holder
-from biphase.leases import Leases
-from biphase.metadata import read_lines, read_state
-from biphase.study.plan import Plan, State
-from biphase.wording import si
+from biphase.keys import finetuning_key, trial_key
+from biphase.leases import Holder, Leases
+from biphase.metadata import read_checkpoint_file, read_lines, read_trial_file
+from biphase.specs import Finetune, Task
+from biphase.specs.claims import CHOSEN
+from biphase.store import Store, read_file, read_json, write_json
+from biphase.study.plan import Plan, TrainingJob
+from biphase.text import si
 
 TAIL_BYTES = 8192  # of a live file: some dozens of steps
 Standing = Literal["done", "running", "failed", "ready", "waiting"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class JobStatus:
     """One state of a plan, as it stands."""
 
-    state: State
+    state: TrainingJob
     standing: Standing
     progress: dict[str, Any] | None = None  # of a done state: step, seconds, flops, …
     holder: Holder | None = None
@@ -49,7 +51,7 @@ def keys_with_weights(plan: Plan, store: Store) -> set[str]:
     return {key for key in plan.states if store.has(store.states / key)}
 
 
-def survey(plan: Plan, store: Store) -> dict[str, Entry]:
+def survey_jobs(plan: Plan, store: Store) -> dict[str, JobStatus]:
     """Every state of the plan, as it stands now."""
     done, whole = done_keys(plan, store), keys_with_weights(plan, store)
     holders = {key: one for key, one in Leases(store.leases).holders().items() if one.alive is not False}
@@ -60,22 +62,24 @@ def survey(plan: Plan, store: Store) -> dict[str, Entry]:
             entry = _done(state, store)
             entries[key] = entry if key in whole else replace(entry, weights=False, holder=holders.get(key))
         elif key in holders:
-            entries[key] = Entry(state, "running", holder=holders[key])
+            entries[key] = JobStatus(state, "running", holder=holders[key])
         elif error := store.fault(store.states / key) or failed.get(key, {}).get("error", ""):
-            entries[key] = Entry(state, "failed", error=error)
+            entries[key] = JobStatus(state, "failed", error=error)
         else:
-            entries[key] = Entry(
+            entries[key] = JobStatus(
                 state, "ready" if state.parent is None or state.parent in done else "waiting"
             )
     return entries
 
 
-def _done(state: State, store: Store) -> Entry:
+def _done(state: TrainingJob, store: Store) -> JobStatus:
     """A state that is there: done, unless it cannot say what it is."""
     try:
-        return Entry(state, "done", progress=read_state(store.told(store.states / state.key))["progress"])
+        return JobStatus(
+            state, "done", progress=read_checkpoint_file(store.told(store.states / state.key))["progress"]
+        )
     except StoreError as wrong:
-        return Entry(state, "failed", error=str(wrong))
+        return JobStatus(state, "failed", error=str(wrong))
 
 
 # ---------------------------------------------------------------- failures
@@ -135,7 +139,7 @@ def live_file(plan: Plan, store: Store, key: str) -> Path:
     return store.studies / plan.study.name / "live" / f"{key}.jsonl"
 
 
-def latest(plan: Plan, store: Store, state: State) -> str:
+def latest(plan: Plan, store: Store, state: TrainingJob) -> str:
     """How far a training job is, by the last lines of its live file: step, loss, tokens a second. Empty: not known."""
     try:
         content = read_file(live_file(plan, store, state.key), tail=TAIL_BYTES)
@@ -161,7 +165,9 @@ def measured(plan: Plan, store: Store, result: str) -> dict[int, dict[str, float
     return heldout(curve(plan, store, result, b'"heldout"'))
 
 
-def seconds_left(entries: dict[str, Entry], cost_of: Callable[[State], float | None]) -> float | None:
+def seconds_left(
+    entries: dict[str, JobStatus], cost_of: Callable[[TrainingJob], float | None]
+) -> float | None:
     """Time to go at the speed measured so far, on as many workers as compute now; None before any."""
     spent = work = 0.0
     for entry in entries.values():
@@ -173,3 +179,182 @@ def seconds_left(entries: dict[str, Entry], cost_of: Callable[[State], float | N
     left = sum(cost_of(entry.state) or 0.0 for entry in entries.values() if entry.standing != "done")
     workers = max(1, sum(entry.standing == "running" for entry in entries.values()))
     return left * spent / work / workers if work and spent > 0 else None
+
+
+# ---------------------------------------------------------------- leaves
+# The leaves of a plan: every result × task × learning rate × seed, and what the store knows of them. No torch.
+#
+# grid       a result and a task that is trained on: all its learning rates and seeds
+# training   one fine-tuning of a grid
+# leaf       the scores of a training on a task: the one it was trained on, or one that borrows its model
+
+
+VALUES = "values.safetensors"
+PREDICTIONS = "predictions.safetensors"  # of trials of this version on
+
+
+@dataclass(frozen=True)
+class Trial:
+    key: str
+    task: Task
+    metric: str  # that learning rates are chosen by
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """One fine-tuning, and the leaves that are scored with it."""
+
+    key: str
+    model: str  # key of a state or a root
+    task: Task
+    lr: float
+    seed: int
+    leaves: tuple[Trial, ...]
+
+    def title(self, plan: Plan) -> str:
+        """As a person says it: which result, on which task, how."""
+        names = [name for name, key in plan.results.items() if key == self.model]
+        how = "zero-shot" if self.task.zero_shot else f"lr {self.lr:g} · seed {self.seed}"
+        return f"{', '.join(names)} · {self.task.name} · {how}"
+
+
+def finetunings(plan: Plan, models: Collection[str] | None = None) -> Iterator[FineTuning]:
+    """The fine-tunings of a plan, grid after grid, in the order in which models become ready."""
+    for model in (*plan.roots, *plan.states):
+        if model not in plan.tuned or (models is not None and model not in models):
+            continue
+        for task, scored in lenders(plan.tuned[model]).items():
+            yield from _grid(plan, plan.tuned[model], model, task, scored)
+
+
+def lenders(spec: Finetune) -> dict[Task, tuple[Task, ...]]:
+    """The tasks that are trained on → those that are scored with their models."""
+    scored = {task: tuple(one for one in spec.tasks if spec.lender(one) is task) for task in spec.tasks}
+    return {task: some for task, some in scored.items() if some}
+
+
+def _grid(
+    plan: Plan, spec: Finetune, model: str, task: Task, scored: tuple[Task, ...]
+) -> Iterator[FineTuning]:
+    for lr in spec.lrs:
+        for seed in spec.seeds:
+            key = finetuning_key(model, plan.tasks[task.name], spec, lr=lr, seed=seed)
+            leaves = tuple(
+                Trial(
+                    trial_key(key, plan.tasks[one.name], spec.documents if one.family == "IR" else ""),
+                    one,
+                    CHOSEN[one.family][spec.protocol],
+                )
+                for one in scored
+            )
+            yield FineTuning(key, model, task, lr, seed, leaves)
+
+
+def finished(training: FineTuning, store: Store) -> bool:
+    return all(store.knows(store.leaves / leaf.key) for leaf in training.leaves)
+
+
+def unfinished(store: Store) -> dict[str, int]:
+    """Trainings that have checkpoints → the step of the last one."""
+    found: dict[str, int] = {}
+    for place in store.unfinished.glob("*-*"):
+        training, _, step = place.name.rpartition("-")
+        if store.has(place) and step.isdecimal():
+            found[training] = max(int(step), found.get(training, 0))
+    return found
+
+
+def kept(plan: Plan, store: Store) -> dict[str, tuple[FineTuning, int]]:
+    """The trainings of a plan that go on from a checkpoint, and from which step."""
+    saved = unfinished(store)
+    some = (one for one in finetunings(plan) if one.key in saved) if saved else ()
+    return {one.key: (one, saved[one.key]) for one in some if not finished(one, store)}
+
+
+def settled(plan: Plan, store: Store, tuned: Count | TrialSurvey) -> set[str]:
+    """The states that need not be computed: those done, but for those whose weights are elsewhere and needed here."""
+    done, whole = done_keys(plan, store), keys_with_weights(plan, store)
+    told = done - whole
+    if not told:
+        return done
+    left = finetunings(plan, told) if tuned.done < tuned.of else ()
+    unscored = {one.model for one in left if not finished(one, store)}
+    return done - set(plan.left(whole, told=told, unscored=unscored))
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many of something are done."""
+
+    done: int
+    of: int
+
+
+def count(plan: Plan, store: Store, models: Collection[str] | None = None) -> Count:
+    """Fine-tunings done and planned; of all models, or of these."""
+    every = list(finetunings(plan, models))
+    there = store.leaves.is_dir() or store.receipts.is_dir()
+    return Count(sum(there and finished(one, store) for one in every), len(every))
+
+
+@dataclass(frozen=True)
+class TrialSurvey:
+    """The fine-tunings of a plan, as they stand."""
+
+    done: int
+    of: int
+    running: dict[str, tuple[FineTuning, Holder]]
+    failed: dict[str, tuple[FineTuning, str]]
+    damaged: dict[str, str]  # those of the failed whose published scores cannot be read, and why
+    kept: dict[str, tuple[FineTuning, int]]  # stopped on their way, at this step; not running, and not failed
+    seconds_left: float | None  # at the speed measured so far, on as many workers as compute now
+
+
+def survey_trials(plan: Plan, store: Store) -> TrialSurvey:
+    every = list(finetunings(plan))
+    holders = {key: one for key, one in Leases(store.leases).holders().items() if one.alive is not False}
+    noted = failures(plan, store)
+    took: list[float] = []
+    left: list[FineTuning] = []
+    damaged: dict[str, str] = {}
+    for one in every:
+        if finished(one, store):
+            try:
+                took.append(
+                    sum(
+                        sum(read_trial(store, leaf.key, leaf.metric)["seconds"].values())
+                        for leaf in one.leaves
+                    )
+                )
+            except StoreError as wrong:
+                damaged[one.key] = str(wrong)
+            continue
+        left.append(one)
+        if fault := next(filter(None, (store.fault(store.leaves / leaf.key) for leaf in one.leaves)), ""):
+            damaged[one.key] = fault
+    running = {one.key: (one, holders[one.key]) for one in left if one.key in holders}
+    errors = {one.key: noted[one.key]["error"] for one in left if one.key in noted} | damaged
+    failed = {
+        one.key: (one, errors[one.key]) for one in every if one.key in errors and one.key not in running
+    }
+    stopped = {key: one for key, one in kept(plan, store).items() if key not in running and key not in failed}
+    each = sum(took) / len(took) if took else 0.0
+    seconds_left = each * len(left) / max(1, len(running)) if took else None
+    return TrialSurvey(len(took), len(every), running, failed, damaged, stopped, seconds_left)
+
+
+def read_trial(store: Store, key: str, metric: str = "") -> dict[str, Any]:
+    """What a trial says of itself, checked; a StoreError where it is damaged, or scored by another metric than `metric`."""
+    place = store.told(store.leaves / key)
+    about = read_trial_file(place)
+    if metric and about["metric"] != metric:
+        raise StoreError(
+            f"{place} was scored by {about['metric']}, and {metric} is planned; remove it and run the study again"
+        )
+    return about
+
+
+def trial_keys(store: Store, digits: str = "") -> list[str]:
+    """The keys of all leaves of a store that begin with these digits, in order."""
+    receipts = store.receipts / store.leaves.name
+    return sorted({*store.named(store.leaves, digits), *store.named(receipts, digits)})

@@ -1,28 +1,160 @@
-"""A study as a tree of states: equal beginnings are one node, found and not declared.
+"""The fingerprints a plan needs of what lies outside the study file: corpora, hub models and tasks.
 
-    root                          a start: a size from scratch or a hub model; nothing to compute
-    └─ state ── piece ──► state   a piece is the work between two states that somebody needs
+    store/studies/<name>/fingerprints.json      those of a study that came from another machine
 
-Needed are the ends of runs, their `keep` steps, the switches between objectives and the start of the
-decay. Two runs can only part at one of these, so every branch point is among them. A run passes through
-each needed state whose key it has at that step; so a trunk is cut where another run leaves it, while no
-key depends on where the cuts are. One piece therefore has one objective, and decays or does not.
+On a machine without the files of a task or the folder of a model, what was merged from elsewhere is remembered, so that
+a study can be reported there. Where the files are, they alone count. (Of corpora the cards of their shards remember.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
-from biphase.errors import SpecError, StoreError
-from biphase.files import SEAL, Store, read_sealed, sealed, write_json
-from biphase.keys import Identities, Keyring, act_at, acts, decay_start, label, origin_step
+from biphase.data.corpus import Absent, HashMemory, shards_key
+from biphase.errors import SpecError, StoreError, no_safetensors
+from biphase.keys import Identities, Keyring, decay_start, label, origin_step, phase_at, phases
 from biphase.metadata import text, whole
 from biphase.presets import corpus_of
-from biphase.records import KEY_LENGTH, encode
-from biphase.specs import BPE, Finetune, Hub, Objective, Pretrain, Study
+from biphase.records import KEY_LENGTH, content_key, encode
+from biphase.specs import BPE, Corpus, Finetune, Hub, Objective, Pretrain, Study, Task
+from biphase.store import CHECKSUM, Store, read_checked, with_checksum, write_json
+from biphase.study.load import hubs_of
+from biphase.tasks.files import task_key
+
+FINGERPRINTS = "fingerprints.json"
+WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json", "adapter_config.json")
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+TOKENIZER = ("*token*.json", "vocab*", "merges*", "*.model", "tekken.json")
+
+
+def identities(store: Store) -> Identities:
+    """Fingerprints as this machine and store see them, each worked out once."""
+    shards_of = cache(lambda corpus: shards_key(corpus, store))
+    return Identities(
+        data=lambda run: shards_of(corpus_of(run)),
+        hub=cache(lambda model: _remembered("hub", model, store) or _hub_fingerprint(model, store)),
+        task=cache(lambda asked: _task_key(asked, store)),
+        reads=cache(lambda model: _remembered("reads", model, store) or _tokenizer_fingerprint(model, store)),
+    )
+
+
+def fingerprints_of(study: Study, known: Identities) -> dict[str, dict[str, str]]:
+    """What another machine has to be told, to plan a study without the files of its corpora, tasks and local models."""
+    starts = [model for model in hubs_of(study) if model.local]
+    tasks = study.finetune.tasks if study.finetune else ()
+    told = {
+        "task": {content_key(task): known.task(task) for task in tasks},
+        "hub": {content_key(model): known.hub(model) for model in starts},
+        "reads": {content_key(model): known.reads(model) for model in starts},
+        "data": {content_key(corpus_of(run)): known.data(run) for run in trained_runs(study)},
+    }
+    return {kind: dict(sorted(some.items())) for kind, some in told.items()}
+
+
+def trained_runs(study: Study) -> list[Pretrain]:
+    """The runs of a study that read a corpus, and those that they go on from."""
+    found: list[Pretrain] = []
+    for run in study.runs:
+        at: object = run
+        while isinstance(at, Pretrain):
+            found += [at] if at.corpus else []
+            at = at.start
+    return found
+
+
+def corpora_of(study: Study) -> list[Corpus]:
+    """Of the study's runs, and of those that they go on from."""
+    return list(dict.fromkeys(corpus_of(run) for run in trained_runs(study)))
+
+
+def remember_fingerprints(name: str, told: dict[str, dict[str, str]], store: Store) -> None:
+    """Keep what another machine said of a study's outside; what is known already stays."""
+    path = store.studies / name / FINGERPRINTS
+    known = read_checked(path) if path.exists() else {}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, with_checksum({kind: some | known.get(kind, {}) for kind, some in told.items()}))
+
+
+def _remembered(kind: str, what: Hub | Task, store: Store) -> str:
+    """What a merged study says of a task or of a local model; of a model only where its folder is not here."""
+    if isinstance(what, Hub) and (not what.local or Path(what.source).expanduser().exists()):
+        return ""
+    files = sorted(store.studies.glob(f"*/{FINGERPRINTS}"))
+    found = {read_checked(path).get(kind, {}).get(content_key(what)) for path in files} - {None}
+    if len(found) > 1:
+        raise SpecError(
+            f"{what.source} is not here, and the studies in {store.studies} know several versions of it; put its files "
+            f"back, or remove the {FINGERPRINTS} of the study that is not meant"
+        )
+    return found.pop() if found else ""
+
+
+def _task_key(task: Task, store: Store) -> str:
+    try:
+        return task_key(task, store)
+    except Absent:
+        remembered = _remembered("task", task, store)
+        if remembered:
+            return remembered
+        raise
+
+
+def hub_fingerprint(model: Hub) -> str:
+    """Of a model on the hub a pinned revision is the content."""
+    file = {"gguf": model.gguf} if model.gguf else {}
+    return content_key({"hub": model.source, "revision": model.revision, **file})
+
+
+def _hub_fingerprint(model: Hub, store: Store) -> str:
+    """A pinned revision is the content; a local folder is what loading a model reads there."""
+    if not model.local:
+        return hub_fingerprint(model)
+    folder = Path(model.source).expanduser()
+    if model.gguf:
+        if not (folder / model.gguf).is_file():
+            raise SpecError(f"Hub({model.source!r}, gguf={model.gguf!r}): there is no such file")
+        return _content([folder / model.gguf], store)
+    files = sorted(path for name in WEIGHTS for path in folder.glob(name))
+    if not any(path.suffix == ".safetensors" for path in files):
+        if any(path.suffix in PICKLED for path in folder.glob("*")):
+            raise SpecError(no_safetensors(model.source))
+        raise SpecError(
+            f"Hub({model.source!r}): no safetensors there; give a folder with config.json and weights"
+        )
+    return _content(files, store)
+
+
+def _tokenizer_fingerprint(model: Hub, store: Store) -> str:
+    """What a model that is evaluated as it is reads with: of a local folder, the files transformers may look for."""
+    if not model.local:
+        return ""
+    folder = Path(model.source).expanduser()
+    files = {path for name in TOKENIZER for path in folder.glob(name) if path.is_file()}
+    return _content(sorted(files), store)
+
+
+def _content(files: list[Path], store: Store) -> str:
+    memory = HashMemory(store)
+    hashes = [[path.name, memory.sha256(path)] for path in files]
+    memory.save()
+    return content_key({"files": hashes})
+
+
+# ---------------------------------------------------------------- plan
+# A study as a tree of states: equal beginnings are one node, found and not declared.
+#
+#     root                          a start: a size from scratch or a hub model; nothing to compute
+#     └─ state ── piece ──► state   a piece is the work between two states that somebody needs
+#
+# Needed are the ends of runs, their `keep` steps, the switches between objectives and the start of the
+# decay. Two runs can only part at one of these, so every branch point is among them. A run passes through
+# each needed state whose key it has at that step; so a trunk is cut where another run leaves it, while no
+# key depends on where the cuts are. One piece therefore has one objective, and decays or does not.
+
 
 PLAN = "plan.json"
 VERSIONS = "plans"  # beside it: all that were ever run under the study's name
@@ -38,7 +170,7 @@ class Root:
 
 
 @dataclass(frozen=True)
-class State:
+class TrainingJob:
     """A state somebody needs, and the piece that leads to it."""
 
     key: str
@@ -59,7 +191,7 @@ class State:
 
     @property
     def objective(self) -> Objective:
-        return act_at(self.run, self.first).objective
+        return phase_at(self.run, self.first).objective
 
     @property
     def decaying(self) -> bool:
@@ -79,7 +211,7 @@ class Plan:
     study: Study  # corpora looked up, so that it means the same wherever it is read
     question: str
     roots: dict[str, Root]
-    states: dict[str, State]
+    states: dict[str, TrainingJob]
     results: dict[str, str]  # name → key of a state or a root
     steps_written: int
     tasks: dict[str, str]  # name → key of a dataset to fine-tune on
@@ -118,9 +250,9 @@ class Plan:
                 begun_from.add(state.parent)
         return [key for key in self.states if key in wanted]
 
-    def path(self, key: str) -> tuple[State, ...]:
+    def path(self, key: str) -> tuple[TrainingJob, ...]:
         """The states from the root to this one, in order."""
-        found: list[State] = []
+        found: list[TrainingJob] = []
         at: str | None = key
         while at in self.states:
             found.append(self.states[at])
@@ -175,7 +307,7 @@ def make_plan(study: Study, identities: Identities, question: str = "") -> Plan:
             names.setdefault(keyring.at(run, step), []).append(name)
 
     roots: dict[str, Root] = {}
-    states: dict[str, State] = {}
+    states: dict[str, TrainingJob] = {}
     for run in everyone:
         parent, root = None, keyring.at(run, 0)
         if isinstance(run.start, Pretrain):
@@ -187,7 +319,7 @@ def make_plan(study: Study, identities: Identities, question: str = "") -> Plan:
             if step > run.steps or (key := keyring.at(run, step)) not in needed:
                 continue
             if key not in states:
-                states[key] = State(key, run, step, first, parent, root, tuple(names.get(key, ())))
+                states[key] = TrainingJob(key, run, step, first, parent, root, tuple(names.get(key, ())))
             parent, first = key, step
 
     results = {name: key for key, several in names.items() for name in several}
@@ -253,7 +385,7 @@ def _lineage(run: Pretrain) -> list[Pretrain]:
 
 def _own_cuts(run: Pretrain, *, with_keep: bool) -> set[int]:
     """The steps of a run whose states it needs itself."""
-    steps = {act.until for act in acts(run)} | {decay_start(run)}
+    steps = {act.until for act in phases(run)} | {decay_start(run)}
     if with_keep:  # a run that is only gone on from has no results of its own
         steps |= set(run.keep)
     return steps - {0}
@@ -263,8 +395,8 @@ def _result_names(run: Pretrain) -> list[str]:
     return [*(f"{run.name}-{step}" for step in run.keep), run.name]
 
 
-def _depth_first(roots: dict[str, Root], states: dict[str, State]) -> Iterator[tuple[str, State]]:
-    below: dict[str, list[State]] = {}
+def _depth_first(roots: dict[str, Root], states: dict[str, TrainingJob]) -> Iterator[tuple[str, TrainingJob]]:
+    below: dict[str, list[TrainingJob]] = {}
     for state in states.values():
         below.setdefault(state.root if state.parent is None else state.parent, []).append(state)
     waiting = [state for root in reversed(roots) for state in reversed(below.get(root, []))]
@@ -281,8 +413,8 @@ def save_plan(plan: Plan, store: Store) -> None:
     still computes the old ones must find its checkpoints.
     """
     folder = store.studies / plan.study.name
-    said = sealed(plan.to_json())
-    version = folder / VERSIONS / f"{said[SEAL][:KEY_LENGTH]}.json"
+    said = with_checksum(plan.to_json())
+    version = folder / VERSIONS / f"{said[CHECKSUM][:KEY_LENGTH]}.json"
     version.parent.mkdir(parents=True, exist_ok=True)
     write_json(version, said)
     write_json(folder / PLAN, said)
@@ -296,7 +428,7 @@ def needed_states(store: Store) -> dict[str, dict[str, Any]]:
     needed: dict[str, dict[str, Any]] = {}
     for path in sorted([*store.studies.glob(f"*/{PLAN}"), *store.studies.glob(f"*/{VERSIONS}/*.json")]):
         try:
-            for state in read_sealed(path)["states"]:
+            for state in read_checked(path)["states"]:
                 first, until = state["steps"]
                 if not (whole(first) and whole(until) and text(state["root"]) and text(state["objective"])):
                     raise TypeError

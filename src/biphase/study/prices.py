@@ -1,31 +1,497 @@
-"""What a plan takes on a measured device: seconds of each piece, and of each fine-tuning of each grid.
+"""How fast a device is, from a few measured steps: `biphase bench scale --save` measures, `biphase plan` predicts.
 
-    piece        steps × a step, and the held-out losses on the way
-    fine-tuning  steps × a step, the texts it is scored on, and what it costs to begin and to publish one
+A step costs what its parts cost, each an amount of work that is known beforehand times a speed that is fitted:
 
-Not counted: tokenizing, downloads, reading a model and compiling it, checkpoints, and waiting for other processes.
-What cannot be priced is left out and said: a precision that was not measured, a model whose shape is not known here, a
-dataset whose lengths are not.
+    gemm      FLOPs of the matrix products, head included      ┐ together a rate of peak × d / (d + d0):
+    narrow    the same over the width d of the model           ┘ narrow matrices are slower
+    rows      FLOPs of attention within whole rows             two kernels,
+    varlen    FLOPs of attention within chunks or texts        so two speeds
+    bytes     what is moved: activations, logits, weights, gradients and moments
+    launches  layers × micro-batches: what a layer costs however little it has to do
+
+A fine-tuning step is a share of the same work, at few tokens: reading the weights and updating them outweigh
+computing there. (A product of M rows that must also read its weights reaches M / (M + M0) of its rate, so the two times
+add up; their maximum is the same where one is much larger.) Scoring is a share of the forward pass.
+
+There are about as many speeds as measured steps, and noise in these. So each speed is pulled, weakly, to what it
+is on an H200, slowed by one factor to the device at hand: what the steps do not tell stays plausible, and a size that
+was not measured is not extrapolated from noise. Speeds are never negative. Errors count relative to the step.
+
+Prediction is plain arithmetic; only `fit` needs numpy and scipy.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
 from typing import Any
 
-from biphase.errors import BiphaseError
-from biphase.files import Store
-from biphase.keys import act_at
-from biphase.specs import CLM, MLM, Finetune, Objective, Pretrain, Size, Task
-from biphase.study.costs import Shape, labelled_share, shape_of
-from biphase.study.leaves import finished, lenders, trainings
-from biphase.study.lengths import Sizes, sizes_of
-from biphase.study.machines import MEASURE, Machine
-from biphase.study.measured import Speeds, speeds_of
-from biphase.study.plan import Plan, State
-from biphase.wording import counted
+from biphase.data.corpus import ASSETS
+from biphase.errors import BiphaseError, SpecError, StoreError, nearest
+from biphase.keys import phase_at
+from biphase.presets import DEVICES, SIZES
+from biphase.specs import CLM, MLM, Chunks, Finetune, Objective, Pretrain, Rows, Size, Task
+from biphase.store import Store, read_checked
+from biphase.study.costs import (
+    ModelShape,
+    Sizes,
+    attended_length,
+    labelled_share,
+    shape_of,
+    shape_of_size,
+    sizes_of,
+)
+from biphase.study.ledger import finetunings, finished, lenders
+from biphase.study.plan import Plan, TrainingJob
+from biphase.text import counted
+
+FORM = 1  # of what `fit` gives; raised when its terms change, and devices are fitted anew from their cases
+
+CAUSAL = 0.65  # of full attention; half the FLOPs, but blocks on the diagonal are computed whole
+LOGIT_BYTES = 10  # a logit is written, read for its loss, replaced by its gradient, and read twice
+WEIGHT_BYTES = 12  # a micro-batch reads a bf16 weight three times, and adds to its fp32 gradient
+UPDATE_BYTES = {"fp32": 28, "bf16": 30, "fp8": 31, "pure-bf16": 14}  # AdamW, a parameter; and its bf16 copy
+SCORED_LENGTH = 120  # tokens of the texts that bench scores
+
+NOISE = 0.03  # of a measured step
+# On an H200: seconds of a unit of work, and how far from this a device may be, as a share.
+PRIOR = {
+    "gemm": (1 / 800e12, 0.3),
+    "narrow": (150 / 800e12, 1.0),
+    "rows": (1 / 350e12, 0.5),
+    "varlen": (1 / 250e12, 0.5),
+    "bytes": (1 / 3.5e12, 0.5),
+    "launches": (5e-5, 2.0),
+}
+# Shares of what pretraining takes, and then seconds: of a layer, of a step.
+TUNING_PRIOR = {
+    "compute": (1.0, 0.3),
+    "weights": (1.0, 0.5),
+    "update": (1.0, 0.3),
+    "launches": (1.5e-4, 2.0),
+    "steps": (3e-4, 2.0),
+}
+SCORING_PRIOR = {"compute": (1.0, 0.3), "tokens": (1e-8, 3.0)}
+KINDS = ("pretrain", "finetune", "score")
+
+Terms = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """The fitted speeds of a device in one precision: seconds of a unit of each kind of work. Empty: not measured."""
+
+    precision: str
+    micro_tokens: float  # of a micro-batch, as they were measured
+    base: Terms
+    pretrain: bool
+    finetune: Terms
+    score: Terms
+    worst: float  # relative error on the measured cases themselves
+
+    def step(
+        self, shape: ModelShape, packing: Chunks | Rows, tokens: float, *, causal: bool, labelled: float
+    ) -> float:
+        """Seconds of one optimizer step of pretraining."""
+        micros = max(1, math.ceil(tokens / self.micro_tokens))
+        work = _training(shape, tokens, _reach(packing, causal), labelled=labelled, micros=micros)
+        return _time(self.base, _with_update(work, shape, self.precision))
+
+    def forward(
+        self, shape: ModelShape, packing: Chunks | Rows, tokens: float, *, causal: bool, labelled: float
+    ) -> float:
+        """Seconds of a forward pass with its loss: a third of what training on it takes."""
+        work = _training(shape, tokens, _reach(packing, causal), labelled=labelled, micros=0)
+        return _time(self.base, work) / 3
+
+    def tuning_step(
+        self, shape: ModelShape, tokens: float, texts: float, *, precision: str = "", micros: int = 1
+    ) -> float:
+        """Seconds of one optimizer step on `texts` texts of `tokens` tokens in all."""
+        work = _tuning(self.base, shape, tokens, texts, precision or self.precision, micros)
+        return _time(self.finetune, work)
+
+    def scoring(self, shape: ModelShape, tokens: float, length: float = SCORED_LENGTH) -> float:
+        """Seconds to read `tokens` tokens in texts of this mean length."""
+        return _time(self.score, _scoring(self.base, shape, tokens, length))
+
+
+def speeds_of(model: Mapping[str, Any], precision: str) -> Speeds | None:
+    """What `fit` found in this precision, if it was measured."""
+    found = model["precisions"].get(precision)
+    if found is None:
+        return None
+    kinds = found["measured"]
+    return Speeds(
+        precision,
+        found["micro_tokens"],
+        found["base"],
+        pretrain="pretrain" in kinds,
+        finetune=found["finetune"] if "finetune" in kinds else {},
+        score=found["score"] if "score" in kinds else {},
+        worst=max(found["worst"].values()),
+    )
+
+
+# ---------------------------------------------------------------- amounts of work
+
+
+def _reach(packing: Chunks | Rows, causal: bool) -> tuple[str, float]:
+    """Which kernel attention takes, and over how many tokens each looks."""
+    whole = isinstance(packing, Rows) and not packing.document_mask
+    return "rows" if whole else "varlen", attended_length(packing) * (CAUSAL if causal else 1)
+
+
+def _training(
+    shape: ModelShape, tokens: float, reach: tuple[str, float], *, labelled: float, micros: float
+) -> Terms:
+    """Forward and backward over `tokens` tokens, without the update."""
+    gemm = 6 * tokens * (shape.matrices + shape.embedding * labelled)
+    logits = LOGIT_BYTES * tokens * labelled * (shape.vocab or 0)
+    weights = WEIGHT_BYTES * micros * (shape.matrices + shape.embedding)
+    kernel, looked_at = reach
+    return {
+        "gemm": gemm,
+        "narrow": gemm / shape.hidden,
+        kernel: 12 * tokens * shape.layers * shape.width * looked_at,
+        "bytes": _activations(shape, tokens) + logits + weights,
+        "launches": shape.layers * micros,
+    }
+
+
+def _activations(shape: ModelShape, tokens: float) -> float:
+    """Bytes that norms, rotations, gates and sums move, forward and backward."""
+    return tokens * shape.layers * (60 * shape.hidden + 18 * shape.ffn)
+
+
+def _with_update(work: Terms, shape: ModelShape, precision: str) -> Terms:
+    return work | {"bytes": work["bytes"] + UPDATE_BYTES[precision] * shape.parameters}
+
+
+def _tuning(
+    base: Terms, shape: ModelShape, tokens: float, texts: float, precision: str, micros: int
+) -> Terms:
+    """The parts of a fine-tuning step; the first three in the seconds that pretraining would take for them."""
+    body = _training(shape, tokens, ("varlen", tokens / texts), labelled=0, micros=0)
+    parameters = shape.parameters - shape.head  # the vocabulary's head is not there
+    return {
+        "compute": _time(base, body),
+        "weights": base["bytes"] * WEIGHT_BYTES * shape.matrices * micros,
+        "update": base["bytes"] * UPDATE_BYTES[precision] * parameters,
+        "launches": shape.layers * micros,
+        "steps": 1,
+    }
+
+
+def _scoring(base: Terms, shape: ModelShape, tokens: float, length: float) -> Terms:
+    work = _tuning(base, shape, tokens, tokens / length, "fp32", 1)
+    return {"compute": work["compute"] / 3, "tokens": tokens}
+
+
+def _time(speeds: Mapping[str, float], work: Mapping[str, float]) -> float:
+    return sum(speeds[name] * amount for name, amount in work.items() if amount)
+
+
+# ---------------------------------------------------------------- fitting
+
+
+def fit(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The speeds of a device by measured cases, each precision by itself. The result is JSON."""
+    by_precision: dict[str, list[Mapping[str, Any]]] = {}
+    for case in cases:
+        _check(case)
+        if case.get("packing") == "documents":
+            continue  # how far attention reaches there depends on the text
+        by_precision.setdefault(case.get("precision", "bf16"), []).append(case)
+    if not by_precision:
+        raise SpecError("there are no measured cases to fit; make some: biphase bench scale --save")
+    return {"form": FORM, "precisions": {name: _fit(name, some) for name, some in by_precision.items()}}
+
+
+def _fit(precision: str, cases: list[Mapping[str, Any]]) -> dict[str, Any]:
+    pretrain, finetune, score = ([case for case in cases if case["kind"] == kind] for kind in KINDS)
+    steps = [_case_work(case, precision) for case in pretrain]
+    took = [float(case["seconds"]) for case in pretrain]
+    usual = {name: value for name, (value, _) in PRIOR.items()}
+    slower = _slowness(usual, precision, steps, took, finetune)
+    prior = {name: (value * slower, spread) for name, (value, spread) in PRIOR.items()}
+    base = _solve(steps, took, prior)
+
+    tuned = [_tuned_work(base, case, precision) for case in finetune]
+    tuned_took = [float(case["seconds"]) for case in finetune]
+    scored = [_scoring(base, _case_shape(case), 1, SCORED_LENGTH) for case in score]
+    scored_took = [1 / float(case["tokens_per_second"]) for case in score]
+    finetune_speeds = _solve(tuned, tuned_took, TUNING_PRIOR)
+    score_speeds = _solve(scored, scored_took, SCORING_PRIOR)
+    sides = (
+        (base, steps, took),
+        (finetune_speeds, tuned, tuned_took),
+        (score_speeds, scored, scored_took),
+    )
+    return {
+        "measured": {kind: len(some) for kind, (_, some, _) in zip(KINDS, sides, strict=True) if some},
+        # The largest error on the cases themselves: what the form of the model cannot follow.
+        "worst": {kind: _worst(*side) for kind, side in zip(KINDS, sides, strict=True) if side[1]},
+        "micro_tokens": float(median(case["rows"] * case["length"] for case in pretrain))
+        if pretrain
+        else 1.0,
+        "base": base,
+        "finetune": finetune_speeds,
+        "score": score_speeds,
+    }
+
+
+def _slowness(
+    usual: Terms, precision: str, steps: list[Terms], took: list[float], finetune: list[Mapping[str, Any]]
+) -> float:
+    """How many times slower than an H200: in the middle of the pretraining cases, or else of the fine-tunings."""
+    if steps:
+        return median(seconds / _time(usual, work) for seconds, work in zip(took, steps, strict=True))
+    shares = {name: value for name, (value, _) in TUNING_PRIOR.items()}
+    ratios = [case["seconds"] / _time(shares, _tuned_work(usual, case, precision)) for case in finetune]
+    return median(ratios) if ratios else 1.0
+
+
+def _solve(
+    works: list[Terms], took: list[float], prior: Mapping[str, tuple[float, float]]
+) -> dict[str, float]:
+    """Speeds ≥ 0 with the least squares of relative errors and of departures from the prior, each in its spread."""
+    if not works:
+        return {name: value for name, (value, _) in prior.items()}
+    import numpy as np
+    from scipy.optimize import nnls
+
+    names = list(prior)
+    # In units of the prior, so that all unknowns are near 1.
+    amounts = [[work.get(name, 0.0) * prior[name][0] for name in names] for work in works]
+    told = np.array(amounts) / (np.array(took)[:, None] * NOISE)
+    expected = np.diag([1 / prior[name][1] for name in names])
+    goal = np.concatenate([np.full(len(works), 1 / NOISE), expected.diagonal()])
+    found, _ = nnls(np.concatenate([told, expected]), goal)
+    return {name: float(share) * prior[name][0] for name, share in zip(names, found, strict=True)}
+
+
+def _worst(speeds: Terms, works: list[Terms], took: list[float]) -> float:
+    return max(abs(_time(speeds, work) / seconds - 1) for work, seconds in zip(works, took, strict=True))
+
+
+def _case_shape(case: Mapping[str, Any]) -> ModelShape:
+    return shape_of_size(SIZES[case["size"]], case["vocab"])
+
+
+def _case_work(case: Mapping[str, Any], precision: str) -> Terms:
+    """A measured step of pretraining: one micro-batch, one update."""
+    packing = Chunks(case["length"]) if case["packing"] == "chunks" else Rows(case["length"])
+    causal = case["objective"] == "clm"
+    labelled = labelled_share(CLM() if causal else MLM(case["ratio"]), packing, 0, 1)
+    shape, tokens = _case_shape(case), case["rows"] * case["length"]
+    work = _training(shape, tokens, _reach(packing, causal), labelled=labelled, micros=1)
+    return _with_update(work, shape, precision)
+
+
+def _tuned_work(base: Terms, case: Mapping[str, Any], precision: str) -> Terms:
+    return _tuning(base, _case_shape(case), case["tokens"], case["batch"], precision, 1)
+
+
+def _check(case: Mapping[str, Any]) -> None:
+    needed = {
+        "pretrain": ("size", "vocab", "objective", "packing", "length", "rows", "seconds"),
+        "finetune": ("size", "vocab", "batch", "tokens", "seconds"),
+        "score": ("size", "vocab", "tokens_per_second"),
+    }
+    kind = case.get("kind", "")
+    if kind not in needed:
+        raise SpecError(f"a measured case is of the kind {kind!r}; {nearest(kind, KINDS)}")
+    lacking = [name for name in needed[kind] if name not in case]
+    if lacking:
+        raise SpecError(
+            f"a measured {kind} case lacks {', '.join(lacking)}; measure again: biphase bench scale --save"
+        )
+    if case["size"] not in SIZES:
+        raise SpecError(f"a measured case has the size {case['size']!r}; {nearest(case['size'], SIZES)}")
+    number = case["tokens_per_second" if kind == "score" else "seconds"]
+    if not (isinstance(number, int | float) and math.isfinite(number) and number > 0):
+        raise SpecError(f"a measured {kind} case took {number!r}; measure again: biphase bench scale --save")
+
+
+# ---------------------------------------------------------------- machines
+# Devices that a plan can be priced on: measured ones, of this store or shipped, and known peaks of others.
+#
+# `biphase bench scale --save` leaves a device in STORE/devices/NAME.json: what it is, when it was measured, with which
+# versions, the measured cases, and the speeds fitted to them. Shipped ones lie in assets/devices. Of two of one name that
+# of the store counts; the shipped one still tells of the precisions that were not measured there.
+
+
+SHIPPED = ASSETS / "devices"
+MEASURE = "biphase bench scale --save"
+PLANNED_DEVICE = "h200"  # GPUs that are planned for where none is here
+DRIVER = Path("/proc/driver/nvidia/gpus")
+ASK_SECONDS = 5.0
+# Of one name and yet another card: with fewer units or less power, or a slice of one.
+_VARIANTS = {"laptop", "mobile", "max", "d", "ti", "super", "mig"}
+_MAKERS = re.compile(r"nvidia|amd|geforce|instinct|quadro|tesla|radeon|graphics|\(r\)|\(tm\)")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """When one precision was measured, and with what."""
+
+    date: str
+    torch: str
+    shipped: bool
+
+
+@dataclass(frozen=True)
+class PricedDevice:
+    """A measured device."""
+
+    name: str
+    title: str  # as its maker calls it
+    model: dict[str, Any]  # what `measured.fit` gives
+    origins: dict[str, Origin]  # by precision
+    cases: tuple[dict[str, Any], ...] = ()  # the measured steps that the model is fitted to
+
+    def when(self, precisions: Collection[str]) -> str:
+        """When these precisions were measured, and with what."""
+        each = {one: f"{self.origins[one].date}, torch {self.origins[one].torch}" for one in precisions}
+        if len(set(each.values())) == 1:
+            return f"measured {next(iter(each.values()))}"
+        return f"measured {'; '.join(f'{one} {when}' for one, when in each.items())}"
+
+    def completed_by(self, other: PricedDevice) -> PricedDevice:
+        """With the precisions that only the other one knows: each is fitted by itself, so they stand side by side."""
+        precisions = other.model["precisions"] | self.model["precisions"]
+        return replace(
+            self,
+            model=self.model | {"precisions": precisions},
+            origins=other.origins | self.origins,
+            cases=(*self.cases, *(one for one in other.cases if _precision(one) not in self.origins)),
+        )
+
+    def steps_behind(self, precisions: Collection[str]) -> str:
+        """Which measured steps the speeds in these precisions are fitted to, and how well."""
+        found: dict[str, dict[str, None]] = {}
+        for case in self.cases:
+            if _precision(case) in precisions:
+                found.setdefault(_measured_step(case), {})[case["size"]] = None
+        order = list(SIZES)
+        steps = [
+            f"{step} at {', '.join(sorted(sizes, key=lambda one: order.index(one) if one in order else len(order)))}"
+            for step, sizes in found.items()
+        ]
+        worst = max((max(self.model["precisions"][one]["worst"].values()) for one in precisions), default=0.0)
+        return f"measured steps behind these hours: {'; '.join(steps)}; fitted within {worst:.0%}"
+
+    def not_measured(self, sizes: Collection[str]) -> list[str]:
+        """Those of these sizes of which no pretraining step was measured."""
+        measured = {case["size"] for case in self.cases if case["kind"] == "pretrain"}
+        return [one for one in sizes if one not in measured]
+
+
+def _precision(case: dict[str, Any]) -> str:
+    return case.get("precision", "bf16")
+
+
+def _measured_step(case: dict[str, Any]) -> str:
+    if case["kind"] != "pretrain":
+        return {"finetune": "fine-tuning", "score": "scoring"}[case["kind"]]
+    objective = "CLM" if case["objective"] == "clm" else f"MLM {100 * case['ratio']:g}%"
+    return f"{objective} in {case['packing']} of {case['length']:,}"
+
+
+def at_hand() -> str:
+    """The device that this machine computes on, as --device names it: its first NVIDIA GPU, or the processor."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return "cpu"
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        for about in sorted(DRIVER.glob("*/information")):
+            model = re.search(r"(?m)^Model:\s*(.+)$", about.read_text(encoding="utf-8", errors="replace"))
+            if model:
+                return short_name(model[1])
+        if not DRIVER.exists() and shutil.which("nvidia-smi"):  # as in containers that hide the driver
+            command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_SECONDS)
+            if done.returncode == 0 and done.stdout.strip():
+                return short_name(done.stdout.splitlines()[0])
+    return "cpu"
+
+
+def short_name(title: str) -> str:
+    """h200 of NVIDIA H200: what is typed after --device."""
+    words = re.findall(r"[a-z0-9]+", _MAKERS.sub(" ", title.lower()))
+    if not _VARIANTS & set(words):
+        whole = {*words, *(one + other for one, other in pairwise(words))}  # "RTX 4090" is rtx4090
+        for known in DEVICES:
+            if known.removesuffix("-gcd") in whole:
+                return known
+    return "-".join(words) or "gpu"
+
+
+def is_known(name: str, store: Store, shipped: Path = SHIPPED) -> bool:
+    """Was it measured, or is its peak known?"""
+    return name in DEVICES or name in _names(store.root / "devices") or name in _names(shipped)
+
+
+def device_named(
+    name: str, store: Store, shipped: Path = SHIPPED, *, measure: str = MEASURE
+) -> PricedDevice | None:
+    """The measured device of this name; None where only its peak is known. Any other name is refused.
+
+    `measure`: what to type to measure one into this store.
+    """
+    folders = [folder for folder in (store.root / "devices", shipped) if name in _names(folder)]
+    found = [_read(one / f"{name}.json", name, shipped=one == shipped, measure=measure) for one in folders]
+    if found:
+        return reduce(PricedDevice.completed_by, found)
+    if name in DEVICES:
+        return None
+    known = sorted({*DEVICES, *_names(store.root / "devices"), *_names(shipped)})
+    raise SpecError(f"there is no device {name!r}; {nearest(name, known)}")
+
+
+def _names(folder: Path) -> set[str]:
+    return {path.stem for path in folder.glob("*.json")}
+
+
+def _read(path: Path, name: str, *, shipped: bool, measure: str) -> PricedDevice:
+    try:
+        told = read_checked(path)
+        model = told.get("model")
+        if not isinstance(model, dict) or model.get("form") != FORM:  # fitted by another version
+            model = fit(told["cases"])
+        for precision in model["precisions"]:
+            speeds_of(model, precision)
+        earlier = told.get("earlier", {})
+        origins = {one: _origin(earlier.get(one, told), shipped) for one in model["precisions"]}
+        return PricedDevice(name, str(told.get("device", name)), model, origins, tuple(told["cases"]))
+    except (KeyError, TypeError, AttributeError, ValueError, BiphaseError):
+        raise StoreError(f"{path} is no measured device; remove it, or measure it again: {measure}") from None
+
+
+def _origin(told: dict[str, Any], shipped: bool) -> Origin:
+    return Origin(str(told["date"])[:10], str(told["versions"]["torch"]).split("+")[0], shipped)
+
+
+# ---------------------------------------------------------------- prices
+# What a plan takes on a measured device: seconds of each piece, and of each fine-tuning of each grid.
+#
+#     piece        steps × a step, and the held-out losses on the way
+#     fine-tuning  steps × a step, the texts it is scored on, and what it costs to begin and to publish one
+#
+# Not counted: tokenizing, downloads, reading a model and compiling it, checkpoints, and waiting for other processes.
+# What cannot be priced is left out and said: a precision that was not measured, a model whose shape is not known here, a
+# dataset whose lengths are not.
+
 
 DOUBTFUL = 0.15  # measured steps that are off by more than this were not measured alone
 LEAF_SECONDS = 0.3  # to put weights back, draw a head, and publish scores
@@ -40,7 +506,7 @@ Grid = tuple[str, str]  # the key of a model, the name of a task
 class Prices:
     """Seconds on one device. What is not known is not in here, and said in `notes`."""
 
-    machine: Machine
+    machine: PricedDevice
     pieces: dict[str, float]  # by state
     tunings: dict[Grid, float]  # of one fine-tuning
     grids: dict[Grid, int]  # how many fine-tunings there are; what has no price included
@@ -59,7 +525,7 @@ class Prices:
         return sum(seconds * counts.get(grid, 0) for grid, seconds in self.tunings.items())
 
 
-def price(plan: Plan, machine: Machine, *, measure: str = MEASURE) -> Prices:
+def price(plan: Plan, machine: PricedDevice, *, measure: str = MEASURE) -> Prices:
     """What every piece and every fine-tuning of a plan takes on a device. `measure`: what to type to measure one."""
     made = _Pricing(plan, machine, measure)
     pieces = {key: took for key, state in plan.states.items() if (took := made.piece(state)) is not None}
@@ -87,7 +553,7 @@ def price(plan: Plan, machine: Machine, *, measure: str = MEASURE) -> Prices:
 def left_of(plan: Plan, store: Store) -> dict[Grid, int]:
     """How many fine-tunings of each grid are still to be made."""
     counts: dict[Grid, int] = {}
-    for one in trainings(plan):
+    for one in finetunings(plan):
         if not finished(one, store):
             counts[one.model, one.task.name] = counts.get((one.model, one.task.name), 0) + 1
     return counts
@@ -124,17 +590,17 @@ class _Pricing:
     """Prices, with what was found out on the way and what is to be said."""
 
     plan: Plan
-    machine: Machine
+    machine: PricedDevice
     measure: str  # what to type to measure a device
     used: dict[str, None] = field(default_factory=dict)  # precisions by which something was priced
     notes: dict[str, None] = field(default_factory=dict)
     shapeless: dict[str, None] = field(default_factory=dict)  # names of models
     unmeasured: dict[str, dict[str, None]] = field(default_factory=dict)  # by precision: what was not
-    shapes: dict[Any, Shape | None] = field(default_factory=dict)
+    shapes: dict[Any, ModelShape | None] = field(default_factory=dict)
     sizes: dict[str, Sizes | None] = field(default_factory=dict)
-    tunings: dict[tuple[Shape, int, str], float] = field(default_factory=dict)
+    tunings: dict[tuple[ModelShape, int, str], float] = field(default_factory=dict)
 
-    def piece(self, state: State) -> float | None:
+    def piece(self, state: TrainingJob) -> float | None:
         run = state.run
         shape, speeds = self._shape(run), self._speeds(run.precision, "pretraining")
         if shape is None or speeds is None:
@@ -144,14 +610,14 @@ class _Pricing:
             self._say("models from elsewhere are priced as if they were of the shape that was measured")
         if run.adapter or run.freeze != "nothing":
             self._say("LoRA and frozen weights are priced as if all weights were trained: an upper bound")
-        act = act_at(run, state.first)
+        act = phase_at(run, state.first)
         first, until = state.first - act.first, state.step - act.first
         share = labelled_share(act.objective, run.packing, first, until)
         causal = isinstance(act.objective, CLM)
         step = speeds.step(shape, run.packing, run.batch_tokens, causal=causal, labelled=share)
         return state.steps * step + self._heldout(state, shape, speeds, (first, until))
 
-    def _heldout(self, state: State, shape: Shape, speeds: Speeds, span: tuple[int, int]) -> float:
+    def _heldout(self, state: TrainingJob, shape: ModelShape, speeds: Speeds, span: tuple[int, int]) -> float:
         """Each measurement reads the held-out text once causally, once at 40%, and once as the run is trained."""
         run, every = state.run, state.run.heldout_every
         often = state.step // every - state.first // every + (state.step % every != 0)
@@ -190,7 +656,7 @@ class _Pricing:
             )
         return self.tunings[place]
 
-    def _shape(self, run: Pretrain) -> Shape | None:
+    def _shape(self, run: Pretrain) -> ModelShape | None:
         start = _start(run)
         place = start, run.corpus if isinstance(start, Size) else ""
         if place not in self.shapes:
@@ -253,7 +719,7 @@ class _Reading:
     """How one model reads the tasks of a study, and how fast."""
 
     speeds: Speeds
-    shape: Shape
+    shape: ModelShape
     limit: int
     spec: Finetune
 

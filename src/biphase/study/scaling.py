@@ -1,25 +1,93 @@
-"""What a model needs and takes on many GPUs: memory, bytes, seconds of a step. A model of it, not a measurement.
+"""How GPUs of one kind are usually joined: what a machine holds, and how fast bytes leave a GPU.
 
-    memory   weights, gradients and moments, 16 bytes a parameter, cut by those that share them; 16-bit copies of them;
-             what layers keep of a micro-batch; the logits of a slice
-    bytes    that each GPU sends in a step. Not sharded: a sum of fp32 gradients. Sharded: weights are fetched forward
-             and backward for every micro-batch, gradients are summed and cut once a step
-    seconds  of computing its share of the rows, and of those bytes. A plain sum waits for the backward pass; what is
-             fetched for a block travels while another is computed, so there the longer one counts
-
-Sharded and recomputed layers take torch's compiler instead of our own kernels, which costs `COMPILED`. Not counted:
-stragglers, the reading of data, checkpoints, and a network that others use.
+Figures are the makers' own for the machines named, in one direction. Of these collectives reach a share (`REACHED`),
+which is taken from what is commonly seen, and was not measured here.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from biphase.slices import rows_of_a_slice
-from biphase.study.costs import Shape
-from biphase.study.interconnect import Interconnect
+from biphase.errors import SpecError, nearest
+from biphase.keys import label, phase_at
+from biphase.protocol import rows_of_a_slice
+from biphase.specs import CLM, Hub, Pretrain, Size
+from biphase.store import Store
+from biphase.study.costs import ModelShape, flops_per_token, labelled_share, peak_of, shape_of
+from biphase.study.describe import EFFICIENCY
+from biphase.study.plan import Plan, TrainingJob
+from biphase.study.prices import PLANNED_DEVICE, Speeds, at_hand, device_named, speeds_of
+from biphase.text import short, si
+
+REACHED = 0.75  # of what a link is said to carry
+LATENCY = {"inside": 20e-6, "between": 60e-6}  # seconds a collective takes however little it carries; assumed
+
+
+@dataclass(frozen=True)
+class Interconnect:
+    """GPUs of one kind, in machines of several."""
+
+    gpus: int  # a machine
+    memory: float  # bytes of a GPU
+    inside: float  # bytes a second that a GPU sends to those of its machine
+    between: float  # bytes a second of network for each GPU
+    source: str
+    own_kernels: bool = True  # ours are for NVIDIA's, from Ampere on
+
+    def rate(self, members: int, stride: int) -> float:
+        """Bytes a second that each GPU sends in a ring of `members`, `stride` apart."""
+        if (members - 1) * stride < self.gpus:
+            return self.inside * REACHED
+        # A ring visits every member in a machine before it leaves it, so they share the way out.
+        here = min(members, max(1, self.gpus // stride))
+        return min(self.inside, here * self.between) * REACHED
+
+    def latency(self, members: int, stride: int) -> float:
+        return LATENCY["inside" if (members - 1) * stride < self.gpus else "between"]
+
+
+INTERCONNECTS = {
+    "h200": Interconnect(8, 141e9, 450e9, 50e9, "DGX H200: NVLink 4, 900 GB/s both ways; 400 Gb/s a GPU"),
+    "h100": Interconnect(8, 80e9, 450e9, 50e9, "DGX H100: NVLink 4, 900 GB/s both ways; 400 Gb/s a GPU"),
+    "a100": Interconnect(
+        8, 80e9, 300e9, 25e9, "DGX A100 80 GB: NVLink 3, 600 GB/s both ways; 200 Gb/s a GPU"
+    ),
+    "mi250x-gcd": Interconnect(
+        8,
+        64e9,
+        50e9,
+        12.5e9,
+        "HPE Cray EX235a: one Infinity Fabric link between modules; 200 Gb/s a module",
+        False,
+    ),
+    "l40s": Interconnect(8, 48e9, 32e9, 12.5e9, "PCIe 4.0 ×16; 100 Gb/s a GPU assumed"),
+}
+
+
+def interconnect_of(device: str) -> Interconnect:
+    if device not in INTERCONNECTS:
+        raise SpecError(
+            f"--gpus: how GPUs of the kind {device!r} are joined is not known; {nearest(device, INTERCONNECTS)}"
+        )
+    return INTERCONNECTS[device]
+
+
+# ---------------------------------------------------------------- scaling
+# What a model needs and takes on many GPUs: memory, bytes, seconds of a step. A model of it, not a measurement.
+#
+#     memory   weights, gradients and moments, 16 bytes a parameter, cut by those that share them; 16-bit copies of them;
+#              what layers keep of a micro-batch; the logits of a slice
+#     bytes    that each GPU sends in a step. Not sharded: a sum of fp32 gradients. Sharded: weights are fetched forward
+#              and backward for every micro-batch, gradients are summed and cut once a step
+#     seconds  of computing its share of the rows, and of those bytes. A plain sum waits for the backward pass; what is
+#              fetched for a block travels while another is computed, so there the longer one counts
+#
+# Sharded and recomputed layers take torch's compiler instead of our own kernels, which costs `COMPILED`. Not counted:
+# stragglers, the reading of data, checkpoints, and a network that others use.
+
 
 COMPILED = (
     441.9 / 367
@@ -47,7 +115,7 @@ class Way:
 class Load:
     """What one GPU has to do in a step."""
 
-    shape: Shape
+    shape: ModelShape
     precision: str
     rows: int  # of the fullest GPU
     micro_rows: int
@@ -144,7 +212,7 @@ def activations(load: Load, way: Way) -> float:
     return tokens * (shape.layers * (first + second) - spared)
 
 
-def _projected(shape: Shape) -> float:
+def _projected(shape: ModelShape) -> float:
     """Width of queries, keys and values, from what attention's matrices hold beside those of the feed-forward."""
     attention = shape.matrices / shape.layers - 3 * shape.hidden * shape.ffn
     return max(shape.width, attention / shape.hidden - shape.width)
@@ -230,3 +298,140 @@ def micro_rows(memory: float, rows: int, length: int) -> int:
     """As `devices.micro_rows`, which asks a GPU that is there; a test holds the two together."""
     most = max(1, min(rows, (49_152 if memory > 100 * GIB else 24_576) // length))
     return next((count for count in range(most, most // 2, -1) if rows % count == 0), most)
+
+
+# ---------------------------------------------------------------- gpus
+# The pretraining of a plan on many GPUs, for `biphase plan --gpus`.
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """One model of a plan."""
+
+    title: str
+    rows: int  # of a step
+    load: Load
+    outlooks: list[Outlook]
+    hours: list[float]  # of its pretraining, on all GPUs at once, for each of these
+    measured: bool
+
+
+class ManyGpus:
+    """Every model that a plan trains, on `gpus` GPUs of one kind."""
+
+    def __init__(self, plan: Plan, store: Store, gpus: int, device: str) -> None:
+        self.gpus, self.device, self.joined = gpus, device, interconnect_of(device)
+        machine = device_named(device, store)
+        groups: dict[Any, list[TrainingJob]] = {}
+        for state in plan.states.values():
+            run = state.run
+            groups.setdefault((state.root, run.precision, run.batch_tokens, run.packing), []).append(state)
+        self.models: list[Scaled] = []
+        for states in groups.values():
+            run, shape = states[0].run, shape_of(states[0].run)
+            if shape is None or shape.vocab is None:
+                continue
+            if run.rows_per_step < gpus:
+                raise SpecError(
+                    f"--gpus {gpus}: run {run.name!r} has {run.rows_per_step} rows a step, one for each at most; "
+                    f"type --gpus {run.rows_per_step}"
+                )
+            speeds = speeds_of(machine.model, run.precision) if machine else None
+            self.models.append(self._scaled(states, shape, speeds if speeds and speeds.pretrain else None))
+
+    def _scaled(self, states: list[TrainingJob], shape: ModelShape, speeds: Speeds | None) -> Scaled:
+        run = states[0].run
+        longest = max(states, key=lambda state: state.steps)  # the step and the memory shown are its
+        rows, length = math.ceil(run.rows_per_step / self.gpus), run.packing.length
+        micro = micro_rows(self.joined.memory, rows, length)
+        own = self.joined.own_kernels and run.precision != "fp32" and _known(root_start(run))
+        outlooks, hours = [], []
+        for way in ways(self.gpus, self.joined.gpus):
+            total = 0.0
+            for state in states:
+                load = Load(shape, run.precision, rows, micro, length, _labelled(state), own)
+                here, alone = (
+                    computing(state, shape, some, speeds, self.device) for some in (rows, run.rows_per_step)
+                )
+                one = outlook(load, way, self.gpus, self.joined, here, alone)
+                total += state.steps * one.seconds / 3600
+                if state is longest:
+                    outlooks.append(one)
+            hours.append(total)
+        title = f"{getattr(root_start(run), 'name', '') or run.name}, {label(longest.objective)}"
+        load = Load(shape, run.precision, rows, micro, length, _labelled(longest), own)
+        return Scaled(title, run.rows_per_step, load, outlooks, hours, speeds is not None)
+
+    def render(self) -> list[str]:
+        """The lines that stand below a plan."""
+        if not self.models:
+            return ["", "--gpus: no model whose shape is known here is pretrained"]
+        lines: list[str] = []
+        for one in self.models:
+            lines += [
+                "",
+                f"{one.title} ({short(one.load.shape.parameters)} parameters) on {self.gpus} {self.device}: "
+                f"{one.rows:,} rows of {one.load.length:,} a step, {one.load.rows} a GPU, "
+                f"micro-batch {one.load.micro_rows}",
+                f"  {'--shard':<18}{'GiB a GPU':>10}{'sent a step':>13}{'a step':>10}{'efficiency':>12}{'hours':>9}",
+                *(f"  {_line(way, hours)}" for way, hours in zip(one.outlooks, one.hours, strict=True)),
+            ]
+        return [*lines, *self.basis()]
+
+    def basis(self) -> list[str]:
+        """Where these numbers come from."""
+        by_flops = f"FLOPs at {EFFICIENCY:.0%} of its peak"
+        kinds = {"as measured on one" if one.measured else by_flops for one in self.models}
+        return [
+            f"planned, not measured: computing {' or '.join(sorted(kinds))}; {REACHED:.0%} of what links are said to "
+            f"carry ({self.joined.source})"
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for a program."""
+        models = [asdict(one) for one in self.models]
+        return {
+            "gpus": self.gpus,
+            "interconnect": asdict(self.joined),
+            "models": models,
+            "notes": self.basis(),
+        }
+
+
+def gpus_at_hand() -> str:
+    """The kind of GPU that --gpus means without --device: the one here, or else the usual one."""
+    here = at_hand()
+    return here if here in INTERCONNECTS else PLANNED_DEVICE
+
+
+def computing(state: TrainingJob, shape: ModelShape, rows: int, speeds: Speeds | None, device: str) -> float:
+    """Seconds that one GPU computes for so many rows of a step, with our own kernels."""
+    packing, share, causal = state.run.packing, _labelled(state), isinstance(state.objective, CLM)
+    tokens = rows * packing.length
+    if speeds is not None:
+        return speeds.step(shape, packing, tokens, causal=causal, labelled=share)
+    flops = flops_per_token(shape, packing, causal=causal, labelled=share) * tokens
+    return flops / (peak_of(device) * EFFICIENCY)
+
+
+def root_start(run: Pretrain) -> Size | Hub:
+    return root_start(run.start) if isinstance(run.start, Pretrain) else run.start
+
+
+def _known(start: Size | Hub) -> bool:
+    """Do our kernels know such a model? As `models.fused.refusal` says, as far as it can be known without one."""
+    if isinstance(start, Hub):
+        return False
+    width = start.hidden // start.heads
+    return width % 16 == 0 and 16 <= width <= 128
+
+
+def _labelled(state: TrainingJob) -> float:
+    act = phase_at(state.run, state.first)
+    return labelled_share(act.objective, state.run.packing, state.first - act.first, state.step - act.first)
+
+
+def _line(one: Outlook, hours: float) -> str:
+    step = f"{one.seconds:.2f} s" if one.seconds >= 1 else f"{one.seconds * 1000:.1f} ms"
+    text = f"{one.way:<18}{one.bytes / GIB:>10.1f}{si(one.sent) + 'B':>13}{step:>10}{one.efficiency:>12.0%}{hours:>9,.1f}"
+    return text if one.fits else f"{text}   does not fit"

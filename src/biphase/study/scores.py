@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from biphase.errors import StoreError
-from biphase.files import Store
-from biphase.study.leaves import read_leaf, trainings
+from biphase.store import Store
+from biphase.study.ledger import finetunings, read_trial
 from biphase.study.plan import Plan
 from biphase.study.select import Cell, choose
-from biphase.wording import beside, counted, duration, no_interval
+from biphase.text import beside, counted, duration, no_interval
 
 CONFIDENCE = 0.95
 ROUNDING = 1e-12  # values that differ by less are equal
@@ -53,12 +53,12 @@ def rows(plan: Plan, store: Store, damaged: dict[str, str] | None = None) -> lis
     """Every result × task of a plan, as far as it is computed. Why a trial cannot be read is added to `damaged`."""
     damaged = {} if damaged is None else damaged
     found: dict[tuple[str, str], dict[Cell, dict[str, Any] | None]] = defaultdict(dict)
-    for training in trainings(plan):
+    for training in finetunings(plan):
         for leaf in training.leaves:
             about = None
             if store.knows(store.leaves / leaf.key):
                 try:
-                    said = read_leaf(store, leaf.key, leaf.metric)
+                    said = read_trial(store, leaf.key, leaf.metric)
                     about = {name: said[name] for name in KEPT if name in said}  # of thousands
                 except StoreError as wrong:
                     damaged[leaf.key] = str(wrong)

@@ -1,9 +1,7 @@
-"""A worker computes jobs of a plan until none is left that it could do.
+"""What can be known to be wrong with a study's tasks before anything is computed.
 
-A finished result is fine-tuned before the next piece is trained. Else the worker takes the first state, depth first,
-whose parent is done and whose lease it gets; trains up to it; publishes; looks again. Any number of workers, on any
-machines, may share a store: leases keep them apart, and a dead one's job is taken over. With several processes
-(torchrun) the first one chooses and the others follow: a piece is trained by all together, fine-tunings by each alone.
+A bad row that is found when the first fine-tuning begins may be found after days of pretraining. So tasks whose files
+are on this machine are read once, whole, before the first job; those on the hub must at least be pinned.
 """
 
 from __future__ import annotations
@@ -14,27 +12,55 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from biphase.cluster.launch import has_lost
 from biphase.errors import DataError, ModelError, SpecError, StoreError, one_line
-from biphase.files import Store
-from biphase.finetune.checkpoints import Checkpoints
-from biphase.finetune.families import Scored
+from biphase.finetune.families import PartScores
+from biphase.finetune.trial import Checkpoints
 from biphase.keys import Identities, label
 from biphase.leases import Lease, Leases
 from biphase.progress import Live
 from biphase.specs import Pretrain
+from biphase.store import Store
 from biphase.study import ledger
 from biphase.study.costs import flops_of
-from biphase.study.leaves import Training, finished, trainings, unfinished
-from biphase.study.plan import Plan, State, needed_states
-from biphase.study.refusal import has_lost
-from biphase.study.shard_maker import ShardMaker, Stopped
-from biphase.study.tuner import Tuner
+from biphase.study.datasets import Description, describe, keep
+from biphase.study.ledger import FineTuning, finetunings, finished, unfinished
+from biphase.study.plan import Plan, TrainingJob, needed_states
+from biphase.study.tune import ShardMaker, Stopped, Tuner
+from biphase.tasks.files import on_hub, refuse_changed
+from biphase.text import duration, si
 from biphase.training import checkpoint
-from biphase.training.devices import Ranks, poor_precision
-from biphase.training.manner import Manner
-from biphase.training.pretrain import Pretraining
-from biphase.training.starting import refuse_unfit
-from biphase.wording import duration, si
+from biphase.training.distributed import Ranks, poor_precision
+from biphase.training.options import RuntimeOptions
+from biphase.training.pretrain import Pretraining, refuse_unfit
+
+
+def check_tasks(plan: Plan, store: Store, *, download: bool = False) -> list[Description]:
+    """Refuse what the tasks that are still to be scored would be refused for, and say what they were read as."""
+    asked = {
+        task.name: task
+        for training in finetunings(plan)
+        for leaf in training.leaves
+        if not store.knows(store.leaves / leaf.key)
+        for task in (training.task, leaf.task)
+    }
+    made = describe(asked.values(), download=download)
+    for task in asked.values():
+        if not on_hub(task):
+            refuse_changed(task, plan.tasks[task.name], store)
+    if made:
+        keep(made, plan.study.name, store)
+    return made
+
+
+# ---------------------------------------------------------------- worker
+# A worker computes jobs of a plan until none is left that it could do.
+#
+# A finished result is fine-tuned before the next piece is trained. Else the worker takes the first state, depth first,
+# whose parent is done and whose lease it gets; trains up to it; publishes; looks again. Any number of workers, on any
+# machines, may share a store: leases keep them apart, and a dead one's job is taken over. With several processes
+# (torchrun) the first one chooses and the others follow: a piece is trained by all together, fine-tunings by each alone.
+
 
 POLL_SECONDS = 1.0
 LOOKED_AT = 500  # fine-tunings whose results are looked for after each
@@ -57,7 +83,7 @@ class Worker:
         store: Store,
         identities: Identities,
         ranks: Ranks,
-        manner: Manner,
+        manner: RuntimeOptions,
         *,
         wanted: set[str],
         evaluated: set[str] | None = None,  # results to fine-tune; None: all
@@ -74,7 +100,9 @@ class Worker:
         )
         self.outcome = Outcome()
         self.warned: set[str] = set()
-        self.open = {one.key: one for one in trainings(plan, evaluated)}  # fine-tunings not known to be done
+        self.open = {
+            one.key: one for one in finetunings(plan, evaluated)
+        }  # fine-tunings not known to be done
         self.planned = len(self.open)
         self.doomed: set[str] = set()  # models that cannot be loaded here
         self.tuner: Tuner | None = None
@@ -173,7 +201,7 @@ class Worker:
             taken.append(lease)
         return taken
 
-    def _ready(self, training: Training, done: set[str]) -> bool:
+    def _ready(self, training: FineTuning, done: set[str]) -> bool:
         """Is its model there?"""
         return training.model not in self.doomed and (
             training.model in self.plan.roots or training.model in done
@@ -199,7 +227,7 @@ class Worker:
                     noted = ledger.failures(self.plan, self.store).get(key, {})
                     self.outcome.failed.setdefault(key, noted.get("error", "failed in another process"))
 
-    def _tune_one(self, training: Training, lost: Callable[[], bool]) -> str:
+    def _tune_one(self, training: FineTuning, lost: Callable[[], bool]) -> str:
         """Gives what went wrong, if something did."""
         if self.tuner is None:
             spec = self.plan.study.finetune
@@ -263,7 +291,7 @@ class Worker:
         workers = max(self.ranks.world, sum(key in self.open for key in self.leases.holders()))
         return f"   about {duration(left / workers)} of fine-tuning left"
 
-    def _compute(self, state: State, lease: Lease | None) -> None:
+    def _compute(self, state: TrainingJob, lease: Lease | None) -> None:
         number = len(ledger.done_keys(self.plan, self.store) - {state.key}) + 1
         decays = " ↘" if state.decaying else ""
         title = f"{number}/{self.plan.pieces}  {label(state.objective)}{decays} {state.span[0]:,} → {state.span[1]:,}"
@@ -345,21 +373,21 @@ class Worker:
             self.say(f"  note: {warning}")
 
 
-def _board_name(state: State) -> str:
+def _board_name(state: TrainingJob) -> str:
     """What TensorBoard calls a piece: its result or run, what is trained, and the beginning of its key."""
     name = (state.results or (state.run.name,))[0]
     first, until = state.span
     return f"{name}, {label(state.objective)} {first}-{until}, {state.key[:6]}"
 
 
-def _validation(scored: Scored) -> str:
+def _validation(scored: PartScores) -> str:
     """The first metric of a part, as percent, and whether all examples got the same prediction."""
     metrics = list(scored.metrics.items())
     same = f" (constant: {scored.constant})" if scored.constant else ""
     return f"{metrics[0][0]} {metrics[0][1] * 100:.1f}% on validation{same}   " if metrics else ""
 
 
-def _flops_per_token(state: State) -> float | None:
+def _flops_per_token(state: TrainingJob) -> float | None:
     flops = flops_of(state)
     return None if flops is None else flops / state.tokens
 

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from biphase.errors import SpecError, one_line
-from biphase.tasks.places import INFOS, LISTS, kind_of
-from biphase.tasks.tables import read, schema_of
+from biphase.tasks.files import INFOS, LISTS, kind_of, read, schema_of
 
 MOST_LABELS = 1_000
 CARDS = (*INFOS, "README.md")  # of a dataset, with its columns

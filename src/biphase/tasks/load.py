@@ -1,20 +1,450 @@
-"""A task's files → its examples: read, checked row by row, cut into parts."""
+"""What a task asks, read and checked: the rows of its files as examples.
+
+Texts are already filled into the task's template. Nothing here knows of tokens or models.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy
 
 from biphase.errors import DataError
 from biphase.specs import Answer, Classify, Retrieve, Splits, Tag, Task
 from biphase.specs.tasks import columns_of, filled, optional_columns
-from biphase.tasks.cuts import cut
-from biphase.tasks.examples import Examples, Question, Span, Text, Words
+from biphase.tasks.files import COLUMNS, Only, TableRows, column_names, files_of, kind_of, lines, read
 from biphase.tasks.labels import Numbering
-from biphase.tasks.places import files_of
-from biphase.tasks.retrieval import load_retrieval
-from biphase.tasks.tables import Rows, read
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledText:
+    """SC: a text and the number of its label."""
+
+    text: str
+    label: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedSentence:
+    """TC: the words of a sentence and the number of the tag of each."""
+
+    words: tuple[str, ...]
+    tags: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSpan:
+    """A piece of a context: `context[start : start + len(text)] == text`."""
+
+    text: str
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """QA: what stands before the context, the context, and the answers (none: it has no answer there)."""
+
+    name: str  # the id of the row, or its place
+    before: str
+    context: str
+    answers: tuple[AnswerSpan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """IR: a query and a document that belong together."""
+
+    query: str
+    document: str
+
+
+@dataclass(frozen=True)
+class Library:
+    """IR: all documents that are searched."""
+
+    names: tuple[str, ...]
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Search:
+    """IR: queries, and for each the grades of the judged documents, by their place in the library."""
+
+    library: Library  # one object, shared by validation and test
+    names: tuple[str, ...]
+    queries: tuple[str, ...]
+    judged: tuple[dict[int, int], ...]
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+
+Part = Sequence[LabelledText] | Sequence[TaggedSentence] | Sequence[Question] | Search
+
+
+@dataclass(frozen=True)
+class Examples:
+    """A dataset, cut into its parts. `train` is empty where the task borrows another's model."""
+
+    train: Sequence[LabelledText] | Sequence[TaggedSentence] | Sequence[Question] | Sequence[Pair]
+    validation: Part
+    test: Part
+    # By part, for each example the number of its row in the files it was read from, from 0 on; retrieval has ids.
+    rows: dict[str, Sequence[int]] = field(default_factory=dict)
+
+
+# ---------------------------------------------------------------- cuts
+# Validation cut off from another part, exactly as `datasets.Dataset.train_test_split` does it.
+
+
+def cut(count: int, splits: Splits) -> tuple[list[int], list[int]]:
+    """Of `count` rows, the places of those that go to validation and of the rest, each in a permuted order."""
+    order = numpy.random.default_rng(splits.seed).permutation(count).tolist()
+    first = count - int((1 - splits.cut) * count)
+    return order[:first], order[first:]
+
+
+# ---------------------------------------------------------------- judgments
+# Which documents answer which queries (qrels), as they are written.
+#
+# a table                       query-id, corpus-id, score                       BEIR, MTEB
+# four columns, no header       query, iteration, document, grade                TREC
+# a row for each query          query_id, query, positive_passages: [{docid}]    MLDR: the query's text stands there too
+
+
+QUERY = "query-id|query_id|qid|query"
+DOCUMENT = "corpus-id|corpus_id|document-id|doc_id|docid|pid|document"
+GRADE = "score|relevance|grade|label"
+PASSAGES = "positive_passages"
+QUERY_ID = "query_id|query-id|_id|id|qid"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgment:
+    query: str
+    document: str
+    grade: int
+    place: str
+
+
+@dataclass
+class Judgments:
+    """All judgments of a part, in the order of the files; and the queries' texts, where they stand there too."""
+
+    rows: list[Judgment] = field(default_factory=list)
+    texts: dict[str, str] = field(default_factory=dict)
+
+    def by_query(self) -> dict[str, dict[str, int]]:
+        """The grades of each query's documents, queries in the order they appear, if any document is relevant."""
+        found: dict[str, dict[str, int]] = {}
+        for one in self.rows:
+            found.setdefault(one.query, {})[one.document] = one.grade
+        return {query: grades for query, grades in found.items() if max(grades.values()) >= 1}
+
+
+def read_judgments(whose: str, files: Sequence[Path]) -> Judgments:
+    """The judgments of the files. The same one twice counts once; two grades for one document are refused."""
+    made = Judgments()
+    known: dict[tuple[str, str], int] = {}
+    for path in files:
+        if kind_of(path.name)[0] in (".tsv", *COLUMNS):  # TREC's are .txt
+            found = _separated(whose, path)
+        elif PASSAGES in column_names(whose, path):
+            found = _passages(whose, path, made.texts)
+        else:
+            found = _table(whose, path)
+        for one in found:
+            pair = one.query, one.document
+            if known.setdefault(pair, one.grade) != one.grade:
+                raise DataError(
+                    f"{whose}: {one.place} grades document {one.document!r} for query {one.query!r} as {one.grade}, "
+                    f"and an earlier row as {known[pair]}; remove one"
+                )
+            if len(known) > len(made.rows):
+                made.rows.append(one)
+    return made
+
+
+def _table(whose: str, path: Path) -> Iterator[Judgment]:
+    for rows in read(whose, [path], (QUERY, DOCUMENT, GRADE)):
+        columns = (rows.columns[QUERY], rows.columns[DOCUMENT], rows.columns[GRADE])
+        for row, (query, document, grade) in enumerate(zip(*columns, strict=True)):
+            yield _judgment(whose, query, document, grade, f"{path.parent.name}/{rows.place(row)}")
+
+
+def _separated(whose: str, path: Path) -> Iterator[Judgment]:
+    """Tabs or spaces, with BEIR's header or without one."""
+    order: tuple[int, ...] = ()
+    width = 0
+    for number, line in lines(path):
+        place = f"{path.parent.name}/{path.name}:{number}"  # a test.tsv may stand elsewhere too
+        text = line.decode(errors="replace").rstrip("\r")
+        fields = [one.strip() for one in text.split("\t")] if "\t" in text else text.split()
+        if not order:
+            header = _grade(fields[-1]) is None
+            order, width = _order(f"{whose}: {place}", fields, header), len(fields)
+            if header:
+                continue
+        if len(fields) != width:
+            raise DataError(
+                f"{whose}: {place} has {len(fields)} columns where others have {width}; correct the row"
+            )
+        query, document, grade = (fields[column] for column in order)
+        yield _judgment(whose, query, document, grade, place)
+
+
+def _order(where: str, fields: list[str], header: bool) -> tuple[int, ...]:
+    """Which columns are query, document and grade."""
+    if not header and len(fields) in (3, 4):
+        return (0, 1, 2) if len(fields) == 3 else (0, 2, 3)
+    found = [
+        next((fields.index(one) for one in column.split("|") if one in fields), -1)
+        for column in (QUERY, DOCUMENT, GRADE)
+    ]
+    if not header or min(found) < 0:
+        raise DataError(
+            f"{where} is neither a header nor a judgment; begin with a line query-id, corpus-id, score, separated by tabs"
+        )
+    return tuple(found)
+
+
+def _passages(whose: str, path: Path, texts: dict[str, str]) -> Iterator[Judgment]:
+    for rows in read(whose, [path], (QUERY_ID, "query", PASSAGES)):
+        for row, (name, text, passages) in enumerate(
+            zip(rows.columns[QUERY_ID], rows.columns["query"], rows.columns[PASSAGES], strict=True)
+        ):
+            query = identity(whose, name, rows.place(row))
+            if query in texts:
+                raise DataError(
+                    f"{whose}: {rows.place(row)} is the second query {query!r}; give it another id"
+                )
+            if not isinstance(text, str) or not text.strip():
+                raise DataError(f"{whose}: {rows.place(row)} has no text in 'query'; correct the row")
+            if not isinstance(passages, list) or not all(isinstance(one, dict) for one in passages):
+                raise DataError(
+                    f"{whose}: {rows.place(row)} has passages that are no list of objects; correct the row"
+                )
+            texts[query] = text
+            for passage in passages:
+                document = next((passage[one] for one in ("docid", "_id", "id") if one in passage), None)
+                yield Judgment(query, identity(whose, document, rows.place(row)), 1, rows.place(row))
+
+
+def identity(whose: str, value: Any, place: str) -> str:
+    """An id as text; numbers are ids too."""
+    if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
+        raise DataError(f"{whose}: {place} has the id {value!r}; give it a text or a whole number")
+    return str(value)
+
+
+def _judgment(whose: str, query: Any, document: Any, grade: Any, place: str) -> Judgment:
+    number = _grade(grade)
+    if number is None:
+        raise DataError(f"{whose}: {place} has the grade {grade!r}; write a whole number")
+    return Judgment(identity(whose, query, place), identity(whose, document, place), number, place)
+
+
+def _grade(value: Any) -> int | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return int(number) if number.is_integer() else None
+
+
+# ---------------------------------------------------------------- retrieval
+# Retrieval: judgments, queries and documents → pairs to train on, and searches to be scored by.
+#
+# A query counts if some document is relevant to it (a grade of 1 or more), as pytrec_eval and BEIR do it. Where
+# validation is cut from another part, it is the queries that are cut.
+
+
+DOCUMENT_ID = "_id|id|docid|doc_id|corpus-id|corpus_id|pid"
+Files = dict[str, tuple[Path, ...]]
+Grades = dict[str, dict[str, int]]
+
+
+EMPTY = 0.01  # the share of judged documents that may lack any text, as a few do in old collections
+
+
+def load_retrieval(task: Task, files: Files, documents: Literal["judged", "all"]) -> Examples:
+    """The examples of a retrieval task."""
+    form = task.form
+    assert isinstance(form, Retrieve)
+    whose = f"task {task.name!r}"
+    judged = {
+        part: read_judgments(whose, files[part]) for part in ("train", "validation", "test") if part in files
+    }
+    graded, trained = _cut(task, judged)
+    searched = {one.document for one in judged["test"].rows}
+    searched |= {one.document for one in judged["validation"].rows} if "validation" in judged else set()
+    searched |= {name for grades in graded["validation"].values() for name in grades}
+    pairs_of = [one for one in trained if one.grade >= form.relevant] if task.is_trained else []
+
+    wanted = searched | {one.document for one in pairs_of}
+    whole = documents == "all"
+    texts = _document_texts(
+        whose, form.document, files["corpus"], DOCUMENT_ID, wanted, whole=whole, spared=EMPTY
+    )
+    asked = [one for part in judged.values() for one in part.rows]
+    queries = _queries(whose, form, files, judged, {one.query for one in asked})
+    _refuse_missing(whose, asked, queries, texts, wanted)
+
+    names = tuple(name for name in texts if whole or name in searched)
+    library = Library(names, tuple(texts[name] for name in names))
+    if "pairs" in files:
+        pairs = _pairs(whose, form, files["pairs"])
+    else:
+        pairs = [Pair(queries[one.query], texts[one.document]) for one in pairs_of]
+    limits = task.splits.rows
+    place = {name: number for number, name in enumerate(names)}
+    validation, test = (
+        _search(library, place, queries, graded[part], limit)
+        for part, limit in (("validation", limits[1]), ("test", limits[2]))
+    )
+    found = {"train": pairs[: limits[0] or None], "validation": validation, "test": test}
+    for part, rows in found.items():
+        if not len(rows) and (part != "train" or task.is_trained):
+            raise DataError(
+                f"{whose}: its {part} part has no query with a relevant document; put judgments into its files"
+            )
+    return Examples(found["train"], validation, test)
+
+
+def _cut(task: Task, judged: dict[str, Judgments]) -> tuple[dict[str, Grades], list[Judgment]]:
+    """Grades of validation and test, and the judgments that are left to train on."""
+    graded = {part: rows.by_query() for part, rows in judged.items()}
+    trained = judged["train"].rows if "train" in judged else []
+    if "validation" in graded:
+        return graded, trained
+    donor = graded[task.splits.cut_from]
+    queries = list(donor)
+    first, rest = cut(len(queries), task.splits)
+    graded["validation"] = {queries[place]: donor[queries[place]] for place in first}
+    graded[task.splits.cut_from] = {queries[place]: donor[queries[place]] for place in rest}
+    if task.splits.cut_from == "train":
+        trained = [one for one in trained if one.query not in graded["validation"]]
+    return graded, trained
+
+
+def _search(
+    library: Library, place: dict[str, int], queries: dict[str, str], graded: Grades, limit: int
+) -> Search:
+    names = tuple(graded)[: limit or None]
+    judged = tuple({place[document]: grade for document, grade in graded[name].items()} for name in names)
+    return Search(library, names, tuple(queries[name] for name in names), judged)
+
+
+def _refuse_missing(
+    whose: str, asked: Iterable[Judgment], queries: dict[str, str], texts: dict[str, str], wanted: set[str]
+) -> None:
+    """Every judgment that counts must name a query and a document that are there."""
+    for one in asked:
+        if one.query not in queries:
+            raise DataError(
+                f"{whose}: {one.place} judges query {one.query!r}, which is not among the queries; add it, or remove the row"
+            )
+        if one.document in wanted and one.document not in texts:
+            raise DataError(
+                f"{whose}: {one.place} judges document {one.document!r}, which is not in the corpus; "
+                "add it, or remove the row"
+            )
+
+
+# ---------------------------------------------------------------- texts
+
+
+def _queries(
+    whose: str, form: Retrieve, files: Files, judged: dict[str, Judgments], wanted: set[str]
+) -> dict[str, str]:
+    """The text of each query that is judged: from the files of queries, or beside its judgments."""
+    if "queries" in files:
+        return _document_texts(whose, form.query, files["queries"], QUERY_ID, wanted)
+    columns = columns_of("Retrieve.query", form.query)
+    found: dict[str, str] = {}
+    for part in judged.values():
+        for name, text in part.texts.items():
+            made = _filled(form.query, columns, text)
+            if found.setdefault(name, made) != made:
+                raise DataError(
+                    f"{whose}: two parts have the query {name!r} with other texts; give one another id"
+                )
+    return found
+
+
+def _document_texts(
+    whose: str,
+    template: str,
+    files: Sequence[Path],
+    name_column: str,
+    wanted: set[str],
+    *,
+    whole: bool = False,
+    spared: float = 0.0,
+) -> dict[str, str]:
+    """Texts by id, in the order of the files: those that are wanted, or all. Of the wanted, so many may be empty."""
+    columns = columns_of("Retrieve", template)
+    only = None if whole else Only(name_column, wanted)
+    found: dict[str, str] = {}
+    empty: list[str] = []
+    for rows in read(whose, files, (name_column, *columns), only=only):
+        values = zip(*(rows.columns[column] for column in columns), strict=True)
+        for row, (name, fields) in enumerate(zip(rows.columns[name_column], values, strict=True)):
+            known = identity(whose, name, rows.place(row))
+            if known in found:
+                raise DataError(f"{whose}: {rows.place(row)} is the second with the id {known!r}; remove one")
+            named = {
+                column: _text(whose, value, column, rows, row)
+                for column, value in zip(columns, fields, strict=True)
+            }
+            if known in wanted and not any(value.strip() for value in named.values()):
+                empty.append(rows.place(row))
+            found[known] = filled(template, named)
+    if len(empty) > spared * len(wanted):
+        raise DataError(
+            f"{whose}: {empty[0]} is judged and has no text in {' or '.join(map(repr, columns))}; "
+            "correct it, or remove it and its judgments"
+        )
+    return found
+
+
+def _pairs(whose: str, form: Retrieve, files: Sequence[Path]) -> list[Pair]:
+    columns = [columns_of("Retrieve", template) for template in (form.query, form.document)]
+    made = []
+    for rows in read(whose, files, form.pair):
+        left, right = (rows.columns[name] for name in form.pair)
+        for row, (query, document) in enumerate(zip(left, right, strict=True)):
+            query = _text(whose, query, form.pair[0], rows, row, needed=True)
+            document = _text(whose, document, form.pair[1], rows, row, needed=True)
+            made.append(
+                Pair(
+                    _filled(form.query, columns[0], query),
+                    _filled(form.document, columns[1], document),
+                )
+            )
+    return made
+
+
+def _filled(template: str, columns: tuple[str, ...], text: str) -> str:
+    """A template where only the text is known."""
+    return filled(template, dict.fromkeys(columns, "") | {"text": text})
+
+
+def _text(whose: str, value: Any, column: str, rows: TableRows, row: int, *, needed: bool = False) -> str:
+    """A column as text. An empty title is usual; an empty document is one that nobody finds."""
+    if value is None and not needed:
+        return ""
+    if not isinstance(value, (str, int, float)) or (needed and not str(value).strip()):
+        raise DataError(f"{whose}: {rows.place(row)} has no text in {column!r}; correct or remove the row")
+    return str(value)
+
+
+# ---------------------------------------------------------------- load
+# A task's files → its examples: read, checked row by row, cut into parts.
+
 
 PARTS = ("train", "validation", "test")
 
@@ -61,7 +491,7 @@ def _read(task: Task, files: Sequence[Path]) -> list[Any]:
 # ---------------------------------------------------------------- sequence classification
 
 
-def _texts(whose: str, form: Classify, files: Sequence[Path]) -> list[Text]:
+def _texts(whose: str, form: Classify, files: Sequence[Path]) -> list[LabelledText]:
     columns, optional = columns_of("Classify.text", form.text), optional_columns(form.text)
     number = Numbering(form.labels, numbered=form.numbered)
     made = []
@@ -77,14 +507,14 @@ def _texts(whose: str, form: Classify, files: Sequence[Path]) -> list[Text]:
             text = filled(form.text, dict(zip(columns, texts, strict=True)))
             if not text or text.isspace():
                 raise DataError(f"{whose}: {rows.place(row)} has no text; correct or remove the row")
-            made.append(Text(text, found))
+            made.append(LabelledText(text, found))
     return made
 
 
 # ---------------------------------------------------------------- token classification
 
 
-def _sentences(whose: str, form: Tag, files: Sequence[Path]) -> list[Words]:
+def _sentences(whose: str, form: Tag, files: Sequence[Path]) -> list[TaggedSentence]:
     number = Numbering(form.labels)
     made = []
     for rows in read(whose, files, (form.words, form.tags)):
@@ -98,7 +528,7 @@ def _sentences(whose: str, form: Tag, files: Sequence[Path]) -> list[Words]:
             if len(numbers) < len(tags):
                 unknown = next(tag for tag in tags if number(tag) is None)
                 raise DataError(f"{whose}: {rows.place(row)} {number.refusal(unknown)}")
-            made.append(Words(tuple(words), numbers))
+            made.append(TaggedSentence(tuple(words), numbers))
     return made
 
 
@@ -138,11 +568,11 @@ def _questions(whose: str, form: Answer, files: Sequence[Path]) -> list[Question
     return made
 
 
-def _name(known: Any, rows: Rows, row: int) -> str:
+def _name(known: Any, rows: TableRows, row: int) -> str:
     return rows.place(row) if known is None else str(known)
 
 
-def spans_of(answers: Any, context: str) -> tuple[Span, ...]:
+def spans_of(answers: Any, context: str) -> tuple[AnswerSpan, ...]:
     """The answers of one row, in any of the ways they are written, or ValueError with the reason."""
     texts: list[Any]
     starts: list[Any]
@@ -163,7 +593,7 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _span(text: Any, start: Any, context: str) -> Span:
+def _span(text: Any, start: Any, context: str) -> AnswerSpan:
     if not isinstance(text, str) or not text:
         raise ValueError("has an answer without text; correct the row")
     if start is None:
@@ -177,7 +607,7 @@ def _span(text: Any, start: Any, context: str) -> Span:
         raise ValueError(
             f"has the answer {_short(text)} at {start}, where the context says {_short(there)}; correct answer_start"
         )
-    return Span(text, start)
+    return AnswerSpan(text, start)
 
 
 def _short(text: str) -> str:

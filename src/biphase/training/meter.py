@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from biphase.progress import MINUTE
-from biphase.wording import duration, si
+from biphase.text import duration, si
 
 
 class Meter:

@@ -1,7 +1,8 @@
-"""AdamW as the paper, with a step that is skipped on the device when its numbers are not finite."""
+"""The learning rate as a pure function of the step."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,9 +10,35 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from biphase import kernels
-from biphase.models.layers import stack_of
-from biphase.specs import AdamW
+from biphase import fast
+from biphase.keys import decay_start
+from biphase.models.backbone import stack_of
+from biphase.specs import AdamW, Pretrain
+
+
+def rate(run: Pretrain, step: int) -> float:
+    """The rate of step `step` (from 0): up in a line, level, down in a line to 0 after the last step."""
+    wsd = run.schedule
+    if step < wsd.warmup:
+        return wsd.peak * (step + 1) / wsd.warmup
+    if step < decay_start(run):
+        return wsd.peak
+    return wsd.peak * (run.steps - step) / wsd.decay
+
+
+def linear_rate(step: int, steps: int, *, peak: float, warmup: float) -> float:
+    """The rate of a fine-tuning: up in a line over the share `warmup` of the steps, then down in a line to 0.
+
+    As transformers' linear schedule, whose first step has rate 0.
+    """
+    rising = math.ceil(warmup * steps)
+    if step < rising:
+        return peak * step / rising
+    return peak * (steps - step) / max(1, steps - rising)
+
+
+# ---------------------------------------------------------------- optimizer
+# AdamW as the paper, with a step that is skipped on the device when its numbers are not finite.
 
 
 def build(
@@ -101,7 +128,7 @@ def update(
 
 def _suits_one_pass(optimizer: torch.optim.AdamW) -> bool:
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
-    return kernels.fast_on(parameters[0].device) and all(
+    return fast.fast_on(parameters[0].device) and all(
         one.dtype == torch.float32 and one.is_contiguous() and (one.grad is None or one.grad.is_contiguous())
         for one in parameters
     )
@@ -112,7 +139,7 @@ def _in_one_pass(
     optimizer: torch.optim.AdamW, unsound: Tensor, shrink: Tensor, copies: dict[int, Tensor]
 ) -> None:
     """AdamW by our own kernel: torch's reads and writes a third more, and the copies would be another pass."""
-    from biphase.kernels.adamw import adamw_  # Triton is there only where there is a GPU
+    from biphase.fast.kernels import adamw_  # Triton is there only where there is a GPU
 
     for group in optimizer.param_groups:
         learned = [one for one in group["params"] if one.grad is not None]
@@ -169,7 +196,7 @@ def forget(optimizer: torch.optim.AdamW) -> None:
         torch._foreach_zero_([state[what] for state in optimizer.state.values()])
 
 
-def moments(parameters: Mapping[str, Tensor], optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
+def optimizer_state(parameters: Mapping[str, Tensor], optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
     """The optimizer's state under the names of the parameters."""
     names = {id(one): name for name, one in parameters.items()}
     return {
@@ -179,7 +206,7 @@ def moments(parameters: Mapping[str, Tensor], optimizer: torch.optim.AdamW) -> d
     }
 
 
-def restore_moments(
+def restore_optimizer_state(
     parameters: Mapping[str, Tensor],
     optimizer: torch.optim.AdamW,
     saved: Callable[[str, str], Tensor | None],

@@ -1,8 +1,4 @@
-"""Pretraining: bring a run from its nearest saved state to a wanted step.
-
-A fresh run, a resumed one, a branch from a shared trunk and a continuation of another run are the same call:
-find the nearest state on the run's path, load it, take the steps that are missing, publish.
-"""
+"""The model that a run starts with: from scratch, or from the hub and made ready to be trained."""
 
 from __future__ import annotations
 
@@ -10,35 +6,227 @@ import math
 import os
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from biphase.batch import Batch
+from biphase.attention import pattern_of, varlen_works
 from biphase.data.shards import Shards
 from biphase.data.stream import Stream, heldout_stream, load_ahead, passes_of, share
-from biphase.errors import StoreError, TrainingError
-from biphase.files import Store
-from biphase.keys import Identities, act_at, label, last_rope_base, origin_draw, origin_step, state_key
-from biphase.models.attention import sight_of, varlen_works
-from biphase.models.rope import set_rope_base
-from biphase.objectives import ratio_at
+from biphase.data.tokenizer import Special, load
+from biphase.errors import ModelError, StoreError, TrainingError
+from biphase.fast.trunk import fp8_refusal, refusal
+from biphase.keys import (
+    Identities,
+    checkpoint_key,
+    label,
+    last_rope_base,
+    origin_sample,
+    origin_step,
+    phase_at,
+    phases,
+)
+from biphase.metadata import read_checkpoint_file
+from biphase.models.adapters import add_adapter, merge_adapter
+from biphase.models.backbone import LanguageModel, TokenizerInfo, from_hub, from_scratch, probe, set_rope_base
+from biphase.models.native import is_masked, masked_forms
+from biphase.objectives import Batch, ratio_at
+from biphase.presets import corpus_of
 from biphase.randomness import salt
 from biphase.records import encode
-from biphase.specs import CLM, Hub, Objective, Pretrain
-from biphase.training import checkpoint, devices
-from biphase.training.checkpoint import Progress
-from biphase.training.devices import Ranks
-from biphase.training.heldout import heldout_losses, yardsticks
-from biphase.training.loop import Done, train
-from biphase.training.manner import Manner
+from biphase.specs import CLM, MLM, MNTP, Hub, Objective, Pretrain, Pretrained, Size
+from biphase.store import Store
+from biphase.training import checkpoint, distributed
+from biphase.training.checkpoint import CheckpointRecord, Progress, Saver
+from biphase.training.distributed import Ranks, place
+from biphase.training.loop import LoopStep, train
 from biphase.training.meter import Meter
-from biphase.training.placing import place
-from biphase.training.saving import Saver, Told
-from biphase.training.schedule import rate
-from biphase.training.starting import reads_otherwise, root_of, starting_model
+from biphase.training.optimizer import rate
+from biphase.training.options import RuntimeOptions
+
+
+def root_of(run: Pretrain) -> Pretrain:
+    """The run that this one goes on from in the end: the one with a start of its own."""
+    return root_of(run.start) if isinstance(run.start, Pretrain) else run
+
+
+def reads_otherwise(run: Pretrain) -> bool:
+    """Does a run go on from one whose held-out losses are of other text, or of rows of another length?"""
+    if not isinstance(run.start, Pretrain):
+        return False
+    return any(
+        getattr(run, name) != getattr(run.start, name) for name in ("corpus", "packing", "heldout_tokens")
+    )
+
+
+def starting_model(run: Pretrain, shards: Shards, *, probed: bool = False) -> LanguageModel:
+    """The model that a run's weights belong in, with those of its start."""
+    root = root_of(run)
+    if isinstance(root.start, Size):
+        return from_scratch(
+            root.start, vocab=shards.vocab, mask_id=shards.mask_id, length=run.packing.length, seed=root.seed
+        )
+    card = shards.card
+    special = Special(
+        **{name: card[f"{name}_id"] for name in ("eos", "mask", "pad", "bos")},
+        ids=shards.special_ids,
+        mask_rule=card["mask_rule"],
+    )
+    return _existing(run, root, _words(run, shards.vocab, special), probed=probed)
+
+
+def refuse_unfit(run: Pretrain, device: torch.device) -> None:
+    """Refuse what cannot be trained as the run says, on this device, before its text is looked at."""
+    in_eight = run.precision == "fp8"
+    why = fp8_refusal(device) if in_eight else ""
+    root = root_of(run)
+    if isinstance(root.start, Hub):
+        corpus = corpus_of(run)
+        words = None  # of a tokenizer that the corpus is to train
+        if isinstance(corpus.tokenizer, Pretrained):
+            tokenizer = load(corpus)
+            words = _words(run, tokenizer.vocab, tokenizer.special)
+        model = _existing(run, root, words, probed=True)
+    elif isinstance(root.start, Size) and in_eight and not why:
+        with torch.device("meta"):  # its shape alone
+            model = from_scratch(root.start, vocab=16, mask_id=0, length=run.packing.length, seed=0)
+    else:
+        model = None
+    if in_eight and model is not None:
+        why = why or refusal(model.model.base_model, in_eight=True)
+    if why:
+        raise ModelError(f"{run.name}: precision='fp8' cannot be had ({why}); say precision='bf16'")
+
+
+def _words(run: Pretrain, vocab: int, special: Special) -> TokenizerInfo:
+    used = {special.eos, special.bos if corpus_of(run).bos else None}
+    return TokenizerInfo(vocab, special.mask, special.mask_rule != "own", frozenset(special.ids) - used)
+
+
+def _existing(run: Pretrain, root: Pretrain, words: TokenizerInfo | None, *, probed: bool) -> LanguageModel:
+    assert isinstance(root.start, Hub)
+    stretched = bool(run.stages) and phases(run)[0].rope_base > 0  # from its first step on
+    model = from_hub(root.start, words, length=run.packing.length, stretched=stretched)
+    if probed:
+        probe(model, vocab=len(model.head) if words is None else words.vocab)
+        if run.stages and isinstance(run.stages[-1].objective, MLM):
+            model.note = _without_masked_class(model, run.packing.length)
+    if run.adapter:
+        add_adapter(model, run.adapter, seed=root.seed)
+    return model
+
+
+def _without_masked_class(model: LanguageModel, length: int) -> str:
+    """What to say before the work where transformers will not be able to fill masks with the result."""
+    name = type(model.model).__name__
+    if is_masked(name) or next(masked_forms(model, length), None) is not None:
+        return ""
+    return (
+        f"transformers has no masked-language-model class for {name}: the exported encoder gives hidden states and "
+        "embeddings there, but fills masks only by biphase.load(FOLDER).fill_mask(…)"
+    )
+
+
+# ---------------------------------------------------------------- finished
+# The model of a saved state, as it is used from then on: evaluated, exported.
+
+
+def model_of_checkpoint(run: Pretrain, state: str | None, store: Store, shards: Shards) -> LanguageModel:
+    """The state of the run with that key, or its start where there is none: adapters merged, positions as trained."""
+    model = starting_model(run, shards)
+    step = 0
+    if state is not None:
+        taken = checkpoint.load_weights(store, state, model).step
+        # A run's first state is the last one of the run it goes on from, which counts from its own beginning.
+        began = read_checkpoint_file(store.states / state)["origin_step"]
+        step = began + taken - origin_step(run)
+    base = _rope_base(run, step)
+    if base:
+        set_rope_base(model.model, base)
+    if run.adapter:
+        merge_adapter(model)
+    return model
+
+
+def _rope_base(run: Pretrain, step: int) -> float:
+    felt = [act.rope_base for act in phases(run) if act.first < step]
+    if felt:
+        return felt[-1]
+    return last_rope_base(run.start) if isinstance(run.start, Pretrain) else 0.0
+
+
+# ---------------------------------------------------------------- heldout
+# Held-out losses: the same rows, cuts and masks for every run, so that curves compare.
+#
+# The causal loss and the masked loss at 40% are always measured, whatever the run trains; its own objective too
+# where that is another. Each in its own direction.
+
+
+ALWAYS: tuple[Objective, ...] = (CLM(), MLM(0.4))
+
+
+def yardsticks(objective: Objective, step: int) -> tuple[Objective, ...]:
+    """What to measure while `objective` trains, `step` steps into its stage."""
+    if isinstance(objective, MLM):
+        now = type(objective)(ratio_at(objective, step), objective.replace)
+        return ALWAYS if now in ALWAYS else (*ALWAYS, now)
+    return ALWAYS
+
+
+@torch.no_grad()
+def heldout_losses(
+    loss_sum: Callable[[Batch], Tensor],
+    stream: Stream,
+    objectives: tuple[Objective, ...],
+    *,
+    rows: int,
+    micro_rows: int,
+    ranks: Ranks,
+    autocast: Callable[[], AbstractContextManager[object]],
+    fixed: bool,
+    together: bool = False,  # every process must read as often as the others
+) -> dict[str, float]:
+    """Mean loss per label on the first `rows` held-out rows, by objective."""
+    rows = min(rows, stream.rows)
+    mine = share(0, rows, ranks.rank, ranks.world)
+    losses = {}
+    for objective in objectives:
+        total = torch.zeros((), dtype=torch.float64)
+        count = 0
+        for draws in mine.split(micro_rows) if len(mine) else ():
+            batch = stream.batch(objective, draws, step=0, fixed=fixed)
+            with autocast():
+                total += loss_sum(batch.to(ranks.device)).cpu()
+            count += batch.count
+        if together:
+            passes = passes_of(rows, ranks.world, micro_rows)
+            spare = stream.batch(objective, mine[:1] if len(mine) else torch.tensor([0]), step=0, fixed=fixed)
+            for _ in range(passes - math.ceil(len(mine) / micro_rows)):
+                with autocast():
+                    loss_sum(spare.silent().to(ranks.device))
+        labels = ranks.sum(count)[0]
+        if labels:
+            losses[_name(objective)] = ranks.sum_float(float(total)) / labels
+    return losses
+
+
+def _name(objective: Objective) -> str:
+    """clm, mlm40, mntp40: short enough for a column."""
+    if isinstance(objective, (MLM, MNTP)) and objective.replace == (1.0, 0.0, 0.0):
+        return label(objective).replace(" ", "").replace("%", "")
+    return label(objective)
+
+
+# ---------------------------------------------------------------- pretrain
+# Pretraining: bring a run from its nearest saved state to a wanted step.
+#
+# A fresh run, a resumed one, a branch from a shared trunk and a continuation of another run are the same call:
+# find the nearest state on the run's path, load it, take the steps that are missing, publish.
+
 
 UNSOUND_LIMIT = 20  # steps in a row
 
@@ -57,7 +245,7 @@ class Pretraining:
         ranks: Ranks,
         needed: Callable[[], set[str]],  # the states that plans of the store need, as they stand now
         flops_per_token: float | None,  # None: the model's shape is not known beforehand
-        manner: Manner,
+        manner: RuntimeOptions,
         title: str = "",
     ) -> None:
         self.run, self.target, self.store, self.shards = run, target, store, shards
@@ -68,7 +256,7 @@ class Pretraining:
             raise TrainingError(
                 f"{run.name}: {ranks.world} processes cannot share a batch of {run.rows_per_step} rows; use fewer"
             )
-        self.key = state_key(run, target, identities)
+        self.key = checkpoint_key(run, target, identities)
         store.refuse_debris(store.states / self.key)  # now, and not after the work
         self.stream = Stream.of(shards, run.packing, run.seed)
         self.heldout = heldout_stream(shards, run.packing)
@@ -112,7 +300,7 @@ class Pretraining:
             )
         self.from_hub = found is None and isinstance(root_of(run).start, Hub)
         self.model = starting_model(run, self.shards, probed=self.from_hub)
-        self.progress = Progress(step=0, draw=origin_draw(run), joules=0.0)
+        self.progress = Progress(step=0, draw=origin_sample(run), joules=0.0)
         if found is None:
             self.placed = place(self.model, run, ranks, self.manner)
             return []
@@ -121,18 +309,18 @@ class Pretraining:
             loaded = checkpoint.load_weights(store, key, self.model)
             self.placed = place(self.model, run, ranks, self.manner)
             if step > 0 or run.moments == "keep":
-                checkpoint.load_moments(store, key, self.placed.rows, self.placed.optimizer)
+                checkpoint.load_optimizer_state(store, key, self.placed.rows, self.placed.optimizer)
             lines = checkpoint.metrics_of(store, key)
         except (StoreError, OSError):
             if ranks.world == 1 and not (store.states / key).exists():
                 return self._load_nearest()  # another worker went past it and removed it: look again
             raise
-        self.progress = loaded if step else replace(loaded, step=0, draw=origin_draw(run))
+        self.progress = loaded if step else replace(loaded, step=0, draw=origin_sample(run))
         return lines
 
     def _turn(self, step: int) -> None:
         """Positions as the act of step `step` has them: asked before each step, done where an act begins."""
-        self._turn_to(act_at(self.run, step).rope_base if step < self.run.steps else 0.0)
+        self._turn_to(phase_at(self.run, step).rope_base if step < self.run.steps else 0.0)
 
     def _turn_to(self, base: float) -> None:
         if base and base != self.rope_base:
@@ -145,24 +333,24 @@ class Pretraining:
         rows = self.run.rows_per_step // ranks.world
         shard = str(self.manner.sharding)
         same = (progress.world, progress.shard) == (ranks.world, shard) and progress.step > 0
-        suits = devices.micro_rows(ranks.device, rows, self.run.packing.length)
+        suits = distributed.micro_rows(ranks.device, rows, self.run.packing.length)
         self.micro_rows = self.manner.micro_rows or (progress.micro_rows if same else suits)
         if ranks.device.type == "cpu" and 0 < progress.threads <= (os.cpu_count() or 1):
             torch.set_num_threads(progress.threads)
         progress.micro_rows, progress.world, progress.shard = self.micro_rows, ranks.world, shard
         self.progress.threads = torch.get_num_threads() if ranks.device.type == "cpu" else 0
-        self.progress.machine = devices.machine(ranks.device) | {"path": self.placed.path}
+        self.progress.machine = distributed.machine(ranks.device) | {"path": self.placed.path}
 
     # ------------------------------------------------------------ during
 
     def train(self) -> bool:
         """Take the missing steps. True when the target stands in the store, False when stopped before."""
-        with devices.repeatable(enabled=self.manner.deterministic):
+        with distributed.repeatable(enabled=self.manner.deterministic):
             return self._train()
 
     def _train(self) -> bool:
         self.clock = self.last_save = time.monotonic()
-        self.energy = devices.joules(self.ranks.device)
+        self.energy = distributed.joules(self.ranks.device)
         self.published = self.progress.step == self.target
         # What it could do before.
         if self.from_hub or (self.progress.step == 0 and reads_otherwise(self.run)):
@@ -180,7 +368,7 @@ class Pretraining:
                 rate=lambda step: rate(self.run, step),
                 clip=self.run.optimizer.clip,
                 ranks=self.ranks,
-                autocast=lambda: devices.autocast(self.ranks.device, self.run.precision),
+                autocast=lambda: distributed.autocast(self.ranks.device, self.run.precision),
                 after=(
                     self._count,
                     self._log,
@@ -209,9 +397,12 @@ class Pretraining:
     def _batches(self, step: int) -> list[Batch]:
         """This process's micro-batches of one step."""
         run = self.run
-        act = act_at(run, step)
+        act = phase_at(run, step)
         draws = share(
-            origin_draw(run) + step * run.rows_per_step, run.rows_per_step, self.ranks.rank, self.ranks.world
+            origin_sample(run) + step * run.rows_per_step,
+            run.rows_per_step,
+            self.ranks.rank,
+            self.ranks.world,
         )
         made = [
             self.stream.batch(
@@ -226,8 +417,8 @@ class Pretraining:
 
     def _loss_sum(self, batch: Batch) -> torch.Tensor:
         # Dropout, where a model has it, is drawn from counters too: a resumed run drops the same units.
-        devices.draw_from(salt(self.run.seed, "dropout", int(batch.draws[0])), self.ranks.device)
-        return self.model.loss_sum(batch, sight_of(batch, varlen=self.varlen))
+        distributed.seed_device(salt(self.run.seed, "dropout", int(batch.draws[0])), self.ranks.device)
+        return self.model.loss_sum(batch, pattern_of(batch, varlen=self.varlen))
 
     def _due(self) -> bool:
         """Is a checkpoint due? Asked before each step."""
@@ -237,7 +428,7 @@ class Pretraining:
 
     # ------------------------------------------------------------ after each step
 
-    def _count(self, done: Done) -> None:
+    def _count(self, done: LoopStep) -> None:
         now = time.monotonic()
         progress = self.progress
         progress.step, progress.draw = done.step + 1, progress.draw + self.run.rows_per_step
@@ -247,8 +438,8 @@ class Pretraining:
             each = self.flops_per_token
             progress.flops = None if each is None else progress.flops + self.run.batch_tokens * each
 
-    def _log(self, done: Done) -> None:
-        act = act_at(self.run, done.step)
+    def _log(self, done: LoopStep) -> None:
+        act = phase_at(self.run, done.step)
         facts: dict[str, Any] = {"rate": done.rate, "labels": done.labels, "objective": label(act.objective)}
         if not isinstance(act.objective, CLM):
             facts["ratio"] = ratio_at(act.objective, done.step - act.first)
@@ -264,10 +455,10 @@ class Pretraining:
                 "lower schedule=WSD(peak=…) or look at the corpus there"
             )
 
-    def _evaluate(self, done: Done) -> None:
+    def _evaluate(self, done: LoopStep) -> None:
         step = done.step + 1
         if step % self.run.heldout_every == 0 or step == self.target:
-            act = act_at(self.run, done.step)
+            act = phase_at(self.run, done.step)
             self._measure(step, act.objective, done.step - act.first)
 
     def _measure(self, step: int, objective: Objective, into: int) -> None:
@@ -282,7 +473,7 @@ class Pretraining:
             rows=self.run.heldout_tokens // self.run.packing.length,
             micro_rows=self.micro_rows,
             ranks=self.ranks,
-            autocast=lambda: devices.autocast(self.ranks.device, self.run.precision),
+            autocast=lambda: distributed.autocast(self.ranks.device, self.run.precision),
             fixed=self.placed.path == "compiled",
             together=self.placed.sharded is not None,
         )
@@ -295,7 +486,7 @@ class Pretraining:
             self.meter.event(step, heldout=losses)
         self.clock = time.monotonic()  # time spent measuring is not time spent training
 
-    def _save(self, done: Done) -> None:
+    def _save(self, done: LoopStep) -> None:
         finished = done.step + 1 == self.target
         if done.lost:
             self.saver.abandon()
@@ -314,7 +505,9 @@ class Pretraining:
             "tokens_left_out": len(self.shards.train) % self.run.packing.length,
             "progress": asdict(self.progress),
         }
-        told = Told(state_key(self.run, step, self.identities), state, list(self.meter.lines))
+        told = CheckpointRecord(
+            checkpoint_key(self.run, step, self.identities), state, list(self.meter.lines)
+        )
         behind = partial(checkpoint.prune, self.run, step, self.store, self.identities)
         self.saver.begin(told, last=finished, then=lambda: behind(self.needed()))
         if finished or done.stop:
@@ -324,7 +517,7 @@ class Pretraining:
 
     def _count_energy(self) -> None:
         """Add what all GPUs used since the last time. A part that nobody measured leaves the whole unknown."""
-        now = devices.joules(self.ranks.device)
+        now = distributed.joules(self.ranks.device)
         used = math.nan if now is None or self.energy is None else now - self.energy
         before = math.nan if self.progress.joules is None else self.progress.joules
         total = before + self.ranks.sum_float(used)

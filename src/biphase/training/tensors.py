@@ -28,7 +28,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from biphase.errors import StoreError
-from biphase.files import read_json, write_json
+from biphase.store import read_json, write_json
 
 KINDS = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
@@ -39,7 +39,7 @@ SLICE = 2**26  # bytes written at a time
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowRange:
     """Some rows of a tensor, or all of one."""
 
     tensor: Tensor
@@ -47,12 +47,12 @@ class Rows:
     first: int = 0
 
     @classmethod
-    def all_of(cls, tensor: Tensor) -> Rows:
+    def all_of(cls, tensor: Tensor) -> RowRange:
         return cls(tensor, tuple(tensor.shape))
 
 
 @dataclass(frozen=True)
-class Coming:
+class PendingTensor:
     """A tensor that is written when its turn has come."""
 
     shape: tuple[int, ...]
@@ -68,7 +68,7 @@ def part_name(kind: str, number: int, of: int) -> str:
     return f"{kind}-{number}-of-{of}"
 
 
-def write_part(folder: Path, kind: str, number: int, of: int, rows: Mapping[str, Rows]) -> dict[str, Any]:
+def write_part(folder: Path, kind: str, number: int, of: int, rows: Mapping[str, RowRange]) -> dict[str, Any]:
     """Write one process's rows and their index; gives what a manifest says of both."""
     name = part_name(kind, number, of)
     entries = {f"{name}.safetensors": write_whole(folder / f"{name}.safetensors", rows)}
@@ -79,16 +79,16 @@ def write_part(folder: Path, kind: str, number: int, of: int, rows: Mapping[str,
     return entries
 
 
-def write_whole(path: Path, rows: Mapping[str, Rows]) -> dict[str, Any]:
+def write_whole(path: Path, rows: Mapping[str, RowRange]) -> dict[str, Any]:
     """Write tensors as they are; gives what a manifest says of the file."""
     coming = {
-        name: Coming(tuple(one.tensor.shape), one.tensor.dtype, lambda one=one: one.tensor)
+        name: PendingTensor(tuple(one.tensor.shape), one.tensor.dtype, lambda one=one: one.tensor)
         for name, one in rows.items()
     }
     return write(path, coming)
 
 
-def write(path: Path, tensors: Mapping[str, Coming]) -> dict[str, Any]:
+def write(path: Path, tensors: Mapping[str, PendingTensor]) -> dict[str, Any]:
     """Write a safetensors file, one tensor after another; gives its size and its hash."""
     ordered = sorted(tensors.items(), key=lambda one: (-one[1].dtype.itemsize, one[0]))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -112,7 +112,7 @@ def write(path: Path, tensors: Mapping[str, Coming]) -> dict[str, Any]:
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
-def _bytes_of(header: bytes, tensors: list[tuple[str, Coming]]) -> Iterable[bytes | memoryview]:
+def _bytes_of(header: bytes, tensors: list[tuple[str, PendingTensor]]) -> Iterable[bytes | memoryview]:
     yield header
     for name, one in tensors:
         made = one.make().contiguous()
@@ -125,7 +125,7 @@ def _bytes_of(header: bytes, tensors: list[tuple[str, Coming]]) -> Iterable[byte
 
 
 @dataclass(frozen=True)
-class _Found:
+class _TensorEntry:
     file: Path
     first: int
     rows: int  # −1: of a number that has none
@@ -138,7 +138,7 @@ class Tensors:
         self.folder, self.kind = folder, kind
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, torch.dtype] = {}
-        self._found: dict[str, list[_Found]] = {}
+        self._found: dict[str, list[_TensorEntry]] = {}
         self._open: dict[Path, Any] = {}
         self._files = ExitStack()
 
@@ -200,7 +200,7 @@ class Tensors:
         same = self.shapes.setdefault(name, whole) == whole and self.dtypes.setdefault(name, dtype) == dtype
         if not same or shape[1:] != list(whole[1:]):
             raise StoreError(f"{path} disagrees with its neighbours; remove {self.folder} and run again")
-        self._found.setdefault(name, []).append(_Found(path, first, shape[0] if shape else -1))
+        self._found.setdefault(name, []).append(_TensorEntry(path, first, shape[0] if shape else -1))
 
     def _read_parts(self) -> None:
         named = re.compile(rf"{self.kind}-(\d+)-of-(\d+)\.json")
@@ -235,7 +235,8 @@ def join_parts(folder: Path, kind: str) -> tuple[list[Path], dict[str, Any]]:
     """Make one file of whole tensors of the parts, a tensor at a time; gives the parts, and the entry of the file."""
     with Tensors(folder, kind) as cut:
         coming = {
-            name: Coming(shape, cut.dtypes[name], _whole(cut, name)) for name, shape in cut.shapes.items()
+            name: PendingTensor(shape, cut.dtypes[name], _whole(cut, name))
+            for name, shape in cut.shapes.items()
         }
         entry = write(folder / f"{kind}.safetensors", coming)
         return cut.parts, entry

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from biphase import Study
-from biphase.files import Store
-from biphase.report.evidence import Evidence, Grid
+from biphase.report.evidence import Evidence, ScoreGrid
 from biphase.report.recipes import models
-from biphase.study.identities import identities
+from biphase.store import Store
 from biphase.study.load import load
-from biphase.study.plan import make_plan
+from biphase.study.plan import identities, make_plan
 
 STUDIES = Path(__file__).parents[3] / "studies"
 METRICS = {"SC": "accuracy", "TC": "sentence_f1", "QA": "token_f1", "IR": "paper_ndcg@10"}
@@ -56,7 +55,7 @@ def evidence_of(tmp_path_factory):
                     names = (METRICS[task.family], *metrics)
                     test = np.asarray(score(model, task, shape), dtype=float) / 100
                     chosen = test if validation is None else np.asarray(validation(model, task, shape)) / 100
-                    grids[result, task.name] = Grid(
+                    grids[result, task.name] = ScoreGrid(
                         result=result,
                         task=task,
                         metric=names[0],

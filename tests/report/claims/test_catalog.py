@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from biphase import CATALOG, CLM, MLM, SIZES, WSD, Claim, Fewer, Finetune, Pretrain, Stage, Study
-from biphase.report.claims.catalog import STATEMENTS
-from biphase.report.claims.contrasts import AnyOf
-from biphase.report.claims.judging import statements
-from biphase.report.claims.lines import bench
+from biphase.papers.gisserot2025.claims import STATEMENTS
+from biphase.report.contrasts import AnyOf, comparable_models
+from biphase.report.verdicts import statements
 
 DOCS = Path(__file__).parents[3] / "docs" / "claims.md"
 FIGURES = {"objectives", "ratio", "efficiency", "rates", "splits", "robustness", "continued"}
@@ -19,7 +18,7 @@ K = 1_000
 
 
 def found(plan, name):
-    return {one.id: one for one in statements(bench(plan))}[name].tests(bench(plan))
+    return {one.id: one for one in statements(comparable_models(plan))}[name].tests(comparable_models(plan))
 
 
 def shown(tests, strip=""):
@@ -291,7 +290,7 @@ def test_checkpoints_are_compared_on_what_they_are_fine_tuned_on(plan_of):
     assert [test.tasks for test in found(plan, "C10")] == [("sst2",), ("squad",)]
     assert [test.tasks for test in found(plan, "C11")] == [("sst2",), ("squad",)]
     assert len(found(plan, "C1")) == 1  # ends are fine-tuned on everything
-    over = bench(plan)
+    over = comparable_models(plan)
     assert [over.seeds(found(plan, name)[0].models) for name in ("C10", "C1")] == [2, 5]
 
 
@@ -377,7 +376,7 @@ def test_own_claims_are_tested_on_what_they_name(plan_of):
         ("IR", -1),
     ]
     assert [one.title for one in found(plan, "f1")] == ["QA (f1)"]
-    assert [one.id for one in statements(bench(plan))][-3:] == ["tags", "all", "f1"]
+    assert [one.id for one in statements(comparable_models(plan))][-3:] == ["tags", "all", "f1"]
 
 
 def test_a_claim_between_two_draws_of_one_recipe_cannot_be_tested(plan_of):

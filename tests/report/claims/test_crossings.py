@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from biphase import CATALOG, CLM, MLM, SIZES, Finetune, Pretrain, Stage, Study
-from biphase.report.claims.crossings import Crossing, crossing
-from biphase.report.claims.efficiency import checkpoints
-from biphase.report.claims.lines import bench, rows_in_common
-from biphase.report.claims.quantities import Reading
+from biphase.papers.gisserot2025.claims import Crossing, checkpoints, crossing
+from biphase.report.contrasts import ScoreView, comparable_models, rows_in_common
 
 K = 1_000
 STEPS = (1 * K, 2 * K, 4 * K, 8 * K)
@@ -60,10 +58,10 @@ def words(plan_of, evidence_of):
             return [curve[STEPS.index(recipe.steps)]]
 
         evidence = evidence_of(plan, score)
-        over = bench(plan, evidence.models)
+        over = comparable_models(plan, evidence.models)
         found = Crossing(over, tuple(checkpoints(over.lines[0]).values()), "SC")
         everyone = [one for pair in found.checkpoints for one in pair]
-        return found.words(Reading(evidence, None, rows_in_common(everyone)))
+        return found.words(ScoreView(evidence, None, rows_in_common(everyone)))
 
     return said
 
@@ -117,9 +115,9 @@ def test_pretraining_seeds_are_no_more_fine_tuning_seeds(plan_of, evidence_of):
     evidence = evidence_of(plan, score)
     for step in STEPS:
         evidence.grids[f"mlm2-{step}", "sst2"].test["accuracy"][:] -= 0.005
-    over = bench(plan, evidence.models)
+    over = comparable_models(plan, evidence.models)
     found = Crossing(over, tuple(checkpoints(over.lines[0]).values()), "SC")
     everyone = [one for pair in found.checkpoints for one in pair]
-    said = found.words(Reading(evidence, None, rows_in_common(everyone)))
+    said = found.words(ScoreView(evidence, None, rows_in_common(everyone)))
     low, high = (float(one.replace(",", "")) for one in said.split("95%: ")[1].split(")")[0].split(" to "))
     assert high > 5 * low, "two pretrainings know little"

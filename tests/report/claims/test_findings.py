@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from biphase import CATALOG, CLM, MLM, SIZES, Claim, Finetune, Hub, Pretrain, Stage, Study
-from biphase.report import claims
-from biphase.report.claims.catalog import STATEMENTS
-from biphase.report.claims.verdicts import ALPHA
+from biphase.papers.gisserot2025.claims import STATEMENTS
 from biphase.report.evidence import gather
-from biphase.report.statistics.multiplicity import holm
+from biphase.report.statistics.intervals import holm
+from biphase.report.verdicts import ALPHA, judge
 
 K = 1_000
 TASKS = (
@@ -60,7 +59,7 @@ def found(plan_of, evidence_of):
             return scores
 
         evidence = evidence_of(plan, score, metrics=metrics)
-        return {one.id: one for one in claims.judge(evidence)}
+        return {one.id: one for one in judge(evidence)}
 
     return findings
 
@@ -189,8 +188,7 @@ def test_a_seed_that_is_missing_shortens_the_rows_that_need_it(found):
 def test_an_empty_ledger_tests_nothing_and_says_so(plan_of, evidence_of):
     plan = plan_of(study(CAUSAL, MASKED, QUARTER))
     results = {
-        one.id: one
-        for one in claims.judge(evidence_of(plan, lambda model, task, shape: np.full(shape, math.nan)))
+        one.id: one for one in judge(evidence_of(plan, lambda model, task, shape: np.full(shape, math.nan)))
     }
     assert {one.verdict for one in results.values()} == {"not tested"}
     assert results["C1"].why == "610m · SC (not yet: 0 of 30 leaves done)."
@@ -199,7 +197,7 @@ def test_an_empty_ledger_tests_nothing_and_says_so(plan_of, evidence_of):
 
 def test_nothing_fine_tuned_tests_nothing(planned, invent, tmp_path):
     plan, store = invent(Study("s", (CAUSAL, MASKED)), tmp_path)
-    results = {one.id: one for one in claims.judge(gather(plan, store))}
+    results = {one.id: one for one in judge(gather(plan, store))}
     assert {one.verdict for one in results.values()} == {"not tested"}
     assert results["C1"].why == "Needs tasks to fine-tune on."
 
@@ -231,7 +229,7 @@ def test_what_is_clear_over_seeds_alone_is_a_caveat(invent, grid, three, tmp_pat
     means = {"clm-10": 80.0, "clm": 80.0, "mlm": 81.0, "both": 80.0}
     made = replace(three, finetune=grid("sst2", seeds=range(12)))
     plan, store = invent(made, tmp_path, means=means, shrink=0.5)
-    results = {one.id: one for one in claims.judge(gather(plan, store))}
+    results = {one.id: one for one in judge(gather(plan, store))}
     (part,) = results["C1"].parts
     assert part.supports == "yes"
     assert part.examples[0] <= 0 < part.examples[1]
@@ -264,7 +262,7 @@ def test_b6_tells_the_noise_of_pretraining(found, plan_of, evidence_of):
     )
     for result in plan.results:
         evidence.grids[result, "sst2"].test["accuracy"][:] += draw.normal(0, 0.003)
-    (part,) = {one.id: one for one in claims.judge(evidence)}["B6"].parts
+    (part,) = {one.id: one for one in judge(evidence)}["B6"].parts
     told = [float(word) for word in part.note.replace(",", "").split() if word[0].isdigit()]
     assert told[0] == pytest.approx(0.3 * math.sqrt(2), rel=0.5)
     assert told[1] == pytest.approx(0.1 * math.sqrt(2), rel=0.5)
@@ -289,7 +287,7 @@ def test_a_part_whose_seeds_all_say_the_same_is_not_passed_over(plan_of, evidenc
         return [70 + by * (model.name == "two") + luck[task.name]]
 
     evidence = evidence_of(plan_of(study(CAUSAL, MASKED, QUARTER)), score)
-    result = {one.id: one for one in claims.judge(evidence)}["C13"]
+    result = {one.id: one for one in judge(evidence)}["C13"]
     assert [part.supports for part in result.parts] == ["yes", "yes", "yes", "underpowered"]
     assert (result.verdict, result.p, result.p_holm) == ("underpowered", 1.0, 1.0)
     way = "above" if by > 0 else "below"
@@ -305,7 +303,7 @@ def test_seeds_left_out_because_something_failed_are_a_caveat(plan_of, evidence_
     evidence = evidence_of(plan, lambda model, task, shape: draw.normal(80, 0.1, shape))
 
     def warned():
-        results = {one.id: one for one in claims.judge(evidence)}
+        results = {one.id: one for one in judge(evidence)}
         return [name for name, one in results.items() if any("went well" in said for said in one.caveats)]
 
     grid = evidence.grids["mlm", "sst2"]

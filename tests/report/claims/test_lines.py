@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from biphase import CLM, MLM, SIZES, WSD, Hub, Pretrain, Stage, Study
-from biphase.report.claims.catalog import STATEMENTS
-from biphase.report.claims.lines import bench, common, rows_in_common
+from biphase.papers.gisserot2025.claims import STATEMENTS
+from biphase.report.contrasts import common, comparable_models, rows_in_common
 from biphase.report.recipes import models
 
 K = 1_000
@@ -34,7 +34,7 @@ def two(causal, steps, ratio=0.4, name="", **fields):
 @pytest.fixture
 def line_of(plan_of):
     def line(*runs):
-        (found,) = bench(plan_of(Study("s", runs))).lines
+        (found,) = comparable_models(plan_of(Study("s", runs))).lines
         return found
 
     return line
@@ -45,7 +45,7 @@ def names(found):
 
 
 def test_the_papers_study_is_three_lines_smallest_first(plan_of):
-    (group,) = bench(plan_of("paper")).groups
+    (group,) = comparable_models(plan_of("paper")).groups
     assert [(line.title, len(line.models)) for line in group] == [("210m", 5), ("610m", 40), ("1b", 5)]
 
 
@@ -129,7 +129,9 @@ def test_a_base_that_was_itself_gone_on_with_is_another_story(line_of):
     ],
 )
 def test_another_setting_is_another_line_that_says_what_differs(plan_of, fields, about):
-    found = bench(plan_of(Study("s", (clm(12 * K), mlm(12 * K), mlm(12 * K, name="other", **fields)))))
+    found = comparable_models(
+        plan_of(Study("s", (clm(12 * K), mlm(12 * K), mlm(12 * K, name="other", **fields))))
+    )
     assert [[one.name for one in line.models] for line in found.lines] == [
         ["clm-12000", "mlm40-12000"],
         ["other"],
@@ -139,7 +141,7 @@ def test_another_setting_is_another_line_that_says_what_differs(plan_of, fields,
 
 def test_another_rule_of_masking_is_another_line_and_clm_belongs_to_both(plan_of):
     bert = run("bert", Stage(MLM(0.4, (0.8, 0.1, 0.1)), 12 * K))
-    found = bench(plan_of(Study("s", (clm(12 * K), mlm(12 * K), bert))))
+    found = comparable_models(plan_of(Study("s", (clm(12 * K), mlm(12 * K), bert))))
     assert {line.about: [one.name for one in line.models] for line in found.lines} == {
         "masks 100/0/0": ["clm-12000", "mlm40-12000"],
         "masks 80/10/10": ["clm-12000", "bert"],
@@ -148,13 +150,13 @@ def test_another_rule_of_masking_is_another_line_and_clm_belongs_to_both(plan_of
 
 def test_sizes_of_one_name_and_different_shape_are_two_lines(plan_of):
     thin = replace(SIZES["610m"], layers=12)
-    found = bench(plan_of(Study("s", (clm(12 * K), mlm(12 * K, start=thin)))))
+    found = comparable_models(plan_of(Study("s", (clm(12 * K), mlm(12 * K, start=thin)))))
     assert [line.title for line in found.lines] == ["610m of 508M", "610m of 756M"]
 
 
 def test_published_models_belong_to_no_line(plan_of, tmp_path):
     published = Pretrain("hub", start=Hub("some/model", revision="1" * 40))
-    found = bench(plan_of(Study("s", (published, clm(12 * K)))))
+    found = comparable_models(plan_of(Study("s", (published, clm(12 * K)))))
     assert [one.name for line in found.lines for one in line.models] == ["clm-12000"]
     assert "hub" in found.models
 
@@ -185,7 +187,7 @@ def test_rows_in_common_are_the_seeds_that_all_have(plan_of):
 
 def asked_of(plan):
     """Every test of every claim as the keys of the states that it compares, with its title."""
-    over = bench(plan)
+    over = comparable_models(plan)
     keys = {model.name: tuple(plan.results[one] for one in model.results) for model in over.models.values()}
     return {
         one.id: sorted(

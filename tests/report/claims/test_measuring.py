@@ -9,12 +9,8 @@ import pytest
 from scipy import stats
 
 from biphase import CATALOG, CLM, MLM, SIZES, Finetune, Pretrain, Stage, Study
-from biphase.report.claims.contrasts import AnyOf, Contrast
-from biphase.report.claims.lines import bench
-from biphase.report.claims.measuring import detectable, measure
-from biphase.report.claims.quantities import gap
-from biphase.report.draws import shared_draws
-from biphase.report.evidence import gather
+from biphase.report.contrasts import AnyOf, Contrast, comparable_models, detectable, gap, measure
+from biphase.report.evidence import gather, shared_resamples
 from biphase.report.statistics.intervals import over_seeds
 from biphase.report.statistics.power import power_of
 
@@ -36,7 +32,7 @@ def case(plan_of, evidence_of):
     def made(scores, study=STUDY):
         plan = plan_of(study)
         evidence = evidence_of(plan, lambda model, task, shape: [scores[model.name]])
-        return bench(plan, evidence.models), evidence
+        return comparable_models(plan, evidence.models), evidence
 
     return made
 
@@ -168,7 +164,7 @@ def test_models_without_a_common_pretraining_seed_are_paired_in_order_and_it_is_
         plan = plan_of(replace(STUDY, runs=tuple(runs)))
         draw = np.random.default_rng(5)
         evidence = evidence_of(plan, lambda model, task, shape: draw.normal(80, 1, shape))
-        over = bench(plan, evidence.models)
+        over = comparable_models(plan, evidence.models)
         clm, mlm = over.models.values()
         return measure(contrast(over, mlm.name, clm.name), evidence, None)
 
@@ -182,10 +178,10 @@ def test_models_without_a_common_pretraining_seed_are_paired_in_order_and_it_is_
 def test_the_interval_over_examples_is_that_of_the_same_contrast(ledger):
     """With the values of a ledger: resampled differences, not differences of intervals."""
     evidence = gather(*ledger)
-    over = bench(evidence.plan, evidence.models)
+    over = comparable_models(evidence.plan, evidence.models)
     clm, mlm = over.models["clm"], over.models["mlm"]
     test = Contrast("x", gap(over, mlm, clm, "SC"), "{}", "{}")
-    found = measure(test, evidence, shared_draws(evidence))
+    found = measure(test, evidence, shared_resamples(evidence))
     values = [evidence.values(one, "sst2")[0] for one in (mlm, clm)]
     difference = (values[0] - values[1]).mean(axis=0, dtype=float)  # by example, over seeds
     half = 1.96 * 100 * difference.std() / math.sqrt(len(difference))
@@ -202,9 +198,9 @@ def test_the_interval_over_examples_rests_on_the_seeds_of_the_estimate(ledger):
     for keys in grid.keys:
         shutil.rmtree(store.leaves / keys[grid.seeds.index(0)])
     evidence = gather(plan, store)
-    over = bench(plan, evidence.models)
+    over = comparable_models(plan, evidence.models)
     test = Contrast("x", gap(over, over.models["mlm"], over.models["clm"], "SC"), "{}", "{}")
-    found = measure(test, evidence, shared_draws(evidence))
+    found = measure(test, evidence, shared_resamples(evidence))
     values = [
         evidence.values(over.models[one], "sst2")[0, [1, 2]].mean(dtype=float) for one in ("mlm", "clm")
     ]
@@ -258,7 +254,7 @@ def test_one_test_example_has_no_interval_over_examples(invent, run, grid, tmp_p
         def of(self, model, task, metric=""):
             return np.arange(2 * 3.0).reshape(2, 1, 3)
 
-    over = bench(plan, evidence.models)
+    over = comparable_models(plan, evidence.models)
     test = Contrast("x", gap(over, over.models["mlm"], over.models["clm"], "QA"), "{}", "{}")
     found = measure(test, evidence, One())
     assert not found.missing
@@ -273,8 +269,8 @@ def test_the_interval_over_examples_does_not_hang_on_the_first_pretraining(inven
     ]
     plan, store = invent(Study("s", tuple(runs), grid("squad")), tmp_path, results=("clm2", "mlm2"))
     evidence = gather(plan, store)
-    over = bench(plan, evidence.models)
+    over = comparable_models(plan, evidence.models)
     test = Contrast("x", gap(over, over.models["mlm1"], over.models["clm1"], "QA"), "{}", "{}")
-    found = measure(test, evidence, shared_draws(evidence))
+    found = measure(test, evidence, shared_resamples(evidence))
     assert found.shape == (1, 3)
     assert found.examples[0] < found.estimate.mean < found.examples[1]

@@ -7,17 +7,18 @@ import numpy as np
 import pytest
 
 from biphase import CATALOG, CLM, MLM, SIZES, Finetune, Pretrain, Stage, Study
-from biphase.report.claims.lines import bench, rows_in_common
-from biphase.report.claims.quantities import (
+from biphase.report.contrasts import (
     Best,
     Largest,
-    Reading,
-    Score,
+    ScoreQuantity,
+    ScoreView,
     Spread,
     SpreadOfRates,
     Sum,
+    comparable_models,
     gap,
     mean,
+    rows_in_common,
     score,
     slope,
 )
@@ -57,7 +58,7 @@ def case(plan_of, evidence_of):
             lambda model, task, shape: scores[model.name, task.name],
             None if validation is None else lambda model, task, shape: validation[model.name, task.name],
         )
-        return bench(plan, evidence.models), evidence
+        return comparable_models(plan, evidence.models), evidence
 
     return made
 
@@ -70,7 +71,7 @@ def any_case(case, draw):
 
 
 def read(evidence, quantity):
-    return quantity.measure(Reading(evidence, None, rows_in_common(list(quantity.models))))
+    return quantity.measure(ScoreView(evidence, None, rows_in_common(list(quantity.models))))
 
 
 def best(scores):
@@ -129,7 +130,7 @@ def test_the_best_is_chosen_on_validation_and_scored_on_test(case):
     }
     over, evidence = case(test, validation)
     quantity = Best(tuple(over.models.values()), ("conll2003",), "TC")
-    reading = Reading(evidence, None, rows_in_common(list(quantity.models)))
+    reading = ScoreView(evidence, None, rows_in_common(list(quantity.models)))
     assert quantity.chosen(reading).name == "clm"
     assert read(evidence, quantity) == pytest.approx(np.zeros((1, 2)))
 
@@ -143,7 +144,7 @@ def test_the_best_is_chosen_on_seeds_that_all_have(case):
     validation["mlm40", "conll2003"] = np.array([[55.0, 99.0]] * 3)
     over, evidence = case(scores, validation)
     quantity = Best((over.models["clm"], over.models["mlm40"]), ("conll2003",))
-    assert quantity.chosen(Reading(evidence, None, rows_in_common(list(quantity.models)))).name == "clm"
+    assert quantity.chosen(ScoreView(evidence, None, rows_in_common(list(quantity.models)))).name == "clm"
 
 
 def test_what_is_missing_on_either_side_is_missing(case):
@@ -167,7 +168,7 @@ def test_pretraining_seeds_are_paired_by_seed(plan_of, evidence_of):
     evidence = evidence_of(plan, lambda model, task, shape: np.zeros(shape))
     for result, level in {"clm-0": 9, "clm-1": 1, "clm-2": 2, "mlm40-1": 11, "mlm40-2": 22}.items():
         evidence.grids[result, "conll2003"].test["sentence_f1"][:] = level / 100
-    over = bench(plan, evidence.models)
+    over = comparable_models(plan, evidence.models)
     clm, mlm = (
         next(one for one in over.models.values() if one.recipe.kind == kind) for kind in ("clm", "mlm")
     )
@@ -194,7 +195,7 @@ def test_variances_add_up_as_the_noise_of_independent_scores_does(any_case, draw
     }
 
     def value(quantity):
-        if isinstance(quantity, Score):
+        if isinstance(quantity, ScoreQuantity):
             return np.mean([scores[quantity.model, task] for task in quantity.on], axis=0)
         assert isinstance(quantity, Sum)
         return sum(weight * value(one) for weight, one in quantity.terms)

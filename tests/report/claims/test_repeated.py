@@ -3,11 +3,10 @@
 import pytest
 
 from biphase import CLM, MLM, WSD, Claim, Stage, Study
-from biphase.report.claims.catalog import STATEMENTS
+from biphase.papers.gisserot2025.claims import STATEMENTS
 from biphase.report.content import collect
-from biphase.report.latex import latex
-from biphase.report.markdown import markdown
 from biphase.report.page.render import page
+from biphase.report.text import latex, markdown
 
 STEPS = (50, 100, 300)
 MEANS = {

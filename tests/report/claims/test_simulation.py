@@ -11,11 +11,8 @@ import numpy as np
 import pytest
 
 from biphase import CATALOG, Finetune
-from biphase.report import claims
-from biphase.report.claims.contrasts import AnyOf
-from biphase.report.claims.judging import statements
-from biphase.report.claims.lines import bench, rows_in_common
-from biphase.report.claims.quantities import Best, Reading
+from biphase.report.contrasts import AnyOf, Best, ScoreView, comparable_models, rows_in_common
+from biphase.report.verdicts import judge, statements
 
 TASKS = ("sst2", "mnli", "conll2003", "squad", "msmarco")
 RATES, SEEDS = (1e-5, 5e-5, 2e-4), (0, 1, 2, 3, 4)
@@ -59,7 +56,7 @@ def simulated(plan, evidence_of):
 
 
 def verdicts(evidence):
-    return {one.id: one.verdict for one in claims.judge(evidence)}
+    return {one.id: one.verdict for one in judge(evidence)}
 
 
 MANY = pytest.mark.parametrize("studies", [20, pytest.param(250, marks=pytest.mark.campaign)])
@@ -191,11 +188,11 @@ def test_test_scores_choose_nothing(plan, simulated, paper_means):
         not np.array_equal(grids[place].test[grid.metric], grid.test[grid.metric])
         for place, grid in evidence.grids.items()
     )
-    bests = [quantity for quantity in every_quantity(bench(plan)) if isinstance(quantity, Best)]
+    bests = [quantity for quantity in every_quantity(comparable_models(plan)) if isinstance(quantity, Best)]
     assert len(bests) == 4
     for one in bests:
         rows = rows_in_common(list(one.models))
-        assert one.chosen(Reading(evidence, None, rows)) is one.chosen(Reading(permuted, None, rows))
+        assert one.chosen(ScoreView(evidence, None, rows)) is one.chosen(ScoreView(permuted, None, rows))
 
 
 def every_quantity(over):

@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from biphase.report.claims.findings import Part
-from biphase.report.claims.telling import why
 from biphase.report.statistics.intervals import Estimate
+from biphase.report.verdicts import ClaimPart, why
 
-PART = Part(
+PART = ClaimPart(
     title="610m · SC",
     models=("a", "b"),
     estimate=Estimate(3.416, 0.1, 5, 3.266, 3.566, 1e-6, "fine-tuning seeds", 0.05, 4),

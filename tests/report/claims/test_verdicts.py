@@ -5,15 +5,7 @@ import math
 
 import pytest
 
-from biphase.report.claims.verdicts import (
-    ALPHA,
-    WORTH_FINDING,
-    claim_p,
-    level_of_parts,
-    sought,
-    supports,
-    verdict,
-)
+from biphase.report.verdicts import ALPHA, WORTH_FINDING, claim_p, level_of_parts, sought, supports, verdict
 
 NAN = math.nan
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from biphase.files import Store
 from biphase.keys import Identities
+from biphase.papers.gisserot2025.published import family_mean
 from biphase.presets import corpus_of
 from biphase.report.estimates import Estimates, estimate
-from biphase.report.evidence import Evidence, Grid
+from biphase.report.evidence import Evidence, ScoreGrid
 from biphase.report.figures.description import Figure, Series
-from biphase.report.paper import family_mean
 from biphase.report.recipes import Model, models
 from biphase.specs import Task
+from biphase.store import Store
 from biphase.study.load import load
 from biphase.study.plan import Plan, make_plan
 
@@ -49,7 +49,7 @@ def told(plan: Plan, store: Store, mean: Mean) -> Evidence:
                 value = mean(model, task)
                 scores = np.nan if value is None else (value + around[None] - lost[:, None]) / 100
                 whole = np.broadcast_to(scores, (len(lrs), len(seeds))).copy()
-                grids[result, task.name] = Grid(
+                grids[result, task.name] = ScoreGrid(
                     result=result,
                     task=task,
                     metric="" if value is None else "accuracy",

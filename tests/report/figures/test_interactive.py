@@ -9,9 +9,18 @@ import pytest
 
 from biphase.report.estimates import estimate
 from biphase.report.figures import figures, plotly_json
-from biphase.report.figures.description import PAPER, Axis, Figure, Look, Panel, Series, Vertical, View
-from biphase.report.figures.palette import PALETTES
-from biphase.report.figures.script import NARROW, SCRIPT
+from biphase.report.figures.description import (
+    PALETTES,
+    PAPER,
+    Axis,
+    Figure,
+    Panel,
+    Series,
+    Style,
+    Vertical,
+    View,
+)
+from biphase.report.figures.interactive import NARROW, SCRIPT
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +69,7 @@ def test_the_points_are_those_of_the_figure(every):
 
 def test_intervals_are_bars_around_their_point():
     series = Series(
-        "s", Look("mlm"), (1.0, 2.0), (5.0, 6.0), low=(4.0, float("nan")), high=(6.5, float("nan"))
+        "s", Style("mlm"), (1.0, 2.0), (5.0, 6.0), low=(4.0, float("nan")), high=(6.5, float("nan"))
     )
     (trace,) = plotly_json(one_panel(series))["data"]
     assert trace["error_y"]["array"] == [1.5, None]
@@ -69,7 +78,7 @@ def test_intervals_are_bars_around_their_point():
 
 def test_a_band_runs_along_its_upper_edge_and_back_along_its_lower():
     nan = float("nan")
-    series = Series("s", Look("mlm"), (1.0, 2.0, 3.0), (5.0, 6.0, 7.0), low=(4.0, nan, 6.0), high=(6.0, nan, 8.0), band=True)  # fmt: skip
+    series = Series("s", Style("mlm"), (1.0, 2.0, 3.0), (5.0, 6.0, 7.0), low=(4.0, nan, 6.0), high=(6.0, nan, 8.0), band=True)  # fmt: skip
     band, line = plotly_json(one_panel(series))["data"]
     assert (band["x"], band["y"]) == ([1, 3, 3, 1], [6, 8, 6, 4])
     assert band["fill"] == "toself"
@@ -88,7 +97,7 @@ def test_each_name_is_in_the_legend_once_and_the_paper_last(every):
 
 
 def test_a_name_alone_needs_no_legend_but_the_paper_does():
-    ours, paper = Series("1m", Look("mlm"), (1.0,), (2.0,)), Series(PAPER, Look("paper"), (1.0,), (2.0,))
+    ours, paper = Series("1m", Style("mlm"), (1.0,), (2.0,)), Series(PAPER, Style("paper"), (1.0,), (2.0,))
     assert one_panel(ours).entries == ()
     assert [one.name for one in one_panel(paper, ours).entries] == ["1m", PAPER]
 
@@ -124,7 +133,7 @@ def test_views_give_each_trace_its_other_x(every):
 
 
 def test_a_view_reaches_the_area_of_an_interval_too():
-    series = Series("s", Look("mlm"), (1.0, 2.0), (5.0, 6.0), low=(4.0, 5.0), high=(6.0, 7.0), band=True, views=((1.0, 2.0), (10.0, 20.0)))  # fmt: skip
+    series = Series("s", Style("mlm"), (1.0, 2.0), (5.0, 6.0), low=(4.0, 5.0), high=(6.0, 7.0), band=True, views=((1.0, 2.0), (10.0, 20.0)))  # fmt: skip
     figure = Figure(
         "f", "", "", (Panel("", Axis(), Axis(), (series,)),), (View("a", Axis()), View("b", Axis()))
     )
@@ -132,16 +141,16 @@ def test_a_view_reaches_the_area_of_an_interval_too():
 
 
 def test_words_of_users_are_text_and_not_html():
-    series = Series("<b>x</b>", Look("mlm"), (1.0,), (2.0,), hover=("<script>\n1 & 2",))
+    series = Series("<b>x</b>", Style("mlm"), (1.0,), (2.0,), hover=("<script>\n1 & 2",))
     (trace,) = plotly_json(one_panel(series))["data"]
     assert trace["hovertext"] == ["<b>&lt;script&gt;</b><br>1 &amp; 2"]
-    (plain,) = plotly_json(one_panel(Series("<i>", Look("mlm"), (1.0,), (2.0,))))["data"]
+    (plain,) = plotly_json(one_panel(Series("<i>", Style("mlm"), (1.0,), (2.0,))))["data"]
     assert plain["hovertemplate"].startswith("<b>&lt;i&gt;</b>")
 
 
 def test_every_text_that_plotly_reads_as_html_is_escaped():
     evil, safe = "<a href='https://x'>%{x}</a>", "&lt;a href='https://x'&gt;"
-    series = Series(evil, Look("mlm"), (1.0, 2.0), (2.0, 3.0), labels=(evil, evil))
+    series = Series(evil, Style("mlm"), (1.0, 2.0), (2.0, 3.0), labels=(evil, evil))
     axis = Axis(evil, ticks=(1.0,), labels=(evil,))
     figure = Figure("x", evil, evil, (Panel(evil, axis, axis, (series,), (Vertical(1.0, evil),)),))
     made = plotly_json(figure)
@@ -157,14 +166,14 @@ def test_every_text_that_plotly_reads_as_html_is_escaped():
 
 
 def test_no_name_is_a_key_that_objects_have_already():
-    (trace,) = plotly_json(one_panel(Series("__proto__", Look("mlm"), (1.0,), (2.0,))))["data"]
+    (trace,) = plotly_json(one_panel(Series("__proto__", Style("mlm"), (1.0,), (2.0,))))["data"]
     assert trace["name"] == "__proto__"
     assert trace["legendgroup"] not in ("__proto__", "constructor", "toString")
 
 
 def test_an_upright_stands_in_its_panel():
     figure = one_panel(
-        Series("s", Look("mlm"), (1.0,), (2.0,)), verticals=(Vertical(7.0, "decay"), Vertical(9.0))
+        Series("s", Style("mlm"), (1.0,), (2.0,)), verticals=(Vertical(7.0, "decay"), Vertical(9.0))
     )
     layout = plotly_json(figure)["layout"]
     assert [(one["x0"], one["x1"], one["yref"]) for one in layout["shapes"]] == [(7, 7, "y domain"), (9, 9, "y domain")]  # fmt: skip

@@ -6,16 +6,16 @@ import math
 import pytest
 
 from biphase import CLM, MLM, MNTP
-from biphase.report.figures.palette import (
+from biphase.report.figures.description import (
     FURNITURE,
     NAMES,
     PALETTES,
     SHADES,
     Meaning,
-    look,
     looks,
     role_of,
     role_of_way,
+    style_of,
 )
 from biphase.report.recipes import recipe_of
 
@@ -102,7 +102,7 @@ def test_shades_grow_from_soft_to_deep(theme, role):
 
 
 def test_in_grey_markers_and_dashes_tell_objectives_apart():
-    every = [look(role) for role in NAMES]
+    every = [style_of(role) for role in NAMES]
     assert len({one.marker for one in every}) == len(NAMES)
     assert len({one.dash for one in every if one.role in ("clm", "mlm", "clm-mlm")}) == 3
 
@@ -117,10 +117,10 @@ def test_series_of_one_objective_differ_in_grey_too(count):
 
 
 def test_one_series_looks_as_its_objective_does_everywhere():
-    assert looks([Meaning("clm")]) == [look("clm")]
+    assert looks([Meaning("clm")]) == [style_of("clm")]
     assert looks([]) == []
     made = looks([Meaning("clm", 2), Meaning("mlm"), Meaning("clm", 1), Meaning("clm", 2)])
-    assert made[1] == look("mlm")
+    assert made[1] == style_of("mlm")
     assert made[0] == made[3] != made[2], "one meaning, one look, in whatever order"
     assert [one.shade for one in made] == ["-deep", "", "", "-deep"], "soft to deep as variants grow"
 

@@ -7,11 +7,12 @@ import math
 import pytest
 
 from biphase import CATALOG, CLM, MLM, MNTP, SIZES, WSD, Finetune, Pretrain, Rows, Stage, Study
-from biphase.files import Store, publish, write_json
 from biphase.keys import Identities, label
 from biphase.report.estimates import estimate
 from biphase.report.evidence import gather
-from biphase.report.figures import costs, figures, losses, plotly_json, tree
+from biphase.report.figures import figures, losses, plotly_json
+from biphase.report.figures import plan as plan_module
+from biphase.store import Store, publish, write_json
 from biphase.study.plan import make_plan
 
 OUTSIDE = Identities(data=lambda run: str(run.corpus), hub=lambda hub: f"{hub.source}@{hub.revision}")
@@ -76,7 +77,7 @@ def three(tmp_path):
 
 
 def test_training_losses_are_drawn_once_and_never_joined_across_objectives(three):
-    training = losses.figure(three).panels[0]
+    training = losses.losses_figure(three).panels[0]
     lines = {(one.name, one.x[0], one.x[-1]) for one in training.series}
     # What `both` shares with `clm` is drawn with `clm`; its own part begins with MLM.
     assert lines == {("CLM", 1, 20), ("CLM → MLM 40%", 11, 20), ("MLM 40%", 1, 20)}
@@ -85,7 +86,7 @@ def test_training_losses_are_drawn_once_and_never_joined_across_objectives(three
 
 
 def test_heldout_losses_begin_where_their_run_leaves_another(three):
-    figure = losses.figure(three)
+    figure = losses.losses_figure(three)
     assert [panel.title for panel in figure.panels] == ["Training", "Held out, CLM", "Held out, MLM 40%"]
     causal = {one.name: one for one in figure.panels[1].series}
     assert causal["CLM"].x == (5, 10, 15, 20)
@@ -104,7 +105,7 @@ def test_colours_are_objectives_in_whatever_order_runs_come(tmp_path):
         small("mlm", Stage(MLM(0.4), 20)),
     ]
     for number, order in enumerate(itertools.permutations(runs)):
-        figure = losses.figure(evidence_for(order, Store(tmp_path / str(number))))
+        figure = losses.losses_figure(evidence_for(order, Store(tmp_path / str(number))))
         for panel in figure.panels:
             spans = {(one.look.role, one.x[0] < 10, one.x[-1]) for one in panel.series}
             assert {role for role, first, _ in spans if first} == {"clm", "mlm"}
@@ -118,7 +119,7 @@ def test_colours_are_objectives_in_whatever_order_runs_come(tmp_path):
 def test_splits_have_shades_of_one_colour_and_names_of_their_own(tmp_path):
     runs = [small(f"c{n}", Stage(CLM(), n), Stage(MLM(0.4), 20 - n)) for n in (5, 10, 15)]
     base = small("clm", Stage(CLM(), 20))
-    figure = losses.figure(
+    figure = losses.losses_figure(
         evidence_for([*runs, base, small("on", Stage(MLM(0.4), 10), start=base)], Store(tmp_path))
     )
     looks = {one.name: one.look for one in figure.entries}
@@ -136,13 +137,13 @@ def test_runs_that_differ_in_what_no_recipe_tells_have_their_names(tmp_path):
         small("b", Stage(CLM(), 20), schedule=WSD(2e-3, 2, 4)),
         small("m", Stage(MLM(0.4), 20)),
     ]
-    figure = losses.figure(evidence_for(runs, Store(tmp_path)))
+    figure = losses.losses_figure(evidence_for(runs, Store(tmp_path)))
     assert [(one.name, one.look.role) for one in figure.entries] == [("a", "clm"), ("b", "clm"), ("m", "mlm")]
     assert len({one.look.colour for one in figure.entries}) == 3
 
 
 def test_switches_and_decays_are_uprights_with_words_in_the_first_panel(three):
-    figure = losses.figure(three)
+    figure = losses.losses_figure(three)
     assert [(one.x, one.label) for one in figure.panels[0].verticals] == [(10, "→ MLM 40%"), (16, "decay")]
     assert [(one.x, one.label) for one in figure.panels[1].verticals] == [(10, ""), (16, "")]
 
@@ -152,7 +153,7 @@ def test_a_run_on_its_way_is_drawn_as_far_as_it_came_and_named(tmp_path):
     runs = [small("clm", Stage(CLM(), 20), keep=(10,)), small("mlm", Stage(MLM(0.4), 20))]
     plan = make_plan(Study("s", tuple(runs)), OUTSIDE)
     compute(plan, store, only={plan.results["clm-10"]})
-    figure = losses.figure(gather(plan, store))
+    figure = losses.losses_figure(gather(plan, store))
     (line,) = figure.panels[0].series
     assert line.x[-1] == 10
     assert "Not complete: clm." in figure.caption
@@ -171,7 +172,7 @@ def test_live_losses_reach_further_than_what_is_saved(tmp_path):
     lines = [{"step": step, "loss": 1.0, "objective": "clm", "tokens": 0} for step in range(1, 15)]
     place.write_text("".join(json.dumps(line) + "\n" for line in lines))
     evidence = gather(plan, store)
-    last = [losses.figure(evidence, live=live).panels[0].series[0].x[-1] for live in (False, True)]
+    last = [losses.losses_figure(evidence, live=live).panels[0].series[0].x[-1] for live in (False, True)]
     assert last == [10, 14]
 
 
@@ -182,7 +183,7 @@ def test_the_legend_shows_what_the_curves_look_like_with_several_sizes(tmp_path,
         for size in ("1m", "2m")
         for r in ratios
     ]
-    figure = losses.figure(evidence_for(runs, Store(tmp_path)))
+    figure = losses.losses_figure(evidence_for(runs, Store(tmp_path)))
     legend = {one.name: one.look for one in figure.entries}
     names = [f"MLM {r}%, {size}" for size in ("1m", "2m") for r in ratios] if told else ["MLM, 1m", "MLM, 2m"]
     assert list(legend) == names
@@ -197,7 +198,7 @@ def test_the_legend_shows_what_the_curves_look_like_with_several_sizes(tmp_path,
 
 def test_only_the_commonest_steps_are_marked(tmp_path):
     runs = [small(f"c{n}", Stage(CLM(), n), Stage(MLM(0.4), 20 - n)) for n in range(3, 13)]
-    figure = losses.figure(evidence_for(runs, Store(tmp_path)))
+    figure = losses.losses_figure(evidence_for(runs, Store(tmp_path)))
     marked = [one.x for one in figure.panels[0].verticals]
     assert len(marked) == 6
     assert 16 in marked  # where all of them decay
@@ -221,7 +222,7 @@ def segments(series):
 
 def test_the_tree_has_every_piece_once_and_every_result_at_its_end(paper):
     plan = paper[0].plan
-    (panel,) = tree.figure(paper[0]).panels
+    (panel,) = plan_module.tree_figure(paper[0]).panels
     lines = {one.name: one for one in panel.series if one.draws == "line"}
     drawn = [span for name in lines if name != "joints" for span in segments(lines[name])]
     assert sorted(span[:2] for span in drawn) == sorted(state.span for state in plan.states.values())
@@ -234,7 +235,7 @@ def test_the_tree_has_every_piece_once_and_every_result_at_its_end(paper):
 
 
 def test_no_two_pieces_lie_upon_each_other(paper):
-    (panel,) = tree.figure(paper[0]).panels
+    (panel,) = plan_module.tree_figure(paper[0]).panels
     rows: dict[float, list[tuple[float, float]]] = {}
     for one in panel.series:
         if one.draws == "line" and one.name != "joints":
@@ -252,7 +253,7 @@ def test_no_two_pieces_lie_upon_each_other(paper):
 
 
 def test_names_of_a_row_do_not_cover_what_follows_on_it(paper):
-    (panel,) = tree.figure(paper[0]).panels
+    (panel,) = plan_module.tree_figure(paper[0]).panels
     last = {}
     for one in panel.series:
         if one.draws == "line" and one.name != "joints":
@@ -266,18 +267,20 @@ def test_names_of_a_row_do_not_cover_what_follows_on_it(paper):
 
 
 def test_the_tree_tells_what_is_done(three, tmp_path):
-    figure = tree.figure(three)
+    figure = plan_module.tree_figure(three)
     assert "Filled marks are computed: 7 of 7." in figure.caption
     assert "(50 steps instead of 60)" in figure.caption
     hollow = [one.look.hollow for one in figure.panels[0].series if one.draws == "points"]
     assert hollow == [False]
     store = Store(tmp_path / "other")
     half = gather(three.plan, store)
-    assert [one.look.hollow for one in tree.figure(half).panels[0].series if one.draws == "points"] == [True]
+    assert [
+        one.look.hollow for one in plan_module.tree_figure(half).panels[0].series if one.draws == "points"
+    ] == [True]
 
 
 def test_decays_are_lighter_and_colours_are_objectives(three):
-    looks = {one.name: one.look for one in tree.figure(three).panels[0].series if one.legend}
+    looks = {one.name: one.look for one in plan_module.tree_figure(three).panels[0].series if one.legend}
     assert {name: (look.role, look.shade) for name, look in looks.items()} == {
         "CLM": ("clm", ""),
         "CLM, decay": ("clm", "-soft"),
@@ -292,7 +295,7 @@ def test_decays_are_lighter_and_colours_are_objectives(three):
 def test_checkpoints_on_a_row_are_named_by_their_steps(tmp_path):
     store = Store(tmp_path)
     plan = make_plan(Study("s", (small("clm", Stage(CLM(), 100), keep=(10, 12, 40)),)), OUTSIDE)
-    (panel,) = tree.figure(gather(plan, store)).panels
+    (panel,) = plan_module.tree_figure(gather(plan, store)).panels
     above = next(one for one in panel.series if one.side == "above")
     assert above.labels == ("10", "40")  # 12 is too near to 10
     assert above.x == (10, 40)
@@ -303,12 +306,12 @@ def test_a_shared_trunk_names_its_checkpoints_by_steps_too(tmp_path):
         small("both", Stage(CLM(), 60), Stage(MLM(0.4), 40)),
         small("clm", Stage(CLM(), 100), keep=(20,)),
     )
-    (panel,) = tree.figure(gather(make_plan(Study("s", runs), OUTSIDE), Store(tmp_path))).panels
+    (panel,) = plan_module.tree_figure(gather(make_plan(Study("s", runs), OUTSIDE), Store(tmp_path))).panels
     assert next(one for one in panel.series if one.side == "above").labels == ("20",)
 
 
 def test_on_a_phone_labels_of_checkpoints_do_not_touch(paper):
-    made = plotly_json(tree.figure(paper[0]))
+    made = plotly_json(plan_module.tree_figure(paper[0]))
     (above,) = (one for one in made["data"] if one.get("textposition") == "top center")
     low, high = made["narrow"]["xaxis"]["range"]
     pixels = (366 - 52 - 14) / (high - low)
@@ -341,7 +344,7 @@ def test_costs_are_seconds_times_devices(tmp_path):
         small("odd", Stage(MNTP(0.4), 20)),
         small("more", Stage(MLM(0.4), 10), start=base),
     ]
-    figure = costs.figure(evidence_for(runs, Store(tmp_path), world=72, device="NVIDIA H200"))
+    figure = plan_module.costs_figure(evidence_for(runs, Store(tmp_path), world=72, device="NVIDIA H200"))
     (panel,) = figure.panels
     assert panel.x.title == "GPU-hours"
     # 10 seconds a step on 72 devices: a fifth of an hour. The trunk that two share counts once.
@@ -363,7 +366,7 @@ def test_costs_are_seconds_times_devices(tmp_path):
 
 
 def test_a_cpu_has_no_gpu_hours_and_short_work_is_told_in_minutes(three):
-    (panel,) = costs.figure(three).panels
+    (panel,) = plan_module.costs_figure(three).panels
     assert panel.x.title == "minutes"
     assert amounts(panel)["CLM"] == pytest.approx(200 / 60)
 
@@ -372,14 +375,17 @@ def test_what_has_no_times_is_said(tmp_path):
     store = Store(tmp_path)
     plan = make_plan(Study("s", (small("clm", Stage(CLM(), 20), keep=(10,)),)), OUTSIDE)
     compute(plan, store, only={plan.results["clm-10"]})
-    assert "2 pieces of 3 not computed, or without times." in costs.figure(gather(plan, store)).caption
+    assert (
+        "2 pieces of 3 not computed, or without times."
+        in plan_module.costs_figure(gather(plan, store)).caption
+    )
 
 
 def test_finetuning_stands_beside_pretraining_by_task(evidence_of, tmp_path):
     grid = Finetune((CATALOG["sst2"], CATALOG["conll2003"]), lrs=(1e-5, 5e-5), seeds=(0, 1, 2))
     plan = make_plan(Study("s", (small("clm", Stage(CLM(), 20)),), grid), OUTSIDE)
     evidence = evidence_of(plan, Store(tmp_path), lambda model, task: 60.0 if task.name == "sst2" else None)
-    figure = costs.figure(evidence)
+    figure = plan_module.costs_figure(evidence)
     (panel,) = figure.panels
     assert panel.title == "Fine-tuning"
     assert amounts(panel) == {"sst2": 6.0}  # six of a minute; the device's name is a GPU's

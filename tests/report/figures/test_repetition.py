@@ -5,9 +5,9 @@ import pytest
 from biphase import CLM, MLM, Stage, Study
 from biphase.report.estimates import estimate
 from biphase.report.evidence import gather
-from biphase.report.figures import efficiency, plotly_json, repetition
+from biphase.report.figures import losses, plotly_json, scores
 from biphase.report.figures.static import _printed
-from biphase.report.repetition import gaps
+from biphase.report.pretraining import gaps
 
 ROWS = 200  # of the corpus; a step reads two
 
@@ -30,7 +30,7 @@ def several(run, grid, invent, tmp_path):
 
 
 def test_each_objective_has_a_panel_and_what_is_shared_is_drawn_once(several):
-    figure = repetition.figure(several(ROWS))
+    figure = losses.repetition_figure(several(ROWS))
     causal, masked = figure.panels
     assert (causal.title, masked.title) == ("CLM", "MLM 40%")
     ends = [[(one.name, one.x[0], one.x[-1]) for one in panel.series] for panel in figure.panels]
@@ -49,20 +49,20 @@ def test_each_objective_has_a_panel_and_what_is_shared_is_drawn_once(several):
 
 def test_a_point_is_training_minus_heldout_loss(several):
     evidence = several(ROWS)
-    (line,) = repetition.figure(evidence).panels[0].series
+    (line,) = losses.repetition_figure(evidence).panels[0].series
     known = gaps(evidence.plan, evidence.store, "clm")
     assert list(line.y) == [one.training - one.heldout for one in known]
     assert line.hover[0].startswith("clm\nepoch 0.20, step 20\ntraining ")
     # The synthetic ledger learns by heart: causal text four times as fast as masked text.
-    causal, masked = (panel.series[0].y for panel in repetition.figure(evidence).panels)
+    causal, masked = (panel.series[0].y for panel in losses.repetition_figure(evidence).panels)
     assert causal[-2] < -0.18 < masked[-2] < -0.02
 
 
 def test_it_is_drawn_only_where_a_corpus_was_read_again(several):
-    assert repetition.figure(several(0)) is None  # not known
-    assert repetition.figure(several(1_300)) is None  # 0.92 epochs
-    assert repetition.figure(several(1_145)) is None  # 1.05: a few rows twice
-    assert repetition.figure(several(1_000)) is not None
+    assert losses.repetition_figure(several(0)) is None  # not known
+    assert losses.repetition_figure(several(1_300)) is None  # 0.92 epochs
+    assert losses.repetition_figure(several(1_145)) is None  # 1.05: a few rows twice
+    assert losses.repetition_figure(several(1_000)) is not None
 
 
 def test_a_study_that_has_not_come_so_far_is_not_drawn(run, invent, tmp_path):
@@ -73,12 +73,12 @@ def test_a_study_that_has_not_come_so_far_is_not_drawn(run, invent, tmp_path):
     for key in plan.states:
         if key != plan.results["clm-80"]:
             shutil.rmtree(store.states / key)
-    assert repetition.figure(gather(plan, store)) is None
+    assert losses.repetition_figure(gather(plan, store)) is None
 
 
 def test_one_epoch_is_marked_among_checkpoints_over_tokens_alone(several):
     evidence = several(ROWS)
-    figure = efficiency.figure(evidence, estimate(evidence))
+    figure = scores.efficiency_figure(evidence, estimate(evidence))
     assert [(one.x, one.label) for one in figure.panels[0].verticals] == [(ROWS * 64, "one epoch")]
     assert "read once" in figure.caption
     printed = dict(_printed(figure))
@@ -91,6 +91,6 @@ def test_one_epoch_is_marked_among_checkpoints_over_tokens_alone(several):
 
 def test_one_epoch_is_not_marked_where_none_is_complete(several):
     evidence = several(1_300)
-    figure = efficiency.figure(evidence, estimate(evidence))
+    figure = scores.efficiency_figure(evidence, estimate(evidence))
     assert figure.panels[0].verticals == ()
     assert "read once" not in figure.caption

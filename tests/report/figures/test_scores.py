@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 
 from biphase import CATALOG, CLM, MLM, SIZES, WSD, Finetune, Hub, Pretrain, Rows, Stage, Study
-from biphase.files import Store
 from biphase.keys import Identities
+from biphase.papers.gisserot2025.published import family_mean
 from biphase.report.estimates import estimate
 from biphase.report.figures import figures
-from biphase.report.figures.description import PAPER
-from biphase.report.figures.palette import role_of
-from biphase.report.paper import family_mean
+from biphase.report.figures.description import PAPER, role_of
 from biphase.report.pretraining import cost
 from biphase.specs.tasks import FAMILIES
+from biphase.store import Store
 from biphase.study.plan import make_plan
 
 SCORED = ["objectives", "ratio", "efficiency", "rates", "splits", "robustness", "continued"]

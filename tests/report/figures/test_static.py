@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from matplotlib import rc_context
 
-from biphase.report.figures import draw, efficiency, figures
-from biphase.report.figures.description import Axis, Figure, Look, Panel, Series, Vertical
-from biphase.report.figures.palette import PALETTES
+from biphase.report.figures import draw, figures, scores
+from biphase.report.figures.description import PALETTES, Axis, Figure, Panel, Series, Style, Vertical
 from biphase.report.figures.static import STYLE, WIDTH, _printed, sheet_of
 
 LIGHT = PALETTES["light"]
@@ -20,13 +19,13 @@ DRAW = """
 import sys
 from pathlib import Path
 from biphase.report.figures import draw
-from biphase.report.figures.description import Axis, Figure, Look, Panel, Series, Vertical
+from biphase.report.figures.description import Axis; from biphase.report.figures.description import Figure; from biphase.report.figures.description import Style; from biphase.report.figures.description import Panel; from biphase.report.figures.description import Series; from biphase.report.figures.description import Vertical
 
 nan = float("nan")
 series = (
-    Series("MLM → 40%", Look("mlm"), (1.0, 2.0), (5.0, 6.0), low=(4.0, nan), high=(6.0, nan)),
-    Series("area", Look("clm", dash="dash"), (1.0, 2.0), (3.0, 4.0), low=(2.0, 3.0), high=(4.0, 5.0), band=True),
-    Series("words", Look("text"), (1.0,), (5.5,), draws="text", labels=("a name",)),
+    Series("MLM → 40%", Style("mlm"), (1.0, 2.0), (5.0, 6.0), low=(4.0, nan), high=(6.0, nan)),
+    Series("area", Style("clm", dash="dash"), (1.0, 2.0), (3.0, 4.0), low=(2.0, 3.0), high=(4.0, 5.0), band=True),
+    Series("words", Style("text"), (1.0,), (5.5,), draws="text", labels=("a name",)),
 )
 panel = Panel("Retrieval", Axis("learning rate", "log"), Axis("test score, %"), series, (Vertical(1.5, "decay"),))
 draw(Figure("sample", "", "", (panel, panel)), Path(sys.argv[1]))
@@ -71,7 +70,7 @@ def _timed(figure):
         for panel in figure.panels
     )
     every = [x for panel in panels for one in panel.series if one.views for x in one.views[2]]
-    return replace(figure, panels=panels, views=(*figure.views, efficiency._view("seconds", every)))
+    return replace(figure, panels=panels, views=(*figure.views, scores._view("seconds", every)))
 
 
 def _with_seconds(series):
@@ -133,7 +132,7 @@ def test_the_numbers_are_those_of_the_figure(every):
 
 def test_a_bar_stands_upon_the_one_before():
     first, second = (
-        Series(name, Look("clm", shade), (x,), (0.0,), draws="bars") for name, shade, x in (("a", "", 3.0), ("b", "-soft", 1.0))
+        Series(name, Style("clm", shade), (x,), (0.0,), draws="bars") for name, shade, x in (("a", "", 3.0), ("b", "-soft", 1.0))
     )  # fmt: skip
     sheet = sheet_of(Figure("f", "", "", (Panel("", Axis(), Axis(), (first, second), rows=4),)))
     assert [(bar.get_x(), bar.get_width()) for bar in sheet.axes[0].patches] == [(0, 3), (3, 1)]
@@ -178,8 +177,8 @@ def test_nothing_is_cut_off_and_no_legend_covers_a_panel(every):
 
 
 def test_colours_are_those_of_the_light_theme_and_hollow_marks_are_empty():
-    full = Series("a", Look("mlm"), (1.0,), (2.0,))
-    empty = Series("paper", Look("paper", marker="diamond", hollow=True), (1.0,), (2.0,), draws="points")
+    full = Series("a", Style("mlm"), (1.0,), (2.0,))
+    empty = Series("paper", Style("paper", marker="diamond", hollow=True), (1.0,), (2.0,), draws="points")
     panel = Panel("", Axis(), Axis(), (full, empty), (Vertical(1.0, "x"),))
     lines = {line.get_marker(): line for line in sheet_of(Figure("f", "", "", (panel,))).axes[0].get_lines()}
     assert lines["o"].get_markerfacecolor() == LIGHT["mlm"]

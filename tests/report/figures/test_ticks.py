@@ -2,8 +2,7 @@
 
 import pytest
 
-from biphase.report.figures.chosen import thousands
-from biphase.report.figures.ticks import from_zero, on_log, spaced
+from biphase.report.figures.description import from_zero, on_log, spaced, thousands
 from biphase.report.recipes import named
 
 

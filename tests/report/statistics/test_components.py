@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from biphase.report.statistics.components import decompose, linear
-from biphase.report.statistics.intervals import across, over_seeds
-from biphase.report.statistics.resampling import resample, scores
-from biphase.tasks.metrics.tagging import entity_f1
+from biphase.report.statistics.intervals import across, over_seeds, resample, scores
+from biphase.tasks.metrics import entity_f1
 
 SOURCES = (
     "pretraining seed",

@@ -13,9 +13,17 @@ from scipy import stats
 from scipy.special import ndtr, ndtri, stdtrit
 
 from biphase.report.statistics.components import decompose
-from biphase.report.statistics.intervals import across, both, over_seeds, quantile, students
+from biphase.report.statistics.intervals import (
+    across,
+    both,
+    interval,
+    over_seeds,
+    quantile,
+    resample,
+    scores,
+    students,
+)
 from biphase.report.statistics.power import Noise, detectable, detectable_crossed, power_crossed, power_of
-from biphase.report.statistics.resampling import interval, resample, scores
 
 PAGE = Path(__file__).parents[3] / "docs" / "statistics.md"
 pytestmark = pytest.mark.campaign

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from biphase.report.statistics import resampling
-from biphase.report.statistics.resampling import interval, resample, scores
-from biphase.tasks.metrics.tagging import entity_f1
+from biphase.report.statistics import intervals
+from biphase.report.statistics.intervals import interval, resample, scores
+from biphase.tasks.metrics import entity_f1
 
 
 def drawn(seed, examples, draws):
@@ -71,9 +71,9 @@ def test_models_are_paired_however_they_are_asked_for():
 def test_blocks_bound_the_memory_and_change_nothing(monkeypatch):
     values = np.random.default_rng(2).integers(0, 2, (3, 500)).astype(np.float32)
     whole = resample(values, seed="a", draws=70)
-    monkeypatch.setattr(resampling, "BLOCK", 4 * 500 * 8)
+    monkeypatch.setattr(intervals, "BLOCK", 4 * 500 * 8)
     assert (resample(values, seed="a", draws=70) == whole).all()
-    monkeypatch.setattr(resampling, "BLOCK", 1)
+    monkeypatch.setattr(intervals, "BLOCK", 1)
     assert (resample(values, seed="a", draws=70) == whole).all()
 
 
@@ -85,13 +85,13 @@ def test_memory_stays_below_the_block_and_a_little():
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < resampling.BLOCK + 8 * 2**20
+    assert peak < intervals.BLOCK + 8 * 2**20
 
 
 def test_sums_of_many_examples_are_precise_enough():
     values = np.random.default_rng(3).random((2, 40_000), dtype=np.float32)
     made = resample(values, seed="long", draws=20)
-    weights = resampling._weights("long", 40_000, 20)
+    weights = intervals._weights("long", 40_000, 20)
     exact = (
         np.concatenate([block.astype(np.float64) @ values.T.astype(np.float64) for block in weights]) / 40_000
     )

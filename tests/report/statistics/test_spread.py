@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from biphase.report.statistics.spread import rate_spread, spread
+from biphase.report.statistics.intervals import rate_spread, spread
 
 
 def test_the_spread_is_that_of_each_pair_of_seeds():

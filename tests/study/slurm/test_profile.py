@@ -6,9 +6,8 @@ import time
 
 import pytest
 
+from biphase.cluster.slurm import Profile, job_name, job_script, read_profile
 from biphase.errors import SpecError
-from biphase.study.slurm.profile import Profile, read_profile
-from biphase.study.slurm.script import job_name, job_script
 
 WHOLE = """
 partition = "gpu"

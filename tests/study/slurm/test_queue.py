@@ -6,17 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from biphase.cluster import slurm
+from biphase.cluster.slurm import Job, Profile, Queue
 from biphase.errors import ClusterError
-from biphase.study.slurm import queue
-from biphase.study.slurm.profile import Profile
-from biphase.study.slurm.queue import Job, Queue
 
 
 @pytest.fixture
 def submitted(store):
     """A store in which something was submitted once."""
-    queue.folder(store, "study").mkdir(parents=True)
-    (queue.folder(store, "study") / "s1.sh").touch()
+    slurm.folder(store, "study").mkdir(parents=True)
+    (slurm.folder(store, "study") / "s1.sh").touch()
     return store
 
 
@@ -36,25 +35,25 @@ def squeue(tmp_path, monkeypatch):
 
 def test_without_submissions_nothing_is_asked(store, squeue):
     squeue("exit 1")
-    assert queue.queue_of(store, "study") == Queue()
-    assert queue.lines(Queue(), store.root) == []
+    assert slurm.queue_of(store, "study") == Queue()
+    assert slurm.lines(Queue(), store.root) == []
 
 
 def test_without_slurm_its_absence_is_said(submitted, squeue):
-    found = queue.queue_of(submitted, "study")
+    found = slurm.queue_of(submitted, "study")
     assert "squeue is not on this machine" in found.problem
-    (line,) = queue.lines(found, submitted.root)
+    (line,) = slurm.lines(found, submitted.root)
     assert line.startswith("  Slurm: squeue is not")
     with pytest.raises(ClusterError, match="login node"):
-        queue.submit(Profile(), submitted, "study", jobs=1, arguments=[])
+        slurm.submit(Profile(), submitted, "study", jobs=1, arguments=[])
 
 
 def test_a_controller_that_does_not_answer_is_one_line(submitted, squeue, monkeypatch):
     squeue("printf 'slurm_load_jobs error:\\n Unable to contact' >&2; exit 1")
-    assert "slurm_load_jobs error: Unable to contact" in queue.queue_of(submitted, "study").problem
-    monkeypatch.setattr(queue, "PATIENCE", 0.2)
+    assert "slurm_load_jobs error: Unable to contact" in slurm.queue_of(submitted, "study").problem
+    monkeypatch.setattr(slurm, "PATIENCE", 0.2)
     squeue("exec /bin/sleep 5")
-    assert "did not answer" in queue.queue_of(submitted, "study").problem
+    assert "did not answer" in slurm.queue_of(submitted, "study").problem
 
 
 def test_a_submission_that_may_have_worked_is_kept_and_one_that_was_refused_is_not(
@@ -66,10 +65,10 @@ def test_a_submission_that_may_have_worked_is_kept_and_one_that_was_refused_is_n
     for text, kept in (("echo 'invalid partition' >&2; exit 1", 0), ("exec /bin/sleep 5", 1)):
         squeue(text)
         Path(program).replace(Path(program).with_name("sbatch"))
-        monkeypatch.setattr(queue, "PATIENCE", 0.5)
+        monkeypatch.setattr(slurm, "PATIENCE", 0.5)
         with pytest.raises(ClusterError, match="invalid partition" if not kept else "did not answer"):
-            queue.submit(Profile(), store, "study", jobs=1, arguments=["run"])
-        assert len(queue.submissions(store, "study")) == kept
+            slurm.submit(Profile(), store, "study", jobs=1, arguments=["run"])
+        assert len(slurm.submissions(store, "study")) == kept
 
 
 def test_jobs_are_read_and_told(submitted, squeue):
@@ -79,25 +78,25 @@ def test_jobs_are_read_and_told(submitted, squeue):
         "echo '7_2|COMPLETING|None|n2|0|0:10|9:50|biphase-study-s1|'\n"
         "echo 'something else'"
     )
-    found = queue.queue_of(submitted, "study")
+    found = slurm.queue_of(submitted, "study")
     assert [job.id for job in found.active] == ["7_0", "7_1"]
-    told = queue.lines(found, submitted.root)
+    told = slurm.lines(found, submitted.root)
     assert told[0].startswith("  Slurm: 1 completing, 1 pending, 1 running")
     assert told[1] == "    job 7_0  running  on n1 for 1:00, 9:00 left  requeued 2 times"
     assert told[2] == "    job 7_1  pending  (BeginTime)  requeued 1 time"
-    assert json.loads(json.dumps(queue.as_json(found)))["jobs"][1]["reason"] == "BeginTime"
+    assert json.loads(json.dumps(slurm.as_json(found)))["jobs"][1]["reason"] == "BeginTime"
 
 
 def test_only_what_is_named_is_asked_for(submitted, squeue):
-    (queue.folder(submitted, "study") / "s2.sh").touch()
+    (slurm.folder(submitted, "study") / "s2.sh").touch()
     squeue('for word; do case $word in --name=*) echo "$word" >&2; exit 1;; esac; done')
-    assert "--name=biphase-study-s1,biphase-study-s2" in queue.queue_of(submitted, "study").problem
-    assert "--name=biphase-study-s2;" in queue.queue_of(submitted, "study", {"s2"}).problem
-    assert queue.queue_of(submitted, "study", set()) == Queue()
+    assert "--name=biphase-study-s1,biphase-study-s2" in slurm.queue_of(submitted, "study").problem
+    assert "--name=biphase-study-s2;" in slurm.queue_of(submitted, "study", {"s2"}).problem
+    assert slurm.queue_of(submitted, "study", set()) == Queue()
 
 
 def test_of_many_jobs_some_are_listed():
     job = Job("1_1", "pending", "Priority", "", 0, "0:00", "1:00")
-    told = queue.lines(Queue((job,) * 40, submitted=True), "logs")
-    assert len(told) == 2 + queue.SHOWN
+    told = slurm.lines(Queue((job,) * 40, submitted=True), "logs")
+    assert len(told) == 2 + slurm.SHOWN
     assert "28 more jobs" in told[-1]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from biphase.tasks.metrics.answers import answer_f1, exact_match, normalise, token_set_f1
+from biphase.tasks.metrics import answer_f1, exact_match, normalise, token_set_f1
 
 # Words that meet articles, punctuation of either kind, case and odd spaces, so that overlaps are common.
 PIECES = [

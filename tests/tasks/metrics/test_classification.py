@@ -6,12 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from biphase.tasks.metrics.classification import (
-    accuracy,
-    confusion,
-    confusion_by_chance,
-    label_scores,
-)
+from biphase.tasks.metrics import accuracy, confusion, confusion_by_chance, label_scores
 
 
 def test_each_example_has_its_own_value():

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import ndcg_score
 
-from biphase.tasks.metrics.ranking import (
+from biphase.tasks.metrics import (
     expected_at_random,
     ndcg,
     ndcg_of_retrieved,

@@ -10,7 +10,7 @@ from seqeval.metrics import f1_score as seqeval_f1
 from seqeval.metrics.sequence_labeling import get_entities
 from sklearn.metrics import f1_score as sklearn_f1
 
-from biphase.tasks.metrics.tagging import entities, entity_counts, entity_f1, sentence_macro_f1, word_votes
+from biphase.tasks.metrics import entities, entity_counts, entity_f1, sentence_macro_f1, word_votes
 
 # Types that are beginnings of one another, and one with a hyphen of its own.
 TAGS = st.sampled_from(["O", "B-PER", "I-PER", "B-P", "I-P", "B-A-B", "I-A-B", "B-B", "I-B"])

@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from biphase.report.figures.description import Axis, Dash, Figure, Marker, Panel, Series
-from biphase.report.figures.palette import PALETTES
+from biphase.report.figures.description import PALETTES, Axis, Dash, Figure, Marker, Panel, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,12 +9,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-from biphase.report import paper
-from biphase.report.content import Content
+from biphase.papers.gisserot2025 import published
+from biphase.report.content import Content, reading
 from biphase.report.figures import PALETTES, SCRIPT, plotly_json
 from biphase.report.figures.description import PAPER
-from biphase.report.page import details, view
-from biphase.report.reading import reading
+from biphase.report.page import view
 from biphase.report.tables import Table
 
 MOST = 200  # losses listed one by one
@@ -55,14 +54,14 @@ def main(content: Content, *, live: bool = False, with_figures: bool = True) -> 
         ),
         findings=content.findings,
         claims=view.claims(content),
-        paper=paper,
+        paper=published,
         figures=[one for one in figures if not (training and one["id"] == "losses")],
         marked=any(one.name == PAPER for figure in content.figures for one in figure.entries),
         boards=view.boards(content),
         edges=content.edges,
         noise=view.noise(content),
         sources_of_noise=view.SOURCES_OF_NOISE,
-        runs=details.runs(content),
+        runs=view.runs(content),
         leaf_count=len(next(one for one in content.tables if one.name == "leaves").rows),
         reading=reading(claims=bool(content.findings)),
         tables_json=Markup(_json({table.name: packed(table) for table in content.tables})),

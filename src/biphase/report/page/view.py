@@ -1,19 +1,231 @@
-"""What the templates are told: the content of a report in the words and numbers that a page shows."""
+"""The parts of a claim as a forest plot: one small drawing for each row of its table, all on one scale.
+
+A dot is our estimate with its interval over seeds, a pale bar the interval over test examples, a hollow diamond the
+paper's number, a dashed line the margin that must be exceeded. Intervals that would squeeze everything else (two seeds
+give very long ones) are cut, and an arrow says so.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from biphase.report.claims import CONTRARY, Finding, Part
+from markupsafe import Markup
+
 from biphase.report.content import Content
 from biphase.report.headline import Lead, no_interval
-from biphase.report.numerals import MISSING, effect, interval, p_equals, p_value, percent, plain, signed
-from biphase.report.page.forest import Mark, Scale, axis, drawing, mark
+from biphase.report.pretraining import JobCost
+from biphase.report.provenance import RunSummary
 from biphase.report.statistics.intervals import Estimate
-from biphase.report.tables import Board, Cell, Line, widest_interval
+from biphase.report.tables import Board, BoardRow, Cell, widest_interval
+from biphase.report.verdicts import CONTRARY, ClaimPart, Finding
 from biphase.specs.tasks import FAMILIES
+from biphase.text import (
+    MISSING,
+    duration,
+    effect,
+    fixed,
+    interval,
+    p_equals,
+    p_value,
+    percent,
+    plain,
+    short,
+    signed,
+)
+
+WIDTH, HEIGHT = 210, 24
+EDGE = 10  # room for half a diamond and the arrows
+LONGEST = 2.5  # intervals count for the scale up to so many times what the points span
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What one row shows, in points."""
+
+    mean: float
+    low: float = math.nan
+    high: float = math.nan
+    examples: tuple[float, float] | None = None
+    paper: float | None = None
+    margin: float = 0.0
+
+
+def mark(part: ClaimPart) -> Mark:
+    seeds = part.estimate
+    return Mark(seeds.mean, seeds.low, seeds.high, part.examples, part.paper, part.margin)
+
+
+class AxisScale:
+    """Points of percent → pixels, the same for all rows of a table."""
+
+    def __init__(self, marks: Iterable[Mark], width: int = WIDTH) -> None:
+        self.width = width
+        every = list(marks)
+        points = [0.0, *(value for one in every for value in _known(one.mean, one.paper, one.margin))]
+        low, high = min(points), max(points)
+        reach = LONGEST * ((high - low) or 1.0)
+        ends = [end for one in every for end in _known(one.low, one.high)]
+        self.low = min([low, *(max(end, low - reach) for end in ends)])
+        self.high = max([high, *(min(end, high + reach) for end in ends)])
+        if self.low == self.high:
+            self.low, self.high = self.low - 1, self.high + 1
+
+    def at(self, value: float) -> float:
+        share = (value - self.low) / (self.high - self.low)
+        return round(EDGE + share * (self.width - 2 * EDGE), 1)
+
+    def inside(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    def clipped(self, value: float) -> float:
+        return self.at(min(max(value, self.low), self.high))
+
+    def ticks(self) -> list[float]:
+        """Round numbers, nought among them."""
+        step = _round_step((self.high - self.low) / 4)
+        first = math.ceil(self.low / step)
+        return [step * n for n in range(first, math.floor(self.high / step) + 1)]
+
+
+def _known(*values: float | None) -> list[float]:
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def _round_step(about: float) -> float:
+    power = 10.0 ** math.floor(math.log10(about))
+    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= about * 0.999)
+
+
+def drawing(one: Mark, scale: AxisScale) -> Markup:
+    """One row."""
+    middle = HEIGHT / 2
+    marks = [f'<line class="zero" x1="{scale.at(0)}" x2="{scale.at(0)}" y1="0" y2="{HEIGHT}"/>']
+    if one.margin and math.isfinite(one.margin):
+        at = scale.at(one.margin)
+        marks.append(f'<line class="margin" x1="{at}" x2="{at}" y1="0" y2="{HEIGHT}"/>')
+    if one.examples and all(math.isfinite(end) for end in one.examples):
+        low, high = (scale.clipped(end) for end in one.examples)
+        marks.append(f'<line class="examples" x1="{low}" x2="{high}" y1="{middle}" y2="{middle}"/>')
+    if one.paper is not None:
+        marks.append(f'<path class="paper" d="M{scale.at(one.paper)} {middle - 7}l7 7-7 7-7-7z"/>')
+    if math.isfinite(one.low) and math.isfinite(one.high):
+        marks.append(_whisker(one.low, one.high, scale, middle))
+    if math.isfinite(one.mean):
+        marks.append(f'<circle class="mean" cx="{scale.at(one.mean)}" cy="{middle}" r="3.5"/>')
+    label = f"{signed(one.mean)} {interval(one.low, one.high, sign=True)}"
+    label += "" if one.paper is None else f", paper {signed(one.paper)}"
+    body = Markup("").join(Markup(drawn) for drawn in marks)
+    return Markup(
+        '<svg class="forest" viewBox="0 0 {w} {h}" role="img" aria-label="{label}">{body}</svg>'
+    ).format(w=scale.width, h=HEIGHT, label=label, body=body)
+
+
+def _whisker(low: float, high: float, scale: AxisScale, middle: float) -> str:
+    """The interval; an end that is cut off points on, one that is not has a cap."""
+    left, right = scale.clipped(low), scale.clipped(high)
+    path = f"M{left} {middle}H{right}"
+    path += f"M{left} {middle - 4}v8" if scale.inside(low) else f"M{left + 4} {middle - 4}l-4 4 4 4"
+    path += f"M{right} {middle - 4}v8" if scale.inside(high) else f"M{right - 4} {middle - 4}l4 4-4 4"
+    return f'<path class="seeds" d="{path}"/>'
+
+
+def axis(scale: AxisScale) -> Markup:
+    """The numbers that belong to the rows."""
+    ticks = scale.ticks()
+    smallest = min((abs(tick) for tick in ticks if tick), default=1.0)
+    digits = max(0, -math.floor(math.log10(smallest) + 1e-9))
+    marks = [
+        Markup('<text x="{x}" y="12">{text}</text>').format(x=scale.at(tick), text=signed(tick, digits))
+        for tick in ticks
+    ]
+    body = Markup("").join(marks)
+    return Markup('<svg class="forest axis" viewBox="0 0 {w} 20" aria-hidden="true">{body}</svg>').format(
+        w=scale.width, body=body
+    )
+
+
+# ---------------------------------------------------------------- details
+# What the page tells of each run: a row of numbers, and the facts and pieces that open below it.
+
+
+def runs(content: Content) -> list[dict[str, Any]]:
+    tuned = bool(content.evidence.tasks)
+    return [_run(one, tuned=tuned) for one in content.runs]
+
+
+def _run(one: RunSummary, *, tuned: bool) -> dict[str, Any]:
+    cells = [
+        _count(one.recipe.tokens),
+        _flops(one.flops),
+        _time(one.seconds, one.devices),
+        *(_fixed(one.heldout.get(name), 3) for name in ("clm", "mlm40")),
+        _fixed(one.epochs, 2),
+    ]
+    done, of = one.leaves
+    return {
+        "name": one.name,
+        "recipe": one.recipe.words(),
+        "cells": cells + ([(str(done), f"{done:,}/{of:,}")] if tuned else []),
+        "standing": one.standing,
+        "facts": _facts(one),
+        "way": [_piece(piece) for piece in one.way],
+    }
+
+
+def _facts(one: RunSummary) -> list[tuple[str, str]]:
+    recipe = one.recipe
+    facts = [("Recipe", recipe.words()), ("Key", one.key), ("Pretraining seed", str(one.seed))]
+    if recipe.parameters:
+        facts.append(("Parameters", f"{recipe.parameters:,}"))
+    if recipe.steps:
+        facts.append(("Steps", f"{recipe.steps:,} of {recipe.tokens // recipe.steps:,} tokens each"))
+    if one.device:
+        facts.append(("Device", f"{one.devices} × {one.device}" if one.devices > 1 else one.device))
+    if one.heldout:
+        losses = [f"{name} {loss:.3f}" for name, loss in one.heldout.items()]
+        facts.append(("Held-out loss, nats", ", ".join(losses)))
+    if one.wrong:
+        facts.append(("Cannot be read", one.wrong))
+    if one.joules:
+        facts.append(("Energy", f"{one.joules / 3.6e6:,.3f} kWh"))
+    return facts
+
+
+def _piece(piece: JobCost) -> tuple[str, ...]:
+    return (
+        piece.title + (" ↘" if piece.decaying else ""),
+        piece.key[:12],
+        _count(piece.tokens)[1],
+        _flops(piece.flops)[1],
+        _time(piece.seconds, piece.devices)[1],
+        piece.device,
+        piece.standing,
+    )
+
+
+def _count(number: int) -> tuple[str, str]:
+    return str(number), short(number) if number else MISSING
+
+
+def _flops(number: float | None) -> tuple[str, str]:
+    return ("", MISSING) if not number else (f"{number:.6g}", f"{number:.2e}".replace("e+", "e"))
+
+
+def _time(seconds: float | None, devices: int) -> tuple[str, str]:
+    return ("", MISSING) if seconds is None else (plain(seconds * devices, 1), duration(seconds * devices))
+
+
+def _fixed(value: float | None, digits: int) -> tuple[str, str]:
+    return ("", MISSING) if value is None else (plain(value, 6), fixed(value, digits))
+
+
+# ---------------------------------------------------------------- view
+# What the templates are told: the content of a report in the words and numbers that a page shows.
+
 
 CSS = {
     "reproduced": "reproduced",
@@ -56,7 +268,7 @@ def answer(content: Content) -> dict[str, Any]:
 
 def _lead(one: Lead) -> dict[str, Any]:
     marks = {family: Mark(lead.mean, lead.low, lead.high) for family, lead in one.families}
-    scale = Scale(marks.values(), width=LEAD_WIDTH)
+    scale = AxisScale(marks.values(), width=LEAD_WIDTH)
     average = one.average
     return {
         "kind": one.kind or one.name,
@@ -87,7 +299,7 @@ def claims(content: Content) -> list[dict[str, Any]]:
 
 
 def _claim(one: Finding, drawn: set[str]) -> dict[str, Any]:
-    scale = Scale(mark(part) for part in one.parts)
+    scale = AxisScale(mark(part) for part in one.parts)
     covers = dict.fromkeys(part.estimate.covers for part in one.parts if math.isfinite(part.estimate.low))
     return {
         "id": one.id,
@@ -147,7 +359,7 @@ def _with_intervals(parts: list[Estimate]) -> list[str]:
     return [_summed([one.mean for one in known]), *spans]
 
 
-def _part(part: Part, scale: Scale) -> dict[str, Any]:
+def _part(part: ClaimPart, scale: AxisScale) -> dict[str, Any]:
     seeds = part.estimate
     word, css = (CONTRARY, "contrary") if part.contrary else SUPPORTS[part.supports]
     examples = part.examples or (math.nan, math.nan)
@@ -201,7 +413,7 @@ def _board(board: Board) -> dict[str, Any]:
     }
 
 
-def _line(line: Line, ranks: list[list[float]], *, with_recipe: bool) -> dict[str, Any]:
+def _line(line: BoardRow, ranks: list[list[float]], *, with_recipe: bool) -> dict[str, Any]:
     seeds = len(line.model.results)
     recipe = line.model.recipe.words() + (f" · {seeds} pretraining seeds" if seeds > 1 else "")
     return {

@@ -1,0 +1,230 @@
+"""One attention function for every model: direction and boundaries are arguments, the kernel follows.
+
+Registered with transformers under the name `biphase`; transformers' own masks are switched off, so what a
+token may look at is decided here and nowhere else. A `Sight` travels as a forward argument through the model:
+
+    whole rows                         scaled_dot_product_attention(is_causal=…)
+    segments, CUDA, 16-bit             varlen kernel: no mask exists, no work is done across segments
+    segments, otherwise                scaled_dot_product_attention with a mask, the plain path
+    scores with a cap or a sink        written out, with a mask: no kernel has them
+
+Every path is tested against the plain one. A layer's sliding window narrows what its tokens see: backwards where
+attention is causal, to both sides where it is not. Other arguments of a family that change how scores are made
+(biases) are refused rather than ignored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from biphase.errors import ModelError
+from biphase.objectives import Batch
+
+varlen_attn: Any = None
+with contextlib.suppress(ImportError):  # a torch without it still has the plain path
+    from torch.nn.attention.varlen import varlen_attn
+
+NAME = "biphase"
+CHANGES_THE_SCORES = ("position_bias", "cache_position_bias")
+
+
+@dataclass(frozen=True)
+class AttentionPattern:
+    """Who sees whom in one forward: the direction, and the segments attention stays inside."""
+
+    causal: bool
+    boundaries: Tensor | None = None  # (S+1,) int32, for the varlen kernel
+    longest: int = 0  # no segment is longer
+    steady: bool = False  # there are as many segments in every batch
+    mask: Tensor | None = None  # (B, 1, T, T) bool, for the plain path
+    windows: bool = True  # sliding windows hold where attention goes both ways, too
+    asked: list[str] | None = None  # for probes: who came here to ask what may be seen
+
+
+@dataclass
+class CurrentPattern:
+    """The sight of the forward that is under way, for layers to which their model does not hand it on."""
+
+    sight: AttentionPattern | None = None
+
+
+CURRENT_PATTERN = "biphase_said"  # under this name each module of a trunk has it
+
+
+def pattern_of(batch: Batch, *, varlen: bool) -> AttentionPattern:
+    """The sight of a batch; `varlen` where the kernel for segments can be used."""
+    if batch.segments is None:
+        return AttentionPattern(batch.causal)
+    if varlen:
+        return AttentionPattern(batch.causal, batch.boundaries, batch.ids.shape[1], steady=batch.steady)
+    return AttentionPattern(batch.causal, mask=segment_mask(batch.segments, causal=batch.causal))
+
+
+def segment_mask(segments: Tensor, *, causal: bool) -> Tensor:
+    """True where a query (row) may see a key (column). (B, T) → (B, 1, T, T)"""
+    mask = segments[:, None, :, None] == segments[:, None, None, :]
+    if causal:
+        length = segments.shape[1]
+        mask = mask & torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
+    return mask
+
+
+def without_attention_dropout(config: Any) -> None:
+    """Switch it off in a model's configuration: kernels for packed text have none. Other dropout stays."""
+    for name in ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop"):
+        if getattr(config, name, None):
+            setattr(config, name, 0.0)
+
+
+def varlen_works(device: torch.device, precision: str) -> bool:
+    return device.type == "cuda" and precision != "fp32" and varlen_attn is not None
+
+
+# B rows, H query heads, K key heads, T tokens, D head width
+def attend(
+    module: nn.Module,
+    query: Tensor,  # (B, H, T, D)
+    key: Tensor,  # (B, K, T, D)
+    value: Tensor,  # (B, K, T, D)
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sight: AttentionPattern | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **rest: Any,
+) -> tuple[Tensor, None]:
+    """Attention as `sight` says. Gives (B, T, H, D), as transformers wants it."""
+    if sight is None:
+        sight = getattr(module, CURRENT_PATTERN, CurrentPattern()).sight
+    if sight is None:
+        raise ModelError(
+            f"{type(module).__name__} was not told who may see whom; read with an Encoder, or set its attention back"
+        )
+    if sight.asked is not None:
+        sight.asked.append(type(module).__name__)
+    for name in CHANGES_THE_SCORES:
+        if rest.get(name) is not None:
+            asked = "…" if isinstance(rest[name], Tensor) else rest[name]  # a matrix is many lines
+            raise ModelError(f"{type(module).__name__} asks for {name}={asked}, which is not supported yet")
+    reach = -1
+    if sliding_window is not None and (sight.causal or sight.windows):
+        reach = sliding_window - 1  # transformers counts the token itself
+    if softcap is not None or s_aux is not None:
+        mask = _whole_mask(sight, reach, query)
+        return _written_out(query, key, value, mask, scaling, dropout, softcap, s_aux), None
+    if sight.boundaries is not None:
+        return _varlen(query, key, value, sight, reach, scaling, dropout), None
+    mask = sight.mask
+    if 0 <= reach < query.shape[2] - 1:
+        near = _near(query.shape[2], reach, causal=sight.causal, device=query.device)
+        mask = near if mask is None else mask & near
+    out = F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        dropout_p=dropout,
+        is_causal=sight.causal and mask is None,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _whole_mask(sight: AttentionPattern, reach: int, query: Tensor) -> Tensor:
+    """What `sight` says as a mask, also where only boundaries say it. (B or 1, 1, T, T)"""
+    rows, _, length, _ = query.shape
+    mask = sight.mask
+    if sight.boundaries is not None:
+        places = torch.arange(rows * length, device=query.device)
+        segments = torch.bucketize(places, sight.boundaries[1:].long(), right=True).view(rows, length)
+        mask = segment_mask(segments, causal=sight.causal)
+    near = _near(length, length if reach < 0 else reach, causal=sight.causal, device=query.device)[None, None]
+    return near if mask is None else mask & near
+
+
+def _written_out(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    scaling: float | None,
+    dropout: float,
+    softcap: float | None,
+    sinks: Tensor | None,  # (H,): the score of a place that takes attention and gives nothing
+) -> Tensor:
+    """Attention step by step. Sums in fp32."""
+    heads, width = query.shape[1], query.shape[3]
+    if heads != key.shape[1]:
+        key, value = (one.repeat_interleave(heads // one.shape[1], dim=1) for one in (key, value))
+    scores = (query @ key.mT).float() * (width**-0.5 if scaling is None else scaling)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if sinks is not None:
+        aside = sinks.float().view(1, -1, 1, 1).expand(len(scores), -1, scores.shape[2], 1)
+        scores = torch.cat([scores, aside], dim=-1)
+    weights = scores.softmax(-1)[..., : key.shape[2]].to(value.dtype)
+    weights = F.dropout(weights, dropout)
+    return (weights @ value).transpose(1, 2).contiguous()
+
+
+def _near(length: int, reach: int, *, causal: bool, device: torch.device) -> Tensor:
+    """True where a key stands within `reach` of its query, and not after it where attention is causal."""
+    places = torch.arange(length, device=device)
+    distance = places[:, None] - places[None, :]
+    return (distance <= reach) & (distance >= (0 if causal else -reach))
+
+
+def _varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sight: AttentionPattern,
+    reach: int,
+    scaling: float | None,
+    dropout: float,
+) -> Tensor:
+    if dropout:
+        raise ModelError(
+            "attention dropout is not supported on packed rows; set attention_dropout to 0 in the model's config"
+        )
+    rows, heads, length, width = query.shape
+    if heads != key.shape[1] and not _GROUPED:
+        key, value = (one.repeat_interleave(heads // one.shape[1], dim=1) for one in (key, value))
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
+    # (B, heads, T, D) → (B·T, heads, D): all rows as one ragged sequence
+    flat = [one.transpose(1, 2).reshape(rows * length, -1, width).to(dtype) for one in (query, key, value)]
+    grouped = {"enable_gqa": True} if _GROUPED and heads != key.shape[1] else {}
+    out = varlen_attn(
+        *flat,
+        sight.boundaries,
+        sight.boundaries,
+        sight.longest,
+        sight.longest,
+        scale=scaling,
+        window_size=(reach, 0) if sight.causal else (reach, reach),
+        **grouped,
+    )
+    return out.view(rows, length, heads, width)
+
+
+_GROUPED = varlen_attn is not None and "enable_gqa" in inspect.signature(varlen_attn).parameters
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    """What transformers' mask builders give: nothing, since `attend` decides."""
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, _no_mask)

@@ -1,0 +1,641 @@
+"""How long steps take, as the device sees it, and one measurement after another without anything left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import re
+import statistics
+import sys
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from torch import Tensor
+from torch.autograd import DeviceType
+
+from biphase.attention import pattern_of, varlen_works
+from biphase.bench.cases import PASSAGES, FinetuneCase, Lengths, PretrainCase, ScoreCase
+from biphase.data.stream import Stream, load_ahead
+from biphase.errors import BiphaseError, one_line
+from biphase.finetune.encoder import TaskModel, TuningOptions, per_text
+from biphase.finetune.families import Family, family_of
+from biphase.finetune.trial import FineTuner
+from biphase.models.backbone import LanguageModel, from_scratch
+from biphase.models.encoder import Encoder
+from biphase.models.heads import EmbeddingHead
+from biphase.models.hub import quietly
+from biphase.objectives import Batch, Vocabulary
+from biphase.presets import SIZES
+from biphase.protocol import words_of_a_row
+from biphase.specs import CLM, MLM, AdamW, Answer, Chunks, Classify, Finetune, Objective, Rows, Splits, Task
+from biphase.tasks.encode import Ragged, Tokenization
+from biphase.tasks.load import AnswerSpan, Examples, LabelledText, Question
+from biphase.training import distributed, optimizer
+from biphase.training.distributed import Ranks
+from biphase.training.loop import train
+
+READY = 3  # a step by then has been compiled, captured and cached
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What one side needs for a case."""
+
+    seconds: float  # of a step: the median
+    mean_seconds: float
+    tokens: float  # of a step, padding not counted
+    peak_bytes: int | None = None  # None: not a GPU
+    ready_seconds: float | None = None  # until the third step is done, compilation included
+    graphs: int = 0  # compiled
+    recompilations: int = 0  # of them, after the third step
+    path: str = ""  # how it was computed
+    idle: float | None = None  # the share of the time that the device waits for data
+    failed: str = ""
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+    def facts(self) -> dict[str, Any]:
+        if self.failed:
+            return {"failed": self.failed}
+        known = {name: value for name, value in asdict(self).items() if name != "failed"}
+        known |= {"tokens_per_second": self.tokens_per_second}
+        # How many tokens a step has is counted by our side: where that failed, nobody knows.
+        return {name: value for name, value in known.items() if value == value}  # NaN is not itself
+
+
+def failure(why: str) -> Timing:
+    return Timing(float("nan"), float("nan"), float("nan"), failed=why)
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class StepClock:
+    """Notes when each step ends. On a GPU these are events in its stream, which is waited for once, at step `ready_at`."""
+
+    def __init__(self, device: torch.device, *, ready_at: int = READY) -> None:
+        self.device, self.ready_at = device, ready_at
+        self.marks: list[Any] = []
+        self.graphs = compiled_graphs()
+        self.graphs_when_ready = self.graphs
+        self.ready: float | None = None
+        self.began = time.perf_counter()
+
+    def mark(self) -> None:
+        if self.device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self.marks.append(event)
+        else:
+            self.marks.append(time.perf_counter())
+        if len(self.marks) == self.ready_at:
+            wait(self.device)
+            self.ready = time.perf_counter() - self.began
+            self.graphs_when_ready = compiled_graphs()
+
+    def seconds(self, warm: int) -> list[float]:
+        """Of each step after the first `warm`."""
+        wait(self.device)
+        pairs = list(zip(self.marks[warm - 1 :], self.marks[warm:], strict=False))
+        if self.device.type == "cuda":
+            return [before.elapsed_time(after) / 1000 for before, after in pairs]
+        return [after - before for before, after in pairs]
+
+    def measured(self, warm: int, *, tokens: float, path: str = "") -> Timing:
+        steps, graphs = self.seconds(warm), compiled_graphs()
+
+        return Timing(
+            statistics.median(steps),
+            statistics.fmean(steps),
+            tokens,
+            peak_bytes=peak_bytes(self.device),
+            ready_seconds=self.ready,
+            graphs=graphs - self.graphs,
+            recompilations=graphs - self.graphs_when_ready,
+            path=path,
+        )
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+def compiled_graphs() -> int:
+    """How many graphs torch.compile has made since it was last reset."""
+    if "torch._dynamo" not in sys.modules:
+        return 0
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+# ---------------------------------------------------------------- one at a time
+
+_DYNAMO = ("recompile_limit", "fail_on_recompile_limit_hit")  # what our models set for themselves
+
+
+def ours(device: torch.device, advice: str, measure: Callable[[], Timing]) -> Timing:
+    """Our side, by itself. That it does not fit into memory is a finding, which ends with the advice."""
+    try:
+        return _alone(device, measure)
+    except torch.OutOfMemoryError:
+        pass  # outside this handler, where the traceback holds nothing any more
+    free(device)
+    return failure(f"out of memory; {advice}")
+
+
+def theirs(device: torch.device, measure: Callable[[], Timing]) -> Timing:
+    """A peer's side, by itself: its words do not mix with ours, and its failure is a finding."""
+    why = ""
+    try:
+        with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings(), quietly():
+            warnings.simplefilter("ignore")
+            return _alone(device, measure)
+    except BiphaseError:
+        raise
+    except torch.OutOfMemoryError:
+        why = "out of memory"
+    except Exception as wrong:  # whatever another project raises
+        why = one_line(wrong)
+    free(device)
+    return failure(why)
+
+
+def _alone(device: torch.device, measure: Callable[[], Timing]) -> Timing:
+    free(device)
+    compiles = device.type == "cuda" or "torch._dynamo" in sys.modules
+    dynamo: Any = torch._dynamo.config if compiles else None
+    kept = {name: getattr(dynamo, name) for name in _DYNAMO} if dynamo else {}
+    try:
+        return measure()
+    finally:
+        for name, value in kept.items():
+            setattr(dynamo, name, value)
+        free(device)
+
+
+def free(device: torch.device) -> None:
+    """Forget compiled code and give memory back, so that what comes next begins alike."""
+    if "torch._dynamo" in sys.modules:
+        from torch._dynamo.utils import counters
+
+        torch._dynamo.reset()
+        counters.clear()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def with_idle(measured: Timing, kept_seconds: float) -> Timing:
+    """The share of a step that is spent waiting for data: what the same step takes less with its data at hand."""
+    return replace(measured, idle=max(0.0, 1 - kept_seconds / measured.seconds))
+
+
+# ---------------------------------------------------------------- kernels
+# Where the time of a step goes, by kind of kernel.
+
+
+PROFILED = 3  # steps
+BLOCKS, HEAD = "GEMMs of the blocks", "GEMMs of the head"
+
+# The first that is found in a name counts. Names of fused kernels list what was fused into them.
+KINDS = (
+    ("attention", r"flash|fmha|sdpa|attention|attn"),
+    ("optimizer", r"adam|multi_tensor_apply|lpnorm|_foreach"),
+    ("loss", r"cross_entropy|softmax|logsumexp|nll_loss|xent"),
+    (BLOCKS, r"gemm|nvjet|cutlass|xmma|cublas|splitk|matmul|aten::(add|b|bad)?mm\b|scaled_mm|aten::linear"),
+    ("rotary", r"rotary|rotate|rope|_cos_|_sin_|_neg_"),
+    ("swiglu", r"swiglu|silu"),
+    ("norm", r"norm|rsqrt|rms_"),
+    ("copies", r"memcpy|memset|copy|(?<!broad)cast|fill|cat(?!ion)|clone|contiguous"),
+)
+_KINDS = tuple((kind, re.compile(pattern)) for kind, pattern in KINDS)
+OTHER = "other"
+
+
+def kind_of(name: str) -> str:
+    """The kind of a kernel, or of an operation on a CPU."""
+    low = name.lower()
+    return next((kind for kind, pattern in _KINDS if pattern.search(low)), OTHER)
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Milliseconds of one step by kind, the most first, and the kernels that took longest."""
+
+    by_kind: dict[str, float]
+    longest: tuple[tuple[str, float], ...]
+
+    @property
+    def total(self) -> float:
+        return sum(self.by_kind.values())
+
+    def facts(self) -> dict[str, Any]:
+        return {"ms": self.by_kind, "total_ms": self.total, "longest": [list(one) for one in self.longest]}
+
+
+def breakdown(
+    run: Callable[[], object], device: torch.device, *, vocab: int, steps: int = PROFILED
+) -> Breakdown:
+    """`run` takes `steps` steps."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    run()  # whatever only a first time needs
+    wait(device)
+    with torch.profiler.profile(activities=activities, record_shapes=True, acc_events=True) as profiler:
+        run()
+        wait(device)
+    events: Any = profiler.events()
+    times = on_gpu(events, vocab) if device.type == "cuda" else on_cpu(events, vocab)
+    return sorted_out(times, steps)
+
+
+Times = dict[tuple[str, bool], float]  # microseconds by name, and whether it had the vocabulary in its shapes
+
+
+def on_gpu(events: Any, vocab: int) -> Times:
+    """Kernels by name. The operation that launched one tells its shapes; those in a graph have none."""
+    every: dict[str, float] = defaultdict(float)
+    of_head: dict[str, float] = defaultdict(float)
+    for event in events:
+        if event.device_type == DeviceType.CUDA and not event.is_user_annotation:
+            every[event.name] += event.time_range.elapsed_us()
+        elif event.kernels and _has(event, vocab):
+            for kernel in event.kernels:
+                of_head[kernel.name] += kernel.duration
+    times: Times = {}
+    for name, total in every.items():
+        share = min(of_head.get(name, 0.0), total)
+        times[name, True], times[name, False] = share, total - share
+    return times
+
+
+def on_cpu(events: Any, vocab: int) -> Times:
+    times: Times = defaultdict(float)
+    for event in events:
+        if not event.is_user_annotation:
+            times[event.name, _has(event, vocab)] += event.self_cpu_time_total
+    return times
+
+
+def _has(event: Any, vocab: int) -> bool:
+    return any(vocab in shape for shape in event.input_shapes or () if isinstance(shape, (list, tuple)))
+
+
+def sorted_out(times: Times, steps: int) -> Breakdown:
+    kinds: dict[str, float] = defaultdict(float)
+    names: dict[str, float] = defaultdict(float)
+    for (name, with_vocab), microseconds in times.items():
+        kind = kind_of(name)
+        kinds[HEAD if kind == BLOCKS and with_vocab else kind] += microseconds / steps / 1000
+        names[name] += microseconds / steps / 1000
+    longest = sorted(names.items(), key=lambda one: -one[1])[:12]
+    ordered = sorted(((kind, ms) for kind, ms in kinds.items() if ms > 0), key=lambda one: -one[1])
+    return Breakdown(dict(ordered), tuple(longest))
+
+
+# ---------------------------------------------------------------- tokens
+# Random tokens in place of a corpus and of datasets: what a step costs does not depend on what they say.
+
+
+BEGIN, END, PAD, MASK = range(4)
+FIRST_WORD = 4
+DOCUMENT = 700  # tokens of a document, on average
+BATCHES = 64  # that differ; then they come again in another order
+QUESTION = 12  # tokens of what is asked, before the text that answers
+
+
+class RandomTokens:
+    """Rows drawn once, with ends of documents here and there; read as the shards of a corpus are."""
+
+    def __init__(self, rows: int, length: int, vocab: int) -> None:
+        chance = np.random.default_rng(0)
+        self.data = chance.integers(FIRST_WORD, vocab, (rows, length), dtype=np.uint32)
+        self.data[chance.random((rows, length)) < 1 / DOCUMENT] = END
+
+    def __len__(self) -> int:
+        return self.data.size
+
+    def rows(self, indices: np.ndarray, length: int) -> np.ndarray:
+        return np.take(self.data, indices, axis=0)
+
+
+def stream_of(case: PretrainCase, *, whole_rows: bool = False) -> Stream:
+    """The real stream over random tokens; with `whole_rows`, without the cuts of its packing."""
+    packing: Chunks | Rows
+    if case.packing == "chunks" and not whole_rows:
+        packing = Chunks(case.length)
+    else:
+        packing = Rows(case.length, document_mask=case.packing == "documents" and not whole_rows)
+    tokens: Any = RandomTokens(case.rows * BATCHES, case.length, case.vocab)
+    return Stream(tokens, packing, 0, END, Vocabulary.of(case.vocab, MASK, (BEGIN, END, PAD)))
+
+
+# ---------------------------------------------------------------- texts
+
+
+def drawn_lengths(lengths: Lengths, count: int) -> np.ndarray:
+    """The same ones every time."""
+    drawn = np.random.default_rng(0).gamma(lengths.shape, lengths.mean / lengths.shape, count)
+    drawn *= lengths.mean / drawn.mean()
+    return np.clip(np.round(drawn), 3, lengths.most).astype(np.int64)
+
+
+def drawn_ids(lengths: Lengths, count: int, vocab: int) -> list[np.ndarray]:
+    """Texts as ids, each ended by the end token.
+
+    Words come as often as Zipf's law says, the n-th an n-th as often as the first: fine-tuning trains those that occur,
+    and of real texts these are few.
+    """
+    chance, words = np.random.default_rng(1), vocab - FIRST_WORD
+    return [
+        np.append(FIRST_WORD - 1 + (words ** chance.random(length - 1)).astype(np.int64), END)
+        for length in drawn_lengths(lengths, count)
+    ]
+
+
+def reading_of(vocab: int, length: int) -> Tokenization:
+    """Texts are numbers with spaces between them, and each number is its own token."""
+    words = Tokenizer(WordLevel({str(number): number for number in range(vocab)}, unk_token=str(PAD)))
+    words.pre_tokenizer = WhitespaceSplit()
+    return Tokenization(words, (), (END,), length, "numbers")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Texts of a case with labels: in ids for a peer, as examples for us. Both read the same tokens."""
+
+    case: FinetuneCase
+
+    @cached_property
+    def ids(self) -> list[np.ndarray]:
+        return drawn_ids(self.case.lengths, self.case.batch * BATCHES, self.case.vocab)
+
+    @cached_property
+    def labels(self) -> np.ndarray:
+        """(n,) the class of each text; or (n, 2) the first and last token of the answer in it."""
+        chance, kinds = np.random.default_rng(2), self.case.lengths.labels
+        if kinds:
+            return chance.integers(0, kinds, len(self.ids))
+        ends = np.array([len(ids) - 1 for ids in self.ids])  # before the end token
+        first = chance.integers(np.minimum(QUESTION, ends - 1), ends)
+        return np.stack([first, np.minimum(first + 2, ends - 1)], axis=1)
+
+    @property
+    def tokens(self) -> float:
+        """Of a step, on average."""
+        return float(np.mean([len(ids) for ids in self.ids])) * self.case.batch
+
+    def task(self) -> Task:
+        kinds = self.case.lengths.labels
+        form = Classify("{text}", tuple(f"label{number}" for number in range(kinds))) if kinds else Answer()
+        steps = self.case.warm + self.case.steps
+        return Task("bench", form, ".", Splits(test="train*"), steps=steps, batch=self.case.batch)
+
+    def examples(self) -> Examples:
+        made: Any = [
+            self._text(ids, label) if self.case.lengths.labels else self._question(ids, label)
+            for ids, label in zip(self.ids, self.labels, strict=True)
+        ]
+        return Examples(made, made[:1], made[:1])
+
+    @staticmethod
+    def _text(ids: np.ndarray, label: Any) -> LabelledText:
+        return LabelledText(_spelled(ids[:-1]), int(label))
+
+    @staticmethod
+    def _question(ids: np.ndarray, bounds: np.ndarray) -> Question:
+        first, last = bounds.tolist()
+        begins = min(QUESTION, len(ids) - 2)
+        ahead = _spelled(ids[begins:first])
+        answer = AnswerSpan(_spelled(ids[first : last + 1]), len(ahead) + (1 if ahead else 0))
+        return Question("bench", _spelled(ids[:begins]) + " ", _spelled(ids[begins:-1]), (answer,))
+
+
+def _spelled(ids: np.ndarray) -> str:
+    return " ".join(map(str, ids.tolist()))
+
+
+# ---------------------------------------------------------------- pretrain
+# Pretraining steps of ours: the real stream, the real loop, the paper's AdamW.
+
+
+RATE = 5e-4
+SETTLING = 2  # steps after which those with data at hand are like each other
+
+
+def objective_of(case: PretrainCase) -> Objective:
+    return MLM(case.ratio) if case.objective == "mlm" else CLM()
+
+
+def model_of(case: PretrainCase, device: torch.device) -> LanguageModel:
+    size = SIZES[case.size]
+    model = from_scratch(size, vocab=case.vocab, mask_id=MASK, length=case.length, seed=0)
+    return model.to(device).train()
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A batch that is on the device already and stays there."""
+
+    batch: Batch
+
+    @property
+    def count(self) -> int:
+        return self.batch.count
+
+    def to(self, device: torch.device) -> Self:
+        return self
+
+
+class Side:
+    """A model and its optimizer, ready to take steps of a case."""
+
+    def __init__(self, case: PretrainCase, device: torch.device, model: LanguageModel) -> None:
+        self.case, self.device, self.model = case, device, model
+        self.path = model.prepare(device, case.precision)
+        self.adam = optimizer.build(model, AdamW())
+        self.stream, self.objective = stream_of(case), objective_of(case)
+        self.varlen = varlen_works(device, case.precision)
+
+    def batches(self, step: int) -> list[Batch]:
+        """The micro-batches of a step."""
+        case = self.case
+        draws = torch.arange(case.rows * case.micro_batches) + step * case.rows * case.micro_batches
+        return [
+            self.stream.batch(self.objective, some, step=step, fixed=self.path == "compiled").ready_for(
+                self.device
+            )
+            for some in draws.split(case.rows)
+        ]
+
+    def loss_sum(self, batch: Batch) -> Tensor:
+        return self.model.loss_sum(batch, pattern_of(batch, varlen=self.varlen))
+
+    def streamed(self, steps: int, after: Callable[[], None]) -> None:
+        """Steps as a run takes them."""
+        batches = load_ahead(self.batches, 0, steps, loaders=1)
+        self._train(self.loss_sum, batches, after)
+
+    def kept(self, steps: int, after: Callable[[], None]) -> None:
+        """The same step again and again, its data at hand."""
+        same = [Kept(batch.to(self.device)) for batch in self.batches(0)]
+        self._train(lambda batch: self.loss_sum(batch.batch), (same for _ in range(steps)), after)
+
+    def _train(
+        self, loss_sum: Callable[[Any], Tensor], batches: Iterable[Any], after: Callable[[], None]
+    ) -> None:
+        train(
+            [parameter for parameter in self.model.parameters() if parameter.requires_grad],
+            self.adam,
+            loss_sum,
+            batches,
+            first=0,
+            rate=lambda step: RATE,
+            clip=AdamW().clip,
+            ranks=Ranks(0, 1, self.device),
+            autocast=lambda: distributed.autocast(self.device, self.case.precision),
+            after=(lambda done: after(),),
+            copies=self.model.copies,
+            refresh=self.model.refresh,
+        )
+
+
+def measure_pretraining(
+    case: PretrainCase,
+    device: torch.device,
+    *,
+    idle: bool = True,
+    profile: Callable[[Breakdown], None] | None = None,
+) -> Timing:
+    """Steps of ours; with `idle`, how long they wait for data; with `profile`, where the time of one goes."""
+    with distributed.repeatable(enabled=case.deterministic):
+        model = model_of(case, device)
+        clock = StepClock(device)
+        side = Side(case, device, model)
+        side.streamed(case.warm + case.steps, clock.mark)
+        measured = clock.measured(case.warm, tokens=case.tokens, path=side.path)
+        if idle:
+            again = StepClock(device, ready_at=0)
+            side.kept(SETTLING + case.steps, again.mark)
+            measured = with_idle(measured, statistics.median(again.seconds(SETTLING)))
+        if profile is not None:
+            profile(
+                breakdown(
+                    lambda: side.kept(PROFILED, lambda: None),
+                    device,
+                    vocab=words_of_a_row(case.vocab, device.type),
+                )
+            )
+    return measured
+
+
+# ---------------------------------------------------------------- finetune
+# Fine-tuning steps of ours, as a study takes them; and how fast a model only reads.
+
+
+TUNING_RATE, SEED = 5e-5, 0
+CONTEXT = 2_048
+READINGS = 3  # of all texts; the median counts
+
+
+def bench_of(case: Any, device: torch.device) -> FineTuner:
+    """A new model on which fine-tunings are made."""
+    model = from_scratch(SIZES[case.size], vocab=case.vocab, mask_id=MASK, length=CONTEXT, seed=0)
+    return bench_on(Encoder(model.model.base_model, context=CONTEXT), case.precision, device)
+
+
+def bench_on(encoder: Encoder, precision: str, device: torch.device) -> FineTuner:
+    varlen = varlen_works(device, precision)
+    return FineTuner(encoder, TuningOptions.of(device, precision, varlen=varlen, encoder=encoder))
+
+
+def measure_finetuning(
+    case: FinetuneCase, device: torch.device, *, profile: Callable[[Breakdown], None] | None = None
+) -> Timing:
+    data = Dataset(case)
+    reading = reading_of(case.vocab, CONTEXT)
+    family = family_of(data.task(), data.examples(), reading, protocol="standard")
+    bench = bench_of(case, device)
+    measured = tuned(bench, family, case, tokens=data.tokens)
+    if profile is not None:
+        steps = family.steps
+        once = breakdown(
+            lambda: train_once(bench, family, case, lambda: None), device, vocab=case.vocab, steps=steps
+        )
+        profile(once)
+    return measured
+
+
+def tuned(bench: FineTuner, family: Family, case: Any, *, tokens: float) -> Timing:
+    """Two fine-tunings: the first pays for what a grid needs once, the second is what all others cost."""
+    device = bench.setting.device
+    first = StepClock(device)
+    train_once(bench, family, case, first.mark)
+    second = StepClock(device)
+    train_once(bench, family, case, second.mark)
+    steps = second.measured(case.warm, tokens=tokens, path=path_of(bench))
+    return replace(steps, ready_seconds=first.ready)
+
+
+def path_of(bench: FineTuner) -> str:
+    return "fused" if bench.encoder.graphable else "plain"
+
+
+def train_once(bench: FineTuner, family: Family, case: Any, after: Callable[[], None]) -> TaskModel:
+    spec = Finetune(
+        (family.task,), lrs=(TUNING_RATE,), seeds=(SEED,), protocol="standard", precision=case.precision
+    )
+    model, _ = bench.finetune(
+        family,
+        spec,
+        lr=TUNING_RATE,
+        seed=SEED,
+        loaders=1 if bench.setting.device.type == "cuda" else 0,
+        tell=lambda step, steps: after(),
+    )
+    return model
+
+
+# ---------------------------------------------------------------- reading
+
+
+def score(case: ScoreCase, device: torch.device) -> Timing:
+    """Texts through the encoder, without gradients; seconds are those of all texts."""
+    bench = bench_of(case, device)
+    texts = Ragged.from_lists(drawn_ids(PASSAGES, case.passages, case.vocab))
+    model = TaskModel(bench.encoder, EmbeddingHead()).eval()
+    return read(
+        lambda: per_text(model, texts, bench.setting), device, tokens=len(texts.flat), path=path_of(bench)
+    )
+
+
+def read(once: Callable[[], Any], device: torch.device, *, tokens: float, path: str) -> Timing:
+    """Do it once unmeasured, then a few times."""
+    once()
+    wait(device)
+    seconds = []
+    for _ in range(READINGS):
+        began = time.perf_counter()
+        once()
+        wait(device)
+        seconds.append(time.perf_counter() - began)
+    middle, mean = statistics.median(seconds), statistics.fmean(seconds)
+    return Timing(middle, mean, tokens, peak_bytes=peak_bytes(device), path=path)

@@ -1,0 +1,459 @@
+"""How to ask a cluster for workers: one small TOML file, read and checked. It never changes what is computed.
+
+    partition = "gpu"
+    time = "8h"
+    gpus = 1
+    cpus = 8
+    memory = "64G"
+    jobs = 4
+    setup = ["module load cuda"]
+
+Every field has a default; an unknown one is refused with the nearest name.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from biphase.cluster.launch import WORK_LEFT, seconds
+from biphase.errors import ClusterError, SpecError, nearest, one_line
+from biphase.store import Store
+from biphase.text import counted
+
+# What the script sets itself, by the long and the short name, and the field to use instead.
+OWN_OPTIONS = {
+    "--array": "jobs", "-a": "jobs", "--time": "time", "-t": "time", "--signal": "warning", "--job-name": "", "-J": "",
+    "--output": "", "-o": "", "--error": "", "-e": "", "--open-mode": "", "--requeue": "", "--no-requeue": "",
+    "--chdir": "", "-D": "", "--wrap": "", "--parsable": "", "--wait": "", "-W": "", "--ntasks": "processes",
+    "-n": "processes", "--nodes": "processes", "-N": "processes",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What each job of an array asks for, and what it does before it works."""
+
+    jobs: int = 1  # the size of the array: workers side by side
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    constraint: str = ""
+    time: str = ""  # 8h, or Slurm's own 1-12:00:00; empty: what the partition gives
+    warning: str = "5m"  # before the time is up: enough for a step and a checkpoint
+    gpus: int = 0
+    gpu_type: str = ""
+    cpus: int = 0  # 0: what the partition gives
+    memory: str = ""
+    processes: int = 0  # that train a piece together; 0: one for each GPU
+    sbatch: tuple[str, ...] = ()  # further options, as they stand after #SBATCH
+    setup: tuple[str, ...] = ()  # shell lines before the worker starts
+    command: str = ""  # what stands for `biphase` in the job; empty: this Python's own
+
+    @property
+    def together(self) -> int:
+        """Processes of one worker."""
+        return self.processes or max(1, self.gpus)
+
+    @property
+    def time_seconds(self) -> float:
+        return _time(self.time) if self.time else 0.0
+
+    @property
+    def warning_seconds(self) -> int:
+        return round(seconds(self.warning))
+
+
+def read_profile(path: Path) -> Profile:
+    """The profile at `path`; whatever is wrong with it becomes one line."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SpecError(
+            f'no profile {path}; write one, e.g.: printf \'partition = "gpu"\\ntime = "8h"\\ngpus = 1\\njobs = 4\\n\' > {path}'
+        ) from None
+    except (OSError, ValueError) as wrong:  # tomllib's errors and undecodable text are ValueErrors
+        raise SpecError(f"profile {path} cannot be read: {one_line(wrong)}; mend it and run again") from None
+    known = {field.name: field.default for field in fields(Profile)}
+    for name in data:
+        if name not in known:
+            raise SpecError(f"profile {path} has no field {name!r}; {nearest(name, known)}")
+    try:
+        profile = Profile(**{name: _checked(name, value, known[name]) for name, value in data.items()})
+        _check(profile)
+    except SpecError as wrong:
+        raise SpecError(f"profile {path}: {wrong}") from None
+    return profile
+
+
+def _checked(name: str, value: Any, default: Any) -> Any:
+    """A value of the kind its field wants."""
+    if isinstance(default, int):
+        if type(value) is not int or value < 0:
+            raise SpecError(f"{name} must be a whole number, not {value!r}; type for example {name} = 1")
+        return value
+    if isinstance(default, str):
+        if not isinstance(value, str):
+            raise SpecError(f'{name} must be text, not {value!r}; type {name} = "{value}"')
+        value = value.strip()
+        if re.search(r'["\x00-\x1f\x7f]', value):
+            raise SpecError(f"{name} must be one line without quotation marks, not {value!r}")
+        if name in ("memory", "gpu_type") and re.search(r"\s", value):
+            raise SpecError(
+                f'{name} must be one word, not {value!r}; type {name} = "{"".join(value.split())}"'
+            )
+        return value
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise SpecError(f'{name} must be a list of texts, not {value!r}; type {name} = ["…"]')
+    if name == "sbatch" and any(re.search(r"[\x00-\x1f\x7f]", one) for one in value):
+        raise SpecError("sbatch: each option is one line, without tabs and control characters")
+    return tuple(value)
+
+
+def _check(profile: Profile) -> None:
+    if profile.jobs < 1:
+        raise SpecError("jobs must be at least 1")
+    if profile.gpus and profile.processes and profile.processes != profile.gpus:
+        raise SpecError(
+            f"processes = {profile.processes} does not fit gpus = {profile.gpus}: a worker uses one GPU in each process; "
+            "leave processes out"
+        )
+    if profile.gpu_type and not profile.gpus:
+        raise SpecError("gpu_type is set, but gpus is not; type gpus = 1")
+    warning = profile.warning_seconds
+    if not 1 <= warning <= 65_535:
+        raise SpecError(f"warning = {profile.warning!r} must lie between 1s and 18h")
+    if profile.time and 2 * warning > profile.time_seconds:
+        raise SpecError(
+            f"warning = {profile.warning!r} leaves less than half of time = {profile.time!r} to work in; shorten it"
+        )
+    for line in profile.sbatch:
+        _check_options(line)
+
+
+def _check_options(line: str) -> None:
+    """Refuse what stands after #SBATCH, one option or several, if the script sets it itself."""
+    try:
+        words = shlex.split(line)
+    except ValueError as wrong:
+        raise SpecError(f"sbatch: {line!r} cannot be read: {one_line(wrong)}; mend it") from None
+    if not words or not re.match(r"--?\w", words[0]):
+        raise SpecError(f'sbatch: {line!r} is no option; type for example sbatch = ["--exclude=node7"]')
+    for word in words:
+        # As getopt reads it: a value may follow a short name at once, and a long name may be cut short.
+        option = word.split("=")[0] if word.startswith("--") else word[:2]
+        if not re.match(r"--?\w", option):
+            continue
+        own = next((one for one in OWN_OPTIONS if one.startswith(option)), "")
+        if own:
+            instead = OWN_OPTIONS[own]
+            hint = f"use the field {instead!r}" if instead else "biphase needs it as it is; leave it out"
+            raise SpecError(f"sbatch: {option} is set by biphase; {hint}")
+
+
+def _time(text: str) -> float:
+    """8h, or Slurm's own [days-]hours:minutes:seconds, in seconds."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", text)
+    if match:
+        days, hours, minutes, rest = (int(part or 0) for part in match.groups())
+        return ((days * 24 + hours) * 60 + minutes) * 60 + rest
+    try:
+        return seconds(text)
+    except SpecError:
+        raise SpecError(
+            f"time = {text!r} is not a length of time; type for example 90m, 8h or 1-12:00:00"
+        ) from None
+
+
+# ---------------------------------------------------------------- script
+# The job script: one array of workers that pull jobs from the store, warned before their time is up.
+#
+# Slurm sends the warning to the script's own shell, which hands it to the worker; the worker stops after its step
+# with a checkpoint and says by its exit code that work is left; then the script puts itself back into the queue.
+
+
+SUBMISSION = "BIPHASE_SUBMISSION"  # in the environment of a job: which submission it belongs to
+
+BODY = """\
+# A worker of {study}: it takes jobs from the store until none is left. Written by biphase.
+export {variable}={submission}
+{threads}
+worker='' warned='' told='' heard=''
+trap 'heard=1 warned=1; [ -z "$worker" ] || kill -USR1 "$worker" 2>/dev/null' USR1
+trap 'heard=1 told=1; [ -z "$worker" ] || kill -TERM "$worker" 2>/dev/null' TERM
+
+requeue() {{
+  echo "$(date '+%F %T') the time is nearly up and work is left: back into the queue"
+  exec scontrol requeue "$SLURM_JOB_ID"
+}}
+
+set -e
+{setup}
+set +e
+[ -z "$told" ] || exit 0
+[ -z "$warned" ] || requeue
+
+{command} &
+worker=$!
+# Until it is a program of its own it may lose a signal: what comes in this second is handed on after it, and what
+# came before it had a name is told now.
+sleep 1
+[ -z "$warned" ] || kill -USR1 "$worker" 2>/dev/null
+[ -z "$told" ] || kill -TERM "$worker" 2>/dev/null
+while :; do heard=''; wait "$worker"; code=$?; [ -n "$heard" ] || break; done
+# {left}: warned, stopped, work is left. 138: warned before it had begun.
+if [ "$code" = {left} ] || {{ [ "$code" = 138 ] && [ -n "$warned" ] && [ -z "$told" ]; }}; then requeue; fi
+exit "$code"
+"""
+
+
+def job_name(study: str, submission: str) -> str:
+    """How Slurm calls the jobs of a submission; the names of other submissions differ."""
+    return f"biphase-{re.sub(r'[^A-Za-z0-9_.-]', '_', study)}-{submission}"
+
+
+def job_script(profile: Profile, *, study: str, submission: str, jobs: int, arguments: list[str]) -> str:
+    """The text of a script in which `jobs` workers type `biphase ARGUMENTS`."""
+    options = [
+        *profile.sbatch,  # of two that say the same the last counts: ours
+        f'--job-name="{job_name(study, submission)}"',
+        f"--array=0-{jobs - 1}",
+        f"--signal=B:USR1@{profile.warning_seconds}",
+        "--requeue",
+        "--open-mode=append",
+        "--nodes=1",
+        "--ntasks=1",
+        *_resources(profile),
+    ]
+    biphase = profile.command or shlex.join([sys.executable, "-m", "biphase"])
+    processes = ["--processes", str(profile.together)] if profile.together > 1 else []
+    threads = max(1, profile.cpus // profile.together) if profile.cpus else 0
+    body = BODY.format(
+        study=" ".join(study.split()),
+        variable=SUBMISSION,
+        submission=submission,
+        threads=f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{threads}}}"' if threads else "",
+        setup="\n".join(profile.setup) or ":",
+        command=f"{biphase} {shlex.join([*arguments, *processes])}",
+        left=WORK_LEFT,
+    )
+    return "\n".join(["#!/bin/bash", *(f"#SBATCH {option}" for option in options), body])
+
+
+def _resources(profile: Profile) -> list[str]:
+    named = {
+        name: getattr(profile, name)
+        for name in ("partition", "account", "qos", "constraint")
+        if getattr(profile, name)
+    }
+    found = [f'--{name}="{value}"' for name, value in named.items()]
+    if profile.time:
+        found.append(f"--time={_slurm_time(profile.time_seconds)}")
+    if profile.gpus:
+        kind = f"{profile.gpu_type}:" if profile.gpu_type else ""
+        found.append(f"--gres=gpu:{kind}{profile.gpus}")
+    if profile.cpus:
+        found.append(f"--cpus-per-task={profile.cpus}")
+    if profile.memory:
+        found.append(f"--mem={profile.memory}")
+    return found
+
+
+def _slurm_time(seconds: float) -> str:
+    """As days-hours:minutes:seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"{days}-{hours:02d}:{minutes:02d}:{rest:02d}"
+
+
+# ---------------------------------------------------------------- queue
+# Slurm's own commands, and what its queue says of a study. Nothing here fails where there is no Slurm.
+#
+# A submission is a script in studies/<name>/slurm/, written before it is handed over. Its file name is in the name of
+# its jobs, so the queue can be asked for them whatever happened to whoever submitted.
+
+
+PATIENCE = 30  # seconds for one of Slurm's commands
+SHOWN = 12  # jobs that `status` lists one by one
+COLUMNS = ("JobArrayID", "State", "Reason", "NodeList", "RestartCnt", "TimeUsed", "TimeLeft")
+
+
+class Unanswered(ClusterError):
+    """A command was given up: what it was to do may have been done."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job of a study, as Slurm sees it."""
+
+    id: str  # 12_3: task 3 of array 12
+    state: str  # pending, running, completing, …
+    reason: str  # why it waits
+    nodes: str
+    restarts: int
+    used: str
+    left: str
+
+    @property
+    def active(self) -> bool:
+        """Does it work, or will it?"""
+        return self.state not in ("completing", "cancelled", "completed", "failed", "timeout")
+
+
+@dataclass(frozen=True)
+class Queue:
+    """The jobs of a study in Slurm's queue; `problem` if they could not be asked for."""
+
+    jobs: tuple[Job, ...] = ()
+    problem: str = ""
+    submitted: bool = False  # were there submissions at all?
+
+    @property
+    def active(self) -> tuple[Job, ...]:
+        return tuple(job for job in self.jobs if job.active)
+
+
+def folder(store: Store, study: str) -> Path:
+    """Where scripts and logs of a study's jobs lie."""
+    return store.studies / study / "slurm"
+
+
+def submissions(store: Store, study: str) -> list[str]:
+    return sorted(path.stem for path in folder(store, study).glob("*.sh"))
+
+
+def queue_of(store: Store, study: str, only: Collection[str] | None = None) -> Queue:
+    """What Slurm says of the submissions of a study; of all, or of those that are named."""
+    made = [one for one in submissions(store, study) if only is None or one in only]
+    if not made:
+        return Queue()
+    names = ",".join(job_name(study, one) for one in made)
+    try:
+        text = _typed(
+            "squeue", "--noheader", "--array", f"--name={names}",
+            f"--Format={','.join(f'{column}:|' for column in COLUMNS)}",
+        )  # fmt: skip
+    except ClusterError as wrong:
+        return Queue(problem=str(wrong), submitted=True)
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") >= len(COLUMNS)]
+    return Queue(tuple(_job(row) for row in rows), submitted=True)
+
+
+def _job(row: list[str]) -> Job:
+    id, state, reason, nodes, restarts, used, left = (cell.strip() for cell in row[: len(COLUMNS)])
+    return Job(
+        id,
+        state.lower(),
+        "" if reason == "None" else reason,
+        nodes,
+        int(restarts) if restarts.isdigit() else 0,
+        used,
+        left,
+    )
+
+
+def submit(
+    profile: Profile, store: Store, study: str, *, jobs: int, arguments: list[str]
+) -> tuple[str, Path]:
+    """Hand an array of workers to Slurm; gives its job id and its script."""
+    if shutil.which("sbatch") is None:
+        raise ClusterError(_absent("sbatch"))
+    submission = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    place = folder(store, study).resolve()
+    place.mkdir(parents=True, exist_ok=True)
+    script = place / f"{submission}.sh"
+    script.write_text(
+        job_script(profile, study=study, submission=submission, jobs=jobs, arguments=arguments),
+        encoding="utf-8",
+    )
+    log = str(place / submission).replace("%", "%%") + "-%a.log"
+    try:
+        text = _typed("sbatch", "--parsable", f"--chdir={Path.cwd()}", f"--output={log}", str(script))
+    except Unanswered:
+        raise  # perhaps it was submitted: then the script stands for it
+    except ClusterError:
+        script.unlink()
+        raise
+    return text.strip().splitlines()[-1].split(";")[0], script
+
+
+def cancel(jobs: tuple[Job, ...]) -> None:
+    """Take jobs out of the queue; those that run are killed."""
+    if jobs:
+        _typed("scancel", "--quiet", *(job.id for job in jobs))
+
+
+def ask_to_end(jobs: tuple[Job, ...]) -> None:
+    """Jobs that wait leave the queue; those that run are told to stop after their step."""
+    waiting = [job.id for job in jobs if job.state != "running"]
+    running = [job.id for job in jobs if job.state == "running"]
+    if waiting:
+        # One that starts in this moment is left to its request.
+        _typed("scancel", "--quiet", "--state=PENDING", *waiting)
+    if running:
+        _typed("scancel", "--quiet", "--batch", "--signal=TERM", "--state=RUNNING", *running)
+
+
+def lines(queue: Queue, logs: Path) -> list[str]:
+    """What `status` adds."""
+    if not queue.submitted:
+        return []
+    if queue.problem:
+        return [f"  Slurm: {queue.problem}"]
+    if not queue.jobs:
+        return [f"  Slurm: no job of this study is queued or runs; logs in {logs}"]
+    counts = Counter(job.state for job in queue.jobs)
+    told = [
+        f"  Slurm: {', '.join(f'{number} {state}' for state, number in sorted(counts.items()))}; logs in {logs}"
+    ]
+    told += [f"    {_line(job)}" for job in queue.jobs[:SHOWN]]
+    if len(queue.jobs) > SHOWN:
+        told.append(f"    and {counted(len(queue.jobs) - SHOWN, 'more job')}; type squeue --me")
+    return told
+
+
+def _line(job: Job) -> str:
+    facts = [f"job {job.id}", job.state]
+    if job.reason:
+        facts.append(f"({job.reason})")
+    if job.state == "running":
+        facts.append(f"on {job.nodes} for {job.used}, {job.left} left")
+    if job.restarts:
+        facts.append(f"requeued {counted(job.restarts, 'time')}")
+    return "  ".join(facts)
+
+
+def as_json(queue: Queue) -> dict[str, Any]:
+    return {"jobs": [asdict(job) for job in queue.jobs], "problem": queue.problem or None}
+
+
+def _typed(command: str, *arguments: str) -> str:
+    """One of Slurm's commands; what it prints."""
+    try:
+        done = subprocess.run(
+            [command, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
+    except FileNotFoundError:
+        raise ClusterError(_absent(command)) from None
+    except subprocess.TimeoutExpired:
+        raise Unanswered(f"{command} did not answer within {PATIENCE} s; try again, or ask: sinfo") from None
+    if done.returncode:
+        said = " ".join(done.stderr.split()) or f"it ended with {done.returncode}"
+        raise ClusterError(f"{command} failed: {said}; ask: sinfo")
+    return done.stdout
+
+
+def _absent(command: str) -> str:
+    return f"{command} is not on this machine; type the command where Slurm's are, usually a login node"

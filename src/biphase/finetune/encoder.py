@@ -1,0 +1,261 @@
+"""The model that is evaluated: its encoder, and how it reads text.
+
+A model trained here reads a text as it read documents: the text, then the end token (and a beginning token before it
+if its corpus had one). A hub model that was not trained further reads it as its tokenizer's own template says; where
+that ends with nothing, the end token follows. Under the paper's protocol it too reads the text and its end token, if it
+has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from biphase.data.shards import Shards
+from biphase.data.tokenizer import literal, load_saved, unknown_id
+from biphase.errors import ModelError, SpecError, one_line
+from biphase.models.encoder import Encoder, PackedTexts, encoder_from_hub, in_one_piece, pack, pieces
+from biphase.models.hub import load_tokenizer, refuse_larger
+from biphase.presets import corpus_of
+from biphase.records import content_key
+from biphase.specs import Finetune, Hub, Pretrain
+from biphase.store import Store
+from biphase.tasks.encode import Ragged, Tokenization, by_length
+from biphase.training import distributed
+from biphase.training.pretrain import model_of_checkpoint
+
+SHARE_OF_CONTEXT = 0.99  # the paper's longest input is 2,028 of 2,048 tokens
+
+
+@dataclass(frozen=True)
+class EncoderUnderTest:
+    encoder: Encoder
+    reading: Tokenization
+
+
+def encoder_of_checkpoint(
+    run: Pretrain, state: str | None, store: Store, shards: Shards, spec: Finetune
+) -> EncoderUnderTest:
+    """A model that was trained here: the state with that key, or its start where there is none."""
+    model = model_of_checkpoint(run, state, store, shards)
+    saved = load_saved(shards.tokenizer)
+    special = saved.special
+    before = (special.bos,) if corpus_of(run).bos and special.bos is not None else ()
+    encoder = Encoder(model.model.base_model, context=run.packing.length, windows=model.reader[0].windows)
+    reading = _tokenization(saved.model, before, (special.eos,), encoder.context, spec)
+    return EncoderUnderTest(encoder, _literally(reading, saved.unspoken, str(shards.tokenizer)))
+
+
+def encoder_of_hub(hub: Hub, spec: Finetune) -> EncoderUnderTest:
+    """A hub model or local folder, as it is."""
+    encoder = encoder_from_hub(hub)
+    tokenizer = load_tokenizer(hub)
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    before, after = _template(backend, hub)
+    if tokenizer.eos_token_id is not None and (spec.protocol == "paper" or not after):
+        before = () if spec.protocol == "paper" else before
+        after = (int(tokenizer.eos_token_id),)
+    trunk: Any = encoder.trunk
+    unspoken = _unspoken(tokenizer)
+    vocab = max(backend.get_vocab(with_added_tokens=True).values()) + 1
+    spare = {*unspoken, unknown_id(backend)} - {*before, *after}
+    refuse_larger(vocab, spare, trunk.get_input_embeddings().weight.shape[0], hub.source)
+    reading = _tokenization(backend, before, after, encoder.context, spec)
+    return EncoderUnderTest(encoder, _literally(reading, unspoken, hub.source))
+
+
+def _template(backend: Any, hub: Hub) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What the tokenizer puts before and after a text."""
+    try:
+        bare, full = (backend.encode("a b", add_special_tokens=more).ids for more in (False, True))
+    except Exception as wrong:  # a word list without an unknown token raises a plain Exception
+        raise ModelError(
+            f"{hub.source}: its tokenizer cannot read a plain text ({one_line(wrong)}); give it an unknown token"
+        ) from None
+    for start in range(len(full) - len(bare) + 1):
+        if full[start : start + len(bare)] == bare:
+            return tuple(full[:start]), tuple(full[start + len(bare) :])
+    raise ModelError(
+        f"{hub.source}: its tokenizer changes a text when it adds special tokens; it cannot be used"
+    )
+
+
+def _unspoken(tokenizer: Any) -> frozenset[int]:
+    """The special ids that no text may give. The unknown one may, unless it means something else as well."""
+    backend = tokenizer.backend_tokenizer
+    names = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id", "pad_token_id")
+    meant = {int(number) for name in names if (number := getattr(tokenizer, name, None)) is not None}
+    added = {number for number, token in backend.get_added_tokens_decoder().items() if token.special}
+    return frozenset((added - {unknown_id(backend)}) | meant)
+
+
+def _literally(reading: Tokenization, special: frozenset[int], source: str) -> Tokenization:
+    """In a text, "[SEP]" is text."""
+    reading.tokenizer.encode_special_tokens = True
+    return replace(reading, tokenizer=literal(reading.tokenizer, special, source))
+
+
+def _tokenization(
+    tokenizer: Any, before: tuple[int, ...], after: tuple[int, ...], context: int, spec: Finetune
+) -> Tokenization:
+    if spec.length > context:
+        raise SpecError(
+            f"Finetune.length is {spec.length:,} and the model reads {context:,} tokens; say length={context} or 0"
+        )
+    length = spec.length or round(SHARE_OF_CONTEXT * context)
+    identity = content_key(
+        {"tokenizer": tokenizer.to_str(), "around": [list(before), list(after)], "length": length}
+    )
+    return Tokenization(tokenizer, before, after, length, identity)
+
+
+# ---------------------------------------------------------------- model
+# An encoder with a head, and how inputs get through it: in micro-batches by tokens, grouped by length.
+
+
+USUAL = 12 * 768  # layers × width of the model that the budgets of tokens are made for
+
+
+@dataclass(frozen=True)
+class TuningOptions:
+    """How to compute, never what: nothing here is part of a key but the precision."""
+
+    device: torch.device
+    precision: str  # "pure-bf16", "bf16" or "fp32"
+    varlen: bool  # the kernel for texts end to end
+    train_tokens: int  # the most tokens of a micro-batch, unless one text alone is longer
+    score_tokens: int
+    causal: bool = False  # read in one direction
+    graphs: bool = True  # steps are captured as CUDA graphs, where device and encoder allow it
+    sparing: bool = True  # of all words only those that occur are trained, where the encoder allows it
+    pause: Callable[[], None] = lambda: None  # asked between micro-batches of scoring; raises to stop
+
+    @classmethod
+    def of(
+        cls, device: torch.device, precision: str, *, varlen: bool, encoder: Encoder | None = None
+    ) -> TuningOptions:
+        """What keeps this kind of device busy without filling it, also with a deep and wide `encoder`."""
+        if device.type != "cuda":
+            return cls(device, precision, varlen, 4_096, 4_096)
+        share = min(1.0, USUAL / (encoder.layers * encoder.width)) if encoder else 1.0
+        # Fitting texts into rows is work for the host, and the more of it at once the worse.
+        scored = 131_072 if varlen else 16_384
+        return cls(device, precision, varlen, int(32_768 * share), int(scored * share))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return torch.bfloat16 if self.precision == "pure-bf16" else torch.float32
+
+    def autocast(self) -> AbstractContextManager[object]:
+        return distributed.autocast(self.device, "bf16" if self.precision == "bf16" else "fp32")
+
+
+@dataclass(frozen=True)
+class TaskBatch:
+    """A micro-batch of a task. Most have one input; retrieval has as many as memory asks for."""
+
+    inputs: tuple[PackedTexts, ...]
+    targets: Tensor
+    count: int
+    draw: int = 0  # which one of the run this is, for dropout
+    of_tokens: bool = False  # a target for each token; else for each text
+    width: int = 0  # places it was padded to, like all batches of its size; 0: as it came
+    buffer: Tensor | None = None  # that its tensors are views of
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [*(one for packed in self.inputs for one in packed.tensors.values()), self.targets]
+
+    def gathered(self, *, pinned: bool) -> TaskBatch:
+        """The same in one buffer, `pinned` to be copied to a device without waiting. Work for a loader's thread."""
+        return self.within(in_one_piece(self.tensors, pinned=pinned))
+
+    def within(self, buffer: Tensor) -> TaskBatch:
+        """The same as views of a buffer, or of a copy of it elsewhere."""
+        views = iter(pieces(buffer, self.tensors))
+        inputs = [replace(one, **{name: next(views) for name in one.tensors}) for one in self.inputs]
+        return replace(self, inputs=tuple(inputs), targets=next(views), buffer=buffer)
+
+    def to(self, device: torch.device) -> TaskBatch:
+        if self.targets.device.type == device.type:
+            return self
+        ready = self if self.buffer is not None else self.gathered(pinned=True)
+        assert ready.buffer is not None
+        return ready.within(ready.buffer.to(device, non_blocking=True))
+
+
+class TaskModel(nn.Module):
+    """An encoder and the head of a task."""
+
+    def __init__(self, encoder: Encoder, head: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = head
+
+    def forward(self, packed: PackedTexts) -> Tensor:
+        return self.head(self.encoder(packed.ids, packed.positions, packed.sight), packed)
+
+
+def packs(
+    ids: Ragged, rows: np.ndarray, setting: TuningOptions, budget: int
+) -> Iterator[tuple[np.ndarray, PackedTexts]]:
+    """The texts of `rows` in micro-batches of at most `budget` tokens, similar lengths together."""
+    lengths = ids.starts[rows + 1] - ids.starts[rows]  # of these alone: a dataset has millions
+    for group in by_length(lengths, budget):
+        chosen = rows[group]
+        yield chosen, pack([ids[row] for row in chosen], varlen=setting.varlen, causal=setting.causal)
+
+
+@torch.no_grad()
+def per_text(model: TaskModel, ids: Ragged, setting: TuningOptions) -> Tensor:
+    """What the head says of each text, in their order, in fp32 on the device. (n, …)"""
+    rows, outputs = [], []
+    for chosen, packed in packs(ids, np.arange(len(ids)), setting, setting.score_tokens):
+        setting.pause()
+        with setting.autocast():
+            outputs.append(model(packed.to(setting.device)).float())
+        rows.append(chosen)
+    back = torch.from_numpy(np.argsort(np.concatenate(rows))).to(setting.device)
+    every = torch.cat(outputs)[back]
+    _refuse_unless(bool(every.isfinite().all()))
+    return every
+
+
+def per_token(model: TaskModel, ids: Ragged, setting: TuningOptions) -> np.ndarray:
+    """What the head says of each token, text after text, as `ids.flat` lists them. (N, labels)"""
+    result: np.ndarray | None = None
+    parts: list[tuple[np.ndarray, Tensor]] = []
+    with torch.no_grad():
+        for chosen, packed in packs(ids, np.arange(len(ids)), setting, setting.score_tokens):
+            setting.pause()
+            with setting.autocast():
+                parts.append((chosen, model(packed.to(setting.device)).float()))
+    for (
+        chosen,
+        said,
+    ) in parts:  # read back only when all is on its way: the device is never waited for in between
+        values = said.cpu().numpy()
+        _refuse_unless(bool(np.isfinite(values).all()))
+        if result is None:
+            result = np.empty((len(ids.flat), values.shape[1]), np.float32)
+        places = np.concatenate([np.arange(ids.starts[row], ids.starts[row + 1]) for row in chosen])
+        result[places] = values
+    assert result is not None
+    return result
+
+
+def _refuse_unless(finite: bool) -> None:
+    """The largest of numbers that are none is the first: such a model would pass for one that guesses."""
+    if not finite:
+        raise ModelError(
+            "the model gives no finite numbers; take a lower learning rate, or look at its weights for NaN"
+        )

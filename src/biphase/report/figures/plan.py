@@ -1,0 +1,431 @@
+"""The plan as a drawing: what is trained from what, over steps, and which results lie where.
+
+────────────┬──────────●╌╌╌╌ result      a row for each way to an end; a trunk stays on its row,
+            │   ┌──────●╌╌╌╌ result      what leaves it later lies nearer to it, so that no line
+            └───●╌╌╌╌╌╌╌╌╌╌╌ result      crosses another
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from biphase.keys import label
+from biphase.report.evidence import Evidence
+from biphase.report.figures.description import (
+    NAMES,
+    Axis,
+    Figure,
+    Panel,
+    Series,
+    Side,
+    Style,
+    from_zero,
+    role_of_way,
+    thousands,
+)
+from biphase.report.pretraining import JobCost
+from biphase.report.recipes import named
+from biphase.specs import Pretrain
+from biphase.study.describe import titles
+from biphase.study.plan import Plan, TrainingJob
+from biphase.text import counted, short
+
+CHECKPOINT_ROOM = 0.7  # of a row, above one that has labels of checkpoints on it
+CHECKPOINT_ABOVE = 0.18  # of a row: clear of the line below
+CHECKPOINT_APART = 0.08  # of the steps: labels of checkpoints nearer to each other are left out
+
+
+@dataclass(frozen=True)
+class _Placed:
+    state: TrainingJob
+    row: float
+    leaves: float  # the row of what it begins from
+    goes_on: bool  # its row does not end here
+
+
+def tree_figure(evidence: Evidence) -> Figure | None:
+    plan = evidence.plan
+    if not plan.states:
+        return None
+    placed, heads, rows = _places(plan)
+    standing = {piece.key: piece.standing for piece in evidence.pieces}
+    done = sum(one == "done" for one in standing.values())
+    last = max(one.state.span[1] for one in placed)
+    series = [
+        _joints(placed),
+        *_pieces(plan, placed, standing),
+        *_results(placed, standing),
+        *_labels(placed, last),
+        _heads(heads),
+    ]
+    ticks = from_zero(last)
+    room = max(len(_names(one.state)) for one in placed if not one.goes_on) + 3
+    panel = Panel(
+        "",
+        Axis("step", ticks=ticks, labels=tuple(map(short, ticks)), range=(-0.01 * last, 1.01 * last)),
+        Axis(range=(rows - 0.4, -0.7), shown=False, grid=False),
+        tuple(one for one in series if one.x),
+        rows=math.ceil(rows) + 1,
+        label_room=room,
+    )
+    caption = (
+        f"{counted(len(plan.study.runs), 'run')} as {counted(plan.pieces, 'piece')}: what begins alike is trained once "
+        f"({plan.steps_to_compute:,} steps instead of {plan.steps_written:,}). Thin: the learning rate comes down. "
+        f"Filled marks are computed: {done} of {plan.pieces}."
+    )
+    return Figure("tree", "What is trained from what", caption, (panel,))
+
+
+# ---------------------------------------------------------------- rows
+
+
+def _places(plan: Plan) -> tuple[list[_Placed], list[tuple[float, str]], float]:
+    """Every state on a row, the rows with the names of starts, and how many rows there are."""
+    below: dict[str, list[TrainingJob]] = {}
+    for state in plan.states.values():
+        below.setdefault(state.parent or state.root, []).append(state)
+    onward = _onward(plan, below)
+    names = titles(list(plan.roots.values()), trained=set(below))
+    placed: list[_Placed] = []
+    heads: list[tuple[float, str]] = []
+    row = 0.0
+    for root in plan.roots:
+        if root not in below:
+            continue  # a model as it is: nothing is trained from it
+        heads.append((row, names[root]))
+        row += 1
+        for first in below[root]:
+            row = _way(first, row, None, below, onward, placed)
+    return placed, heads, row
+
+
+def _onward(plan: Plan, below: dict[str, list[TrainingJob]]) -> dict[str, TrainingJob]:
+    """State → the child that goes on beside it on its row: the one that reaches furthest without a new run."""
+    reach: dict[str, tuple[int, int]] = {}
+    onward: dict[str, TrainingJob] = {}
+    for key, state in reversed(plan.states.items()):  # children come before their parents
+        same = [child for child in below.get(key, []) if child.first > 0]
+        if same:
+            onward[key] = max(same, key=lambda child: reach[child.key])
+        end, pieces = reach[onward[key].key] if same else (state.span[1], 0)
+        reach[key] = end, pieces + 1
+    return onward
+
+
+def _way(
+    first: TrainingJob,
+    row: float,
+    leaves: float | None,
+    below: dict[str, list[TrainingJob]],
+    onward: dict[str, TrainingJob],
+    placed: list[_Placed],
+) -> float:
+    """Put a state and all that comes from it on rows from `row` on; the next free row."""
+    trunk = [first]
+    while trunk[-1].key in onward:
+        trunk.append(onward[trunk[-1].key])
+    goes_on = {state.key for state in trunk[:-1]}
+    if any(state.results for state in trunk[:-1]):
+        row += CHECKPOINT_ROOM
+    placed += [
+        _Placed(one, row, leaves if one is first and leaves is not None else row, one.key in goes_on)
+        for one in trunk
+    ]
+    free = row + 1
+    for state in reversed(trunk):  # what leaves last lies nearest
+        for child in below.get(state.key, []):
+            if child is not onward.get(state.key):
+                free = _way(child, free, row, below, onward, placed)
+    return free
+
+
+# ---------------------------------------------------------------- series
+
+
+def _pieces(plan: Plan, placed: list[_Placed], standing: dict[str, str]) -> list[Series]:
+    """One series for each hue and for its decays: bars broken between pieces."""
+    groups: dict[tuple[str, bool], list[_Placed]] = {}
+    for one in placed:
+        role = role_of_way(state.objective for state in plan.path(one.state.key))
+        groups.setdefault((role, one.state.decaying), []).append(one)
+    made = []
+    for (role, decaying), some in sorted(groups.items()):
+        x: list[float] = []
+        y: list[float] = []
+        hover: list[str] = []
+        for one in some:
+            first, until = one.state.span
+            x += [first, (first + until) / 2, until, float("nan")]
+            y += [one.row] * 3 + [float("nan")]
+            hover += [_about(one.state, standing)] * 3 + [""]
+        look = Style(role, "-soft" if decaying else "", width=1.3 if decaying else 2.6)
+        name = f"{NAMES[role]}{', decay' if decaying else ''}"
+        made.append(Series(name, look, tuple(x), tuple(y), draws="line", hover=tuple(hover)))
+    return made
+
+
+def _about(state: TrainingJob, standing: dict[str, str]) -> str:
+    first, until = state.span
+    lines = [f"{label(state.objective)} {first:,} → {until:,}{', decaying' if state.decaying else ''}"]
+    lines += state.results
+    lines += [f"{state.key[:8]}, {standing[state.key]}"]
+    return "\n".join(lines)
+
+
+def _joints(placed: list[_Placed]) -> Series:
+    """Thin uprights from a trunk to what leaves it."""
+    x: list[float] = []
+    y: list[float] = []
+    for one in placed:
+        if one.row != one.leaves:
+            at = one.state.span[0]
+            x += [at, at, float("nan")]
+            y += [one.leaves, one.row, float("nan")]
+    return Series("joints", Style("muted", width=0.6), tuple(x), tuple(y), draws="line", legend=False)
+
+
+def _results(placed: list[_Placed], standing: dict[str, str]) -> list[Series]:
+    """A mark at each result: filled where it is computed."""
+    made = []
+    for there in (True, False):
+        some = [one for one in placed if one.state.results and (standing[one.state.key] == "done") is there]
+        made.append(
+            Series(
+                "results",
+                Style("other", hollow=not there, size=0.65),
+                tuple(float(one.state.span[1]) for one in some),
+                tuple(float(one.row) for one in some),
+                draws="points",
+                hover=tuple(_about(one.state, standing) for one in some),
+                legend=False,
+            )
+        )
+    return made
+
+
+def _labels(placed: list[_Placed], last: int) -> list[Series]:
+    """Names right of the ends of rows; above a row, the steps of checkpoints that lie on it."""
+    ends = [one for one in placed if one.state.results and not one.goes_on]
+    on_the_way: list[_Placed] = []
+    for one in placed:
+        if one.state.results and one.goes_on:
+            before = [other for other in on_the_way if other.row == one.row]
+            if not before or one.state.span[1] - before[-1].state.span[1] >= CHECKPOINT_APART * last:
+                on_the_way.append(one)
+    return [
+        _texts([(one, _names(one.state)) for one in ends], "right"),
+        _texts([(one, _short(one.state)) for one in on_the_way], "above"),
+    ]
+
+
+def _texts(some: list[tuple[_Placed, str]], side: Side) -> Series:
+    return Series(
+        "labels",
+        Style("text"),
+        tuple(float(one.state.span[1]) for one, _ in some),
+        tuple(one.row - (CHECKPOINT_ABOVE if side == "above" else 0.0) for one, _ in some),
+        draws="text",
+        labels=tuple(text for _, text in some),
+        side=side,
+        legend=False,
+    )
+
+
+def _names(state: TrainingJob) -> str:
+    return ", ".join(state.results)
+
+
+def _short(state: TrainingJob) -> str:
+    """A checkpoint by its step; a run that ends here by its name."""
+    kept = all(name.endswith(f"-{state.step}") for name in state.results)
+    return thousands(state.step) if kept else _names(state)
+
+
+def _heads(heads: list[tuple[float, str]]) -> Series:
+    return Series(
+        "starts",
+        Style("muted"),
+        tuple(0.0 for _ in heads),
+        tuple(float(row) for row, _ in heads),
+        draws="text",
+        labels=tuple(text for _, text in heads),
+        legend=False,
+    )
+
+
+# ---------------------------------------------------------------- costs
+# Where the hours went: pretraining by what was trained, fine-tuning by task.
+#
+# Hours are seconds × devices, on the machine that computed each piece: GPU-hours on GPUs, plain hours on a CPU. What was
+# computed elsewhere and came without its times is not counted, and the caption says so.
+
+
+# What Python calls a processor; a GPU has a name of its own.
+PROCESSOR = re.compile(r"(x86|i\d86|amd64|intel64|arm|aarch64|ppc|power|riscv|s390)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class _Bar:
+    """A row of a panel: seconds × devices, those of decays apart."""
+
+    name: str
+    role: str
+    plain: float
+    decays: float
+    about: str
+
+    @property
+    def whole(self) -> float:
+        return self.plain + self.decays
+
+
+def costs_figure(evidence: Evidence) -> Figure | None:
+    work = evidence.pieces
+    trained, tuned = _pretraining(evidence.plan, work), _finetuning(evidence)
+    bars = [*trained, *tuned]
+    if not bars:
+        return None
+    unit, seconds = _unit(max(one.whole for one in bars), _on_gpu(evidence, work))
+    panels = [
+        _panel(title, some, unit, seconds)
+        for title, some in (("Pretraining", trained), ("Fine-tuning", tuned))
+        if some
+    ]
+    totals = [
+        f"{title} {_amount(sum(one.whole for one in some) / seconds)}"
+        for title, some in (("pretraining", trained), ("fine-tuning", tuned))
+        if some
+    ]
+    return Figure("costs", "Where the time went", _caption(evidence, work, totals, unit), tuple(panels))
+
+
+def _caption(evidence: Evidence, work: list[JobCost], totals: list[str], unit: str) -> str:
+    said = [
+        f"{' and '.join(totals).capitalize()} {unit}; the time of all processes added up; those that share a device count it each."
+    ]
+    untimed = sum(one.seconds is None for one in work)
+    if untimed:
+        said.append(f"{counted(untimed, 'piece')} of {len(work)} not computed, or without times.")
+    done, of = evidence.count
+    if done < of:
+        said.append(f"{of - done:,} of {counted(of, 'fine-tuning')} not computed.")
+    return " ".join(said)
+
+
+def _pretraining(plan: Plan, work: list[JobCost]) -> list[_Bar]:
+    """Seconds × devices of what was trained: CLM, MLM at each ratio, MLM after CLM, and continued."""
+    found: dict[tuple[str, str], list[JobCost]] = {}
+    for piece in work:
+        if piece.seconds is not None:
+            found.setdefault(_what(plan, piece), []).append(piece)
+    bars = []
+    for (role, name), some in sorted(
+        found.items(), key=lambda one: (list(NAMES).index(one[0][0]), one[0][1])
+    ):
+        took = [(piece.decaying, (piece.seconds or 0.0) * piece.devices) for piece in some]
+        steps = sum(piece.steps[1] - piece.steps[0] for piece in some)
+        about = f"{counted(len(some), 'piece')}, {steps:,} steps, {short(sum(piece.tokens for piece in some))} tokens"
+        plain, decays = (sum(took for decaying, took in took if decaying is which) for which in (False, True))
+        bars.append(_Bar(name, role, plain, decays, about))
+    return bars
+
+
+def _what(plan: Plan, piece: JobCost) -> tuple[str, str]:
+    """The role and the name of what a piece trains."""
+    state = plan.states[piece.key]
+    name = named(label(state.objective))
+    way = [one.objective for one in plan.path(state.key)]
+    before = [one for one in way if one != state.objective]
+    after = f" after {named(label(before[-1]))}" if before else ""
+    continued = ", continued" if isinstance(state.run.start, Pretrain) else ""
+    return role_of_way(way), f"{name}{after}{continued}"
+
+
+def _finetuning(evidence: Evidence) -> list[_Bar]:
+    bars = []
+    for task in evidence.tasks:
+        grids = [grid for (_, name), grid in evidence.grids.items() if name == task]
+        done = sum(grid.done for grid in grids)
+        if done:
+            seconds = float(sum(np.nansum(grid.seconds) for grid in grids))
+            bars.append(
+                _Bar(
+                    task,
+                    "finetune",
+                    seconds,
+                    0.0,
+                    f"{done:,} of {counted(sum(g.of for g in grids), 'score')}",
+                )
+            )
+    return bars
+
+
+def _panel(title: str, bars: list[_Bar], unit: str, seconds: float) -> Panel:
+    series = []
+    for ending, part, shade in (("", "plain", ""), (", decay", "decays", "-soft")):
+        for role in dict.fromkeys(one.role for one in bars):
+            some = [(row, one) for row, one in enumerate(bars) if one.role == role and getattr(one, part) > 0]
+            if some:
+                series.append(
+                    Series(
+                        f"{NAMES.get(role, role)}{ending}",
+                        Style(role, shade),
+                        tuple(getattr(one, part) / seconds for _, one in some),
+                        tuple(float(row) for row, _ in some),
+                        draws="bars",
+                        hover=tuple(
+                            f"{one.name}{ending}\n{_amount(getattr(one, part) / seconds)} {unit}\n{one.about}"
+                            for _, one in some
+                        ),
+                        legend=role in NAMES,
+                    )
+                )
+    ends = Series(
+        "amounts",
+        Style("text"),
+        tuple(one.whole / seconds for one in bars),
+        tuple(float(row) for row in range(len(bars))),
+        draws="text",
+        labels=tuple(_amount(one.whole / seconds) for one in bars),
+        legend=False,
+    )
+    longest = max(one.whole for one in bars) / seconds
+    return Panel(
+        title,
+        Axis(unit, range=(0, longest)),
+        Axis(
+            "",
+            ticks=tuple(range(len(bars))),
+            labels=tuple(one.name for one in bars),
+            range=(len(bars) - 0.5, -0.5),
+            grid=False,
+        ),
+        (*series, ends),
+        rows=max(4, len(bars)),
+        label_room=8,
+    )
+
+
+def _unit(longest: float, on_gpu: bool) -> tuple[str, float]:
+    """What to count in, so that the longest bar is a number a person reads."""
+    name, seconds = next(
+        one
+        for one in (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
+        if longest >= one[1] or one[1] == 1
+    )
+    return (f"GPU-{name}" if on_gpu else name), seconds
+
+
+def _amount(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _on_gpu(evidence: Evidence, work: list[JobCost]) -> bool:
+    """Did every device that is known to have worked here bear the name of a GPU?"""
+    machines = [machine for grid in evidence.grids.values() for machine in grid.machines]
+    devices = {piece.device for piece in work} | {str(machine.get("device", "")) for machine in machines}
+    return not any(PROCESSOR.match(one) for one in devices) and bool(devices - {""})

@@ -1,0 +1,790 @@
+"""Panels of scores: one for each family of tasks, with intervals over seeds and the paper's values beside them.
+
+A point is a model. A model without a complete seed on every task of a family has no point there: it is counted, and
+the caption says how many there are. Scores are in percent here and in every figure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from biphase.papers.gisserot2025.published import at_rates, family_mean
+from biphase.presets import corpus_of
+from biphase.report.estimates import Estimates, Score
+from biphase.report.evidence import Evidence
+from biphase.report.figures.description import (
+    NAMES,
+    PAPER,
+    PAPER_LOOK,
+    USUAL_RATIO,
+    Axis,
+    Draws,
+    Figure,
+    Meaning,
+    Numbers,
+    Panel,
+    Series,
+    Style,
+    Vertical,
+    View,
+    by_setting,
+    by_size,
+    ends,
+    looks,
+    meaning,
+    objective_name,
+    on_log,
+    percent,
+    role_of,
+    spaced,
+    standing_for,
+    style_of,
+    thousands,
+)
+from biphase.report.pretraining import Epochs, cost
+from biphase.report.recipes import Model, Recipe, named
+from biphase.report.statistics.intervals import Estimate, across, of_scores
+from biphase.specs.tasks import FAMILIES
+from biphase.study.names import REPEATED
+from biphase.text import beside, counted, fixed, listed, rate, short
+
+SCORE = "test score, %"
+SEEDS_BESIDE = 0.16  # along an axis of places
+
+
+@dataclass(frozen=True)
+class Point:
+    """A model, and where it stands along x: a number for each view of the figure."""
+
+    x: Numbers
+    model: Model
+
+
+@dataclass(frozen=True)
+class ScoreLine:
+    """Models that one series joins, in order of x."""
+
+    name: str
+    meaning: Meaning
+    points: tuple[Point, ...]
+    draws: Draws = "both"
+    legend: bool = True
+    seeds: bool = False  # each seed as a small circle beside its mean
+    hollow: bool = False
+    tail: bool = False  # thin and dotted: it only leads to a point
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Panels of scores, and how many of their points are not there."""
+
+    panels: tuple[Panel, ...]
+    points: int
+    missing: int
+    covers: tuple[str, ...]  # what the intervals cover; empty: there is none
+    paper: bool
+    lonely: tuple[str, ...]  # families without a panel: no line joins two points there
+
+    def notes(self) -> str:
+        """What a reader must know of intervals, scales, marks and gaps."""
+        said = [
+            f"Bars are 95% intervals over {listed(list(self.covers))}."
+            if self.covers
+            else "One seed: no intervals."
+        ]
+        if len(self.panels) > 1:
+            said.append("Each panel has its own scale.")
+        if self.paper:
+            said.append("Hollow diamonds are the paper's values.")
+        if self.lonely:
+            said.append(f"Left out, with no two points to join: {listed(list(self.lonely))}.")
+        if self.missing:
+            said.append(
+                f"{self.missing} of {counted(self.points, 'point')} {'is' if self.missing == 1 else 'are'} missing: "
+                "not computed, or not for every learning rate of a seed."
+            )
+        return " ".join(said)
+
+
+def score_panels(
+    evidence: Evidence, estimates: Estimates, lines: Iterable[ScoreLine], x: Axis, *, views: int = 1
+) -> Drawn:
+    """A panel for each family in which anything is known."""
+    lines = tuple(lines)
+    styles = [
+        _style(line, look) for line, look in zip(lines, looks([one.meaning for one in lines]), strict=True)
+    ]
+    panels: list[Panel] = []
+    covers: dict[str, None] = {}
+    every: dict[tuple[str, str], bool] = {}  # family and model → is it known?
+    paper = False
+    joining = any(line.draws != "points" for line in lines)
+    lonely: list[str] = []
+    for family, tasks in evidence.families.items():
+        made: list[Series] = []
+        others: list[Series] = []
+        joined = not joining
+        for line, style in zip(lines, styles, strict=True):
+            scores = [estimates.families[point.model.name, family] for point in line.points]
+            known = [(p, s) for p, s in zip(line.points, scores, strict=True) if s.known]
+            every |= {(family, score.model): score.known for score in scores if score.planned}
+            joined = joined or len(known) > 1
+            if known:
+                made += [*_seeds(line, style, known), _series(evidence, line, style, known, tasks, views)]
+                others += _of_other_roles(evidence, line, known, tasks, views)
+                covers |= {s.seeds.covers: None for _, s in known if math.isfinite(s.seeds.low)}
+        if made and not joined:
+            lonely.append(FAMILIES[family])
+        elif made:
+            made += others
+            marks = _paper_marks(lines, family, views)
+            paper = paper or bool(marks)
+            y = Axis("" if panels else SCORE)
+            panels.append(Panel(FAMILIES[family].capitalize(), x, y, (*marks, *made)))
+    return Drawn(
+        tuple(panels),
+        len(every),
+        sum(not known for known in every.values()),
+        tuple(covers),
+        paper,
+        tuple(lonely),
+    )
+
+
+def _style(line: ScoreLine, look: Style) -> Style:
+    return replace(look, hollow=line.hollow, **({"dash": "dot", "width": 0.6} if line.tail else {}))
+
+
+def _of_other_roles(
+    evidence: Evidence, line: ScoreLine, known: list[tuple[Point, Score]], tasks: tuple[str, ...], views: int
+) -> list[Series]:
+    """Points on a line whose models have another hue than it, in their own: where a base or a pure objective stands."""
+    found: dict[str, list[tuple[Point, Score]]] = {}
+    for point, score in known if line.draws == "both" else ():
+        role = role_of(point.model.recipe)
+        if role != line.meaning.role:
+            found.setdefault(role, []).append((point, score))
+    return [
+        _series(evidence, replace(line, name=NAMES[role], draws="points"), style_of(role), some, tasks, views)
+        for role, some in found.items()
+    ]
+
+
+def _series(
+    evidence: Evidence,
+    line: ScoreLine,
+    look: Style,
+    known: list[tuple[Point, Score]],
+    tasks: tuple[str, ...],
+    views: int,
+) -> Series:
+    across = tuple(tuple(point.x[view] for point, _ in known) for view in range(views))
+    bars = known if line.draws != "line" else []  # a line that only joins points others draw has none
+    return Series(
+        name=line.name,
+        look=look,
+        x=across[0],
+        y=tuple(100 * score.seeds.mean for _, score in known),
+        draws=line.draws,
+        low=tuple(100 * score.seeds.low for _, score in bars),
+        high=tuple(100 * score.seeds.high for _, score in bars),
+        hover=tuple(hover(evidence, point.model, score, tasks) for point, score in known),
+        views=across if views > 1 else (),
+        legend=line.legend,
+    )
+
+
+def _seeds(line: ScoreLine, look: Style, known: list[tuple[Point, Score]]) -> list[Series]:
+    """What the means are of: every seed, a little beside them."""
+    every = [
+        (point, 100 * float(value))
+        for point, score in known
+        for value in score.by_seed.reshape(-1)
+        if math.isfinite(value) and score.seeds.n > 1
+    ]
+    if not line.seeds or not every:
+        return []
+    return [
+        Series(
+            line.name,
+            replace(look, marker="circle", hollow=True, size=0.55),
+            x=tuple(point.x[0] + SEEDS_BESIDE for point, _ in every),
+            y=tuple(value for _, value in every),
+            draws="points",
+            hover=tuple(f"{point.model.name}, one seed\n{fixed(value)}%" for point, value in every),
+            legend=False,
+        )
+    ]
+
+
+def _paper_marks(lines: Iterable[ScoreLine], family: str, views: int) -> list[Series]:
+    """The paper's values of the very models that are drawn."""
+    found: dict[Numbers, tuple[float, str]] = {}
+    for line in lines:
+        for point in line.points:
+            value = family_mean(point.model.recipe, family)
+            if value is not None:
+                found[(*point.x, value)] = value, point.model.recipe.words()
+    if not found:
+        return []
+    across = tuple(tuple(place[view] for place in found) for view in range(views))
+    return [
+        Series(
+            PAPER,
+            PAPER_LOOK,
+            x=across[0],
+            y=tuple(value for value, _ in found.values()),
+            draws="points",
+            hover=tuple(f"the paper: {fixed(value)}%\n{words}" for value, words in found.values()),
+            views=across if views > 1 else (),
+        )
+    ]
+
+
+def hover(evidence: Evidence, model: Model, score: Score, tasks: tuple[str, ...]) -> str:
+    """What a point tells when it is asked."""
+    lines = [model.name, model.recipe.words(), with_half(score.seeds.mean, score.seeds.low, score.seeds.high)]
+    seeds = counted(score.seeds.n, "seed")
+    lines.append(f"{seeds}, interval over {score.seeds.covers}" if math.isfinite(score.seeds.low) else seeds)
+    chosen = rates(evidence, model, tasks)
+    if chosen:
+        lines.append(f"learning rates {chosen}")
+    if score.done < score.of:
+        lines.append(f"{score.of - score.done:,} of {counted(score.of, 'fine-tuning')} missing")
+    return "\n".join(lines)
+
+
+def with_half(mean: float, low: float, high: float) -> str:
+    """84.89 ± 0.18%, from shares of one."""
+    return f"{fixed(100 * mean)} {beside(100 * mean, 100 * low, 100 * high)}".rstrip() + "%"
+
+
+def rates(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> str:
+    """Which learning rates validation chose, and how often: 5e-5 ×9, 1e-4 ×6."""
+    chosen: Counter[float] = Counter()
+    for result in model.results:
+        for task in tasks:
+            grid = evidence.grids[result, task]
+            chosen.update(grid.lrs[place] for place in grid.chosen.values())
+    return ", ".join(f"{rate(lr)} ×{chosen[lr]}" for lr in sorted(chosen))
+
+
+# ---------------------------------------------------------------- objectives
+# Masked against causal, and both in sequence: by size where there are several, else side by side.
+
+
+def objectives_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
+    chosen = {
+        words: {size: standing_for(some) for size, some in by_size(models).items()}
+        for words, models in by_setting(ends(evidence.models.values())).items()
+    }
+    sizes = {
+        size: some[0]
+        for sizes in chosen.values()
+        for size, some in sizes.items()
+        if some[0].recipe.parameters
+    }
+    if len(sizes) > 1:
+        return _over_sizes(evidence, estimates, chosen, sizes)
+    models = [(words, one) for words, sizes in chosen.items() for some in sizes.values() for one in some]
+    starts = [("", one) for one in evidence.models.values() if not one.recipe.spans]
+    return _side_by_side(evidence, estimates, [*models, *starts])
+
+
+def _over_sizes(
+    evidence: Evidence,
+    estimates: Estimates,
+    chosen: dict[str, dict[str, list[Model]]],
+    sizes: dict[str, Model],
+) -> Figure | None:
+    lines: dict[str, ScoreLine] = {}
+    for words, models in chosen.items():
+        for size in sizes:
+            for one in models.get(size, []):
+                name = f"{objective_name(one.recipe)}{words}"
+                line = lines.get(name) or ScoreLine(name, Meaning(role_of(one.recipe), (words, name)), ())
+                point = Point((float(one.recipe.parameters or 0),), one)
+                lines[name] = replace(line, points=(*line.points, point))
+    ticks = {size: float(one.recipe.parameters or 0) for size, one in sizes.items()}
+    places = tuple(ticks.values())
+    x = Axis("model size", "log", places, spaced(places, ticks, 0.16, log=True), _around(places))
+    drawn = score_panels(evidence, estimates, lines.values(), x)
+    if not drawn.panels:
+        return None
+    caption = f"Mean over the tasks of each family, by model size, {_budgets(chosen)}. {drawn.notes()}"
+    return Figure("objectives", "Masked or causal, by model size", caption, drawn.panels)
+
+
+def _around(values: Numbers) -> tuple[float, float]:
+    """A little more than these, on a logarithmic scale."""
+    room = (max(values) / min(values)) ** 0.12
+    return min(values) / room, max(values) * room
+
+
+def _budgets(chosen: dict[str, dict[str, list[Model]]]) -> str:
+    steps = {one.recipe.steps for sizes in chosen.values() for some in sizes.values() for one in some}
+    return f"after {steps.pop():,} steps" if len(steps) == 1 else "each size at its longest common budget"
+
+
+def _side_by_side(evidence: Evidence, estimates: Estimates, models: list[tuple[str, Model]]) -> Figure | None:
+    if len(models) < 2:
+        return None
+    names = [
+        one.name if not one.recipe.spans else f"{objective_name(one.recipe)}{words}" for words, one in models
+    ]
+    lines = [
+        ScoreLine(
+            name,
+            Meaning(role_of(one.recipe)),
+            (Point((float(place),), one),),
+            "points",
+            legend=False,
+            seeds=True,
+        )
+        for place, (name, (_, one)) in enumerate(zip(names, models, strict=True))
+    ]
+    labels = tuple(_broken(name) for name in names)
+    x = Axis("", "linear", tuple(range(len(models))), labels, (-0.6, len(models) - 0.4), grid=False)
+    drawn = score_panels(evidence, estimates, lines, x)
+    if not drawn.panels:
+        return None
+    steps = {one.recipe.steps for _, one in models if one.recipe.spans}
+    after = f", after {steps.pop():,} steps" if len(steps) == 1 else ""
+    caption = f"Mean over the tasks of each family{after}; small circles are seeds. {drawn.notes()}"
+    title = (
+        "Causal, masked, or both in sequence"
+        if any(one.recipe.spans for _, one in models)
+        else "Models side by side"
+    )
+    return Figure("objectives", title, caption, drawn.panels)
+
+
+def _broken(name: str) -> str:
+    """A name in short lines, to stand below its place."""
+    for before, after in ((" → ", " →\n"), (" (as ", "\n(as ")):
+        name = name.replace(before, after)
+    return name if "\n" in name else name.replace(" ", "\n", 1)
+
+
+# ---------------------------------------------------------------- ratio
+# The masking ratio: what is best for which task, at which size.
+
+
+def ratio_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
+    masked = [one for one in ends(evidence.models.values()) if one.recipe.kind == "mlm"]
+    lines = []
+    for words, models in by_setting(masked).items():
+        for size, some in by_size(models).items():
+            budgets = over_ratios(some)
+            for steps, row in budgets.items():
+                budget = f", {thousands(steps)} steps" if len(budgets) > 1 else ""
+                lines.append(
+                    ScoreLine(f"{size}{budget}{words}", meaning(row[0].model.recipe, (steps, words)), row)
+                )
+    drawn = score_panels(evidence, estimates, lines, ratio_axis(lines))
+    if not drawn.panels:
+        return None
+    caption = f"MLM alone at several masking ratios. {drawn.notes()}"
+    return Figure("ratio", "Which masking ratio?", caption, drawn.panels)
+
+
+def over_ratios(models: list[Model]) -> dict[int, tuple[Point, ...]]:
+    """Budget → models by their ratio, where there are at least two to compare."""
+    rows: dict[int, dict[float, Model]] = {}
+    for one in models:
+        if one.recipe.ratio is not None:
+            rows.setdefault(one.recipe.steps, {})[one.recipe.ratio] = one
+    return {
+        steps: tuple(Point((100 * ratio,), row[ratio]) for ratio in sorted(row))
+        for steps, row in sorted(rows.items())
+        if len(row) > 1
+    }
+
+
+def ratio_axis(lines: list[ScoreLine]) -> Axis:
+    ticks = tuple(sorted({point.x[0] for line in lines for point in line.points}))
+    return Axis(
+        "masking ratio", "linear", ticks, spaced(ticks, [percent(tick / 100) for tick in ticks], 0.15)
+    )
+
+
+# ---------------------------------------------------------------- rates
+# How much the learning rate of fine-tuning matters: the mean over seeds at each rate, with nothing chosen.
+
+
+def rates_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
+    finetune = evidence.plan.study.finetune
+    if finetune is None or len(finetune.lrs) < 2:
+        return None
+    models, size = _models(evidence)
+    panels: list[Panel] = []
+    missing = points = 0
+    covers: dict[str, None] = {}
+    for family, tasks in evidence.families.items():
+        made: list[Series] = []
+        for one, (name, look) in models.items():
+            at = _by_rate(evidence, evidence.models[one], tasks)
+            points, missing = points + len(at), missing + sum(not math.isfinite(e.mean) for e in at.values())
+            covers |= {e.covers: None for e in at.values() if math.isfinite(e.low)}
+            made += _rate_series(name, look, evidence.models[one], at)
+        if made:
+            marks = _paper_rate_marks([evidence.models[one] for one in models], tasks)
+            y = Axis("" if panels else SCORE)
+            panels.append(Panel(FAMILIES[family].capitalize(), _axis(finetune.lrs), y, (*marks, *made)))
+    if not panels:
+        return None
+    said = [f"Fine-tuning at each learning rate, {size}; no rate is chosen here."]
+    said.append(
+        f"Areas are 95% intervals over {listed(list(covers))}." if covers else "One seed: no intervals."
+    )
+    said += ["Each panel has its own scale."] * (len(panels) > 1)
+    paper = any(one.name == PAPER for panel in panels for one in panel.series)
+    said += ["Hollow diamonds are single runs of the paper."] * paper
+    said += [f"{missing} of {counted(points, 'point')} missing."] * bool(missing)
+    return Figure("rates", "How delicate is the learning rate?", " ".join(said), tuple(panels))
+
+
+def _models(evidence: Evidence) -> tuple[dict[str, tuple[str, Style]], str]:
+    """One model for each objective at the middle size with any score, by name; else the models as they are."""
+    scored = [one for one in evidence.models.values() if _any(evidence, one)]
+    sizes = by_size(ends(scored))
+    if not sizes:
+        starts = [one for one in scored if not one.recipe.spans]
+        some = looks([Meaning("other", one.name) for one in starts])
+        return {
+            one.name: (one.name, look) for one, look in zip(starts, some, strict=True)
+        }, "models as they are"
+    size = list(sizes)[len(sizes) // 2]
+    found: dict[str, tuple[str, Meaning]] = {}
+    for words, some in by_setting(sizes[size]).items():
+        for one in standing_for(some):
+            name = f"{objective_name(one.recipe)}{words}"
+            found[one.name] = name, Meaning(role_of(one.recipe), (words, name))
+    styles = looks([one for _, one in found.values()])
+    return {one: (name, look) for (one, (name, _)), look in zip(found.items(), styles, strict=True)}, size
+
+
+def _any(evidence: Evidence, model: Model) -> bool:
+    return any(evidence.grids[result, task].done for result in model.results for task in evidence.tasks)
+
+
+def _by_rate(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> dict[float, Estimate]:
+    """Rate → the mean over tasks, seed by seed."""
+    scores = np.mean([evidence.by_rate(model, task) for task in tasks], axis=0)  # (P, rates, F)
+    lrs = evidence.grids[model.results[0], tasks[0]].lrs
+    return {lr: of_scores(across(scores[:, place])) for place, lr in enumerate(lrs)}
+
+
+def _rate_series(name: str, look: Style, model: Model, at: dict[float, Estimate]) -> list[Series]:
+    known = {lr: one for lr, one in at.items() if math.isfinite(one.mean)}
+    if not known:
+        return []
+    hover = tuple(
+        f"{model.name}\nlearning rate {rate(lr)}\n{with_half(e.mean, e.low, e.high)}\n{counted(e.n, 'seed')}"
+        for lr, e in known.items()
+    )
+    low, high = (tuple(100 * getattr(e, end) for e in known.values()) for end in ("low", "high"))
+    mean = tuple(100 * e.mean for e in known.values())
+    return [Series(name, look, tuple(known), mean, low=low, high=high, band=True, hover=hover)]
+
+
+def _paper_rate_marks(models: list[Model], tasks: tuple[str, ...]) -> list[Series]:
+    """The paper's single runs, where a family here is the one dataset they are of."""
+    if len(tasks) > 1:
+        return []
+    known = [(lr, y, one) for one in models for lr, y in at_rates(one.recipe, tasks[0]).items()]
+    if not known:
+        return []
+    hover = tuple(
+        f"the paper: {fixed(y)}%, one run\n{one.recipe.words()}\nlearning rate {rate(lr)}"
+        for lr, y, one in known
+    )
+    x, y = tuple(one[0] for one in known), tuple(one[1] for one in known)
+    return [Series(PAPER, PAPER_LOOK, x, y, draws="points", hover=hover)]
+
+
+def _axis(lrs: tuple[float, ...]) -> Axis:
+    ticks = tuple(sorted(lrs))
+    return Axis("learning rate", "log", ticks, spaced(ticks, [rate(one) for one in ticks], 0.22, log=True))
+
+
+# ---------------------------------------------------------------- splits
+# How much of a budget should be causal? From masked alone to causal alone, for each budget.
+
+
+QUARTERS = (0.0, 25.0, 50.0, 75.0, 100.0)
+
+
+def splits_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
+    found: list[tuple[str, float, int, str, tuple[Point, ...]]] = []
+    for words, models in by_setting(ends(evidence.models.values())).items():
+        for size, some in by_size(models).items():
+            found += [(size, *row, words, points) for row, points in _split_rows(some).items()]
+    sizes, ratios = {one[0] for one in found}, {one[1] for one in found}
+    lines = []
+    for size, ratio, steps, words, points in found:
+        which = [size] * (len(sizes) > 1) + [f"MLM {percent(ratio)}"] * (len(ratios) > 1)
+        split = next(one.model.recipe for one in points if one.model.recipe.kind == "clm-mlm")
+        name = ", ".join([*which, f"{thousands(steps)} steps{words}"])
+        lines.append(ScoreLine(name, meaning(split, (steps, ratio, words)), points))
+    x = Axis("share of causal steps", "linear", QUARTERS, tuple(f"{one:g}%" for one in QUARTERS), (-5, 105))
+    drawn = score_panels(evidence, estimates, lines, x)
+    if not drawn.panels:
+        return None
+    masked = f"MLM at {percent(ratios.pop())}" if len(ratios) == 1 else "MLM"
+    caption = f"From {masked} alone (0%) to CLM alone (100%), CLM always first. {drawn.notes()}"
+    return Figure("splits", "How much should be causal?", caption, drawn.panels)
+
+
+def _split_rows(models: list[Model]) -> dict[tuple[float, int], tuple[Point, ...]]:
+    """(masking ratio, budget) → models by their share of causal steps, where any has both.
+
+    A budget is drawn at the ratio with most splits, and of equals at the one nearest to the usual.
+    """
+    every: dict[int, dict[float, dict[float, Model]]] = {}
+    for one in models:
+        if one.recipe.kind == "clm-mlm" and one.recipe.ratio is not None:
+            ratios = every.setdefault(one.recipe.steps, {})
+            ratios.setdefault(one.recipe.ratio, {})[one.recipe.causal_share] = one
+    rows: dict[tuple[float, int], dict[float, Model]] = {}
+    for steps, ratios in every.items():
+        ratio = min(
+            ratios, key=lambda ratio: (-len(ratios[ratio]), round(abs(ratio - USUAL_RATIO), 9), ratio)
+        )
+        rows[ratio, steps] = row = ratios[ratio]
+        for one in models:
+            alone = one.recipe.kind == "clm" or (one.recipe.kind == "mlm" and one.recipe.ratio == ratio)
+            if alone and one.recipe.steps == steps:
+                row[one.recipe.causal_share] = one
+    return {
+        at: tuple(Point((100 * share,), row[share]) for share in sorted(row))
+        for at, row in sorted(rows.items())
+        if len(row) > 1
+    }
+
+
+# ---------------------------------------------------------------- robustness
+# Is the masking ratio less delicate after causal pretraining? The same ratios from scratch and after CLM.
+
+
+def robustness_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
+    scratch, after = [], []
+    for words, models in by_setting(ends(evidence.models.values())).items():
+        sizes = by_size(models)
+        for size, some in sizes.items():
+            which = f"{size}, " if len(sizes) > 1 and _several(sizes) else ""
+            alone = over_ratios([one for one in some if one.recipe.kind == "mlm"])
+            for (causal, steps), row in _after_clm(some).items():
+                if steps in alone:
+                    row_alone = alone[steps]
+                    variant = meaning(row_alone[0].model.recipe, (0, words))
+                    scratch.append(ScoreLine(f"{which}MLM from scratch{words}", variant, row_alone))
+                first = f"{which}CLM for {thousands(causal)} of {thousands(steps)} steps, then MLM{words}"
+                after.append(ScoreLine(first, meaning(row[0].model.recipe, (causal, steps, words)), row))
+    scratch = list({line.name: line for line in scratch}.values())
+    lines = [*scratch, *after]
+    drawn = score_panels(evidence, estimates, lines, ratio_axis(lines))
+    if not after or not drawn.panels:
+        return None
+    caption = f"How much the masking ratio matters with and without CLM first. {drawn.notes()}"
+    return Figure("robustness", "Is the ratio less delicate after CLM?", caption, drawn.panels)
+
+
+def _after_clm(models: list[Model]) -> dict[tuple[int, int], tuple[Point, ...]]:
+    """(causal steps, all steps) → two-stage models by their ratio."""
+    groups: dict[int, list[Model]] = {}
+    for one in models:
+        if one.recipe.kind == "clm-mlm":
+            groups.setdefault(round(one.recipe.causal_share * one.recipe.steps), []).append(one)
+    return {
+        (causal, steps): row
+        for causal, some in sorted(groups.items())
+        for steps, row in over_ratios(some).items()
+    }
+
+
+def _several(sizes: dict[str, list[Model]]) -> bool:
+    return sum(bool(_after_clm(some)) for some in sizes.values()) > 1
+
+
+# ---------------------------------------------------------------- continued
+# More masked pretraining on finished models: does a causal base catch up with a masked one, and when?
+
+
+def continued_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
+    models = list(evidence.models.values())
+    rows = _continued_rows(models)
+    names = _continued_names(rows)
+    lines = []
+    for name, (base, some) in zip(names, rows, strict=True):
+        starts = [Point((0.0,), one) for one in models if _alike(one.recipe, base)]
+        points = (*starts, *(Point((float(one.recipe.continued),), one) for one in some))
+        lines.append(ScoreLine(name, meaning(some[0].recipe, (base.steps, name)), points))
+    ticks = tuple(sorted({0.0} | {point.x[0] for line in lines for point in line.points}))
+    labels = spaced(ticks, ("base", *(thousands(int(one)) for one in ticks[1:])), 0.2)
+    x = Axis("continued steps", "linear", ticks, labels)
+    drawn = score_panels(evidence, estimates, lines, x)
+    if not drawn.panels:
+        return None
+    what = {_went_on_with(one) for _, some in rows for one in some}
+    masked = f"with {what.pop()}" if len(what) == 1 else "further"
+    caption = f"Decayed models trained {masked}; the first point is the base. {drawn.notes()}"
+    return Figure("continued", "Continued pretraining", caption, drawn.panels)
+
+
+def _continued_rows(models: list[Model]) -> list[tuple[Recipe, list[Model]]]:
+    """The models that go on from one base with one objective, in order of steps."""
+    rows: list[tuple[Recipe, list[Model]]] = []
+    gone_on = [one for one in models if one.recipe.base and one.recipe.final]
+    for one in sorted(gone_on, key=lambda one: one.recipe.continued):
+        base = one.recipe.base
+        assert base is not None
+        for other, some in rows:
+            same = some[0].recipe.setting == one.recipe.setting and _went_on_with(some[0]) == _went_on_with(
+                one
+            )
+            if same and _alike(other, base):
+                some.append(one)
+                break
+        else:
+            rows.append((base, [one]))
+    return sorted(rows, key=lambda row: models.index(row[1][0]))
+
+
+def _continued_names(rows: list[tuple[Recipe, list[Model]]]) -> list[str]:
+    """What sets each row apart from the others, and no more."""
+    parts = [
+        (
+            base.size,
+            f"{objective_name(base)} base",
+            f"after {thousands(base.steps)} steps",
+            _went_on_with(some[0]),
+        )
+        for base, some in rows
+    ]
+    telling = [number for number in range(4) if number == 1 or len({part[number] for part in parts}) > 1]
+    names = [", ".join(part[number] for number in telling) for part in parts]
+    return [
+        f"{name} ({some[0].name})" if names.count(name) > 1 else name
+        for name, (_, some) in zip(names, rows, strict=True)
+    ]
+
+
+def _went_on_with(model: Model) -> str:
+    return " → ".join(named(one.label) for one in model.recipe.own)
+
+
+def _alike(one: Recipe, other: Recipe) -> bool:
+    """The same model but for its seed."""
+    facts = ("size", "parameters", "spans", "decayed", "of", "setting")
+    if any(getattr(one, fact) != getattr(other, fact) for fact in facts):
+        return False
+    if one.base is None or other.base is None:
+        return one.base is other.base
+    return _alike(one.base, other.base)
+
+
+# ---------------------------------------------------------------- efficiency
+# What a model has learnt on its way: scores of kept checkpoints over tokens, FLOPs and seconds.
+#
+# Checkpoints on the way have not been decayed, the end has; so the end is a mark of its own, and the way to it dotted.
+
+
+VIEWS = ("tokens", "FLOPs", "seconds")
+ROOM = {"tokens": 0.14, "FLOPs": 0.3, "seconds": 0.25}  # between labels, as a share of the axis
+
+
+def efficiency_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
+    ways = _ways(evidence)
+    xs = {one.name: _x(evidence, one) for way in ways for one in way}
+    views = [n for n in range(len(VIEWS)) if any(math.isfinite(x[n]) for x in xs.values())]
+    names = _efficiency_names(ways)
+    lines: list[ScoreLine] = []
+    for way, name in zip(ways, names, strict=True):
+        points = [Point(tuple(xs[one.name][n] for n in views), one) for one in way]
+        on_the_way = [point for point in points if not point.model.recipe.final]
+        end = [point for point in points if point.model.recipe.final]
+        means = meaning(way[-1].recipe, name)
+        lines.append(ScoreLine(name, means, tuple(on_the_way)))
+        if end:
+            lines.append(ScoreLine(name, means, (*on_the_way[-1:], *end), "line", legend=False, tail=True))
+            lines.append(ScoreLine(name, means, tuple(end), "points", legend=False, hollow=True))
+    shown = tuple(_view(VIEWS[n], [x[n] for x in xs.values()]) for n in views)
+    drawn = score_panels(evidence, estimates, lines, shown[0].axis if shown else Axis(), views=len(views))
+    if not drawn.panels:
+        return None
+    uprights = _one_epoch(evidence, ways) if views and VIEWS[views[0]] == "tokens" else ()
+    panels = tuple(replace(one, verticals=uprights) for one in drawn.panels)
+    once = "Dotted upright, over tokens: the corpus has been read once. " if uprights else ""
+    caption = (
+        "Checkpoints on the way, whose learning rate has not come down; hollow marks are the decayed ends. "
+        f"FLOPs are the model's own; seconds compare only where machines were alike and not shared. {once}{drawn.notes()}"
+    )
+    return Figure("efficiency", "What is learnt by when", caption, panels, shown if len(shown) > 1 else ())
+
+
+def _ways(evidence: Evidence) -> list[list[Model]]:
+    """The checkpoints of each run that keeps some, in order of steps, its end last. Each model stands once."""
+    plan = evidence.plan
+    of = {plan.results[result]: one for one in evidence.models.values() for result in one.results}
+    ways, seen = [], set()
+    for run in plan.study.runs:
+        names = [*(f"{run.name}-{step}" for step in sorted(run.keep)), run.name]
+        way = list({of[plan.results[name]].name: of[plan.results[name]] for name in names}.values())
+        if run.keep and way[-1].name not in seen:
+            seen.add(way[-1].name)
+            ways.append(way)
+    return ways
+
+
+def _one_epoch(evidence: Evidence, ways: list[list[Model]]) -> tuple[Vertical, ...]:
+    """The tokens at which each corpus had been read once, where some way from the root went on from there."""
+    epochs = Epochs(evidence.plan, evidence.store)
+    found: dict[int, str] = {}
+    for way in (way for way in ways if not way[-1].recipe.base):
+        end = way[-1].results[0]
+        tokens = epochs.tokens(end)
+        if tokens is not None and (epochs.at(end) or 0.0) > REPEATED:
+            found.setdefault(tokens, corpus_of(evidence.plan.path(evidence.plan.results[end])[-1].run).name)
+    said = {
+        tokens: f"one epoch of {name}" if len(found) > 1 else "one epoch" for tokens, name in found.items()
+    }
+    return tuple(Vertical(float(tokens), said[tokens]) for tokens in sorted(said))
+
+
+def _x(evidence: Evidence, model: Model) -> Numbers:
+    """Tokens, FLOPs and seconds up to a model; seconds are means over its pretraining seeds, NaN where unknown."""
+    costs = [cost(evidence.plan, evidence.store, result) for result in model.results]
+    took = [one.seconds for one in costs if one.seconds is not None]
+    flops = costs[0].flops
+    return (
+        float(costs[0].tokens),
+        math.nan if flops is None else flops,
+        math.nan if len(took) < len(costs) else sum(took) / len(took),
+    )
+
+
+def _view(name: str, values: list[float]) -> View:
+    ticks = on_log(values)
+    say = (lambda one: f"{one:.0e}".replace("e+", "e")) if name == "FLOPs" else short
+    axis = Axis(
+        f"training {name}",
+        "log",
+        ticks,
+        spaced(ticks, map(say, ticks), ROOM[name], log=True),
+    )
+    return View(name, axis)
+
+
+def _efficiency_names(ways: list[list[Model]]) -> list[str]:
+    """The objective of each way; the name of its end where that is not enough."""
+    sizes = len({way[-1].recipe.size for way in ways})
+    names = [
+        f"{f'{way[-1].recipe.size} ' if sizes > 1 else ''}{objective_name(way[-1].recipe)}" for way in ways
+    ]
+    return [way[-1].name if names.count(name) > 1 else name for way, name in zip(ways, names, strict=True)]

@@ -1,0 +1,314 @@
+"""Tables for a paper: LaTeX with booktabs, the best of each column in bold, intervals beside the means."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from biphase.papers.gisserot2025 import published
+from biphase.report.content import Content, reading
+from biphase.report.provenance import Missing
+from biphase.report.tables import Board, Cell
+from biphase.report.verdicts import CONTRARY, Finding
+from biphase.specs.tasks import family_name
+from biphase.text import MISSING, counted, effect, interval, p_value, percent, signed
+
+NEEDS = "% needs \\usepackage{booktabs}"
+SIGNS = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "[": "{[}", "]": "{]}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "→": r"$\rightarrow$", "−": "$-$", "±": r"$\pm$", "×": r"$\times$", "·": r"$\cdot$", "≥": r"$\geq$", "≤": r"$\leq$",
+    "≈": r"$\approx$", "—": "---", "–": "--", "’": "'", "“": "``", "”": "''", "…": r"\dots{}",
+}  # fmt: skip
+
+
+def latex(content: Content) -> dict[str, str]:
+    """File name → its text."""
+    made = {
+        f"{board.name}.tex": _latex_board(board) for board in content.boards if board.lines and board.columns
+    }
+    if content.findings:
+        made["claims.tex"] = _latex_claims(content.findings)
+    return made
+
+
+def escape(words: str) -> str:
+    """Words as LaTeX prints them; every sign that it would act upon is made plain."""
+    return "".join(SIGNS.get(sign, sign) for sign in " ".join(words.split()))
+
+
+def _tabular(columns: str, head: list[str], rows: list[list[str]]) -> str:
+    body = [f"{' & '.join(row)} \\\\" for row in rows]
+    lines = [f"\\begin{{tabular}}{{{columns}}}", "\\toprule", f"{' & '.join(head)} \\\\", "\\midrule", *body]
+    return "\n".join([NEEDS, *lines, "\\bottomrule", "\\end{tabular}", ""])
+
+
+def _latex_board(board: Board) -> str:
+    """Long boards are parted where the size of the models changes."""
+    rows, before = [], None
+    for line in board.lines:
+        size = line.model.recipe.size
+        part = "\\midrule\n" if before not in (None, size) else ""
+        rows.append([part + escape(line.model.name), *(_latex_cell(cell) for cell in line.cells)])
+        before = size
+    for place, (name, cells) in enumerate(board.baselines):
+        shown = (f"{100 * one.test:.2f}" if one else "---" for one in cells)
+        part = "" if place else "\\midrule\n"
+        rows.append([f"{part}{escape(name)} baseline", *shown])
+    head = ["Model", *(escape(one) for one in board.columns)]
+    return _tabular("l" + "r" * len(board.columns), head, rows)
+
+
+def _latex_cell(cell: Cell) -> str:
+    if not cell.score.known:
+        return "---"
+    mean = f"{100 * cell.score.seeds.mean:.2f}"
+    shown = f"\\textbf{{{mean}}}" if cell.best else mean
+    beside = ", ".join(filter(None, (cell.around or cell.score.no_interval, cell.score.collapse)))
+    return f"{shown} {{\\scriptsize {escape(beside)}}}" if beside else shown
+
+
+def _latex_claims(findings: tuple[Finding, ...]) -> str:
+    rows = []
+    for one in findings:
+        for place, part in enumerate(one.parts):
+            verdict = ", ".join(filter(None, (one.reads, one.condition)))
+            opens = [escape(one.id), escape(verdict)] if place == 0 else ["", ""]
+            paper = "---" if part.paper is None else _points(part.paper)
+            seeds = part.estimate
+            around = f"[{_points(seeds.low)}, {_points(seeds.high)}]" if math.isfinite(seeds.low) else "---"
+            rows.append(
+                [
+                    *opens,
+                    escape(part.title),
+                    _points(seeds.mean),
+                    around,
+                    paper,
+                    escape(effect(part.detectable)),
+                ]
+            )
+        if not one.parts:
+            rows.append([escape(one.id), escape(one.verdict), *["---"] * 5])
+    head = ["Claim", "Verdict", "Test", "Ours", "95\\%", "Paper", "Detectable"]
+    return _tabular("lllrrrr", head, rows)
+
+
+def _points(value: float) -> str:
+    if not math.isfinite(value):
+        return "---"
+    text = f"{value:+.2f}"
+    return f"${text}$" if float(text) else "$0.00$"
+
+
+# ---------------------------------------------------------------- markdown
+# The report as text, for a repository: question, answer, claims, scores, figures, provenance, commands.
+
+
+LOSSES = 50  # listed one by one; more are counted, and stand in leaves.csv
+SYMBOLS = {
+    "reproduced": "✓",
+    "direction only": "↗",
+    "not reproduced": "✗",
+    CONTRARY: "↙",
+    "underpowered": "~",
+    "not tested": "·",
+}
+
+
+def markdown(content: Content, *, drawn: bool = True) -> str:
+    """The whole report. Figures are linked beside it, where they were drawn for print."""
+    parts = [
+        _opening(content),
+        _missing(content.missing),
+        _markdown_claims(content),
+        *(_markdown_board(board) for board in content.boards if board.lines and board.columns),
+        _text(content.edges),
+        _figures(content, drawn=drawn),
+        _provenance(content),
+        "## How to read this\n\n"
+        + "\n\n".join(f"**{word}** {_text(told)}" for word, told in reading(claims=bool(content.findings))),
+        _commands(drawn=drawn),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _text(words: str) -> str:
+    """Words of others, so that no sign in them is taken for markup or ends a table's cell."""
+    flat = " ".join(words.split())
+    return re.sub(r"([\\`*_<>|\[\]#])", r"\\\1", flat).replace("&", "&amp;")
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _table(head: list[str], rows: list[list[str]], right: int = 1) -> str:
+    """Columns from the `right`-th on hold numbers."""
+    rule = ["---" if place < right else "--:" for place in range(len(head))]
+    return "\n".join([_row(head), f"|{'|'.join(rule)}|", *(_row(one) for one in rows)])
+
+
+# ---------------------------------------------------------------- parts
+
+
+def _opening(content: Content) -> str:
+    top = content.headline
+    against = "\n".join(f"- against {_text(one.rival)}: {_text(one.told)}" for one in top.against)
+    counts = ", ".join(f"{number} {verdict}" for verdict, number in top.verdicts.items() if number)
+    lines = [f"# {_text(content.question)}", f"*{_text(content.name)}*: {_text(top.answer)}", against]
+    lines += [f"Claims: {counts}." if counts else "", _text(top.scale), _text(top.noise)]
+    return "\n\n".join(line for line in lines if line)
+
+
+def _missing(missing: Missing) -> str:
+    if not missing.any:
+        return ""
+    lines = ["## What is missing", _text(missing.words())]
+    if missing.gaps:
+        rows = [
+            [_text(gap.result), _text(gap.task), f"{gap.missing:,}", f"{gap.of:,}"] for gap in missing.gaps
+        ]
+        lines.append(_table(["result", "task", "missing", "of"], rows, right=2))
+    if missing.untrained:
+        lines.append(f"Not pretrained yet: {_text(', '.join(missing.untrained))}.")
+    for title, losses in (("Failed", missing.failed), ("Cannot be read", missing.unreadable)):
+        if losses:
+            listed = [f"- {_text(one.title)} (`{one.key[:8]}`): {_text(one.why)}" for one in losses[:LOSSES]]
+            more = len(losses) - LOSSES
+            listed += [f"- and {more:,} more: see leaves.csv"] if more > 0 else []
+            lines.append("\n".join([f"{title}:", "", *listed]))
+    return "\n\n".join(lines)
+
+
+def _markdown_claims(content: Content) -> str:
+    if not content.findings:
+        return ""
+    rows = [
+        [
+            _text(one.id),
+            _text(one.says),
+            ", ".join(filter(None, (f"{SYMBOLS[one.reads]} {one.reads}", one.condition))),
+            _text(one.why),
+            _text(one.paper),
+            p_value(one.p_holm),
+        ]
+        for one in content.findings
+    ]
+    table = _table(["", "claim", "verdict", "why", "in the paper", "p (Holm)"], rows, right=5)
+    theirs = any(one.source == "paper" for one in content.findings)
+    cited = f"C1 to C21 are claims of {published.AUTHORS}: [{published.TITLE}]({published.ADDRESS}) {published.PUBLISHED}.\n\n"
+    return f"## Claims\n\n{cited if theirs else ''}{table}\n\n{_parts(content.findings)}"
+
+
+def _parts(findings: tuple[Finding, ...]) -> str:
+    """The tests behind the verdicts, in points."""
+    rows = [
+        [
+            _text(one.id),
+            _text(part.title),
+            signed(part.estimate.mean),
+            interval(part.estimate.low, part.estimate.high, sign=True) or MISSING,
+            p_value(part.estimate.p),
+            MISSING if part.paper is None else signed(part.paper),
+            effect(part.detectable),
+            CONTRARY if part.contrary else part.supports,
+        ]
+        for one in findings
+        for part in one.parts
+    ]
+    if not rows:
+        return ""
+    head = ["", "test", "points", "95%", "p", "paper", "detectable", "supports"]
+    table = _table(head, rows, right=2)
+    return f"<details><summary>The tests behind the verdicts</summary>\n\n{table}\n\n</details>"
+
+
+def _markdown_board(board: Board) -> str:
+    rows = [[_text(line.model.name), *(_markdown_cell(cell) for cell in line.cells)] for line in board.lines]
+    for name, cells in board.baselines:
+        shown = (f"{percent(one.test)} ({_text(one.what)})" if one else MISSING for one in cells)
+        rows.append([f"*{_text(name)} baseline*", *shown])
+    title = {"families": "Families", "tasks": "Tasks"}[board.name]
+    head = ["model", *(_text(family_name(one) if board.name == "families" else one) for one in board.columns)]
+    told = "Test scores in percent, ± 95%; the best mean of each column in bold."
+    others = _other_metrics(board) if board.name == "tasks" else ""
+    return f"## {title}\n\n{told}\n\n{_table(head, rows)}{others}"
+
+
+def _other_metrics(board: Board) -> str:
+    """The metrics that no learning rate was chosen by, of tasks that have some."""
+    rows = [
+        [
+            _text(line.model.name),
+            _text(cell.score.on),
+            ", ".join(f"{_text(name)} {percent(mean)}" for name, mean in cell.score.others.items()),
+        ]
+        for line in board.lines
+        for cell in line.cells
+        if cell.score.known and cell.score.others
+    ]
+    if not rows:
+        return ""
+    table = _table(["model", "task", "other metrics"], rows, right=3)
+    return f"\n\n<details><summary>Other metrics</summary>\n\n{table}\n\n</details>"
+
+
+def _markdown_cell(cell: Cell) -> str:
+    score = cell.score
+    if not score.known:
+        return f"{MISSING} ({score.done}/{score.of})" if score.of else MISSING
+    value = f"**{percent(score.seeds.mean)}**" if cell.best else percent(score.seeds.mean)
+    around = cell.around or (f"({score.no_interval})" if score.no_interval else "")
+    return ", ".join(filter(None, (f"{value} {around}".rstrip(), score.collapse)))
+
+
+def _figures(content: Content, *, drawn: bool) -> str:
+    if not content.figures:
+        return ""
+    shown = []
+    for one in content.figures:
+        picture = f"![{_text(one.title)}](figures/{one.id}.svg)\n\n" if drawn else ""
+        shown.append(f"### {_text(one.title)}\n\n{picture}{_text(one.caption)}")
+    return "\n\n".join(["## Figures", *shown])
+
+
+def _provenance(content: Content) -> str:
+    about = content.provenance
+    lines = [f"- biphase {_text(about.version)}, study `{about.study}`"]
+    lines += [f"- {_text(word)}: {_text(told)}" for word, told in (*about.protocol, *about.spent)]
+    if about.energy:
+        lines.append(f"- Energy: {about.energy}")
+    for one in about.machines:
+        work = ((one.pieces, "piece"), (one.leaves, "score"))
+        did = ", ".join(counted(number, what) for number, what in work if number)
+        lines.append(f"- {_text(one.device)} ({_text(one.software)}): {did}")
+    data = [
+        [_text(one.name), one.what, _text(one.source), f"`{one.key or '?'}`", _text(one.note)]
+        for one in about.data
+    ]
+    table = _table(["data", "", "source", "key", ""], data, right=5)
+    read = [
+        "\n".join(
+            [
+                f"{_text(one.name)}, as it was read:",
+                "",
+                *(f"- {word}: {_text(said)}" for word, said in one.about),
+            ]
+        )
+        for one in about.data
+        if one.about
+    ]
+    return "\n\n".join(["## Provenance", "\n".join(lines), *([table] if data else []), *read])
+
+
+def _commands(*, drawn: bool) -> str:
+    figures = "; `figures/*.svg` and `*.pdf`" if drawn else ""
+    return (
+        "## Make it again\n\n"
+        "```sh\n"
+        "biphase run STUDY      # compute what is missing; STUDY is the study file, or its plan.json in the store\n"
+        "biphase report STUDY   # write this again\n"
+        "```\n\n"
+        "The same ledger gives the same bytes. Beside this file: `report.html`, the page; `scores.csv`, `families.csv`, "
+        f"`noise.csv`, `claims.csv`, `runs.csv`, `leaves.csv`; `tables/*.tex`{figures}."
+    )

@@ -1,0 +1,321 @@
+"""`biphase evaluate MODEL` as a study: one result that is there already, and what it is fine-tuned on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from biphase.data.corpus import corpus_fingerprint
+from biphase.errors import SpecError, nearest
+from biphase.keys import origin_step
+from biphase.presets import corpus_of
+from biphase.records import content_key, encode
+from biphase.specs import (
+    BPE,
+    MLM,
+    MNTP,
+    WSD,
+    AdamW,
+    Chunks,
+    Corpus,
+    Finetune,
+    Hub,
+    LoRA,
+    Pretrain,
+    Pretrained,
+    Stage,
+    Study,
+    Task,
+)
+from biphase.store import Store, write_json
+from biphase.study import ledger
+from biphase.study.names import corpus_named, metadata_only_refusal, run_named
+from biphase.study.plan import Plan
+from biphase.text import objective_in_words
+
+
+def evaluation(model: str, finetune: Finetune, store: Store) -> Study:
+    """The study of one model: a local folder, owner/name@revision, or the key of a state of this store."""
+    run = run_named(model, store)
+    digest = content_key({"model": model, "finetune": encode(finetune)})[:8]
+    return Study(f"evaluate-{run.name}-{digest}", runs=(run,), finetune=finetune)
+
+
+def finetuning(
+    tasks: tuple[Task, ...],
+    lrs: str,
+    seeds: str,
+    protocol: str,
+    precision: str,
+    documents: str,
+    length: int,
+) -> Finetune:
+    """The grid as the command line says it."""
+    said: dict[str, Any] = {"protocol": protocol, "length": length}
+    if precision or not has_gpu():  # bf16 on a CPU without units for it takes 50 times as long
+        said["precision"] = precision or "fp32"
+    if documents:
+        said["documents"] = documents
+    rates = [_number(one, float, "--lrs", "1e-5,3e-5") for one in lrs.split(",")]
+    if len(set(rates)) < len(rates) or not all(0 < rate < 1 for rate in rates):
+        raise SpecError(
+            f"--lrs {lrs}: rates lie between 0 and 1, each once; type for example --lrs 1e-5,3e-5"
+        )
+    numbers = _seeds(seeds)
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise SpecError(f"--seeds {seeds}: at least one, each once; type for example --seeds 0-4 or 0,1,2")
+    placed = tuple(replace(task, source=absolute(task.source)) for task in tasks)
+    return Finetune(placed, lrs=tuple(rates), seeds=tuple(numbers), **said)
+
+
+def absolute(source: str) -> str:
+    """The plan that is saved is read from other folders too."""
+    return source if source.startswith(("hf://", "builtin:")) else str(Path(source).expanduser().resolve())
+
+
+def _seeds(text: str) -> list[int]:
+    """0,1,2 or 0-4, or both: 0-2,7."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        ends = (first, last) if dash else (first,)
+        numbers = [_number(one, int, "--seeds", "0-4 or 0,1,2") for one in ends]
+        found += range(numbers[0], numbers[-1] + 1)
+    return found
+
+
+def _number(text: str, kind: type, option: str, example: str) -> Any:
+    try:
+        return kind(text.strip())
+    except ValueError:
+        raise SpecError(f"{option}: {text!r} is no number; type for example {option} {example}") from None
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+# ---------------------------------------------------------------- adaptation
+# `biphase adapt MODEL` as a study: a model that is there, continued by masking until it reads both ways.
+
+
+OBJECTIVES = {"mlm": MLM, "mntp": MNTP}
+LONGEST = 1_024  # tokens of a row, unless more are asked for
+ROWS = 32  # of a step
+FULL_PEAK, LORA_PEAK = 2e-4, 1e-3
+CONVERTED = "tokenizers"  # where a store keeps tokenizers that came in another form than tokenizer.json
+HELDOUT_SHARE = 0.2  # of the work of training
+FEWEST_HELDOUT = 256
+TITLE = "held-out loss, nats"
+CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+
+
+@dataclass(frozen=True)
+class AdaptOptions:
+    """How to adapt, as the command line says it. 0 and "": what works."""
+
+    steps: int
+    objective: str = "mlm"
+    ratio: float = 0.4
+    lr: float = 0.0
+    length: int = 0
+    batch_rows: int = 0
+    warmup: float = 0.05
+    decay: float = 0.2
+    lora: int = 0
+    freeze_embeddings: bool = False
+    layer_decay: float = 1.0
+    rope_base: float = 0.0
+    precision: str = ""
+    seed: int = 42
+    heldout_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class CorpusOptions:
+    """Which text, as the command line says it."""
+
+    corpus: str
+    field: str = ""
+    heldout: str = ""
+    tokens: int = 0
+
+
+def adaptation(
+    model: str,
+    text: CorpusOptions,
+    wishes: AdaptOptions,
+    store: Store,
+    *,
+    gguf: str,
+    windows: str,
+    finetune: Finetune | None,
+) -> Study:
+    """The study of one run; where it is fine-tuned, beside the model as it was."""
+    before = run_named(model, store, gguf=gguf, windows=windows)
+    said = _recipe(wishes)
+    if isinstance(before.start, Hub) and not before.stages:
+        start: Hub | Pretrain = before.start
+        said["corpus"] = _corpus(text, start, store)
+        said.setdefault("packing", Chunks(wishes.length or _usual_length(start)))
+    else:
+        if before.adapter and not wishes.lora:
+            raise SpecError(
+                f"{model} was trained with LoRA of rank {before.adapter.rank}: type --lora {before.adapter.rank} to go on "
+                "with it; or, for all weights, export it and adapt the folder"
+            )
+        start, said["data"] = before, "restart"
+        said["corpus"] = _corpus_after(before, text, store)
+        said.setdefault("packing", Chunks(wishes.length) if wishes.length else before.packing)
+        said["moments"] = "reset"
+    length = said["packing"].length
+    said["batch_tokens"] = (wishes.batch_rows or ROWS) * length
+    said |= _heldout(wishes, length, said["batch_tokens"])
+    digest = content_key(
+        {"start": encode(start), "finetune": encode(finetune), **{k: encode(v) for k, v in said.items()}}
+    )
+    adapted = Pretrain(f"{before.name}-{wishes.objective}", start=start, **said)
+    runs = (replace(before, keep=()), adapted) if finetune else (adapted,)
+    return Study(f"adapt-{before.name}-{digest[:8]}", runs=runs, finetune=finetune)
+
+
+def _recipe(wishes: AdaptOptions) -> dict[str, Any]:
+    """What of the run does not depend on where it starts."""
+    if wishes.objective not in OBJECTIVES:
+        raise SpecError(f"--objective {wishes.objective}: {nearest(wishes.objective, OBJECTIVES)}")
+    objective = OBJECTIVES[wishes.objective](wishes.ratio)
+    peak = wishes.lr or (LORA_PEAK if wishes.lora else FULL_PEAK)
+    said: dict[str, Any] = {
+        "stages": (Stage(objective, wishes.steps, rope_base=wishes.rope_base),),
+        "schedule": WSD(peak, warmup=wishes.warmup, decay=wishes.decay),
+        "optimizer": AdamW(layer_decay=wishes.layer_decay),
+        "precision": wishes.precision or ("bf16" if has_gpu() else "fp32"),
+        "seed": wishes.seed,
+        "freeze": "embeddings" if wishes.freeze_embeddings else "nothing",
+    }
+    if wishes.lora:
+        said["adapter"] = LoRA(rank=wishes.lora, alpha=2 * wishes.lora)
+    return said
+
+
+def _heldout(wishes: AdaptOptions, length: int, batch_tokens: int) -> dict[str, int]:
+    """How often held-out losses are measured and on how many tokens, so that it costs little beside the training.
+
+    Usually before, after and four times on the way, for two objectives each time; a token that is only measured costs a
+    third of one that is trained on. A short run is measured on fewer tokens, a very short one only at its ends.
+    """
+    every, usual = max(1, wishes.steps // 5), max(length, 131_072 if has_gpu() else 8_192)
+    if wishes.heldout_tokens:
+        return {"heldout_every": every, "heldout_tokens": wishes.heldout_tokens}
+    affordable = int(HELDOUT_SHARE * wishes.steps * batch_tokens * 3 / 2)
+    fewest = max(length, FEWEST_HELDOUT)
+    if affordable < 6 * fewest:
+        return {"heldout_every": wishes.steps, "heldout_tokens": min(usual, max(fewest, affordable // 2))}
+    return {"heldout_every": every, "heldout_tokens": min(usual, affordable // 6)}
+
+
+# ---------------------------------------------------------------- what it reads
+
+
+def _corpus(text: CorpusOptions, hub: Hub, store: Store) -> Corpus:
+    """The corpus as the model's own tokenizer reads it, and each document begun as the model knows it."""
+    from biphase.data.tokenizer import load
+
+    if not text.corpus:
+        raise SpecError(
+            "say which text to learn from: --corpus builtin, fineweb-edu-10b, or a file or folder of yours"
+        )
+    corpus = _reading(text, _tokenizer(hub, store))
+    made = load(corpus)
+    begins = made.special.bos is not None and made.model.encode("a b").ids[:1] == [made.special.bos]
+    return replace(corpus, bos=begins)
+
+
+def _corpus_after(before: Pretrain, text: CorpusOptions, store: Store) -> Corpus:
+    """What a run that is there goes on to read: the same text, or another one by the same tokenizer."""
+    read = corpus_of(before)
+    if not text.corpus:
+        if text.field or text.heldout or text.tokens:
+            raise SpecError("--text, --heldout and --tokens are of a --corpus; say which one too")
+        return read
+    made = replace(_reading(text, read.tokenizer), bos=read.bos)
+    if corpus_fingerprint(made, store) == corpus_fingerprint(read, store):
+        return replace(made, name=read.name, source=read.source)
+    if isinstance(read.tokenizer, BPE):  # on another text another one would come out
+        raise SpecError(
+            f"the tokenizer of {before.name!r} was trained on its own text; to go on with another, export the model "
+            "(biphase export KEY ./folder) and type biphase adapt ./folder --corpus …"
+        )
+    return made
+
+
+def _reading(text: CorpusOptions, tokenizer: BPE | Pretrained) -> Corpus:
+    corpus = corpus_named(text.corpus, tokenizer=tokenizer, text=text.field, heldout=text.heldout)
+    return replace(corpus, source=absolute(corpus.source), tokens=text.tokens or corpus.tokens)
+
+
+def _tokenizer(hub: Hub, store: Store) -> Pretrained:
+    """The tokenizer beside a model; of one that comes in another form, a copy that is kept in the store."""
+    from biphase.models.hub import has_tokenizer_json, load_tokenizer
+
+    if not hub.gguf and has_tokenizer_json(hub):
+        source = str(Path(hub.source).expanduser()) if hub.local else hub.source
+        return Pretrained(source, revision=hub.revision)
+    tokenizer = load_tokenizer(hub)
+    model = tokenizer.backend_tokenizer.to_str()
+    named = {
+        name: getattr(tokenizer, name)
+        for name in ("eos_token", "bos_token", "mask_token", "pad_token", "unk_token")
+    }
+    about = {name: str(token) for name, token in named.items() if token is not None}
+    place = store.root / CONVERTED / content_key({"tokenizer": model, "named": about})
+    if not (place / "tokenizer_config.json").is_file():
+        place.mkdir(parents=True, exist_ok=True)
+        write_json(place / "tokenizer.json", json.loads(model))
+        write_json(place / "tokenizer_config.json", about)  # written last: it says that the folder is whole
+    return Pretrained(str(place.resolve()))
+
+
+def _usual_length(hub: Hub) -> int:
+    """As much as the model reads, up to what is usual; a power of two."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(**hub.address, trust_remote_code=False)
+    except Exception:  # whoever loads the model says what is wrong with it
+        return LONGEST
+    context = next((int(one) for name in CONTEXT_FIELDS if (one := getattr(config, name, None))), LONGEST)
+    return min(LONGEST, 1 << (context.bit_length() - 1))
+
+
+# ---------------------------------------------------------------- what came of it
+
+
+def before_after(plan: Plan, store: Store, at: str) -> list[str]:
+    """Held-out losses before the first step and after the last, and what to type next; `at`: where, if to be said."""
+    run = plan.study.runs[-1]
+    end = plan.results[run.name]
+    if not store.knows(store.states / end):
+        return []
+    measured = ledger.measured(plan, store, run.name)
+    first = origin_step(run)
+    lines = []
+    if first in measured and len(measured) > 1:
+        before, after = measured[first], measured[max(measured)]
+        rows = {objective_in_words(what): (before[what], after[what]) for what in after if what in before}
+        title = f"{TITLE} (up to {run.heldout_tokens:,} tokens)"
+        wide = max(map(len, (title, *rows)))
+        lines += ["", f"  {title:<{wide}}  {'before':>8}  {'after':>8}"]
+        lines += [f"  {what:<{wide}}  {was:>8.3f}  {now:>8.3f}" for what, (was, now) in rows.items()]
+    if not store.has(store.states / end):
+        return [*lines, "", metadata_only_refusal(end, store)]
+    lines += [
+        "",
+        f"The encoder: biphase export {end[:8]} FOLDER{at}",
+        f"What it is good for: biphase evaluate {end[:8]} --tasks sst2{at}",
+    ]
+    return lines

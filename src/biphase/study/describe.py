@@ -1,0 +1,555 @@
+"""How long a plan takes on several workers, each on one device with one job at a time.
+
+A training job waits for the one that it continues, a fine-tuning for its model. Jobs are chosen as `worker.Worker` does:
+fine-tunings whose model is there first, then training jobs in the order of the plan. Whatever the number of workers, a
+plan takes at least as long as its longest chain of jobs that wait for each other.
+"""
+
+from __future__ import annotations
+
+import heapq
+import textwrap
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from textwrap import wrap
+from typing import Any
+
+from biphase.keys import label, phase_at
+from biphase.presets import DEVICES, corpus_of
+from biphase.specs import Chunks, Pretrain
+from biphase.store import Store
+from biphase.study.costs import Costs, costs, flops_of, peak_of
+from biphase.study.names import Text, texts_of
+from biphase.study.plan import Plan, Root, TrainingJob
+from biphase.study.prices import (
+    MEASURE,
+    PLANNED_DEVICE,
+    Grid,
+    Prices,
+    at_hand,
+    device_named,
+    is_known,
+    left_of,
+    price,
+    prices_json,
+)
+from biphase.text import counted, duration, short, si
+
+
+@dataclass(frozen=True)
+class Elapsed:
+    workers: int
+    seconds: float
+    chain: float  # seconds of the longest chain
+    ends: str  # the result it leads to
+
+
+def elapsed(
+    plan: Plan,
+    pieces: Mapping[str, float],
+    tunings: Mapping[Grid, float],
+    counts: Mapping[Grid, int],
+    workers: int,
+) -> Elapsed:
+    """`pieces`: seconds of the training jobs to run; `tunings`, `counts`: of each fine-tuning, and how many."""
+    grids: dict[str, deque[tuple[float, int]]] = {}
+    for grid, seconds in tunings.items():
+        if counts.get(grid):
+            grids.setdefault(grid[0], deque()).append((seconds, counts[grid]))
+    chain, ends = _longest(plan, pieces, grids)
+    return Elapsed(workers, _simulated(plan, pieces, grids, workers), chain, ends)
+
+
+def _longest(
+    plan: Plan, pieces: Mapping[str, float], grids: Mapping[str, deque[tuple[float, int]]]
+) -> tuple[float, str]:
+    until: dict[str, float] = {}
+    for key in pieces:  # parents come first
+        until[key] = until.get(plan.states[key].parent or "", 0.0) + pieces[key]
+    every = {
+        model: until.get(model, 0.0) + max((seconds for seconds, _ in grids.get(model, ())), default=0.0)
+        for model in (*until, *grids)
+    }
+    last = max(every, key=lambda model: every[model], default="")
+    names = [name for name, key in plan.results.items() if key == last]
+    return every.get(last, 0.0), ", ".join(names)
+
+
+def _simulated(
+    plan: Plan, pieces: Mapping[str, float], grids: Mapping[str, deque[tuple[float, int]]], workers: int
+) -> float:
+    order = {key: number for number, key in enumerate(plan.states)}
+    below: dict[str | None, list[str]] = {}
+    for key in pieces:
+        below.setdefault(plan.states[key].parent, []).append(key)
+    first = [key for key in pieces if plan.states[key].parent not in pieces]
+    trainable = [(order[key], key) for key in first]
+    heapq.heapify(trainable)
+    # Fine-tunings of one grid are alike: seconds, and how many are left to start.
+    tunable = deque(one for model, some in grids.items() if model not in pieces for one in some)
+    running: list[tuple[float, str]] = []  # when a worker is free again, and what it has trained
+    now = 0.0
+    while trainable or tunable or running:
+        while len(running) < workers and (tunable or trainable):
+            if tunable:
+                seconds, left = tunable.popleft()
+                heapq.heappush(running, (now + seconds, ""))
+                if left > 1:
+                    tunable.appendleft((seconds, left - 1))
+            else:
+                _, key = heapq.heappop(trainable)
+                heapq.heappush(running, (now + pieces[key], key))
+        now, done = heapq.heappop(running)
+        if done:
+            tunable.extend(grids.get(done, ()))
+            for child in below.get(done, ()):
+                heapq.heappush(trainable, (order[child], child))
+    return now
+
+
+# ---------------------------------------------------------------- totals
+# What stands below a plan's tree: sums, what they cost, what is done and what to type next.
+#
+# On a measured device hours are predicted, fine-tunings included; on another they are FLOPs at a share of its peak. Where
+# no device is named, it is the one at hand.
+
+
+PAGE = 110
+LONG = 24.0  # hours on a processor, from which on a GPU is worth a word
+EFFICIENCY = 0.4  # of a device's peak is good for training
+
+
+@dataclass(frozen=True)
+class Bill:
+    """How a plan is priced: by measured speeds, or by FLOPs at a share of the device's peak."""
+
+    device: str
+    efficiency: float | None  # None: by measured speeds, or not at all
+    prices: Prices | None = None
+    tunings_left: dict[Grid, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    texts: tuple[Text, ...] = ()  # what the plan reads
+    workers: int = 1  # each on a device of its own
+
+
+def bill(
+    plan: Plan,
+    store: Store,
+    device: str,
+    efficiency: float | None,
+    *,
+    tuned: int,
+    measure: str = MEASURE,
+    workers: int = 1,
+) -> Bill:
+    """Prices on a device: a named one, or without a name the one at hand.
+
+    A stated efficiency asks for FLOPs, also where speeds were measured. `measure`: what to type to measure a device into
+    this store.
+    """
+    here = "" if device else at_hand()
+    if here and not is_known(here, store):
+        why = f"{here}, the GPU here, was not measured, so there are no hours. Type: {measure}. Or: --device {PLANNED_DEVICE}"
+        made = Bill(here, None, notes=(why,))
+    else:
+        made = _bill(plan, store, device or here, efficiency, tuned, measure)
+    if here == "cpu" and (_pretraining_hours(made, costs(plan), None) or 0.0) > LONG:
+        note = f"these are hours of the processor here; of a GPU: --device {PLANNED_DEVICE}"
+        made = replace(made, notes=(*made.notes, note))
+    return replace(made, texts=tuple(texts_of(plan, store)), workers=max(1, workers))
+
+
+def _bill(plan: Plan, store: Store, device: str, efficiency: float | None, tuned: int, measure: str) -> Bill:
+    machine = device_named(device, store, measure=measure)
+    if efficiency is not None:
+        return Bill(device, efficiency)
+    if machine is None:
+        without = ", without fine-tunings" if plan.study.finetune else ""
+        why = f"{device} was not measured: hours are FLOPs at a share of its peak{without}. There, type: {measure}"
+        return Bill(device, EFFICIENCY, notes=(why,))
+    made = price(plan, machine, measure=measure)
+    nothing = plan.states and not made.pieces and not made.tunings
+    if nothing and made.unmeasured and device in DEVICES and costs(plan).flops is not None:
+        why = f"hours are FLOPs at a share of the peak: steps like these were not measured on {device}"
+        others = (note for note in made.notes if note not in made.unmeasured)
+        return Bill(device, EFFICIENCY, notes=(why, *others))
+    return Bill(device, None, made, left_of(plan, store) if tuned else made.grids, made.notes)
+
+
+def bill_json(plan: Plan, made: Bill, left: Collection[str]) -> dict[str, Any]:
+    """What everything costs, and what is left, for a program."""
+    every, rest = costs(plan), costs(plan, left)
+
+    def numbers(some: Costs, keys: Collection[str] | None) -> dict[str, Any]:
+        hours = _pretraining_hours(made, some, keys)
+        return {"tokens": some.tokens, "flops": some.flops, "device_hours": hours, "disk_bytes": some.disk}
+
+    took = _elapsed(plan, made, left)
+    return {
+        "device": made.device,
+        "efficiency": made.efficiency,
+        "costs": numbers(every, None),
+        "costs_left": numbers(rest, left),
+        "prices": prices_json(made.prices, left, made.tunings_left) if made.prices else None,
+        "elapsed": asdict(took) if took else None,
+        "corpora": [
+            {"name": one.corpus.name, "tokens": one.tokens, "counted": one.exact, "shard_bytes": one.bytes}
+            for one in made.texts
+        ],
+        "notes": [*every.notes, *made.notes, *_text_notes(made)],
+    }
+
+
+def summary(plan: Plan, done: Collection[str], tuned: int, made: Bill, command_path: str) -> list[str]:
+    """The lines below the tree."""
+    every, left = costs(plan), plan.left(done)
+    trainings, scores = trials_line(plan)
+    written, to_compute = plan.steps_written, plan.steps_to_compute
+    shared = f" ({written:,} as written, {written - to_compute:,} shared)" if written > to_compute else ""
+    parts = [counted(len(plan.study.runs), "run")]
+    if plan.states:
+        parts += [
+            counted(plan.pieces, "piece"),
+            f"{counted(to_compute, 'step')} to compute{shared}",
+            f"{short(every.tokens)} tokens",
+        ]
+    parts += [f"{every.flops:.2e} FLOPs"] if plan.states and every.flops is not None else []
+    parts += _hours_parts(plan, made, every)
+    parts += [_disk(every.disk, made)] if plan.states and every.disk is not None else []
+    if trainings:
+        parts += [counted(trainings, "fine-tuning"), counted(scores, "score")]
+    below = [*_elapsed_line(plan, made, left), *_basis(plan, made), *_text_notes(made)]
+    wrapped = [line for one in below for line in wrap(one, PAGE, subsequent_indent="  ")]
+    return [*_flow(parts), *wrapped, *every.notes, *made.notes, _next(plan, left, tuned, made, command_path)]
+
+
+def _disk(states: int, made: Bill) -> str:
+    shards = sum(one.bytes or 0 for one in made.texts)
+    of_it = f", {si(shards)}B of it token shards" if shards else ""
+    return f"{si(states + shards)}B of disk{of_it}"
+
+
+def _text_notes(made: Bill) -> list[str]:
+    unknown = [one.corpus.name for one in made.texts if one.tokens is None]
+    notes = [note for one in made.texts if (note := one.repeats())]
+    if unknown:
+        notes.append(
+            f"not in the disk sum: token shards of {', '.join(unknown)}, whose tokens are not counted yet"
+        )
+    return notes
+
+
+def _elapsed(plan: Plan, made: Bill, left: Collection[str]) -> Elapsed | None:
+    """Of what is left; None where a job has no price."""
+    if made.prices is not None:
+        pieces = {key: made.prices.pieces.get(key) for key in left}
+        tunings = made.prices.tunings
+    elif made.efficiency:
+        rate = peak_of(made.device) * made.efficiency
+        flops = {key: flops_of(plan.states[key]) for key in left}
+        pieces = {key: None if some is None else some / rate for key, some in flops.items()}
+        tunings = {}
+    else:
+        return None
+    known = {key: seconds for key, seconds in pieces.items() if seconds is not None}
+    if len(known) < len(pieces) or not (known or made.tunings_left):
+        return None
+    return elapsed(plan, known, tunings, made.tunings_left, made.workers)
+
+
+def _elapsed_line(plan: Plan, made: Bill, left: Collection[str]) -> list[str]:
+    took = _elapsed(plan, made, left)
+    if took is None:
+        return []
+    without = ", fine-tunings not counted" if plan.tuned and made.prices is None else ""
+    by = f"{took.workers:,} {made.device}, a job on each" if took.workers > 1 else f"one {made.device}"
+    chain = f"; the longest chain of jobs takes {duration(took.chain)} ({took.ends})" if took.ends else ""
+    return [f"elapsed: {duration(took.seconds)} on {by}{without}{chain}"]
+
+
+def _basis(plan: Plan, made: Bill) -> list[str]:
+    """The measured steps behind the hours, and which sizes are beyond them."""
+    if made.prices is None or not made.prices.precisions:
+        return []
+    machine, precisions = made.prices.machine, made.prices.precisions
+    sizes = dict.fromkeys(getattr(root.run.start, "name", "") for root in plan.roots.values())
+    beyond = machine.not_measured([one for one in sizes if one])
+    extrapolated = f"; extrapolated to {', '.join(beyond)}" if beyond else ""
+    return [f"{machine.steps_behind(precisions)}{extrapolated}"]
+
+
+def _hours_parts(plan: Plan, made: Bill, every: Costs) -> list[str]:
+    """What the plan takes, as parts of the summary."""
+    device = made.device
+    if made.prices is None:
+        hours = _pretraining_hours(made, every, None)
+        if not plan.states or hours is None:
+            return []
+        return [f"{_hours(hours, device)} on {device} at {made.efficiency:.0%}"]
+    parts = []
+    if made.prices.pieces:
+        parts.append(f"pretraining {_hours(made.prices.pretraining() / 3600, device)}")
+    if made.prices.tunings:
+        parts.append(f"fine-tuning {_hours(made.prices.finetuning() / 3600, device)}")
+    return (
+        [f"{' and '.join(parts)} on {device} ({made.prices.machine.when(made.prices.precisions)})"]
+        if parts
+        else []
+    )
+
+
+def _pretraining_hours(made: Bill, some: Costs, keys: Collection[str] | None) -> float | None:
+    """None: of some of these pieces it is not known."""
+    if made.prices is None:
+        return some.device_hours(made.device, made.efficiency) if made.efficiency else None
+    every = made.prices.priced if keys is None else set(keys) <= made.prices.pieces.keys()
+    return made.prices.pretraining(keys) / 3600 if every else None
+
+
+def _next(plan: Plan, left: list[str], tuned: int, made: Bill, command_path: str) -> str:
+    trainings, _ = trials_line(plan)
+    if not plan.states and not trainings:
+        return "nothing to train."
+    if not left and tuned == trainings:
+        every = [counted(plan.pieces, "piece")] if plan.states else []
+        every += [counted(trainings, "fine-tuning")] if trainings else []
+        return f"all {' and '.join(every)} computed. See: biphase report {command_path}"
+    if len(left) == plan.pieces and not tuned:
+        return f"nothing computed yet. Next: biphase run {command_path}"
+    steps = sum(plan.states[key].steps for key in left)
+    hours = _pretraining_hours(made, costs(plan, left), left)
+    if made.prices and hours is not None:
+        hours += made.prices.finetuning(made.tunings_left) / 3600
+    time = _hours(hours, made.device) if hours else ""
+    done = [f"{plan.pieces - len(left):,} of {counted(plan.pieces, 'piece')}"] if plan.states else []
+    done += [f"{tuned:,} of {counted(trainings, 'fine-tuning')}"] if trainings else []
+    to_go = ", ".join(one for one in (f"{steps:,} steps left" if left else "", time) if one)
+    return f"{' and '.join(done)} done{', ' + to_go if to_go else ''}. Next: biphase run {command_path}"
+
+
+def trials_line(plan: Plan) -> tuple[int, int]:
+    """Fine-tunings and scores: two names of one state share theirs."""
+    parts = plan.tuned.values()
+    return sum(part.trainings for part in parts), sum(part.scores for part in parts)
+
+
+def _flow(parts: list[str]) -> list[str]:
+    """Parts joined by dots, broken between them where the page ends."""
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(part) + 3 > PAGE:
+            lines.append(part)
+        else:
+            lines[-1] += f" · {part}"
+    return lines
+
+
+def _hours(hours: float, device: str) -> str:
+    word = "hours" if device == "cpu" else "GPU-hours"
+    if hours >= 10:
+        return f"{hours:,.0f} {word}"
+    return f"{hours:.1f} {word}" if hours >= 1 else duration(hours * 3600)
+
+
+# ---------------------------------------------------------------- tree
+# A plan as text: the tree, what it costs, what is done and what to type next.
+#
+# Columns line up at any depth. A deep tree is drawn with narrower branches and then with its trunks upright,
+# each child that reaches deepest on the level of its parent, until it fits the page.
+
+
+SHORTEST_KEY = 6
+
+
+@dataclass(frozen=True)
+class _Row:
+    text: str  # branches and what is trained
+    first: str
+    until: str
+    key: str
+    mark: str
+    results: str
+
+
+def render(
+    plan: Plan,
+    *,
+    done: Collection[str],
+    tuned: int,
+    bill: Bill,
+    command_path: str,
+    claims: list[str],
+) -> str:
+    """What `biphase plan` prints. `tuned` is how many fine-tunings are done; `claims` stand between tree and costs."""
+    name, question = plan.study.name, plan.question
+    head = textwrap.wrap(f"{name}: {question}" if question else name, PAGE, subsequent_indent="  ")
+    body = _tree(plan, done)
+    body += ["", *claims] if claims else []
+    below = summary(plan, done, tuned, bill, command_path)
+    return "\n".join([*head, "", *body, "", *below])
+
+
+def plan_json(plan: Plan, *, done: Collection[str], tuned: int, bill: Bill) -> dict[str, Any]:
+    """The same for a program."""
+    trainings, scores = trials_line(plan)
+    return (
+        plan.to_json()
+        | {"done": [key for key in plan.states if key in done]}
+        | bill_json(plan, bill, plan.left(done))
+        | {"finetunings": trainings, "finetunings_done": tuned, "scores": scores}
+    )
+
+
+def key_length(keys: Collection[str]) -> int:
+    """The shortest prefix length, from 6 on, at which all keys differ."""
+    length = SHORTEST_KEY
+    while len({key[:length] for key in keys}) < len(set(keys)):
+        length += 1
+    return length
+
+
+# ---------------------------------------------------------------- the tree
+
+
+def _tree(plan: Plan, done: Collection[str]) -> list[str]:
+    below: dict[str, list[TrainingJob]] = {}
+    for state in plan.states.values():
+        below.setdefault(state.root if state.parent is None else state.parent, []).append(state)
+    in_thousands = all(step % 1000 == 0 for state in plan.states.values() for step in state.span)
+    digits = key_length({*plan.roots, *plan.states, *done})
+
+    def steps(count: int) -> str:
+        return f"{count // 1000:,}k" if in_thousands else f"{count:,}"
+
+    def row(text: str, state: TrainingJob) -> _Row:
+        first, until = state.span
+        mark = "✓" if state.key in done else ""
+        return _Row(text, steps(first), steps(until), state.key[:digits], mark, ", ".join(state.results))
+
+    named = titles(list(plan.roots.values()), trained=set(below))
+    lines: list[str] = []
+    for branch, flat in ((3, False), (2, False), (2, True), (1, True)):
+        rows: list[_Row] = []
+        for key, root in plan.roots.items():
+            rows.append(_Row(named[key], "", "", key[:digits], "", ", ".join(root.results)))
+            rows.extend(row(text, state) for text, state in _branches(below, key, branch, flat))
+        lines = _aligned(rows)
+        if max(map(len, lines)) <= PAGE:
+            break
+    return lines
+
+
+def _branches(
+    below: dict[str, list[TrainingJob]], root: str, branch: int, flat: bool
+) -> Iterator[tuple[str, TrainingJob]]:
+    """Each state below a root with its line's text, depth first."""
+    signs = {3: ("├─ ", "└─ ", "│  ", "   "), 2: ("├ ", "└ ", "│ ", "  "), 1: ("├", "└", "│", " ")}
+    fork, last, line, blank = signs[branch]
+    depths = _depths(below, root) if flat else {}
+
+    def expand(key: str, prefix: str) -> list[tuple[TrainingJob, str, str]]:
+        """Children, last first, each with the text before it and before what is below it."""
+        children = below.get(key, [])
+        trunk = max(children, key=lambda child: depths[child.key], default=None) if flat else None
+        beside = [child for child in children if child is not trunk]
+        made = [(child, prefix + fork, prefix + line) for child in beside]
+        if trunk:  # it goes on at its own level, after what leaves it
+            made.append((trunk, prefix, prefix))
+        elif made:
+            made[-1] = (beside[-1], prefix + last, prefix + blank)
+        return made[::-1]
+
+    waiting = expand(root, "")
+    while waiting:
+        state, before, beneath = waiting.pop()
+        base = phase_at(state.run, state.first).rope_base
+        turned = f", rope {base:g}" if base else ""
+        yield before + label(state.objective) + turned + (" ↘" if state.decaying else ""), state
+        waiting.extend(expand(state.key, beneath))
+
+
+def _depths(below: dict[str, list[TrainingJob]], root: str) -> dict[str, int]:
+    """How many states lie in a row from each state on."""
+    order, depths = [root], {}
+    for key in order:
+        order.extend(child.key for child in below.get(key, []))
+    for key in reversed(order):
+        depths[key] = 1 + max((depths[child.key] for child in below.get(key, [])), default=0)
+    return depths
+
+
+def _aligned(rows: list[_Row]) -> list[str]:
+    text, first, until, mark = (
+        max(len(getattr(r, c)) for r in rows) for c in ("text", "first", "until", "mark")
+    )
+    lines = []
+    for row in rows:
+        arrow = "→" if row.until else " "
+        line = f"{row.text:<{text}}  {row.first:>{first}} {arrow} {row.until:>{until}}  {row.key}"
+        lines.append(f"{line} {row.mark:<{mark}}  {row.results}".rstrip())
+    return lines
+
+
+def titles(roots: list[Root], trained: set[str]) -> dict[str, str]:
+    """What each root is; roots that read alike also say in what they differ."""
+    plain = {root.key: _title(root.run, trained=root.key in trained) for root in roots}
+    alike: dict[str, list[dict[str, str]]] = {}
+    for root in roots:
+        alike.setdefault(plain[root.key], []).append(_particulars(root.run))
+    made = {}
+    for root in roots:
+        others = alike[plain[root.key]]
+        mine = _particulars(root.run)
+        differing = [words for what, words in mine.items() if any(one.get(what) != words for one in others)]
+        made[root.key] = ", ".join([plain[root.key], *differing])
+    return made
+
+
+def _title(run: Pretrain, *, trained: bool) -> str:
+    start = getattr(run.start, "name", "") or getattr(run.start, "source", "")
+    return f"{start} on {getattr(run.corpus, 'name', run.corpus)}" if trained else f"{start}, as it is"
+
+
+def _particulars(run: Pretrain) -> dict[str, str]:
+    """Everything a root's key looks at, as words by what they tell."""
+    if not run.corpus:  # a model as it is
+        return _fields(run.start)
+    corpus, tokenizer = corpus_of(run), corpus_of(run).tokenizer
+    optimizer, packing = run.optimizer, run.packing
+    words = {
+        **{f"start {name}": words for name, words in _fields(run.start, but=("name", "precision")).items()},
+        "source": f"from {corpus.source}",
+        "heldout": f"heldout {corpus.heldout}" if corpus.heldout else "1 in 1,000 held out",
+        "text": f"text {corpus.text}",
+        "tokens": f"{short(corpus.tokens)} tokens at most" if corpus.tokens else "all tokens",
+        "bos": "bos" if corpus.bos else "no bos",
+        "tokenizer": f"{type(tokenizer).__name__} {', '.join(_fields(tokenizer).values())}",
+        "seed": f"seed {run.seed}",
+        "lr": f"lr {run.schedule.peak:g}",
+        "warmup": f"warmup {run.schedule.warmup:,}",
+        "batch": f"batch {run.batch_tokens:,}",
+        "packing": f"{type(packing).__name__.lower()} of {packing.length:,}",
+        "shortest": f"shortest {getattr(packing, 'shortest', 0)}",
+        "apart": "documents apart" if getattr(packing, "document_mask", False) else "documents together",
+        "precision": run.precision,
+        "adapter": f"LoRA of rank {run.adapter.rank}" if run.adapter else "all weights",
+        "freeze": f"{run.freeze} frozen",
+        **_fields(optimizer),
+    }
+    if not isinstance(packing, Chunks):
+        del words["shortest"]
+    return words
+
+
+def _fields(record: Any, but: Collection[str] = ()) -> dict[str, str]:
+    """The fields of a record, each as its name and value."""
+
+    def value(of: Any) -> str:
+        return f"{of:g}" if isinstance(of, float) else str(of)
+
+    return {
+        one.name: f"{one.name} {value(getattr(record, one.name))}"
+        for one in fields(record)
+        if one.name not in but
+    }

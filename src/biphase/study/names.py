@@ -1,0 +1,829 @@
+"""A corpus as the command line says it, and how much text a plan reads of each."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from biphase.catalog import CATALOG, TASKS
+from biphase.data.corpus import Absent, shards_key
+from biphase.errors import BiphaseError, SpecError, nearest
+from biphase.keys import decay_start
+from biphase.metadata import read_card, read_checkpoint_file
+from biphase.presets import CORPORA, LLAMA3, TOKENS, corpus_of
+from biphase.records import decode
+from biphase.specs import (
+    BPE,
+    WSD,
+    Answer,
+    Classify,
+    Corpus,
+    Hub,
+    Pretrain,
+    Pretrained,
+    Retrieve,
+    Splits,
+    Stage,
+    Tag,
+    Task,
+)
+from biphase.specs.tasks import FAMILIES
+from biphase.store import Store
+from biphase.study.load import commit_of
+from biphase.study.plan import Plan
+from biphase.tasks.files import (
+    ABOUT,
+    COLUMNS,
+    KINDS,
+    SIGN,
+    HubPlace,
+    column_names,
+    kind_of,
+    local_files,
+    matching,
+    read,
+)
+from biphase.tasks.labels import Numbering, are_places, in_order, is_number, named, values_of
+from biphase.text import counted, short
+
+REPEATED = 1.05  # epochs; more is repetition: a few rows that come twice change little
+MASK_RULES = {"own": "its own", "reserved": "a reserved slot", "added": "added"}
+
+
+def corpus_named(
+    name: str, *, tokenizer: str | BPE | Pretrained = "", text: str = "", heldout: str = ""
+) -> Corpus:
+    """A known corpus by name, or the one at a path; with another tokenizer or text field if said."""
+    if name in CORPORA:
+        base = CORPORA[name]
+        words = tokenizer_named(tokenizer) if tokenizer else base.tokenizer
+        return Corpus(
+            base.name,
+            base.source,
+            words,
+            text=text or base.text,
+            heldout=heldout or base.heldout,
+            bos=base.bos,
+            tokens=base.tokens,
+        )
+    pattern = any(sign in name for sign in "*?[")
+    if not name.startswith("hf://") and not pattern and not Path(name).expanduser().exists():
+        raise SpecError(f"there is no corpus and no file {name!r}; {nearest(name, CORPORA)}")
+    if not tokenizer:
+        raise SpecError(
+            f"say which tokenizer reads {name}: --tokenizer bpe:32000, or one of yours: --tokenizer FOLDER"
+        )
+    short = re.sub(r"[^\w.-]+", "-", Path(name.split("@")[0]).name) or "corpus"
+    return Corpus(short, name, tokenizer_named(tokenizer), text=text or "text", heldout=heldout)
+
+
+def tokenizer_named(name: str | BPE | Pretrained) -> BPE | Pretrained:
+    """bpe:32000, llama3, a folder or tokenizer.json, or owner/name@revision."""
+    if not isinstance(name, str):
+        return name
+    if name.startswith("bpe:"):
+        if not name[4:].isdigit():
+            raise SpecError(f"--tokenizer {name}: type bpe: and a vocabulary size, e.g. bpe:32000")
+        return BPE(int(name[4:]))
+    if name == "llama3":
+        return LLAMA3
+    if Path(name).expanduser().exists():
+        return Pretrained(name if name.startswith((".", "/", "~")) else f"./{name}")
+    source, _, revision = name.partition("@")
+    return Pretrained(source, revision=revision)
+
+
+def shards_text(shards: Any, folder: Path) -> str:
+    """What `biphase tokenize` says at the end."""
+    card = shards.card
+    lines = [
+        f"{folder}",
+        f"  {len(shards.train):,} training tokens from {card['train_documents']:,} documents, "
+        f"{len(shards.heldout):,} held out from {card['heldout_documents']:,}",
+        f"  vocabulary {shards.vocab:,}; mask token {card['mask_token']} = {shards.mask_id} ({MASK_RULES[card['mask_rule']]})",
+    ]
+    if card["left_out_documents"]:
+        lines.append(f"  left out, beyond the held-out million: {card['left_out_documents']:,} documents")
+    for reason, count in card["skipped"].items():
+        lines.append(f"  skipped {count:,} records, {reason}; the first: {card['first_skipped'][reason]}")
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------- how much text
+
+
+@dataclass(frozen=True)
+class Text:
+    """The tokens of a corpus of a plan."""
+
+    corpus: Corpus
+    tokens: int | None  # to train on; None: not known before it is tokenized
+    exact: bool  # counted in this store
+    read: dict[str, int]  # run → tokens that it and the runs before it read
+
+    @property
+    def bytes(self) -> int | None:
+        """Of its shards: two for a token of a small vocabulary, else four."""
+        vocab = self.corpus.tokenizer.vocab
+        return None if self.tokens is None else self.tokens * (2 if 0 < vocab <= 2**16 else 4)
+
+    def repeats(self) -> str:
+        """Which runs read it more than once; empty where none does, or where its tokens are not known."""
+        if not self.tokens:
+            return ""
+        again = {run: tokens for run, tokens in self.read.items() if tokens > REPEATED * self.tokens}
+        if not again:
+            return ""
+        most = max(again, key=lambda run: again[run])
+        others = f", and {counted(len(again) - 1, 'other run')} more than once" if len(again) > 1 else ""
+        return (
+            f"text repeats: {most} reads {short(again[most])} tokens of {self.corpus.name}, which has "
+            f"{'' if self.exact else 'about '}{short(self.tokens)} ({again[most] / self.tokens:.1f} epochs){others}"
+        )
+
+
+def texts_of(plan: Plan, store: Store) -> list[Text]:
+    """What a plan reads of each corpus."""
+    read: dict[Corpus, dict[str, int]] = {}
+    for run in plan.study.runs:
+        for state in plan.path(plan.results[run.name]):
+            tokens = read.setdefault(corpus_of(state.run), {})
+            tokens[run.name] = tokens.get(run.name, 0) + state.tokens
+    found = []
+    for corpus, tokens in read.items():
+        counted = card_of(corpus, store)[1].get("train_tokens")
+        about = TOKENS.get(corpus.name) if CORPORA.get(corpus.name) == corpus else None
+        found.append(Text(corpus, counted or corpus.tokens or about, bool(counted), tokens))
+    return found
+
+
+def card_of(corpus: Corpus, store: Store) -> tuple[str, dict[str, Any]]:
+    """The key of a corpus' shards and their card, as far as this machine knows them."""
+    try:
+        at = shards_key(corpus, store)
+        place = store.told(store.shards / at)
+        return at, read_card(place) if store.has(place) else {}
+    except BiphaseError:
+        return "", {}
+
+
+# ---------------------------------------------------------------- model names
+# A model as the command line names it: a folder, owner/name, owner/name@commit, or the first digits of a key.
+
+
+SHORTEST_PREFIX = 6
+
+
+def run_named(
+    model: str, store: Store, *, gguf: str = "", windows: str = "symmetric", note: bool = True
+) -> Pretrain:
+    """The run that ends in a model: one without stages for a folder or a hub model, as it is.
+
+    Without `note`, nothing is written to the store.
+    """
+    how: dict[str, Any] = {"gguf": gguf, "windows": windows}
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if not gguf and not (folder / "config.json").is_file():
+            raise SpecError(
+                f"{model} has no config.json; give the folder of a transformers model, or the key of a state"
+                f"{_gguf_hint(folder)}"
+            )
+        start = Hub(str(folder.resolve()), **how)  # the plan that is saved is read from other folders too
+        if gguf and not (folder / gguf).is_file():
+            raise SpecError(
+                f"{model} has no file {gguf}{_gguf_hint(folder) or '; give the folder that has it'}"
+            )
+        return Pretrain(_name(folder.resolve().name), start=start)
+    if re.fullmatch(rf"[0-9a-f]{{{SHORTEST_PREFIX},}}", model):
+        found = store.named(store.states, model)
+        if len(found) == 1:
+            if gguf or windows != "symmetric":
+                raise SpecError(f"{model} is a model trained here: --gguf and --windows are for others")
+            return _run_up_to(found[0], store)
+        if not found:
+            refuse_metadata_only(model, store)
+        said = f"{len(found)} states begin with it; type more digits" if found else "there is no such state"
+        raise SpecError(f"{model} names no one state of {store.states}: {said}")
+    if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*(@[\w.-]+)?", model):
+        source, _, revision = model.partition("@")
+        pinned = revision or commit_of(source, store, note=note)
+        return Pretrain(_name(source.split("/")[1]), start=Hub(source, revision=pinned, **how))
+    raise SpecError(
+        f"there is no model {model!r}: type a local folder, owner/name@commit, or the first digits of a key "
+        "that biphase plan shows"
+    )
+
+
+def refuse_metadata_only(digits: str, store: Store) -> None:
+    """Say so where the state that is meant came here without its weights."""
+    receipts = store.receipts / store.states.name
+    for key in sorted(path.name for path in receipts.glob(f"{digits}*") if store.has(path)):
+        raise SpecError(metadata_only_refusal(key, store))
+
+
+def metadata_only_refusal(key: str, store: Store) -> str:
+    again = shlex.join(["rm", "-r", str(store.receipt(store.states / key))])
+    return (
+        f"{key[:SHORTEST_PREFIX]} came here without its weights, which stayed on the machine that trained it; ask there, or copy "
+        f"states/{key} of its store into {store.states}, or train it again here: {again}, then biphase run STUDY"
+    )
+
+
+def _run_up_to(state: str, store: Store) -> Pretrain:
+    """The run that ends in a state of the store."""
+    about = read_checkpoint_file(store.states / state)
+    run, step = decode(about["run"]), int(about["progress"]["step"])
+    if step == run.steps:
+        return replace(run, keep=())  # what else the run kept was not asked for
+    if step > decay_start(run):
+        raise SpecError(
+            f"{state[:SHORTEST_PREFIX]} was saved in the middle of a decay; give the key of its beginning or its end"
+        )
+    stages: list[Stage] = []
+    left = step
+    for stage in run.stages:
+        if left:
+            stages.append(replace(stage, steps=min(stage.steps, left)))
+            left -= stages[-1].steps
+    warmup = min(int(run.schedule.warmup), step)
+    schedule = WSD(run.schedule.peak, warmup, 0)
+    if warmup != run.schedule.warmup:
+        raise SpecError(f"{state[:SHORTEST_PREFIX]} was saved in the middle of a warmup; give a later key")
+    return replace(run, name=f"{run.name}-{step}", stages=tuple(stages), schedule=schedule, keep=())
+
+
+def _gguf_hint(folder: Path) -> str:
+    files = sorted(path.name for path in folder.glob("*.gguf"))
+    return f"; of the GGUF there: --gguf {files[0]}" if files else ""
+
+
+def _name(text: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", text).strip(".-") or "model"
+
+
+# ---------------------------------------------------------------- tasks
+# Tasks as the command line says them: by name, in a local copy, or the user's own data.
+
+
+# Names of parts: as folders usually have them, else at the end of other words (eng.train, en_ewt-ud-train.iob2).
+TRAIN = ("train*", "*[-_.]train*")
+VALIDATION = ("validation*", "valid*", "dev*", "val[-_.]*", "val", "*[-_.]valid*", "*[-_.]dev*", "*.testa")
+TEST = ("test*", "*.testb", "*[-_.]test*")
+TEXTS = ("text", "sentence", "content", "review")
+PAIRS = (
+    ("premise", "hypothesis"),
+    ("sentence1", "sentence2"),
+    ("question1", "question2"),
+    ("question", "passage"),
+    ("question", "sentence"),
+)
+LABELS = (
+    "label", "class", "category", "target", "labels", "sentiment", "intent", "emotion", "topic", "coarse_label",
+    "answer",
+)  # fmt: skip
+IDS = ("id", "_id", "idx", "index", "guid", "unnamed: 0", "")  # columns that are neither
+Files = dict[str, tuple[Path, ...]]
+WORDS, TAGS, ANSWERS = "tokens|words", "tags|ner_tags|labels", "answers|answer"
+
+
+@dataclass(frozen=True)
+class Own:
+    """What the command line says of the user's own data; what is left empty is taken from the data."""
+
+    family: str
+    text: str
+    label: str
+    labels: tuple[str, ...]
+    test: Path | None
+    trained_on: str
+    query: str
+    zero_shot: bool
+
+    @property
+    def says(self) -> bool:
+        return any((self.family, self.text, self.label, self.labels, self.test, self.trained_on, self.query))
+
+
+def tasks_named(
+    names: str,
+    *,
+    data: Path | None = None,
+    family: str = "",
+    text: str = "",  # SC: a template or column; TC: the column of words; QA: before the context; IR: of documents
+    label: str = "",  # the column of labels, of tags or of answers
+    labels: str = "",  # their names, in the order of their numbers, separated by commas
+    test: Path | None = None,
+    trained_on: str = "",
+    query: str = "",  # IR: the template of queries
+    lrs: str = "",  # they are looked at by others
+    seeds: str = "",
+    steps: int = 0,
+    zero_shot: bool = False,
+) -> tuple[Task, ...]:
+    """The tasks of a comma-separated list: names, `paper`, a family (SC, TC, QA, IR), or paths to own data.
+
+    With `data`, known tasks are read from local copies there, where it has them. A task that is scored with
+    another's model brings that one with it. The options from `family` to `query` describe own data.
+    """
+    listed = tuple(one.strip() for one in labels.split(",")) if labels else ()
+    own = Own(family, _unescaped(text), label, listed, test, trained_on, _unescaped(query), zero_shot)
+    for option, said in (
+        ("--steps", steps),
+        ("--trained-on", trained_on),
+        ("--lrs", lrs),
+        ("--seeds", seeds),
+    ):
+        if zero_shot and said:
+            raise SpecError(f"--zero-shot and {option} {said} do not go together; leave out one of them")
+    found: dict[str, Task] = {}
+    wanted = [one.strip() for one in names.split(",") if one.strip()]
+    for name in wanted:
+        for task in _named(name) or [_own_task(name, own)]:
+            task = _untrained(task, own) if zero_shot else task
+            lender = CATALOG.get(task.trained_on)
+            for one in (lender, task) if lender else (task,):
+                known = one.name in CATALOG and one.source == CATALOG[one.name].source
+                made = _copy_of(one, data) if known and data else one
+                if found.setdefault(one.name, made) != made:
+                    raise SpecError(
+                        f"--tasks names two tasks {one.name!r}: {found[one.name].source} and {made.source}; "
+                        "rename one of the folders"
+                    )
+    if not found:
+        raise SpecError(
+            f"--tasks {names!r} names no task; type --tasks paper, or some of {', '.join(CATALOG)}"
+        )
+    if own.says and all(_named(name) for name in wanted):
+        raise SpecError(
+            "--family, --text, --label, --labels, --query, --test and --trained-on describe data of your own; "
+            "name it: --tasks FOLDER"
+        )
+    _refuse_idle(own, {one.family for one in found.values() if one.name not in CATALOG})
+    if trained_on and trained_on not in {*CATALOG, *found}:
+        lenders = [*CATALOG, *(found if len(found) > 1 else ())]  # one alone borrows nothing of itself
+        raise SpecError(f"--trained-on {trained_on}: there is no such task; {nearest(trained_on, lenders)}")
+    return tuple(replace(one, steps=steps, epochs=0) if steps else one for one in found.values())
+
+
+def _refuse_idle(own: Own, families: set[str]) -> None:
+    """Refuse an option that none of the families of own data reads."""
+    for option, said, readers in (
+        ("--query", own.query, {"IR"}),
+        ("--labels", ",".join(own.labels), {"SC", "TC"}),
+        ("--label", own.label, {"SC", "TC", "QA"}),
+    ):
+        if said and not families & readers:
+            raise SpecError(
+                f"{option} {said!r} is for {', '.join(sorted(readers))}, and the data are read as "
+                f"{', '.join(sorted(families))}; leave it out, or say the family: --family {min(readers)}"
+            )
+
+
+def _unescaped(text: str) -> str:
+    """What was typed, with \\n, \\t and \\\\ read as Python and the pages print them."""
+    return re.sub(r"\\([nt\\])", lambda found: {"n": "\n", "t": "\t"}.get(found[1], found[1]), text)
+
+
+def _untrained(task: Task, own: Own) -> Task:
+    """A retrieval task that scores a model as it is, with the plain texts unless others are said.
+
+    No learning rate is chosen, so all test queries are reported.
+    """
+    if not isinstance(task.form, Retrieve):
+        raise SpecError(
+            f"--zero-shot: {task.name} is {task.family}, whose head has to be trained; only retrieval goes without"
+        )
+    form, splits = task.form, replace(task.splits, train="", validation=task.splits.test)
+    form = form if own.query else replace(form, query=form.query.removeprefix("Query: "))
+    form = form if own.text else replace(form, document=form.document.removeprefix("Document: "))
+    return replace(task, form=form, splits=splits, steps=0, epochs=0, trained_on="")
+
+
+def _named(name: str) -> list[Task]:
+    """The known tasks a word stands for."""
+    if name in CATALOG:
+        return [CATALOG[name]]
+    return [task for task in TASKS if name in ("paper", task.family)]
+
+
+# ---------------------------------------------------------------- local copies
+
+
+def _copy_of(task: Task, data: Path) -> Task:
+    """The task with its files in `data`: in a folder of its name, else in copies of its repositories, else as it is."""
+    if not data.is_dir():
+        raise SpecError(f"--data {data} is no folder; name the one that holds a folder for each task")
+    copies = [task.at(str(data / task.name))] if (data / task.name).is_dir() else []
+    mirrored = _mirrored(task, data)
+    copies += [mirrored] if mirrored != task else []
+    wrong = None
+    for copy in copies:
+        try:
+            local_files(copy)
+        except Absent as absent:
+            wrong = wrong or absent
+        else:
+            return copy
+    if wrong:
+        raise wrong
+    return task
+
+
+def _mirrored(task: Task, data: Path) -> Task:
+    """The task with every repository that `hf download … --local-dir DATA/NAME` copied read from there."""
+
+    def moved(place: str) -> str:
+        if not place.startswith(SIGN):
+            return place
+        there = HubPlace.of(f"task {task.name!r}", place)
+        folder = data.expanduser().resolve() / there.name
+        return str(folder / there.path) if folder.is_dir() else place
+
+    splits = {part: moved(getattr(task.splits, part)) for part in ("train", "validation", "test")}
+    form = task.form
+    if isinstance(form, Retrieve):
+        places = {name: moved(getattr(form, name)) for name in ("queries", "corpus", "pairs")}
+        form = replace(form, **places)
+    return replace(task, source=moved(task.source), splits=replace(task.splits, **splits), form=form)
+
+
+# ---------------------------------------------------------------- own data
+
+
+def _own_task(name: str, own: Own) -> Task:
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise SpecError(
+            f"there is no task and no file {name!r}; {nearest(name, ['paper', *FAMILIES, *CATALOG])}"
+        )
+    if own.family and own.family not in FAMILIES:
+        raise SpecError(f"--family {own.family}: {nearest(own.family, FAMILIES)}")
+    short = _short_name(path)
+    whose = f"task {short!r}"
+    laid_out = path.is_dir() and matching(path, "corpus*") and matching(path, "queries*")
+    if own.family == "IR" and not laid_out:
+        raise SpecError(
+            f"{whose}: {path} has no corpus* and queries*; lay it out as BEIR does: docs/tasks.md"
+        )
+    if laid_out and own.family in ("", "IR"):
+        return _own_retrieval(whose, short, path, own)
+    borrowed = "" if own.trained_on == short else own.trained_on
+    home = path.parent if path.is_file() else _home(path)
+    splits = _borrowing(path, home, own) if borrowed else _own_splits(path, home, own)
+    task = Task(short, Answer(), str(home), splits, trained_on=borrowed)  # its form is not known yet
+    files = local_files(task)
+    columns = column_names(whose, files["train" if "train" in files else "test"][0])
+    maker = {"SC": _classify, "TC": _tag, "QA": _answer}[own.family or _family(columns)]
+    form = maker(Folder(whose, home if path.is_file() else path, files, columns), own)
+    if "train" in files and not own.test and _unlabelled(whose, form, files["test"]):
+        if not splits.validation:
+            raise SpecError(f"{whose}: its test part has no labels; name a file that has some: --test FILE")
+        splits = replace(splits, test=splits.validation, validation="")
+    return replace(task, form=form, splits=splits)
+
+
+def _short_name(path: Path) -> str:
+    """The name of a folder; of a file, unless that only says which part it is."""
+    place = path.resolve()
+    stem = place.name if path.is_dir() else place.name.split(".")[0]
+    if not path.is_dir() and any(
+        fnmatch(place.name.lower(), one) for one in (*TRAIN, *VALIDATION, *TEST, "data.*")
+    ):
+        stem = place.parent.name
+    return re.sub(r"[^\w.-]+", "-", stem) or "task"
+
+
+# ---------------------------------------------------------------- the parts of own data
+
+
+def _home(path: Path) -> Path:
+    """The folder that has the files: this one, or the only one below it that has parts, as the hub lays them out."""
+    if _has_parts(path):
+        return path
+    homes = [one for one in sorted(path.iterdir()) if one.is_dir() and one.name[0] != "." and _has_parts(one)]
+    if len(homes) > 1:
+        names = ", ".join(one.name for one in homes[:8])
+        raise SpecError(f"{path} holds several datasets: {names}; name one: --tasks {homes[0]}")
+    return homes[0] if homes else path
+
+
+def _has_parts(folder: Path) -> bool:
+    return any(matching(folder, pattern) for pattern in (*TRAIN, *VALIDATION, *TEST))
+
+
+def _own_splits(path: Path, home: Path, own: Own) -> Splits:
+    if path.is_file():
+        if not kind_of(path.name)[0]:
+            raise SpecError(f"{path} is no table; give {_formats()}")
+        if own.test is None:
+            raise SpecError(
+                f"{path} is one file, to train on; name another to be scored by: --test FILE, "
+                "or a folder with train and test files"
+            )
+        return Splits(train=path.name, test=_test(own.test))
+    train, test = _part(home, TRAIN), _test(own.test) if own.test else _part(home, TEST)
+    try:
+        validation = _part(home, VALIDATION)
+    except SpecError:  # several; the one that is scored is said, so a part of train chooses
+        if not own.test:
+            raise
+        validation = ""
+    if not train or not (test or validation):
+        raise SpecError(_no_parts(path, home, train, test or validation))
+    if not test:  # as GLUE is used: scored on validation, and validation is cut from train
+        test, validation = validation, ""
+    return Splits(train=train, validation=validation, test=test)
+
+
+def _borrowing(path: Path, home: Path, own: Own) -> Splits:
+    """The parts of data that nothing is trained on. One without validation gives half of its rows for the choice."""
+    if path.is_file():
+        validation, test = "", path.name
+    else:
+        validation, test = _part(home, VALIDATION), _part(home, TEST)
+    test = _test(own.test) if own.test else test
+    if not test and not validation:
+        raise SpecError(
+            f"{path} has no files test* to be scored by; put them there, or name one: --test FILE"
+        )
+    if not test:
+        test, validation = validation, ""
+    return Splits(train="", validation=validation, test=test, cut=0.5, cut_from="test")
+
+
+def _test(path: Path) -> str:
+    if not path.expanduser().is_file():
+        raise SpecError(f"--test {path} is no file; name one")
+    return str(path.expanduser().resolve())
+
+
+def _part(folder: Path, patterns: Sequence[str]) -> str:
+    """The first of the patterns that means something there. Files of different names are not one part."""
+    for pattern in patterns:
+        found = matching(folder, pattern)
+        kinds = sorted({kind_of(path.name)[0] for path in found}, key=(*KINDS, *COLUMNS).index)
+        if len(kinds) > 1:  # the same rows in several formats
+            pattern += kinds[0]
+            found = matching(folder, pattern)
+        # Shards are one part: train-00000-of-00002, also with the hash that old ones have; versions are not.
+        shard = r"(?<!v)[-_.]?\d+(-of-\d+(-[0-9a-f]{16})?)?$"
+        stems = {re.sub(shard, "", path.name.split(".")[0]) for path in found}
+        if len(stems) > 1:
+            part = re.sub(r"\W", "", pattern.split("]")[-1].removesuffix(kinds[0]))
+            files = f"--test {found[0]}" if part != "train" else f"--tasks {found[0]} --test FILE"
+            raise SpecError(
+                f"{folder} has {' and '.join(path.name for path in found[:3])}, of which only one can be the "
+                f"{part} part; name it: {files}"
+            )
+        if found:
+            return pattern
+    return ""
+
+
+def _no_parts(path: Path, home: Path, train: str, scored: str) -> str:
+    """Why a folder has not the parts it needs, and what to type."""
+    if scored and not train:
+        return (
+            f"{path} has nothing to train on; put train files there, or score another task's model on it: "
+            "--trained-on TASK"
+        )
+    every = sorted(one for one in home.iterdir() if one.is_file() and one.name[0] != ".")
+    tables = [one for one in every if kind_of(one.name)[0]]
+    others = [
+        one.name for one in every if one not in tables and one.name not in ABOUT and one.suffix != ".md"
+    ]
+    if len(tables) > 1 and not train:
+        names = " and ".join(one.name for one in tables[:3])
+        return (
+            f"{path} has {names}, which do not say what they are for; name the one to train on and the one to be scored by: "
+            f"--tasks {home}/FILE --test {home}/FILE"
+        )
+    trained = matching(home, train) if train else ()
+    kinds = {kind_of(one.name)[0] for one in trained}
+    unused = [one for one in tables if kind_of(one.name)[0] in kinds and one not in trained]
+    if unused:
+        names = " and ".join(one.name for one in unused[:3])
+        said = unused[0] if len(unused) == 1 else f"{home}/FILE"
+        return f"{path} has {names} beside its train part, which is not called test*; to be scored by it: --test {said}"
+    if others and not tables:
+        names = " and ".join(others[:3])
+        return (
+            f"{path} has {names}, of which none can be read; write them as train and test files: {_formats()}"
+        )
+    there = f"has {tables[0].name}, and " if tables else ""
+    return f"{path} {there}needs files train* and test*, e.g. train.csv and test.csv; put them there: {_formats()}"
+
+
+def _formats() -> str:
+    return f"{' '.join(KINDS)}, or CoNLL's columns as {' '.join(COLUMNS[:5])}"
+
+
+def _unlabelled(whose: str, form: Classify | Tag | Answer, files: Sequence[Path]) -> bool:
+    """Has the test part no labels, as GLUE's and many of contests have none?"""
+    column = (
+        form.label if isinstance(form, Classify) else form.tags if isinstance(form, Tag) else form.answers
+    )
+    if not set(column.split("|")) & set(column_names(whose, files[0])):
+        return True
+    every = (one for rows in read(whose, files, (column,)) for one in rows.columns[column])
+    values = (inner for one in every for inner in (one if isinstance(one, list) else (one,)))
+    return not isinstance(form, Answer) and all(one in (-1, "-1", None, "") for one in values)
+
+
+# ---------------------------------------------------------------- what own data asks
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Own data as far as it is known: its files and the columns of the first."""
+
+    whose: str
+    root: Path  # as the user named it
+    files: Files
+    columns: tuple[str, ...]
+
+    @property
+    def source(self) -> tuple[Path, ...]:
+        """The part that labels are taken from."""
+        return self.files.get("train", self.files["test"])
+
+    def first(self, names: Sequence[str]) -> str:
+        """The first of some names that is a column, however it is capitalised."""
+        there = {one.lower(): one for one in reversed(self.columns)}
+        return next((there[one] for one in names if one in there), "")
+
+    def other_than(self, *taken: str) -> str:
+        """The only column that is neither an id nor among those, if there is one."""
+        left = [one for one in self.columns if one not in taken and one.lower() not in IDS]
+        return left[0] if len(left) == 1 else ""
+
+
+def _family(columns: Sequence[str]) -> str:
+    there = set(columns)
+    if there & set(WORDS.split("|")) and there & set(TAGS.split("|")):
+        return "TC"
+    return "QA" if {"question", "context"} <= there and there & set(ANSWERS.split("|")) else "SC"
+
+
+def _classify(data: Folder, own: Own) -> Classify:
+    whose, columns = data.whose, data.columns
+    label = own.label or data.first(LABELS) or data.other_than(data.first(TEXTS))
+    if label not in columns:
+        raise SpecError(
+            f"{whose}: say which column holds the label: --label COLUMN, one of {', '.join(columns)}"
+        )
+    text = own.text or _usual_text(data, label)
+    if not text:
+        raise SpecError(
+            f"{whose}: say what the text is: --text COLUMN, or a template like --text 'A: {{a}} B: {{b}}', "
+            f"of the columns {', '.join(columns)}"
+        )
+    labels, numbered = _listed(whose, own) or _labels_of_lender(own, Classify), False
+    if not labels:
+        values = values_of(whose, data.source, label)
+        labels = named(whose, data.source, data.root, label, values)
+        numbered = are_places(labels, values)
+        labels = labels or _in_every_part(data, label, in_order(whose, label, values))
+    if len(labels) < 2:
+        raise SpecError(
+            f"{whose}: column {label!r} of the train part holds {f'only {labels[0]!r}' if labels else 'nothing'}, "
+            "and there must be two labels or more; name another: --label COLUMN, or say them: --labels NAMES"
+        )
+    return Classify(_template(whose, text, columns), labels, label=label, numbered=numbered)
+
+
+def _in_every_part(data: Folder, column: str, labels: tuple[str, ...]) -> tuple[str, ...]:
+    """The names that the train part gives labels; numbers in other parts are refused, as nobody said their order."""
+    number = Numbering(labels)
+    if any(map(is_number, labels)) or {one.lower() for one in labels} <= {
+        "false",
+        "true",
+    }:  # their order is known
+        return labels
+    for part, files in data.files.items():
+        if files == data.source or not set(column.split("|")) & set(column_names(data.whose, files[0])):
+            continue
+        for rows in read(data.whose, files, (column,)):
+            for row, value in enumerate(rows.columns[column]):
+                found = next(filter(number.by_place, value if isinstance(value, list) else (value,)), None)
+                if found is not None:
+                    raise SpecError(
+                        f"{data.whose}: {rows.place(row)} of the {part} part has the label {found!r}, and the train part "
+                        f"has names ({', '.join(labels[:8])}); say which is which: --labels NAMES in the order of their numbers"
+                    )
+    return labels
+
+
+def _usual_text(data: Folder, label: str) -> str:
+    """Two columns that usually stand together, one that usually is the text, or the only one there is."""
+    for pair in PAIRS:
+        if set(pair) <= set(data.columns) - {label}:
+            words = {one: re.sub(r"(\d)", r" \1", one).capitalize() for one in pair}
+            return "\n".join(f"{word}: {{{one}}}" for one, word in words.items())  # Sentence 1: {sentence1}
+    return data.first([one for one in TEXTS if one != label]) or data.other_than(label)
+
+
+def _labels_of_lender(own: Own, kind: type[Classify | Tag]) -> tuple[str, ...]:
+    """The labels of the known task whose model is scored."""
+    form = CATALOG[own.trained_on].form if own.trained_on in CATALOG else None
+    return form.labels if isinstance(form, kind) else ()
+
+
+def _listed(whose: str, own: Own) -> tuple[str, ...]:
+    """The labels that are said, if any."""
+    if own.labels and (len(set(own.labels)) < max(2, len(own.labels)) or "" in own.labels):
+        raise SpecError(
+            f"{whose}: --labels {','.join(own.labels)!r} must be two names or more, all different; correct it"
+        )
+    return own.labels
+
+
+def _template(whose: str, text: str, columns: Sequence[str]) -> str:
+    """A template, or the one that is nothing but a column."""
+    bare = text.replace("{{", "").replace("}}", "")  # they stand for braces
+    named = re.findall(r"\{([^{}]*)\}", bare) if "{" in text else [text]
+    for name in named:
+        if not name.isidentifier() and name in columns:
+            raise SpecError(
+                f"{whose}: the column {name!r} cannot stand in a template, where a column is one word; "
+                f"rename it in the files, e.g. {re.sub(r'[^0-9a-zA-Z]+', '_', name)}"
+            )
+        if not name.isidentifier():
+            raise SpecError(f"{whose}: --text {text!r}: {name!r} is no column; {nearest(name, columns)}")
+    if "{" not in text:
+        return f"{{{text}}}"
+    # Between two columns, signs go with the first of them: they are left out where it is empty.
+    return re.sub(r"(?<!\})\}([^\w{}]+)(?=\{\w)", r":\1}", text)
+
+
+def _tag(data: Folder, own: Own) -> Tag:
+    whose, tags = data.whose, own.label or TAGS
+    there = next((one for one in tags.split("|") if one in data.columns), tags)
+    labels = _listed(whose, own) or _labels_of_lender(own, Tag)
+    source = "--labels" if labels else f"column {there!r} of the train part"
+    if not labels:
+        found = values_of(whose, data.source, tags, lists=True)
+        labels = named(whose, data.source, data.root, there, found)
+    if not labels:
+        if any(is_number(one) for one in found):
+            raise SpecError(
+                f"{whose}: its tags are numbers; say their names in order: --labels O,B-PER,I-PER,…"
+            )
+        names = {str(one) for one in found}
+        kinds = sorted({one[2:] for one in names if one[:2] in ("B-", "I-")})
+        iob = ["O", *(f"{side}-{kind}" for kind in kinds for side in "BI")]
+        labels = _in_every_part(data, tags, (*iob, *sorted(names.difference(iob))))
+    strange = [one for one in labels if one != "O" and one[:2] not in ("B-", "I-")]
+    if strange or len(labels) < 2 or "O" not in labels:
+        said = (
+            f"holds {', '.join(strange[:8])}" if strange else "lacks O" if len(labels) > 1 else "holds O only"
+        )
+        raise SpecError(
+            f"{whose}: {source} {said}; write tags in IOB2 (O, B-PER, I-PER, …), "
+            "or name another column: --label COLUMN"
+        )
+    return Tag(labels, words=own.text or WORDS, tags=tags)
+
+
+def _answer(data: Folder, own: Own) -> Answer:
+    answers = own.label or ANSWERS
+    every = [path for paths in data.files.values() for path in paths]
+    found = (one for rows in read(data.whose, every, (answers,)) for one in rows.columns[answers])
+    texts = (one.get("text") if isinstance(one, dict) else one for one in found)
+    empty = any(not any(one) if isinstance(one, list) else not one for one in texts)
+    form = Answer(answers=answers, unanswerable=empty)
+    return replace(form, text=own.text) if own.text else form
+
+
+def _own_retrieval(whose: str, name: str, folder: Path, own: Own) -> Task:
+    train, pairs = _part(folder, ("qrels/train*",)), _part(folder, ("pairs*",))
+    test = _test(own.test) if own.test else _part(folder, ("qrels/test*",))
+    if not test:
+        there = matching(folder, "qrels/*")
+        hint = f"; to be scored by {there[0].name}: --test {there[0]}" if there else ""
+        raise SpecError(f"{whose}: {folder} has no judgments to be scored by; put qrels/test.tsv there{hint}")
+    borrowed = "" if own.trained_on == name else own.trained_on
+    if borrowed or own.zero_shot:  # what the folder has to train on is not used
+        train, pairs = "", ""
+    elif not (train or pairs):
+        raise SpecError(
+            f"{whose}: {folder} has nothing to train on; put qrels/train.tsv or pairs.jsonl there, score the model as it "
+            "is: --zero-shot, or score another task's model on it: --trained-on msmarco"
+        )
+    columns = column_names(whose, matching(folder, "corpus*")[0])
+    usual = "Document: {title}. {text}" if "title" in columns else "Document: {text}"
+    form = Retrieve(document=_template(whose, own.text or usual, columns), pairs=pairs)
+    if own.query:
+        asked = column_names(whose, matching(folder, "queries*")[0])
+        form = replace(form, query=_template(whose, own.query, asked))
+    splits = Splits(train, _part(folder, [f"qrels/{one}" for one in VALIDATION]), test)
+    if pairs or not train:  # there are no judgments to spare but those of the test
+        splits = replace(splits, cut=0.5, cut_from="test")
+    steps = {"steps": 0} if own.zero_shot else {}
+    return Task(name, form, str(folder), splits, trained_on=borrowed, **steps)

@@ -78,7 +78,7 @@ class Clock(TrainerCallback):
     def __init__(self) -> None:
         self.times: list[float] = []
 
-    def on_step_end(self, args, state, control, **rest):
+    def on_step_end(self, args, job, control, **rest):
         self.times.append(time.perf_counter())
 
 

@@ -1,11 +1,11 @@
 """The leaves of an invented ledger: scores and values with a known truth behind them. See `synthetic_ledger.py`.
 
-    score of a leaf = truth of its result on its task             the best rate of the grid scores this
+    score of a trial = truth of its result on its task             the best rate of the grid scores this
                       − what its rate loses                       a parabola in log-rate, narrower after MLM
                       + noise, 30% of it common to all models     same seed, same rate, same task: same luck
     example         = ease for everybody + for this model + luck  the easiest come out right, until the score is met
 
-The score that is written is the one its values come to, as it is in a real leaf.
+The score that is written is the one its values come to, as it is in a real trial.
 """
 
 import hashlib
@@ -90,16 +90,16 @@ class Ledger:
 
 
 def write_leaves(ledger: Ledger, result: str) -> int:
-    """Every leaf of a result."""
+    """Every trial of a result."""
     made: dict[str, Invented] = {}
     count = 0
     for training in finetunings(ledger.plan, {ledger.plan.results[result]}):
-        for leaf in training.leaves:
-            if leaf.task.name not in made:
-                made[leaf.task.name] = Invented(ledger, result, leaf.task)
-            about, values = made[leaf.task.name].leaf(training, leaf.key)
+        for trial in training.trials:
+            if trial.task.name not in made:
+                made[trial.task.name] = Invented(ledger, result, trial.task)
+            about, values = made[trial.task.name].trial(training, trial.key)
             files = {TRIAL: as_json(about), VALUES: save(values)}
-            put(ledger.store.leaves / leaf.key, files)
+            put(ledger.store.trials / trial.key, files)
             count += 1
     return count
 
@@ -137,10 +137,10 @@ class Invented:
         way = (self._away(lr) - self.least) / (self.most - self.least) if self.most > self.least else 0.0
         return self.best * (1 - self.ledger.truth.lost[self.result] * way)
 
-    def leaf(self, training: FineTuning, key: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    def trial(self, training: FineTuning, key: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         lr, seed = training.lr, training.seed
         shared = self.chance("seed", lr, seed).standard_normal()
-        own = self.chance("leaf", self.result, lr, seed)
+        own = self.chance("trial", self.result, lr, seed)
         tested = math.sqrt(0.3) * shared + math.sqrt(0.7) * own.standard_normal()
         validated = 0.6 * tested + 0.8 * own.standard_normal()
         mean, sd = self.expected(lr), self.about.noise / 100

@@ -6,7 +6,7 @@
 
 The means are the paper's where it tells them and plausible where not (`paper_means.csv` marks these with ~). Around
 them: learning rates that matter more after MLM than after CLM, noise of fine-tuning seeds, validation scores that
-lean on the test scores, test examples that are hard or easy for everybody. Every leaf is a folder as the tuner writes
+lean on the test scores, test examples that are hard or easy for everybody. Every trial is a folder as the tuner writes
 it, except that only the values of the selecting metric on the test part are kept: a gigabyte would else be three.
 States have no weights. The device of it all is called "synthetic", and a folder that holds anything is refused:
 invented scores must never stand among measured ones.

@@ -26,34 +26,34 @@ BY_HEART = {True: 0.08, False: 0.02}  # nats for each epoch after the first: cau
 def write_states(plan: Plan, store: Store, *, lines: int, rows: int = 0) -> None:
     """Every state of a plan; a run of its own leaves about so many `lines` of losses. `rows`: of the corpus; 0: no end."""
     known: dict[str | None, tuple[dict[str, Any], list[dict[str, Any]]]] = {None: ({}, [])}
-    for state in plan.states.values():
-        before, so_far = known[state.parent]
-        progress = _progress(state, before)
-        known[state.key] = progress, [*so_far, *_lines(state, before, progress, lines, rows)]
+    for job in plan.jobs.values():
+        before, so_far = known[job.parent]
+        progress = _progress(job, before)
+        known[job.key] = progress, [*so_far, *_lines(job, before, progress, lines, rows)]
         about = {
-            "key": state.key,
-            "run": encode(state.run),
-            "origin_step": origin_step(state.run),
+            "key": job.key,
+            "run": encode(job.run),
+            "origin_step": origin_step(job.run),
             "epochs": progress["draw"] / rows if rows else 0.0,
             "tokens_left_out": 0,
             "progress": progress,
         }
-        text = "".join(json.dumps(line) + "\n" for line in known[state.key][1])
-        put(store.states / state.key, {"metrics.jsonl": text.encode(), "state.json": as_json(about)})
+        text = "".join(json.dumps(line) + "\n" for line in known[job.key][1])
+        put(store.checkpoints / job.key, {"metrics.jsonl": text.encode(), "checkpoint.json": as_json(about)})
 
 
-def _progress(state: TrainingJob, before: dict[str, Any]) -> dict[str, Any]:
-    run, flops, known = state.run, flops_of(state), before.get("flops", 0.0)
-    seconds = before.get("seconds", 0.0) + (flops or 1e15 * state.steps) / (DEVICES * SPEED)
+def _progress(job: TrainingJob, before: dict[str, Any]) -> dict[str, Any]:
+    run, flops, known = job.run, flops_of(job), before.get("flops", 0.0)
+    seconds = before.get("seconds", 0.0) + (flops or 1e15 * job.steps) / (DEVICES * SPEED)
     return {
-        "step": state.step,
-        "draw": origin_sample(run) + state.step * run.rows_per_step,
+        "step": job.step,
+        "draw": origin_sample(run) + job.step * run.rows_per_step,
         "seconds": seconds,
         "flops": None if flops is None or known is None else known + flops,
-        "tokens": before.get("tokens", 0) + state.tokens,
+        "tokens": before.get("tokens", 0) + job.tokens,
         "joules": seconds * DEVICES * WATTS,
         "skipped": 0,
-        "unsound_in_a_row": 0,
+        "nonfinite_in_a_row": 0,
         "micro_rows": 1,
         "world": DEVICES,
         "shard": "none",
@@ -63,34 +63,34 @@ def _progress(state: TrainingJob, before: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lines(
-    state: TrainingJob, before: dict[str, Any], after: dict[str, Any], lines: int, rows: int
+    job: TrainingJob, before: dict[str, Any], after: dict[str, Any], lines: int, rows: int
 ) -> list[dict[str, Any]]:
-    """What the steps of a piece logged, every so many of them, and the held-out losses as often as the run asks."""
-    run, objective, made = state.run, state.objective, []
+    """What the steps of a training job logged, every so many of them, and the held-out losses as often as the run asks."""
+    run, objective, made = job.run, job.objective, []
     origin, every = origin_step(run), max(1, run.steps // lines)
     began, tokens = before.get("seconds", 0.0), before.get("tokens", 0)
-    for step in range(state.first + 1, state.step + 1):
-        last = step == state.step
+    for step in range(job.first + 1, job.step + 1):
+        last = step == job.step
         if step % every == 0 or last:
             wiggle = 0.02 * math.sin((origin + step) * 12.9898)
-            taken = step - state.first
+            taken = step - job.first
             epochs = (origin_sample(run) + step * run.rows_per_step) / rows if rows else 0.0
             known = BY_HEART[isinstance(objective, CLM)] * max(0.0, epochs - 1)
             line = {
                 "step": origin + step,
-                "loss": _loss(run, objective, step, decaying=state.decaying) + wiggle - known,
+                "loss": _loss(run, objective, step, decaying=job.decaying) + wiggle - known,
                 "norm": 0.5 + wiggle,
                 "rate": run.schedule.peak,
                 "labels": run.batch_tokens // 2,
                 "objective": label(objective),
                 "tokens": tokens + taken * run.batch_tokens,
-                "seconds": round(began + (after["seconds"] - began) * taken / state.steps, 3),
+                "seconds": round(began + (after["seconds"] - began) * taken / job.steps, 3),
             }
             made.append(line)
         if step % run.heldout_every == 0 or last:
             asked: dict[str, Objective] = {"clm": CLM(), "mlm40": MLM(0.4)}
             losses = {
-                name: _loss(run, one, step, decaying=state.decaying) + 0.02 for name, one in asked.items()
+                name: _loss(run, one, step, decaying=job.decaying) + 0.02 for name, one in asked.items()
             }
             made.append({"step": origin + step, "heldout": losses})
     return made
@@ -99,9 +99,9 @@ def _lines(
 def _loss(run: Pretrain, asked: Objective, step: int, *, decaying: bool) -> float:
     """Of an objective at a step of a run, which may have trained another one so far."""
     causal, learned = isinstance(asked, CLM), origin_step(run) / 2
-    for act in phases(run):
-        steps = max(0, min(act.until, step) - act.first)
-        learned += steps if isinstance(act.objective, CLM) == causal else steps / 2
+    for phase in phases(run):
+        steps = max(0, min(phase.until, step) - phase.first)
+        learned += steps if isinstance(phase.objective, CLM) == causal else steps / 2
     share = learned / (origin_step(run) + run.steps)
     return (2.3 if causal else 1.9) + 7.0 * (1 + 400 * share) ** -0.5 - (0.05 if decaying else 0.0)
 

@@ -167,7 +167,7 @@ def tracked_files():
 
 
 def test_no_file_names_a_machine():
-    # Written in pieces, so that this file does not find itself.
+    # Written in training jobs, so that this file does not find itself.
     places = [r"/ho" + r"me/\w", r"/Use" + r"rs/\w", r"/wo" + r"rk/\w", r"/ro" + r"ot/\w", r"/mn" + r"t/\w"]
     found = []
     for path in tracked_files():

@@ -80,12 +80,12 @@ def planned_json(study, store):
 def test_plan_run_status_plan(study, store):
     planned = biphase("plan", study, "--store", store.root)
     assert "Do the verbs work?" in planned
-    assert "5 pieces" in planned
+    assert "5 training jobs" in planned
     assert "nothing computed yet" in planned
-    assert not store.states.exists()
+    assert not store.checkpoints.exists()
 
     ran = biphase("run", study, "--store", store.root, "--quiet")
-    assert "all 5 pieces are done" in ran
+    assert "all 5 training jobs are done" in ran
     assert "masked 40%" in ran
     assert "knows only how often each token occurs" in ran
     boards = sorted(path.name for path in (store.studies / "verbs" / "tensorboard").iterdir())
@@ -94,7 +94,7 @@ def test_plan_run_status_plan(study, store):
     assert any(name.startswith("two, mlm 40% ") for name in boards), boards
 
     status = biphase("status", study, "--store", store.root)
-    assert "5/5 pieces" in status
+    assert "5/5 training jobs" in status
     read = json.loads(biphase("status", study, "--store", store.root, "--json"))
     assert {state["standing"] for state in read["states"]} == {"done"}
     assert set(read["heldout"]) == {"clm", "two"}
@@ -103,7 +103,7 @@ def test_plan_run_status_plan(study, store):
     planned = json.loads(biphase("plan", study, "--store", store.root, "--json"))
     assert len(planned["done"]) == 5
     again = biphase("run", store.studies / "verbs" / "plan.json", "--store", store.root, "--quiet")
-    assert "all 5 pieces are done" in again
+    assert "all 5 training jobs are done" in again
 
 
 def test_only_takes_names_and_refuses_strangers(study, store):
@@ -118,7 +118,7 @@ def test_for_stops_cleanly_and_says_how_to_go_on(corpus, tmp_path, store):
     path.write_text(STUDY.format(source=corpus.source, steps=100_000, rest=100_000))
     said = biphase("run", path, "--store", store.root, "--quiet", "--for", "0.3s", "--only", "clm")
     assert "nothing lost. To go on: biphase run" in said
-    assert len(list(store.states.iterdir())) in (1, 2)
+    assert len(list(store.checkpoints.iterdir())) in (1, 2)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -140,14 +140,17 @@ def test_a_signal_stops_after_the_current_step_with_a_checkpoint(corpus, tmp_pat
     ]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
-    while not list(store.states.glob("*/manifest.json")) and time.monotonic() < deadline:
+    while not list(store.checkpoints.glob("*/manifest.json")) and time.monotonic() < deadline:
         time.sleep(0.1)
     child.send_signal(number)
     out, said = child.communicate(timeout=30)
     assert child.returncode == 0, said
     assert "stopping after this step" in said
     assert "nothing lost" in out
-    kept = [json.loads(place.read_text())["progress"]["step"] for place in store.states.glob("*/state.json")]
+    kept = [
+        json.loads(place.read_text())["progress"]["step"]
+        for place in store.checkpoints.glob("*/checkpoint.json")
+    ]
     assert max(kept) >= 5
     assert not list(store.leases.glob("*.lease"))
     assert not list(store.attempts.iterdir())
@@ -367,7 +370,7 @@ def tuned(corpus, tmp_path):
 
 
 def leaf_stamps(store):
-    return {path: path.stat().st_mtime_ns for path in store.leaves.glob("*/*")}
+    return {path: path.stat().st_mtime_ns for path in store.trials.glob("*/*")}
 
 
 def test_a_study_is_fine_tuned_whole_and_only_once(tuned, store):
@@ -378,7 +381,7 @@ def test_a_study_is_fine_tuned_whole_and_only_once(tuned, store):
     assert "0/16 fine-tunings" in biphase("status", study, "--store", store.root)
 
     ran = biphase("run", study, "--store", store.root, "--quiet")
-    assert "all 3 pieces and 16 fine-tunings are done" in ran
+    assert "all 3 training jobs and 16 fine-tunings are done" in ran
     assert "intervals are over 2 fine-tuning seeds" in ran
     for task in ("own", "scifact-mini", "lent"):
         assert sum(line.split()[1:2] == [task] for line in ran.splitlines()) == 2
@@ -398,10 +401,10 @@ def test_a_study_is_fine_tuned_whole_and_only_once(tuned, store):
     }
     told = json.loads(biphase("plan", study, "--store", store.root, "--json"))
     assert (told["finetunings"], told["finetunings_done"], told["scores"]) == (16, 16, 24)
-    assert "all 3 pieces and 16 fine-tunings computed" in biphase("plan", study, "--store", store.root)
+    assert "all 3 training jobs and 16 fine-tunings computed" in biphase("plan", study, "--store", store.root)
 
     again = biphase("run", store.studies / "tuned" / "plan.json", "--store", store.root, "--quiet")
-    assert "all 3 pieces and 16 fine-tunings are done" in again
+    assert "all 3 training jobs and 16 fine-tunings are done" in again
     assert leaf_stamps(store) == before, "nothing is computed a second time"
     assert f"What they show: biphase report {store.studies / 'tuned' / 'plan.json'}" in again
 
@@ -426,12 +429,12 @@ def test_a_machine_without_what_the_page_needs_is_told_so(study, store, monkeypa
 def test_only_restricts_fine_tuning_too(tuned, store):
     study = tuned()
     said = biphase("run", study, "--store", store.root, "--quiet", "--only", "clm-*")
-    assert "1 of 3 pieces and 8 of 16 fine-tunings done. To go on: biphase run" in said
+    assert "1 of 3 training jobs and 8 of 16 fine-tunings done. To go on: biphase run" in said
     read = json.loads(biphase("status", study, "--store", store.root, "--json"))
     assert {one["result"]: one["done"] for one in read["scores"]} == {"clm-3": 4, "clm": 0}
     assert read["finetunings"]["done"] == 8
     planned = biphase("plan", study, "--store", store.root)
-    assert "1 of 3 pieces and 8 of 16 fine-tunings done, 3 steps left" in planned
+    assert "1 of 3 training jobs and 8 of 16 fine-tunings done, 3 steps left" in planned
 
 
 def test_for_stops_between_and_within_fine_tunings_and_goes_on(tuned, store):
@@ -447,17 +450,17 @@ def test_for_stops_between_and_within_fine_tunings_and_goes_on(tuned, store):
         assert not list(store.leases.glob("*.lease"))
         assert not list(store.attempts.iterdir())
     assert rounds > 1
-    assert "all 3 pieces and 32 fine-tunings are done" in said
-    assert len(list(store.leaves.iterdir())) == 48
+    assert "all 3 training jobs and 32 fine-tunings are done" in said
+    assert len(list(store.trials.iterdir())) == 48
 
 
 def test_a_failed_fine_tuning_gives_exit_code_one_and_is_tried_again(tuned, store):
     study = tuned(seeds=1)
     biphase("run", study, "--store", store.root, "--quiet")
     results = json.loads(biphase("plan", study, "--store", store.root, "--json"))["results"]
-    for place in store.leaves.iterdir():
+    for place in store.trials.iterdir():
         store.discard(place)
-    weights = store.states / results["clm-3"] / "model.safetensors"
+    weights = store.checkpoints / results["clm-3"] / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-8])
     said = biphase("run", study, "--store", store.root, "--quiet", code=1)
@@ -469,7 +472,7 @@ def test_a_failed_fine_tuning_gives_exit_code_one_and_is_tried_again(tuned, stor
     failed = json.loads(biphase("status", study, "--store", store.root, "--json"))["finetunings"]["failed"]
     assert "clm-3 · own · lr 0.001 · seed 0" in failed
     weights.write_bytes(whole)
-    assert "all 3 pieces and 8 fine-tunings are done" in biphase(
+    assert "all 3 training jobs and 8 fine-tunings are done" in biphase(
         "run", study, "--store", store.root, "--quiet"
     )
     assert "failed" not in biphase("status", study, "--store", store.root)
@@ -506,7 +509,7 @@ def test_two_workers_in_two_processes_share_a_grid(tuned, store, tmp_path):
         timeout=120,
     )
     assert done.stdout.split() == ["0", "0"], [path.read_text() for path in said]
-    assert all("all 3 pieces and 16 fine-tunings are done" in path.read_text() for path in said)
+    assert all("all 3 training jobs and 16 fine-tunings are done" in path.read_text() for path in said)
     computed = [
         line.split("fine-tunings  ")[1].split("   ")[0]
         for path in said
@@ -514,7 +517,7 @@ def test_two_workers_in_two_processes_share_a_grid(tuned, store, tmp_path):
         if "% on validation " in line
     ]
     assert len(computed) == len(set(computed)) == 16, "each by one of them"
-    assert len(list(store.leaves.iterdir())) == 24
+    assert len(list(store.trials.iterdir())) == 24
     assert json.loads(biphase("status", study, "--store", store.root, "--json"))["takeovers"] == 0
     assert not list(store.leases.glob("*.lease"))
     assert not list(store.attempts.iterdir())

@@ -90,7 +90,7 @@ def test_publish_killed_at_any_contact_with_the_disk_leaves_a_whole_result_or_no
     outcomes = []
     for moment in range(10_000):
         store = Store(tmp_path / str(moment))
-        place = store.states / "key"
+        place = store.checkpoints / "key"
         built = build(store.attempts / "one", "a")
         alive = not killed_at(moment, lambda built=built, place=place: publish(built, place))
         outcomes.append(store.has(place))
@@ -114,14 +114,16 @@ def test_publish_killed_in_the_middle_of_a_write_leaves_no_result(tmp_path):
     for limit in (0, 1, 50, 100, 200):  # the manifest has about 300 bytes
         store = Store(tmp_path / str(limit))
         built = build(store.attempts / "one", "a")
-        deaths += killed_by_size(limit, lambda built=built, store=store: publish(built, store.states / "key"))
-        assert not (store.states / "key").exists()
+        deaths += killed_by_size(
+            limit, lambda built=built, store=store: publish(built, store.checkpoints / "key")
+        )
+        assert not (store.checkpoints / "key").exists()
         assert not (built / MANIFEST).exists()
     assert deaths == 5
     store = Store(tmp_path / "enough")
     built = build(store.attempts / "one", "a")
-    assert not killed_by_size(size, lambda: publish(built, store.states / "key"))
-    assert marks(store.states / "key") == {"a"}
+    assert not killed_by_size(size, lambda: publish(built, store.checkpoints / "key"))
+    assert marks(store.checkpoints / "key") == {"a"}
 
 
 def test_write_json_killed_at_any_moment_leaves_the_old_or_the_new(tmp_path):
@@ -157,7 +159,7 @@ def test_write_json_that_fails_leaves_the_old_file_and_no_draft(tmp_path):
 def test_of_many_publishers_exactly_one_wins_and_its_content_is_whole(tmp_path):
     for trial in range(5):
         store = Store(tmp_path / str(trial))
-        place = store.states / "key"
+        place = store.checkpoints / "key"
         folders = {mark: build(store.attempts / mark, mark) for mark in "abcdef"}
         start, go = os.pipe()
         children = {}
@@ -202,7 +204,7 @@ def test_publish_onto_debris_names_what_to_remove(tmp_path, debris):
         (place / "weights.bin").write_bytes(b"half a copy")
     else:
         place.write_bytes(b"?")
-    with pytest.raises(StoreError, match=r"rm -r .*states/key\) and run again") as refusal:
+    with pytest.raises(StoreError, match=r"rm -r .*checkpoints/key\) and run again") as refusal:
         publish(build(tmp_path / "one", "a"), place)
     assert "\n" not in str(refusal.value)
     assert place.exists()
@@ -285,8 +287,8 @@ def test_attempt_that_was_published_leaves_the_result(tmp_path):
     store = Store(tmp_path)
     with store.attempt("key") as folder:
         (folder / "a.txt").write_text("a")
-        assert publish(folder, store.states / "key")
-    assert store.has(store.states / "key")
+        assert publish(folder, store.checkpoints / "key")
+    assert store.has(store.checkpoints / "key")
     assert list(store.attempts.iterdir()) == []
 
 
@@ -300,7 +302,7 @@ def test_discard_killed_at_any_moment_leaves_a_whole_result_or_none(tmp_path):
     seen = []
     for moment in range(10_000):
         store = Store(tmp_path / str(moment))
-        place = store.states / "key"
+        place = store.checkpoints / "key"
         publish(build(store.attempts / "one", "a"), place)
         alive = not killed_at(moment, lambda store=store, place=place: store.discard(place))
         seen.append(place.exists())
@@ -315,10 +317,10 @@ def test_discard_killed_at_any_moment_leaves_a_whole_result_or_none(tmp_path):
 
 def test_discard_leaves_nothing(tmp_path):
     store = Store(tmp_path)
-    publish(build(store.attempts / "one", "a"), store.states / "key")
-    store.discard(store.states / "key")
-    assert not store.has(store.states / "key")
-    assert list(store.states.iterdir()) == list(store.attempts.iterdir()) == []
+    publish(build(store.attempts / "one", "a"), store.checkpoints / "key")
+    store.discard(store.checkpoints / "key")
+    assert not store.has(store.checkpoints / "key")
+    assert list(store.checkpoints.iterdir()) == list(store.attempts.iterdir()) == []
 
 
 def test_discard_of_nothing_is_no_error(tmp_path):

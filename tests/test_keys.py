@@ -151,7 +151,7 @@ def test_a_rotary_base_goes_on_until_another_is_said():
     on = Pretrain("on", said, stages=(Stage(MLM(0.4), 8),), schedule=WSD(1e-3, decay=3))
     assert keys(on) == keys(replace(on, stages=(Stage(MLM(0.4), 8, rope_base=5e4),)))
     assert keys(on)[1] != keys(replace(on, stages=(Stage(MLM(0.4), 8, rope_base=6e4),)))[1]
-    assert [act.rope_base for act in phases(on)] == [5e4]
+    assert [phase.rope_base for phase in phases(on)] == [5e4]
 
 
 def test_a_stage_written_as_two_is_one_act_only_where_the_base_stays():

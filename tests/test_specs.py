@@ -171,7 +171,7 @@ REFUSED = {
     "huge seed": (lambda: run(seed=2**31), "seed must lie in"),
     "no held-out steps": (lambda: run(heldout_every=0), "heldout_every must be at least 1"),
     "unknown field": (lambda: run(sed=1), "Pretrain has no field 'sed'; did you mean 'seed'?"),
-    "moments without a past": (lambda: run(moments="reset"), "this one has none to continue"),
+    "moments without a past": (lambda: run(optimizer_state="reset"), "this one has none to continue"),
     "data without a past": (lambda: run(data="restart"), "this one has none to continue"),
     "hub start without a warmup": (
         lambda: run(start=Hub("./m"), schedule=WSD(decay=2)),
@@ -373,7 +373,7 @@ def test_a_run_that_goes_on_inherits_what_it_does_not_say():
     for field in ("corpus", "optimizer", "batch_tokens", "packing", "precision", "seed"):
         assert getattr(then, field) == getattr(first, field)
     assert then.schedule == WSD(first.schedule.peak, 0, first.schedule.decay)
-    assert (then.moments, then.data) == ("keep", "continue")
+    assert (then.optimizer_state, then.data) == ("keep", "continue")
 
 
 def test_a_restart_may_change_the_data():
@@ -409,7 +409,7 @@ def test_a_task_may_borrow_whose_labels_are_the_same_in_any_family():
     grid = Finetune((borrower, lender), lrs=(1e-4,), seeds=(0,))
     assert grid.lender(borrower) is lender
     assert grid.lender(lender) is lender
-    assert (grid.trainings, grid.scores) == (1, 2)
+    assert (grid.finetunings, grid.scores) == (1, 2)
 
 
 def test_the_protocol_says_precision_and_documents_unless_they_are_said():
@@ -442,7 +442,7 @@ def test_a_task_is_pinned_and_moved_without_changing_anything_else():
 
 def test_tasks_that_borrow_a_model_train_none():
     grid = Finetune(TASKS)
-    assert (grid.trainings, grid.scores) == (10 * 30, 12 * 30)
+    assert (grid.finetunings, grid.scores) == (10 * 30, 12 * 30)
     assert Finetune(TASKS, seeds=range(2)).seeds == (0, 1)
 
 

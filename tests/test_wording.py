@@ -7,7 +7,7 @@ from biphase.text import counted, printable, short, si
 
 def test_a_word_may_have_a_plural_of_its_own():
     assert [counted(one, "query", "queries") for one in (1, 2)] == ["1 query", "2 queries"]
-    assert counted(2, "piece") == "2 pieces"
+    assert counted(2, "training job") == "2 training jobs"
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ class AttentionPattern:
 class CurrentPattern:
     """The sight of the forward that is under way, for layers to which their model does not hand it on."""
 
-    sight: AttentionPattern | None = None
+    pattern: AttentionPattern | None = None
 
 
 CURRENT_PATTERN = "biphase_said"  # under this name each module of a trunk has it
@@ -97,36 +97,36 @@ def attend(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    sight: AttentionPattern | None = None,
+    pattern: AttentionPattern | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **rest: Any,
 ) -> tuple[Tensor, None]:
     """Attention as `sight` says. Gives (B, T, H, D), as transformers wants it."""
-    if sight is None:
-        sight = getattr(module, CURRENT_PATTERN, CurrentPattern()).sight
-    if sight is None:
+    if pattern is None:
+        pattern = getattr(module, CURRENT_PATTERN, CurrentPattern()).pattern
+    if pattern is None:
         raise ModelError(
             f"{type(module).__name__} was not told who may see whom; read with an Encoder, or set its attention back"
         )
-    if sight.asked is not None:
-        sight.asked.append(type(module).__name__)
+    if pattern.asked is not None:
+        pattern.asked.append(type(module).__name__)
     for name in CHANGES_THE_SCORES:
         if rest.get(name) is not None:
             asked = "…" if isinstance(rest[name], Tensor) else rest[name]  # a matrix is many lines
             raise ModelError(f"{type(module).__name__} asks for {name}={asked}, which is not supported yet")
     reach = -1
-    if sliding_window is not None and (sight.causal or sight.windows):
+    if sliding_window is not None and (pattern.causal or pattern.windows):
         reach = sliding_window - 1  # transformers counts the token itself
     if softcap is not None or s_aux is not None:
-        mask = _whole_mask(sight, reach, query)
+        mask = _whole_mask(pattern, reach, query)
         return _written_out(query, key, value, mask, scaling, dropout, softcap, s_aux), None
-    if sight.boundaries is not None:
-        return _varlen(query, key, value, sight, reach, scaling, dropout), None
-    mask = sight.mask
+    if pattern.boundaries is not None:
+        return _varlen(query, key, value, pattern, reach, scaling, dropout), None
+    mask = pattern.mask
     if 0 <= reach < query.shape[2] - 1:
-        near = _near(query.shape[2], reach, causal=sight.causal, device=query.device)
+        near = _near(query.shape[2], reach, causal=pattern.causal, device=query.device)
         mask = near if mask is None else mask & near
     out = F.scaled_dot_product_attention(
         query,
@@ -134,22 +134,24 @@ def attend(
         value,
         attn_mask=mask,
         dropout_p=dropout,
-        is_causal=sight.causal and mask is None,
+        is_causal=pattern.causal and mask is None,
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
     )
     return out.transpose(1, 2).contiguous(), None
 
 
-def _whole_mask(sight: AttentionPattern, reach: int, query: Tensor) -> Tensor:
+def _whole_mask(pattern: AttentionPattern, reach: int, query: Tensor) -> Tensor:
     """What `sight` says as a mask, also where only boundaries say it. (B or 1, 1, T, T)"""
     rows, _, length, _ = query.shape
-    mask = sight.mask
-    if sight.boundaries is not None:
+    mask = pattern.mask
+    if pattern.boundaries is not None:
         places = torch.arange(rows * length, device=query.device)
-        segments = torch.bucketize(places, sight.boundaries[1:].long(), right=True).view(rows, length)
-        mask = segment_mask(segments, causal=sight.causal)
-    near = _near(length, length if reach < 0 else reach, causal=sight.causal, device=query.device)[None, None]
+        segments = torch.bucketize(places, pattern.boundaries[1:].long(), right=True).view(rows, length)
+        mask = segment_mask(segments, causal=pattern.causal)
+    near = _near(length, length if reach < 0 else reach, causal=pattern.causal, device=query.device)[
+        None, None
+    ]
     return near if mask is None else mask & near
 
 
@@ -190,7 +192,7 @@ def _varlen(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    sight: AttentionPattern,
+    pattern: AttentionPattern,
     reach: int,
     scaling: float | None,
     dropout: float,
@@ -208,12 +210,12 @@ def _varlen(
     grouped = {"enable_gqa": True} if _GROUPED and heads != key.shape[1] else {}
     out = varlen_attn(
         *flat,
-        sight.boundaries,
-        sight.boundaries,
-        sight.longest,
-        sight.longest,
+        pattern.boundaries,
+        pattern.boundaries,
+        pattern.longest,
+        pattern.longest,
         scale=scaling,
-        window_size=(reach, 0) if sight.causal else (reach, reach),
+        window_size=(reach, 0) if pattern.causal else (reach, reach),
         **grouped,
     )
     return out.view(rows, length, heads, width)

@@ -79,7 +79,7 @@ def _counts_from_its_start(objective: Objective) -> bool:
 
 def phase_at(run: Pretrain, step: int) -> Phase:
     """The act that step `step` (counted from 0) belongs to."""
-    return next(act for act in phases(run) if act.first <= step < act.until)
+    return next(phase for phase in phases(run) if phase.first <= step < phase.until)
 
 
 def decay_start(run: Pretrain) -> int:
@@ -121,7 +121,7 @@ class Keyring:
         place = (id(run), step)
         if place not in self._keys:
             _, fixed, spans = self._of(run)
-            done = [_span(act, step) for act in spans if act.first < step]
+            done = [_span(phase, step) for phase in spans if phase.first < step]
             self._keys[place] = content_key(
                 {**fixed, "rate": _rate_until(run, step), "acts": done, "step": step}
             )
@@ -134,7 +134,7 @@ class Keyring:
                 "start": self._start(run),
                 "data": self._identities.data(run),
                 "first_draw": origin_sample(run),
-                "moments": run.moments if isinstance(run.start, Pretrain) else "new",
+                "moments": run.optimizer_state if isinstance(run.start, Pretrain) else "new",
                 "packing": encode(run.packing),
                 "batch_tokens": run.batch_tokens,
                 "optimizer": _optimizer(run.optimizer),
@@ -162,10 +162,10 @@ class Keyring:
                 return {"state": self.at(run.start, run.start.steps)}
 
 
-def _span(act: Phase, step: int) -> list[object]:
+def _span(phase: Phase, step: int) -> list[object]:
     """An act as far as step `step` has felt it."""
-    span = [encode(act.objective), act.first, min(act.until, step)]
-    return [*span, act.rope_base] if act.rope_base else span
+    span = [encode(phase.objective), phase.first, min(phase.until, step)]
+    return [*span, phase.rope_base] if phase.rope_base else span
 
 
 def _optimizer(spec: AdamW) -> dict[str, object]:

@@ -1,9 +1,9 @@
 """What results say of themselves, as one schema: checked when a file is read, and before an archive is merged.
 
     shards/<key>/card.json       a tokenized corpus
-    states/<key>/state.json      a checkpoint: what it is, how it was made, what it cost
-    states/<key>/metrics.jsonl   the losses that led to it, one JSON object a line
-    leaves/<key>/leaf.json       the scores of a trial
+    checkpoints/<key>/checkpoint.json      a checkpoint: what it is, how it was made, what it cost
+    checkpoints/<key>/metrics.jsonl   the losses that led to it, one JSON object a line
+    trials/<key>/trial.json       the scores of a trial
 
 A file with the right hash may still hold anything: it came in an archive, or another version wrote it. Whoever reads one
 of these gets a checked value or a StoreError, and treats the latter as a missing result. Fields beyond the schema are
@@ -29,7 +29,7 @@ from biphase.specs.claims import CHOSEN, METRICS, RANGES
 from biphase.specs.tasks import FAMILY_OF
 from biphase.store import read_verified
 
-CARD, CHECKPOINT, LINES, TRIAL = "card.json", "state.json", "metrics.jsonl", "leaf.json"
+CARD, CHECKPOINT, LINES, TRIAL = "card.json", "checkpoint.json", "metrics.jsonl", "trial.json"
 PARTS = ("validation", "test")
 _FORMS = {form.__name__: family for form, family in FAMILY_OF.items()}
 ROUNDING = 1e-6  # by which a score may lie outside its range
@@ -100,7 +100,7 @@ _STATE: Shape = {
     "progress": {
         **dict.fromkeys(("step", "draw"), count),
         "seconds": amount,
-        **dict.fromkeys(("tokens?", "skipped?", "unsound_in_a_row?", "micro_rows?", "threads?"), count),
+        **dict.fromkeys(("tokens?", "skipped?", "nonfinite_in_a_row?", "micro_rows?", "threads?"), count),
         **dict.fromkeys(("flops?", "joules?"), _or_none(number)),
         "world?": positive,
         "shard?": text,

@@ -1,11 +1,11 @@
 """Storage is files: a result is a folder named by its key, with a manifest written last.
 
-    store/states/<key>/     a checkpoint: weights, moments, position
-    store/leaves/<key>/     the scores of one fine-tuning
+    store/checkpoints/<key>/     a checkpoint: weights, moments, position
+    store/trials/<key>/     the scores of one fine-tuning
     store/shards/<key>/     a tokenized corpus
     store/unfinished/       checkpoints of fine-tunings that were stopped on their way
     store/studies/<name>/   plan.json, failures
-    store/receipts/         of results whose heavy files stayed on another machine, what they say of themselves
+    store/metadata/         of results whose heavy files stayed on another machine, what they say of themselves
 
 Each attempt writes its own folder; `publish` hashes its files, writes the manifest and renames the folder
 to its place, which fails if somebody was there first. So a result appears whole or not at all, and a crash
@@ -44,12 +44,12 @@ class Store:
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
-        self.states = self.root / "states"
-        self.leaves = self.root / "leaves"
+        self.checkpoints = self.root / "checkpoints"
+        self.trials = self.root / "trials"
         self.shards = self.root / "shards"
         self.unfinished = self.root / "unfinished"
         self.studies = self.root / "studies"
-        self.receipts = self.root / "receipts"
+        self.metadata = self.root / "metadata"
         self.leases = self.root / "leases"
         self.attempts = self.root / "attempts"
         self.verify = False  # hash inputs again, whatever is remembered of them
@@ -63,7 +63,7 @@ class Store:
         """Why files that stand in the place of a result, or of its receipt, are not that result; empty: none do."""
         if self.knows(folder):
             return ""
-        return next((debris(one) for one in (folder, self.receipt(folder)) if _occupied(one)), "")
+        return next((debris(one) for one in (folder, self.metadata_of(folder)) if _occupied(one)), "")
 
     def refuse_debris(self, folder: Path) -> None:
         """Before the work: refuse a place where its result could not be published."""
@@ -77,20 +77,22 @@ class Store:
             self.refuse_debris(place)
         return [place.name for place in found if self.has(place)]
 
-    def receipt(self, folder: Path) -> Path:
+    def metadata_of(self, folder: Path) -> Path:
         """Where the receipt of a result is, if it has one: its light files, under a manifest of their own.
 
         It stands apart from the result's place, so that no state without weights is ever taken for a state.
         """
-        return self.receipts / folder.parent.name / folder.name
+        return self.metadata / folder.parent.name / folder.name
 
     def told(self, folder: Path) -> Path:
         """Where to read what a result says of itself: at its place, or else in its receipt."""
-        return folder if self.has(folder) or not self.has(self.receipt(folder)) else self.receipt(folder)
+        return (
+            folder if self.has(folder) or not self.has(self.metadata_of(folder)) else self.metadata_of(folder)
+        )
 
     def knows(self, folder: Path) -> bool:
         """Is there a published result, or the receipt of one?"""
-        return self.has(folder) or self.has(self.receipt(folder))
+        return self.has(folder) or self.has(self.metadata_of(folder))
 
     @contextlib.contextmanager
     def attempt(self, name: str) -> Generator[Path]:

@@ -41,7 +41,7 @@ def beside(mean: float, low: float, high: float) -> str:
 
 
 def counted(number: int, word: str, plural: str = "") -> str:
-    """1 piece, 2 pieces; 2 of what has another plural."""
+    """1 training job, 2 training jobs; 2 of what has another plural."""
     return f"{number:,} {word if number == 1 else plural or f'{word}s'}"
 
 

@@ -1,4 +1,4 @@
-"""A study of seven pieces and some fine-tunings, and what its store must hold in the end."""
+"""A study of seven training jobs and some fine-tunings, and what its store must hold in the end."""
 
 from __future__ import annotations
 
@@ -66,16 +66,16 @@ def biphase(*words: object, code: int = 0, **environment: str) -> str:
 
 
 def contents(store: Path) -> dict[str, object]:
-    """The tensors of every state, and of every leaf what it says (but for times and machine) with its values."""
+    """The tensors of every state, and of every trial what it says (but for times and machine) with its values."""
     found: dict[str, object] = {}
     for place in sorted((store / "states").iterdir()):
         entries = verify(place)
         found[place.name] = [
             entries[name]["sha256"] for name in ("model.safetensors", "optimizer.safetensors")
         ]
-    for place in sorted((store / "leaves").iterdir()):
+    for place in sorted((store / "trials").iterdir()):
         entries = verify(place)
-        about = json.loads((place / "leaf.json").read_text())
+        about = json.loads((place / "trial.json").read_text())
         found[place.name] = about["scores"], about["losses"], entries["values.safetensors"]["sha256"]
     return found
 

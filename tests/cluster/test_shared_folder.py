@@ -29,7 +29,7 @@ def is_whole(store: Path, calm: dict[str, object], *, seeds: int) -> None:
     published = Counter((store / "published").read_text().split())
     plan = json.loads((store / "studies" / "fleet" / "plan.json").read_text())
     results = {state["key"] for state in plan["states"]} | {
-        path.name for path in (store / "leaves").iterdir()
+        path.name for path in (store / "trials").iterdir()
     }
     assert {key: published[key] for key in results} == dict.fromkeys(results, 1), "each once"
     assert not told_twice([path.read_text() for path in store.glob("*.log")])

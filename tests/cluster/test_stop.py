@@ -52,13 +52,13 @@ def worker(study, store):
 
 def steps(store) -> list[int]:
     """Of the states that are saved."""
-    paths = store.states.glob("*/state.json")
+    paths = store.checkpoints.glob("*/checkpoint.json")
     return sorted(json.loads(path.read_text())["progress"]["step"] for path in paths)
 
 
 def test_a_warned_worker_says_that_work_is_left_and_stop_ends_the_others(study, store, worker):
     one, two = worker(), worker()
-    wait_until(lambda: len(Leases(store.leases).holders()) == 2, 60, "both compute a piece")
+    wait_until(lambda: len(Leases(store.leases).holders()) == 2, 60, "both compute a training job")
     wait_until(
         lambda: len(list((store.studies / "long" / "live").glob("*.jsonl"))) == 2, 60, "both take steps"
     )

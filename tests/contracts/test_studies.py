@@ -97,7 +97,7 @@ def test_the_paper_is_evaluated_in_18_000_scores():
     finetune = planned("paper").study.finetune
     assert finetune is not None
     assert 50 * finetune.scores == 18_000
-    assert 50 * finetune.trainings == 15_000
+    assert 50 * finetune.finetunings == 15_000
     assert finetune.protocol == "paper"
 
 
@@ -116,7 +116,7 @@ def test_the_names_of_the_paper_say_what_is_trained():
 
 def test_intermediate_checkpoints_of_the_paper_are_not_decayed():
     plan = planned("paper")
-    assert not any(plan.states[plan.results[name]].decaying for name in ON_THE_WAY)
+    assert not any(plan.jobs[plan.results[name]].decaying for name in ON_THE_WAY)
 
 
 def own_steps(plan: Plan, names: set[str], beyond: set[str]) -> int:
@@ -125,7 +125,7 @@ def own_steps(plan: Plan, names: set[str], beyond: set[str]) -> int:
     def states(some: set[str]) -> set[str]:
         return {state.key for name in some for state in plan.path(plan.results[name])}
 
-    return sum(plan.states[key].steps for key in states(names) - states(beyond))
+    return sum(plan.jobs[key].steps for key in states(names) - states(beyond))
 
 
 def ending(names: set[str], *ends: str) -> set[str]:
@@ -183,4 +183,4 @@ def test_the_paper_plans_in_well_under_a_second():
 
 def test_the_sample_of_two_stages_shares_73_000_steps():
     plan = planned("two_stage")
-    assert (plan.pieces, plan.steps_written, plan.steps_to_compute) == (24, 372_000, 299_000)
+    assert (plan.job_count, plan.steps_written, plan.steps_to_compute) == (24, 372_000, 299_000)

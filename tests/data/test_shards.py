@@ -18,10 +18,10 @@ from biphase.store import Store, publish, read_json, write_json
 U2 = np.dtype("<u2")
 
 
-def written(folder, ids, shard_tokens, *, dtype=U2, pieces=7):
+def written(folder, ids, shard_tokens, *, dtype=U2, jobs=7):
     writer = Writer(folder, "train", dtype, shard_tokens)
     writer.begin()
-    for part in np.array_split(ids, pieces):
+    for part in np.array_split(ids, jobs):
         writer.append(part)
     writer.close()
     return sorted(folder.glob("train-*.bin"))

@@ -257,8 +257,8 @@ def test_literal_special_text_never_becomes_a_special_token(tmp_path):
 def unigram():
     """Pieces as XLM-R has them: the special tokens are among them."""
     special = ["<s>", "<pad>", "</s>", "<unk>"]
-    pieces = [(one, 0.0) for one in special] + [(one, -3.0) for one in "▁abcdemstak/<>"] + [("▁the", -2.0)]
-    model = Model(models.Unigram([*pieces, ("<mask>", 0.0)], unk_id=3))
+    jobs = [(one, 0.0) for one in special] + [(one, -3.0) for one in "▁abcdemstak/<>"] + [("▁the", -2.0)]
+    model = Model(models.Unigram([*jobs, ("<mask>", 0.0)], unk_id=3))
     model.pre_tokenizer, model.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     model.add_special_tokens([*special, AddedToken("<mask>", lstrip=True, special=True)])
     return model

@@ -52,7 +52,7 @@ def adapt(verb, text, home):
 
 
 def states(store):
-    return {place.name: read_json(place / "state.json") for place in store.states.iterdir()}
+    return {place.name: read_json(place / "checkpoint.json") for place in store.checkpoints.iterdir()}
 
 
 def end_of(out):
@@ -75,13 +75,16 @@ def table(out):
 
 
 def heldout(store, key):
-    lines = map(json.loads, (store.states / key / "metrics.jsonl").read_text().splitlines())
+    lines = map(json.loads, (store.checkpoints / key / "metrics.jsonl").read_text().splitlines())
     return {line["step"]: line["heldout"] for line in lines if "heldout" in line}
 
 
 def weights(store):
     """Every tensor file of every state."""
-    return {path.relative_to(store.states): path.read_bytes() for path in store.states.rglob("*.safetensors")}
+    return {
+        path.relative_to(store.checkpoints): path.read_bytes()
+        for path in store.checkpoints.rglob("*.safetensors")
+    }
 
 
 def model_of(store, run, key):
@@ -108,7 +111,7 @@ def test_the_table_has_the_losses_before_the_first_step_and_after_the_last(adapt
     assert after < before - 0.3, "it learns"
     assert f"What it is good for: biphase evaluate {key[:8]} --tasks sst2 --store {home.root}" in out
     assert f"biphase export {key[:8]} FOLDER --store {home.root}" in out
-    assert "2 pieces, 0 done" in told
+    assert "2 training jobs, 0 done" in told
 
 
 def test_before_the_first_step_it_is_the_model_that_was_given(adapt, llama, home):
@@ -128,11 +131,11 @@ def test_before_the_first_step_it_is_the_model_that_was_given(adapt, llama, home
 
 def test_the_same_command_again_computes_nothing(adapt, llama, home):
     first, _ = adapt(llama)
-    stamps = {path: path.stat().st_mtime_ns for path in home.states.rglob("*")}
+    stamps = {path: path.stat().st_mtime_ns for path in home.checkpoints.rglob("*")}
     again, told = adapt(llama)
-    assert "2 pieces, 2 done" in told
+    assert "2 training jobs, 2 done" in told
     assert again == first
-    assert {path: path.stat().st_mtime_ns for path in home.states.rglob("*")} == stamps
+    assert {path: path.stat().st_mtime_ns for path in home.checkpoints.rglob("*")} == stamps
 
 
 def test_for_a_program_it_is_json_with_the_same_losses(adapt, llama, home):
@@ -165,8 +168,8 @@ def test_its_plan_is_a_study_like_any_other(adapt, llama, home, verb, monkeypatc
     monkeypatch.chdir("/")
     code, out, told = verb("run", plan, "--store", home.root, "--quiet")
     assert code == 0, told
-    assert "all 2 pieces are done" in out
-    assert "2 pieces, 2 done" in told
+    assert "all 2 training jobs are done" in out
+    assert "2 training jobs, 2 done" in told
 
 
 # ---------------------------------------------------------------- options
@@ -300,11 +303,11 @@ def test_a_state_goes_on_from_its_key_with_its_own_losses_before(adapt, verb, ll
     run, key = run_of(home, end_of(out))
     parent, _ = run_of(home, first)
     assert (run.start.name, run.start.steps, run.corpus) == (parent.name, 6, parent.corpus)
-    assert (run.moments, run.data) == ("reset", "restart")
+    assert (run.optimizer_state, run.data) == ("reset", "restart")
     measured = heldout(home, key)
     rows = table(out)
     assert rows["masked 40%"] == tuple(round(measured[step]["mlm40"], 3) for step in (6, 10))
-    assert "4 pieces, 2 done" in told
+    assert "4 training jobs, 2 done" in told
 
 
 def test_on_another_text_before_is_measured_on_that_text(adapt, verb, llama, home, tmp_path):
@@ -418,7 +421,7 @@ def test_a_gguf_is_the_model_that_it_was_made_from(adapt, llama, gguf_folder, ho
 
     monkeypatch.setattr(theirs, "load_gguf_checkpoint", noted)
     out, _ = adapt(gguf_folder, "--gguf", "tiny.gguf", steps=2)
-    assert len(converted) == 1, "for all of its pieces"
+    assert len(converted) == 1, "for all of its training jobs"
     run, key = run_of(home, end_of(out))
     assert run.start == Hub(str(gguf_folder), gguf="tiny.gguf")
     plain, _ = adapt(llama, steps=2)
@@ -435,7 +438,7 @@ def test_an_unsuited_model_is_refused_in_one_line_that_says_why(adapt, decoder, 
     assert "is a mixture of experts (num_local_experts=4)" in told.splitlines()[-1]
     assert "Traceback" not in told
     assert out == ""
-    assert not home.states.exists() or not list(home.states.iterdir())
+    assert not home.checkpoints.exists() or not list(home.checkpoints.iterdir())
     assert not home.shards.exists(), "it is refused before its text is tokenized"
 
 
@@ -475,14 +478,14 @@ def test_killed_and_typed_again_it_ends_in_the_same_bits(llama, text, tmp_path, 
         [sys.executable, "-m", "biphase", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + 120
-    while not list(stores["killed"].states.glob("*/manifest.json")) and time.monotonic() < deadline:
+    while not list(stores["killed"].jobs.glob("*/manifest.json")) and time.monotonic() < deadline:
         time.sleep(0.005)
     child.send_signal(signal.SIGKILL)
     _, said = child.communicate(timeout=30)
     assert child.returncode == -signal.SIGKILL, said
-    assert len(list(stores["killed"].states.glob("*/manifest.json"))) == 1
+    assert len(list(stores["killed"].jobs.glob("*/manifest.json"))) == 1
     code, _, told = verb(*words)
     assert code == 0, told
-    assert "2 pieces, 1 done" in told
+    assert "2 training jobs, 1 done" in told
     assert weights(stores["killed"]) == weights(stores["calm"])
     assert len(weights(stores["calm"])) >= 4

@@ -52,7 +52,7 @@ def contents(store: Path) -> dict[str, dict[str, str]]:
 
 def positions(store: Path) -> dict[str, list[int]]:
     states = {
-        place.name: json.loads((place / "state.json").read_text())["progress"]
+        place.name: json.loads((place / "checkpoint.json").read_text())["progress"]
         for place in (store / "states").iterdir()
     }
     return {name: [state["step"], state["draw"], state["tokens"]] for name, state in states.items()}

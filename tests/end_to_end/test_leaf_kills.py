@@ -56,12 +56,12 @@ def drive(study: Path, store: Path, kills: int, seed: int) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def leaves(store: Path) -> dict[str, tuple[dict, bytes, bytes]]:
-    """Every leaf after its manifest was checked: what it says, but for times, and the bytes of its arrays."""
+def trials(store: Path) -> dict[str, tuple[dict, bytes, bytes]]:
+    """Every trial after its manifest was checked: what it says, but for times, and the bytes of its arrays."""
     found = {}
-    for place in sorted((store / "leaves").iterdir()):
+    for place in sorted((store / "trials").iterdir()):
         verify(place)
-        about = json.loads((place / "leaf.json").read_text())
+        about = json.loads((place / "trial.json").read_text())
         del about["seconds"]
         arrays = ((place / f"{name}.safetensors").read_bytes() for name in ("values", "predictions"))
         found[place.name] = (about, *arrays)
@@ -80,9 +80,9 @@ def test_kills_in_the_middle_of_a_grid_change_no_score(corpus, tmp_path, protoco
     report = drive(study, killed, kills=10, seed=seed)
     assert report["code"] == 0
     assert report["killed"] >= 10, report
-    assert len(leaves(calm)) == 2 * 5 * 4
-    assert leaves(killed) == leaves(calm)
-    # One killed between publishing its last leaf and letting go leaves a lease behind, which is known to be a dead one's.
+    assert len(trials(calm)) == 2 * 5 * 4
+    assert trials(killed) == trials(calm)
+    # One killed between publishing its last trial and letting go leaves a lease behind, which is known to be a dead one's.
     alive = [one for one in Leases(killed / "leases").holders().values() if one.alive is not False]
     assert not alive, "a finished study holds no job"
     taken = (killed / "leases" / "takeovers.jsonl").read_text().splitlines()

@@ -49,7 +49,7 @@ def test_it_is_evaluated_as_it_is(published, verb, tmp_path):
     )
     assert code == 0, told
     assert re.search(r"610m-clm-42k +sources-mini +accuracy", out)
-    assert len(list(Store(tmp_path / "store").leaves.iterdir())) == 1
+    assert len(list(Store(tmp_path / "store").trials.iterdir())) == 1
     assert encoder_from_hub(Hub(str(published))).context == 64
 
 
@@ -72,6 +72,8 @@ def test_it_is_trained_further(published, verb, corpus, tmp_path):
     assert code == 0, told
     assert "masked 40%" in out
     (end,) = (
-        place for place in store.states.iterdir() if read_json(place / "state.json")["progress"]["step"] == 2
+        place
+        for place in store.checkpoints.iterdir()
+        if read_json(place / "checkpoint.json")["progress"]["step"] == 2
     )
     assert (end / "model.safetensors").is_file()

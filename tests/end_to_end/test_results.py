@@ -24,7 +24,7 @@ def written(tmp_path_factory):
     return folder / "report"
 
 
-@pytest.mark.parametrize("table", ["claims", "scores", "families", "noise", "runs", "leaves"])
+@pytest.mark.parametrize("table", ["claims", "scores", "families", "noise", "runs", "trials"])
 def test_a_table_in_the_docs_is_the_ledgers(written, table):
     assert (written / f"{table}.csv").read_text() == (REPLICA / f"{table}.csv").read_text()
 

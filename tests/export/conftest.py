@@ -129,7 +129,7 @@ def trained(corpus, shards, tasks, tmp_path_factory) -> Trained:
         known,
         Ranks(0, 1, torch.device("cpu")),
         RuntimeOptions(quiet=True, loaders=0),
-        wanted=set(plan.states),
+        wanted=set(plan.jobs),
         evaluated={plan.results["masked"]},
         say=lambda text: None,
     ).work()

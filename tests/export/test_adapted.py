@@ -75,8 +75,8 @@ def adapted(folder, corpus, store, **fields):
     known = identities(store)
     plan = make_plan(Study("one", (run,)), known)
     save_plan(plan, store)
-    manner, alone = RuntimeOptions(quiet=True, loaders=0), Ranks(0, 1, torch.device("cpu"))
-    worker = Worker(plan, store, known, alone, manner, wanted=set(plan.states), say=lambda text: None)
+    options, alone = RuntimeOptions(quiet=True, loaders=0), Ranks(0, 1, torch.device("cpu"))
+    worker = Worker(plan, store, known, alone, options, wanted=set(plan.jobs), say=lambda text: None)
     assert not worker.work().failed
     return plan.study.runs[0], plan.results["adapted"]
 

@@ -138,15 +138,15 @@ def test_a_base_without_a_card_says_nothing(tmp_path):
 def copied(trained, tmp_path):
     """A store whose leaves may be changed."""
     made = Store(tmp_path / "store")
-    shutil.copytree(trained.store.leaves, made.leaves)
+    shutil.copytree(trained.store.trials, made.trials)
     return made
 
 
 def change(store, key, edit):
-    place = store.leaves / key
-    about = json.loads((place / "leaf.json").read_text())
+    place = store.trials / key
+    about = json.loads((place / "trial.json").read_text())
     edit(about)
-    write_json(place / "leaf.json", about)
+    write_json(place / "trial.json", about)
     (place / "manifest.json").unlink()
     moved = store.root / "moved"
     place.rename(moved)
@@ -159,9 +159,9 @@ def kinds(store, model):
 
 def test_the_rate_is_chosen_by_validation_and_never_by_test(copied, trained):
     model = trained.results["masked"]
-    for (lr, _), leaf in kinds(copied, model).leaves.items():
-        change(copied, leaf.key, lambda about, lr=lr: about["scores"]["validation"].update(accuracy=1 - lr))
-        change(copied, leaf.key, lambda about, lr=lr: about["scores"]["test"].update(accuracy=lr))
+    for (lr, _), trial in kinds(copied, model).trials.items():
+        change(copied, trial.key, lambda about, lr=lr: about["scores"]["validation"].update(accuracy=1 - lr))
+        change(copied, trial.key, lambda about, lr=lr: about["scores"]["test"].update(accuracy=lr))
     assert kinds(copied, model).rate == 1e-3
     chosen = trial_for_task(model, "kinds", copied)
     assert (chosen.about["lr"], chosen.about["seed"]) == (1e-3, 0)
@@ -169,7 +169,7 @@ def test_the_rate_is_chosen_by_validation_and_never_by_test(copied, trained):
 
 def test_a_grid_with_a_hole_is_not_chosen_from(copied, trained):
     model = trained.results["masked"]
-    copied.discard(copied.leaves / kinds(copied, model).leaves[1e-2, 1].key)
+    copied.discard(copied.trials / kinds(copied, model).trials[1e-2, 1].key)
     assert kinds(copied, model).words() == "incomplete"
     with pytest.raises(SpecError, match=r"some learning rates or seeds of .* are missing"):
         trial_for_task(model, "kinds", copied)
@@ -181,19 +181,19 @@ def test_a_grid_with_a_hole_is_not_chosen_from(copied, trained):
 
 def test_two_ways_to_fine_tune_are_two_grids(copied, trained):
     model = trained.results["masked"]
-    for (_, seed), leaf in kinds(copied, model).leaves.items():
+    for (_, seed), trial in kinds(copied, model).trials.items():
         if seed == 1:
-            change(copied, leaf.key, lambda about: about["finetune"].update(length=16))
-    with pytest.raises(SpecError, match="in 2 ways; type the key of a leaf instead"):
+            change(copied, trial.key, lambda about: about["finetune"].update(length=16))
+    with pytest.raises(SpecError, match="in 2 ways; type the key of a trial instead"):
         trial_for_task(model, "kinds", copied)
 
 
 def test_leaves_that_read_forwards_only_are_no_scores_of_an_encoder(copied, trained):
     model = trained.results["masked"]
     grid = next(one for one in grids_of(model, copied) if one.task == "kinds")
-    change(copied, grid.leaves[grid.rate, 1].key, lambda about: about["finetune"].update(causal=True))
+    change(copied, grid.trials[grid.rate, 1].key, lambda about: about["finetune"].update(causal=True))
     again = next(one for one in grids_of(model, copied) if one.task == "kinds")
-    assert len(again.leaves) == len(grid.leaves) - 1
+    assert len(again.trials) == len(grid.trials) - 1
 
 
 def test_a_leaf_older_than_a_field_belongs_to_the_same_grid(copied, trained):
@@ -204,9 +204,9 @@ def test_a_leaf_older_than_a_field_belongs_to_the_same_grid(copied, trained):
         del about["finetune"]["causal"]
         del about["finetune"]["optimizer"]["layer_decay"]
 
-    change(copied, grid.leaves[grid.rate, 1].key, forget)
+    change(copied, grid.trials[grid.rate, 1].key, forget)
     again = [one for one in grids_of(model, copied) if one.task == "kinds"]
-    assert [one.leaves.keys() for one in again] == [grid.leaves.keys()]
+    assert [one.trials.keys() for one in again] == [grid.trials.keys()]
 
 
 def test_no_card_offers_fill_mask_where_its_answers_mean_nothing(export):

@@ -82,25 +82,25 @@ def test_what_is_no_key_is_refused(digits, line, verb, tmp_path):
 def test_digits_that_several_results_share_are_refused(trained, tmp_path):
     store = Store(tmp_path)
     key = trained.results["masked"]
-    shutil.copytree(trained.store.states / key, store.states / key)
-    leaf = next(iter(trained.store.leaves.iterdir()))
-    alike = store.leaves / f"{key[:12]}{leaf.name[12:]}"
-    built = shutil.copytree(leaf, tmp_path / "built")
-    write_json(built / "leaf.json", read_json(built / "leaf.json") | {"key": alike.name})
+    shutil.copytree(trained.store.checkpoints / key, store.checkpoints / key)
+    trial = next(iter(trained.store.trials.iterdir()))
+    alike = store.trials / f"{key[:12]}{trial.name[12:]}"
+    built = shutil.copytree(trial, tmp_path / "built")
+    write_json(built / "trial.json", read_json(built / "trial.json") | {"key": alike.name})
     (built / "manifest.json").unlink()
     publish(built, alike)
     with pytest.raises(SpecError, match="2 results begin with it; type more digits"):
         find(key[:8], store)
     assert find(key, store).key == key
     assert isinstance(find(alike.name, store), SavedTrial)
-    (store.states / key / "manifest.json").unlink()  # no manifest, no result
+    (store.checkpoints / key / "manifest.json").unlink()  # no manifest, no result
     with pytest.raises(StoreError, match=f"{key}.*no manifest"):
         find(key, store)
 
 
 def test_options_that_do_not_belong_together(verb, trained, tmp_path):
-    leaf = next(iter(trained.store.leaves.iterdir())).name
-    code, _, err = verb(leaf, tmp_path / "out", "--task", "kinds")
+    trial = next(iter(trained.store.trials.iterdir())).name
+    code, _, err = verb(trial, tmp_path / "out", "--task", "kinds")
     assert code == 2
     assert "is the key of a fine-tuned model already; leave out --task" in err
     code, _, err = verb(trained.results["masked"], tmp_path / "out", "--public")
@@ -111,7 +111,7 @@ def test_options_that_do_not_belong_together(verb, trained, tmp_path):
 def test_without_the_shards_the_refusal_says_what_to_do(verb, trained, tmp_path):
     store = Store(tmp_path / "carried")
     key = trained.results["masked"]
-    shutil.copytree(trained.store.states / key, store.states / key)
+    shutil.copytree(trained.store.checkpoints / key, store.checkpoints / key)
     code, _, err = verb(key, tmp_path / "out", store=store.root)
     assert code == 2
     assert "type: biphase tokenize CORPUS" in err
@@ -121,9 +121,9 @@ def test_without_the_shards_the_refusal_says_what_to_do(verb, trained, tmp_path)
 def test_a_damaged_state_is_not_exported(verb, trained, tmp_path):
     store = Store(tmp_path / "damaged")
     key = trained.results["masked"]
-    shutil.copytree(trained.store.states / key, store.states / key)
+    shutil.copytree(trained.store.checkpoints / key, store.checkpoints / key)
     shutil.copytree(trained.store.shards, store.shards, symlinks=True)
-    with (store.states / key / "model.safetensors").open("r+b") as file:
+    with (store.checkpoints / key / "model.safetensors").open("r+b") as file:
         file.seek(-4, 2)
         file.write(b"\0\0\x80\x3f")
     code, _, err = verb(key, tmp_path / "out", store=store.root)

@@ -85,8 +85,8 @@ def test_a_graph_that_says_something_else_is_not_kept(with_graph, tmp_path):
 def test_a_classifier_has_a_graph_of_its_logits(trained, tmp_path):
     from transformers import AutoModelForSequenceClassification
 
-    leaf = trial_for_task(trained.results["masked"], "kinds", trained.store)
-    export_tuned(leaf, trained.store, tmp_path / "out", onnx=True, say=lambda text: None)
+    trial = trial_for_task(trained.results["masked"], "kinds", trained.store)
+    export_tuned(trial, trained.store, tmp_path / "out", onnx=True, say=lambda text: None)
     inputs = AutoTokenizer.from_pretrained(tmp_path / "out")(TEXTS, padding=True, return_tensors="np")
     session = session_of(tmp_path / "out")
     assert [one.name for one in session.get_outputs()] == ["logits"]

@@ -28,9 +28,9 @@ def quiet(text):
 
 def tuned(trained, task, place):
     """The folder of the fine-tuned model for a task, and the model itself, made independently."""
-    leaf = trial_for_task(trained.results["masked"], task, trained.store)
-    made = export_tuned(leaf, trained.store, place, onnx=False, say=quiet)
-    return made, retrain(recipe_of(leaf, trained.store), quiet)
+    trial = trial_for_task(trained.results["masked"], task, trained.store)
+    made = export_tuned(trial, trained.store, place, onnx=False, say=quiet)
+    return made, retrain(recipe_of(trial, trained.store), quiet)
 
 
 def test_a_classifier_is_a_ready_pipeline_with_label_names(trained, tmp_path):
@@ -85,7 +85,7 @@ def test_a_retrieval_model_is_a_ready_sentence_transformer(task, trained, tmp_pa
 
 def test_a_leaf_is_exported_by_its_own_key_too(trained, tmp_path):
     grid = next(one for one in grids_of(trained.results["masked"], trained.store) if one.task == "kinds")
-    other = next(one for cell, one in grid.leaves.items() if cell != (grid.rate, 0))
+    other = next(one for cell, one in grid.trials.items() if cell != (grid.rate, 0))
     made = export_tuned(
         find(other.key[:12], trained.store), trained.store, tmp_path / "out", onnx=False, say=quiet
     )
@@ -106,60 +106,60 @@ def changeable(trained, tmp_path):
     for kind in ("states", "shards", "studies"):
         made.root.mkdir(exist_ok=True)
         (made.root / kind).symlink_to(getattr(trained.store, kind))
-    shutil.copytree(trained.store.leaves, made.leaves)
+    shutil.copytree(trained.store.trials, made.trials)
     return made
 
 
 def change(store, key, edit):
-    place = store.leaves / key
-    about = json.loads((place / "leaf.json").read_text())
+    place = store.trials / key
+    about = json.loads((place / "trial.json").read_text())
     edit(about)
-    write_json(place / "leaf.json", about)
+    write_json(place / "trial.json", about)
     (place / "manifest.json").unlink()
     place.rename(store.root / "moved")
     publish(store.root / "moved", place)
 
 
 def test_a_model_that_scores_otherwise_is_not_the_one_that_was_scored(changeable, trained, tmp_path):
-    leaf = trial_for_task(trained.results["masked"], "kinds", changeable)
-    before = leaf.about["scores"]["validation"]["accuracy"]
+    trial = trial_for_task(trained.results["masked"], "kinds", changeable)
+    before = trial.about["scores"]["validation"]["accuracy"]
     far = before - 0.5 if before > 0.5 else before + 0.5
-    change(changeable, leaf.key, lambda about: about["scores"]["validation"].update(accuracy=far))
+    change(changeable, trial.key, lambda about: about["scores"]["validation"].update(accuracy=far))
     with pytest.raises(ModelError, match="so this is not the model that was scored"):
-        export_tuned(find(leaf.key, changeable), changeable, tmp_path / "out", onnx=False, say=quiet)
+        export_tuned(find(trial.key, changeable), changeable, tmp_path / "out", onnx=False, say=quiet)
     assert not (tmp_path / "out").exists()
     near = before - 1 / 12  # one example of twelve judged otherwise, as on another machine
-    change(changeable, leaf.key, lambda about: about["scores"]["validation"].update(accuracy=near))
-    made = export_tuned(find(leaf.key, changeable), changeable, tmp_path / "out", onnx=False, say=quiet)
+    change(changeable, trial.key, lambda about: about["scores"]["validation"].update(accuracy=near))
+    made = export_tuned(find(trial.key, changeable), changeable, tmp_path / "out", onnx=False, say=quiet)
     assert f"{before * 100:.2f}%, and {near * 100:.2f}% when it was first made" in made.words()
     assert f"{near * 100:.2f}% when it was first made" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_a_model_is_not_made_again_from_other_data(changeable, trained, tmp_path):
-    leaf = trial_for_task(trained.results["masked"], "kinds", changeable)
-    folder = shutil.copytree(leaf.about["task"]["source"], tmp_path / "data")
-    change(changeable, leaf.key, lambda about: about["task"].update(source=str(folder)))
-    assert recipe_of(find(leaf.key, changeable), changeable).task.source == str(folder), (
+    trial = trial_for_task(trained.results["masked"], "kinds", changeable)
+    folder = shutil.copytree(trial.about["task"]["source"], tmp_path / "data")
+    change(changeable, trial.key, lambda about: about["task"].update(source=str(folder)))
+    assert recipe_of(find(trial.key, changeable), changeable).task.source == str(folder), (
         "the same data elsewhere"
     )
     path = next(folder.glob("train*"))
     path.write_bytes(path.read_bytes().replace(b"0", b"1", 1))
     with pytest.raises(DataError, match=r"other data.*kinds"):
-        export_tuned(find(leaf.key, changeable), changeable, tmp_path / "out", onnx=False, say=quiet)
+        export_tuned(find(trial.key, changeable), changeable, tmp_path / "out", onnx=False, say=quiet)
 
 
 def test_what_read_forwards_only_is_no_encoder(changeable, trained, tmp_path):
-    leaf = trial_for_task(trained.results["masked"], "kinds", changeable)
-    change(changeable, leaf.key, lambda about: about["finetune"].update(causal=True))
+    trial = trial_for_task(trained.results["masked"], "kinds", changeable)
+    change(changeable, trial.key, lambda about: about["finetune"].update(causal=True))
     with pytest.raises(ModelError, match="was fine-tuned reading forwards only"):
-        export_tuned(find(leaf.key, changeable), changeable, tmp_path / "out", onnx=False, say=quiet)
+        export_tuned(find(trial.key, changeable), changeable, tmp_path / "out", onnx=False, say=quiet)
 
 
 def test_a_model_that_is_gone_cannot_be_fine_tuned_again(changeable, trained, tmp_path):
-    leaf = trial_for_task(trained.results["masked"], "kinds", changeable)
-    change(changeable, leaf.key, lambda about: about.update(model="0" * 32))
+    trial = trial_for_task(trained.results["masked"], "kinds", changeable)
+    change(changeable, trial.key, lambda about: about.update(model="0" * 32))
     with pytest.raises(SpecError, match=r"that was fine-tuned is not in .*run the study again"):
-        export_tuned(find(leaf.key, changeable), changeable, tmp_path / "out", onnx=False, say=quiet)
+        export_tuned(find(trial.key, changeable), changeable, tmp_path / "out", onnx=False, say=quiet)
 
 
 # ---------------------------------------------------------------- hub models, fine-tuned as they are
@@ -208,7 +208,7 @@ def hub_folders(shards, tmp_path_factory):
 
 
 def evaluated(folder, task, store, protocol="standard"):
-    """The only leaf of a model as it is on a task."""
+    """The only trial of a model as it is on a task."""
     from biphase.study.ledger import finetunings
     from biphase.study.plan import identities, make_plan, save_plan
     from biphase.study.worker import Worker
@@ -219,9 +219,9 @@ def evaluated(folder, task, store, protocol="standard"):
     known = identities(store)
     plan = make_plan(Study("as-it-is", (Pretrain("it", start=Hub(str(folder))),), grid), known)
     save_plan(plan, store)
-    manner = RuntimeOptions(quiet=True, loaders=0)
-    Worker(plan, store, known, Ranks(0, 1, torch.device("cpu")), manner, wanted=set(), say=quiet).work()
-    return find(next(finetunings(plan)).leaves[0].key, store)
+    options = RuntimeOptions(quiet=True, loaders=0)
+    Worker(plan, store, known, Ranks(0, 1, torch.device("cpu")), options, wanted=set(), say=quiet).work()
+    return find(next(finetunings(plan)).trials[0].key, store)
 
 
 @pytest.mark.parametrize(
@@ -233,10 +233,10 @@ def test_answers_by_start_and_end_where_transformers_has_a_class(
     from transformers import AutoModelForQuestionAnswering
 
     store = Store(tmp_path / "store")
-    leaf = evaluated(hub_folders[family], answering, store)
-    made = export_tuned(leaf, store, tmp_path / "out", onnx=False, say=quiet)
+    trial = evaluated(hub_folders[family], answering, store)
+    made = export_tuned(trial, store, tmp_path / "out", onnx=False, say=quiet)
     assert made.written.architecture == architecture
-    again = retrain(recipe_of(leaf, store), quiet)
+    again = retrain(recipe_of(trial, store), quiet)
     text = "Question: who was seen?\nContext: the cat saw Eve by the river 3"
     ids = encode_texts(again.recipe.subject.reading, [text])
     right = per_token(again.model, ids, SETTING)
@@ -246,13 +246,13 @@ def test_answers_by_start_and_end_where_transformers_has_a_class(
     both = torch.stack([said.start_logits, said.end_logits], -1)[0].numpy()
     assert np.allclose(both, right, atol=1e-5)
     with pytest.raises(SpecError, match="two outputs, not one graph"):
-        export_tuned(leaf, store, tmp_path / "graph", onnx=True, say=quiet)
+        export_tuned(trial, store, tmp_path / "graph", onnx=True, say=quiet)
 
 
 def test_answers_as_tags_are_a_tagger(hub_folders, answering, tmp_path):
     store = Store(tmp_path / "store")
-    leaf = evaluated(hub_folders["llama"], answering, store, protocol="paper")
-    made = export_tuned(leaf, store, tmp_path / "out", onnx=False, say=quiet)
+    trial = evaluated(hub_folders["llama"], answering, store, protocol="paper")
+    made = export_tuned(trial, store, tmp_path / "out", onnx=False, say=quiet)
     assert made.written.architecture == "EuroBertForTokenClassification"  # Llama has the usual shape
     config = json.loads((made.folder / "config.json").read_text())
     assert config["id2label"] == {"0": "O", "1": "ANSWER"}
@@ -262,10 +262,10 @@ def test_what_transformers_has_no_class_for_is_refused_before_the_work(
     trained, hub_folders, answering, tasks, tmp_path
 ):
     store, said = Store(tmp_path / "store"), []
-    leaf = evaluated(hub_folders["bert"], tasks[0], store)  # its classifier pools otherwise than ours
+    trial = evaluated(hub_folders["bert"], tasks[0], store)  # its classifier pools otherwise than ours
     with pytest.raises(
         ModelError, match="no class that does text-classification on BertModel as it was fine-tuned"
     ):
-        export_tuned(leaf, store, tmp_path / "out", onnx=False, say=said.append)
+        export_tuned(trial, store, tmp_path / "out", onnx=False, say=said.append)
     assert not any("fine-tuning" in one for one in said)
     assert not (tmp_path / "out").exists()

@@ -50,9 +50,9 @@ def check_sight(model: LanguageModel) -> None:
         "both ways": (AttentionPattern(causal=False), layers),
         "both ways, windows opened": (AttentionPattern(causal=False, windows=False), [None] * len(layers)),
     }
-    for said, (sight, reach) in told.items():
-        felt = _felt(model, sight)
-        wrong = (felt != _allowed(reach, causal=sight.causal)).nonzero().tolist()
+    for said, (pattern, reach) in told.items():
+        felt = _felt(model, pattern)
+        wrong = (felt != _allowed(reach, causal=pattern.causal)).nonzero().tolist()
         assert not wrong, f"{said}: token {wrong[0][0]} felt at {wrong[0][1]}: {bool(felt[tuple(wrong[0])])}"
 
 
@@ -63,26 +63,26 @@ def check_segments(model: LanguageModel) -> None:
     numbers = torch.repeat_interleave(torch.arange(len(SEGMENTS)), torch.tensor(SEGMENTS))[None]
     places = torch.cat([torch.arange(length) for length in SEGMENTS])[None]
     for causal in (True, False):
-        sight = AttentionPattern(causal, mask=segment_mask(numbers, causal=causal))
-        together = model.hidden(ids, places, sight)
+        pattern = AttentionPattern(causal, mask=segment_mask(numbers, causal=causal))
+        together = model.hidden(ids, places, pattern)
         for number in range(len(SEGMENTS)):
             here = numbers[0] == number
             alone = model.hidden(ids[:, here], whole(ids[:, here]), AttentionPattern(causal))
             assert close(together[:, here], alone), f"segment {number} reads otherwise than alone"
             changed = torch.where(here, (ids + 1) % VOCAB, ids)
-            moved = (model.hidden(changed, places, sight) != together).any(-1)[0]
+            moved = (model.hidden(changed, places, pattern) != together).any(-1)[0]
             assert not moved[~here].any(), f"segment {number} is seen by another"
 
 
-def _felt(model: LanguageModel, sight: AttentionPattern) -> Tensor:
+def _felt(model: LanguageModel, pattern: AttentionPattern) -> Tensor:
     """True where a change of the token (row) is felt at a position (column)."""
     ids = texts(1)
-    plain = model.hidden(ids, whole(ids), sight)
+    plain = model.hidden(ids, whole(ids), pattern)
     rows = []
     for at in range(LENGTH):
         changed = ids.clone()
         changed[0, at] = (ids[0, at] + 1) % VOCAB
-        rows.append((model.hidden(changed, whole(ids), sight) != plain).any(-1)[0])
+        rows.append((model.hidden(changed, whole(ids), pattern) != plain).any(-1)[0])
     return torch.stack(rows)
 
 

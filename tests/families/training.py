@@ -50,7 +50,7 @@ def train(run: Pretrain, store: Store, *, killed: bool = False) -> None:
             raise Killed
         return False
 
-    piece = Pretraining(
+    job = Pretraining(
         run,
         run.steps,
         store=store,
@@ -59,9 +59,9 @@ def train(run: Pretrain, store: Store, *, killed: bool = False) -> None:
         ranks=Ranks(0, 1, torch.device("cpu")),
         needed=set,
         flops_per_token=None,
-        manner=RuntimeOptions(loaders=0, checkpoint_steps=SAVED, quiet=True, stop=stop),
+        options=RuntimeOptions(loaders=0, checkpoint_steps=SAVED, quiet=True, stop=stop),
     )
-    piece.train()
+    job.train()
 
 
 def check_training(run: Pretrain, store: Store) -> None:
@@ -89,7 +89,7 @@ def check_kill_and_resume(run: Pretrain, store: Store, *, as_in: Store) -> None:
     assert on_the_way[0] == SAVED
     train(run, store)
     for name in ("model.safetensors", "optimizer.safetensors"):
-        ours, theirs = (load_file(one.states / last_state(run, one) / name) for one in (store, as_in))
+        ours, theirs = (load_file(one.jobs / last_state(run, one) / name) for one in (store, as_in))
         assert ours.keys() == theirs.keys()
         assert not [weight for weight in ours if not torch.equal(ours[weight], theirs[weight])], name
 

@@ -75,16 +75,16 @@ def phase_of(pid: int, plan: Plan, store: Store) -> str:
     if any(key.startswith("shards-") for key in held):
         return "tokenize"
     for key in held:
-        if key in plan.states:
-            run = plan.states[key].run.name
+        if key in plan.jobs:
+            run = plan.jobs[key].run.name
             shared = key in {one.key for one in plan.path(plan.results["clm"])}
             return "trunk" if shared else "branch" if run == "two" else "go on"
     return "fine-tune" if held else "between jobs"
 
 
 def whole(plan: Plan, store: Store) -> bool:
-    leaves = [leaf.key for training in finetunings(plan) for leaf in training.leaves]
-    return all(store.has(store.leaves / key) for key in leaves)
+    trials = [trial.key for training in finetunings(plan) for trial in training.trials]
+    return all(store.has(store.trials / key) for key in trials)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Every kind of file that the project keeps in a store: where one stands, and what else must be there to read it.
 
 `half_done` prepares a store whose next run must read all of them: the last run and its scores are missing, so shards,
-its parent's state and their tokenizer are read; one other leaf is missing, so that another state is.
+its parent's state and their tokenizer are read; one other trial is missing, so that another state is.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def half_done(study: Path, store: Store) -> Plan:
     for training in finetunings(plan):
         first = training.model == plan.results["clm"] and (training.lr, training.seed) == (1e-3, 0)
         if training.model == last or (first and training.task.name == "numbers"):
-            for leaf in training.leaves:
-                shutil.rmtree(store.leaves / leaf.key)
+            for trial in training.trials:
+                shutil.rmtree(store.trials / trial.key)
     for state in plan.path(last):
         if state.key not in {one.key for one in plan.path(plan.results["clm"])}:
-            shutil.rmtree(store.states / state.key)
+            shutil.rmtree(store.checkpoints / state.key)
     return plan
 
 
@@ -60,7 +60,7 @@ def half_done(study: Path, store: Store) -> Plan:
 
 def _state(name: str) -> Kind:
     def where(plan: Plan, store: Store) -> Place:
-        folder = store.states / plan.results["clm"]
+        folder = store.checkpoints / plan.results["clm"]
         return Place(folder / name, folder)
 
     return Kind(where)
@@ -69,7 +69,7 @@ def _state(name: str) -> Kind:
 def _leaf(name: str) -> Kind:
     def where(plan: Plan, store: Store) -> Place:
         grid = gather(plan, store).grids["two", "beasts"]
-        folder = store.leaves / grid.keys[grid.chosen[0]][0]  # one whose values a report reads
+        folder = store.trials / grid.keys[grid.chosen[0]][0]  # one whose values a report reads
         return Place(folder / name, folder)
 
     return Kind(where)
@@ -88,17 +88,17 @@ def _receipt(kind: str, name: str) -> Kind:
 
     def where(plan: Plan, store: Store) -> Place:
         folder = {
-            "states": store.states / plan.results["two"],
-            "leaves": _leaf("leaf.json").where(plan, store).remove,
+            "states": store.checkpoints / plan.results["two"],
+            "trials": _leaf("trial.json").where(plan, store).remove,
         }[kind]
-        receipt = store.receipt(folder)
+        metadata_of = store.metadata_of(folder)
         with store.attempt("receipt") as built:
-            for light in ("state.json", "metrics.jsonl", "leaf.json"):
+            for light in ("checkpoint.json", "metrics.jsonl", "trial.json"):
                 if (folder / light).is_file():
                     shutil.copy(folder / light, built / light)
-            publish(built, receipt)
+            publish(built, metadata_of)
         shutil.rmtree(folder)
-        return Place(receipt / name, receipt)
+        return Place(metadata_of / name, metadata_of)
 
     return Kind(where)
 
@@ -109,11 +109,11 @@ def _receipt(kind: str, name: str) -> Kind:
 def _written(
     name: str, content: Callable[[Plan, Store], str], *, memory: bool = False, by_others: bool = False
 ) -> Kind:
-    """A file of the store under a name with {study}, {piece} or {tuning} in it."""
+    """A file of the store under a name with {study}, {training job} or {tuning} in it."""
 
     def where(plan: Plan, store: Store) -> Place:
         tuning = next(one.key for one in finetunings(plan) if one.model == plan.results["on"])
-        known = {"study": plan.study.name, "piece": plan.results["on"], "tuning": tuning}
+        known = {"study": plan.study.name, "training job": plan.results["on"], "tuning": tuning}
         path = store.root / name.format(**known)
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
@@ -158,17 +158,17 @@ KINDS: dict[str, Kind] = {
     "tokenizer's configuration": _shards("tokenizer/tokenizer_config.json"),
     "weights": _state("model.safetensors"),
     "moments": _state("optimizer.safetensors"),
-    "state": _state("state.json"),
+    "state": _state("checkpoint.json"),
     "losses": _state("metrics.jsonl"),
     "manifest of a state": _state("manifest.json"),
-    "leaf": _leaf("leaf.json"),
+    "trial": _leaf("trial.json"),
     "values": _leaf("values.safetensors"),
     "predictions": _leaf("predictions.safetensors"),
-    "manifest of a leaf": _leaf("manifest.json"),
-    "receipt of a state": _receipt("states", "state.json"),
+    "manifest of a trial": _leaf("manifest.json"),
+    "receipt of a state": _receipt("states", "checkpoint.json"),
     "losses of a receipt": _receipt("states", "metrics.jsonl"),
     "manifest of a receipt": _receipt("states", "manifest.json"),
-    "receipt of a leaf": _receipt("leaves", "leaf.json"),
+    "receipt of a trial": _receipt("trials", "trial.json"),
     "pins": _written("pins.json", lambda plan, store: json.dumps({"owner/name": COMMIT}), by_others=True),
     "fingerprints": _written(f"studies/{{study}}/{FINGERPRINTS}", _fingerprints, memory=True),
     "device": _written("devices/h200.json", _device),
@@ -177,11 +177,11 @@ KINDS: dict[str, Kind] = {
         "studies/other/plan.json",
         lambda plan, store: json.dumps(with_checksum({"states": [{"key": "0" * 32}]})),
     ),
-    "failure": _written("studies/{study}/failures/{piece}.json", _failure, memory=True),
+    "failure": _written("studies/{study}/failures/{training job}.json", _failure, memory=True),
     "live losses": _written(
-        "studies/{study}/live/{piece}.jsonl", lambda plan, store: '{"step": 1}\n', memory=True
+        "studies/{study}/live/{training job}.jsonl", lambda plan, store: '{"step": 1}\n', memory=True
     ),
-    "lease of a piece": _written("leases/{piece}.lease", _lease, memory=True),
+    "lease of a training job": _written("leases/{training job}.lease", _lease, memory=True),
     "lease of a fine-tuning": _written("leases/{tuning}.lease", _lease, memory=True),
     "takeovers": _written("leases/takeovers.jsonl", _takeover, memory=True),
     "lock": _written("leases/.lock", lambda plan, store: "", memory=True),

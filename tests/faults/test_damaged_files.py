@@ -53,8 +53,8 @@ def numbers(told: dict[str, Any]) -> dict[Any, Any]:
 
 
 def reported(folder: Path) -> dict[Any, Any]:
-    """Every score of every leaf in a report, those that are there."""
-    with (folder / "leaves.csv").open() as file:
+    """Every score of every trial in a report, those that are there."""
+    with (folder / "trials.csv").open() as file:
         rows = list(csv.DictReader(file))
     return {row["key"]: (row["validation"], row["test"]) for row in rows if row["test"]}
 
@@ -185,13 +185,13 @@ def misplace(calm, store: Store, kind: str, how: str, seed: int) -> list[Path]:
         text.write_text("".join(json.dumps({"text": f"another text, line {n}"}) + "\n" for n in range(60)))
         other = tokenize(Corpus("other", str(text), BPE(300)), store, processes=1, report=lambda line: None)
         one, place = other, next(path for path in folder.iterdir() if path != other)
-    elif kind.startswith("receipts"):
+    elif kind.startswith("metadata"):
         for path in sorted((store.root / kind.split("/")[1]).iterdir())[:4]:
             with store.attempt("receipt") as built:
-                for light in ("state.json", "metrics.jsonl", "leaf.json"):
+                for light in ("checkpoint.json", "metrics.jsonl", "trial.json"):
                     if (path / light).is_file():
                         shutil.copy(path / light, built / light)
-                publish(built, store.receipt(path))
+                publish(built, store.metadata_of(path))
             shutil.rmtree(path)
         one, place = chance.sample(sorted(folder.iterdir()), 2)
     else:
@@ -209,7 +209,7 @@ def check_misplaced(calm, said, truth, tmp_path: Path, kind: str, how: str, seed
     shown = look(calm, said, truth, store, tmp_path / "report")
     code, out, err = said("run", calm.study, "--store", store.root, "--quiet")
     plan = plan_of(calm.study, store)
-    used = set(plan.states) | {leaf.key for one in finetunings(plan) for leaf in one.leaves}
+    used = set(plan.jobs) | {trial.key for one in finetunings(plan) for trial in one.trials}
     used |= {path.name for path in calm.store.shards.iterdir()}
     for place in wrong:
         if place.name in used:
@@ -234,7 +234,7 @@ def check_misplaced(calm, said, truth, tmp_path: Path, kind: str, how: str, seed
     )
 
 
-PLACED = ("states", "leaves", "shards", "receipts/states", "receipts/leaves")
+PLACED = ("states", "trials", "shards", "metadata/checkpoints", "metadata/trials")
 
 
 @pytest.mark.parametrize(
@@ -242,10 +242,10 @@ PLACED = ("states", "leaves", "shards", "receipts/states", "receipts/leaves")
     [
         ("states", "swapped", 0),
         ("states", "copied over", 1),
-        ("leaves", "copied into", 0),
-        ("leaves", "swapped", 1),
+        ("trials", "copied into", 0),
+        ("trials", "swapped", 1),
         ("shards", "swapped", 1),
-        ("receipts/leaves", "copied over", 0),
+        ("metadata/trials", "copied over", 0),
     ],
 )
 def test_a_folder_under_another_key_is_named_and_not_believed(calm, said, truth, tmp_path, kind, how, seed):
@@ -266,24 +266,30 @@ def test_a_trunk_swapped_with_an_end_is_refused_and_nothing_is_trained_on_it(cal
     store = calm.copied(tmp_path / "store")
     plan = half_done(calm.study, store)
     trunk, end = (state.key for state in plan.path(plan.results["clm"])[-2:])
-    _swap(store.states / trunk, store.states / end)
-    before = {path.name for path in store.states.iterdir()}
+    _swap(store.checkpoints / trunk, store.checkpoints / end)
+    before = {path.name for path in store.checkpoints.iterdir()}
     code, out, err = said("run", calm.study, "--store", store.root, "--quiet")
     assert code == 1
-    assert f"{store.states / trunk} holds" in out
-    assert f"rm -r {store.states / trunk}" in out
-    assert {path.name for path in store.states.iterdir()} == before
+    assert f"{store.checkpoints / trunk} holds" in out
+    assert f"rm -r {store.checkpoints / trunk}" in out
+    assert {path.name for path in store.checkpoints.iterdir()} == before
     code, out, err = said("export", end[:8], tmp_path / "model", "--store", store.root)
     assert code == 2
-    assert str(store.states / end) in err
-    _swap(store.states / trunk, store.states / end)  # back, as the line says too
+    assert str(store.checkpoints / end) in err
+    _swap(store.checkpoints / trunk, store.checkpoints / end)  # back, as the line says too
     assert said("run", calm.study, "--store", store.root, "--quiet")[0] == 0
     assert ended(store.root) == calm.ended
 
 
 # ---------------------------------------------------------------- a trunk that a branch begins from
 
-TRUNK_FILES = ("state.json", "metrics.jsonl", "model.safetensors", "optimizer.safetensors", "manifest.json")
+TRUNK_FILES = (
+    "checkpoint.json",
+    "metrics.jsonl",
+    "model.safetensors",
+    "optimizer.safetensors",
+    "manifest.json",
+)
 
 
 def check_trunk(calm, said, tmp_path: Path, name: str, damage: str, seed: int) -> None:
@@ -294,24 +300,26 @@ def check_trunk(calm, said, tmp_path: Path, name: str, damage: str, seed: int) -
     shared = {state.key for state in plan.path(plan.results["clm"])}
     trunk, branch = [key for key in path if key in shared][-1], [key for key in path if key not in shared]
     for key in branch:
-        shutil.rmtree(store.states / key)
-    before = (store.states / trunk / name).read_bytes()
-    hurt(store.states / trunk / name, damage, seed)
+        shutil.rmtree(store.checkpoints / key)
+    before = (store.checkpoints / trunk / name).read_bytes()
+    hurt(store.checkpoints / trunk / name, damage, seed)
     code, out, err = said("run", calm.study, "--store", store.root, "--quiet")
-    if (store.states / trunk / name).is_file() and (store.states / trunk / name).read_bytes() == before:
+    if (store.checkpoints / trunk / name).is_file() and (
+        store.checkpoints / trunk / name
+    ).read_bytes() == before:
         return  # a bit of an empty file
     assert code == 1
-    assert str(store.states / trunk) in out
-    assert not [key for key in branch if (store.states / key).exists()], (
+    assert str(store.checkpoints / trunk) in out
+    assert not [key for key in branch if (store.checkpoints / key).exists()], (
         "nothing was trained without its trunk"
     )
-    shutil.rmtree(store.states / trunk)
+    shutil.rmtree(store.checkpoints / trunk)
     code, out, err = said("run", calm.study, "--store", store.root, "--quiet")
     assert code == 0, out + err
     assert ended(store.root) == calm.ended, "held-out losses and all"
 
 
-@pytest.mark.parametrize(("name", "damage"), [("state.json", "flipped"), ("manifest.json", "cut")])
+@pytest.mark.parametrize(("name", "damage"), [("checkpoint.json", "flipped"), ("manifest.json", "cut")])
 def test_a_damaged_trunk_is_refused_and_not_trained_again_in_silence(calm, said, tmp_path, name, damage):
     check_trunk(calm, said, tmp_path, name, damage, 0)
 

@@ -52,7 +52,7 @@ def evaluated(calm, verb):
         if code:
             assert str(folder) in out + err, "it is named"
             return None
-        found = (store / "leaves").glob("*/leaf.json")
+        found = (store / "trials").glob("*/trial.json")
         return {path.parent.name: json.loads(path.read_text())["scores"] for path in found}
 
     return typed

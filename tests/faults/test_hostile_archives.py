@@ -100,7 +100,7 @@ def spoil(content: bytes, chance: random.Random) -> bytes:
 def spoiled(files: dict[str, bytes], chance: random.Random) -> tuple[str, dict[str, bytes]]:
     """The files with one of them changed; of a kind that is read often, often."""
     kind = chance.choice(
-        ["leaf.json", "state.json", "metrics.jsonl", "card.json", "plan.json", "fingerprints.json"]
+        ["trial.json", "checkpoint.json", "metrics.jsonl", "card.json", "plan.json", "fingerprints.json"]
     )
     name = chance.choice([one for one in files if one.endswith(kind)])
     if kind == "metrics.jsonl":
@@ -140,7 +140,7 @@ def check_spoiled(calm, verb, packed, folder: Path, seed: int) -> bool:
         assert not store.exists(), "what is refused leaves nothing"
         return True
     look(verb, calm.study, store, folder / "report")
-    for path in store.rglob("leaf.json"):
+    for path in store.rglob("trial.json"):
         for part in json.loads(path.read_text())["scores"].values():
             assert all(RANGES.get(m, (0, 1))[0] <= score <= 1 for m, score in part.items()), name
     return False
@@ -220,8 +220,8 @@ def check_read(calm, verb, folder: Path, kind: str, name: str, seed: int) -> Non
 
 
 METADATA = [
-    ("leaves", "leaf.json"),
-    ("states", "state.json"),
+    ("trials", "trial.json"),
+    ("states", "checkpoint.json"),
     ("states", "metrics.jsonl"),
     ("shards", "card.json"),
 ]
@@ -246,20 +246,20 @@ def test_no_metadata_ends_a_verb_in_a_traceback(calm, verb, tmp_path, kind, name
     [
         ("states", "metrics.jsonl", lambda line: line | {"heldout": [1, 2]}),
         ("states", "metrics.jsonl", lambda line: line | {"heldout": {"clm": "low"}}),
-        ("states", "state.json", lambda about: about | {"epochs": "half"}),
+        ("states", "checkpoint.json", lambda about: about | {"epochs": "half"}),
         (
             "states",
-            "state.json",
+            "checkpoint.json",
             lambda about: about | {"progress": about["progress"] | {"machine": {"device": {}}}},
         ),
-        ("leaves", "leaf.json", lambda about: about | {"metric": "luck"}),
-        ("leaves", "leaf.json", lambda about: about | {"seconds": {"train": "long"}}),
+        ("trials", "trial.json", lambda about: about | {"metric": "luck"}),
+        ("trials", "trial.json", lambda about: about | {"seconds": {"train": "long"}}),
     ],
 )
 def test_damaged_metadata_is_named_and_its_number_is_not_shown(calm, verb, tmp_path, kind, name, change):
     store = calm.copied(tmp_path / "store")
     plan = plan_of(calm.study, store)
-    place = store.states / plan.results["two"] if kind == "states" else sorted(store.leaves.iterdir())[0]
+    place = store.checkpoints / plan.results["two"] if kind == "states" else sorted(store.trials.iterdir())[0]
     files = {path.name: path.read_bytes() for path in place.iterdir() if path.name != MANIFEST}
     if name == "metrics.jsonl":
         lines = [json.loads(line) for line in files[name].splitlines()]
@@ -290,17 +290,17 @@ def of_another_family(content: bytes) -> bytes:
 
 
 def test_a_trial_of_another_family_is_neither_merged_nor_shown(calm, verb, packed, tmp_path):
-    leaf = next(name for name in packed if name.endswith("leaf.json"))
-    bare = {name: one for name, one in packed.items() if not name.startswith(leaf.rpartition("/")[0])}
-    receipt = {f"receipts/{leaf}": of_another_family(packed[leaf])}
+    trial = next(name for name in packed if name.endswith("trial.json"))
+    bare = {name: one for name, one in packed.items() if not name.startswith(trial.rpartition("/")[0])}
+    metadata_of = {f"metadata/{trial}": of_another_family(packed[trial])}
     code, _, err = verb(
-        "ledger", "merge", archive(bare | receipt, tmp_path / "x.tar.zst"), "--store", tmp_path / "new"
+        "ledger", "merge", archive(bare | metadata_of, tmp_path / "x.tar.zst"), "--store", tmp_path / "new"
     )
     assert code == 2
     assert "metric" in err
     store = calm.copied(tmp_path / "store")
-    place = store.leaves / leaf.split("/")[-2]
-    put(store, "leaves", {"leaf.json": of_another_family(packed[leaf])}, place)
+    place = store.trials / trial.split("/")[-2]
+    put(store, "trials", {"trial.json": of_another_family(packed[trial])}, place)
     code, out, _ = verb("status", calm.study, "--store", store.root)
     assert code == 0
     assert "ndcg@10" in out
@@ -338,16 +338,16 @@ def test_one_damaged_trial_stops_no_export_of_others(calm, tmp_path):
     plan = plan_of(calm.study, store)
     model = plan.results["clm"]
     before = len(grids_of(model, store))
-    of_others = next(one for one in finetunings(plan) if one.model != model).leaves[0]
-    (store.leaves / of_others.key / "leaf.json").write_text("{")
-    (store.leaves / f"{of_others.key}.bak").mkdir()
+    of_others = next(one for one in finetunings(plan) if one.model != model).trials[0]
+    (store.trials / of_others.key / "trial.json").write_text("{")
+    (store.trials / f"{of_others.key}.bak").mkdir()
     assert len(grids_of(model, store)) == before > 0
 
 
 def test_a_pipe_in_the_place_of_live_losses_holds_nobody_up(calm, tmp_path):
     store = calm.copied(tmp_path / "store")
     plan = plan_of(calm.study, store)
-    state = next(iter(plan.states.values()))
+    state = next(iter(plan.jobs.values()))
     path = live_file(plan, store, state.key)
     path.parent.mkdir(parents=True, exist_ok=True)
     os.mkfifo(path)

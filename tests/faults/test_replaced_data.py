@@ -33,9 +33,9 @@ def mine(calm, tmp_path) -> tuple[Path, Store]:
 def left(study: Path, store: Store) -> int:
     """Pieces and trials that are not there, as a plan of today sees it."""
     plan = plan_of(study, store)
-    leaves = [leaf.key for one in finetunings(plan) for leaf in one.leaves]
-    return sum(not store.has(store.states / key) for key in plan.states) + sum(
-        not store.has(store.leaves / key) for key in leaves
+    trials = [trial.key for one in finetunings(plan) for trial in one.trials]
+    return sum(not store.has(store.checkpoints / key) for key in plan.jobs) + sum(
+        not store.has(store.trials / key) for key in trials
     )
 
 
@@ -84,7 +84,7 @@ def test_a_file_replaced_at_the_same_size_and_time_is_another_one(mine, name, ho
     study, store = mine
     replace(study.parent / name, how, random.Random(0))
     plan = plan_of(study, store)
-    assert left(study, store) == (8 * len(plan.results) // 2 if "tasks" in name else len(plan.states) + 24)
+    assert left(study, store) == (8 * len(plan.results) // 2 if "tasks" in name else len(plan.jobs) + 24)
 
 
 @pytest.mark.campaign
@@ -107,9 +107,9 @@ def test_a_trial_is_not_computed_on_data_that_the_plan_does_not_know(mine, verb)
     study, store = mine
     path = study.parent / "tasks" / "beasts" / "train.jsonl"
     digest = HashMemory(store).sha256(path)
-    before = {one.name for one in store.leaves.iterdir()}
-    missing = next(leaf.key for one in finetunings(plan_of(study, store)) for leaf in one.leaves)
-    store.discard(store.leaves / missing)
+    before = {one.name for one in store.trials.iterdir()}
+    missing = next(trial.key for one in finetunings(plan_of(study, store)) for trial in one.trials)
+    store.discard(store.trials / missing)
     in_place(path, turned(path.read_bytes(), random.Random(1)))
     fool(store, path, digest)
     assert left(study, store) == 1, "the memory is fooled"
@@ -117,7 +117,7 @@ def test_a_trial_is_not_computed_on_data_that_the_plan_does_not_know(mine, verb)
     assert code == 2
     assert "beasts" in err.splitlines()[-1]
     assert len(err.splitlines()[-1]) < 500
-    assert {one.name for one in store.leaves.iterdir()} == before - {missing}
+    assert {one.name for one in store.trials.iterdir()} == before - {missing}
     assert left(study, store) == 12, "what was read is remembered: the next plan is of the files as they are"
     assert verb("run", study, "--store", store.root, "--quiet")[0] == 0
     assert left(study, store) == 0
@@ -150,7 +150,7 @@ def test_a_corpus_is_not_tokenized_under_the_hash_of_another(mine, verb):
     plan = plan_of(study, store)
     shards = next(store.shards.iterdir())
     store.discard(shards)
-    store.discard(store.states / plan.results["on"])
+    store.discard(store.checkpoints / plan.results["on"])
     in_place(path, turned(path.read_bytes(), random.Random(3)))
     fool(store, path, digest)
     code, _, err = verb("run", study, "--store", store.root, "--quiet")

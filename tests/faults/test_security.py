@@ -159,7 +159,7 @@ def paged(folder: Path, name: str, words: str) -> tuple[Tags, str]:
     study.write_text(text)
     store = Store(folder / "store")
     plan = plan_of(study, store)
-    for key in (*plan.states, *(one.key for one in finetunings(plan))):
+    for key in (*plan.jobs, *(one.key for one in finetunings(plan))):
         ledger.note_failure(plan, store, key, RuntimeError(words))
     built = build(plan, store, folder / "report", static=False)
     return Tags(built.page.read_text()), built.page.read_text()

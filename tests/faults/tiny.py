@@ -1,7 +1,7 @@
 """One tiny study that does everything: tokenizes, trains a shared trunk, branches, goes on, fine-tunes, reports.
 
 What its end looks like is told without times, which differ from run to run: hashes of every tensor and shard, scores
-and values of every leaf, and the report as it would be with all times set alike.
+and values of every trial, and the report as it would be with all times set alike.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
 def ended(store: Path) -> dict[str, Any]:
     """Everything a finished study says, but for times. Every manifest is checked on the way."""
     found: dict[str, Any] = {}
-    for kind in ("shards", "states", "leaves"):
+    for kind in ("shards", "states", "trials"):
         for place in sorted((store / kind).iterdir()):
             entries = verify(place)
             heavy = {
@@ -94,21 +94,21 @@ def ended(store: Path) -> dict[str, Any]:
 
 def _said(place: Path) -> dict[str, Any]:
     if place.parent.name == "states":
-        told = json.loads((place / "state.json").read_text())
+        told = json.loads((place / "checkpoint.json").read_text())
         lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
         return {
             "progress": {name: told["progress"][name] for name in ("step", "draw", "tokens", "skipped")},
             "lines": [{name: one for name, one in line.items() if name != "seconds"} for line in lines],
         }
-    if place.parent.name == "leaves":
-        return {n: one for n, one in json.loads((place / "leaf.json").read_text()).items() if n != "seconds"}
+    if place.parent.name == "trials":
+        return {n: one for n, one in json.loads((place / "trial.json").read_text()).items() if n != "seconds"}
     return {"card": json.loads((place / "card.json").read_text())}
 
 
 def set_times_alike(store: Path) -> None:
-    """Let every state and leaf have taken the same time, so that two stores of one study report the same bytes."""
-    for place in [*(store / "states").iterdir(), *(store / "leaves").iterdir()]:
-        for path in (place / "state.json", place / "leaf.json"):
+    """Let every state and trial have taken the same time, so that two stores of one study report the same bytes."""
+    for place in [*(store / "states").iterdir(), *(store / "trials").iterdir()]:
+        for path in (place / "checkpoint.json", place / "trial.json"):
             if path.is_file():
                 told = json.loads(path.read_text())
                 if "progress" in told:

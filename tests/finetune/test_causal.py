@@ -25,7 +25,7 @@ def hidden(encoder, texts, setting):
     found = {}
     with torch.no_grad():
         for chosen, packed in packs(ragged(texts), np.arange(len(texts)), setting, 10_000):
-            states = encoder(packed.ids, packed.positions, packed.sight).flatten(0, 1)[packed.at]
+            states = encoder(packed.ids, packed.positions, packed.pattern).flatten(0, 1)[packed.at]
             for number, text in enumerate(chosen):
                 found[int(text)] = states[packed.owner == number]
     return found
@@ -58,7 +58,7 @@ def test_every_pack_of_a_setting_has_its_direction(setting, varlen):
     way = replace(setting(varlen=varlen), causal=True)
     made = [packed for _, packed in packs(ragged(TEXTS), np.arange(4), way, 10)]
     assert len(made) > 1
-    assert all(packed.sight.causal for packed in made)
+    assert all(packed.pattern.causal for packed in made)
 
 
 def test_training_and_scoring_read_in_the_same_direction(encoder, two_kinds, setting):

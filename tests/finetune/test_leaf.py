@@ -242,7 +242,7 @@ def test_weights_and_moments_are_of_the_precision_that_is_asked_for(
     with bench.setting.autocast():
         loss = some.loss_sum(model, batches_of(some, 0, 0, bench.setting)[0])
     loss.backward()
-    update(adam, rate=1e-3, unsound=torch.zeros(()))
+    update(adam, rate=1e-3, nonfinite=torch.zeros(()))
     assert {one.dtype for one in model.parameters()} == {dtype}
     assert {state[name].dtype for state in adam.state.values() for name in ("exp_avg", "exp_avg_sq")} == {
         dtype

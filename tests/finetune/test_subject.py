@@ -36,8 +36,8 @@ def spec(protocol="standard", **fields):
     return Finetune((CATALOG["sources-mini"],), protocol=protocol, **fields)
 
 
-def pieces(template=None):
-    """A word-piece vocabulary as BERT's, with a template around a text."""
+def jobs(template=None):
+    """A word-training job vocabulary as BERT's, with a template around a text."""
     model = Model(models.WordPiece(unk_token="[UNK]"))
     model.normalizer = normalizers.BertNormalizer(lowercase=False)
     model.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -50,7 +50,7 @@ def pieces(template=None):
 
 
 def marks(template=None):
-    """A Unigram vocabulary as XLM-R's, which holds "</s>" as a piece like any other."""
+    """A Unigram vocabulary as XLM-R's, which holds "</s>" as a training job like any other."""
     letters = [(letter, -5.0) for letter in "abcdefghijklmnopqrstuvwxyz</>"]
     model = Model(
         models.Unigram(
@@ -105,19 +105,19 @@ def ids(reading, text):
 def test_the_tokenizers_own_template_is_found_and_the_end_token_follows_where_it_has_no_end(
     hub, template, named, around
 ):
-    reading = encoder_of_hub(hub(pieces(template), **named), spec()).reading
+    reading = encoder_of_hub(hub(jobs(template), **named), spec()).reading
     names = [reading.tokenizer.id_to_token(number) for number in range(len(SPECIAL))]
     assert ([names[one] for one in reading.before], [names[one] for one in reading.after]) == around
 
 
 def test_the_papers_protocol_reads_the_text_and_its_end_token(hub):
-    folder = hub(pieces("[CLS] $A"), eos_token="[SEP]")
+    folder = hub(jobs("[CLS] $A"), eos_token="[SEP]")
     reading = encoder_of_hub(folder, spec("paper")).reading
     assert (reading.before, [reading.tokenizer.id_to_token(one) for one in reading.after]) == ((), ["[SEP]"])
 
 
 def test_the_papers_protocol_keeps_the_template_of_a_tokenizer_without_an_end_token(hub):
-    reading = encoder_of_hub(hub(pieces("[CLS] $A [SEP]")), spec("paper")).reading
+    reading = encoder_of_hub(hub(jobs("[CLS] $A [SEP]")), spec("paper")).reading
     names = [reading.tokenizer.id_to_token(one) for one in (*reading.before, *reading.after)]
     assert names == ["[CLS]", "[SEP]"]
 
@@ -132,7 +132,7 @@ def test_attention_dropout_is_off_for_a_model_trained_further_here_too(tmp_path)
 
 
 def test_a_text_is_read_as_transformers_own_tokenizer_reads_it(hub):
-    where = hub(pieces("[CLS] $A [SEP]"))
+    where = hub(jobs("[CLS] $A [SEP]"))
     theirs = PreTrainedTokenizerFast.from_pretrained(where.source)
     reading = encoder_of_hub(where, spec()).reading
     for text in (*SPEECH, "naïve ünknown 中", "x" * 30):
@@ -140,7 +140,7 @@ def test_a_text_is_read_as_transformers_own_tokenizer_reads_it(hub):
 
 
 def test_a_tokenizer_with_more_words_than_the_model_has_embeddings_is_refused(hub):
-    tokenizer = pieces("[CLS] $A [SEP]")
+    tokenizer = jobs("[CLS] $A [SEP]")
     size = tokenizer.get_vocab_size()
     tokenizer.add_special_tokens([f"<{number}>" for number in range(size, 200)])
     tokenizer.add_special_tokens(["<extra>"])
@@ -151,7 +151,7 @@ def test_a_tokenizer_with_more_words_than_the_model_has_embeddings_is_refused(hu
 
 
 def test_reading_the_same_files_twice_has_one_identity_and_another_length_another(hub):
-    for tokenizer in (pieces("[CLS] $A [SEP]"), marks("<s> $A </s>")):
+    for tokenizer in (jobs("[CLS] $A [SEP]"), marks("<s> $A </s>")):
         where = hub(tokenizer)
         one, same = (encoder_of_hub(where, spec()).reading.identity for _ in range(2))
         assert one == same != encoder_of_hub(where, spec(length=20)).reading.identity
@@ -161,7 +161,7 @@ def test_reading_the_same_files_twice_has_one_identity_and_another_length_anothe
 
 
 def test_special_tokens_written_out_in_a_text_stay_text(hub):
-    reading = encoder_of_hub(hub(pieces("[CLS] $A [SEP]")), spec()).reading
+    reading = encoder_of_hub(hub(jobs("[CLS] $A [SEP]")), spec()).reading
     read = ids(reading, "the [SEP] house [CLS][MASK]")
     assert read[0] == 1
     assert read[-1] == 2
@@ -198,7 +198,7 @@ def test_a_vocabulary_that_has_no_other_way_to_write_its_end_is_refused(hub):
 
 
 def test_truncation_and_padding_saved_with_a_tokenizer_are_switched_off(hub):
-    where = hub(pieces("[CLS] $A [SEP]"))
+    where = hub(jobs("[CLS] $A [SEP]"))
     path = f"{where.source}/tokenizer.json"
     saved = Model.from_file(path)
     saved.enable_truncation(5)
@@ -211,7 +211,7 @@ def test_truncation_and_padding_saved_with_a_tokenizer_are_switched_off(hub):
 
 
 def test_the_longest_input_is_a_little_less_than_the_context_unless_said(hub):
-    where = hub(pieces("[CLS] $A [SEP]"))
+    where = hub(jobs("[CLS] $A [SEP]"))
     assert encoder_of_hub(where, spec()).reading.length == 99
     for length in (7, CONTEXT):
         reading = encoder_of_hub(where, spec(length=length)).reading
@@ -220,19 +220,19 @@ def test_the_longest_input_is_a_little_less_than_the_context_unless_said(hub):
 
 def test_a_length_beyond_the_context_is_refused(hub):
     with pytest.raises(SpecError, match=r"Finetune\.length is 101 and the model reads 100 .* say length=100"):
-        encoder_of_hub(hub(pieces()), spec(length=CONTEXT + 1))
+        encoder_of_hub(hub(jobs()), spec(length=CONTEXT + 1))
 
 
 def test_a_length_without_room_for_text_is_refused(hub):
     with pytest.raises(SpecError, match="no room for text"):
-        encoder_of_hub(hub(pieces("[CLS] $A [SEP]")), spec(length=2))
+        encoder_of_hub(hub(jobs("[CLS] $A [SEP]")), spec(length=2))
 
 
 # ---------------------------------------------------------------- what is missing or odd
 
 
 def test_a_model_without_a_tokenizer_is_refused_in_one_line(hub, tmp_path):
-    where = hub(pieces())
+    where = hub(jobs())
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).unlink()
     with pytest.raises(ModelError, match=r"put its tokenizer\.json beside it") as refused:
@@ -247,7 +247,7 @@ def test_a_tokenizer_that_cannot_read_plain_letters_is_refused_in_one_line(hub):
 
 
 def test_a_damaged_tokenizer_is_refused_in_one_line(hub, tmp_path):
-    where = hub(pieces())
+    where = hub(jobs())
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
     with pytest.raises(ModelError) as refused:
         encoder_of_hub(where, spec())
@@ -271,7 +271,7 @@ def test_a_model_trained_here_reads_a_text_as_a_document_and_starts_where_its_st
         ranks=Ranks(0, 1, torch.device("cpu")),
         needed=lambda: {key},
         flops_per_token=1.0,
-        manner=RuntimeOptions(quiet=True, loaders=0),
+        options=RuntimeOptions(quiet=True, loaders=0),
     ).train()
     saved = load_saved(opened.tokenizer)
     end = saved.special.eos

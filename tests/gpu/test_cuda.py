@@ -59,7 +59,7 @@ def segments_at(*cuts):
     return sum((torch.arange(T) >= cut).long() for cut in cuts).expand(2, T).cuda()
 
 
-def sight(causal, segments, varlen):
+def pattern(causal, segments, varlen):
     if segments is None:
         return AttentionPattern(causal)
     if varlen:
@@ -70,7 +70,7 @@ def sight(causal, segments, varlen):
 def hidden(model, ids, segments, causal, varlen):
     positions = positions_of(None if segments is None else segments.cpu(), 2, T).cuda()
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
-        return model.hidden(ids, positions, sight(causal, segments, varlen))
+        return model.hidden(ids, positions, pattern(causal, segments, varlen))
 
 
 def felt(model, segments, causal, varlen, at):
@@ -141,8 +141,8 @@ def test_a_replayed_graph_sees_the_boundaries_of_its_inputs_not_of_its_capture()
         assert moved[cut:].all()
 
 
-def train(run, step, store, **manner):
-    piece = Pretraining(
+def train(run, step, store, **options):
+    job = Pretraining(
         run,
         step,
         store=store,
@@ -151,10 +151,10 @@ def train(run, step, store, **manner):
         ranks=Ranks(0, 1, CUDA),
         needed=set,
         flops_per_token=1.0,
-        manner=RuntimeOptions(quiet=True, **manner),
+        options=RuntimeOptions(quiet=True, **options),
     )
-    piece.train()
-    return piece
+    job.train()
+    return job
 
 
 @pytest.mark.parametrize("packing", [Chunks(128), Rows(128, document_mask=True), Rows(128)], ids=str)
@@ -171,10 +171,10 @@ def test_bf16_runs_learn_follow_fp32_and_resume(corpus, store, tmp_path, packing
     exact = Pretrain("fp32", stages=stages, schedule=WSD(3e-4, 5, 10), precision="fp32", **fields)
     assert varlen_works(CUDA, "bf16")
     train(run, 130, store, micro_rows=8)
-    piece = train(run, 200, store, micro_rows=8)
+    job = train(run, 200, store, micro_rows=8)
     plain = train(exact, 200, store, compiled=False)
-    assert (piece.placed.path, plain.placed.path) == ("fused", "plain")
-    fast = [line for line in piece.meter.lines if "loss" in line]
+    assert (job.placed.path, plain.placed.path) == ("fused", "plain")
+    fast = [line for line in job.meter.lines if "loss" in line]
     slow = [line for line in plain.meter.lines if "loss" in line]
     assert [line["step"] for line in fast] == list(range(1, 201))
     assert [line["labels"] for line in fast] == [line["labels"] for line in slow]
@@ -193,7 +193,7 @@ def test_bf16_runs_learn_follow_fp32_and_resume(corpus, store, tmp_path, packing
     assert found["causal"] < 0.02
     assert found["all"] < 0.25
     assert found["end"] < 0.03
-    assert store.has(store.states / checkpoint_key(run, 200, identities(store)))
+    assert store.has(store.checkpoints / checkpoint_key(run, 200, identities(store)))
 
 
 def test_no_graph_is_built_again_after_the_first_steps(corpus, store):
@@ -246,7 +246,7 @@ def test_the_papers_small_model_takes_a_step(tmp_path, corpus, shards):
         heldout_every=1000,
     )
     torch.cuda.reset_peak_memory_stats()
-    piece = train(run, 12, store)
-    losses = [line["loss"] for line in piece.meter.lines if "loss" in line]
+    job = train(run, 12, store)
+    losses = [line["loss"] for line in job.meter.lines if "loss" in line]
     assert losses[0] == pytest.approx(torch.log(torch.tensor(320.0)).item(), abs=0.5)
     assert losses[-1] < losses[0]

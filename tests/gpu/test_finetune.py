@@ -42,7 +42,7 @@ def test_texts_end_to_end_are_blind_to_each_other_to_the_bit():
     for some in (several, changed):
         packed = pack(some, varlen=True).to(CUDA)
         with torch.no_grad():
-            outputs.append(model(packed.ids, packed.positions, packed.sight)[0])
+            outputs.append(model(packed.ids, packed.positions, packed.pattern)[0])
     moved = (outputs[0] != outputs[1]).any(-1).cpu()
     inside = torch.zeros(5 + 90 + 33 + 17, dtype=torch.bool)
     inside[5:95] = True
@@ -57,7 +57,7 @@ def test_both_layouts_give_the_same_hidden_states():
     for varlen in (True, False):
         packed = pack(several, varlen=varlen).to(CUDA)
         with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
-            found.append(model(packed.ids, packed.positions, packed.sight).flatten(0, 1)[packed.at])
+            found.append(model(packed.ids, packed.positions, packed.pattern).flatten(0, 1)[packed.at])
     assert torch.allclose(found[0], found[1], rtol=0.05, atol=0.05)
 
 

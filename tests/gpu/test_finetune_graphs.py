@@ -131,14 +131,14 @@ def test_one_step_moves_the_weights_as_a_plain_one(name, sparing, reading):
         model, _ = bench.finetune(some, replace(spec, warmup=0.0), lr=1e-3, seed=1)
         moved = {key: value - before[key] for key, value in model.encoder.state_dict().items()}
         found.append((moved, moments_of(bench)))
-    (moved, moments), (wanted, plain) = found
+    (moved, optimizer_state), (wanted, plain) = found
     for key, value in wanted.items():
         if value.is_floating_point() and value.abs().max() > 0:
             near = torch.nn.functional.cosine_similarity(moved[key].flatten(), value.flatten(), dim=0)
             assert near > 0.95, key
-    assert moments.keys() == plain.keys()
+    assert optimizer_state.keys() == plain.keys()
     for key, (second, steps) in plain.items():
-        first, taken = moments[key]
+        first, taken = optimizer_state[key]
         assert taken == steps == 1, key
         assert (first - second).norm() < 0.1 * second.norm() + 1e-8, key
 

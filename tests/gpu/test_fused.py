@@ -109,8 +109,8 @@ def test_adamw_in_one_pass_equals_torchs():
         for one, two in zip(mine, theirs, strict=True):
             one.grad = drawn(*one.shape, dtype=torch.float32)
             two.grad = one.grad / 2
-        unsound = one_ if step == 3 else zero
-        assert optimizer.update(ours, rate=1e-2, unsound=unsound, shrink=2 * one_, copies=copies)
+        nonfinite = one_ if step == 3 else zero
+        assert optimizer.update(ours, rate=1e-2, nonfinite=nonfinite, shrink=2 * one_, copies=copies)
         if step != 3:
             torchs.param_groups[0]["lr"] = 1e-2
             torchs.step()
@@ -232,7 +232,7 @@ def test_law_one_on_every_kernel(kind, size, monkeypatch):
         assert early[100:].any() == ("rows" in kind)
 
 
-def piece_of(run, step, store, **manner):
+def piece_of(run, step, store, **options):
     return Pretraining(
         run,
         step,
@@ -242,7 +242,7 @@ def piece_of(run, step, store, **manner):
         ranks=Ranks(0, 1, CUDA),
         needed=set,
         flops_per_token=1.0,
-        manner=RuntimeOptions(quiet=True, **manner),
+        options=RuntimeOptions(quiet=True, **options),
     )
 
 
@@ -268,12 +268,12 @@ PACKINGS = [Chunks(128), Rows(128, document_mask=True), Rows(128)]
 def test_two_deterministic_runs_are_equal_to_the_bit(corpus, store, packing):
     found = []
     for _ in range(2):
-        piece = piece_of(run_of(corpus, packing), 40, store, deterministic=True, micro_rows=8)
-        assert piece.placed.path == "fused"
-        piece.ranks.wait()
-        piece._save = lambda done: None  # nothing is published: the second run starts anew
-        piece.train()
-        found.append({name: one.clone() for name, one in piece.model.state_dict().items()})
+        job = piece_of(run_of(corpus, packing), 40, store, deterministic=True, micro_rows=8)
+        assert job.placed.path == "fused"
+        job.ranks.wait()
+        job._save = lambda done: None  # nothing is published: the second run starts anew
+        job.train()
+        found.append({name: one.clone() for name, one in job.model.state_dict().items()})
     assert all(torch.equal(one, found[1][name]) for name, one in found[0].items())
 
 
@@ -289,10 +289,10 @@ def test_no_step_waits_for_the_device(corpus, store, packing):
         torch.cuda.set_sync_debug_mode("error" if 3 < len(asked) < 38 else "default")
         return False
 
-    piece = piece_of(run_of(corpus, packing), 40, store, micro_rows=8, stop=watch)
-    piece.meter.every = 1_000  # logs are read behind the steps, not in them
+    job = piece_of(run_of(corpus, packing), 40, store, micro_rows=8, stop=watch)
+    job.meter.every = 1_000  # logs are read behind the steps, not in them
     try:
-        assert piece.train()
+        assert job.train()
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(asked) == 40

@@ -58,12 +58,12 @@ def inputs():
 
 
 @torch.no_grad()
-def felt(model, sight, at):
+def felt(model, pattern, at):
     """Which positions of the first row feel a change of token `at`."""
     ids, positions = inputs()
     changed = ids.clone()
     changed[0, at] = (changed[0, at] + 1) % 64
-    before, after = (model.hidden(one, positions, sight) for one in (ids, changed))
+    before, after = (model.hidden(one, positions, pattern) for one in (ids, changed))
     assert torch.equal(before[1], after[1]), "another row was touched"
     return (before[0] != after[0]).any(-1)
 
@@ -209,9 +209,9 @@ def test_windows_end_at_the_boundaries_of_chunks(name):
     theirs, ours = windowed(name)
     ids, _ = inputs()
     positions = torch.cat([torch.arange(10), torch.arange(T - 10)])[None]
-    sight = AttentionPattern(True, mask=segment_mask(segments()[:1], causal=True))
+    pattern = AttentionPattern(True, mask=segment_mask(segments()[:1], causal=True))
     wanted = torch.cat([theirs(input_ids=ids[:1, some]).last_hidden_state for some in HALVES], 1)
-    torch.testing.assert_close(ours.hidden(ids[:1], positions, sight), wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours.hidden(ids[:1], positions, pattern), wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", WINDOWED)
@@ -224,7 +224,7 @@ def test_the_probe_passes_a_model_with_windows(name):
 def test_a_window_is_a_band_of_the_mask(window, causal):
     """One attention by hand: a window counts the token itself, backwards, or to both sides."""
     query, key, value = torch.randn(3, 2, 4, T, 8, generator=torch.Generator().manual_seed(0))
-    out, _ = attend(nn.Module(), query, key, value, None, sight=masked(causal), sliding_window=window)
+    out, _ = attend(nn.Module(), query, key, value, None, pattern=masked(causal), sliding_window=window)
     distance = torch.arange(T)[:, None] - torch.arange(T)[None, :]
     near = (distance < window) & (distance >= 0 if causal else distance > -window)
     band = near & segment_mask(segments(), causal=False)
@@ -287,7 +287,7 @@ def test_caps_and_sinks_are_those_of_the_written_out_attention(more, window, how
     query = 3 * torch.randn(2, 4, T, 8, generator=generator)
     key, value = torch.randn(2, 2, 2, T, 8, generator=generator)
     out, _ = attend(
-        nn.Module(), query, key, value, None, sight=told(causal, how), sliding_window=window, **more
+        nn.Module(), query, key, value, None, pattern=told(causal, how), sliding_window=window, **more
     )
     wanted = written_out(
         query,
@@ -306,8 +306,8 @@ def test_caps_and_sinks_are_those_of_the_written_out_attention(more, window, how
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both-ways"])
 def test_windows_are_opened_only_where_attention_goes_both_ways(causal, windows, more):
     query, key, value = torch.randn(3, 2, 4, T, 8, generator=torch.Generator().manual_seed(0))
-    sight = replace(masked(causal), windows=windows)
-    out, _ = attend(nn.Module(), query, key, value, None, sight=sight, sliding_window=4, **more)
+    pattern = replace(masked(causal), windows=windows)
+    out, _ = attend(nn.Module(), query, key, value, None, pattern=pattern, sliding_window=4, **more)
     holds = 4 if causal or windows else None
     named = {"sinks" if name == "s_aux" else name: one for name, one in more.items()}
     wanted = written_out(query, key, value, allowed_by(causal, holds, apart=True), **named)
@@ -317,7 +317,7 @@ def test_windows_are_opened_only_where_attention_goes_both_ways(causal, windows,
 def test_sinks_get_gradients_and_dropout_falls_on_weights_that_are_written_out():
     query, key, value = torch.randn(3, 1, 2, T, 8, generator=torch.Generator().manual_seed(0))
     sinks = torch.zeros(2, requires_grad=True)
-    plain, _ = attend(nn.Module(), query, key, value, None, sight=AttentionPattern(True), s_aux=sinks)
+    plain, _ = attend(nn.Module(), query, key, value, None, pattern=AttentionPattern(True), s_aux=sinks)
     plain.sum().backward()
     assert (sinks.grad != 0).all()
     torch.manual_seed(0)
@@ -327,7 +327,7 @@ def test_sinks_get_gradients_and_dropout_falls_on_weights_that_are_written_out()
         key,
         torch.ones_like(value),
         None,
-        sight=AttentionPattern(True),
+        pattern=AttentionPattern(True),
         softcap=2.0,
         dropout=0.5,
     )
@@ -353,7 +353,7 @@ def test_a_language_model_keeps_or_opens_the_windows_of_its_layers(windows):
 def test_what_would_change_the_scores_is_refused_in_one_line(name, value):
     query = torch.randn(1, 2, T, 8)
     with pytest.raises(ModelError, match=f"asks for {name}=") as refused:
-        attend(nn.Module(), query, query, query, None, sight=AttentionPattern(False), **{name: value})
+        attend(nn.Module(), query, query, query, None, pattern=AttentionPattern(False), **{name: value})
     assert "\n" not in str(refused.value)
 
 
@@ -366,10 +366,10 @@ def test_a_model_that_drops_the_sight_is_refused():
 def test_the_probe_refuses_a_leak():
     model = eurobert()
     true_hidden = model.hidden
-    model.hidden = lambda ids, positions, sight: true_hidden(ids, positions, AttentionPattern(False))
+    model.hidden = lambda ids, positions, pattern: true_hidden(ids, positions, AttentionPattern(False))
     with pytest.raises(ModelError, match="sees the future"):
         probe(model, vocab=64)
-    model.hidden = lambda ids, positions, sight: true_hidden(ids, positions, AttentionPattern(True))
+    model.hidden = lambda ids, positions, pattern: true_hidden(ids, positions, AttentionPattern(True))
     with pytest.raises(ModelError, match="blind"):
         probe(model, vocab=64)
 
@@ -394,11 +394,11 @@ def compiled_law():
     plain = eurobert()
     ids, positions = inputs()
     for _ in range(2):
-        for sight in (AttentionPattern(True), AttentionPattern(False), masked(True), masked(False)):
+        for pattern in (AttentionPattern(True), AttentionPattern(False), masked(True), masked(False)):
             with torch.no_grad():
                 torch.testing.assert_close(
-                    model.hidden(ids, positions, sight),
-                    plain.hidden(ids, positions, sight),
+                    model.hidden(ids, positions, pattern),
+                    plain.hidden(ids, positions, pattern),
                     rtol=1e-4,
                     atol=1e-5,
                 )

@@ -157,8 +157,8 @@ def read(encoder, some, *, layout="rows"):
         return torch.cat([read(encoder, [text]) for text in some])
     packed = pack(some, varlen=layout == "one row")
     # The kernel for texts end to end runs on a GPU only; a mask by the same segments says the same.
-    sight = AttentionPattern(False, mask=segment_mask(packed.segments, causal=False))
-    return encoder(packed.ids, packed.positions, sight).flatten(0, 1)[packed.at]
+    pattern = AttentionPattern(False, mask=segment_mask(packed.segments, causal=False))
+    return encoder(packed.ids, packed.positions, pattern).flatten(0, 1)[packed.at]
 
 
 # ---------------------------------------------------------------- parity

@@ -23,7 +23,7 @@ SHAPE = {
 SEGMENTS = torch.stack(
     [
         sum((torch.arange(T) >= cut).long() for cut in cuts)
-        for cuts in ([7, 12], [1, 19], [T])  # one token alone at an end; a row in one piece
+        for cuts in ([7, 12], [1, 19], [T])  # one token alone at an end; a row in one training job
     ]
 )
 
@@ -93,8 +93,12 @@ def twin_of(model):
     return twin
 
 
-def read(twin, ids, positions, sight):
-    mask = sight.mask if sight.mask is not None else segment_mask(torch.zeros_like(ids), causal=sight.causal)
+def read(twin, ids, positions, pattern):
+    mask = (
+        pattern.mask
+        if pattern.mask is not None
+        else segment_mask(torch.zeros_like(ids), causal=pattern.causal)
+    )
     hidden_from = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -1e9)
     return twin(
         input_ids=ids, position_ids=positions, attention_mask=hidden_from, use_cache=False
@@ -133,8 +137,8 @@ def test_so_they_are_where_the_batch_is_large_and_more_is_kept(make, monkeypatch
 def check_whole(make, causal, cut):
     model = made_by(make)
     twin, fused = twin_of(model), fuse(model)
-    positions, sight = seen(causal, cut)
-    ours, theirs = fused(ids_of(), positions, sight), read(twin, ids_of(), positions, sight)
+    positions, pattern = seen(causal, cut)
+    ours, theirs = fused(ids_of(), positions, pattern), read(twin, ids_of(), positions, pattern)
     close(ours, theirs)
     pull(ours).backward()
     pull(theirs).backward()
@@ -146,8 +150,8 @@ def test_each_token_is_turned_by_its_own_position():
     model = made_by(grouped)
     twin, fused = twin_of(model), fuse(model)
     positions = torch.randint(0, 32, (ROWS, T), generator=torch.Generator().manual_seed(2))
-    sight = AttentionPattern(False)
-    ours, theirs = fused(ids_of(), positions, sight), read(twin, ids_of(), positions, sight)
+    pattern = AttentionPattern(False)
+    ours, theirs = fused(ids_of(), positions, pattern), read(twin, ids_of(), positions, pattern)
     close(ours, theirs)
     pull(ours).backward()
     pull(theirs).backward()
@@ -159,9 +163,9 @@ def test_gradients_of_two_passes_add_up_wherever_the_first_ones_lie(replaced):
     model = made_by(grouped)
     twin, fused = twin_of(model), fuse(model)
     for seed in (0, 1):
-        positions, sight = seen(bool(seed), cut=True)
-        pull(fused(ids_of(seed), positions, sight)).backward()
-        pull(read(twin, ids_of(seed), positions, sight)).backward()
+        positions, pattern = seen(bool(seed), cut=True)
+        pull(fused(ids_of(seed), positions, pattern)).backward()
+        pull(read(twin, ids_of(seed), positions, pattern)).backward()
         for name, one in model.model.base_model.named_parameters():
             if replaced and replaced in name:
                 one.grad = one.grad.clone()
@@ -172,13 +176,13 @@ def test_gradients_of_two_passes_add_up_wherever_the_first_ones_lie(replaced):
 def test_a_gradient_that_was_dropped_starts_anew_beside_those_that_were_not(dropped):
     model = made_by(grouped)
     twin, fused = twin_of(model), fuse(model)
-    positions, sight = seen(False, cut=False)
+    positions, pattern = seen(False, cut=False)
     for seed in (0, 1):
         for either in (twin, model.model.base_model):
             for name, one in either.named_parameters():
                 one.grad = None if dropped in name else one.grad
-        pull(fused(ids_of(seed), positions, sight)).backward()
-        pull(read(twin, ids_of(seed), positions, sight)).backward()
+        pull(fused(ids_of(seed), positions, pattern)).backward()
+        pull(read(twin, ids_of(seed), positions, pattern)).backward()
     same_gradients(model.model.base_model, twin)
 
 
@@ -199,10 +203,10 @@ def test_what_is_frozen_gets_no_gradient_and_the_rest_gets_the_same(parts):
     for name, one in model.model.base_model.named_parameters():
         one.requires_grad_(not any(part in name for part in parts))
     twin, fused = twin_of(model), fuse(model)
-    positions, sight = seen(False, cut=True)
+    positions, pattern = seen(False, cut=True)
     for seed in (0, 1):
-        pull(fused(ids_of(seed), positions, sight)).backward()
-        pull(read(twin, ids_of(seed), positions, sight)).backward()
+        pull(fused(ids_of(seed), positions, pattern)).backward()
+        pull(read(twin, ids_of(seed), positions, pattern)).backward()
     same_gradients(model.model.base_model, twin)
 
 
@@ -225,9 +229,9 @@ def test_hidden_states_of_some_tokens_are_those_of_the_whole_and_so_are_their_gr
     model = made_by(grouped)
     twin, fused = twin_of(model), fuse(model)
     at = torch.tensor([59, 0, 7, 21, 33])  # in any order, some segments with none
-    positions, sight = seen(causal, cut)
-    ours = fused(ids_of(), positions, sight, only=at)
-    theirs = read(twin, ids_of(), positions, sight).flatten(0, 1)[at]
+    positions, pattern = seen(causal, cut)
+    ours = fused(ids_of(), positions, pattern, only=at)
+    theirs = read(twin, ids_of(), positions, pattern).flatten(0, 1)[at]
     close(ours, theirs)
     pull(ours).backward()
     pull(theirs).backward()
@@ -256,9 +260,9 @@ def test_the_loss_and_all_its_gradients_are_the_same_with_and_without(make, obje
     model = copy.deepcopy(plain)
     fuse(model)
     batch = batch_of(objective, cut=True)
-    sight = AttentionPattern(batch.causal, mask=segment_mask(batch.segments, causal=batch.causal))
+    pattern = AttentionPattern(batch.causal, mask=segment_mask(batch.segments, causal=batch.causal))
     for _ in range(2):
-        ours, theirs = model.loss_sum(batch, sight), plain.loss_sum(batch, sight)
+        ours, theirs = model.loss_sum(batch, pattern), plain.loss_sum(batch, pattern)
         close(ours, theirs)
         (ours / batch.count).backward()
         (theirs / batch.count).backward()
@@ -280,13 +284,13 @@ def test_a_batch_without_labels_has_no_loss_and_gradients_of_zero():
 @torch.no_grad()
 def test_a_token_changes_what_may_see_it_and_not_a_bit_of_anything_else(causal, cut):
     fused = fuse(made_by(grouped))
-    positions, sight = seen(causal, cut)
+    positions, pattern = seen(causal, cut)
     mask = segment_mask(SEGMENTS if cut else torch.zeros(ROWS, T), causal=causal)[:, 0]
-    before = fused(ids_of(), positions, sight)
+    before = fused(ids_of(), positions, pattern)
     for row, place in ((0, 0), (0, 9), (1, 0), (2, 19)):
         ids = ids_of()
         ids[row, place] = 5 if ids[row, place] != 5 else 6
-        changed = (fused(ids, positions, sight) != before).any(-1)
+        changed = (fused(ids, positions, pattern) != before).any(-1)
         wanted = torch.zeros(ROWS, T, dtype=torch.bool)
         wanted[row] = mask[row, :, place]
         assert torch.equal(changed, wanted)
@@ -295,9 +299,9 @@ def test_a_token_changes_what_may_see_it_and_not_a_bit_of_anything_else(causal, 
 def test_copies_in_16_bits_give_nearly_the_same_and_gradients_in_32():
     model = made_by(grouped)
     twin, fused = twin_of(model), fuse(model, torch.bfloat16)
-    positions, sight = seen(False, cut=True)
+    positions, pattern = seen(False, cut=True)
     for seed in (0, 1):
-        ours, theirs = fused(ids_of(seed), positions, sight), read(twin, ids_of(seed), positions, sight)
+        ours, theirs = fused(ids_of(seed), positions, pattern), read(twin, ids_of(seed), positions, pattern)
         assert ours.dtype == torch.bfloat16
         close(ours, theirs, relative=0.03)
         pull(ours).backward()

@@ -70,7 +70,7 @@ def test_a_trunk_in_eight_bits_follows_the_exact_one_and_sees_an_update():
     model = from_scratch(TINY, vocab=50, mask_id=3, length=32, seed=0)
     ids, positions = torch.randint(4, 50, (2, 32)), torch.arange(32).expand(2, 32)
     exact = model.hidden(ids, positions, AttentionPattern(False)).detach()
-    model.reader[0].fused = FusedTrunk(model.model.base_model, torch.float32, in_eight=True)
+    model.reader[0].fused = FusedTrunk(model.model.base_model, torch.float32, in_fp8=True)
     hidden = model.hidden(ids, positions, AttentionPattern(False))
     assert 1e-4 < apart(hidden.detach(), exact) < 0.1
     hidden.square().sum().backward()
@@ -89,7 +89,7 @@ def test_eight_bits_are_refused_on_a_processor(compiled):
 
 def test_a_batch_without_labels_is_nothing_and_not_an_error():
     model = from_scratch(TINY, vocab=50, mask_id=3, length=32, seed=0)
-    trunk = FusedTrunk(model.model.base_model, torch.float32, in_eight=True)
+    trunk = FusedTrunk(model.model.base_model, torch.float32, in_fp8=True)
     ids, positions = torch.randint(4, 50, (1, 32)), torch.arange(32)[None]
     hidden = trunk(ids, positions, AttentionPattern(False), only=torch.zeros(0, dtype=torch.long))
     assert hidden.shape == (0, 64)

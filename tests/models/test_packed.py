@@ -115,9 +115,9 @@ def test_for_the_kernel_texts_stand_end_to_end_without_padding(lengths):
     assert packed.at.tolist() == list(range(sum(lengths)))
     assert packed.boundaries.dtype == torch.int32
     assert packed.boundaries.tolist() == [0, *np.cumsum(lengths).tolist()]
-    assert packed.sight.boundaries is packed.boundaries
-    assert packed.sight.longest == max(lengths)
-    assert packed.sight.mask is None
+    assert packed.pattern.boundaries is packed.boundaries
+    assert packed.pattern.longest == max(lengths)
+    assert packed.pattern.mask is None
     for number, (start, stop) in enumerate(
         zip(packed.boundaries[:-1].tolist(), packed.boundaries[1:].tolist(), strict=True)
     ):
@@ -129,35 +129,35 @@ def test_for_the_kernel_texts_stand_end_to_end_without_padding(lengths):
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12))
 def test_in_rows_every_text_sees_all_of_itself_and_nothing_else(lengths):
     packed = pack(texts(lengths), varlen=False)
-    assert not packed.sight.causal
+    assert not packed.pattern.causal
     rows, width = packed.ids.shape
     owner = torch.full((rows * width,), -1)
     owner[packed.at] = packed.owner
     owner = owner.view(rows, 1, width)
-    assert torch.equal(packed.sight.mask[:, 0], owner.transpose(1, 2) == owner)
+    assert torch.equal(packed.pattern.mask[:, 0], owner.transpose(1, 2) == owner)
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12))
 def test_in_rows_a_text_that_is_read_one_way_sees_what_came_before_and_nothing_else(lengths):
     packed = pack(texts(lengths), varlen=False, causal=True)
-    assert packed.sight.causal
+    assert packed.pattern.causal
     rows, width = packed.ids.shape
     owner = torch.full((rows * width,), -1)
     owner[packed.at] = packed.owner
     owner = owner.view(rows, 1, width)
     before = torch.ones(width, width).tril().bool()
-    assert torch.equal(packed.sight.mask[:, 0], (owner.transpose(1, 2) == owner) & before)
+    assert torch.equal(packed.pattern.mask[:, 0], (owner.transpose(1, 2) == owner) & before)
 
 
 @pytest.mark.parametrize("varlen", [True, False])
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_pack_on_another_device_is_read_the_same_way(varlen, causal):
     packed = pack(texts([3, 5]), varlen=varlen, causal=causal)
-    assert packed.sight.causal == packed.to(torch.device("cpu")).sight.causal == causal
+    assert packed.pattern.causal == packed.to(torch.device("cpu")).pattern.causal == causal
     if varlen:
-        assert packed.sight.mask is None
-        assert packed.sight.boundaries.tolist() == [0, 3, 8]
+        assert packed.pattern.mask is None
+        assert packed.pattern.boundaries.tolist() == [0, 3, 8]
 
 
 @pytest.mark.parametrize("varlen", [True, False])

@@ -59,37 +59,37 @@ class Reader:
         # Rotary positions are distances: what is counted on in all of a text changes nothing there.
         self.model, self.fault = gpt2() if fault == "counts_on" else llama(), fault
 
-    def __call__(self, ids, positions, sight):
-        return getattr(self, self.fault)(ids, positions, sight)
+    def __call__(self, ids, positions, pattern):
+        return getattr(self, self.fault)(ids, positions, pattern)
 
-    def none(self, ids, positions, sight):
-        return self.model.hidden(ids, positions, sight)
+    def none(self, ids, positions, pattern):
+        return self.model.hidden(ids, positions, pattern)
 
-    def counts_on(self, ids, positions, sight):
-        return self.none(ids, torch.arange(ids.shape[1])[None], sight)
+    def counts_on(self, ids, positions, pattern):
+        return self.none(ids, torch.arange(ids.shape[1])[None], pattern)
 
-    def leaks(self, ids, positions, sight):
-        return self.none(ids, positions, replace(sight, causal=False))
+    def leaks(self, ids, positions, pattern):
+        return self.none(ids, positions, replace(pattern, causal=False))
 
-    def is_blind(self, ids, positions, sight):
+    def is_blind(self, ids, positions, pattern):
         return self.none(ids, positions, AttentionPattern(True))
 
-    def ignores_segments(self, ids, positions, sight):
-        return self.none(ids, positions, replace(sight, mask=None))
+    def ignores_segments(self, ids, positions, pattern):
+        return self.none(ids, positions, replace(pattern, mask=None))
 
-    def looks_back_one(self, ids, positions, sight):
+    def looks_back_one(self, ids, positions, pattern):
         """As a convolution or a recurrence does, beside attention that is right."""
-        read = self.none(ids, positions, sight)
+        read = self.none(ids, positions, pattern)
         return read + read.roll(1, 1) * (torch.arange(ids.shape[1]) > 0)[None, :, None]
 
-    def looks_ahead_one_across_texts(self, ids, positions, sight):
-        read = self.none(ids, positions, sight)
-        if sight.causal:
+    def looks_ahead_one_across_texts(self, ids, positions, pattern):
+        read = self.none(ids, positions, pattern)
+        if pattern.causal:
             return read
         return read + read.roll(-1, 1) * (torch.arange(ids.shape[1]) < ids.shape[1] - 1)[None, :, None]
 
-    def is_not_finite(self, ids, positions, sight):
-        return self.none(ids, positions, sight) / 0
+    def is_not_finite(self, ids, positions, pattern):
+        return self.none(ids, positions, pattern) / 0
 
 
 FAULTS = {
@@ -191,6 +191,6 @@ def test_the_tolerance_is_far_below_what_a_fault_changes():
 
 def test_every_refusal_names_the_model():
     model = llama()
-    model.hidden = lambda ids, positions, sight: Reader("leaks")(ids, positions, sight)
+    model.hidden = lambda ids, positions, pattern: Reader("leaks")(ids, positions, pattern)
     with pytest.raises(ModelError, match=re.escape("LlamaForCausalLM sees the future")):
         probe(model, vocab=64)

@@ -145,7 +145,7 @@ def test_what_is_missing_sorts_to_the_end_either_way(ledger, visit, tmp_path):
     plan, store = ledger
     for training in finetunings(plan):
         if training.model == plan.results["mlm"] and training.lr == 2e-5 and training.task.name == "squad":
-            shutil.rmtree(store.leaves / training.leaves[0].key)
+            shutil.rmtree(store.trials / training.trials[0].key)
     half = build(plan, store, tmp_path / "report", static=False)
     page = visit(address=half.page.as_uri())
     button = page.locator("#t-families thead th").nth(3).get_by_role("button")
@@ -174,7 +174,7 @@ def saved(page, click):
 
 def test_csv_gives_the_rows_of_the_file_and_of_a_filtered_table_what_is_shown(visit, built):
     page = visit()
-    for name in ("families", "scores", "noise", "runs", "claims", "leaves"):
+    for name in ("families", "scores", "noise", "runs", "claims", "trials"):
         assert saved(page, page.locator(f'[data-csv="{name}"]').click) == (
             f"{name}.csv",
             built.page.with_name(f"{name}.csv").read_text(),
@@ -352,7 +352,7 @@ def test_a_watched_page_changes_in_place(ledger, visit, tmp_path):
         one for one in finetunings(plan) if one.model == plan.results["mlm"] and one.task.name == "squad"
     ]
     for one in moved:
-        shutil.move(store.leaves / one.leaves[0].key, tmp_path / one.leaves[0].key)
+        shutil.move(store.trials / one.trials[0].key, tmp_path / one.trials[0].key)
     watcher = Watcher(lambda: plan, store, tmp_path / "report", say=print, stop=threading.Event())
     watcher.look()
     with listen(0) as server:
@@ -367,7 +367,7 @@ def test_a_watched_page_changes_in_place(ledger, visit, tmp_path):
         page.locator("#t-families thead th").nth(0).get_by_role("button").click()
         page.evaluate("window.kept = document.querySelector('[data-figure=losses] .drawn'); scrollTo(0, 700)")
         for one in moved:
-            shutil.move(tmp_path / one.leaves[0].key, store.leaves / one.leaves[0].key)
+            shutil.move(tmp_path / one.trials[0].key, store.trials / one.trials[0].key)
         watcher._report._not_before = watcher._progress._not_before = 0.0
         watcher.look()
         expect(meter).to_contain_text("144/144")
@@ -498,12 +498,12 @@ def test_one_epoch_is_marked_over_tokens_and_verdicts_carry_their_mark(visit, ru
     figure = page.locator("#figure-efficiency")
     figure.scroll_into_view_if_needed()
     uprights = figure.locator(".shapelayer path")
-    uprights.first.wait_for(state="attached")
+    uprights.first.wait_for(job="attached")
     assert figure.locator(".annotation-text").filter(has_text="one epoch").count() == 1
     figure.get_by_text("FLOPs", exact=True).click()
-    uprights.first.wait_for(state="detached")  # where it lies depends on the objective
+    uprights.first.wait_for(job="detached")  # where it lies depends on the objective
     figure.get_by_text("tokens", exact=True).click()
-    uprights.first.wait_for(state="attached")
+    uprights.first.wait_for(job="attached")
     verdict = next(one.verdict for one in built.content.findings if one.id == "C1")
     badge = page.locator("#claim-C1 > summary .badge")
     assert badge.inner_text().split("\n") == [verdict, "under repetition"]

@@ -21,7 +21,7 @@ from biphase.store import Store
 from biphase.study import ledger as state_ledger
 from biphase.study.ledger import finetunings
 
-CSVS = ["claims.csv", "families.csv", "leaves.csv", "noise.csv", "runs.csv", "scores.csv"]
+CSVS = ["claims.csv", "families.csv", "trials.csv", "noise.csv", "runs.csv", "scores.csv"]
 
 
 def texts(folder: Path) -> dict[str, bytes]:
@@ -96,14 +96,14 @@ def test_the_same_ledger_gives_the_same_bytes_wherever_it_lies(ledger, tmp_path)
 def test_another_score_gives_another_report(ledger, rewrite, tmp_path):
     plan, store = ledger
     build(plan, store, tmp_path / "one", static=False)
-    leaf = next(iter(finetunings(plan))).leaves[0]
+    trial = next(iter(finetunings(plan))).trials[0]
     rewrite(
-        store.leaves / leaf.key, "leaf.json", lambda about: about["scores"]["test"].update(accuracy=0.123)
+        store.trials / trial.key, "trial.json", lambda about: about["scores"]["test"].update(accuracy=0.123)
     )
     build(plan, store, tmp_path / "two", static=False)
     one, two = texts(tmp_path / "one"), texts(tmp_path / "two")
     assert one["report.html"] != two["report.html"]
-    assert b"12.3000" in two["leaves.csv"]
+    assert b"12.3000" in two["trials.csv"]
 
 
 def test_the_page_asks_nothing_of_any_network(ledger, tmp_path):
@@ -143,27 +143,27 @@ def test_half_a_study_says_at_the_top_what_is_missing(ledger, tmp_path):
         one for one in finetunings(plan) if one.model == plan.results["both"] and one.task.name == "squad"
     )
     for one in (*gone, failed):
-        shutil.rmtree(store.leaves / one.leaves[0].key)
+        shutil.rmtree(store.trials / one.trials[0].key)
     state_ledger.note_failure(plan, store, failed.key, ValueError("the loss was not finite"))
     spoiled = next(
         one for one in finetunings(plan) if one.model == plan.results["clm"] and one.task.name == "squad"
     )
-    (store.leaves / spoiled.leaves[0].key / "leaf.json").write_text("{}")
+    (store.trials / spoiled.trials[0].key / "trial.json").write_text("{}")
     built = build(plan, store, tmp_path / "report", static=False)
     top, _, below = words(built.page.read_text()).partition("Claims Each claim")
     assert "169 of 180 scores; 11 missing" in top
     assert "1 job failed." in top
     assert "1 file cannot be read" in top
     assert "the loss was not finite" in below
-    assert "leaf.json is missing or cut short" in below
+    assert "trial.json is missing or cut short" in below
     assert "— 0 / 9" in below.replace("0/9", "0 / 9")
     assert "11 missing" in built.words()
     rows = {
         row["key"]: row
-        for row in csv.DictReader(io.StringIO((tmp_path / "report" / "leaves.csv").read_text()))
+        for row in csv.DictReader(io.StringIO((tmp_path / "report" / "trials.csv").read_text()))
     }
-    assert rows[failed.leaves[0].key]["missing"].endswith("the loss was not finite")
-    assert rows[gone[0].leaves[0].key]["missing"] == "not computed"
+    assert rows[failed.trials[0].key]["missing"].endswith("the loss was not finite")
+    assert rows[gone[0].trials[0].key]["missing"] == "not computed"
 
 
 def test_a_lead_that_is_noise_is_not_shown_as_one(three, invent, ledger, tmp_path):
@@ -323,19 +323,19 @@ def test_what_was_not_asked_for_is_not_shown_as_missing(invent, run, grid, tmp_p
 
 def test_a_damaged_state_is_named_and_the_rest_is_told(ledger, tmp_path):
     plan, store = ledger
-    (store.states / plan.results["mlm"] / "state.json").write_text("{")
+    (store.checkpoints / plan.results["mlm"] / "checkpoint.json").write_text("{")
     built = build(plan, store, tmp_path / "report", static=False)
     page = words(built.page.read_text())
     assert "1 file cannot be read and counts as missing" in page
     assert f"{plan.results['mlm'][:8]} " in page
-    assert "state.json is missing or cut short" in page
+    assert "checkpoint.json is missing or cut short" in page
     assert built.content.headline.subject == "CLM for 10 steps, then MLM 40% for 10"
 
 
 def test_a_piece_that_failed_is_named_with_its_reason(ledger, tmp_path):
     plan, store = ledger
     key = plan.results["mlm"]
-    shutil.rmtree(store.states / key)
+    shutil.rmtree(store.checkpoints / key)
     state_ledger.note_failure(plan, store, key, ValueError("the loss was not finite"))
     built = build(plan, store, tmp_path / "report", static=False)
     assert [(one.title, one.key, one.why) for one in built.content.missing.failed] == [
@@ -350,11 +350,11 @@ def test_a_piece_that_failed_is_named_with_its_reason(ledger, tmp_path):
 
 def test_losses_that_were_changed_are_not_replaced_by_earlier_ones(ledger, tmp_path):
     plan, store = ledger
-    (store.states / plan.results["mlm"] / "metrics.jsonl").write_text("{")
+    (store.checkpoints / plan.results["mlm"] / "metrics.jsonl").write_text("{")
     built = build(plan, store, tmp_path / "report", static=False)
     run = next(one for one in built.content.runs if one.name == "mlm")
     assert run.heldout == {}
-    assert run.wrong.startswith(f"states/{run.key}/metrics.jsonl ")
+    assert run.wrong.startswith(f"checkpoints/{run.key}/metrics.jsonl ")
     assert str(store.root) not in built.page.read_text()
 
 
@@ -367,15 +367,19 @@ def test_a_folder_that_cannot_be_written_is_told_with_the_option_that_chose_it(l
 
 def test_energy_is_told_where_it_was_measured(ledger, rewrite, tmp_path):
     plan, store = ledger
-    for path in store.states.iterdir():
-        rewrite(path, "state.json", lambda about: about["progress"].pop("joules", None))
+    for path in store.checkpoints.iterdir():
+        rewrite(path, "checkpoint.json", lambda about: about["progress"].pop("joules", None))
     before = build(plan, store, tmp_path / "one", static=False)
     assert before.content.provenance.joules is None
     assert "Energy" not in words(before.page.read_text())
-    spent = {key: 3.6e6 * place for place, key in enumerate(plan.states, 1)}
+    spent = {key: 3.6e6 * place for place, key in enumerate(plan.jobs, 1)}
     for key, joules in spent.items():
-        rewrite(store.states / key, "state.json", lambda about, j=joules: about["progress"].update(joules=j))
-    total = sum(joules - spent.get(plan.states[key].parent, 0) for key, joules in spent.items())
+        rewrite(
+            store.checkpoints / key,
+            "checkpoint.json",
+            lambda about, j=joules: about["progress"].update(joules=j),
+        )
+    total = sum(joules - spent.get(plan.jobs[key].parent, 0) for key, joules in spent.items())
     after = build(plan, store, tmp_path / "two", static=False)
     assert after.content.provenance.joules == pytest.approx(total)
     assert f"{total / 3.6e6:.2f} kWh" in words(after.page.read_text())

@@ -76,9 +76,9 @@ def test_other_evidence_has_other_draws(ledger):
 def test_values_that_are_not_there_give_no_draws(ledger):
     plan, store = ledger
     for training in finetunings(plan):
-        for leaf in training.leaves:
-            if leaf.task.name == "sst2":
-                (store.leaves / leaf.key / "values.safetensors").unlink()
+        for trial in training.trials:
+            if trial.task.name == "sst2":
+                (store.trials / trial.key / "values.safetensors").unlink()
     evidence = gather(plan, store)
     draws = Resamples(evidence, draws=10)
     assert all(draws.of(model, "sst2") is None for model in evidence.models.values())
@@ -91,7 +91,7 @@ def test_a_seed_without_values_is_missing_alone(ledger):
     evidence = gather(plan, store)
     grid = evidence.grids["mlm", "squad"]
     key = grid.keys[grid.chosen[1]][grid.seeds.index(1)]
-    (store.leaves / key / "values.safetensors").unlink()
+    (store.trials / key / "values.safetensors").unlink()
     found = Resamples(gather(plan, store), draws=10).of(evidence.models["mlm"], "squad")
     assert np.isnan(found).all(axis=0).tolist() == [[False, True, False]]
     assert np.isnan(found).any(axis=0).tolist() == [[False, True, False]]

@@ -47,14 +47,14 @@ def collapsed(ledger, rewrite):
     """A ledger in which one model predicts nothing on SQuAD, and all other tasks are of an earlier version."""
     plan, store = ledger
     for training in finetunings(plan):
-        for leaf in training.leaves:
+        for trial in training.trials:
             same = "no answer" if training.model == plan.results["both"] else ""
             more = {"baselines": TRIVIAL, "constant": {"validation": "", "test": same}}
 
             def change(about, more=more):
                 about.update(more) if about["task"]["name"] == "squad" else [about.pop(name) for name in more]
 
-            rewrite(store.leaves / leaf.key, TRIAL, change)
+            rewrite(store.trials / trial.key, TRIAL, change)
     return collect(plan, store)
 
 
@@ -68,7 +68,7 @@ def test_other_metrics_are_told_where_every_seed_has_them(ledger, rewrite):
     grid = gather(plan, store).grids["both", "squad"]
     assert found.others["f1"] == pytest.approx(grid.at_chosen(grid.test, "f1").mean())
     for key in {key for row in grid.keys for key in row[:1]}:  # of one seed
-        rewrite(store.leaves / key, TRIAL, lambda about: about["scores"]["test"].pop("f1"))
+        rewrite(store.trials / key, TRIAL, lambda about: about["scores"]["test"].pop("f1"))
     assert set(estimate(gather(plan, store)).tasks["both", "squad"].others) == {"exact_match"}
 
 

@@ -24,12 +24,12 @@ SELECTS = {"SC": "accuracy", "TC": "sentence_f1", "QA": "token_f1", "IR": "paper
 
 
 def leaves_of(plan):
-    """Every leaf: (result, task, rate, seed) → its training and its key."""
+    """Every trial: (result, task, rate, seed) → its training and its key."""
     names = {key: name for name, key in reversed(plan.results.items())}
     return {
-        (names[one.model], leaf.task.name, one.lr, one.seed): (one, leaf.key)
+        (names[one.model], trial.task.name, one.lr, one.seed): (one, trial.key)
         for one in finetunings(plan)
-        for leaf in one.leaves
+        for trial in one.trials
     }
 
 
@@ -49,7 +49,7 @@ def same(one, other, but=()):
 
 @pytest.fixture
 def tiny(run, grid, invent, tmp_path):
-    """One leaf: one result, one task, one rate, one seed."""
+    """One trial: one result, one task, one rate, one seed."""
     study = Study("tiny", (run("clm", Stage(CLM(), 20)),), grid("sst2", lrs=(5e-5,), seeds=(0,)))
     plan, store = invent(study, tmp_path / "tiny", shrink=0.1)
     ((training, key),) = leaves_of(plan).values()
@@ -176,8 +176,8 @@ def test_test_scores_choose_nothing(ledger, rewrite):
         def invent_test(about):
             about["scores"]["test"] = {name: chance.random() for name in about["scores"]["test"]}
 
-        rewrite(store.leaves / key, TRIAL, invent_test)
-        verify(store.leaves / key)
+        rewrite(store.trials / key, TRIAL, invent_test)
+        verify(store.trials / key)
     after = gather(plan, store)
     assert after.unreadable == {}
     assert chosen(after) == chosen(before)
@@ -196,7 +196,7 @@ def test_validation_scores_choose_and_of_equals_the_lowest_rate(ledger, rewrite)
             about["scores"]["validation"]["paper_ndcg@10"] = 0.9 if good else 0.1
             about["scores"]["validation"]["mrr@10"] = 0.1 if good else 0.9
 
-        rewrite(store.leaves / key, TRIAL, prefer)
+        rewrite(store.trials / key, TRIAL, prefer)
     evidence = gather(plan, store)
     assert evidence.grids["mlm", "nq"].chosen == {0: 2, 1: 1, 2: 0}
     expected = [
@@ -212,7 +212,7 @@ def test_a_missing_leaf_takes_its_seed_and_nothing_else(ledger):
     plan, store = ledger
     whole = gather(plan, store)
     _, key = leaves_of(plan)["mlm", "nq", 2e-5, 1]
-    store.discard(store.leaves / key)
+    store.discard(store.trials / key)
     evidence = gather(plan, store)
     found, model = evidence.grids["mlm", "nq"], evidence.models["mlm"]
     assert evidence.count == (179, 180)
@@ -266,7 +266,7 @@ def test_a_failed_leaf_says_why(ledger):
     _, borrowed = every["mlm", "nq", 5e-5, 2]
     done, _ = every["clm", "sst2", 5e-5, 0]
     for key in (own, borrowed):
-        store.discard(store.leaves / key)
+        store.discard(store.trials / key)
     note_failure(plan, store, lender.key, RuntimeError("out of\nmemory"))
     note_failure(plan, store, done.key, RuntimeError("long ago, and tried again since"))
     (store.studies / "three" / "failures" / f"{'0' * 32}.json").write_text("[]")
@@ -339,7 +339,7 @@ def test_a_damaged_leaf_is_missing_and_named_and_harms_no_other(ledger, damaged,
     for damage in DAMAGE:
         if (name, damage) == (MANIFEST, lengthen):  # a blank line changes nothing of what a manifest says
             continue
-        with damaged(store.leaves / key, name, damage):
+        with damaged(store.trials / key, name, damage):
             evidence = gather(plan, store)
         assert list(evidence.unreadable) == [key], damage
         why = evidence.unreadable[key]
@@ -363,7 +363,7 @@ def test_damaged_values_leave_the_score_and_are_named(ledger, damaged):
     key = grid.keys[grid.chosen[1]][1]
     before = whole.values(model, "conll2003")
     for damage in DAMAGE:
-        with damaged(store.leaves / key, VALUES, damage):
+        with damaged(store.trials / key, VALUES, damage):
             evidence = gather(plan, store)
             after = evidence.values(model, "conll2003")
         assert np.isnan(after[0, 1]).all(), damage
@@ -379,7 +379,7 @@ def test_damaged_values_leave_the_score_and_are_named(ledger, damaged):
 def test_no_flipped_bit_ever_becomes_a_number(tiny, name):
     plan, store, _, key = tiny
     right = gather(plan, store).grids["clm", "sst2"].test["accuracy"][0, 0]
-    path = store.leaves / key / name
+    path = store.trials / key / name
     content = path.read_bytes()
     chance = random.Random(0)
     missing = 0
@@ -399,7 +399,7 @@ def test_no_flipped_bit_ever_becomes_a_number(tiny, name):
 
 def test_no_flipped_bit_of_the_values_is_read(tiny):
     plan, store, _, key = tiny
-    path = store.leaves / key / VALUES
+    path = store.trials / key / VALUES
     content = path.read_bytes()
     for place in range(0, len(content), 3):
         flip(path, place)
@@ -414,8 +414,8 @@ def test_a_leaf_in_the_place_of_another_is_not_taken_for_it(ledger):
     every = leaves_of(plan)
     _, key = every["mlm", "sst2", 5e-5, 0]
     _, other = every["mlm", "sst2", 2e-4, 0]
-    shutil.rmtree(store.leaves / key)
-    shutil.copytree(store.leaves / other, store.leaves / key)
+    shutil.rmtree(store.trials / key)
+    shutil.copytree(store.trials / other, store.trials / key)
     evidence = gather(plan, store)
     assert list(evidence.unreadable) == [key]
     assert other in evidence.unreadable[key]
@@ -447,23 +447,23 @@ def test_a_leaf_in_the_place_of_another_is_not_taken_for_it(ledger):
 )
 def test_what_was_published_whole_and_is_no_leaf_is_named_too(tiny, rewrite, change):
     plan, store, _, key = tiny
-    rewrite(store.leaves / key, TRIAL, change)
-    verify(store.leaves / key)
+    rewrite(store.trials / key, TRIAL, change)
+    verify(store.trials / key)
     evidence = gather(plan, store)
     assert list(evidence.unreadable) == [key]
-    assert "leaf.json is not as biphase writes it" in evidence.unreadable[key]
+    assert "trial.json is not as biphase writes it" in evidence.unreadable[key]
     assert evidence.count == (0, 1)
 
 
 @pytest.mark.parametrize(
-    "files", ["", "[]", "3", '{"leaf.json": {}}', '{"leaf.json": 3}', '{"leaf.json": {"bytes": 1}}', "{}"]
+    "files", ["", "[]", "3", '{"trial.json": {}}', '{"trial.json": 3}', '{"trial.json": {"bytes": 1}}', "{}"]
 )
 def test_a_manifest_that_does_not_say_what_was_written_vouches_for_nothing(tiny, files):
     plan, store, _, key = tiny
-    (store.leaves / key / MANIFEST).write_text(f'{{"key": "{key}", "files": {files}}}' if files else "{}")
+    (store.trials / key / MANIFEST).write_text(f'{{"key": "{key}", "files": {files}}}' if files else "{}")
     evidence = gather(plan, store)
     assert list(evidence.unreadable) == [key]
-    expected = {"{}": "leaf.json is missing", "": "no manifest.json"}.get(
+    expected = {"{}": "trial.json is missing", "": "no manifest.json"}.get(
         files, "manifest.json is no manifest"
     )
     assert expected in evidence.unreadable[key]
@@ -471,8 +471,8 @@ def test_a_manifest_that_does_not_say_what_was_written_vouches_for_nothing(tiny,
 
 def test_a_file_where_a_leaf_should_stand(tiny):
     plan, store, _, key = tiny
-    shutil.rmtree(store.leaves / key)
-    (store.leaves / key).write_text("")
+    shutil.rmtree(store.trials / key)
+    (store.trials / key).write_text("")
     evidence = gather(plan, store)
     assert list(evidence.unreadable) == [key]
     assert evidence.count == (0, 1)
@@ -480,7 +480,7 @@ def test_a_file_where_a_leaf_should_stand(tiny):
 
 def test_values_of_another_number_of_examples_are_not_used(tiny, rewrite):
     plan, store, _, key = tiny
-    rewrite(store.leaves / key, TRIAL, lambda about: about["examples"].update(test=86))
+    rewrite(store.trials / key, TRIAL, lambda about: about["examples"].update(test=86))
     evidence = gather(plan, store)
     assert evidence.values(evidence.models["clm"], "sst2") is None
     assert "87 values of test/accuracy for 86 examples" in evidence.unreadable[key]
@@ -498,7 +498,7 @@ def test_values_of_another_number_of_examples_are_not_used(tiny, rewrite):
 )
 def test_values_of_another_kind_are_not_used_and_named(tiny, tensor):
     plan, store, _, key = tiny
-    place = store.leaves / key
+    place = store.trials / key
     (place / VALUES).write_bytes(save({"test/accuracy": tensor}))
     (place / MANIFEST).unlink()
     assert publish(place.rename(place.with_name("built")), place)
@@ -570,7 +570,7 @@ def test_several_pretraining_seeds_are_rows_of_one_model(run, grid, invent, tmp_
     assert evidence.values(model, "squad").shape == (2, 3, 10_570)
     assert evidence.values(model, "squad").mean(axis=-1, dtype=float) == pytest.approx(scores / 100)
     for lr, seed in ((5e-5, 0), (5e-5, 1), (5e-5, 2)):
-        store.discard(store.leaves / leaves_of(plan)["late", "squad", lr, seed][1])
+        store.discard(store.trials / leaves_of(plan)["late", "squad", lr, seed][1])
     half = gather(plan, store)
     assert np.isnan(half.scores(model, "squad")).tolist() == [[False] * 3, [True] * 3]
     assert np.isnan(half.values(model, "squad")).all(axis=-1).tolist() == [[False] * 3, [True] * 3]

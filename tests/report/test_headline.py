@@ -111,7 +111,7 @@ def test_half_a_study_speaks_of_what_is_complete(ledger):
     plan, store = ledger
     for training in finetunings(plan):
         if training.model == plan.results["both"] and training.lr == 2e-5:
-            shutil.rmtree(store.leaves / training.leaves[0].key)
+            shutil.rmtree(store.trials / training.trials[0].key)
     top = headline(gather(plan, store), [])
     assert "of 2 recipes" in top.answer
     assert "scores" in top.scale
@@ -122,8 +122,8 @@ def test_nothing_complete_is_no_answer(ledger):
     plan, store = ledger
     for training in finetunings(plan):
         if training.seed or training.lr == 2e-5:
-            for leaf in training.leaves:
-                shutil.rmtree(store.leaves / leaf.key)
+            for trial in training.trials:
+                shutil.rmtree(store.trials / trial.key)
     top = headline(gather(plan, store), [])
     assert top.answer == "Not answered yet: no model has a complete seed (40 of 180 scores done)."
     assert top.against == ()

@@ -56,7 +56,7 @@ def test_what_is_missing_is_a_dash(ledger):
     plan, store = ledger
     for training in finetunings(plan):
         if training.model == plan.results["mlm"] and training.lr == 2e-5 and training.task.name == "sst2":
-            shutil.rmtree(store.leaves / training.leaves[0].key)
+            shutil.rmtree(store.trials / training.trials[0].key)
     rows = body(latex(collect(plan, store))["families.tex"])
     assert next(row for row in rows if row[0].strip() == "mlm")[1].strip() == "---"
 

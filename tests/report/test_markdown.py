@@ -54,7 +54,7 @@ def test_what_is_missing_is_said_and_shown(ledger):
     plan, store = ledger
     for training in finetunings(plan):
         if training.model == plan.results["mlm"] and training.lr == 2e-5 and training.task.name == "sst2":
-            shutil.rmtree(store.leaves / training.leaves[0].key)
+            shutil.rmtree(store.trials / training.trials[0].key)
     text = markdown(collect(plan, store))
     assert "177 of 180 scores; 3 missing" in text
     assert "| mlm | sst2 | 3 | 9 |" in text

@@ -27,18 +27,18 @@ def tree(run, invent, tmp_path):
 
 
 def lines_of(store, key):
-    return [json.loads(line) for line in (store.states / key / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (store.checkpoints / key / "metrics.jsonl").read_text().splitlines()]
 
 
 def relog(plan, store, result, lines):
     """Publish the state of a result with other lines of metrics."""
     from synthetic_states import put
 
-    place = store.states / plan.results[result]
-    about = (place / "state.json").read_bytes()
+    place = store.checkpoints / plan.results[result]
+    about = (place / "checkpoint.json").read_bytes()
     shutil.rmtree(place)
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    put(place, {"state.json": about, "metrics.jsonl": text.encode()})
+    put(place, {"checkpoint.json": about, "metrics.jsonl": text.encode()})
 
 
 def logged(steps, objective="clm", loss=float, first=1):
@@ -49,13 +49,13 @@ def logged(steps, objective="clm", loss=float, first=1):
     ]
 
 
-# ---------------------------------------------------------------- pieces and costs
+# ---------------------------------------------------------------- training jobs and costs
 
 
 def test_pieces_sum_to_what_the_plan_costs(tree):
     plan, store = tree
     every, whole = job_costs(plan, store), costs(plan)
-    assert [one.key for one in every] == list(plan.states)
+    assert [one.key for one in every] == list(plan.jobs)
     assert sum(one.tokens for one in every) == whole.tokens
     assert sum(one.flops for one in every) == pytest.approx(whole.flops, rel=1e-12)
     assert [(one.title, one.results, one.decaying) for one in every] == [
@@ -70,18 +70,18 @@ def test_pieces_sum_to_what_the_plan_costs(tree):
     ]
     assert {(one.standing, one.device, one.devices) for one in every} == {("done", "synthetic", 192)}
     parents = {one.key: one.parent for one in every}
-    assert parents == {key: state.parent for key, state in plan.states.items()}
+    assert parents == {key: job.parent for key, job in plan.jobs.items()}
 
 
 def test_a_result_costs_its_whole_way_and_shared_ways_count_for_each(tree):
     plan, store = tree
     every = {one.key: one for one in job_costs(plan, store)}
     for result, key in plan.results.items():
-        way = [state.key for state in plan.path(key)]
+        way = [job.key for job in plan.path(key)]
         whole, told = costs(plan, way), cost(plan, store, result)
         assert told.tokens == whole.tokens == sum(every[one].tokens for one in way)
         assert told.flops == pytest.approx(whole.flops, rel=1e-12)
-        progress = json.loads((store.states / key / "state.json").read_text())["progress"]
+        progress = json.loads((store.checkpoints / key / "checkpoint.json").read_text())["progress"]
         assert told.seconds == progress["seconds"] == pytest.approx(sum(every[one].seconds for one in way))
         assert told.device == "synthetic"
     assert cost(plan, store, "more").tokens == 30 * 128
@@ -90,8 +90,8 @@ def test_a_result_costs_its_whole_way_and_shared_ways_count_for_each(tree):
 def test_what_is_not_computed_has_no_seconds_and_its_children_know_their_own(tree):
     plan, store = tree
     trunk, early = plan.path(plan.results["clm"])[1], plan.results["clm-5"]
-    store.discard(store.states / plan.results["more"])
-    store.discard(store.states / trunk.key)
+    store.discard(store.checkpoints / plan.results["more"])
+    store.discard(store.checkpoints / trunk.key)
     note_failure(plan, store, trunk.key, RuntimeError("no luck"))
     every = {one.key: one for one in job_costs(plan, store)}
     assert (every[trunk.key].standing, every[trunk.key].seconds) == ("failed", None)
@@ -106,26 +106,26 @@ def test_what_is_not_computed_has_no_seconds_and_its_children_know_their_own(tre
 
 
 def test_a_parent_that_was_trained_again_elsewhere_is_not_charged_to_its_children(tree):
-    """Its own lines say when a piece began; what its parent spent since, nobody can tell from it."""
+    """Its own lines say when a training job began; what its parent spent since, nobody can tell from it."""
     from synthetic_states import put
 
     plan, store = tree
-    way = [state.key for state in plan.path(plan.results["both"])]
+    way = [job.key for job in plan.path(plan.results["both"])]
     clock = dict(
-        zip((0, *(plan.states[key].span[1] for key in way)), (0.0, 10.0, 20.0, 50.0, 54.0), strict=True)
+        zip((0, *(plan.jobs[key].span[1] for key in way)), (0.0, 10.0, 20.0, 50.0, 54.0), strict=True)
     )
 
     def spend(key, seconds):
-        place = store.states / key
-        about = json.loads((place / "state.json").read_text())
+        place = store.checkpoints / key
+        about = json.loads((place / "checkpoint.json").read_text())
         about["progress"] |= {"seconds": seconds, "joules": 100 * seconds}
         lines = [line | {"seconds": clock[line["step"]]} for line in logged(20) if line["step"] in clock]
         shutil.rmtree(place)
         text = "".join(json.dumps(line) + "\n" for line in lines)
-        put(place, {"state.json": json.dumps(about).encode(), "metrics.jsonl": text.encode()})
+        put(place, {"checkpoint.json": json.dumps(about).encode(), "metrics.jsonl": text.encode()})
 
     for key in way:
-        spend(key, clock[plan.states[key].span[1]])
+        spend(key, clock[plan.jobs[key].span[1]])
     before = {one.key: one for one in job_costs(plan, store)}
     assert [before[key].seconds for key in way] == [10, 10, 30, 4]
     assert [before[key].joules for key in way] == [1000, 1000, 3000, 400]
@@ -140,7 +140,7 @@ def test_a_state_that_cannot_be_trusted_costs_nothing_that_is_told(tree, content
     plan, store = tree
     key = plan.results["clm"]
     whole = {one.key: one for one in job_costs(plan, store)}
-    (store.states / key / "state.json").write_bytes(content)
+    (store.checkpoints / key / "checkpoint.json").write_bytes(content)
     every = {one.key: one for one in job_costs(plan, store)}
     assert (every[key].standing, every[key].seconds, every[key].device) == ("failed", None, "")
     child = next(one for one in every.values() if one.parent == key)
@@ -149,7 +149,7 @@ def test_a_state_that_cannot_be_trusted_costs_nothing_that_is_told(tree, content
     assert all(every[one] == whole[one] for one in others)
     told = cost(plan, store, "clm")
     assert (told.seconds, told.device) == (None, "")
-    assert told.flops == pytest.approx(sum(whole[state.key].flops for state in plan.path(key)))
+    assert told.flops == pytest.approx(sum(whole[job.key].flops for job in plan.path(key)))
     with pytest.raises(StoreError, match=r"state\.json"):
         about_state(plan, store, "clm")
 
@@ -157,13 +157,15 @@ def test_a_state_that_cannot_be_trusted_costs_nothing_that_is_told(tree, content
 def test_the_status_of_a_study_survives_a_state_that_cannot_be_read(tree):
     plan, store = tree
     key = plan.results["clm"]
-    place = store.states / key
-    size = (place / "state.json").stat().st_size
+    place = store.checkpoints / key
+    size = (place / "checkpoint.json").stat().st_size
     for content, why in ((b"{", "cut short"), (b"[" * size, "has changed"), (b"[]", "it is no object")):
-        (place / "state.json").write_bytes(content)
+        (place / "checkpoint.json").write_bytes(content)
         if content == b"[]":  # it was written so
             entry = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-            (place / "manifest.json").write_text(json.dumps({"key": key, "files": {"state.json": entry}}))
+            (place / "manifest.json").write_text(
+                json.dumps({"key": key, "files": {"checkpoint.json": entry}})
+            )
         entry = states.survey_jobs(plan, store)[key]
         assert entry.standing == "failed"
         assert why in entry.error
@@ -281,19 +283,19 @@ def test_skipped_steps_have_no_loss_and_the_curve_is_complete_without_them(tree)
 
 def test_half_a_way_is_half_a_curve(tree):
     plan, store = tree
-    store.discard(store.states / plan.results["both"])
+    store.discard(store.checkpoints / plan.results["both"])
     found = curve(plan, store, "both")
     assert found.steps == list(range(1, 17))
     assert not found.complete
-    for state in plan.path(plan.results["both"]):
-        store.discard(store.states / state.key)
+    for job in plan.path(plan.results["both"]):
+        store.discard(store.checkpoints / job.key)
     assert curve(plan, store, "both").steps == []
 
 
 @pytest.mark.parametrize("damage", [b"", b'{"step": 1', None])
 def test_a_damaged_curve_is_told_up_to_the_last_whole_state(tree, damage):
     plan, store = tree
-    path = store.states / plan.results["both"] / "metrics.jsonl"
+    path = store.checkpoints / plan.results["both"] / "metrics.jsonl"
     if damage is None:
         path.write_bytes(path.read_bytes().replace(b"2", b"3"))
     else:
@@ -311,10 +313,10 @@ def test_a_damaged_curve_is_told_up_to_the_last_whole_state(tree, damage):
 
 @pytest.fixture
 def running(tree):
-    """The last piece of `both` is being computed: its worker has told of two steps, and is telling of a third."""
+    """The last training job of `both` is being computed: its worker has told of two steps, and is telling of a third."""
     plan, store = tree
     save_plan(plan, store)
-    store.discard(store.states / plan.results["both"])
+    store.discard(store.checkpoints / plan.results["both"])
     before = lines_of(store, plan.path(plan.results["both"])[-2].key)
     told = [*before, *logged(2, "mlm 40%", lambda step: 0.5, 17)]
     path = live_file(plan, store, plan.results["both"])
@@ -347,8 +349,8 @@ def test_what_was_published_since_counts_more_than_what_was_told(running):
 def test_a_first_piece_is_watched_from_its_first_line(running, planned):
     plan, store, _ = running
     first = plan.path(plan.results["clm"])[0]
-    for state in plan.path(plan.results["clm"]):
-        store.discard(store.states / state.key)
+    for job in plan.path(plan.results["clm"]):
+        store.discard(store.checkpoints / job.key)
     assert curve(plan, store, "clm", live=True).steps == []
     live_file(plan, store, first.key).write_text(json.dumps(logged(1)[0]) + "\n{")
     assert curve(plan, store, "clm", live=True).steps == [1]

@@ -271,7 +271,7 @@ def test_a_checkpoint_that_several_runs_pass_through_speaks_for_the_longest(plan
 def test_a_checkpoint_belongs_to_the_run_that_keeps_it_whoever_else_passes_there(planned, run):
     passing = run("passing", Stage(CLM(), 6), Stage(MLM(0.4), 6))
     plan = planned(passing, run("keeping", Stage(CLM(), 40), keep=(6,)))
-    assert plan.states[plan.results["keeping-6"]].run.name == "passing", "the case at hand"
+    assert plan.jobs[plan.results["keeping-6"]].run.name == "passing", "the case at hand"
     assert recipe_of(plan, "keeping-6").of == 40
     assert models(plan)["keeping-6"].recipe.of == 40
 

@@ -62,10 +62,12 @@ def test_steps_of_several_sizes_are_counted_by_their_rows(run, clm, invent, tmp_
 def test_rows_of_another_length_are_other_rows(run, clm, invent, tmp_path, rewrite):
     longer = run("longer", Stage(CLM(), 10), start=clm, packing=Rows(128), data="restart")
     plan, store = invent(Study("s", (clm, longer)), tmp_path / "store", rows=ROWS)
-    for state in plan.path(plan.results["longer"]):
-        if state.run.packing.length == 128:  # half as many as of 64 tokens
+    for job in plan.path(plan.results["longer"]):
+        if job.run.packing.length == 128:  # half as many as of 64 tokens
             rewrite(
-                store.states / state.key, "state.json", lambda about: about.update(epochs=2 * about["epochs"])
+                store.checkpoints / job.key,
+                "checkpoint.json",
+                lambda about: about.update(epochs=2 * about["epochs"]),
             )
     assert Epochs(plan, store).at("longer") == 2.5 + 10 / (ROWS / 2)
 
@@ -81,11 +83,11 @@ def test_what_no_state_tells_is_not_known(clm, invent, planned, tmp_path):
 
 def test_a_state_that_was_changed_is_not_believed_and_another_is(clm, invent, tmp_path):
     plan, store = invent(Study("s", (clm,)), tmp_path / "store", rows=ROWS)
-    first = store.states / plan.results["clm-4"] / "state.json"
+    first = store.checkpoints / plan.results["clm-4"] / "checkpoint.json"
     first.write_text(first.read_text().replace('"epochs": 0.5', '"epochs": 0.1'))
     assert Epochs(plan, store).at("clm") == 2.5
-    for state in plan.states.values():
-        place = store.states / state.key / "state.json"
+    for job in plan.jobs.values():
+        place = store.checkpoints / job.key / "checkpoint.json"
         place.write_text(place.read_text() + " ")
     assert Epochs(plan, store).at("clm") is None
 
@@ -96,12 +98,15 @@ def test_a_state_that_was_changed_is_not_believed_and_another_is(clm, invent, tm
 def relog(plan, store, result, lines):
     from synthetic_states import put
 
-    place = store.states / plan.results[result]
-    about = (place / "state.json").read_bytes()
+    place = store.checkpoints / plan.results[result]
+    about = (place / "checkpoint.json").read_bytes()
     shutil.rmtree(place)
     put(
         place,
-        {"state.json": about, "metrics.jsonl": "".join(json.dumps(one) + "\n" for one in lines).encode()},
+        {
+            "checkpoint.json": about,
+            "metrics.jsonl": "".join(json.dumps(one) + "\n" for one in lines).encode(),
+        },
     )
 
 

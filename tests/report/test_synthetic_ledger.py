@@ -40,23 +40,23 @@ def test_an_invented_ledger_is_written_as_a_real_one(tiny_run, store, invent, tm
     plan = make_plan(study, identities(store))
     save_plan(plan, store)
     alone = Ranks(0, 1, torch.device("cpu"))
-    manner = RuntimeOptions(quiet=True, loaders=0)
+    options = RuntimeOptions(quiet=True, loaders=0)
     Worker(
-        plan, store, identities(store), alone, manner, wanted=set(plan.states), say=lambda text: None
+        plan, store, identities(store), alone, options, wanted=set(plan.jobs), say=lambda text: None
     ).work()
 
     _, made = invent(study, tmp_path / "made")
-    real = json.loads(next(store.leaves.glob(f"*/{TRIAL}")).read_text())
-    mine = json.loads(next(made.leaves.glob(f"*/{TRIAL}")).read_text())
+    real = json.loads(next(store.trials.glob(f"*/{TRIAL}")).read_text())
+    mine = json.loads(next(made.trials.glob(f"*/{TRIAL}")).read_text())
     assert shape_of(mine, but=("losses",)) == shape_of(real, but=("losses",))
-    states = [json.loads(next(one.states.glob("*/state.json")).read_text()) for one in (made, store)]
+    states = [json.loads(next(one.jobs.glob("*/checkpoint.json")).read_text()) for one in (made, store)]
     assert shape_of(states[0]) == shape_of(states[1])
-    files = [json.loads(next(one.leaves.glob(f"*/{MANIFEST}")).read_text()) for one in (made, store)]
+    files = [json.loads(next(one.trials.glob(f"*/{MANIFEST}")).read_text()) for one in (made, store)]
     assert shape_of(files[0]) == shape_of(files[1], but=(PREDICTIONS,)), "what was predicted is not invented"
-    for folder in (*made.leaves.iterdir(), *made.states.iterdir()):
+    for folder in (*made.trials.iterdir(), *made.jobs.iterdir()):
         verify(folder)
     real_lines, my_lines = (
-        [json.loads(line) for line in next(one.states.glob("*/metrics.jsonl")).read_text().splitlines()]
+        [json.loads(line) for line in next(one.jobs.glob("*/metrics.jsonl")).read_text().splitlines()]
         for one in (store, made)
     )
     assert {tuple(line) for line in my_lines} == {tuple(line) for line in real_lines}
@@ -88,12 +88,12 @@ def test_the_same_seed_invents_the_same_bytes_and_another_seed_others(run, grid,
 
 
 def test_invented_scores_never_join_a_store_that_holds_anything(tmp_path):
-    (tmp_path / "leaves").mkdir()
+    (tmp_path / "trials").mkdir()
     asked = [sys.executable, str(ROOT / "benchmarks" / "synthetic_ledger.py"), str(tmp_path)]
     done = subprocess.run(asked, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == f"{tmp_path} is not empty; name a new folder\n"
-    assert list(tmp_path.iterdir()) == [tmp_path / "leaves"]
+    assert list(tmp_path.iterdir()) == [tmp_path / "trials"]
 
 
 @pytest.mark.campaign

@@ -1,4 +1,4 @@
-"""Tables hold what the ledger holds: every model, every leaf, and a reason for what is not there."""
+"""Tables hold what the ledger holds: every model, every trial, and a reason for what is not there."""
 
 import csv
 import io
@@ -54,7 +54,7 @@ def test_a_seed_without_all_its_rates_has_no_rate_and_is_not_averaged(ledger):
         for t in finetunings(plan)
         if t.model == plan.results["both"] and t.task.name == "sst2" and t.seed == 1
     )
-    shutil.rmtree(store.leaves / one.leaves[0].key)
+    shutil.rmtree(store.trials / one.trials[0].key)
     evidence = gather(plan, store)
     row = next(
         r
@@ -69,8 +69,8 @@ def test_a_model_without_a_complete_seed_has_empty_cells(ledger):
     plan, store = ledger
     for training in finetunings(plan):
         if training.model == plan.results["mlm"] and training.lr == 2e-5:
-            for leaf in training.leaves:
-                shutil.rmtree(store.leaves / leaf.key)
+            for trial in training.trials:
+                shutil.rmtree(store.trials / trial.key)
     evidence = gather(plan, store)
     made = estimate(evidence)
     row = next(r for r in read(tables.families(evidence, made)) if (r["model"], r["family"]) == ("mlm", "SC"))
@@ -100,16 +100,16 @@ def test_every_leaf_is_listed_with_its_scores_or_why_it_is_missing(ledger):
     plan, store = ledger
     every = list(finetunings(plan))
     gone, failed = every[0], every[-1]
-    shutil.rmtree(store.leaves / gone.leaves[0].key)
-    for leaf in failed.leaves:
-        shutil.rmtree(store.leaves / leaf.key)
+    shutil.rmtree(store.trials / gone.trials[0].key)
+    for trial in failed.trials:
+        shutil.rmtree(store.trials / trial.key)
     state_ledger.note_failure(plan, store, failed.key, ValueError("the loss was not finite"))
     evidence = gather(plan, store)
     rows = read(tables.trial_table(evidence))
-    assert len(rows) == sum(len(one.leaves) for one in every) == len({row["key"] for row in rows})
+    assert len(rows) == sum(len(one.trials) for one in every) == len({row["key"] for row in rows})
     by_key = {row["key"]: row for row in rows}
-    assert by_key[gone.leaves[0].key]["missing"] == "not computed"
-    assert "the loss was not finite" in by_key[failed.leaves[0].key]["missing"]
+    assert by_key[gone.trials[0].key]["missing"] == "not computed"
+    assert "the loss was not finite" in by_key[failed.trials[0].key]["missing"]
     for row in rows:
         assert bool(row["missing"]) == (row["test"] == "") == (row["seconds"] == "")
     grid = evidence.grids["both", "squad"]
@@ -189,7 +189,7 @@ def test_runs_tell_what_it_took(evidence):
 
 def test_a_state_that_is_not_there_is_not_invented(ledger):
     plan, store = ledger
-    shutil.rmtree(store.states / plan.results["mlm"])
+    shutil.rmtree(store.checkpoints / plan.results["mlm"])
     evidence = gather(plan, store)
     row = next(one for one in read(tables.runs(runs(evidence))) if one["run"] == "mlm")
     assert (row["standing"], row["seconds"], row["epochs"], row["device"]) == ("ready", "", "", "")

@@ -65,10 +65,14 @@ def test_the_page_is_served_with_its_progress_and_figures(asked):
     assert b"<title>three: Is it so?</title>" in page
     assert b'id="progress"' in page
     assert b"connect-src 'self'" in page
-    state = json.loads(asked("/state.json")[1])
-    assert state["progress"]["said"] == "all done"
-    assert state["progress"]["meters"]["fine-tunings"] == {"done": 144, "of": 144, "left": ""}
-    assert state["progress"]["meters"]["pieces"]["done"] == state["progress"]["meters"]["pieces"]["of"] > 0
+    job = json.loads(asked("/checkpoint.json")[1])
+    assert job["progress"]["said"] == "all done"
+    assert job["progress"]["meters"]["fine-tunings"] == {"done": 144, "of": 144, "left": ""}
+    assert (
+        job["progress"]["meters"]["training jobs"]["done"]
+        == job["progress"]["meters"]["training jobs"]["of"]
+        > 0
+    )
     assert "losses" in json.loads(asked("/figures.json")[1])
     assert b"<h1" in asked("/main.html")[1]
     assert asked("/report.html?x=1")[1] == page
@@ -77,7 +81,7 @@ def test_the_page_is_served_with_its_progress_and_figures(asked):
 def test_the_page_in_the_folder_is_an_ordinary_one(asked):
     page = asked.watcher.page.read_text()
     assert 'id="progress"' not in page
-    assert "state.json" not in page
+    assert "checkpoint.json" not in page
 
 
 @pytest.mark.parametrize(
@@ -91,20 +95,20 @@ def test_another_host_is_refused(asked, host):
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1", "http://localhost"])
 def test_a_page_of_another_origin_is_refused(asked, origin):
-    answer, body = asked("/state.json", origin=origin)
+    answer, body = asked("/checkpoint.json", origin=origin)
     assert answer.status == 403
     assert b"progress" not in body
 
 
 def test_the_page_itself_may_ask_and_nobody_may_frame_it(asked):
-    answer, _ = asked("/state.json", origin=f"http://127.0.0.1:{asked.port}")
+    answer, _ = asked("/checkpoint.json", origin=f"http://127.0.0.1:{asked.port}")
     assert answer.status == 200
     assert "frame-ancestors 'none'" in answer.getheader("Content-Security-Policy")
     assert answer.getheader("Access-Control-Allow-Origin") is None
 
 
 def test_this_machine_by_name_is_not(asked):
-    assert asked("/state.json", host=f"localhost:{asked.port}")[0].status == 200
+    assert asked("/checkpoint.json", host=f"localhost:{asked.port}")[0].status == 200
 
 
 @pytest.mark.parametrize(
@@ -112,11 +116,11 @@ def test_this_machine_by_name_is_not(asked):
     [
         "/..",
         "/../../etc/passwd",
-        "/%2e%2e/leaves.csv",
-        "/leaves.csv",
+        "/%2e%2e/trials.csv",
+        "/trials.csv",
         "/figures",
         "/report.md",
-        "/state.json/",
+        "/checkpoint.json/",
     ],
 )
 def test_there_is_nothing_else(asked, path):
@@ -157,14 +161,14 @@ def test_nothing_changes_while_the_store_does_not(watcher):
 def test_a_leaf_that_goes_or_comes_is_seen(watcher, ledger):
     plan, store = ledger
     before = watcher.shown
-    leaf = next(iter(finetunings(plan))).leaves[0]
-    shutil.move(store.leaves / leaf.key, store.root / "away")
+    trial = next(iter(finetunings(plan))).trials[0]
+    shutil.move(store.trials / trial.key, store.root / "away")
     watcher._report._not_before = watcher._progress._not_before = 0.0
     watcher.look()
     assert watcher.shown.content != before.content
     assert watcher.progress["meters"]["fine-tunings"]["done"] == 143
     assert watcher.progress["said"] == "nothing is running"
-    shutil.move(store.root / "away", store.leaves / leaf.key)
+    shutil.move(store.root / "away", store.trials / trial.key)
     watcher._report._not_before = watcher._progress._not_before = 0.0
     watcher.look()
     assert (watcher.shown.content, watcher.shown.figures) == (before.content, before.figures)
@@ -172,9 +176,9 @@ def test_a_leaf_that_goes_or_comes_is_seen(watcher, ledger):
 
 def test_losses_that_are_being_written_change_the_figures_alone(ledger, tmp_path):
     plan, store = ledger
-    for key in plan.states:
+    for key in plan.jobs:
         if key in (plan.results["mlm"], *[s.key for s in plan.path(plan.results["mlm"])]):
-            shutil.rmtree(store.states / key, ignore_errors=True)
+            shutil.rmtree(store.checkpoints / key, ignore_errors=True)
     path = state_ledger.live_file(plan, store, plan.path(plan.results["mlm"])[0].key)
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [
@@ -201,21 +205,21 @@ def test_losses_that_are_being_written_change_the_figures_alone(ledger, tmp_path
 
 def test_what_trains_is_told_with_step_loss_and_speed(ledger):
     plan, store = ledger
-    state = plan.states[plan.results["mlm"]]
-    shutil.rmtree(store.states / state.key)
-    path = state_ledger.live_file(plan, store, state.key)
+    job = plan.jobs[plan.results["mlm"]]
+    shutil.rmtree(store.checkpoints / job.key)
+    path = state_ledger.live_file(plan, store, job.key)
     path.parent.mkdir(parents=True, exist_ok=True)
     line = {"loss": 3.21456, "objective": "mlm 40%"}
     lines = [json.dumps({"step": n, **line, "tokens": 1_000 * n, "seconds": n / 4}) for n in range(1, 19)]
     path.write_text("\n".join([*lines, '{"step": 19, "heldout": {"clm": 1.0}}', '{"step": 19, "lo']))
     store.leases.mkdir(exist_ok=True)
-    with Leases(store.leases).take(state.key):
+    with Leases(store.leases).take(job.key):
         (told,) = progress(plan, store)["running"]
         status = status_text(plan, store, command_path="x")
     for facts in (told, status):
         assert all(one in facts for one in ("mlm", "step 18 of 20", "loss 3.215", "4 ktok/s")), facts
     path.write_text("no line")
-    with Leases(store.leases).take(state.key):
+    with Leases(store.leases).take(job.key):
         assert progress(plan, store)["running"][0].startswith("mlm on "), "a damaged file is only looked at"
 
 
@@ -227,7 +231,7 @@ def test_what_runs_and_what_failed_is_told(ledger):
         if one.task.name == "sst2" and one.seed == 0 and one.model == plan.results["mlm"]
     )
     for one in (first, second, third):
-        shutil.rmtree(store.leaves / one.leaves[0].key)
+        shutil.rmtree(store.trials / one.trials[0].key)
     state_ledger.note_failure(plan, store, second.key, ValueError("no"))
     store.leases.mkdir(exist_ok=True)
     with Leases(store.leases).take(first.key):
@@ -270,8 +274,8 @@ def test_a_study_that_cannot_be_planned_is_refused(ledger, tmp_path):
 
 def test_a_damaged_leaf_is_told_and_does_not_end_the_watch(ledger, tmp_path):
     plan, store = ledger
-    leaf = next(iter(finetunings(plan))).leaves[0]
-    (store.leaves / leaf.key / "leaf.json").write_text("{")
+    trial = next(iter(finetunings(plan))).trials[0]
+    (store.trials / trial.key / "trial.json").write_text("{")
     made = watch(plan, store, tmp_path / "report")
     assert "1 failed" in made.progress["said"]
     assert b"cannot be read" in made.shown.texts["/"][1]
@@ -280,7 +284,7 @@ def test_a_damaged_leaf_is_told_and_does_not_end_the_watch(ledger, tmp_path):
 def test_the_fingerprint_costs_little_and_sees_every_kind_of_change(ledger):
     plan, store = ledger
     seen = {fingerprint(plan, store)}
-    for folder in (store.states, store.leaves, store.leases, store.studies / "three" / "failures"):
+    for folder in (store.checkpoints, store.trials, store.leases, store.studies / "three" / "failures"):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "new").touch()
         seen.add(fingerprint(plan, store))

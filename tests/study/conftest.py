@@ -96,7 +96,7 @@ def _finished_store(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> S
 @pytest.fixture
 def finished(plan, store: Store, _finished_store: Store) -> Store:
     """The store of the plan after all its work; the work itself is done once, and copied for each test."""
-    if not _finished_store.states.exists():
+    if not _finished_store.checkpoints.exists():
         import torch
 
         from biphase.study.worker import Worker
@@ -106,11 +106,11 @@ def finished(plan, store: Store, _finished_store: Store) -> Store:
         save_plan(plan, _finished_store)
         alone = Ranks(0, 1, torch.device("cpu"))
         known = identities(_finished_store)
-        manner = RuntimeOptions(quiet=True, loaders=0)
+        options = RuntimeOptions(quiet=True, loaders=0)
         Worker(
-            plan, _finished_store, known, alone, manner, wanted=set(plan.states), say=lambda text: None
+            plan, _finished_store, known, alone, options, wanted=set(plan.jobs), say=lambda text: None
         ).work()
-    for kind in ("states", "leaves"):
+    for kind in ("states", "trials"):
         shutil.copytree(getattr(_finished_store, kind), getattr(store, kind), dirs_exist_ok=True)
     return store
 

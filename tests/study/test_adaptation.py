@@ -162,7 +162,7 @@ def test_a_state_is_continued_with_new_moments_from_the_beginning_of_its_text(pl
     (run,) = on().runs
     assert run.name == "clm-mlm"
     assert run.start == replace(plan.study.runs[0], keep=())
-    assert (run.moments, run.data, run.corpus) == ("reset", "restart", run.start.corpus)
+    assert (run.optimizer_state, run.data, run.corpus) == ("reset", "restart", run.start.corpus)
     assert (run.packing, run.batch_tokens) == (run.start.packing, 32 * 32)
     assert on(length=24).runs[0].packing == Chunks(24)
     with pytest.raises(SpecError, match="--text, --heldout and --tokens are of a --corpus"):

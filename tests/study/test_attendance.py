@@ -177,7 +177,7 @@ def test_a_silent_worker_of_another_machine_counts_as_gone_and_its_request_stays
     assert host in raw
     path.write_text(raw.replace(host, '"elsewhere"'))
     stopping_it = WorkerStopper(store, "study", now=False, say=lambda text: None)
-    stopping_it.attendance.leases = Leases(here.leases.folder, beat_seconds=0.1, stale_seconds=1.0)
+    stopping_it.registry.leases = Leases(here.leases.folder, beat_seconds=0.1, stale_seconds=1.0)
     began = time.monotonic()
     ended = stopping_it.stop(20)
     assert time.monotonic() - began < 5

@@ -108,7 +108,7 @@ def test_a_piece_costs_what_its_parts_cost_by_hand():
     size = SIZES["1m"]
     matrices = 4 * (4 * 128 * 128 + 3 * 128 * 512)
     plan = plan_of(run((CLM(), 3), (MLM(0.4), 5)))
-    first, second = plan.states.values()
+    first, second = plan.jobs.values()
     shape = shape_of(first.run)
     assert shape is not None
     assert (shape.matrices, shape.blocks) == (matrices, size.block_parameters)
@@ -127,7 +127,7 @@ def test_a_piece_costs_what_its_parts_cost_by_hand():
 def test_a_ratio_schedule_is_counted_from_its_act_even_when_the_piece_begins_later():
     falling = MLM(Linear(0.4, 0.2, 10))
     plan = plan_of(run((CLM(), 3), (falling, 10), keep=(8,)))
-    last = list(plan.states.values())[-1]
+    last = list(plan.jobs.values())[-1]
     shape = shape_of(last.run)
     assert shape is not None
     share = sum(ratio_at(falling, step) for step in range(5, 10)) / 5

@@ -38,9 +38,9 @@ def plan():
 
 
 def priced(plan, tuning=5.0):
-    pieces = {key: float(state.steps) for key, state in plan.states.items()}
+    jobs = {key: float(job.steps) for key, job in plan.jobs.items()}
     tunings = {(key, "sources-mini"): tuning for key in plan.results.values()}
-    return pieces, tunings, dict.fromkeys(tunings, 2)
+    return jobs, tunings, dict.fromkeys(tunings, 2)
 
 
 def test_one_worker_does_one_job_after_another(plan):
@@ -50,23 +50,23 @@ def test_one_worker_does_one_job_after_another(plan):
 
 
 def test_branches_wait_for_their_trunk_and_fine_tunings_for_their_model(plan):
-    pieces, tunings, counts = priced(plan)
+    jobs, tunings, counts = priced(plan)
     # Trunk and m begin at once; a's branch at 10; b's at 30 + 5 · 2 where fine-tunings come first, on the first worker.
-    assert elapsed(plan, pieces, tunings, counts, 2).seconds == pytest.approx(75)
-    assert elapsed(plan, pieces, tunings, counts, 3).seconds == pytest.approx(50)
-    assert elapsed(plan, pieces, tunings, counts, 99).seconds == pytest.approx(45), "the longest chain"
+    assert elapsed(plan, jobs, tunings, counts, 2).seconds == pytest.approx(75)
+    assert elapsed(plan, jobs, tunings, counts, 3).seconds == pytest.approx(50)
+    assert elapsed(plan, jobs, tunings, counts, 99).seconds == pytest.approx(45), "the longest chain"
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
 def test_it_is_never_faster_than_the_chain_or_the_shared_work(plan, workers):
-    pieces, tunings, counts = priced(plan, tuning=7.0)
-    took = elapsed(plan, pieces, tunings, counts, workers)
-    assert took.seconds >= max(took.chain, (sum(pieces.values()) + 6 * 7) / workers) - 1e-9
+    jobs, tunings, counts = priced(plan, tuning=7.0)
+    took = elapsed(plan, jobs, tunings, counts, workers)
+    assert took.seconds >= max(took.chain, (sum(jobs.values()) + 6 * 7) / workers) - 1e-9
 
 
 def test_what_is_done_is_not_waited_for(plan):
-    pieces, tunings, counts = priced(plan)
-    left = {key: seconds for key, seconds in pieces.items() if plan.states[key].parent}
+    jobs, tunings, counts = priced(plan)
+    left = {key: seconds for key, seconds in jobs.items() if plan.jobs[key].parent}
     took = elapsed(plan, left, tunings, counts, 99)
     assert (took.chain, took.seconds) == (35.0, 35.0)
 

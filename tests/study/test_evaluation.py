@@ -26,18 +26,18 @@ GRID = Finetune(TASKS[0])
 
 
 def published(store):
-    """Every leaf: what it says but for times, and the bytes of its values."""
+    """Every trial: what it says but for times, and the bytes of its values."""
     return {
         place.name: (
             {k: v for k, v in read_json(place / TRIAL).items() if k != "seconds"},
             (place / VALUES).read_bytes(),
         )
-        for place in store.leaves.iterdir()
+        for place in store.trials.iterdir()
     }
 
 
 def stamps(store):
-    return {path: path.stat().st_mtime_ns for path in store.leaves.rglob("*")}
+    return {path: path.stat().st_mtime_ns for path in store.trials.rglob("*")}
 
 
 # ---------------------------------------------------------------- what is evaluated
@@ -63,14 +63,14 @@ def test_every_saved_state_is_evaluated_under_its_own_key(tiny_run, store, grid)
     plan = make_plan(Study("s", runs, grid), identities(store))
     save_plan(plan, store)
     _train(plan, store)
-    leaves = {one.model: [leaf.key for leaf in one.leaves] for one in finetunings(plan)}
-    for key, state in plan.states.items():
+    trials = {one.model: [trial.key for trial in one.trials] for one in finetunings(plan)}
+    for key, job in plan.jobs.items():
         made = make_plan(asked(key[:8], store, grid), identities(store))
-        assert list(made.results.values()) == [key], f"{state.run.name} at {state.step}"
-        if state.results:
-            own = {one.model: [leaf.key for leaf in one.leaves] for one in finetunings(made)}
-            assert own == {key: leaves[key]}
-    assert plan.pieces == 10
+        assert list(made.results.values()) == [key], f"{job.run.name} at {job.step}"
+        if job.results:
+            own = {one.model: [trial.key for trial in one.trials] for one in finetunings(made)}
+            assert own == {key: trials[key]}
+    assert plan.job_count == 10
     assert [run.name for run in asked(plan.results["on-1"], store).runs] == ["on-1"]
 
 
@@ -80,23 +80,23 @@ def _train(plan, store, evaluated=frozenset()):
     from biphase.study.worker import Worker
     from biphase.training.distributed import Ranks
 
-    manner = RuntimeOptions(quiet=True, loaders=0)
+    options = RuntimeOptions(quiet=True, loaders=0)
     alone = Ranks(0, 1, torch.device("cpu"))
     Worker(
-        plan, store, identities(store), alone, manner,
-        wanted=set(plan.states), evaluated=set(evaluated), say=lambda text: None,
+        plan, store, identities(store), alone, options,
+        wanted=set(plan.jobs), evaluated=set(evaluated), say=lambda text: None,
     ).work()  # fmt: skip
 
 
 def with_state(store, key, *, copy_of, step):
     """Another state in the store: as if it had been saved at that step of the same run."""
     built = store.root / "built"
-    shutil.copytree(store.states / copy_of, built)
+    shutil.copytree(store.checkpoints / copy_of, built)
     (built / "manifest.json").unlink()
-    about = read_json(built / "state.json")
+    about = read_json(built / "checkpoint.json")
     about["key"], about["progress"]["step"] = key, step
-    write_json(built / "state.json", about)
-    publish(built, store.states / key)
+    write_json(built / "checkpoint.json", about)
+    publish(built, store.checkpoints / key)
 
 
 def test_a_state_on_the_way_down_or_up_cannot_be_asked_for(plan, finished):
@@ -113,7 +113,7 @@ def test_digits_that_name_no_state_or_several_are_refused(plan, finished):
     with_state(finished, whole[:10] + "0" * 22, copy_of=whole, step=8)
     refused("2 states begin with it; type more digits", lambda: asked(whole[:6], finished))
     assert asked(whole, finished).runs[0].name == "clm"
-    (finished.states / whole / "manifest.json").unlink()  # no manifest, no result
+    (finished.checkpoints / whole / "manifest.json").unlink()  # no manifest, no result
     with pytest.raises(StoreError, match=f"{whole}.*no manifest"):
         asked(whole, finished)
 
@@ -371,7 +371,7 @@ def test_retrieval_is_scored_without_training(verb, model_folders, tmp_path):
     assert code == 0, told
     (row,) = json.loads(out)["scores"]
     assert (row["done"], row["of"]) == (1, 1), "learning rates and seeds change nothing"
-    (place,) = store.glob("leaves/*/leaf.json")
+    (place,) = store.glob("trials/*/trial.json")
     about = read_json(place)
     assert (about["steps"], about["trained_examples"], about["losses"]) == (0, 0, [])
     assert about["examples"]["test"] == about["examples"]["validation"] == 60
@@ -423,7 +423,7 @@ def test_known_tasks_with_a_borrower_are_read_and_counted(verb, model_folders, t
     told = json.loads(out)
     assert told["finetunings"]["of"] == told["finetunings"]["done"] == 1
     assert [one["task"] for one in told["scores"]] == ["scifact-mini", "mine"]
-    assert len(list((tmp_path / "s" / "leaves").iterdir())) == 2
+    assert len(list((tmp_path / "s" / "trials").iterdir())) == 2
 
 
 def test_a_state_of_the_store_by_its_first_digits(verb, plan, finished, own_csv):
@@ -439,8 +439,8 @@ def test_a_state_of_the_store_by_its_first_digits(verb, plan, finished, own_csv)
     new = {path.parent.name for path in stamps(finished) if path not in before and path.is_file()}
     assert {read_trial(finished, key)["model"] for key in new} == {plan.results["clm"], plan.results["clm-4"]}
     assert len(new) == 8
-    assert len(list(finished.states.iterdir())) == plan.pieces, "nothing is trained"
-    assert before.items() <= stamps(finished).items() | {(finished.leaves, before.get(finished.leaves))}
+    assert len(list(finished.checkpoints.iterdir())) == plan.job_count, "nothing is trained"
+    assert before.items() <= stamps(finished).items() | {(finished.trials, before.get(finished.trials))}
 
 
 def test_scores_of_a_study_are_not_computed_again_by_evaluate(plan, finished, grid):
@@ -549,7 +549,7 @@ def test_a_bad_row_is_found_before_anything_is_computed(verb, model_folders, own
     code, _, told = verb("evaluate", model_folders["bert"], "--tasks", tasks, "--store", store.root, *SMALL)
     assert code == 2
     assert "has the label 'neither'" in told.splitlines()[-1]
-    assert not store.leaves.exists()
+    assert not store.trials.exists()
     assert not store.studies.exists()
 
 
@@ -561,7 +561,7 @@ def test_for_stops_and_the_same_command_goes_on(verb, model_folders, own_csv, tm
     assert code == 0
     assert "stopped. " in out
     assert f"To go on: biphase {' '.join(map(str, command))}" in out
-    first = len(list(store.leaves.iterdir())) if store.leaves.exists() else 0
+    first = len(list(store.trials.iterdir())) if store.trials.exists() else 0
     assert first < 20
     code, out, told = verb(*command)
     assert "all 20 fine-tunings are done" in out
@@ -616,7 +616,7 @@ def test_read_one_way_a_model_has_scores_of_its_own(tiny_run, store, grid):
         save_plan(plan, store)
         _train(plan, store, evaluated=set(plan.results.values()))
         (training,) = finetunings(plan)
-        scores[causal] = store.leaves / training.leaves[0].key
+        scores[causal] = store.trials / training.trials[0].key
     assert scores[True] != scores[False]
     found = {causal: read_json(place / TRIAL) for causal, place in scores.items()}
     assert found[True]["losses"] != found[False]["losses"], "and not the same numbers under another name"

@@ -125,13 +125,19 @@ def test_a_sigterm_to_the_launcher_stops_all_processes_with_a_checkpoint(corpus,
     ]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 90
-    while not list(store.states.glob("*/manifest.json")) and time.monotonic() < deadline:
+    while not list(store.checkpoints.glob("*/manifest.json")) and time.monotonic() < deadline:
         time.sleep(0.1)
-    before = {json.loads(path.read_text())["progress"]["step"] for path in store.states.glob("*/state.json")}
+    before = {
+        json.loads(path.read_text())["progress"]["step"]
+        for path in store.checkpoints.glob("*/checkpoint.json")
+    }
     time.sleep(0.5)
     child.terminate()
     out, _ = child.communicate(timeout=60)
-    after = {json.loads(path.read_text())["progress"]["step"] for path in store.states.glob("*/state.json")}
+    after = {
+        json.loads(path.read_text())["progress"]["step"]
+        for path in store.checkpoints.glob("*/checkpoint.json")
+    }
     assert child.returncode == 0
     assert "nothing lost" in out
     assert max(after) > max(before)

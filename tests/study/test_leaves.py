@@ -50,11 +50,11 @@ def planned(finetune, *runs, outside=OUTSIDE):
 
 
 def cells(plan):
-    """Every leaf by what it is, with its key."""
+    """Every trial by what it is, with its key."""
     return {
-        (one.model, one.task.name, leaf.task.name, one.lr, one.seed): leaf.key
+        (one.model, one.task.name, trial.task.name, one.lr, one.seed): trial.key
         for one in finetunings(plan)
-        for leaf in one.leaves
+        for trial in one.trials
     }
 
 
@@ -68,8 +68,10 @@ def test_every_result_times_task_times_rate_times_seed_is_a_leaf_and_borrowers_t
     assert len(cells(plan)) == len(set(cells(plan).values())) == 2 * 360
     assert {one.task.name for one in every} == {task.name for task in TASKS} - {"nq", "mldr_en"}
     shared = [one for one in every if one.task.name == "msmarco"]
-    assert {tuple(leaf.task.name for leaf in one.leaves) for one in shared} == {("msmarco", "nq", "mldr_en")}
-    assert all(len(one.leaves) == 1 for one in every if one not in shared)
+    assert {tuple(trial.task.name for trial in one.trials) for one in shared} == {
+        ("msmarco", "nq", "mldr_en")
+    }
+    assert all(len(one.trials) == 1 for one in every if one not in shared)
 
 
 def test_a_grid_is_one_model_and_one_task_and_they_come_in_the_order_of_the_models():
@@ -113,7 +115,7 @@ def test_a_lender_need_not_stand_before_its_borrower():
     asked = Finetune((CATALOG["nq"], CATALOG["msmarco"]), lrs=(1e-4,), seeds=(0,))
     (one, _) = finetunings(planned(asked))
     assert one.task is asked.tasks[1]
-    assert [leaf.task.name for leaf in one.leaves] == ["nq", "msmarco"]
+    assert [trial.task.name for trial in one.trials] == ["nq", "msmarco"]
     other_order = Finetune(asked.tasks[::-1], lrs=(1e-4,), seeds=(0,))
     assert cells(planned(asked)) == cells(planned(other_order))
 
@@ -182,8 +184,8 @@ def test_what_is_searched_renames_the_leaves_of_retrieval_and_no_training(grid):
     before, after = planned(grid), planned(other)
     assert [one.key for one in finetunings(before)] == [one.key for one in finetunings(after)]
     families = {task.name: task.family for task in grid.tasks}
-    for (model, trained, scored, *cell), leaf in cells(before).items():
-        same = cells(after)[model, trained, scored, *cell] == leaf
+    for (model, trained, scored, *cell), trial in cells(before).items():
+        same = cells(after)[model, trained, scored, *cell] == trial
         assert same == (families[scored] != "IR"), scored
 
 
@@ -212,7 +214,7 @@ def test_the_name_of_a_task_and_the_place_of_its_files_are_in_no_key_and_all_els
             Finetune(task, lrs=(1e-4,), seeds=(0,), **fields), outside=replace(OUTSIDE, task=known.task)
         )
         return [one.key for one in finetunings(plan)], [
-            leaf.key for one in finetunings(plan) for leaf in one.leaves
+            trial.key for one in finetunings(plan) for trial in one.trials
         ]
 
     task = replace(grid.tasks[0], source=rows_of(tmp_path / "here"))
@@ -262,8 +264,8 @@ def test_one_dataset_under_two_names_is_refused_unless_two_models_are_scored_on_
 def test_a_training_is_finished_when_all_its_leaves_are_there(plan, finished):
     every = list(finetunings(plan))
     assert count(plan, finished) == Count(len(every), len(every)) == Count(24, 24)
-    lender = next(one for one in every if len(one.leaves) == 2)
-    finished.discard(finished.leaves / lender.leaves[1].key)
+    lender = next(one for one in every if len(one.trials) == 2)
+    finished.discard(finished.trials / lender.trials[1].key)
     assert count(plan, finished) == Count(23, 24)
     assert [one for one in every if not ledger.finished(one, finished)] == [lender]
 
@@ -277,8 +279,8 @@ def test_nothing_is_done_in_an_empty_store(plan, store):
 def test_a_survey_tells_who_computes_what_failed_and_how_long_it_may_take(plan, finished):
     every = list(finetunings(plan))
     for one in every[:3]:
-        for leaf in one.leaves:
-            finished.discard(finished.leaves / leaf.key)
+        for trial in one.trials:
+            finished.discard(finished.trials / trial.key)
     ledger.note_failure(plan, finished, every[0].key, RuntimeError("no\nluck"))
     ledger.note_failure(plan, finished, every[5].key, RuntimeError("long ago"))
     held = Leases(finished.leases).take(every[1].key)
@@ -292,14 +294,14 @@ def test_a_survey_tells_who_computes_what_failed_and_how_long_it_may_take(plan, 
     assert training == every[1]
     assert holder.alive
     took = sum(
-        sum(read_trial(finished, leaf.key)["seconds"].values()) for one in every[3:] for leaf in one.leaves
+        sum(read_trial(finished, trial.key)["seconds"].values()) for one in every[3:] for trial in one.trials
     )
     assert seen.seconds_left == pytest.approx(took / 21 * 3)
 
 
 def test_one_damaged_trial_is_named_and_the_others_are_told(plan, finished, verb):
     one = next(finetunings(plan))
-    path = finished.leaves / one.leaves[0].key / TRIAL
+    path = finished.trials / one.trials[0].key / TRIAL
     path.write_text(path.read_text().replace("accuracy", "accurate"))
     seen = survey_trials(plan, finished)
     assert (seen.done, seen.of) == (23, 24)
@@ -323,8 +325,8 @@ def test_one_damaged_trial_is_named_and_the_others_are_told(plan, finished, verb
 def test_a_survey_shares_the_time_to_go_among_those_who_compute(plan, finished):
     every = list(finetunings(plan))
     for one in every[:4]:
-        for leaf in one.leaves:
-            finished.discard(finished.leaves / leaf.key)
+        for trial in one.trials:
+            finished.discard(finished.trials / trial.key)
     alone = survey_trials(plan, finished).seconds_left
     leases = [Leases(finished.leases).take(one.key) for one in every[:2]]
     assert survey_trials(plan, finished).seconds_left == pytest.approx(alone / 2)

@@ -65,7 +65,7 @@ def computed(plan, store: Store, **options) -> list[str]:
     said: list[str] = []
     worker = Worker(
         plan, store, identities(store), Ranks(0, 1, torch.device("cpu")), RuntimeOptions(quiet=True, loaders=0),
-        say=said.append, **({"wanted": set(plan.states)} | options),
+        say=said.append, **({"wanted": set(plan.jobs)} | options),
     )  # fmt: skip
     outcome = worker.work()
     assert not outcome.failed
@@ -93,7 +93,7 @@ def test_the_report_of_a_merged_store_is_the_same_byte_for_byte(plan, finished, 
         "values.safetensors",
         "predictions.safetensors",
     }
-    assert not store.states.exists()
+    assert not store.checkpoints.exists()
     assert not store.shards.exists()
     there = plan_in(store)
     assert there.results == plan.results
@@ -138,28 +138,28 @@ def test_merging_again_changes_nothing(plan, finished, tmp_path):
     before = files_of(store.root)
     again = merge(check(file), store)
     assert not any(again.added.values())
-    assert again.already == len(plan.states) + 36 + 1
+    assert again.already == len(plan.jobs) + 36 + 1
     assert again.kept == []
     assert files_of(store.root) == before
     home = merge(check(file), finished)
     assert not any(home.added.values()), "a store learns nothing from its own parcel"
-    assert not finished.receipts.exists()
+    assert not finished.metadata.exists()
 
 
 def test_a_study_on_its_way_is_packed_as_far_as_it_is(plan, finished, tmp_path):
     gone = plan.results["both"]
-    shutil.rmtree(finished.states / gone)
+    shutil.rmtree(finished.checkpoints / gone)
     every = list(ledger.finetunings(plan, {gone}))
     for training in every:
-        for leaf in training.leaves:
-            shutil.rmtree(finished.leaves / leaf.key)
+        for trial in training.trials:
+            shutil.rmtree(finished.trials / trial.key)
     early = received(packed(plan, finished, tmp_path / "early.ledger"), tmp_path / "early")
     assert report(plan, early, tmp_path / "c") == report(plan, finished, tmp_path / "d")
     ledger.note_failure(plan, finished, gone, ValueError("the disk was full"))
     ledger.note_failure(plan, finished, plan.results["clm"], ValueError("mended since"))
     (finished.attempts / "left").mkdir(parents=True)
     told = pack(plan, finished, identities(finished), tmp_path / "one.ledger")
-    assert (told.states, told.states_planned) == (len(plan.states) - 1, len(plan.states))
+    assert (told.checkpoints, told.jobs_planned) == (len(plan.jobs) - 1, len(plan.jobs))
     assert (told.scores, told.scores_planned, told.failures) == (24, 36, 1)
     store = received(tmp_path / "one.ledger", tmp_path / "other")
     assert ledger.survey_jobs(plan, store)[gone].error == "ValueError: the disk was full"
@@ -194,36 +194,36 @@ def test_two_machines_that_both_trained_the_trunk_make_the_whole(plan, finished,
         files.append(packed(plan, machine, tmp_path / f"{names[0]}.ledger"))
     store = received(files[0], tmp_path / "other")
     merged = merge(check(files[1]), store)
-    assert merged.kept == [f"states/{plan.results['clm-4'][:8]}: computed twice"]
+    assert merged.kept == [f"checkpoints/{plan.results['clm-4'][:8]}: computed twice"]
     assert merged.added["scores"] == 12
     built = build(plan_in(store), store, tmp_path / "a", static=False)
     whole = build(plan, finished, tmp_path / "b", static=False)
     assert not built.content.missing.any
     assert built.to_json()["claims"] == whole.to_json()["claims"]
-    assert all(piece.seconds is None or piece.seconds >= 0 for piece in job_costs(plan, store))
+    assert all(job.seconds is None or job.seconds >= 0 for job in job_costs(plan, store))
     mine, theirs = ((tmp_path / one / "scores.csv").read_text() for one in "ab")
     assert mine == theirs, "the same bits, so the same scores"
 
 
 def test_what_is_damaged_is_left_out_and_named(plan, finished, tmp_path):
-    leaf = next(ledger.finetunings(plan)).leaves[0].key
-    (finished.leaves / leaf / "leaf.json").write_text("{}")
+    trial = next(ledger.finetunings(plan)).trials[0].key
+    (finished.trials / trial / "trial.json").write_text("{}")
     told = pack(plan, finished, identities(finished), tmp_path / "one.ledger")
     assert told.scores == told.scores_planned - 1
     assert len(told.left_out) == 1
-    assert leaf in told.left_out[0]
+    assert trial in told.left_out[0]
 
 
 def test_a_damaged_result_here_is_named_and_the_rest_is_merged(plan, finished, tmp_path):
     file = packed(plan, finished, tmp_path / "one.ledger")
-    leaf = next(ledger.finetunings(plan)).leaves[0].key
+    trial = next(ledger.finetunings(plan)).trials[0].key
     store = Store(tmp_path / "other")
-    place = store.leaves / leaf
+    place = store.trials / trial
     place.mkdir(parents=True)
     (place / MANIFEST).write_text("")
     told = merge(check(file), store)
-    assert [one.startswith(f"leaves/{leaf[:8]}: damaged here") for one in told.kept] == [True]
-    assert sum(told.added.values()) == len(plan.states) + 36 - 1 + 1
+    assert [one.startswith(f"trials/{trial[:8]}: damaged here") for one in told.kept] == [True]
+    assert sum(told.added.values()) == len(plan.jobs) + 36 - 1 + 1
 
 
 def test_nothing_computed_is_nothing_to_pack(plan, store, tmp_path):
@@ -242,11 +242,11 @@ def test_a_file_that_is_no_ledger_is_not_overwritten(plan, finished, tmp_path):
 
 
 def put_leaf(plan, store: Store, training) -> None:
-    """An invented leaf, where nothing need be computed."""
+    """An invented trial, where nothing need be computed."""
     about = {
-        "key": training.leaves[0].key,
+        "key": training.trials[0].key,
         "model": training.model,
-        "task": encode(training.leaves[0].task),
+        "task": encode(training.trials[0].task),
         "trained_on": None,
         "finetune": {"protocol": "standard"},
         "metric": "accuracy",
@@ -257,10 +257,10 @@ def put_leaf(plan, store: Store, training) -> None:
         "seconds": {"train": 1.0},
         "machine": {},
     }
-    with store.attempt("leaf") as folder:
-        (folder / "leaf.json").write_text(json.dumps(about))
+    with store.attempt("trial") as folder:
+        (folder / "trial.json").write_text(json.dumps(about))
         (folder / "values.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
-        publish(folder, store.leaves / about["key"])
+        publish(folder, store.trials / about["key"])
 
 
 def put_card(store: Store, corpus: Corpus) -> None:
@@ -396,7 +396,7 @@ def test_finished_leaves_are_not_computed_again_and_weights_only_where_they_are_
 ):
     store = received(packed(plan, finished, tmp_path / "one.ledger"), tmp_path / "other")
     assert computed(plan, store) == []
-    assert not store.states.exists()
+    assert not store.checkpoints.exists()
     entries = ledger.survey_jobs(plan, store)
     assert {entry.standing for entry in entries.values()} == {"done"}
     assert not any(entry.weights for entry in entries.values())
@@ -404,19 +404,19 @@ def test_finished_leaves_are_not_computed_again_and_weights_only_where_they_are_
     store.shards.mkdir(parents=True)
     (store.shards / shards.name).symlink_to(shards)
     missing = next(one for one in ledger.finetunings(plan) if one.model == plan.results["clm"])
-    shutil.rmtree(store.leaves / missing.leaves[0].key)
-    way = {state.key for state in plan.path(missing.model)}
-    assert ledger.settled(plan, store, ledger.count(plan, store)) == set(plan.states) - way
+    shutil.rmtree(store.trials / missing.trials[0].key)
+    way = {job.key for job in plan.path(missing.model)}
+    assert ledger.settled(plan, store, ledger.count(plan, store)) == set(plan.jobs) - way
     lines = computed(plan, store)
     assert len([line for line in lines if "tok/s" in line]) == len(way)
     assert len([line for line in lines if "· toys ·" in line]) == 1
     assert ledger.keys_with_weights(plan, store) == way
-    assert store.has(store.leaves / missing.leaves[0].key)
-    assert ledger.settled(plan, store, ledger.count(plan, store)) == set(plan.states)
+    assert store.has(store.trials / missing.trials[0].key)
+    assert ledger.settled(plan, store, ledger.count(plan, store)) == set(plan.jobs)
     # The states are whole now, and count before their receipts.
-    assert store.told(store.states / missing.model) == store.states / missing.model
-    again = files_of(store.leaves / missing.leaves[0].key)["values.safetensors"]
-    assert again == files_of(finished.leaves / missing.leaves[0].key)["values.safetensors"], "the same bits"
+    assert store.told(store.checkpoints / missing.model) == store.checkpoints / missing.model
+    again = files_of(store.trials / missing.trials[0].key)["values.safetensors"]
+    assert again == files_of(finished.trials / missing.trials[0].key)["values.safetensors"], "the same bits"
 
 
 def test_a_branch_needs_the_weights_of_its_trunk_alone(plan, finished, shards, tmp_path):
@@ -424,21 +424,23 @@ def test_a_branch_needs_the_weights_of_its_trunk_alone(plan, finished, shards, t
     store.shards.mkdir(parents=True)
     (store.shards / shards.name).symlink_to(shards)
     end = plan.results["both"]
-    shutil.rmtree(store.receipt(store.states / end))
+    shutil.rmtree(store.metadata_of(store.checkpoints / end))
     computed(plan, store)
-    assert ledger.keys_with_weights(plan, store) == {state.key for state in plan.path(end)}
+    assert ledger.keys_with_weights(plan, store) == {job.key for job in plan.path(end)}
 
 
 def test_whoever_wants_the_weights_is_told_where_they_are(plan, finished, tmp_path):
     store = received(packed(plan, finished, tmp_path / "one.ledger"), tmp_path / "other")
     at = plan.results["clm"]
     for ask in (lambda: find(at[:8], store), lambda: run_named(at[:8], store)):
-        with pytest.raises(SpecError, match=rf"without its weights.*states/{at}.*biphase run") as refused:
+        with pytest.raises(
+            SpecError, match=rf"without its weights.*checkpoints/{at}.*biphase run"
+        ) as refused:
             ask()
         assert "\n" not in str(refused.value)
-    leaf = find(next(ledger.finetunings(plan)).leaves[0].key[:8], store)
+    trial = find(next(ledger.finetunings(plan)).trials[0].key[:8], store)
     with pytest.raises(SpecError, match="without its weights"):
-        recipe_of(leaf, store)
+        recipe_of(trial, store)
     told = before_after(plan, store, "")
     assert "without its weights" in told[-1]
     assert not any("biphase export" in line for line in told)
@@ -449,25 +451,27 @@ def test_whoever_wants_the_weights_is_told_where_they_are(plan, finished, tmp_pa
 
 def test_a_result_computed_twice_is_said_and_the_one_here_is_kept(plan, finished, tmp_path):
     file = packed(plan, finished, tmp_path / "one.ledger")
-    slower, better = (training.leaves[0].key for training in list(ledger.finetunings(plan))[:2])
-    rewritten(finished.leaves / slower, "leaf.json", lambda about: about["seconds"].update(train=9.0))
+    slower, better = (training.trials[0].key for training in list(ledger.finetunings(plan))[:2])
+    rewritten(finished.trials / slower, "trial.json", lambda about: about["seconds"].update(train=9.0))
     rewritten(
-        finished.leaves / better, "leaf.json", lambda about: about["scores"]["test"].update(accuracy=0.123)
+        finished.trials / better, "trial.json", lambda about: about["scores"]["test"].update(accuracy=0.123)
     )
-    state = plan.results["clm"]
-    rewritten(finished.states / state, "state.json", lambda about: about["progress"].update(seconds=99.0))
+    job = plan.results["clm"]
+    rewritten(
+        finished.checkpoints / job, "checkpoint.json", lambda about: about["progress"].update(seconds=99.0)
+    )
     before = files_of(finished.root)
     merged = merge(check(file), finished)
     assert sorted(merged.kept) == sorted(
         [
-            f"leaves/{slower[:8]}: computed twice, with the same scores",
-            f"leaves/{better[:8]}: computed twice, with other scores",
-            f"states/{state[:8]}: computed twice",
+            f"trials/{slower[:8]}: computed twice, with the same scores",
+            f"trials/{better[:8]}: computed twice, with other scores",
+            f"checkpoints/{job[:8]}: computed twice",
         ]
     )
     after = files_of(finished.root)
     assert {name: after[name] for name in before} == before
-    assert not finished.receipts.exists()
+    assert not finished.metadata.exists()
 
 
 def test_a_kill_while_merging_leaves_whole_results_and_the_next_merge_ends_it(plan, finished, tmp_path):
@@ -490,7 +494,7 @@ def test_a_kill_while_merging_leaves_whole_results_and_the_next_merge_ends_it(pl
         done = subprocess.run([sys.executable, "-c", code, file, store.root, str(writes)], check=False)
         assert done.returncode == -signal.SIGKILL
         folders = [
-            path.parent for kind in ("leaves", "receipts") for path in (store.root / kind).rglob(MANIFEST)
+            path.parent for kind in ("trials", "metadata") for path in (store.root / kind).rglob(MANIFEST)
         ]
         for folder in folders:
             assert {path.name for path in folder.iterdir()} == {
@@ -510,21 +514,21 @@ def test_the_verbs_say_what_travelled_and_what_to_type_next(plan, finished, verb
     study, file, other = finished.studies / "tuned" / PLAN, tmp_path / "one.ledger", tmp_path / "other"
     code, out, _ = verb("ledger", "pack", study, file, "--store", finished.root)
     assert code == 0
-    assert f"36 of 36 scores; {len(plan.states)} of {len(plan.states)} states, without weights" in out
+    assert f"36 of 36 scores; {len(plan.jobs)} of {len(plan.jobs)} states, without weights" in out
     assert "biphase ledger merge one.ledger" in out
     code, out, _ = verb("ledger", "merge", file, "--store", other)
     assert code == 0
-    assert f"36 scores, {len(plan.states)} states without weights, 1 card of corpora (" in out
+    assert f"36 scores, {len(plan.jobs)} states without weights, 1 card of corpora (" in out
     typed = out.split("What they show: biphase ")[1].split()
     assert verb(*typed, "--no-print")[0] == 0
     code, out, _ = verb("status", other / "studies" / "tuned" / PLAN, "--store", other)
     assert "24/24 fine-tunings" in out
-    assert f"{len(plan.states)} pieces came without weights" in out
+    assert f"{len(plan.jobs)} training jobs came without weights" in out
     code, out, _ = verb("plan", other / "studies" / "tuned" / PLAN, "--store", other)
-    assert "all 5 pieces and 24 fine-tunings computed" in out
+    assert "all 5 training jobs and 24 fine-tunings computed" in out
     code, out, _ = verb("ledger", "merge", file, file, "--store", other, "--json")
     told = json.loads(out)
-    assert [one["already"] for one in told] == [36 + len(plan.states) + 1] * 2
+    assert [one["already"] for one in told] == [36 + len(plan.jobs) + 1] * 2
     code, out, err = verb("export", plan.results["clm"][:8], tmp_path / "model", "--store", other)
     assert (code, out) == (2, "")
     assert "without its weights" in err

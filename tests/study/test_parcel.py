@@ -39,13 +39,13 @@ KEY = "0123456789abcdef" * 2
 
 @pytest.fixture
 def good(plan, store) -> dict[str, bytes]:
-    """The files of a sound parcel with one leaf."""
+    """The files of a sound parcel with one trial."""
     training = next(finetunings(plan))
-    leaf = training.leaves[0]
+    trial = training.trials[0]
     about = {
-        "key": leaf.key,
+        "key": trial.key,
         "model": training.model,
-        "task": encode(leaf.task),
+        "task": encode(trial.task),
         "trained_on": None,
         "finetune": {"protocol": "standard"},
         "metric": "accuracy",
@@ -57,8 +57,8 @@ def good(plan, store) -> dict[str, bytes]:
         "machine": {},
     }
     return told_by(plan, store) | {
-        f"leaves/{leaf.key}/leaf.json": as_json(about),
-        f"leaves/{leaf.key}/values.safetensors": b"\x02\0\0\0\0\0\0\0{}",
+        f"trials/{trial.key}/trial.json": as_json(about),
+        f"trials/{trial.key}/values.safetensors": b"\x02\0\0\0\0\0\0\0{}",
     }
 
 
@@ -68,7 +68,7 @@ def told_by(plan, store) -> dict[str, bytes]:
 
 
 def leaf_of(files: dict[str, bytes]) -> str:
-    return next(name for name in files if name.endswith("leaf.json"))
+    return next(name for name in files if name.endswith("trial.json"))
 
 
 def values_of(files: dict[str, bytes]) -> str:
@@ -140,21 +140,21 @@ def test_what_is_written_is_read_by_other_tools(good, tmp_path):
     [
         "/etc/passwd",
         "../outside.json",
-        f"leaves/../../{KEY}/leaf.json",
-        f"leaves/{KEY}/../../../leaf.json",
-        f"leaves/{KEY}/manifest.json",
-        f"leaves/{KEY[:-1]}/leaf.json",
-        f"leaves/{KEY.upper()}/leaf.json",
-        f"states/{KEY}/model.safetensors",
-        f"receipts/states/{KEY}/model.safetensors",
+        f"trials/../../{KEY}/trial.json",
+        f"trials/{KEY}/../../../trial.json",
+        f"trials/{KEY}/manifest.json",
+        f"trials/{KEY[:-1]}/trial.json",
+        f"trials/{KEY.upper()}/trial.json",
+        f"checkpoints/{KEY}/model.safetensors",
+        f"metadata/checkpoints/{KEY}/model.safetensors",
         f"shards/{KEY}/card.json",
         "study/../plan.json",
         "studies/tuned/plan.json",
         "leases/x",
         f"corpora/link-{KEY}.json/x",
-        f"leaves\\{KEY}\\leaf.json",
-        f"leaves/{KEY}/leaf.json\0.txt",
-        f"leaves/{KEY}/leaf.json\n",
+        f"leaves\\{KEY}\\trial.json",
+        f"trials/{KEY}/trial.json\0.txt",
+        f"trials/{KEY}/trial.json\n",
         "",
     ],
 )
@@ -163,14 +163,14 @@ def test_names_outside_the_layout_are_refused_before_anything_is_read(good, name
     refused(crafted(tmp_path / "f", [member(*one) for one in files.items()]), "no place in a ledger|holds")
 
 
-@pytest.mark.parametrize("name", ["leaf", "/etc/passwd", "../x", PLAN_ENTRY])
+@pytest.mark.parametrize("name", ["trial", "/etc/passwd", "../x", PLAN_ENTRY])
 @pytest.mark.parametrize(
     "kind",
     [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE],
 )
 def test_links_devices_and_folders_are_refused(good, kind, name, tmp_path):
     members = sound(good)
-    name = leaf_of(good) if name == "leaf" else name
+    name = leaf_of(good) if name == "trial" else name
     members.insert(list(good).index(leaf_of(good)) + 1, member(name, type=kind, linkname="/etc/passwd"))
     refused(crafted(tmp_path / "f", members), "no plain file")
 
@@ -200,16 +200,16 @@ def test_a_file_that_is_not_listed_not_there_or_another_one_is_refused(good, tmp
     refused(crafted(tmp_path / "e", [member(LEDGER, listed(good)), *sound(turned)[1:]]), "there should be")
     twice = sound(good)
     refused(crafted(tmp_path / "f", [*twice, twice[-1]]), "more in it than it says")
-    leaf = [name for name in good if name.startswith("leaves/")]
+    trial = [name for name in good if name.startswith("trials/")]
     apart = {
-        leaf[0]: good[leaf[0]],
+        trial[0]: good[trial[0]],
         PLAN_ENTRY: good[PLAN_ENTRY],
         FINGERPRINTS: good[FINGERPRINTS],
-        leaf[1]: good[leaf[1]],
+        trial[1]: good[trial[1]],
     }
     refused(crafted(tmp_path / "g", sound(apart)), "not together")
-    half = {name: one for name, one in good.items() if name != leaf[1]}
-    refused(crafted(tmp_path / "h", sound(half)), "holds .*leaf.json")
+    half = {name: one for name, one in good.items() if name != trial[1]}
+    refused(crafted(tmp_path / "h", sound(half)), "holds .*trial.json")
     refused(crafted(tmp_path / "i", sound({FINGERPRINTS: good[FINGERPRINTS]})), "has no study/plan.json")
 
 
@@ -228,7 +228,7 @@ def test_a_bomb_is_refused_before_it_goes_off(good, tmp_path, monkeypatch):
     refused(
         crafted(tmp_path / "h", [member(LEDGER, as_json(listing)), *sound(good)[1:]]), "less than 0 bytes"
     )
-    for name, bytes_ in ((PLAN_ENTRY, 10**30), (leaf_of(good), archive.LARGEST["leaf.json"] + 1)):
+    for name, bytes_ in ((PLAN_ENTRY, 10**30), (leaf_of(good), archive.LARGEST["trial.json"] + 1)):
         listing = json.loads(listed(good))
         listing["files"][name]["bytes"] = bytes_
         path = crafted(tmp_path / "i", [member(LEDGER, as_json(listing)), *sound(good)[1:]])
@@ -272,27 +272,27 @@ def test_what_is_no_parcel_at_all_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("leaf", {"key": "f" * 32}),
-        ("leaf", {"scores": {}}),
-        ("leaf", {"seconds": {"train": "long"}}),
-        ("leaf", []),
-        ("leaf", {"lr": "nan"}),
-        ("leaf", {"lr": 10**400}),
-        ("leaf", {"lr": 0.5}),
-        ("leaf", {"seed": True}),
-        ("leaf", {"model": KEY}),
-        ("leaf", {"metric": "luck"}),
-        ("leaf", {"machine": {"device": {"nested": "one"}}}),
-        ("leaf", {"examples": {"validation": 4, "test": 0}}),
-        ("leaf", {"scores": {"validation": {"accuracy": 0.5}, "test": {"accuracy": 37.0}}}),
-        ("leaf", {"scores": {"validation": {"accuracy": -5}, "test": {"accuracy": 0.5}}}),
-        ("leaf", {"scores": {part: {"accuracy": 0.5, "f1": 0.5} for part in ("validation", "test")}}),
-        ("leaf", {"scores": {part: {"accuracy": "0.5"} for part in ("validation", "test")}}),
-        ("leaf", {"constant": {"test": 1}}),
-        ("leaf", {"constant": {"train": ""}}),
-        ("leaf", {"baselines": {"trivial": {"accuracy": 0.5}}}),
-        ("leaf", {"baselines": {"trivial": {"accuracy": {"what": "chance", "test": 0.5}}}}),
-        ("leaf", {"baselines": {"trivial": {"accuracy": {"what": "x", "validation": 0.5, "test": "0.5"}}}}),
+        ("trial", {"key": "f" * 32}),
+        ("trial", {"scores": {}}),
+        ("trial", {"seconds": {"train": "long"}}),
+        ("trial", []),
+        ("trial", {"lr": "nan"}),
+        ("trial", {"lr": 10**400}),
+        ("trial", {"lr": 0.5}),
+        ("trial", {"seed": True}),
+        ("trial", {"model": KEY}),
+        ("trial", {"metric": "luck"}),
+        ("trial", {"machine": {"device": {"nested": "one"}}}),
+        ("trial", {"examples": {"validation": 4, "test": 0}}),
+        ("trial", {"scores": {"validation": {"accuracy": 0.5}, "test": {"accuracy": 37.0}}}),
+        ("trial", {"scores": {"validation": {"accuracy": -5}, "test": {"accuracy": 0.5}}}),
+        ("trial", {"scores": {part: {"accuracy": 0.5, "f1": 0.5} for part in ("validation", "test")}}),
+        ("trial", {"scores": {part: {"accuracy": "0.5"} for part in ("validation", "test")}}),
+        ("trial", {"constant": {"test": 1}}),
+        ("trial", {"constant": {"train": ""}}),
+        ("trial", {"baselines": {"trivial": {"accuracy": 0.5}}}),
+        ("trial", {"baselines": {"trivial": {"accuracy": {"what": "chance", "test": 0.5}}}}),
+        ("trial", {"baselines": {"trivial": {"accuracy": {"what": "x", "validation": 0.5, "test": "0.5"}}}}),
         (PLAN_ENTRY, {"study": 3}),
         (PLAN_ENTRY, {"study": {"kind": "Nothing"}}),
         (PLAN_ENTRY, {"states": []}),
@@ -305,11 +305,11 @@ def test_what_is_no_parcel_at_all_is_refused(tmp_path):
         ("pins.json", {"owner/name": "main"}),
         (f"corpora/link-{KEY}.json", {"source": "s", "heldout": "", "folder": "/", "fingerprint": "f"}),
         (f"study/failures/{KEY}.json", {"key": "f" * 32, "error": ""}),
-        (f"receipts/shards/{KEY}/card.json", {"corpus": None}),
+        (f"metadata/shards/{KEY}/card.json", {"corpus": None}),
     ],
 )
 def test_files_that_do_not_say_what_they_should_are_refused(good, name, content, tmp_path):
-    name = leaf_of(good) if name == "leaf" else name
+    name = leaf_of(good) if name == "trial" else name
     about = json.loads(good[name]) | content if name in good and isinstance(content, dict) else content
     refused(crafted(tmp_path / "f", sound(good | {name: as_json(about)})), "not as biphase writes it")
 
@@ -424,17 +424,17 @@ def test_values_are_taken_where_they_are_one_for_each_example(good, tmp_path):
 
 
 def test_predictions_may_come_along_and_hold_numbers_of_a_part(good, tmp_path):
-    leaf = leaf_of(good)
-    name = leaf.replace("leaf.json", "predictions.safetensors")
+    trial = leaf_of(good)
+    name = trial.replace("trial.json", "predictions.safetensors")
     fine = save({"test/ids": np.frombuffer(b"[1,2]", np.uint8), "test/words": np.ones(2, np.int32)})
     merged = merge(check(crafted(tmp_path / "f", sound(good | {name: fine}))), Store(tmp_path / "store"))
     assert merged.added["scores"] == 1
     assert (tmp_path / "store" / name).read_bytes() == fine
     for odd in (fine[:-1], save({"train/ids": np.ones(2)})):
         refused(crafted(tmp_path / "g", sound(good | {name: odd})), "predictions.safetensors")
-    elsewhere = {place: one for place, one in good.items() if not place.startswith("leaves/")}
-    elsewhere |= {f"receipts/{leaf}": good[leaf], f"receipts/{name}": fine}
-    refused(crafted(tmp_path / "h", sound(elsewhere)), "receipts/leaves")
+    elsewhere = {place: one for place, one in good.items() if not place.startswith("trials/")}
+    elsewhere |= {f"metadata/{trial}": good[trial], f"metadata/{name}": fine}
+    refused(crafted(tmp_path / "h", sound(elsewhere)), "metadata/trials")
 
 
 # ---------------------------------------------------------------- a parcel speaks for its own study
@@ -476,7 +476,7 @@ def test_only_corpora_that_the_study_reads_are_linked(study, store, tiny_run, tm
 
 def test_only_jobs_of_the_study_have_failed(good, plan, tmp_path):
     files = good
-    for at in (*plan.states, *(one.key for one in finetunings(plan))):
+    for at in (*plan.jobs, *(one.key for one in finetunings(plan))):
         failure = {f"study/failures/{at}.json": as_json({"key": at, "error": "e", "at": ""})}
         files = {**files, **failure}
     check(crafted(tmp_path / "f", sound(files)))
@@ -487,7 +487,7 @@ def test_only_jobs_of_the_study_have_failed(good, plan, tmp_path):
 @pytest.mark.parametrize("field", ["fingerprint", "tokenizer_fingerprint"])
 def test_a_card_without_a_fingerprint_is_refused(good, shards, field, tmp_path):
     card = json.loads((shards / "card.json").read_text())
-    name = f"receipts/shards/{shards.name}/card.json"
+    name = f"metadata/shards/{shards.name}/card.json"
     check(crafted(tmp_path / "f", sound(good | {name: as_json(card)})))
     for wrong in ({field: 3}, {field: ""}):
         refused(crafted(tmp_path / "f", sound(good | {name: as_json(card | wrong)})), "fingerprint")
@@ -500,8 +500,8 @@ def test_scores_states_and_corpora_of_another_study_are_refused(good, plan, stud
     """What would be taken for results of another study of the store, though nobody asked for it."""
     other = make_plan(replace(study, runs=(tiny_run("other", seed=8),)), identities(store))
     training = next(finetunings(other))
-    about = json.loads(good[leaf_of(good)]) | {"key": training.leaves[0].key, "model": training.model}
-    planted = f"receipts/leaves/{about['key']}/leaf.json"
+    about = json.loads(good[leaf_of(good)]) | {"key": training.trials[0].key, "model": training.model}
+    planted = f"metadata/trials/{about['key']}/trial.json"
     refused(crafted(tmp_path / "f", sound(good | {planted: as_json(about)})), "none of the study's")
     said = changed(good, PLAN_ENTRY, lambda about: about["results"].update(both=training.model))
     refused(crafted(tmp_path / "f", sound(said | {planted: as_json(about)})), "other keys than its study")
@@ -510,7 +510,7 @@ def test_scores_states_and_corpora_of_another_study_are_refused(good, plan, stud
 def test_an_archive_of_an_earlier_version_is_planned_by_its_cards(good, shards, tmp_path):
     old = changed(good, FINGERPRINTS, lambda about: about.pop("data") and None)
     refused(crafted(tmp_path / "f", sound(old)), "does not say which text the corpus 'tiny' is")
-    card = {f"receipts/shards/{shards.name}/card.json": (shards / "card.json").read_bytes()}
+    card = {f"metadata/shards/{shards.name}/card.json": (shards / "card.json").read_bytes()}
     check(crafted(tmp_path / "f", sound(old | card)))
 
 

@@ -16,7 +16,7 @@ from biphase.records import decode
 from biphase.specs import BPE, CLM, MLM, WSD, Chunks, Corpus, Hub, Linear, Pretrain, Rows, Stage, Study
 from biphase.store import Store
 from biphase.study.load import load
-from biphase.study.plan import make_plan, needed_states, save_plan
+from biphase.study.plan import make_plan, needed_jobs, save_plan
 
 OUTSIDE = Identities(data=lambda run: f"data of {corpus_of(run).name}", hub=lambda hub: f"hub {hub.source}")
 OBJECTIVES = (CLM(), MLM(0.4), MLM(0.2), MLM(Linear(0.4, 0.2, 3)))
@@ -63,8 +63,8 @@ def studies(draw):
 
 
 def children(plan, key):
-    """The states whose pieces begin at this state or root."""
-    return [state for state in plan.states.values() if (state.parent or state.root) == key]
+    """The states whose training jobs begin at this state or root."""
+    return [job for job in plan.jobs.values() if (job.parent or job.root) == key]
 
 
 def lineage(one):
@@ -81,10 +81,10 @@ def test_dropping_adding_or_reordering_runs_changes_no_other_key(study, chance):
     some = chance.sample(study.runs, chance.randint(1, len(study.runs)))
     part = make_plan(replace(study, runs=tuple(some)), OUTSIDE)
     assert part.results == {name: whole.results[name] for name in part.results}
-    assert set(part.states) <= set(whole.states)
+    assert set(part.jobs) <= set(whole.jobs)
     assert set(part.roots) <= set(whole.roots)
-    assert {key: state.root for key, state in part.states.items()}.items() <= {
-        key: state.root for key, state in whole.states.items()
+    assert {key: job.root for key, job in part.jobs.items()}.items() <= {
+        key: job.root for key, job in whole.jobs.items()
     }.items()
 
 
@@ -106,7 +106,7 @@ def test_results_are_the_ends_of_listed_runs_and_what_they_keep(study):
         expected |= {f"{one.name}-{step}": checkpoint_key(one, step, OUTSIDE) for step in one.keep}
         expected[one.name] = checkpoint_key(one, one.steps, OUTSIDE)
     assert plan.results == expected
-    assert {name: key for key, state in plan.states.items() for name in state.results} == expected
+    assert {name: key for key, job in plan.jobs.items() for name in job.results} == expected
 
 
 @given(studies())
@@ -114,28 +114,28 @@ def test_every_way_to_a_result_is_whole_and_each_piece_is_of_one_kind(study):
     plan = make_plan(study, OUTSIDE)
     for one in study.runs:
         path = plan.path(plan.results[one.name])
-        assert [state.span[0] for state in path] == [0, *(state.span[1] for state in path[:-1])]
+        assert [job.span[0] for job in path] == [0, *(job.span[1] for job in path[:-1])]
         assert path[-1].span[1] == sum(member.steps for member in lineage(one))
-    for state in plan.states.values():
-        assert state.steps > 0
-        begin = checkpoint_key(state.run, state.first, OUTSIDE)
-        assert begin == (state.root if state.parent is None else state.parent)
-        assert checkpoint_key(state.run, state.step, OUTSIDE) == state.key
-        assert not any(state.first < act.until < state.step for act in phases(state.run))
-        assert not state.first < decay_start(state.run) < state.step
-        assert state.decaying == (state.step > decay_start(state.run))
+    for job in plan.jobs.values():
+        assert job.steps > 0
+        begin = checkpoint_key(job.run, job.first, OUTSIDE)
+        assert begin == (job.root if job.parent is None else job.parent)
+        assert checkpoint_key(job.run, job.step, OUTSIDE) == job.key
+        assert not any(job.first < phase.until < job.step for phase in phases(job.run))
+        assert not job.first < decay_start(job.run) < job.step
+        assert job.decaying == (job.step > decay_start(job.run))
 
 
 @given(studies())
 def test_parents_come_first_and_a_branch_is_finished_before_the_next(study):
     plan = make_plan(study, OUTSIDE)
     seen = []
-    for state in plan.states.values():
-        assert state.parent is None or state.parent in seen
-        if seen and seen[-1] != state.parent:  # a new branch begins: nothing hangs below the last state
+    for job in plan.jobs.values():
+        assert job.parent is None or job.parent in seen
+        if seen and seen[-1] != job.parent:  # a new branch begins: nothing hangs below the last state
             assert not children(plan, seen[-1])
-        seen.append(state.key)
-    assert sum(len(children(plan, key)) for key in (*plan.roots, *plan.states)) == len(plan.states)
+        seen.append(job.key)
+    assert sum(len(children(plan, key)) for key in (*plan.roots, *plan.jobs)) == len(plan.jobs)
 
 
 @given(studies())
@@ -145,7 +145,7 @@ def test_a_plan_comes_back_from_json_with_an_equal_study_and_equal_keys(study):
     assert back == plan.study
     again = make_plan(back, OUTSIDE, "why?")
     assert again.to_json() == plan.to_json()
-    assert list(again.states) == list(plan.states)
+    assert list(again.jobs) == list(plan.jobs)
 
 
 @given(studies(), st.data())
@@ -170,7 +170,7 @@ def test_a_trunk_is_cut_where_another_run_leaves_it():
         Study("s", (run("a", (CLM(), 10)), run("b", (CLM(), 4), (MLM(0.4), 6)), run("c", (CLM(), 6)))),
         OUTSIDE,
     )
-    spans = [(state.span, state.decaying, state.results) for state in plan.states.values()]
+    spans = [(job.span, job.decaying, job.results) for job in plan.jobs.values()]
     assert spans == [
         ((0, 4), False, ()),
         ((4, 8), False, ()),
@@ -179,9 +179,9 @@ def test_a_trunk_is_cut_where_another_run_leaves_it():
         ((8, 10), True, ("b",)),
         ((4, 6), True, ("c",)),
     ]
-    assert (plan.pieces, plan.steps_written, plan.steps_to_compute) == (6, 26, 18)
+    assert (plan.job_count, plan.steps_written, plan.steps_to_compute) == (6, 26, 18)
     assert len(plan.roots) == 1
-    assert [state.tokens for state in plan.states.values()][:2] == [4 * 128, 4 * 128]
+    assert [job.tokens for job in plan.jobs.values()][:2] == [4 * 128, 4 * 128]
 
 
 def test_two_names_of_one_run_are_two_results_of_one_state():
@@ -189,22 +189,22 @@ def test_two_names_of_one_run_are_two_results_of_one_state():
         Study("s", (run("a", (CLM(), 10)), run("b", (CLM(), 5), (CLM(), 5), heldout_every=3))), OUTSIDE
     )
     assert plan.results["a"] == plan.results["b"]
-    assert plan.states[plan.results["a"]].results == ("a", "b")
-    assert plan.pieces == 2
+    assert plan.jobs[plan.results["a"]].results == ("a", "b")
+    assert plan.job_count == 2
 
 
 def test_a_parent_that_is_not_listed_is_computed_and_is_no_result():
     parent = run("parent", (CLM(), 10), keep=(3,))
     plan = make_plan(Study("s", (run("child", (MLM(0.4), 5), start=parent),)), OUTSIDE)
     assert list(plan.results) == ["child"]
-    assert [state.span for state in plan.states.values()] == [(0, 8), (8, 10), (10, 13), (13, 15)]
+    assert [job.span for job in plan.jobs.values()] == [(0, 8), (8, 10), (10, 13), (13, 15)]
     assert plan.steps_written == plan.steps_to_compute == 15
 
 
 def test_a_run_without_stages_is_its_start():
     here = run("as-is", start=Hub("./model"))
     plan = make_plan(Study("s", (here,)), OUTSIDE)
-    assert not plan.states
+    assert not plan.jobs
     assert plan.results == {"as-is": next(iter(plan.roots))}
     assert plan.roots[plan.results["as-is"]].results == ("as-is",)
     assert plan.path(plan.results["as-is"]) == ()
@@ -214,7 +214,7 @@ def test_a_run_without_stages_after_another_is_that_ones_end():
     first = run("first", (CLM(), 5))
     plan = make_plan(Study("s", (first, run("same", start=first))), OUTSIDE)
     assert plan.results["same"] == plan.results["first"]
-    assert plan.states[plan.results["first"]].results == ("first", "same")
+    assert plan.jobs[plan.results["first"]].results == ("first", "same")
 
 
 def test_runs_that_start_apart_have_their_own_roots():
@@ -225,7 +225,7 @@ def test_runs_that_start_apart_have_their_own_roots():
 
 def test_a_decay_over_the_whole_run_and_none_at_all_are_both_one_piece():
     plan = make_plan(Study("s", (run("all", (CLM(), 5), decay=5), run("none", (CLM(), 5), decay=0))), OUTSIDE)
-    assert [(state.steps, state.decaying) for state in plan.states.values()] == [(5, True), (5, False)]
+    assert [(job.steps, job.decaying) for job in plan.jobs.values()] == [(5, True), (5, False)]
 
 
 def test_corpus_names_are_looked_up_along_the_whole_chain():
@@ -250,20 +250,20 @@ def test_a_saved_plan_is_read_back_without_the_study_file(tmp_path):
     assert len(list((path.parent / "plans").iterdir())) == 1, "the same plan is one version"
     back = load(path)
     assert (back.study, back.question) == (plan.study, "why?")
-    assert make_plan(back.study, OUTSIDE, back.question).states.keys() == plan.states.keys()
+    assert make_plan(back.study, OUTSIDE, back.question).jobs.keys() == plan.jobs.keys()
     counts = json.loads(path.read_text())["counts"]
-    assert counts == {"runs": 1, "pieces": 3, "steps_written": 5, "steps_to_compute": 5}
+    assert counts == {"runs": 1, "training jobs": 3, "steps_written": 5, "steps_to_compute": 5}
 
 
 def test_what_any_saved_plan_needs_is_needed(tmp_path):
     store = Store(tmp_path)
-    assert needed_states(store) == {}
+    assert needed_jobs(store) == {}
     plans = [
         make_plan(Study(name, (run("a", (CLM(), 5), seed=seed),)), OUTSIDE) for seed, name in enumerate("pq")
     ]
     for plan in plans:
         save_plan(plan, store)
-    assert set(needed_states(store)) == set(plans[0].states) | set(plans[1].states)
+    assert set(needed_jobs(store)) == set(plans[0].jobs) | set(plans[1].jobs)
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"question": ""}'])
@@ -272,7 +272,7 @@ def test_a_damaged_plan_stops_pruning(tmp_path, damage):
     (store.studies / "s").mkdir(parents=True)
     (store.studies / "s" / "plan.json").write_text(damage)
     with pytest.raises(StoreError, match=r"plan\.json"):
-        needed_states(store)
+        needed_jobs(store)
 
 
 def test_a_long_chain_and_many_runs_are_planned_quickly():

@@ -84,7 +84,7 @@ def store_with(folder, cases=CASES, name="fast"):
 
 def test_a_piece_takes_its_steps_and_its_heldout_losses():
     one = run("a", (CLM(), 2_500), heldout_every=1_000, heldout_tokens=10_000)
-    ((key, took),) = price(plan_of(one), FAST).pieces.items()
+    ((key, took),) = price(plan_of(one), FAST).job_count.items()
     share = labelled_share(CLM(), Chunks(), 0, 1)
     steps = 2_500 * speeds().step(shape(one), Chunks(), 49_152, causal=True, labelled=share)
     heldout = sum(
@@ -97,7 +97,7 @@ def test_a_piece_takes_its_steps_and_its_heldout_losses():
 
 def test_an_objective_of_its_own_is_measured_too():
     forty, twenty = (run(f"m{r}", (MLM(r / 100), 10), heldout_tokens=10**8) for r in (40, 20))
-    usual, longer = price(plan_of(forty, twenty), FAST).pieces.values()
+    usual, longer = price(plan_of(forty, twenty), FAST).job_count.values()
     assert longer > 1.2 * usual
 
 
@@ -159,7 +159,7 @@ def test_what_cannot_be_priced_is_left_out_and_said():
     small = run("small", (CLM(), 10), start=SIZES["8m"])
     tasks = tuple(CATALOG[name] for name in ("sst2", "record"))
     made = price(plan_of(run("a", (CLM(), 10)), far, small, finetune=Finetune(tasks)), FAST)
-    assert len(made.pieces) == 1
+    assert len(made.job_count) == 1
     assert not made.priced
     assert {task for _, task in made.tunings} == {"sst2"}
     assert {task for _, task in made.grids} == {"sst2", "record"}
@@ -194,7 +194,7 @@ def test_steps_that_contradict_each_other_are_said():
 def test_upper_bounds_are_said(tmp_path):
     lora = run("lora", (MLM(0.4), 10), start=model_folder(tmp_path), adapter=LoRA(rank=4))
     made = price(plan_of(lora), FAST)
-    assert len(made.pieces) == 1
+    assert len(made.job_count) == 1
     assert made.notes == (
         "models from elsewhere are priced as if they were of the shape that was measured",
         "LoRA and frozen weights are priced as if all weights were trained: an upper bound",
@@ -221,9 +221,9 @@ def tuned_plan():
 
 def finish(store, plan, count):
     for training in list(finetunings(plan))[:count]:
-        for leaf in training.leaves:
+        for trial in training.trials:
             with store.attempt("x") as folder:
-                publish(folder, store.leaves / leaf.key)
+                publish(folder, store.trials / trial.key)
 
 
 def test_hours_of_a_measured_device_stand_below_the_tree(tmp_path):
@@ -246,9 +246,9 @@ def test_what_is_left_is_priced_too(tmp_path):
     assert left == ((plan.results["a"], "mnli"), 1)
     made = bill(plan, store, "fast", None, tuned=3)
     assert made.prices is not None
-    (last,) = summary(plan, list(plan.states), 3, made, "s.py")[-1:]
-    assert last == "1 of 1 piece and 3 of 4 fine-tunings done, 6 s. Next: biphase run s.py"
-    told = plan_json(plan, done=list(plan.states), tuned=3, bill=made)
+    (last,) = summary(plan, list(plan.jobs), 3, made, "s.py")[-1:]
+    assert last == "1 of 1 training job and 3 of 4 fine-tunings done, 6 s. Next: biphase run s.py"
+    told = plan_json(plan, done=list(plan.jobs), tuned=3, bill=made)
     assert json.loads(json.dumps(told)) == told
     prices = told["prices"]
     assert prices["pretraining_hours_left"] == 0
@@ -304,7 +304,7 @@ def test_hours_that_are_not_all_known_are_null_for_a_program(tmp_path):
     made = bill(mixed, store_with(tmp_path), "fast", None, tuned=0)
     told = plan_json(mixed, done=(), tuned=0, bill=made)
     assert told["costs"]["device_hours"] is None
-    assert len(told["prices"]["pieces"]) == 1
+    assert len(told["prices"]["training jobs"]) == 1
 
 
 STUDY = '''"""What does it cost?"""
@@ -348,7 +348,7 @@ def test_without_a_device_the_one_at_hand_is_priced(tmp_path, monkeypatch):
 def test_elapsed_time_the_longest_chain_and_the_measured_steps_stand_below_the_tree(tmp_path):
     plan, store = plan_of(run("a", (CLM(), 2_000)), run("b", (MLM(0.4), 1_000))), store_with(tmp_path)
     one, two = (bill(plan, store, "fast", None, tuned=0, workers=n) for n in (1, 2))
-    took = {key: one.prices.pieces[plan.results[key]] for key in ("a", "b")}
+    took = {key: one.prices.jobs[plan.results[key]] for key in ("a", "b")}
     told = plan_json(plan, done=(), tuned=0, bill=two)["elapsed"]
     assert told == {"workers": 2, "seconds": took["a"], "chain": took["a"], "ends": "a"}
     assert plan_json(plan, done=(), tuned=0, bill=one)["elapsed"]["seconds"] == pytest.approx(

@@ -67,7 +67,7 @@ def begun(corpus, store, tmp_path, *more):
     """Two processes that have left a first checkpoint: their parent, and they by their ranks."""
     child = start(written(tmp_path / "study.py", corpus), store, "--checkpoint", "5", *more)
     deadline = time.monotonic() + 120
-    while not list(store.states.glob("*/manifest.json")):
+    while not list(store.checkpoints.glob("*/manifest.json")):
         assert time.monotonic() < deadline
         assert child.poll() is None, child.communicate()
         time.sleep(0.05)
@@ -97,7 +97,7 @@ def test_a_killed_process_ends_all_is_named_and_nothing_is_lost(corpus, store, t
     assert child.returncode == 1
     assert "Traceback" not in err, err
     assert err.splitlines()[-1].startswith(f"error: process {rank} of 2 was ended by SIGKILL")
-    assert not list(store.studies.glob("kills/failures/*")), "it is no fault of the piece"
+    assert not list(store.studies.glob("kills/failures/*")), "it is no fault of the training job"
     again = start(tmp_path / "study.py", store, "--shard", shard, "--for", "1s")
     out, err = again.communicate(timeout=120)
     assert again.returncode == 0, err
@@ -133,7 +133,7 @@ def test_an_interrupt_stops_cleanly(corpus, store, tmp_path):
     assert child.returncode == 0, err
     assert "nothing lost" in out
     assert [line for line in err.splitlines() if "stopping after this step" not in line][1:] == [
-        "  2 pieces, 0 done"
+        "  2 training jobs, 0 done"
     ]
     assert gone(ranks.values(), 0)
 
@@ -188,7 +188,7 @@ def kill_at_random(study, store, ways, chance, within):
         assert "Traceback" not in err, err
         killed += child.returncode == 1
         assert child.returncode == (1 if "was ended by SIGKILL" in err else 0), err
-        for place in store.states.glob("*"):
+        for place in store.checkpoints.glob("*"):
             verify(place)
     return killed
 
@@ -198,7 +198,10 @@ def end(store, study, **how):
     out, err = done.communicate(timeout=240)
     assert done.returncode == 0, err
     assert "done; they are in" in out
-    last = max(store.states.iterdir(), key=lambda place: read_json(place / "state.json")["progress"]["step"])
+    last = max(
+        store.checkpoints.iterdir(),
+        key=lambda place: read_json(place / "checkpoint.json")["progress"]["step"],
+    )
     return {**load_file(last / "model.safetensors"), **load_file(last / "optimizer.safetensors")}
 
 

@@ -21,45 +21,45 @@ SCORES = st.floats(0, 1)
 
 
 def rewrite(store, key, **scores):
-    """The leaf with other scores, published like any other."""
+    """The trial with other scores, published like any other."""
     about = read_trial(store, key)
     for part, metrics in scores.items():
         about["scores"][part] |= metrics
-    store.discard(store.leaves / key)
+    store.discard(store.trials / key)
     with store.attempt("test") as folder:
         write_json(folder / TRIAL, about)
-        assert publish(folder, store.leaves / key)
+        assert publish(folder, store.trials / key)
 
 
 def invent(plan, store, score, **more):
-    """Publish every leaf of a plan with the scores that `score(task, lr, seed, part)` gives, and what `more` says."""
+    """Publish every trial of a plan with the scores that `score(task, lr, seed, part)` gives, and what `more` says."""
     for training in finetunings(plan):
-        for leaf in training.leaves:
-            metric = CHOSEN[leaf.task.family]["standard"]
+        for trial in training.trials:
+            metric = CHOSEN[trial.task.family]["standard"]
             about = {
-                "key": leaf.key,
+                "key": trial.key,
                 "model": training.model,
-                "task": encode(leaf.task),
+                "task": encode(trial.task),
                 "trained_on": None,
                 "finetune": {"protocol": "standard"},
                 "lr": training.lr,
                 "seed": training.seed,
                 "metric": metric,
                 "scores": {
-                    part: {metric: score(leaf.task.name, training.lr, training.seed, part), "mcc": 0.25}
-                    if leaf.task.family == "SC"
-                    else {metric: score(leaf.task.name, training.lr, training.seed, part)}
+                    part: {metric: score(trial.task.name, training.lr, training.seed, part), "mcc": 0.25}
+                    if trial.task.family == "SC"
+                    else {metric: score(trial.task.name, training.lr, training.seed, part)}
                     for part in ("validation", "test")
                 },
                 "examples": {"validation": 4, "test": 4},
                 "machine": {},
-                "seconds": {"train": 90.0 if leaf.task is training.task else 0.0, "score": 30.0},
+                "seconds": {"train": 90.0 if trial.task is training.task else 0.0, "score": 30.0},
                 **more,
             }
-            store.discard(store.leaves / leaf.key)
+            store.discard(store.trials / trial.key)
             with store.attempt("test") as folder:
                 write_json(folder / TRIAL, about)
-                publish(folder, store.leaves / leaf.key)
+                publish(folder, store.trials / trial.key)
 
 
 @pytest.fixture
@@ -83,11 +83,11 @@ def test_test_scores_change_no_choice_in_a_store_of_real_leaves(plan, finished):
     before, reported = chosen(plan, finished), as_json(plan, finished)
     assert len(before) == 9
     chance = random.Random(0)
-    every = [leaf.key for training in finetunings(plan) for leaf in training.leaves]
+    every = [trial.key for training in finetunings(plan) for trial in training.trials]
     for key in every:
         names = read_trial(finished, key)["scores"]["test"]
         rewrite(finished, key, test={name: chance.random() for name in names})
-        verify(finished.leaves / key)
+        verify(finished.trials / key)
     assert chosen(plan, finished) == before
     assert as_json(plan, finished) != reported, "what is reported is the test part"
     for key in every:
@@ -118,14 +118,14 @@ def test_all_metrics_are_given_at_the_rate_that_the_mean_chose(plan, finished):
     for row in rows(plan, finished):
         lr, scores = row.by_mean
         assert row.metrics[row.metric] == scores
-        leaves = [
-            read_trial(finished, leaf.key)
+        trials = [
+            read_trial(finished, trial.key)
             for training in finetunings(plan, {plan.results[row.result]})
-            for leaf in training.leaves
-            if leaf.task.name == row.task and training.lr == lr
+            for trial in training.trials
+            if trial.task.name == row.task and training.lr == lr
         ]
         for name, values in row.metrics.items():
-            assert values == [leaf["scores"]["test"][name] for leaf in leaves]
+            assert values == [trial["scores"]["test"][name] for trial in trials]
     names = {row.task: set(row.metrics) for row in rows(plan, finished)}
     assert names["toys"] == {"accuracy", "macro_f1", "mcc"}
     assert {"ndcg@10", "paper_ndcg@10"} < names["facts"]
@@ -194,8 +194,8 @@ def test_a_finished_table_reads_as_written_here(one_grid, store):
 
 def test_a_grid_with_a_hole_says_how_far_it_is_and_gives_no_score(one_grid, store):
     invent(one_grid, store, lambda task, lr, seed, part: 0.75)
-    first = next(finetunings(one_grid)).leaves[0]
-    (store.leaves / first.key / MANIFEST).unlink()  # as if a copy of the store had been broken off
+    first = next(finetunings(one_grid)).trials[0]
+    (store.trials / first.key / MANIFEST).unlink()  # as if a copy of the store had been broken off
     assert table(one_grid, store)[1].split() == ["clm", "toys", "accuracy", "3/4", "done", "6", "min"]
     (told,) = as_json(one_grid, store)
     assert (told["done"], told["of"]) == (3, 4)
@@ -226,13 +226,13 @@ def test_every_baseline_stands_beside_the_score(one_grid, store):
 
 def test_trials_with_other_metrics_than_their_neighbours_share_a_row(one_grid, store):
     invent(one_grid, store, lambda task, lr, seed, part: 0.75)
-    key = [one.leaves[0].key for one in finetunings(one_grid)][-1]
+    key = [one.trials[0].key for one in finetunings(one_grid)][-1]
     about = read_trial(store, key)
     del about["scores"]["test"]["mcc"]
-    store.discard(store.leaves / key)
+    store.discard(store.trials / key)
     with store.attempt("test") as folder:
         write_json(folder / TRIAL, about)
-        publish(folder, store.leaves / key)
+        publish(folder, store.trials / key)
     (told,) = as_json(one_grid, store)
     assert told["metrics"] == {"accuracy": [0.75, 0.75]}
     assert "mcc" not in "".join(table(one_grid, store))
@@ -263,24 +263,24 @@ def test_constant_predictions_are_flagged_beside_their_score(one_grid, store):
     (told,) = as_json(one_grid, store)
     assert told["constant"] == told["constant_by_seed"] == ["beast", "beast"]
     assert told["no_interval"] == "all seeds alike: no interval"
-    first = next(finetunings(one_grid)).leaves[0].key
+    first = next(finetunings(one_grid)).trials[0].key
     about = read_trial(store, first) | {"constant": {"validation": "beast", "test": ""}}
-    store.discard(store.leaves / first)
+    store.discard(store.trials / first)
     with store.attempt("test") as folder:
         write_json(folder / TRIAL, about)
-        publish(folder, store.leaves / first)
+        publish(folder, store.trials / first)
     assert any("1 of 2 seeds" in line for line in table(one_grid, store)), "one seed is enough"
 
 
 def test_tasks_not_begun_stand_in_the_table_once_any_leaf_is_there(plan, finished):
-    every = [leaf for training in finetunings(plan) for leaf in training.leaves]
-    for leaf in every[1:]:
-        finished.discard(finished.leaves / leaf.key)
+    every = [trial for training in finetunings(plan) for trial in training.trials]
+    for trial in every[1:]:
+        finished.discard(finished.trials / trial.key)
     lines = table(plan, finished)
     assert len(lines) == 1 + 9 + 1 + 1
     assert "1/4 done" in lines[1]
     assert all("0/4 done" in line for line in lines[2:10])
-    finished.discard(finished.leaves / every[0].key)
+    finished.discard(finished.trials / every[0].key)
     assert table(plan, finished) == []
 
 
@@ -310,12 +310,14 @@ def test_a_study_without_fine_tuning_has_no_rows(one_grid, store):
 
 def test_the_time_of_a_shared_training_is_counted_once(plan, finished):
     spent = sum(row.seconds for row in rows(plan, finished))
-    leaves = [read_trial(finished, leaf.key) for one in finetunings(plan) for leaf in one.leaves]
+    trials = [read_trial(finished, trial.key) for one in finetunings(plan) for trial in one.trials]
     trained = sum(
         {
-            leaf["training"]: max(leaf["seconds"]["train"], 0) for leaf in leaves if not leaf["trained_on"]
+            trial["training"]: max(trial["seconds"]["train"], 0)
+            for trial in trials
+            if not trial["trained_on"]
         }.values()
     )
-    assert spent == pytest.approx(trained + sum(leaf["seconds"]["score"] for leaf in leaves))
-    assert all(leaf["seconds"]["train"] == 0 for leaf in leaves if leaf["trained_on"])
-    assert all(leaf["seconds"]["train"] > 0 for leaf in leaves if not leaf["trained_on"])
+    assert spent == pytest.approx(trained + sum(trial["seconds"]["score"] for trial in trials))
+    assert all(trial["seconds"]["train"] == 0 for trial in trials if trial["trained_on"])
+    assert all(trial["seconds"]["train"] > 0 for trial in trials if not trial["trained_on"])

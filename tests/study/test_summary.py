@@ -35,16 +35,16 @@ def finish(store, key, *, step, seconds=1.0, lines=()):
     built = store.attempts / key
     built.mkdir(parents=True)
     progress = {"step": step, "draw": 8 * step, "seconds": seconds}
-    state = {"key": key, "run": {"kind": "Pretrain"}, "origin_step": 0, "epochs": 0.5, "progress": progress}
-    (built / "state.json").write_text(json.dumps(state))
+    job = {"key": key, "run": {"kind": "Pretrain"}, "origin_step": 0, "epochs": 0.5, "progress": progress}
+    (built / "checkpoint.json").write_text(json.dumps(job))
     (built / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    publish(built, store.states / key)
+    publish(built, store.checkpoints / key)
 
 
 def test_a_study_not_begun(plan, store):
-    assert opening(plan, store) == "study: Is it said?\n  2 pieces, 0 done; 30 fine-tunings, 0 done"
+    assert opening(plan, store) == "study: Is it said?\n  2 training jobs, 0 done; 30 fine-tunings, 0 done"
     text = status_text(plan, store, command_path="s.py")
-    assert "0/2 pieces" in text
+    assert "0/2 training jobs" in text
     assert "0/30 fine-tunings" in text
     assert "left" not in text
     assert text.endswith("next: biphase run s.py")
@@ -55,8 +55,8 @@ def test_what_is_left_can_be_asked_of_some_results_alone(tiny_run, store):
     runs = (tiny_run("one"), replace(tiny_run("two"), seed=8))
     plan = make_plan(Study("study", runs, finetune=Finetune(TASKS[:1])), identities(store))
     one, two = plan.results["one"], plan.results["two"]
-    for state in plan.path(one):
-        finish(store, state.key, step=12)
+    for job in plan.path(one):
+        finish(store, job.key, step=12)
     assert work_left(plan, store, {one}), "its fine-tunings"
     plan = make_plan(Study("study", runs), identities(store))
     assert work_left(plan, store)
@@ -65,16 +65,16 @@ def test_what_is_left_can_be_asked_of_some_results_alone(tiny_run, store):
 
 
 def test_half_a_study_tells_the_time_to_go(plan, store):
-    first, second = plan.states
+    first, second = plan.jobs
     finish(store, first, step=9, seconds=90.0)
     text = status_text(plan, store, command_path="s.py")
-    assert "1/2 pieces   about 30 s left" in text
+    assert "1/2 training jobs   about 30 s left" in text
     assert status_json(plan, store)["seconds_left"] == pytest.approx(30)
-    assert [state["standing"] for state in status_json(plan, store)["states"]] == ["done", "ready"]
-    assert "1 of 2 pieces and 0 of 30 fine-tunings done. To go on: biphase run s.py" in closing(
+    assert [job["standing"] for job in status_json(plan, store)["states"]] == ["done", "ready"]
+    assert "1 of 2 training jobs and 0 of 30 fine-tunings done. To go on: biphase run s.py" in closing(
         plan, store, {}, stopped=False, command="run s.py", study="s.py"
     )
-    assert "stopped. 1 of 2 pieces and 0 of 30 fine-tunings done, nothing lost." in closing(
+    assert "stopped. 1 of 2 training jobs and 0 of 30 fine-tunings done, nothing lost." in closing(
         plan, store, {}, stopped=True, command="run s.py", study="s.py"
     )
     said = closing(plan, store, {second: "out of memory"}, stopped=False, command="run s.py", study="s.py")
@@ -83,7 +83,7 @@ def test_half_a_study_tells_the_time_to_go(plan, store):
 
 
 def test_what_is_trained_shows_its_losses_before_it_is_fine_tuned(plan, store):
-    first, second = plan.states
+    first, second = plan.jobs
     lines = [
         {"step": 5, "heldout": {"clm": 6.0, "mlm40": 6.5}},
         {"step": 12, "heldout": {"clm": 5.25, "mlm40": 6.4}},
@@ -91,16 +91,16 @@ def test_what_is_trained_shows_its_losses_before_it_is_fine_tuned(plan, store):
     finish(store, first, step=9, lines=lines[:1])
     finish(store, second, step=12, lines=lines)
     said = closing(plan, store, {}, stopped=False, command="run s.py", study="s.py")
-    assert "2 of 2 pieces and 0 of 30 fine-tunings done. To go on: biphase run s.py" in said
+    assert "2 of 2 training jobs and 0 of 30 fine-tunings done. To go on: biphase run s.py" in said
     assert "5.250 █▁" in said
     assert "0.50" in said
     bare = make_plan(replace(plan.study, finetune=None), identities(store))
     said = closing(bare, store, {}, stopped=False, command="run s.py", study="s.py")
-    assert f"all 2 pieces are done; they are in {store.root}" in said
+    assert f"all 2 training jobs are done; they are in {store.root}" in said
 
 
 def test_who_is_running_and_what_failed_is_said(plan, store):
-    first = next(iter(plan.states))
+    first = next(iter(plan.jobs))
     held = Leases(store.leases).take(first)
     assert held
     with held:

@@ -56,7 +56,7 @@ def test_known_tasks_come_by_name_by_family_or_all_of_the_paper():
 def test_a_task_that_borrows_brings_its_lender_and_makes_a_finetuning():
     made = tasks_named("nq,mldr_en")
     assert [task.name for task in made] == ["msmarco", "nq", "mldr_en"]
-    assert Finetune(made).trainings  # the record accepts them
+    assert Finetune(made).finetunings  # the record accepts them
 
 
 def test_steps_are_those_that_are_said():
@@ -399,7 +399,7 @@ def test_a_borrowed_model_goes_before_what_the_folder_could_train_on(tmp_path):
     assert (len(made.train), len(made.validation), len(made.test)) == (0, 10, 10)
     lender, borrower = tasks_named(f"{folder},{beir(tmp_path / 'other', 'test')}", trained_on="mine")
     assert (lender.trained_on, borrower.trained_on) == ("", "mine")
-    assert Finetune((lender, borrower)).trainings
+    assert Finetune((lender, borrower)).finetunings
 
 
 def test_train_judgments_beside_pairs_are_not_used(tmp_path):
@@ -430,7 +430,7 @@ def test_retrieval_without_training_scores_every_test_query(tmp_path):
     known = tasks_named("scifact-mini,nq", zero_shot=True)
     assert [task.name for task in known] == ["scifact-mini", "nq"], "no lender is needed"
     assert not any(task.is_trained for task in known)
-    assert Finetune(known).trainings
+    assert Finetune(known).finetunings
     refused("sst2 .*only retrieval", "sst2,scifact-mini", zero_shot=True)
     refused("--zero-shot and --steps", "scifact-mini", zero_shot=True, steps=5)
     refused("--zero-shot and --trained-on", str(tmp_path / "mine"), zero_shot=True, trained_on="msmarco")
@@ -820,14 +820,14 @@ def test_questions_may_be_answered_by_the_model_of_another_task(tmp_path):
     lender, task = tasks_named(f"{other},{file}", trained_on="other")
     assert (lender.trained_on, task.trained_on, task.name) == ("", "other", "mine")
     assert len(load(task, documents="all").test) == 3
-    assert Finetune((lender, task)).trainings
+    assert Finetune((lender, task)).finetunings
 
 
 def test_a_borrowed_classifier_says_the_labels_of_its_lender(tmp_path):
     folder = lay(tmp_path / "mine", test=NUMBERED)
     _, task = tasks_named(folder, trained_on="sst2")
     assert task.form.labels == CATALOG["sst2"].form.labels
-    assert Finetune(tasks_named(folder, trained_on="sst2")).trainings
+    assert Finetune(tasks_named(folder, trained_on="sst2")).finetunings
     with pytest.raises(SpecError, match="family"):
         Finetune(tasks_named(folder, trained_on="squad"))
 

@@ -58,7 +58,7 @@ def family():
 
 
 def without_keys(text, plan):
-    for key in (*plan.roots, *plan.states):
+    for key in (*plan.roots, *plan.jobs):
         text = text.replace(key[:6], "######")
     return text
 
@@ -78,7 +78,7 @@ def test_the_tree_is_drawn_as_written_here():
         "      └─ mlm 40%              4k →  8k  ######",
         "         └─ mlm 40% ↘         8k → 10k  ######   both",
         "",
-        "3 runs · 8 pieces · 21,000 steps to compute (25,000 as written, 4,000 shared) · 2.69M tokens · 1.91e+13 FLOPs",
+        "3 runs · 8 training jobs · 21,000 steps to compute (25,000 as written, 4,000 shared) · 2.69M tokens · 1.91e+13 FLOPs",
         "13 min on cpu at 50% · 125 MB of disk",
         "elapsed: 13 min on one cpu; the longest chain of jobs takes 9 min (more)",
         "nothing computed yet. Next: biphase run s.py",
@@ -132,29 +132,29 @@ def test_steps_that_are_not_round_are_written_out():
 
 def test_finished_states_are_marked():
     plan = family()
-    done = list(plan.states)[:2]
+    done = list(plan.jobs)[:2]
     lines = [line for line in shown(plan, done).splitlines() if "✓" in line]
     assert [line.split(" ✓")[0][-6:] for line in lines] == [key[:6] for key in done]
 
 
 def test_what_is_left_is_counted():
     plan = family()
-    text = shown(plan, list(plan.states)[:2]).splitlines()[-1]
-    assert text.startswith("2 of 8 pieces done, 17,000 steps left, ")
+    text = shown(plan, list(plan.jobs)[:2]).splitlines()[-1]
+    assert text.startswith("2 of 8 training jobs done, 17,000 steps left, ")
     assert text.endswith("Next: biphase run s.py")
 
 
 def test_what_leads_only_to_finished_states_is_not_left():
     plan = family()
-    done = [key for key, state in plan.states.items() if state.results]
-    assert shown(plan, done).splitlines()[-1] == "all 8 pieces computed. See: biphase report s.py"
+    done = [key for key, job in plan.jobs.items() if job.results]
+    assert shown(plan, done).splitlines()[-1] == "all 8 training jobs computed. See: biphase report s.py"
 
 
 def test_a_state_that_an_unfinished_one_begins_from_is_left_even_without_a_name():
     plan = family()
-    unfinished = {state.key for state in plan.path(plan.results["both"])[-2:]}
-    done = set(plan.states) - unfinished
-    assert shown(plan, done).splitlines()[-1].startswith("6 of 8 pieces done, 6,000 steps left")
+    unfinished = {job.key for job in plan.path(plan.results["both"])[-2:]}
+    done = set(plan.jobs) - unfinished
+    assert shown(plan, done).splitlines()[-1].startswith("6 of 8 training jobs done, 6,000 steps left")
 
 
 def test_the_sums_name_device_efficiency_disk_and_the_evaluation():
@@ -175,7 +175,7 @@ def test_two_names_of_one_state_share_their_evaluation():
 def test_one_of_a_thing_is_said_in_the_singular():
     text = shown(plan_of(run("a", (CLM(), 1), decay=0), question=""))
     assert text.splitlines()[0] == "s"
-    assert "1 run · 1 piece · 1 step to compute · 128 tokens" in text
+    assert "1 run · 1 training job · 1 step to compute · 128 tokens" in text
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_what_is_not_known_is_said_and_not_summed():
     assert "FLOPs ·" not in text
     assert text.splitlines()[2].startswith("org/m on mine")
     plan = plan_of(run("a", (CLM(), 9_000), start=Hub("org/m", revision="1"), keep=(1_000,)))
-    assert "1 of 3 pieces done, 8,000 steps left. Next:" in shown(plan, [next(iter(plan.states))])
+    assert "1 of 3 training jobs done, 8,000 steps left. Next:" in shown(plan, [next(iter(plan.jobs))])
 
 
 def test_a_study_that_trains_nothing_says_so():
@@ -291,13 +291,13 @@ def test_a_model_as_it_is_stands_apart_from_what_is_trained_from_it_and_is_one_r
 def test_fine_tunings_that_are_done_are_counted_and_what_is_left_is_not_all_of_it():
     plan = plan_of(run("a", (CLM(), 9_000)), finetune=Finetune(TASKS[:1], lrs=(1e-4,)))
     assert shown(plan).endswith("nothing computed yet. Next: biphase run s.py")
-    done = list(plan.states)
+    done = list(plan.jobs)
     assert shown(plan, done, tuned=2).endswith(
-        "2 of 2 pieces and 2 of 5 fine-tunings done. Next: biphase run s.py"
+        "2 of 2 training jobs and 2 of 5 fine-tunings done. Next: biphase run s.py"
     )
-    assert "0 of 2 pieces and 2 of 5 fine-tunings done, 9,000 steps left" in shown(plan, tuned=2)
+    assert "0 of 2 training jobs and 2 of 5 fine-tunings done, 9,000 steps left" in shown(plan, tuned=2)
     assert shown(plan, done, tuned=5).endswith(
-        "all 2 pieces and 5 fine-tunings computed. See: biphase report s.py"
+        "all 2 training jobs and 5 fine-tunings computed. See: biphase report s.py"
     )
 
 
@@ -324,7 +324,7 @@ def test_keys_are_shown_as_short_as_they_differ():
 
 def test_a_program_gets_the_same_numbers():
     plan = family()
-    done = list(plan.states)[:2]
+    done = list(plan.jobs)[:2]
     data = plan_json(plan, done=done, tuned=0, bill=Bill("h200", 0.4))
     assert json.loads(json.dumps(data)) == data
     assert data["done"] == done
@@ -332,7 +332,7 @@ def test_a_program_gets_the_same_numbers():
     assert data["costs_left"]["tokens"] == 17_000 * 128
     assert data["costs"]["device_hours"] == pytest.approx(data["costs"]["flops"] / (989e12 * 0.4) / 3600)
     assert (data["finetunings"], data["scores"], data["notes"]) == (0, 0, [])
-    assert data["counts"]["pieces"] == 8
+    assert data["counts"]["training jobs"] == 8
 
 
 def test_an_unknown_device_is_refused():

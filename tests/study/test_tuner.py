@@ -31,49 +31,49 @@ from biphase.training.options import RuntimeOptions
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
-def worker(plan, store, said=None, **manner):
+def worker(plan, store, said=None, **options):
     return Worker(
         plan,
         store,
         identities(store),
         ALONE,
-        RuntimeOptions(quiet=True, loaders=0, **manner),
-        wanted=set(plan.states),
+        RuntimeOptions(quiet=True, loaders=0, **options),
+        wanted=set(plan.jobs),
         say=(said if said is not None else []).append,
     )
 
 
 def made(store):
-    """What every leaf says: its scores, losses and the bytes of its values. Times may differ, nothing else."""
+    """What every trial says: its scores, losses and the bytes of its values. Times may differ, nothing else."""
     return {
         place.name: (
             {k: v for k, v in json.loads((place / TRIAL).read_text()).items() if k != "seconds"},
             (place / VALUES).read_bytes(),
             (place / PREDICTIONS).read_bytes(),
         )
-        for place in store.leaves.iterdir()
+        for place in store.trials.iterdir()
     }
 
 
-def keys(plan, *, of=lambda training, leaf: True):
-    return {leaf.key for one in finetunings(plan) for leaf in one.leaves if of(one, leaf)}
+def keys(plan, *, of=lambda training, trial: True):
+    return {trial.key for one in finetunings(plan) for trial in one.trials if of(one, trial)}
 
 
 def discard(store, some):
     for key in some:
-        store.discard(store.leaves / key)
+        store.discard(store.trials / key)
 
 
 # ---------------------------------------------------------------- what comes out
 
 
 def test_every_leaf_of_the_plan_is_published_whole_and_nothing_else(plan, finished):
-    assert {place.name for place in finished.leaves.iterdir()} == keys(plan)
+    assert {place.name for place in finished.trials.iterdir()} == keys(plan)
     for training in finetunings(plan):
-        for leaf in training.leaves:
-            assert set(verify(finished.leaves / leaf.key)) == {TRIAL, VALUES, PREDICTIONS}
-            about = read_trial(finished, leaf.key)
-            assert (about["key"], about["training"]) == (leaf.key, training.key)
+        for trial in training.trials:
+            assert set(verify(finished.trials / trial.key)) == {TRIAL, VALUES, PREDICTIONS}
+            about = read_trial(finished, trial.key)
+            assert (about["key"], about["training"]) == (trial.key, training.key)
             assert (about["model"], about["lr"], about["seed"]) == (
                 training.model,
                 training.lr,
@@ -91,9 +91,9 @@ def test_every_leaf_of_the_plan_is_published_whole_and_nothing_else(plan, finish
 def test_the_values_of_a_leaf_are_what_its_scores_are_made_of(plan, finished):
     rows = {"toys": (12, 16), "facts": (6, 8), "facts-untitled": (6, 8)}
     for training in finetunings(plan):
-        for leaf in training.leaves:
-            about, values = read_trial(finished, leaf.key), load_file(finished.leaves / leaf.key / VALUES)
-            for part, count in zip(("validation", "test"), rows[leaf.task.name], strict=True):
+        for trial in training.trials:
+            about, values = read_trial(finished, trial.key), load_file(finished.trials / trial.key / VALUES)
+            for part, count in zip(("validation", "test"), rows[trial.task.name], strict=True):
                 assert about["examples"][part] == count
                 for name in set(about["scores"][part]) - {"macro_f1", "mcc"}:  # which are no means
                     each = values[f"{part}/{name}"]
@@ -104,10 +104,10 @@ def test_the_values_of_a_leaf_are_what_its_scores_are_made_of(plan, finished):
 
 def test_every_trial_keeps_ids_predictions_and_the_baselines_of_its_task(plan, finished):
     for training in finetunings(plan):
-        for leaf in training.leaves:
-            place = finished.leaves / leaf.key
+        for trial in training.trials:
+            place = finished.trials / trial.key
             about, values, kept = (
-                read_trial(finished, leaf.key),
+                read_trial(finished, trial.key),
                 *(load_file(place / n) for n in (VALUES, PREDICTIONS)),
             )
             ids = json.loads(kept["test/ids"].tobytes())
@@ -118,7 +118,7 @@ def test_every_trial_keeps_ids_predictions_and_the_baselines_of_its_task(plan, f
                 known = about["baselines"]["trivial"][metric]
                 assert known["what"]
                 assert 0 <= known["test"] <= 1
-            if leaf.task.name == "toys":
+            if trial.task.name == "toys":
                 assert ids == list(range(16))
                 gold = np.arange(16) % 2
                 assert values["test/accuracy"].tolist() == (predicted == gold).tolist()
@@ -133,8 +133,8 @@ def test_the_rescoring_example_of_the_docs_gives_the_recorded_score(plan, finish
     guide = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
     code = guide.split("## Rescoring from predictions")[1].split("```python\n")[1].split("```")[0]
     scores = set()
-    for key in keys(plan, of=lambda training, leaf: leaf.task.name == "toys"):
-        exec(code.replace('"store/leaves/KEY"', repr(str(finished.leaves / key))), {})
+    for key in keys(plan, of=lambda training, trial: trial.task.name == "toys"):
+        exec(code.replace('"store/trials/KEY"', repr(str(finished.trials / key))), {})
         again, recorded = map(float, capsys.readouterr().out.split())
         assert again == pytest.approx(recorded)
         scores.add(recorded)
@@ -145,7 +145,7 @@ def test_what_borrows_is_scored_with_the_training_it_borrows_and_says_so(plan, f
     both = [one for one in finetunings(plan) if one.task.name == "facts"]
     assert len(both) == 3 * 4
     for training in both:
-        own, borrowed = (read_trial(finished, leaf.key) for leaf in training.leaves)
+        own, borrowed = (read_trial(finished, trial.key) for trial in training.trials)
         assert own["training"] == borrowed["training"] == training.key
         assert own["losses"] == borrowed["losses"]
         assert own["trained_on"] is None
@@ -162,10 +162,10 @@ def test_seeds_and_rates_and_models_give_other_scores(plan, finished):
 
 
 def test_a_second_worker_computes_nothing_and_touches_nothing(plan, finished):
-    before = {path: path.stat().st_mtime_ns for path in finished.leaves.rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in finished.trials.rglob("*")}
     outcome = worker(plan, finished).work()
     assert (outcome.computed, outcome.failed, outcome.stopped) == (0, {}, False)
-    assert {path: path.stat().st_mtime_ns for path in finished.leaves.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in finished.trials.rglob("*")} == before
     assert not Leases(finished.leases).holders()
 
 
@@ -181,10 +181,10 @@ def test_a_leaf_that_is_computed_again_in_other_company_is_the_same(plan, finish
 
 def test_only_the_missing_leaf_of_a_shared_training_is_published(plan, finished):
     before = made(finished)
-    borrowed = keys(plan, of=lambda training, leaf: leaf.task is not training.task)
+    borrowed = keys(plan, of=lambda training, trial: trial.task is not training.task)
     kept = {
         path: path.stat().st_mtime_ns
-        for path in finished.leaves.rglob("*")
+        for path in finished.trials.rglob("*")
         if path.parent.name not in borrowed
     }
     discard(finished, borrowed)
@@ -215,7 +215,7 @@ def test_a_start_that_was_never_trained_is_fine_tuned_too(study, store):
     )
     spec = replace(study.finetune, tasks=study.finetune.tasks[:1], lrs=(1e-3,), seeds=(0,))
     plan = make_plan(replace(study, runs=(start,), finetune=spec), identities(store))
-    assert plan.pieces == 0
+    assert plan.job_count == 0
     said = []
     assert worker(plan, store, said).work().computed == 1
     assert "1/1 fine-tunings  start · toys · lr 0.001 · seed 0   accuracy " in said[0]
@@ -238,7 +238,7 @@ def test_a_result_is_fine_tuned_before_the_next_piece_is_trained(plan, store):
 
 def test_two_workers_share_the_grid_and_publish_nothing_twice(plan, finished):
     before = made(finished)
-    shutil.rmtree(finished.leaves)
+    shutil.rmtree(finished.trials)
     workers = [worker(plan, finished) for _ in range(2)]
     threads = [threading.Thread(target=one.work) for one in workers]
     for thread in threads:
@@ -253,28 +253,28 @@ def test_two_workers_share_the_grid_and_publish_nothing_twice(plan, finished):
 
 
 def test_only_results_that_are_asked_for_are_fine_tuned(plan, finished):
-    shutil.rmtree(finished.leaves)
+    shutil.rmtree(finished.trials)
     some = worker(plan, finished)
     some = Worker(
-        plan, finished, some.identities, ALONE, some.manner,
-        wanted=set(plan.states), evaluated={plan.results["both"]}, say=[].append,
+        plan, finished, some.identities, ALONE, some.options,
+        wanted=set(plan.jobs), evaluated={plan.results["both"]}, say=[].append,
     )  # fmt: skip
     assert some.work().computed == 8
-    assert {read_trial(finished, place.name)["model"] for place in finished.leaves.iterdir()} == {
+    assert {read_trial(finished, place.name)["model"] for place in finished.trials.iterdir()} == {
         plan.results["both"]
     }
 
 
 def test_a_stop_in_the_middle_of_a_training_leaves_whole_leaves_and_the_rest_follows(plan, finished):
     before = made(finished)
-    shutil.rmtree(finished.leaves)
+    shutil.rmtree(finished.trials)
     asked = iter(range(10_000))
     stopped = worker(plan, finished, stop=lambda: next(asked) >= 17).work()
     assert stopped.stopped
-    assert 0 < len(list(finished.leaves.iterdir())) < 36
+    assert 0 < len(list(finished.trials.iterdir())) < 36
     assert not list(finished.attempts.iterdir())
     assert not Leases(finished.leases).holders()
-    for place in finished.leaves.iterdir():
+    for place in finished.trials.iterdir():
         verify(place)
         assert made(finished)[place.name] == before[place.name]
     said = closing(
@@ -304,10 +304,10 @@ def stop_after(calls):
 
 def test_fine_tunings_longer_than_their_time_slots_end_in_the_same_bits_after_several(plan, finished):
     plan = longer(plan, finished)
-    shutil.rmtree(finished.leaves)
+    shutil.rmtree(finished.trials)
     calm = worker(plan, finished).work()
     before = made(finished)
-    shutil.rmtree(finished.leaves)
+    shutil.rmtree(finished.trials)
     chance, slots, stops = random.Random(3), 0, []
     while ledger.count(plan, finished).done < calm.computed:
         slots += 1
@@ -326,7 +326,7 @@ def test_fine_tunings_longer_than_their_time_slots_end_in_the_same_bits_after_se
 
 def test_a_stop_with_a_checkpoint_says_so_and_status_shows_it(plan, finished):
     plan = longer(plan, finished)
-    shutil.rmtree(finished.leaves)
+    shutil.rmtree(finished.trials)
     stopped = worker(plan, finished, checkpoint_steps=100, stop=stop_after(6)).work()
     ((training, step),) = ledger.kept(plan, finished).values()
     assert (stopped.stopped, stopped.unsaved, 0 < step < 12) == (True, 0.0, True)
@@ -339,7 +339,7 @@ def test_a_stop_with_a_checkpoint_says_so_and_status_shows_it(plan, finished):
 def test_a_stop_while_a_model_is_scored_keeps_its_training(plan, finished):
     plan = longer(plan, finished)
     first = next(finetunings(plan))
-    discard(finished, [leaf.key for leaf in first.leaves])
+    discard(finished, [trial.key for trial in first.trials])
 
     def tuner(stop):
         return Tuner(
@@ -375,7 +375,7 @@ def test_a_training_whose_lease_was_lost_publishes_nothing(plan, finished):
         plan, finished, ALONE, shards=worker(plan, finished).shards.alone, stop=lambda: False, live=[].append
     )
     assert tuner.compute(one, lambda: True) is None
-    assert not list(finished.leaves.iterdir())
+    assert not list(finished.trials.iterdir())
     assert tuner.seconds_left([one]) is None
     assert tuner.compute(one, lambda: False).metrics["accuracy"] >= 0
     assert tuner.seconds_left([one, one]) == pytest.approx(2 * tuner.seconds["toys"][0])
@@ -388,7 +388,7 @@ def test_a_training_whose_lease_was_lost_publishes_nothing(plan, finished):
 
 def with_broken_weights(plan, store, result):
     """The store after the weights of a result became NaN. Gives what puts them right."""
-    place = store.states / plan.results[result]
+    place = store.checkpoints / plan.results[result]
     whole = store.root / "whole"
     shutil.copytree(place, whole)
     broken = store.root / "broken"
@@ -408,7 +408,7 @@ def with_broken_weights(plan, store, result):
 
 def test_a_model_without_finite_numbers_fails_alone_and_the_next_run_tries_again(plan, finished):
     before = made(finished)
-    shutil.rmtree(finished.leaves)
+    shutil.rmtree(finished.trials)
     mend = with_broken_weights(plan, finished, "clm")
     said = []
     outcome = worker(plan, finished, said).work()
@@ -418,8 +418,8 @@ def test_a_model_without_finite_numbers_fails_alone_and_the_next_run_tries_again
     assert outcome.computed == 16
     assert {"no finite numbers" in error for error in outcome.failed.values()} == {True}
     assert sum("failed: the model gives no finite numbers" in line for line in said) == 8
-    assert {place.name for place in finished.leaves.iterdir()} == keys(
-        plan, of=lambda training, leaf: training.model != model
+    assert {place.name for place in finished.trials.iterdir()} == keys(
+        plan, of=lambda training, trial: training.model != model
     )
 
     seen = ledger.survey_trials(plan, finished)
@@ -442,8 +442,8 @@ def test_a_model_without_finite_numbers_fails_alone_and_the_next_run_tries_again
 
 
 def test_a_damaged_state_fails_only_its_own_leaves(plan, finished):
-    shutil.rmtree(finished.leaves)
-    weights = finished.states / plan.results["both"] / "model.safetensors"
+    shutil.rmtree(finished.trials)
+    weights = finished.checkpoints / plan.results["both"] / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     outcome = worker(plan, finished).work()
     assert len(outcome.failed) == 1, "the first one that needs it says so, the others are left out"
@@ -453,20 +453,20 @@ def test_a_damaged_state_fails_only_its_own_leaves(plan, finished):
 
 def test_what_stands_in_the_place_of_a_leaf_costs_that_leaf_alone(plan, finished):
     first = next(finetunings(plan))
-    some = {leaf.key for one in finetunings(plan) if one.model == first.model for leaf in one.leaves}
+    some = {trial.key for one in finetunings(plan) if one.model == first.model for trial in one.trials}
     discard(finished, some)
-    in_the_way = finished.leaves / first.leaves[0].key
+    in_the_way = finished.trials / first.trials[0].key
     in_the_way.mkdir()
     (in_the_way / "junk").write_text("")
     outcome = worker(plan, finished).work()
     assert set(outcome.failed) == {first.key}
-    assert {one.name for one in finished.leaves.iterdir() if (one / TRIAL).exists()} == keys(plan) - {
-        leaf.key for leaf in first.leaves
+    assert {one.name for one in finished.trials.iterdir() if (one / TRIAL).exists()} == keys(plan) - {
+        trial.key for trial in first.trials
     }
 
 
 def test_one_rate_that_raises_leaves_a_hole_in_its_grid_and_no_score(plan, finished, monkeypatch):
-    shutil.rmtree(finished.leaves)
+    shutil.rmtree(finished.trials)
     plain = Tuner.compute
 
     def fails(self, training, lost):
@@ -520,7 +520,7 @@ def test_scores_that_are_not_finite_are_never_written():
 
 def test_somebody_elses_training_is_waited_for(plan, finished):
     lost = next(finetunings(plan))
-    discard(finished, {lost.leaves[0].key})
+    discard(finished, {lost.trials[0].key})
     held = Leases(finished.leases).take(lost.key)
     assert held
     waiting = worker(plan, finished)

@@ -35,14 +35,14 @@ def plan(tiny_run, store):
     return made
 
 
-def worker(plan, store, said=None, wanted=None, **manner):
+def worker(plan, store, said=None, wanted=None, **options):
     return Worker(
         plan,
         store,
         identities(store),
         ALONE,
-        RuntimeOptions(quiet=True, loaders=0, **manner),
-        wanted=set(plan.states) if wanted is None else wanted,
+        RuntimeOptions(quiet=True, loaders=0, **options),
+        wanted=set(plan.jobs) if wanted is None else wanted,
         say=(said if said is not None else []).append,
     )
 
@@ -50,12 +50,12 @@ def worker(plan, store, said=None, wanted=None, **manner):
 def test_a_worker_computes_every_state_once_parents_first(plan, store):
     said = []
     outcome = worker(plan, store, said).work()
-    assert outcome.computed == plan.pieces
-    assert ledger.done_keys(plan, store) == set(plan.states)
+    assert outcome.computed == plan.job_count
+    assert ledger.done_keys(plan, store) == set(plan.jobs)
     lines = [line for line in said if "→" in line]
-    assert len(lines) == plan.pieces
+    assert len(lines) == plan.job_count
     starts = [line.split("loss ")[1].split(" ")[0] for line in lines]
-    assert len(set(starts)) > 1, "each piece tells its own losses, not those of the root"
+    assert len(set(starts)) > 1, "each training job tells its own losses, not those of the root"
     again = worker(plan, store).work()
     assert again.computed == 0
     assert not Leases(store.leases).holders()
@@ -76,12 +76,12 @@ def test_two_workers_share_the_work_and_publish_nothing_twice(plan, store):
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert sum(one.outcome.computed for one in workers) == plan.pieces
-    assert ledger.done_keys(plan, store) == set(plan.states)
+    assert sum(one.outcome.computed for one in workers) == plan.job_count
+    assert ledger.done_keys(plan, store) == set(plan.jobs)
 
 
 def test_only_what_is_wanted_is_computed(plan, store):
-    wanted = {state.key for state in plan.path(plan.results["clm-4"])}
+    wanted = {job.key for job in plan.path(plan.results["clm-4"])}
     worker(plan, store, wanted=wanted).work()
     assert ledger.done_keys(plan, store) == wanted
 
@@ -98,8 +98,8 @@ def test_a_failed_piece_is_noted_and_only_its_descendants_wait(plan, store, monk
     outcome = worker(plan, store).work()
     failed = set(outcome.failed)
     assert failed == set(ledger.failures(plan, store))
-    assert ledger.done_keys(plan, store) == set(plan.states) - {
-        key for key in plan.states if {state.key for state in plan.path(key)} & failed
+    assert ledger.done_keys(plan, store) == set(plan.jobs) - {
+        key for key in plan.jobs if {job.key for job in plan.path(key)} & failed
     }
     entries = ledger.survey_jobs(plan, store)
     assert {entry.standing for entry in entries.values()} == {"done", "failed", "waiting"}
@@ -132,7 +132,7 @@ def test_a_piece_that_was_taken_over_while_its_checkpoint_was_written_is_no_fail
     assert robbed
     assert not outcome.failed
     assert not ledger.failures(plan, store)
-    assert ledger.done_keys(plan, store) == set(plan.states)
+    assert ledger.done_keys(plan, store) == set(plan.jobs)
 
 
 def test_a_plan_of_another_study_that_cannot_be_read_removes_nothing_and_fails_nothing(plan, store):
@@ -142,9 +142,9 @@ def test_a_plan_of_another_study_that_cannot_be_read_removes_nothing_and_fails_n
     said = []
     outcome = worker(plan, store, said, checkpoint_steps=2).work()
     assert not outcome.failed
-    assert ledger.done_keys(plan, store) == set(plan.states)
+    assert ledger.done_keys(plan, store) == set(plan.jobs)
     assert sum("no checkpoint is removed" in line for line in said) == 1
-    assert len(list(store.states.iterdir())) > len(plan.states)
+    assert len(list(store.checkpoints.iterdir())) > len(plan.jobs)
 
 
 def test_bad_data_ends_the_worker_because_nothing_would_go_better(tiny_run, store):
@@ -157,7 +157,7 @@ def test_bad_data_ends_the_worker_because_nothing_would_go_better(tiny_run, stor
 
 
 def test_a_worker_waits_for_a_job_that_another_holds(plan, store):
-    first = next(iter(plan.states))
+    first = next(iter(plan.jobs))
     held = Leases(store.leases).take(first)
     assert held
     waiting = worker(plan, store)
@@ -168,7 +168,7 @@ def test_a_worker_waits_for_a_job_that_another_holds(plan, store):
     assert ledger.survey_jobs(plan, store)[first].standing == "running"
     held.release()
     thread.join(60)
-    assert ledger.done_keys(plan, store) == set(plan.states)
+    assert ledger.done_keys(plan, store) == set(plan.jobs)
 
 
 def test_stopping_ends_between_pieces_too(plan, store):
@@ -183,7 +183,7 @@ def test_shards_are_made_by_the_worker_when_they_are_missing(plan, store, corpus
     fresh = Store(tmp_path / "fresh")
     said = []
     save_plan(plan, fresh)
-    wanted = {state.key for state in plan.path(plan.results["clm-4"])}
+    wanted = {job.key for job in plan.path(plan.results["clm-4"])}
     worker(plan, fresh, said, wanted=wanted).work()
     assert ledger.done_keys(plan, fresh) == wanted
     assert any("tokens" in line for line in said)
@@ -191,14 +191,14 @@ def test_shards_are_made_by_the_worker_when_they_are_missing(plan, store, corpus
 
 def test_the_time_to_go_follows_the_measured_speed(plan, store):
     entries = ledger.survey_jobs(plan, store)
-    assert ledger.seconds_left(entries, lambda state: float(state.steps)) is None
-    first = next(iter(plan.states))
+    assert ledger.seconds_left(entries, lambda job: float(job.steps)) is None
+    first = next(iter(plan.jobs))
     worker(plan, store, wanted={first}).work()
     entries = ledger.survey_jobs(plan, store)
     spent = entries[first].progress["seconds"]
-    per_step = spent / plan.states[first].steps
-    left = ledger.seconds_left(entries, lambda state: float(state.steps))
-    assert left == pytest.approx(per_step * (plan.steps_to_compute - plan.states[first].steps))
+    per_step = spent / plan.jobs[first].steps
+    left = ledger.seconds_left(entries, lambda job: float(job.steps))
+    assert left == pytest.approx(per_step * (plan.steps_to_compute - plan.jobs[first].steps))
 
 
 def test_a_worker_whose_corpus_was_taken_over_waits_for_it(plan, corpus, tmp_path, monkeypatch):
@@ -214,7 +214,7 @@ def test_a_worker_whose_corpus_was_taken_over_waits_for_it(plan, corpus, tmp_pat
         return plain(*arguments, **(options | {"lost": lambda: len(tries) == 1}))
 
     monkeypatch.setattr(tune, "tokenize", stalls_once)
-    wanted = {state.key for state in plan.path(plan.results["clm-4"])}
+    wanted = {job.key for job in plan.path(plan.results["clm-4"])}
     worker(plan, fresh, wanted=wanted).work()
     assert len(tries) == 2
     assert ledger.done_keys(plan, fresh) == wanted
@@ -234,18 +234,16 @@ def test_a_corpus_that_changed_after_planning_is_refused_not_trained_under_the_o
     plan = make_plan(Study("s", (run,)), known)
     save_plan(plan, fresh)
     text.write_text("four five six " * 400)
-    late = Worker(
-        plan, fresh, known, ALONE, RuntimeOptions(quiet=True), wanted=set(plan.states), say=[].append
-    )
+    late = Worker(plan, fresh, known, ALONE, RuntimeOptions(quiet=True), wanted=set(plan.jobs), say=[].append)
     with pytest.raises(DataError, match="changed since the study was planned"):
         late.work()
-    assert not fresh.states.exists()
+    assert not fresh.checkpoints.exists()
 
 
 def test_a_trunk_that_leads_only_to_finished_results_is_not_computed_again(plan, store):
     worker(plan, store).work()
     trunk = plan.path(plan.results["two"])[0]
-    store.discard(store.states / plan.path(plan.results["two"])[1].key)
+    store.discard(store.checkpoints / plan.path(plan.results["two"])[1].key)
     assert trunk.key in ledger.done_keys(plan, store)
     assert worker(plan, store).work().computed == 0
 
@@ -259,7 +257,7 @@ def test_a_stop_while_tokenizing_is_heard(tiny_run, corpus, tmp_path):
     asked = iter([False, False])
     outcome = worker(plan, fresh, stop=lambda: next(asked, True)).work()
     assert outcome.stopped
-    assert not fresh.states.exists()
+    assert not fresh.checkpoints.exists()
 
 
 # ---------------------------------------------------------------- one plan never removes what another needs
@@ -286,9 +284,9 @@ def test_an_edited_study_of_the_same_name_leaves_the_branch_points_of_the_first(
     before = ledger.done_keys(first, store)
     assert len(before) >= 2
     running.work()
-    assert ledger.done_keys(first, store) == set(first.states)
+    assert ledger.done_keys(first, store) == set(first.jobs)
     worker(edited, store, checkpoint_steps=1).work()
-    assert ledger.done_keys(first, store) == set(first.states)
+    assert ledger.done_keys(first, store) == set(first.jobs)
 
 
 def test_another_version_of_the_code_leaves_the_branch_points_of_the_first(tiny_run, store, monkeypatch):
@@ -297,33 +295,33 @@ def test_another_version_of_the_code_leaves_the_branch_points_of_the_first(tiny_
     first = planned(store, "s", *runs)
     with monkeypatch.context() as newer:
         newer.setattr(keys, "GENERATION", keys.GENERATION + 1)
-        assert not set(planned(store, "s", *runs).states) & set(first.states)
+        assert not set(planned(store, "s", *runs).jobs) & set(first.jobs)
     worker(first, store, checkpoint_steps=1).work()
-    assert ledger.done_keys(first, store) == set(first.states)
+    assert ledger.done_keys(first, store) == set(first.jobs)
 
 
 def test_two_studies_that_share_a_trunk_both_end_in_short_slots(tiny_run, store):
-    """The longer one passes the end of the shorter one's first piece; what that begins from must stay."""
+    """The longer one passes the end of the shorter one's first training job; what that begins from must stay."""
     short, long = planned(store, "short", tiny_run()), planned(store, "long", tiny_run("b", Stage(CLM(), 60)))
     slot(long, store, 14)
     for _ in range(9):
         slot(short, store, 2)
         slot(long, store, 2)
-    assert ledger.done_keys(short, store) == set(short.states)
+    assert ledger.done_keys(short, store) == set(short.jobs)
     worker(long, store).work()
-    assert {place.name for place in store.states.iterdir()} == set(short.states) | set(long.states)
+    assert {place.name for place in store.checkpoints.iterdir()} == set(short.jobs) | set(long.jobs)
 
 
 def test_a_live_job_finds_its_checkpoint_after_another_study_went_past_it(tiny_run, store):
     short, long = planned(store, "short", tiny_run()), planned(store, "long", tiny_run("b", Stage(CLM(), 30)))
     slot(short, store, 5)  # the job of the short one was stopped at step 5
     worker(long, store, checkpoint_steps=4).work()
-    kept = [one for one in store.states.iterdir() if one.name not in long.states]
+    kept = [one for one in store.checkpoints.iterdir() if one.name not in long.jobs]
     assert len(kept) == 1
     assert checkpoint.progress_of(store, kept[0].name).step == 8, (
         "the newest below the missing state at step 9"
     )
     said = []
     worker(short, store, said).work()
-    assert ledger.done_keys(short, store) == set(short.states)
+    assert ledger.done_keys(short, store) == set(short.jobs)
     assert not kept[0].exists()

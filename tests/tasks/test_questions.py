@@ -20,14 +20,14 @@ CONTEXT = "the cat sees a small boat. every student paints the garden,  the rive
 def tokenizers(shards):
     plain, trimmed = (load_saved(shards / "tokenizer").model for _ in range(2))
     trimmed.post_processor = processors.ByteLevel(trim_offsets=True)
-    pieces = Model(models.WordPiece(unk_token="[UNK]"))
-    pieces.normalizer = normalizers.BertNormalizer()
-    pieces.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    jobs = Model(models.WordPiece(unk_token="[UNK]"))
+    jobs.normalizer = normalizers.BertNormalizer()
+    jobs.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(
         vocab_size=120, special_tokens=["[UNK]", "[CLS]", "[SEP]"], show_progress=False
     )
-    pieces.train_from_iterator([CONTEXT, "中文 👩 naïve"], trainer)
-    return {"bytes": plain, "trimmed": trimmed, "pieces": pieces}
+    jobs.train_from_iterator([CONTEXT, "中文 👩 naïve"], trainer)
+    return {"bytes": plain, "trimmed": trimmed, "pieces": jobs}
 
 
 def reading(model, length=64, before=(1,), after=(0,)):
@@ -69,10 +69,10 @@ def test_windows_fit_overlap_and_restore_the_context(tokenizers, kind, rows, len
             assert ids[0] == 1
             assert ids[-1] == 0
             assert first <= len(restored)  # no gap
-            piece = ids[made.context_from[window] : made.context_to[window]]
-            assert restored[first:] == piece[: len(restored) - first]
-            assert first == 0 or len(piece) > len(restored) - first  # something new
-            restored = restored[:first] + piece
+            job = ids[made.context_from[window] : made.context_to[window]]
+            assert restored[first:] == job[: len(restored) - first]
+            assert first == 0 or len(job) > len(restored) - first  # something new
+            restored = restored[:first] + job
         assert restored == context
         assert len(made.spans[number]) == len(context)
 

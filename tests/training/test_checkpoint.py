@@ -28,9 +28,9 @@ def train(run, step, store):
         ranks=Ranks(0, 1, torch.device("cpu")),
         needed=set,
         flops_per_token=1.0,
-        manner=RuntimeOptions(quiet=True, loaders=0),
+        options=RuntimeOptions(quiet=True, loaders=0),
     ).train()
-    return store.states / checkpoint_key(run, step, identities(store))
+    return store.checkpoints / checkpoint_key(run, step, identities(store))
 
 
 def in_parts(place, of):

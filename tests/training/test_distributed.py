@@ -76,7 +76,9 @@ def biphase(study: Path, store: Path, processes: int, *more: str) -> None:
 def end(store: Path):
     """Weights, moments and lines of the run's last state."""
     states = list((store / "states").iterdir())
-    last = max(states, key=lambda place: json.loads((place / "state.json").read_text())["progress"]["step"])
+    last = max(
+        states, key=lambda place: json.loads((place / "checkpoint.json").read_text())["progress"]["step"]
+    )
     lines = [
         json.loads(line) for place in states for line in (place / "metrics.jsonl").read_text().splitlines()
     ]
@@ -163,7 +165,7 @@ def test_a_sharded_run_agrees_and_goes_on_from_its_parts_to_the_same_bits(study,
         [2, study, stopped, "--shard", "full"],
     )
     agree(one, calm)
-    parts = {path.name for path in left.glob("states/*/model*")}
+    parts = {path.name for path in left.glob("checkpoints/*/model*")}
     assert parts == {f"model-{rank}-of-2.{kind}" for rank in (0, 1) for kind in ("safetensors", "json")}
     for calmly, in_parts in zip(end(calm)[:2], end(stopped)[:2], strict=True):
         assert apart(calmly, in_parts) == 0

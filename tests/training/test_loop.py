@@ -126,7 +126,7 @@ def test_clipping_divides_by_what_the_norm_is_above_the_limit(factor):
         one.grad *= scale
     given = {name: one.grad.clone() for name, one in model.named_parameters()}
     norm = gradient_norm(list(model.parameters()))
-    update(adam, rate=1e-3, unsound=torch.zeros(()), shrink=(norm / limit).clamp(min=1))
+    update(adam, rate=1e-3, nonfinite=torch.zeros(()), shrink=(norm / limit).clamp(min=1))
     for name, one in model.named_parameters():
         wanted = given[name] / max(factor, 1.0) * (1 - spec.betas[0])
         torch.testing.assert_close(adam.state[one]["exp_avg"], wanted, rtol=1e-5, atol=1e-8)
@@ -146,7 +146,7 @@ def test_an_unsound_step_changes_nothing_and_the_next_goes_on_as_if_it_had_not_b
     bad = [Rows(torch.full((2, 6), wrong), torch.zeros(2, dtype=torch.long))]
     mine, theirs = model_of(), model_of()
     done = ours(mine, [*steps[:3], bad, *steps[4:]], clip=0.5)
-    assert [one.unsound.item() for one in done] == [0, 0, 0, 1, 0, 0]
+    assert [one.nonfinite.item() for one in done] == [0, 0, 0, 1, 0, 0]
     as_before(theirs, [*steps[:3], bad, *steps[4:]], clip=0.5)
     assert_same_weights(mine, theirs, rtol=1e-6, atol=1e-6)
     assert all(one.isfinite().all() for one in mine.parameters())
@@ -196,8 +196,8 @@ def plain_step(model, adam, clip=0.5):
 
 
 def state_of(model, adam):
-    moments = [value.clone() for state in adam.state.values() for value in state.values()]
-    return [one.detach().clone() for one in model.parameters()] + moments
+    optimizer_state = [value.clone() for state in adam.state.values() for value in state.values()]
+    return [one.detach().clone() for one in model.parameters()] + optimizer_state
 
 
 def equal(one, other):

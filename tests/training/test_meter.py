@@ -67,11 +67,11 @@ def test_whatever_ends_the_waiting_leaves_no_step_behind(ending):
     made.event(5, heldout=1.0) if ending == "event" else getattr(made, ending)()
     assert [line["step"] for line in made.lines] == [101, 102, 103, 104, 105] + [105] * (ending == "event")
     assert [line["loss"] for line in made.lines[:5]] == [0.0, 1.0, 2.0, 3.0, 4.0]
-    assert (made.skipped, made.unsound_in_a_row) == (1, 1)
+    assert (made.skipped, made.nonfinite_in_a_row) == (1, 1)
     step(made, 5)
     made.flush()
     assert made.lines[-1]["step"] == 106
-    assert made.unsound_in_a_row == 0
+    assert made.nonfinite_in_a_row == 0
 
 
 def test_a_skipped_step_says_which_samples_and_breaks_no_json():
@@ -80,7 +80,7 @@ def test_a_skipped_step_says_which_samples_and_breaks_no_json():
     step(made, 1)
     assert json.loads(json.dumps(made.lines[0], allow_nan=False))["draws"] == [1, 2]
     assert made.lines[0]["loss"] is None
-    assert made.unsound_in_a_row == 0
+    assert made.nonfinite_in_a_row == 0
     assert made.skipped == 1
     assert "step 101 skipped" in made.out.getvalue()
 
@@ -171,7 +171,7 @@ def test_a_long_row_of_skipped_steps_is_remembered_when_a_sound_one_ends_it_in_t
     made = meter(every=10, until=40)
     for number in range(11):
         step(made, number, bad=float(2 <= number < 8))
-    assert made.unsound_in_a_row == 0
-    assert made.longest_unsound == 6
+    assert made.nonfinite_in_a_row == 0
+    assert made.longest_nonfinite == 6
     assert made.last_skipped["step"] == 108
     assert made.last_skipped["draws"] == (1, 2)

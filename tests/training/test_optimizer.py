@@ -150,7 +150,7 @@ def test_a_step_moves_each_layer_by_its_share():
     optimizer = build(model, AdamW(layer_decay=0.5, weight_decay=0.0, eps=1e-12))
     for one in model.parameters():
         one.grad = torch.full_like(one, 0.3)
-    update(optimizer, rate=1e-2, unsound=torch.zeros(()), shrink=torch.ones(()))
+    update(optimizer, rate=1e-2, nonfinite=torch.zeros(()), shrink=torch.ones(()))
     wanted = shares(model, optimizer)
     for name, one in model.named_parameters():
         moved = (before[name] - one.detach()).mean().item()
@@ -187,10 +187,10 @@ def gradients(model, seed):
     return [torch.randn(one.shape, generator=chance) for one in model.parameters()]
 
 
-def take(model, optimizer, grads, *, rate=1e-2, shrink=1.0, unsound=0.0):
+def take(model, optimizer, grads, *, rate=1e-2, shrink=1.0, nonfinite=0.0):
     for one, grad in zip(model.parameters(), grads, strict=True):
         one.grad = grad.clone()
-    return update(optimizer, rate=rate, unsound=torch.tensor(unsound), shrink=torch.tensor(shrink))
+    return update(optimizer, rate=rate, nonfinite=torch.tensor(nonfinite), shrink=torch.tensor(shrink))
 
 
 def test_gradients_are_divided_on_the_way_and_dropped_behind_it():
@@ -222,7 +222,7 @@ def test_an_unsound_step_leaves_weights_moments_and_counts_as_they_were():
             model.state_dict() | optimizer_state(dict(model.named_parameters()), optimizer)
         ).items()
     }
-    take(model, optimizer, [torch.full_like(one, torch.nan) for one in model.parameters()], unsound=1.0)
+    take(model, optimizer, [torch.full_like(one, torch.nan) for one in model.parameters()], nonfinite=1.0)
     after = model.state_dict() | optimizer_state(dict(model.named_parameters()), optimizer)
     assert len(before) == 8
     assert all(torch.equal(after[name], one) for name, one in before.items())

@@ -24,10 +24,10 @@ from biphase.training.pretrain import Pretraining, heldout_losses
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
-def train(run, step, store, *, needed=(), **manner):
-    """Bring `run` to `step` in `store`; gives the piece of work."""
+def train(run, step, store, *, needed=(), **options):
+    """Bring `run` to `step` in `store`; gives the training job of work."""
     fingerprints = identities(store)
-    piece = Pretraining(
+    job = Pretraining(
         run,
         step,
         store=store,
@@ -36,14 +36,14 @@ def train(run, step, store, *, needed=(), **manner):
         ranks=ALONE,
         needed=lambda: set(needed),
         flops_per_token=1.0,
-        manner=RuntimeOptions(quiet=True, **({"loaders": 0} | manner)),
+        options=RuntimeOptions(quiet=True, **({"loaders": 0} | options)),
     )
-    piece.train()
-    return piece
+    job.train()
+    return job
 
 
 def tensors(store, run, step):
-    place = store.states / checkpoint_key(run, step, identities(store))
+    place = store.checkpoints / checkpoint_key(run, step, identities(store))
     return load_file(place / "model.safetensors"), load_file(place / "optimizer.safetensors")
 
 
@@ -103,12 +103,12 @@ def test_a_run_goes_on_from_anothers_end_with_moments_and_data(tiny_run, store, 
     base = tiny_run("base")
     on = tiny_run("on", Stage(MLM(0.4), 6), start=base)
     train(base, 12, store)
-    piece = train(on, 6, store)
+    job = train(on, 6, store)
     train(base, 12, other)
     train(on, 3, other)
     train(on, 6, other)
     assert same(tensors(store, on, 6), tensors(other, on, 6))
-    assert piece.progress.draw == 18 * 8
+    assert job.progress.draw == 18 * 8
     steps = {float(value) for name, value in tensors(store, on, 6)[1].items() if name.startswith("step.")}
     assert steps == {18.0}
 
@@ -130,29 +130,29 @@ def test_a_decoder_is_trained_both_ways_and_resumes(tiny_run, corpus, store, oth
     )
     train(run, 12, other)
     train(run, 7, store)
-    piece = train(run, 12, store)
-    block = piece.model.model.transformer.h[0]
+    job = train(run, 12, store)
+    block = job.model.model.transformer.h[0]
     assert (block.attn.attn_dropout.p, block.attn.resid_dropout.p) == (0.0, 0.1)
     assert same(tensors(store, run, 12), tensors(other, run, 12))
 
 
 def test_reset_moments_and_restarted_data_are_what_they_say(tiny_run, store):
     base = tiny_run("base")
-    on = tiny_run("on", Stage(MLM(0.4), 6), start=base, moments="reset", data="restart")
+    on = tiny_run("on", Stage(MLM(0.4), 6), start=base, optimizer_state="reset", data="restart")
     train(base, 12, store)
-    piece = train(on, 6, store)
-    assert piece.progress.draw == 6 * 8
+    job = train(on, 6, store)
+    assert job.progress.draw == 6 * 8
     steps = {float(value) for name, value in tensors(store, on, 6)[1].items() if name.startswith("step.")}
     assert steps == {6.0}
 
 
 def test_the_stages_keep_weights_moments_rate_and_data_at_the_switch(tiny_run, store):
     run = tiny_run("two", Stage(CLM(), 6), Stage(MLM(0.4), 6), schedule=WSD(3e-3, 2, 0))
-    piece = train(run, 12, store)
-    lines = [line for line in piece.meter.lines if "loss" in line]
+    job = train(run, 12, store)
+    lines = [line for line in job.meter.lines if "loss" in line]
     assert [line["objective"] for line in lines] == ["clm"] * 6 + ["mlm 40%"] * 6
     assert lines[5]["rate"] == lines[6]["rate"] == 3e-3
-    assert piece.progress.draw == 12 * 8
+    assert job.progress.draw == 12 * 8
     assert {float(v) for n, v in tensors(store, run, 12)[1].items() if n.startswith("step.")} == {12.0}
 
 
@@ -175,8 +175,8 @@ def test_it_learns(tiny_run, store):
 
 
 def test_heldout_losses_are_measured_for_both_objectives_at_the_stated_steps(tiny_run, store):
-    piece = train(tiny_run("mlm20", Stage(MLM(0.2), 12)), 12, store)
-    measured = {line["step"]: line["heldout"] for line in piece.meter.lines if "heldout" in line}
+    job = train(tiny_run("mlm20", Stage(MLM(0.2), 12)), 12, store)
+    measured = {line["step"]: line["heldout"] for line in job.meter.lines if "heldout" in line}
     assert list(measured) == [5, 10, 12]
     assert all(set(losses) == {"clm", "mlm40", "mlm20"} for losses in measured.values())
 
@@ -192,15 +192,15 @@ def test_states_on_the_way_are_pruned_but_never_a_needed_one(tiny_run, store):
     run = tiny_run()
     key = {step: checkpoint_key(run, step, identities(store)) for step in range(13)}
     train(run, 12, store, checkpoint_steps=2, needed={key[4], key[12]})
-    assert {place.name for place in store.states.iterdir()} == {key[4], key[12]}
+    assert {place.name for place in store.checkpoints.iterdir()} == {key[4], key[12]}
     assert not list(store.attempts.iterdir())
 
 
 def test_a_stop_leaves_a_checkpoint_after_the_current_step(tiny_run, store, other):
     run = tiny_run()
     asked = iter([False, False, True])
-    piece = train(run, 12, store, stop=lambda: next(asked, False))
-    assert piece.progress.step == 3
+    job = train(run, 12, store, stop=lambda: next(asked, False))
+    assert job.progress.step == 3
     assert checkpoint.nearest(run, 12, store, identities(store)) == (
         3,
         checkpoint_key(run, 3, identities(store)),
@@ -211,16 +211,16 @@ def test_a_stop_leaves_a_checkpoint_after_the_current_step(tiny_run, store, othe
 
 
 def test_a_worker_that_lost_its_lease_publishes_nothing_more(tiny_run, store):
-    piece = train(tiny_run(), 12, store, lost=lambda: True)
-    assert piece.progress.step == 1
-    assert not store.states.exists() or not list(store.states.iterdir())
+    job = train(tiny_run(), 12, store, lost=lambda: True)
+    assert job.progress.step == 1
+    assert not store.checkpoints.exists() or not list(store.checkpoints.iterdir())
 
 
 def test_the_curve_of_a_resumed_piece_has_every_step_once(tiny_run, store):
     run = tiny_run()
     train(run, 5, store)
-    piece = train(run, 12, store)
-    steps = [line["step"] for line in piece.meter.lines if "loss" in line]
+    job = train(run, 12, store)
+    steps = [line["step"] for line in job.meter.lines if "loss" in line]
     assert steps == list(range(1, 13))
 
 
@@ -234,15 +234,15 @@ def test_an_unsound_step_changes_nothing_and_is_counted(tiny_run, store, monkeyp
         return plain(self, batch) * (float("nan") if self.model.training and len(calls) == 3 else 1.0)
 
     monkeypatch.setattr(Pretraining, "_loss_sum", poisoned)
-    piece = train(run, 4, store)
-    skipped = [line for line in piece.meter.lines if line.get("skipped")]
+    job = train(run, 4, store)
+    skipped = [line for line in job.meter.lines if line.get("skipped")]
     assert [line["step"] for line in skipped] == [3]
     assert skipped[0]["draws"] == [16, 23]
     assert skipped[0]["loss"] is None
-    assert piece.progress.skipped == 1
-    weights, moments = tensors(store, run, 4)
+    assert job.progress.skipped == 1
+    weights, optimizer_state = tensors(store, run, 4)
     assert all(torch.isfinite(value).all() for value in weights.values())
-    assert {float(v) for n, v in moments.items() if n.startswith("step.")} == {3.0}
+    assert {float(v) for n, v in optimizer_state.items() if n.startswith("step.")} == {3.0}
 
 
 def test_too_many_unsound_steps_stop_the_run_with_a_clear_error(tiny_run, store, monkeypatch):
@@ -250,13 +250,13 @@ def test_too_many_unsound_steps_stop_the_run_with_a_clear_error(tiny_run, store,
     run = tiny_run("bad", Stage(CLM(), 40))
     with pytest.raises(TrainingError, match=r"20 steps in a row.*samples 152 to 159.*lower"):
         train(run, 40, store)
-    assert not store.states.exists()
+    assert not store.checkpoints.exists()
 
 
 def test_a_damaged_checkpoint_is_refused_not_used(tiny_run, store):
     run = tiny_run()
     train(run, 5, store)
-    place = store.states / checkpoint_key(run, 5, identities(store))
+    place = store.checkpoints / checkpoint_key(run, 5, identities(store))
     data = bytearray((place / "model.safetensors").read_bytes())
     data[-3] ^= 1
     (place / "model.safetensors").write_bytes(data)
@@ -275,23 +275,23 @@ def test_more_processes_than_rows_are_refused(tiny_run, store):
             ranks=Ranks(0, 9, torch.device("cpu")),
             needed=set,
             flops_per_token=1.0,
-            manner=RuntimeOptions(),
+            options=RuntimeOptions(),
         )
 
 
 def test_a_checkpoint_holds_only_safetensors_and_json(tiny_run, store):
     run = tiny_run()
     train(run, 12, store)
-    place = store.states / checkpoint_key(run, 12, identities(store))
+    place = store.checkpoints / checkpoint_key(run, 12, identities(store))
     names = {path.name for path in place.iterdir()}
     assert names == {
         "model.safetensors",
         "optimizer.safetensors",
-        "state.json",
+        "checkpoint.json",
         "metrics.jsonl",
         "manifest.json",
     }
-    state = json.loads((place / "state.json").read_text())
+    state = json.loads((place / "checkpoint.json").read_text())
     assert state["progress"]["step"] == 12
     assert state["progress"]["tokens"] == 12 * 256
     assert state["epochs"] > 0
@@ -304,9 +304,9 @@ def test_a_resumed_run_takes_the_thread_count_and_micro_batch_its_state_was_made
         torch.set_num_threads(2)
         train(tiny_run(), 5, store, micro_rows=3)
         torch.set_num_threads(1)
-        piece = train(tiny_run(), 6, store)
+        job = train(tiny_run(), 6, store)
         assert torch.get_num_threads() == 2
-        assert piece.micro_rows == 3
+        assert job.micro_rows == 3
     finally:
         torch.set_num_threads(before)
 
@@ -315,14 +315,14 @@ def test_a_missing_parent_is_refused_and_never_replaced_by_new_weights(tiny_run,
     on = tiny_run("on", Stage(MLM(0.4), 6), start=tiny_run("base"))
     with pytest.raises(StoreError, match="goes on from base"):
         train(on, 6, store)
-    assert not store.states.exists()
+    assert not store.checkpoints.exists()
 
 
 def test_a_plan_made_while_a_piece_runs_protects_its_states(tiny_run, store):
     run = tiny_run()
     wanted = checkpoint_key(run, 3, identities(store))
-    needed = lambda: {wanted} if store.has(store.states / wanted) else set()  # noqa: E731
-    piece = Pretraining(
+    needed = lambda: {wanted} if store.has(store.checkpoints / wanted) else set()  # noqa: E731
+    job = Pretraining(
         run,
         12,
         store=store,
@@ -331,11 +331,11 @@ def test_a_plan_made_while_a_piece_runs_protects_its_states(tiny_run, store):
         ranks=ALONE,
         needed=needed,
         flops_per_token=None,
-        manner=RuntimeOptions(quiet=True, loaders=0, checkpoint_steps=3),
+        options=RuntimeOptions(quiet=True, loaders=0, checkpoint_steps=3),
     )
-    assert piece.train()
-    assert store.has(store.states / wanted)
-    assert piece.progress.flops is None, "an unknown cost is not zero, and can be written"
+    assert job.train()
+    assert store.has(store.checkpoints / wanted)
+    assert job.progress.flops is None, "an unknown cost is not zero, and can be written"
 
 
 def test_an_added_mask_token_is_the_exact_mean_for_every_process(tmp_path):
@@ -362,11 +362,11 @@ def test_a_decoder_whose_context_is_too_short_is_refused(tmp_path):
 
 def test_a_process_without_heldout_rows_measures_nothing_and_does_not_fail(tiny_run, store):
     run = tiny_run(heldout_tokens=32, heldout_every=6)
-    piece = train(run, 6, store)
-    assert sum("heldout" in line for line in piece.meter.lines) == 1
+    job = train(run, 6, store)
+    assert sum("heldout" in line for line in job.meter.lines) == 1
     losses = heldout_losses(
-        piece._loss_sum,
-        piece.heldout,
+        job._loss_sum,
+        job.heldout,
         (CLM(),),
         rows=0,
         micro_rows=4,

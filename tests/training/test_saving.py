@@ -29,7 +29,7 @@ def model():
 def saver(model, store):
     rows = {name: RowRange.all_of(one) for name, one in model.model.named_parameters()}
     placed = Placed("plain", build(model, AdamW()), None, list(model.parameters()), rows)
-    return Saver(store, Ranks(0, 1, torch.device("cpu")), model, placed, piece="piece")
+    return Saver(store, Ranks(0, 1, torch.device("cpu")), model, placed, job="training job")
 
 
 def told(key):
@@ -39,7 +39,7 @@ def told(key):
 def take_a_step(model, saver):
     for one in model.parameters():
         one.grad = torch.ones_like(one)
-    update(saver.optimizer, rate=0.1, unsound=torch.zeros(()))
+    update(saver.optimizer, rate=0.1, nonfinite=torch.zeros(()))
 
 
 @pytest.fixture
@@ -63,16 +63,16 @@ def test_training_goes_on_and_what_was_copied_is_published(model, saver, store, 
     saver.begin(told("one"), last=False, then=lambda: published.append("one"))
     take_a_step(model, saver)
     saver.settle()
-    assert not store.has(store.states / "one"), "nothing looks finished while it is written"
+    assert not store.has(store.checkpoints / "one"), "nothing looks finished while it is written"
     assert not published
     held.set()
     saver.finish()
     assert published == ["one"]
-    verify(store.states / "one")
-    saved = load_file(store.states / "one" / "model.safetensors")
+    verify(store.checkpoints / "one")
+    saved = load_file(store.checkpoints / "one" / "model.safetensors")
     assert all(torch.equal(saved[name], before[name]) for name in saved)
     assert not torch.equal(saved["model.norm.weight"], model.model.state_dict()["model.norm.weight"])
-    assert load_file(store.states / "one" / "optimizer.safetensors")["step.model.norm.weight"] == 1
+    assert load_file(store.checkpoints / "one" / "optimizer.safetensors")["step.model.norm.weight"] == 1
     assert not list(store.attempts.iterdir())
 
 
@@ -80,9 +80,9 @@ def test_at_most_one_is_under_way(saver, store, held):
     saver.begin(told("one"), last=False)
     threading.Timer(0.2, held.set).start()
     saver.begin(told("two"), last=False)
-    assert store.has(store.states / "one"), "the second waits for the first"
+    assert store.has(store.checkpoints / "one"), "the second waits for the first"
     saver.finish()
-    assert store.has(store.states / "two")
+    assert store.has(store.checkpoints / "two")
 
 
 def test_an_error_while_writing_is_raised_at_the_next_step(saver, store, monkeypatch):
@@ -94,7 +94,7 @@ def test_an_error_while_writing_is_raised_at_the_next_step(saver, store, monkeyp
     saver.under_way.thread.join()
     with pytest.raises(OSError, match="No space left"):
         saver.settle()
-    assert not store.has(store.states / "one")
+    assert not store.has(store.checkpoints / "one")
     assert not list(store.attempts.iterdir())
     saver.settle()  # it was said once
 
@@ -103,7 +103,7 @@ def test_what_is_given_up_leaves_nothing(saver, store, held):
     saver.begin(told("one"), last=False)
     held.set()
     saver.abandon()
-    assert not store.states.exists() or not list(store.states.iterdir())
+    assert not store.checkpoints.exists() or not list(store.checkpoints.iterdir())
     assert not list(store.attempts.iterdir())
 
 
@@ -111,10 +111,10 @@ def test_an_error_in_a_step_does_not_cost_the_state_before_it(saver, store, held
     saver.begin(told("one"), last=False)
     held.set()
     saver.salvage(lost=False)
-    assert store.has(store.states / "one")
+    assert store.has(store.checkpoints / "one")
     saver.begin(told("two"), last=False)
     saver.salvage(lost=True)
-    assert not store.has(store.states / "two"), "who lost the lease publishes nothing more"
+    assert not store.has(store.checkpoints / "two"), "who lost the lease publishes nothing more"
 
 
 def test_what_stands_already_is_not_written_again(saver, store):
@@ -139,13 +139,13 @@ def test_what_could_not_be_begun_is_never_taken_for_written(saver, store, monkey
     with pytest.raises(RuntimeError, match="comes to light"):
         saver.begin(told("two"), last=True, then=lambda: pruned.append("one"))
     saver.salvage(lost=False)
-    assert not store.has(store.states / "two")
-    assert store.has(store.states / "one")
+    assert not store.has(store.checkpoints / "two")
+    assert store.has(store.checkpoints / "one")
     assert not pruned
     assert not list(store.attempts.iterdir())
 
 
-@pytest.mark.parametrize("lacking", ["state.json", "metrics.jsonl"])
+@pytest.mark.parametrize("lacking", ["checkpoint.json", "metrics.jsonl"])
 def test_a_part_of_a_state_is_not_published(saver, store, held, lacking):
     held.set()
     saver.begin(told("one"), last=False)
@@ -153,12 +153,12 @@ def test_a_part_of_a_state_is_not_published(saver, store, held, lacking):
     (saver.under_way.folder / lacking).unlink()
     with pytest.raises(StoreError, match=f"has no {lacking}; it was not published"):
         saver.settle()
-    assert not store.has(store.states / "one")
+    assert not store.has(store.checkpoints / "one")
 
 
 def test_what_a_killed_process_left_is_removed_by_the_next_one_of_that_piece(saver, store, model):
-    left, other = store.new_attempt("checkpoint-piece"), store.new_attempt("checkpoint-another")
-    Saver(store, saver.ranks, model, saver.placed, piece="piece")
+    left, other = store.new_attempt("checkpoint-training job"), store.new_attempt("checkpoint-another")
+    Saver(store, saver.ranks, model, saver.placed, job="training job")
     assert not left.exists()
     assert other.exists()
 
@@ -170,4 +170,4 @@ def test_at_once_is_at_once(saver, store, held):
     assert not list(store.attempts.iterdir())
     held.set()
     writing.join()
-    assert not store.has(store.states / "one")
+    assert not store.has(store.checkpoints / "one")

@@ -118,25 +118,25 @@ def shards_in(store):
 
 
 def train(run, step, store):
-    """Bring `run` to `step` in `store`, keeping every state that was asked for; gives the piece of work."""
+    """Bring `run` to `step` in `store`, keeping every state that was asked for; gives the training job of work."""
     known = identities(store)
-    piece = Pretraining(
+    job = Pretraining(
         run,
         step,
         store=store,
         shards=shards_in(store),
         identities=known,
         ranks=ALONE,
-        needed=lambda: {place.name for place in store.states.iterdir()},
+        needed=lambda: {place.name for place in store.checkpoints.iterdir()},
         flops_per_token=None,
-        manner=RuntimeOptions(quiet=True, loaders=0),
+        options=RuntimeOptions(quiet=True, loaders=0),
     )
-    piece.train()
-    return piece
+    job.train()
+    return job
 
 
 def tensors(store, run, step):
-    place = store.states / checkpoint_key(run, step, identities(store))
+    place = store.checkpoints / checkpoint_key(run, step, identities(store))
     return load_file(place / "model.safetensors"), load_file(place / "optimizer.safetensors")
 
 
@@ -218,8 +218,8 @@ class TestAnotherRotaryBase:
 
     def test_the_last_heldout_loss_is_that_of_the_finished_model(self, adapting, store):
         run = adapting(llama, *TWO_BASES)
-        piece = train(run, 6, store)
-        assert piece.meter.lines[-1]["heldout"] == measured(finished(run, 6, store), run, store)
+        job = train(run, 6, store)
+        assert job.meter.lines[-1]["heldout"] == measured(finished(run, 6, store), run, store)
 
     def test_rows_may_then_be_longer_than_the_model_was_made_for(self, adapting, store):
         longer = {"packing": Chunks(128, shortest=4), "batch_tokens": 256}
@@ -232,11 +232,11 @@ class TestAnotherRotaryBase:
     def test_a_model_without_rotary_positions_is_refused_before_it_learns(self, adapting, store):
         with pytest.raises(ModelError, match="no rotary positions; leave out rope_base"):
             train(adapting(gpt2, Stage(MLM(0.4), 2, rope_base=NEW)), 2, store)
-        assert not store.states.exists()
+        assert not store.checkpoints.exists()
 
 
 def measured(model, run, store):
-    """The held-out losses of a model, by no piece of work."""
+    """The held-out losses of a model, by no training job of work."""
     model.eval()
     return heldout_losses(
         lambda batch: model.loss_sum(batch, pattern_of(batch, varlen=False)),
@@ -261,18 +261,18 @@ class TestAdapters:
         train(run, 6, other)
         for step in (1, 4, 6):
             train(run, step, store)
-        weights, moments = tensors(store, run, 6)
-        assert same((weights, moments), tensors(other, run, 6))
+        weights, optimizer_state = tensors(store, run, 6)
+        assert same((weights, optimizer_state), tensors(other, run, 6))
         begun = starting_model(run, shards_in(store)).model.state_dict()
         learned = {name for name in weights if not torch.equal(weights[name], begun[name])}
         assert learned == {name for name in weights if "lora_" in name}
-        assert {name.partition(".")[2] for name in moments} == learned
+        assert {name.partition(".")[2] for name in optimizer_state} == learned
 
     @DECODERS
     def test_what_is_used_of_it_is_the_model_with_the_adapter_merged(self, make, adapting, store, shards):
         run = adapting(make, adapter=ADAPTER)
-        piece = train(run, 6, store)
-        beside, merged = piece.model.eval(), finished(run, 6, store)
+        job = train(run, 6, store)
+        beside, merged = job.model.eval(), finished(run, 6, store)
         assert (read(beside) - read(finished(run, None, store))).abs().max() > 1e-2, "it must have learned"
         torch.testing.assert_close(read(merged), read(beside), rtol=1e-4, atol=1e-4)
         assert merged.model.state_dict().keys() == drawn(make).state_dict().keys()
@@ -290,13 +290,11 @@ class TestAdapters:
             train(run, 6, one)
         train(on, 4, store)
         train(on, 2, other)
-        piece = train(on, 4, other)
+        job = train(on, 4, other)
         assert same(tensors(store, on, 4), tensors(other, on, 4))
         steps = {float(value) for name, value in tensors(store, on, 4)[1].items() if name.startswith("step.")}
         assert steps == {10.0}
-        torch.testing.assert_close(
-            read(finished(on, 4, store)), read(piece.model.eval()), rtol=1e-4, atol=1e-4
-        )
+        torch.testing.assert_close(read(finished(on, 4, store)), read(job.model.eval()), rtol=1e-4, atol=1e-4)
 
     def test_another_adapter_or_none_cannot_go_on(self, adapting, tiny_run):
         run = adapting(llama, adapter=ADAPTER)
@@ -306,7 +304,7 @@ class TestAdapters:
     def test_unknown_targets_are_refused_before_anything_is_trained(self, adapting, store):
         with pytest.raises(ModelError, match=r"no matrix called query; it has .*q_proj"):
             train(adapting(llama, adapter=LoRA(targets=("query",))), 6, store)
-        assert not store.states.exists()
+        assert not store.checkpoints.exists()
 
     def test_a_state_with_an_adapter_does_not_load_without_one(self, adapting, store):
         run = adapting(llama, adapter=ADAPTER)
@@ -323,13 +321,13 @@ class TestWhatIsFrozenOrSlow:
         train(run, 6, other)
         for step in (2, 6):
             train(run, step, store)
-        weights, moments = tensors(store, run, 6)
-        assert same((weights, moments), tensors(other, run, 6))
+        weights, optimizer_state = tensors(store, run, 6)
+        assert same((weights, optimizer_state), tensors(other, run, 6))
         begun = starting_model(run, shards_in(store)).model
         embedding = "transformer.wte.weight" if make is gpt2 else "model.embed_tokens.weight"
         still = {name for name in weights if torch.equal(weights[name], begun.state_dict()[name])}
         assert still == {embedding}
-        assert f"exp_avg.{embedding}" not in moments
+        assert f"exp_avg.{embedding}" not in optimizer_state
         assert ("lm_head.weight" in weights) == (make is llama)
 
     def test_layers_that_learn_at_their_share_resume_alike(self, adapting, store, other):
@@ -394,7 +392,7 @@ class TestTheStart:
         starting_model(run, shards_in(store))
         with pytest.raises(ModelError, match="not finite; look at its weights"):
             train(run, 2, store)
-        assert not store.states.exists()
+        assert not store.checkpoints.exists()
 
     def test_the_seed_of_the_adapter_is_that_of_the_first_run(self, adapting, tiny_run, shards):
         run = adapting(llama, adapter=ADAPTER)
@@ -419,7 +417,7 @@ def test_moments_of_what_is_frozen_wait_for_the_run_that_trains_it_again(tiny_ru
 
 
 def checkpoint_of(run, store, kind):
-    return load_file(store.states / checkpoint_key(run, 6, identities(store)) / f"{kind}.safetensors")
+    return load_file(store.checkpoints / checkpoint_key(run, 6, identities(store)) / f"{kind}.safetensors")
 
 
 STATE = "1" * 32
@@ -430,7 +428,7 @@ class TestStatesAndModels:
         wrapped = LanguageModel(model)
         rows = {name: RowRange.all_of(one) for name, one in wrapped.model.named_parameters()}
         placed = Placed("plain", build(wrapped, AdamW()), None, list(wrapped.parameters()), rows)
-        saver = Saver(store, Ranks(0, 1, torch.device("cpu")), wrapped, placed, piece="piece")
+        saver = Saver(store, Ranks(0, 1, torch.device("cpu")), wrapped, placed, job="training job")
         about = {"run": {"kind": "Pretrain"}, "origin_step": 0, "epochs": 0.0}
         saver.begin(
             CheckpointRecord(STATE, about | {"progress": asdict(Progress(step=0, draw=0))}, []), last=True

@@ -22,7 +22,7 @@ plan = make_plan(load(Path(__file__).parent / "study.py").study, known)
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 found = {}
 for name, key in plan.results.items():
-    run = plan.states[key].run
+    run = plan.jobs[key].run
     shards = Shards.open(store.shards / known.data(run))
     model = model_of_checkpoint(run, key, store, shards).to(device).eval()
     stream = heldout_stream(shards, run.packing)
@@ -37,9 +37,9 @@ for name, key in plan.results.items():
             total, labels = 0.0, 0
             for draws in torch.arange(min(ROWS, stream.rows)).split(AT_A_TIME):
                 batch = stream.batch(objective, draws, step=0).to(device)
-                sight = AttentionPattern(causal, mask=segment_mask(batch.segments, causal=causal))
+                pattern = AttentionPattern(causal, mask=segment_mask(batch.segments, causal=causal))
                 with torch.no_grad():
-                    total += float(model.loss_sum(batch, sight))
+                    total += float(model.loss_sum(batch, pattern))
                 labels += batch.count
             found.setdefault(name, {})[f"{word}, read {'causally' if causal else 'both ways'}"] = (
                 total / labels

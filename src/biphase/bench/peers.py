@@ -278,7 +278,7 @@ class RetrievalTexts:
         encoded = self.words.model.encode_batch_fast(list(_builtin()), add_special_tokens=False)
         return np.concatenate([np.array(one.ids, np.int64) for one in encoded])
 
-    def pieces(self, lengths: Lengths, count: int) -> list[str]:
+    def texts(self, lengths: Lengths, count: int) -> list[str]:
         """Cut anywhere: a word that is cut in two may be spelled by other tokens than it was cut from."""
         sizes = drawn_lengths(lengths, count)
         starts = np.random.default_rng(3).integers(0, len(self.ids) - lengths.most, count)
@@ -288,12 +288,12 @@ class RetrievalTexts:
     @cached_property
     def pairs(self) -> list[Pair]:
         count = self.case.batch * BATCHES
-        both = zip(self.pieces(QUERIES, count), self.pieces(PASSAGES, count), strict=True)
+        both = zip(self.texts(QUERIES, count), self.texts(PASSAGES, count), strict=True)
         return [Pair(query, passage) for query, passage in both]
 
     @cached_property
     def passages(self) -> list[str]:
-        return self.pieces(PASSAGES, self.case.passages)
+        return self.texts(PASSAGES, self.case.passages)
 
 
 def _builtin() -> Iterator[str]:

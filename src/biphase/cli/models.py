@@ -107,14 +107,14 @@ def _work(
     where = Store(store)
     fingerprints = identities(where)
     made = make_plan(study, fingerprints)
-    presence = prepare(made, where, processes, runs=[state.run for state in made.states.values()])
+    heartbeat = prepare(made, where, processes, runs=[state.run for state in made.jobs.values()])
 
     from biphase.training.options import RuntimeOptions
 
     at = "" if with_store(Path("x"), store) == "x" else f" --store {shlex.quote(str(store))}"
     work(
-        made, where, fingerprints, RuntimeOptions(quiet=quiet), set(made.states), set(made.results.values()),
-        presence=presence, limit=limit, command=shlex.join(["adapt", *sys.argv[2:]]),
+        made, where, fingerprints, RuntimeOptions(quiet=quiet), set(made.jobs), set(made.results.values()),
+        heartbeat=heartbeat, limit=limit, command=shlex.join(["adapt", *sys.argv[2:]]),
         study=with_store(where.studies / made.study.name / PLAN, store), as_json=as_json,
         more=lambda: before_after(made, where, at), more_json=lambda: {"key": made.results[made.study.runs[-1].name]},
     )  # fmt: skip
@@ -208,14 +208,14 @@ def evaluate(
         return
     fingerprints = identities(where)
     made = make_plan(evaluation(model, grid, where), fingerprints)
-    presence = prepare(made, where, processes, runs=[], describe=True)
+    heartbeat = prepare(made, where, processes, runs=[], describe=True)
 
     from biphase.training.options import RuntimeOptions
 
     command = shlex.join(["evaluate", *sys.argv[2:]])
     work(
         made, where, fingerprints, RuntimeOptions(quiet=quiet), set(), set(made.results.values()),
-        presence=presence, limit=limit, command=command, study=with_store(where.studies / made.study.name / PLAN, store), as_json=as_json,
+        heartbeat=heartbeat, limit=limit, command=command, study=with_store(where.studies / made.study.name / PLAN, store), as_json=as_json,
     )  # fmt: skip
 
 
@@ -242,7 +242,7 @@ def _tell_only(grid: Finetune, *, as_json: bool) -> None:
 
 Key = Annotated[
     str,
-    typer.Argument(metavar="KEY", help="the first digits of the key of a state, or of a leaf (fine-tuned)"),
+    typer.Argument(metavar="KEY", help="the first digits of the key of a state, or of a trial (fine-tuned)"),
 ]
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="where to write; must not be there yet")]
 TaskName = Annotated[

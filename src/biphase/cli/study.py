@@ -121,7 +121,7 @@ def run(
         str, typer.Option("--for", metavar="TIME", help="stop cleanly after e.g. 9m or 2h")
     ] = "",
     processes: Annotated[
-        int, typer.Option(min=1, help="train each piece in this many processes (torchrun)")
+        int, typer.Option(min=1, help="train each training job in this many processes (torchrun)")
     ] = 1,
     shard: Shard = "none",
     recompute: Recompute = False,
@@ -132,7 +132,7 @@ def run(
     ] = "10m",
     compiled: Compiled = None,
     deterministic: Deterministic = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="no progress while a piece runs")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="no progress while a training job runs")] = False,
     verify: Verify = False,
     slurm: Slurm = None,
 ) -> None:
@@ -150,7 +150,7 @@ def run(
     steps, seconds = launch.checkpoint_rule(checkpoint)
     limit = launch.seconds(for_time) if for_time else None
     sharding = Sharding.named(shard)
-    runs = [made.states[key].run for key in wanted]
+    runs = [made.jobs[key].run for key in wanted]
     results = matching(made, only)
     if slurm:
         manners = {
@@ -161,9 +161,9 @@ def run(
         named = with_store(study, store)
         submit(made, where, slurm, runs, manners, processes, sharding, results=results, named=named)
         return
-    presence = prepare(made, where, processes, runs, sharding, results)
+    heartbeat = prepare(made, where, processes, runs, sharding, results)
 
-    manner = RuntimeOptions(
+    options = RuntimeOptions(
         loaders=loaders,
         micro_rows=micro_batch,
         checkpoint_steps=steps,
@@ -177,8 +177,8 @@ def run(
     named = with_store(study, store)
     command = f"run {named}" + ("" if only == "*" else f" --only {shlex.quote(only)}")
     work(
-        made, where, fingerprints, manner, wanted, results,
-        presence=presence, limit=limit, command=command, study=named,
+        made, where, fingerprints, options, wanted, results,
+        heartbeat=heartbeat, limit=limit, command=command, study=named,
     )  # fmt: skip
 
 
@@ -186,11 +186,11 @@ def work(
     made: Plan,
     where: Store,
     fingerprints: Identities,
-    manner: RuntimeOptions,
+    options: RuntimeOptions,
     wanted: set[str],
     results: set[str],
     *,
-    presence: WorkerHeartbeat,
+    heartbeat: WorkerHeartbeat,
     limit: float | None,
     command: str,
     study: str,
@@ -219,15 +219,15 @@ def work(
     if ranks.first:
         save_plan(made, where)
     ranks.wait()
-    stop = launch.Stop(limit, say, presence.asked)
-    manner = replace(manner, stop=stop)
+    stop = launch.Stop(limit, say, heartbeat.asked)
+    options = replace(options, stop=stop)
     say(opening(made, where))
     launch.note_beginning()
-    worker = Worker(made, where, fingerprints, ranks, manner, wanted=wanted, evaluated=results, say=say)
+    worker = Worker(made, where, fingerprints, ranks, options, wanted=wanted, evaluated=results, say=say)
     try:
         outcome = worker.work()
     finally:
-        presence.leave()
+        heartbeat.leave()
     if ranks.first:
         tuned = survey_trials(made, where)
         text = closing(  # adds what cannot be read to the failed
@@ -245,17 +245,17 @@ def work(
     ranks.wait()  # torchrun ends the others soon after one has ended with a failure
     code = 1 if outcome.failed else 0
     launch.note_ending(code)
-    distributed.leave(_code(code, stop.warned, made, where, presence, results))
+    distributed.leave(_code(code, stop.warned, made, where, heartbeat, results))
 
 
 def _code(
-    code: int, warned: bool, made: Plan, where: Store, presence: WorkerHeartbeat, results: set[str] | None
+    code: int, warned: bool, made: Plan, where: Store, heartbeat: WorkerHeartbeat, results: set[str] | None
 ) -> int:
     """How a worker ends: one that was warned, but not asked to stop, says whether it should start again."""
     from biphase.cluster.launch import WORK_LEFT
     from biphase.study.status import work_left
 
-    again = warned and not presence.asked(now=True) and work_left(made, where, results)
+    again = warned and not heartbeat.asked(now=True) and work_left(made, where, results)
     return WORK_LEFT if again else code
 
 
@@ -286,14 +286,14 @@ def prepare(
         launch.check_sharding(sharding, processes)
     if processes > 1:
         check_processes(processes, runs)
-    presence = WorkerHeartbeat(where, made.study.name)
+    heartbeat = WorkerHeartbeat(where, made.study.name)
     if processes > 1:
         try:
-            code, warned = launch.in_processes(processes, sys.argv[1:], {WORKER: presence.worker})
+            code, warned = launch.in_processes(processes, sys.argv[1:], {WORKER: heartbeat.worker})
         finally:
-            presence.leave()
-        sys.exit(_code(code, warned, made, where, presence, results))
-    return presence
+            heartbeat.leave()
+        sys.exit(_code(code, warned, made, where, heartbeat, results))
+    return heartbeat
 
 
 def check_processes(processes: int, runs: list[Pretrain]) -> None:
@@ -529,8 +529,8 @@ def _packed(packed: PackSummary, file: Path) -> str:
     if packed.scores_planned:
         bare = ", without values by example" if packed.bare and packed.bare == packed.scores else ""
         parts.append(f"{packed.scores:,} of {counted(packed.scores_planned, 'score')}{bare}")
-    if packed.states_planned:
-        parts.append(f"{packed.states:,} of {counted(packed.states_planned, 'state')}, without weights")
+    if packed.jobs_planned:
+        parts.append(f"{packed.jobs:,} of {counted(packed.jobs_planned, 'checkpoint')}, without weights")
     parts += [counted(packed.corpora, "card") + " of corpora"] if packed.corpora else []
     parts += [counted(packed.failures, "failure")] if packed.failures else []
     sizes = f"{si(packed.bytes)}B, {si(packed.unpacked)}B unpacked"
@@ -567,7 +567,7 @@ def _merged(merged: Merged, file: Path) -> str:
 
     words = {
         "scores": counted(merged.added["scores"], "score"),
-        "states": counted(merged.added["states"], "state") + " without weights",
+        "checkpoints": counted(merged.added["checkpoints"], "checkpoint") + " without weights",
         "corpora": counted(merged.added["corpora"], "card") + " of corpora",
     }
     new = ", ".join(words[kind] for kind, number in merged.added.items() if number) or "nothing"

@@ -129,7 +129,7 @@ class Stop:
             return
         self.asked = True
         self.say(
-            "stopping after this step: pieces are saved, and fine-tunings that have run for 10 s or more "
+            "stopping after this step: training jobs are saved, and fine-tunings that have run for 10 s or more "
             "(again ^C to stop at once)"
         )
 

@@ -56,7 +56,7 @@ class Profile:
     gpu_type: str = ""
     cpus: int = 0  # 0: what the partition gives
     memory: str = ""
-    processes: int = 0  # that train a piece together; 0: one for each GPU
+    processes: int = 0  # that train a training job together; 0: one for each GPU
     sbatch: tuple[str, ...] = ()  # further options, as they stand after #SBATCH
     setup: tuple[str, ...] = ()  # shell lines before the worker starts
     command: str = ""  # what stands for `biphase` in the job; empty: this Python's own

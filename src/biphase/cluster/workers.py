@@ -96,7 +96,7 @@ class WorkerHeartbeat:
     """
 
     def __init__(self, store: Store, study: str) -> None:
-        self._attendance = WorkerRegistry(store, study)
+        self._registry = WorkerRegistry(store, study)
         self.submission = os.environ.get(SUBMISSION, "")
         self._looked = -LOOK_SECONDS
         self._asked = False
@@ -105,8 +105,8 @@ class WorkerHeartbeat:
         self.worker = os.environ.get(WORKER, "") if rank else ""
         if not self.worker and rank in ("", "0"):
             self.worker = f"{self.submission or HERE}.{uuid.uuid4().hex[:12]}"
-            self._attendance.workers()
-            self._lease = self._attendance.leases.take(self.worker)
+            self._registry.workers()
+            self._lease = self._registry.leases.take(self.worker)
 
     def asked(self, *, now: bool = False) -> bool:
         """Was this worker asked to stop? Looks at most once a second, unless `now`."""
@@ -114,7 +114,7 @@ class WorkerHeartbeat:
         if not self._asked and (now or at - self._looked >= LOOK_SECONDS):
             self._looked = at
             with contextlib.suppress(OSError):  # a file system that hiccups: the next look will tell
-                self._asked = self._attendance.request().names(self.worker, self.submission)
+                self._asked = self._registry.request().names(self.worker, self.submission)
         return self._asked
 
     def leave(self) -> None:
@@ -161,7 +161,7 @@ class Ended:
 class WorkerStopper:
     def __init__(self, store: Store, study: str, *, now: bool, say: Callable[[str], None]) -> None:
         self.store, self.study, self.now, self.say = store, study, now, say
-        self.attendance = WorkerRegistry(store, study)
+        self.registry = WorkerRegistry(store, study)
         self.named = StopRequest()
         self.signalled: set[str] = set()
         self.told: dict[str, str] = {}  # by job: the state in which it was asked to end
@@ -172,10 +172,10 @@ class WorkerStopper:
 
     def stop(self, wait: float) -> Ended:
         """Ask all, and wait for `wait` seconds at most."""
-        if not self.attendance.folder.is_dir():
+        if not self.registry.folder.is_dir():
             return Ended(0, ())
         with control(self.store, self.study):
-            workers = self.attendance.workers()
+            workers = self.registry.workers()
             made = frozenset(slurm.submissions(self.store, self.study))
             self.named = StopRequest(frozenset(workers), made)
             self._look_at_queue()
@@ -184,7 +184,7 @@ class WorkerStopper:
             asked = outside + max(len(self.queue.jobs), len(workers) - outside)
             if not asked and not self.queue.problem:
                 return Ended(0, ())
-            self.attendance.ask(self.named | self.attendance.request())
+            self.registry.ask(self.named | self.registry.request())
         if asked:
             self.say(
                 f"asked {counted(asked, 'worker')} to stop{'' if self.now else ' after the current step'}"
@@ -198,11 +198,11 @@ class WorkerStopper:
 
     def _withdraw(self) -> None:
         """Take the request back, unless somebody it names is there: an earlier stop may have named more than this one."""
-        request = self.attendance.request()
+        request = self.registry.request()
         queue = slurm.queue_of(self.store, self.study, request.submissions)
-        there = any(request.names(worker, worker.split(".")[0]) for worker in self.attendance.workers())
+        there = any(request.names(worker, worker.split(".")[0]) for worker in self.registry.workers())
         if not there and not queue.jobs and not queue.problem:
-            self.attendance.withdraw()
+            self.registry.withdraw()
 
     def _wait(self, wait: float) -> list[str]:
         began = said = time.monotonic()
@@ -223,7 +223,7 @@ class WorkerStopper:
         # A job that had begun but not signed in is found by its submission.
         workers = {
             worker: holder
-            for worker, holder in self.attendance.workers().items()
+            for worker, holder in self.registry.workers().items()
             if self.named.names(worker, worker.split(".")[0])
         }
         for worker, holder in workers.items():
@@ -232,7 +232,7 @@ class WorkerStopper:
         self._tell_jobs()
         gone = {worker for worker, holder in workers.items() if self._is_silent(worker, holder)}
         for worker in gone - self.silent:
-            self.attendance.strike(worker)
+            self.registry.strike(worker)
         self.silent |= gone
         left = [f"{one.host}, process {one.pid}" for worker, one in workers.items() if worker not in gone]
         return left + [f"Slurm job {job.id} ({job.state})" for job in self.queue.jobs]
@@ -241,7 +241,7 @@ class WorkerStopper:
         """Directly, where it is a process of this machine that has its file open. One that we may not look at gets none."""
         if worker in self.signalled or not holder.alive or holder.pid == os.getpid():
             return
-        if not has_open(holder.pid, self.attendance.file(worker)):
+        if not has_open(holder.pid, self.registry.file(worker)):
             return
         self.signalled.add(worker)
         with contextlib.suppress(ProcessLookupError, PermissionError):  # it ended, or is another user's
@@ -281,4 +281,4 @@ class WorkerStopper:
         if holder.beats != beats:
             self.beats[worker] = holder.beats, at
             return False
-        return holder.alive is None and at - since >= self.attendance.leases.stale_seconds
+        return holder.alive is None and at - since >= self.registry.leases.stale_seconds

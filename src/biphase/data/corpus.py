@@ -453,8 +453,8 @@ def _recorded(corpus: Corpus, store: Store, field: str) -> str:
 
 def cards(store: Store) -> Iterable[dict[str, Any]]:
     """What the corpora of a store say of themselves, also those whose tokens are elsewhere; not what is damaged."""
-    receipts = store.receipts / store.shards.name
-    names = {path.name for path in (*store.shards.glob("*"), *receipts.glob("*"))}
+    metadata = store.metadata / store.shards.name
+    names = {path.name for path in (*store.shards.glob("*"), *metadata.glob("*"))}
     for name in sorted(names):
         with contextlib.suppress(StoreError):
             yield read_card(store.told(store.shards / name))

@@ -116,13 +116,13 @@ def _records(corpus: Corpus, file: File, raw: IO[bytes], first: int) -> Iterator
     """The blocks of one file; the last one says so by `after.record == 0`."""
     name = file.name.lower()
     if name.endswith(".parquet"):
-        pieces = _parquet(corpus, file, raw, first)
+        jobs = _parquet(corpus, file, raw, first)
     elif name.endswith(".txt"):
-        pieces = _whole(raw)
+        jobs = _whole(raw)
     else:
-        pieces = _lines(file, raw, first)
+        jobs = _lines(file, raw, first)
     held: RecordBlock | None = None
-    for number, payload in pieces:
+    for number, payload in jobs:
         if held:
             yield held
         count = payload.count(b"\n") if isinstance(payload, bytes) else len(payload)

@@ -48,9 +48,9 @@ def without_special(model: Any, special: frozenset[int]) -> Any:
         token["content"] = names.get(token["content"], token["content"])
     inner = spec["model"]
     if isinstance(inner["vocab"], dict):
-        inner["vocab"] = {names.get(piece, piece): number for piece, number in inner["vocab"].items()}
+        inner["vocab"] = {names.get(job, job): number for job, number in inner["vocab"].items()}
     else:
-        inner["vocab"] = [[names.get(piece, piece), score] for piece, score in inner["vocab"]]
+        inner["vocab"] = [[names.get(job, job), score] for job, score in inner["vocab"]]
     if inner.get("merges"):
         inner["merges"] = [pair for pair in merged_pairs(inner) if not names.keys() & {*pair, "".join(pair)}]
     if inner.get("unk_token"):

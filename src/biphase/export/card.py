@@ -163,74 +163,74 @@ class TaskScores:
     task: str
     metric: str
     about: dict[str, Any]  # one of its leaves; all say the same of the task and the manner
-    leaves: dict[Cell, SavedTrial]
+    trials: dict[Cell, SavedTrial]
 
     @property
     def rate(self) -> float | None:
         """The learning rate whose mean validation score is best; None while a cell of the grid is missing."""
-        scores = {cell: one.about["scores"]["validation"][self.metric] for cell, one in self.leaves.items()}
+        scores = {cell: one.about["scores"]["validation"][self.metric] for cell, one in self.trials.items()}
         choice = choose(scores)
         return None if choice is None else choice.by_mean
 
     @property
     def seeds(self) -> list[int]:
-        return sorted({seed for _, seed in self.leaves})
+        return sorted({seed for _, seed in self.trials})
 
     def chosen(self) -> SavedTrial | None:
-        """The leaf of that rate and the first seed."""
-        return None if self.rate is None else self.leaves[self.rate, self.seeds[0]]
+        """The trial of that rate and the first seed."""
+        return None if self.rate is None else self.trials[self.rate, self.seeds[0]]
 
     def words(self) -> str:
         """The mean test score over seeds at that rate, in percent, with its interval."""
         if self.rate is None:
             return "incomplete"
-        test = [self.leaves[self.rate, seed].about["scores"]["test"][self.metric] for seed in self.seeds]
+        test = [self.trials[self.rate, seed].about["scores"]["test"][self.metric] for seed in self.seeds]
         return with_interval(test)
 
 
 def grids_of(model: str, store: Store) -> list[TaskScores]:
     """Every grid of leaves that the store holds of a model, by the name of the task."""
     found: dict[str, dict[Cell, SavedTrial]] = defaultdict(dict)
-    for leaf in trial_keys(store):
+    for trial in trial_keys(store):
         try:
-            about = read_trial(store, leaf)
+            about = read_trial(store, trial)
         except StoreError:  # `status` names it; it may be of any model
             continue
         # One that was fine-tuned reading forwards only says nothing of an encoder.
         if about["model"] == model and not about["finetune"].get("causal"):
             alike = content_key([about["task"], about["trained_on"], _protocol_of(about)])
-            found[alike][about["lr"], about["seed"]] = SavedTrial(leaf, about)
+            found[alike][about["lr"], about["seed"]] = SavedTrial(trial, about)
     made = []
-    for leaves in found.values():
-        about = next(iter(leaves.values())).about
-        made.append(TaskScores(about["task"]["name"], about["metric"], about, leaves))
+    for trials in found.values():
+        about = next(iter(trials.values())).about
+        made.append(TaskScores(about["task"]["name"], about["metric"], about, trials))
     return sorted(made, key=lambda one: (one.task, one.about["finetune"]["protocol"]))
 
 
 def _protocol_of(about: dict[str, Any]) -> dict[str, Any]:
-    """How it was fine-tuned; what a leaf does not say, since it is older than the field, is as usual."""
+    """How it was fine-tuned; what a trial does not say, since it is older than the field, is as usual."""
     return encode(decode({**about["finetune"], "tasks": [about["trained_on"] or about["task"]]}))
 
 
 def trial_for_task(model: str, task: str, store: Store) -> SavedTrial:
-    """The leaf of a model on the task of that name, chosen by validation scores alone."""
+    """The trial of a model on the task of that name, chosen by validation scores alone."""
     every = grids_of(model, store)
     grids = [one for one in every if one.task == task]
     if not grids:
         names = dict.fromkeys(one.task for one in every)
         hint = nearest(task, names) if names else "fine-tune it first: biphase evaluate KEY --tasks NAME"
-        raise SpecError(f"--task {task}: {model[:8]} has no scores on it in {store.leaves}; {hint}")
+        raise SpecError(f"--task {task}: {model[:8]} has no scores on it in {store.trials}; {hint}")
     if len(grids) > 1:
         keys = ", ".join(one.key[:8] for grid in grids if (one := grid.chosen()) is not None)
         raise SpecError(
-            f"--task {task}: {model[:8]} was fine-tuned on it in {len(grids)} ways; type the key of a leaf instead, "
-            f"e.g. {keys or next(iter(grids[0].leaves.values())).key[:8]}"
+            f"--task {task}: {model[:8]} was fine-tuned on it in {len(grids)} ways; type the key of a trial instead, "
+            f"e.g. {keys or next(iter(grids[0].trials.values())).key[:8]}"
         )
     chosen = grids[0].chosen()
     if chosen is None:
         raise SpecError(
             f"--task {task}: some learning rates or seeds of {model[:8]} are missing, and the best may be among them; "
-            "finish the study, or type the key of a leaf"
+            "finish the study, or type the key of a trial"
         )
     return chosen
 
@@ -371,11 +371,11 @@ def recipe_lines(state: SavedCheckpoint) -> list[str]:
         until = state.step if run is every[-1] else run.steps
         rows += [
             (
-                f"{escaped(run.name)}, steps {act.first + 1:,} to {min(act.until, until):,}",
-                label(act.objective) + (f", rotary base {act.rope_base:,.0f}" if act.rope_base else ""),
+                f"{escaped(run.name)}, steps {phase.first + 1:,} to {min(phase.until, until):,}",
+                label(phase.objective) + (f", rotary base {phase.rope_base:,.0f}" if phase.rope_base else ""),
             )
-            for act in phases(run)
-            if act.first < until
+            for phase in phases(run)
+            if phase.first < until
         ]
     return table([*rows, *_training_settings(state)], ("what", "how"))
 

@@ -113,7 +113,7 @@ def last_hidden(said: Any) -> Tensor:
 def _card(
     state: SavedCheckpoint, store: Store, shards: Shards, written: Written, prompts: Prompts, *, onnx: bool
 ) -> Card:
-    last = [act.objective for act in phases(state.run) if act.first < state.step][-1:]
+    last = [phase.objective for phase in phases(state.run) if phase.first < state.step][-1:]
     untrue = _of_objective(last)
     fills = is_masked(written.architecture) and not untrue  # in transformers' own pipeline
     return Card(

@@ -54,7 +54,7 @@ def building(place: Path) -> Generator[Path]:
 
 
 # ---------------------------------------------------------------- found
-# Which result of a store a few digits mean: a state, or the leaf of a fine-tuned model.
+# Which result of a store a few digits mean: a state, or the trial of a fine-tuned model.
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class SavedCheckpoint:
     key: str
     run: Pretrain
     step: int
-    about: dict[str, Any]  # what its state.json says
+    about: dict[str, Any]  # what its checkpoint.json says
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class SavedTrial:
     """The scores of a fine-tuned model."""
 
     key: str
-    about: dict[str, Any]  # what its leaf.json says
+    about: dict[str, Any]  # what its trial.json says
 
 
 def find(digits: str, store: Store) -> SavedCheckpoint | SavedTrial:
@@ -81,19 +81,19 @@ def find(digits: str, store: Store) -> SavedCheckpoint | SavedTrial:
         raise SpecError(
             f"{digits!r} is no key: type the first {SHORTEST_PREFIX} or more digits of one that biphase plan shows"
         )
-    states = store.named(store.states, digits)
-    leaves = trial_keys(store, digits)
-    if len(states) + len(leaves) != 1:
-        several = len(states) + len(leaves)
+    states = store.named(store.checkpoints, digits)
+    trials = trial_keys(store, digits)
+    if len(states) + len(trials) != 1:
+        several = len(states) + len(trials)
         if not several:
             refuse_metadata_only(digits, store)
         said = f"{several} results begin with it; type more digits" if several else "there is no such result"
         raise SpecError(f"{digits} names no one result of {store.root}: {said}")
-    return saved_checkpoint(states[0], store) if states else saved_trial(leaves[0], store)
+    return saved_checkpoint(states[0], store) if states else saved_trial(trials[0], store)
 
 
 def saved_checkpoint(key: str, store: Store) -> SavedCheckpoint:
-    about = read_checkpoint_file(store.states / key)
+    about = read_checkpoint_file(store.checkpoints / key)
     return SavedCheckpoint(key, decode(about["run"]), int(about["progress"]["step"]), about)
 
 

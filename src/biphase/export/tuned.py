@@ -1,7 +1,7 @@
 """A fine-tuned model, made again: its weights were not kept, but everything that determines them was.
 
-The leaf says which model, task, learning rate and seed; the fine-tuning is the one that made its scores. What comes out
-is held against the validation score of the leaf: the same on the same kind of CPU, and elsewhere within what sums in
+The trial says which model, task, learning rate and seed; the fine-tuning is the one that made its scores. What comes out
+is held against the validation score of the trial: the same on the same kind of CPU, and elsewhere within what sums in
 another order may change.
 """
 
@@ -88,7 +88,7 @@ from biphase.tasks.files import task_key
 from biphase.tasks.load import load
 from biphase.training import distributed
 
-# How far a validation score may lie from the leaf's, and how many examples may be judged otherwise in any case.
+# How far a validation score may lie from the trial's, and how many examples may be judged otherwise in any case.
 SCORE_TOLERANCE, FEW_EXAMPLES = 0.03, 3
 
 
@@ -96,7 +96,7 @@ SCORE_TOLERANCE, FEW_EXAMPLES = 0.03, 3
 class TrialRecipe:
     """Everything that makes a fine-tuned model, and the model it is made from."""
 
-    leaf: SavedTrial
+    trial: SavedTrial
     spec: Finetune
     task: Task  # that it was scored on
     trained_on: Task
@@ -107,12 +107,12 @@ class TrialRecipe:
 
     @property
     def metric(self) -> str:
-        return self.leaf.about["metric"]
+        return self.trial.about["metric"]
 
     @property
     def recorded(self) -> float:
         """The validation score that learning rates were chosen by."""
-        return self.leaf.about["scores"]["validation"][self.metric]
+        return self.trial.about["scores"]["validation"][self.metric]
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Retrained:
     validation: float
 
     def comparison(self) -> str:
-        """How the model at hand compares with the one that the leaf scored."""
+        """How the model at hand compares with the one that the trial scored."""
         now, then = (f"{one * 100:.2f}%" for one in (self.validation, self.recipe.recorded))
         if self.validation == self.recipe.recorded:
             return f"validation {self.recipe.metric} {now}, the same as when it was first made"
@@ -134,9 +134,9 @@ class Retrained:
         )
 
 
-def recipe_of(leaf: SavedTrial, store: Store) -> TrialRecipe:
-    """What a leaf says of the model it scored, with that model's beginning loaded."""
-    about = leaf.about
+def recipe_of(trial: SavedTrial, store: Store) -> TrialRecipe:
+    """What a trial says of the model it scored, with that model's beginning loaded."""
+    about = trial.about
     task = decode(about["task"])
     trained_on = decode(about["trained_on"]) if about["trained_on"] else task
     tasks = (task,) if trained_on is task else (trained_on, task)
@@ -144,30 +144,30 @@ def recipe_of(leaf: SavedTrial, store: Store) -> TrialRecipe:
     spec = Finetune(tasks, lrs=(about["lr"],), seeds=(about["seed"],), **fields)
     if spec.causal:
         raise ModelError(
-            f"{leaf.key[:8]} was fine-tuned reading forwards only, as a yardstick; an encoder cannot be made of it: give "
-            "the key of a leaf that reads in both directions"
+            f"{trial.key[:8]} was fine-tuned reading forwards only, as a yardstick; an encoder cannot be made of it: give "
+            "the key of a trial that reads in both directions"
         )
     run, saved = _model_of(about["model"], store)
-    _refuse_other_data(leaf, spec, task, trained_on, store)
+    _refuse_other_data(trial, spec, task, trained_on, store)
     subject, words = _subject(run, saved, store, spec)
-    return TrialRecipe(leaf, spec, task, trained_on, run, saved, subject, words)
+    return TrialRecipe(trial, spec, task, trained_on, run, saved, subject, words)
 
 
-def _refuse_other_data(leaf: SavedTrial, spec: Finetune, task: Task, trained_on: Task, store: Store) -> None:
-    """The key of a leaf says which data it was trained and scored on: the files here must give the same."""
+def _refuse_other_data(trial: SavedTrial, spec: Finetune, task: Task, trained_on: Task, store: Store) -> None:
+    """The key of a trial says which data it was trained and scored on: the files here must give the same."""
     taught, asked = (task_key(one, store, again=True) for one in (trained_on, task))
-    about = leaf.about
+    about = trial.about
     training = finetuning_key(about["model"], taught, spec, lr=about["lr"], seed=about["seed"])
-    if trial_key(training, asked, spec.documents if task.family == "IR" else "") != leaf.key:
+    if trial_key(training, asked, spec.documents if task.family == "IR" else "") != trial.key:
         raise DataError(
-            f"{leaf.key[:8]} was fine-tuned on other data than the files of {trained_on.name!r} in {trained_on.source} are "
+            f"{trial.key[:8]} was fine-tuned on other data than the files of {trained_on.name!r} in {trained_on.source} are "
             "now; put those files back, or run the study again to score a model on these"
         )
 
 
 def retrain(recipe: TrialRecipe, say: Say) -> Retrained:
-    """The model that a leaf scored."""
-    about, spec, subject = recipe.leaf.about, recipe.spec, recipe.subject
+    """The model that a trial scored."""
+    about, spec, subject = recipe.trial.about, recipe.spec, recipe.subject
 
     def family(task: Task) -> Family:
         examples = load(task, documents=spec.documents)
@@ -194,11 +194,11 @@ def retrain(recipe: TrialRecipe, say: Say) -> Retrained:
 
 
 def _refuse_another(again: Retrained) -> None:
-    leaf = again.recipe.leaf
-    allowed = max(SCORE_TOLERANCE, FEW_EXAMPLES / leaf.about["examples"]["validation"])
+    trial = again.recipe.trial
+    allowed = max(SCORE_TOLERANCE, FEW_EXAMPLES / trial.about["examples"]["validation"])
     if abs(again.validation - again.recipe.recorded) > allowed:
         raise ModelError(
-            f"{leaf.key[:8]}: {again.comparison()}: more than {allowed * 100:.1f} points apart, so this is not the model "
+            f"{trial.key[:8]}: {again.comparison()}: more than {allowed * 100:.1f} points apart, so this is not the model "
             "that was scored; look whether the data has changed, or run the study again to score it here"
         )
 
@@ -211,10 +211,10 @@ def _setting(spec: Finetune, subject: EncoderUnderTest) -> TuningOptions:
 
 def _model_of(key: str, store: Store) -> tuple[Pretrain, SavedCheckpoint | None]:
     """The run of the model that was fine-tuned, and its state unless it was a start as it is."""
-    if store.has(store.states / key):
+    if store.has(store.checkpoints / key):
         saved = saved_checkpoint(key, store)
         return saved.run, saved
-    store.refuse_debris(store.states / key)
+    store.refuse_debris(store.checkpoints / key)
     for path in sorted(store.studies.glob(f"*/{PLAN}")):
         said = read_checked(path)
         if any(root["key"] == key for root in said.get("roots", ())):
@@ -223,7 +223,7 @@ def _model_of(key: str, store: Store) -> tuple[Pretrain, SavedCheckpoint | None]
                 return roots[key].run, None
     refuse_metadata_only(key, store)
     raise SpecError(
-        f"the model {key[:8]} that was fine-tuned is not in {store.states}; run the study again to make it"
+        f"the model {key[:8]} that was fine-tuned is not in {store.checkpoints}; run the study again to make it"
     )
 
 
@@ -298,7 +298,7 @@ def tuned_card(
 
 def _taught(again: Retrained, labels: tuple[str, ...]) -> list[str]:
     recipe = again.recipe
-    task, about = recipe.trained_on, recipe.leaf.about
+    task, about = recipe.trained_on, recipe.trial.about
     rows = [
         ("task", f"{escaped(task.name)}, from {escaped(place(task.source))}"),
         ("texts", _texts(task.form)),
@@ -306,7 +306,7 @@ def _taught(again: Retrained, labels: tuple[str, ...]) -> list[str]:
         ("steps", f"{about['steps']:,} of {task.batch} examples"),
         ("learning rate, seed", f"{about['lr']:g}, {about['seed']}"),
         ("protocol, precision", f"{recipe.spec.protocol}, {recipe.spec.precision}"),
-        ("key", f"`{recipe.leaf.key}`"),
+        ("key", f"`{recipe.trial.key}`"),
     ]
     return table(rows, ("what", "which"))
 
@@ -325,7 +325,7 @@ def _texts(form: Classify | Tag | Answer | Retrieve) -> str:
 
 
 def _reached(again: Retrained, store: Store) -> list[str]:
-    about = again.recipe.leaf.about
+    about = again.recipe.trial.about
     parts = [part for part in ("validation", "test") if part in about["scores"]]
     names = list(about["scores"][parts[0]])
     lines = [
@@ -352,13 +352,13 @@ def _reached(again: Retrained, store: Store) -> list[str]:
 
 
 def _grid(again: Retrained, store: Store) -> TaskScores | None:
-    cell = again.recipe.leaf.about["lr"], again.recipe.leaf.about["seed"]
+    cell = again.recipe.trial.about["lr"], again.recipe.trial.about["seed"]
     found = (
         grid
-        for grid in grids_of(again.recipe.leaf.about["model"], store)
-        if grid.leaves.get(cell) is not None
+        for grid in grids_of(again.recipe.trial.about["model"], store)
+        if grid.trials.get(cell) is not None
     )
-    return next((grid for grid in found if grid.leaves[cell].key == again.recipe.leaf.key), None)
+    return next((grid for grid in found if grid.trials[cell].key == again.recipe.trial.key), None)
 
 
 # ---------------------------------------------------------------- tuned
@@ -427,11 +427,11 @@ def refuse_without_class(recipe: TrialRecipe, kind: Kind) -> None:
     )
 
 
-def export_tuned(leaf: SavedTrial, store: Store, place: Path, *, onnx: bool, say: Say) -> Exported:
-    """Write the model that a leaf scored to `place`, checked; or refuse, and leave nothing."""
+def export_tuned(trial: SavedTrial, store: Store, place: Path, *, onnx: bool, say: Say) -> Exported:
+    """Write the model that a trial scored to `place`, checked; or refuse, and leave nothing."""
     with building(place) as folder:
-        say(f"reading {leaf.key[:8]}")
-        recipe = recipe_of(leaf, store)
+        say(f"reading {trial.key[:8]}")
+        recipe = recipe_of(trial, store)
         kind, words = kind_of(recipe), recipe.words
         refuse_without_class(recipe, kind)
         if onnx and kind.pipeline == ANSWERS:

@@ -61,7 +61,7 @@ def ours(encoder: Encoder, texts: tuple[np.ndarray, ...]) -> Probes:
     hidden = []
     for text in texts:
         packed = pack([text], varlen=False).to(device)
-        read = encoder(packed.ids, packed.positions, packed.sight).flatten(0, 1)
+        read = encoder(packed.ids, packed.positions, packed.pattern).flatten(0, 1)
         hidden.append(read[packed.at].float().cpu())
     return Probes(texts, tuple(hidden))
 
@@ -81,7 +81,7 @@ def ours_logits(model: LanguageModel, texts: tuple[np.ndarray, ...]) -> Probes:
     said = []
     for text in few:
         packed = pack([text], varlen=False).to(model.head.device)
-        logits = model.logits(packed.ids, packed.positions, packed.sight).flatten(0, 1)
+        logits = model.logits(packed.ids, packed.positions, packed.pattern).flatten(0, 1)
         said.append(logits[packed.at].float().cpu())
     return Probes(few, tuple(said))
 

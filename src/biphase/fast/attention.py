@@ -255,7 +255,7 @@ class AttentionCall:
 
 
 def attention_call(
-    sight: AttentionPattern,
+    pattern: AttentionPattern,
     rows: int,
     length: int,
     device: torch.device,
@@ -263,27 +263,27 @@ def attention_call(
     heads: tuple[int, int],
     width: int,
 ) -> AttentionCall:
-    ends, longest = sight.boundaries, sight.longest or length
-    if device.type != "cuda" or sight.mask is not None:
-        return AttentionCall("plain", sight.causal, rows, length, heads, mask=sight.mask)
+    ends, longest = pattern.boundaries, pattern.longest or length
+    if device.type != "cuda" or pattern.mask is not None:
+        return AttentionCall("plain", pattern.causal, rows, length, heads, mask=pattern.mask)
     small = rows * length * (heads[0] + 2 * heads[1]) * width < 2**31  # its places are 32 bits wide
-    planned = installed() and small and (ends is None or sight.steady)
+    planned = installed() and small and (ends is None or pattern.steady)
     shape = AttentionShape(
         rows if ends is None else len(ends) - 1,
         longest,
         rows * length,
         *heads,
         width,
-        sight.causal,
+        pattern.causal,
         torch.cuda.current_device(),
         torch.are_deterministic_algorithms_enabled(),
         whole=ends is None,
     )
     plan = cudnn_plan(shape) if planned else None
     if plan is None:
-        return AttentionCall("rows" if ends is None else "flash", sight.causal, rows, longest, heads, ends)
+        return AttentionCall("rows" if ends is None else "flash", pattern.causal, rows, longest, heads, ends)
     segments = None if ends is None else Segments.of(ends, shape)
-    return AttentionCall("cudnn", sight.causal, rows, longest, heads, ends, plan=plan, segments=segments)
+    return AttentionCall("cudnn", pattern.causal, rows, longest, heads, ends, plan=plan, segments=segments)
 
 
 # N tokens, H query heads, K key heads, D head width

@@ -299,9 +299,9 @@ BLOCK = 1024
 
 
 @triton.jit
-def _adamw(weight, grad, mean, square, copy, rate, steps, shrink, unsound, count, log1, log2, keep1, keep2, eps, decay,
+def _adamw(weight, grad, mean, square, copy, rate, steps, shrink, nonfinite, count, log1, log2, keep1, keep2, eps, decay,
            COPY: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
-    if tl.load(unsound) == 0.0:
+    if tl.load(nonfinite) == 0.0:
         lr, step = tl.load(rate).to(tl.float32), tl.load(steps).to(tl.float64)
         # 1 − βⁿ, in fp64: early on it is the small difference of two numbers near 1.
         first = (1.0 - tl.exp(step * log1)).to(tl.float32)
@@ -330,7 +330,7 @@ def adamw_(
     steps: Tensor,
     rate: Tensor,
     shrink: Tensor,
-    unsound: Tensor,
+    nonfinite: Tensor,
     betas: tuple[float, float],
     eps: float,
     decay: float,
@@ -340,6 +340,6 @@ def adamw_(
     logs = [math.log(beta) if beta else -math.inf for beta in betas]
     with torch.cuda.device_of(weight):
         _adamw[(triton.cdiv(weight.numel(), BLOCK),)](
-            weight, weight.grad, mean, square, weight if copy is None else copy, rate, steps, shrink, unsound,
+            weight, weight.grad, mean, square, weight if copy is None else copy, rate, steps, shrink, nonfinite,
             weight.numel(), *logs, *betas, eps, decay, COPY=copy is not None, SIZE=BLOCK, num_warps=4,
         )  # fmt: skip

@@ -136,13 +136,13 @@ class JoinedFp8(Joined):
         self.ops = ops
         shape = self.copy.shape
         self.forth = torch.empty(shape, dtype=NEAR, device=self.copy.device)
-        self.aback = torch.empty(shape[::-1], dtype=NEAR, device=self.copy.device)
+        self.transposed = torch.empty(shape[::-1], dtype=NEAR, device=self.copy.device)
         self.scale = torch.ones((), dtype=torch.float32, device=self.copy.device)
 
     def derive(self) -> None:
         eight, scale = self.ops.to_fp8(self.copy, NEAR)
         self.forth.copy_(eight)
-        self.aback.copy_(eight.T)
+        self.transposed.copy_(eight.T)
         self.scale.copy_(scale)
 
     def project(self, x: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ class JoinedFp8(Joined):
 
     def back(self, grad: Tensor) -> Tensor:
         eight, scale = self.ops.to_fp8(grad, FAR)
-        return self.ops.fp8_product(eight, self.aback, scale, self.scale, grad.dtype)
+        return self.ops.fp8_product(eight, self.transposed, scale, self.scale, grad.dtype)
 
 
 # ---------------------------------------------------------------- trunk
@@ -173,7 +173,7 @@ EVEN = 16  # what products in 8 bits want of a matrix
 ROTATIONS = ("default", "linear", "llama3")  # whose angles depend on the position alone
 
 
-def refusal(trunk: Any, *, in_eight: bool = False) -> str:
+def refusal(trunk: Any, *, in_fp8: bool = False) -> str:
     """Why a trunk cannot be computed here, with products `in_eight` bits if asked for; empty if it can."""
     name, config = type(trunk).__name__, trunk.config
     if name not in FAMILIES:
@@ -192,7 +192,7 @@ def refusal(trunk: Any, *, in_eight: bool = False) -> str:
     width = trunk.layers[0].self_attn.head_dim
     if width % 16 or not 16 <= width <= 128:
         return f"its heads are {width} wide"
-    if in_eight and any(side % EVEN for one in linear for side in one.weight.shape):
+    if in_fp8 and any(side % EVEN for one in linear for side in one.weight.shape):
         return f"its matrices have sides that are no multiples of {EVEN}"
     return ""
 
@@ -305,13 +305,13 @@ class _LastNorm(torch.autograd.Function):
 class FusedTrunk:
     """A view of a transformers trunk: (B, T) ids → (B, T, d). Holds copies of its weights, none of its own."""
 
-    def __init__(self, trunk: Any, dtype: torch.dtype = torch.bfloat16, *, in_eight: bool = False) -> None:
+    def __init__(self, trunk: Any, dtype: torch.dtype = torch.bfloat16, *, in_fp8: bool = False) -> None:
         self.trunk, self.dtype = trunk, dtype
         self.device = trunk.embed_tokens.weight.device
         self.ops = fast.of(self.device)
-        joined: Any = partial(JoinedFp8, ops=self.ops) if in_eight else Joined
+        joined: Any = partial(JoinedFp8, ops=self.ops) if in_fp8 else Joined
         self.blocks = [TrunkBlock(one, partial(joined, dtype=dtype)) for one in trunk.layers]
-        self.in_eight = [
+        self.in_fp8 = [
             matrix for block in self.blocks for matrix in block.matrices if isinstance(matrix, JoinedFp8)
         ]
         self.places: list[Tensor] = []
@@ -339,7 +339,7 @@ class FusedTrunk:
         with torch.no_grad():
             if self.places and not copied:
                 torch._foreach_copy_(self.places, self.weights)
-            for matrix in self.in_eight:
+            for matrix in self.in_fp8:
                 matrix.derive()
             if not self.seen or self.seen[-1] != self._versions()[-1]:
                 self.tables = self._rotations()
@@ -347,7 +347,7 @@ class FusedTrunk:
 
     def _versions(self) -> tuple[int, ...]:
         turned = next(iter(self.trunk.rotary_emb.buffers()))
-        read = (weight for matrix in self.in_eight for weight in matrix.weights)
+        read = (weight for matrix in self.in_fp8 for weight in matrix.weights)
         return tuple(one._version for one in (*self.weights, *read, turned))
 
     def _rotations(self) -> tuple[Tensor, Tensor]:
@@ -362,7 +362,7 @@ class FusedTrunk:
         return F.embedding(ids, own.weight, own.padding_idx)
 
     def __call__(
-        self, ids: Tensor, positions: Tensor, sight: AttentionPattern, *, only: Tensor | None = None
+        self, ids: Tensor, positions: Tensor, pattern: AttentionPattern, *, only: Tensor | None = None
     ) -> Tensor:
         """Hidden states of all tokens, or, with `only`, of those of the B·T tokens, each at most once: (P, d).
 
@@ -374,7 +374,7 @@ class FusedTrunk:
         with torch.autocast(self.device.type, enabled=False):
             first = self.blocks[0]
             look = attention_call(
-                sight, *ids.shape, self.device, heads=(first.heads, first.keys), width=first.width
+                pattern, *ids.shape, self.device, heads=(first.heads, first.keys), width=first.width
             )
             how = ForwardContext(look, positions.flatten(), self.tables, self.ops, lean=ids.numel() < LEAN)
             r = (self.words or self._own_words)(ids.flatten()).to(self.dtype)

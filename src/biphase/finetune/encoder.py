@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from biphase.data.shards import Shards
 from biphase.data.tokenizer import literal, load_saved, unknown_id
 from biphase.errors import ModelError, SpecError, one_line
-from biphase.models.encoder import Encoder, PackedTexts, encoder_from_hub, in_one_piece, pack, pieces
+from biphase.models.encoder import Encoder, PackedTexts, encoder_from_hub, in_one_piece, jobs, pack
 from biphase.models.hub import load_tokenizer, refuse_larger
 from biphase.presets import corpus_of
 from biphase.records import content_key
@@ -181,7 +181,7 @@ class TaskBatch:
 
     def within(self, buffer: Tensor) -> TaskBatch:
         """The same as views of a buffer, or of a copy of it elsewhere."""
-        views = iter(pieces(buffer, self.tensors))
+        views = iter(jobs(buffer, self.tensors))
         inputs = [replace(one, **{name: next(views) for name in one.tensors}) for one in self.inputs]
         return replace(self, inputs=tuple(inputs), targets=next(views), buffer=buffer)
 
@@ -202,7 +202,7 @@ class TaskModel(nn.Module):
         self.head = head
 
     def forward(self, packed: PackedTexts) -> Tensor:
-        return self.head(self.encoder(packed.ids, packed.positions, packed.sight), packed)
+        return self.head(self.encoder(packed.ids, packed.positions, packed.pattern), packed)
 
 
 def packs(

@@ -184,7 +184,7 @@ class Graphs:
 
     def _step(self, plain: PlainStep[TaskBatch], batch: TaskBatch, *, idle: bool) -> None:
         taken = plain([batch], self.labels, self.rate, idle=idle)
-        self.outcome.copy_(torch.stack([taken.loss, taken.norm, taken.unsound]))
+        self.outcome.copy_(torch.stack([taken.loss, taken.norm, taken.nonfinite]))
 
     def _wait_for_an_older_one(self) -> None:
         """Let the host run ahead of the device, but not so far that it could not stop in time."""

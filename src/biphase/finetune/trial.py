@@ -113,14 +113,14 @@ def trained_rows(family: Family, encoder: Encoder) -> TrainedRows | None:
 #     store/unfinished/<key of the training>-<step>/
 #       model.safetensors       all weights; of an embedding of which only the words that occur are trained, that table
 #       optimizer.safetensors   AdamW's moments and step counts
-#       trial.json              the step, the losses so far, skipped steps, seconds
+#       progress.json              the step, the losses so far, skipped steps, seconds
 #
 # Dropout and the order of examples are functions of the step, so nothing else has to be kept. A checkpoint is published
 # like any result, whole or not at all, and replaces the one before it; it is removed when the scores are published.
 # Weights and moments are restored in place, since captured CUDA graphs read them there.
 
 
-TRIAL = "trial.json"
+TRIAL = "progress.json"
 WORTH_KEEPING = 10.0  # seconds of work; a shorter trial starts again sooner than it is written and read
 
 
@@ -148,7 +148,7 @@ class Checkpoints:
         return time.monotonic() - self.saved_at > self.every_seconds
 
     def save(
-        self, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], about: dict[str, Any]
+        self, weights: Mapping[str, Tensor], optimizer_tensors: Mapping[str, Tensor], about: dict[str, Any]
     ) -> bool:
         """Publish a checkpoint, unless there is too little to keep. True if this step is in the store."""
         step = about["step"]
@@ -162,7 +162,7 @@ class Checkpoints:
         with self.store.attempt(name) as folder:
             known = {
                 f"{kind}.safetensors": write(folder / f"{kind}.safetensors", _coming(tensors))
-                for kind, tensors in (("model", weights), ("optimizer", moments))
+                for kind, tensors in (("model", weights), ("optimizer", optimizer_tensors))
             }
             write_json(folder / TRIAL, {"key": self.key, "threads": torch.get_num_threads(), **about})
             publish(folder, self.store.unfinished / f"{self.key}-{step}", known)
@@ -172,12 +172,14 @@ class Checkpoints:
                 self.store.discard(place)
         return True
 
-    def load(self, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> dict[str, Any] | None:
+    def load(
+        self, weights: Mapping[str, Tensor], optimizer_tensors: Mapping[str, Tensor]
+    ) -> dict[str, Any] | None:
         """Put the last checkpoint into these tensors; gives what `save` was told beside them. None: start anew.
 
         On a CPU the rest is computed with as many threads as before: sums in another order would be other bits.
         """
-        both = {"model": weights, "optimizer": moments}
+        both = {"model": weights, "optimizer": optimizer_tensors}
         for place in self._places():
             try:
                 about = self._checked(place, both)
@@ -233,10 +235,10 @@ def _coming(tensors: Mapping[str, Tensor]) -> dict[str, PendingTensor]:
     }
 
 
-# ---------------------------------------------------------------- leaf
+# ---------------------------------------------------------------- trial
 # One fine-tuning: a model, a task, a learning rate, a seed. The loop is the one that pretrains.
 #
-# The seed fixes the head's weights, the order of the examples and what dropout drops, each by counters: a leaf that is
+# The seed fixes the head's weights, the order of the examples and what dropout drops, each by counters: a trial that is
 # computed again, in whatever company, sees the same.
 #
 # A long one saves checkpoints on its way, and goes on from the last (`checkpoints.py`).
@@ -289,7 +291,7 @@ class TrialProgress:
 
     def note(self, done: LoopStep) -> None:
         self.step = done.step + 1
-        self.skipped.add_(done.unsound)
+        self.skipped.add_(done.nonfinite)
         if done.step % max(1, self.steps // CURVE) == 0 or self.step == self.steps:
             self.losses[self.step] = done.loss
         self.tell(self.step, self.steps)

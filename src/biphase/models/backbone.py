@@ -40,14 +40,14 @@ def recompute_layers(encoder: Encoder, *, compiled: bool) -> None:
 
     def again(layer: Callable[..., Any], *args: Any) -> Any:
         # Some families' layers learn from `said` who may see whom; by the backward pass it says nothing any more.
-        sight = said.sight
+        pattern = said.pattern
 
         def computed(*args: Any) -> Any:
-            before, said.sight = said.sight, sight
+            before, said.pattern = said.pattern, pattern
             try:
                 return layer(*args)
             finally:
-                said.sight = before
+                said.pattern = before
 
         return checkpoint(computed, *args, use_reentrant=False)
 
@@ -319,13 +319,13 @@ class LanguageModel(nn.Module):
         again, leave out the first.
         """
         self.head_copy = None
-        in_eight = precision == "fp8"  # which the compiler does not know how to do
-        if in_eight and (cut or recompute):
+        in_fp8 = precision == "fp8"  # which the compiler does not know how to do
+        if in_fp8 and (cut or recompute):
             raise ModelError(
                 f"precision='fp8' cannot be had with --{'shard' if cut else 'recompute'}; leave that out, or say precision='bf16'"
             )
         suits = not (cut or recompute or compiled)
-        if (in_eight or suits) and self.reader[0].prepare(device, precision) == "fused":
+        if (in_fp8 or suits) and self.reader[0].prepare(device, precision) == "fused":
             fused = self.reader[0].fused
             assert fused is not None
             weight = self.model.get_output_embeddings().weight
@@ -354,30 +354,30 @@ class LanguageModel(nn.Module):
         self.reader[0].fused = self.head_copy = None
         return super()._apply(*args, **kwargs)
 
-    def hidden(self, ids: Tensor, positions: Tensor, sight: AttentionPattern) -> Tensor:
+    def hidden(self, ids: Tensor, positions: Tensor, pattern: AttentionPattern) -> Tensor:
         """(B, T) → (B, T, d)"""
-        return self.reader[0](ids, positions, sight)
+        return self.reader[0](ids, positions, pattern)
 
-    def logits(self, ids: Tensor, positions: Tensor, sight: AttentionPattern) -> Tensor:
+    def logits(self, ids: Tensor, positions: Tensor, pattern: AttentionPattern) -> Tensor:
         """(B, T) → (B, T, V)"""
-        hidden = self.hidden(ids, positions, sight)
+        hidden = self.hidden(ids, positions, pattern)
         return self.output.logits(hidden.flatten(0, 1)).view(*ids.shape, -1)
 
     def forward(
-        self, ids: Tensor, positions: Tensor, sight: AttentionPattern, label_at: Tensor, labels: Tensor
+        self, ids: Tensor, positions: Tensor, pattern: AttentionPattern, label_at: Tensor, labels: Tensor
     ) -> Tensor:
         """The sum of the losses at the labelled positions."""
         output, fused = self.output, self.reader[0].fused
         if fused is None or self.head_copy is None:
-            rows, head = self.hidden(ids, positions, sight).flatten(0, 1)[label_at], None
+            rows, head = self.hidden(ids, positions, pattern).flatten(0, 1)[label_at], None
         else:
-            rows, head = fused(ids, positions, sight, only=label_at), self.head_copy.whole
+            rows, head = fused(ids, positions, pattern, only=label_at), self.head_copy.whole
         return cross_entropy_sum(
             output.rows(rows), output.weight, labels, bias=output.bias, cap=output.cap, head=head
         )
 
-    def loss_sum(self, batch: Batch, sight: AttentionPattern) -> Tensor:
-        return self(batch.ids, batch.positions, sight, batch.label_at, batch.labels)
+    def loss_sum(self, batch: Batch, pattern: AttentionPattern) -> Tensor:
+        return self(batch.ids, batch.positions, pattern, batch.label_at, batch.labels)
 
 
 def from_scratch(size: Size, *, vocab: int, mask_id: int, length: int, seed: int) -> LanguageModel:

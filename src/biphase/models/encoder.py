@@ -56,7 +56,7 @@ class PackedTexts:
         return len(self.lengths)
 
     @property
-    def sight(self) -> AttentionPattern:
+    def pattern(self) -> AttentionPattern:
         """Every text sees all of itself, or what came before, and nothing else."""
         if self.boundaries is not None:
             return AttentionPattern(self.causal, self.boundaries, self.longest)
@@ -106,19 +106,19 @@ class PackedTexts:
             return self
         own = self.tensors
         buffer = in_one_piece(list(own.values()), pinned=True).to(device, non_blocking=True)
-        return replace(self, **dict(zip(own, pieces(buffer, list(own.values())), strict=True)))
+        return replace(self, **dict(zip(own, jobs(buffer, list(own.values())), strict=True)))
 
 
 def in_one_piece(tensors: Sequence[Tensor], *, pinned: bool) -> Tensor:
     """Tensors of the host copied into one buffer of bytes: one transfer instead of many."""
     places, size = _places(tensors)
     buffer = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-    for one, piece in zip(tensors, _cut(buffer, tensors, places), strict=True):
-        piece.copy_(one)
+    for one, job in zip(tensors, _cut(buffer, tensors, places), strict=True):
+        job.copy_(one)
     return buffer
 
 
-def pieces(buffer: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+def jobs(buffer: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """What `in_one_piece` put into a buffer: views of it, each of the shape and type of its tensor in `like`."""
     return _cut(buffer, like, _places(like)[0])
 
@@ -251,13 +251,13 @@ class Encoder(nn.Module):
 
     def prepare(self, device: torch.device, precision: str) -> str:
         """Choose how to compute on `device`, once the weights are there: "fused", or "plain" as transformers does it."""
-        why = refusal(self.trunk, in_eight=precision == "fp8") or fast.lacking(device)
+        why = refusal(self.trunk, in_fp8=precision == "fp8") or fast.lacking(device)
         if precision == "fp8":
             why = why or fp8_refusal(device)
             if why:
                 raise ModelError(f"precision='fp8' cannot be had ({why}); say precision='bf16'")
         suits = not why and precision in ("bf16", "pure-bf16", "fp8")
-        self.fused = FusedTrunk(self.trunk, in_eight=precision == "fp8") if suits else None
+        self.fused = FusedTrunk(self.trunk, in_fp8=precision == "fp8") if suits else None
         return "fused" if suits else "plain"
 
     @property
@@ -279,23 +279,23 @@ class Encoder(nn.Module):
         self.fused = None
         return super()._apply(*args, **kwargs)
 
-    def forward(self, ids: Tensor, positions: Tensor, sight: AttentionPattern) -> Tensor:
+    def forward(self, ids: Tensor, positions: Tensor, pattern: AttentionPattern) -> Tensor:
         if self.fused is not None:
-            return self.fused(ids, positions, sight)
+            return self.fused(ids, positions, pattern)
         more = {"token_type_ids": torch.zeros_like(ids)} if self.typed else {}
         if not self.windows:
-            sight = replace(sight, windows=False)
-        self.said.sight = sight
+            pattern = replace(pattern, windows=False)
+        self.said.pattern = pattern
         try:
             return self.call[0](
                 input_ids=ids,
                 position_ids=positions + self.first_position,
                 use_cache=False,
-                sight=sight,
+                pattern=pattern,
                 **more,
             ).last_hidden_state
         finally:
-            self.said.sight = None
+            self.said.pattern = None
 
 
 def encoder_from_hub(hub: Hub) -> Encoder:

@@ -563,7 +563,7 @@ def load_tokenizer(hub: Hub) -> Any:
             made = LlamaTokenizer.from_pretrained(**address)
         if _reads_as(file, made):
             return made
-        why = f"transformers cuts text into other pieces than {Path(file).name}"
+        why = f"transformers cuts text into other training jobs than {Path(file).name}"
     except Exception as wrong:  # absent, damaged, without a fast form: many kinds
         if "trust_remote_code" in str(wrong):
             raise needs_code(hub.source) from None
@@ -600,17 +600,17 @@ def refuse_larger(vocab: int, spare: Set[int | None], rows: int, source: str) ->
 
 
 def _reads_as(file: str, made: Any) -> bool:
-    """Does a converted tokenizer cut text into the same pieces as the SentencePiece model it was made from?"""
+    """Does a converted tokenizer cut text into the same training jobs as the SentencePiece model it was made from?"""
     from sentencepiece import SentencePieceProcessor
 
     own: Any = SentencePieceProcessor(model_file=file)
     special = (own.is_control, own.is_unknown, own.is_byte, own.is_unused)
     plain = [number for number in range(own.get_piece_size()) if not any(is_(number) for is_ in special)]
     # Signs that a model's own rules change are left out: few conversions know those.
-    pieces = [one for number in plain if unicodedata.is_normalized("NFKC", one := own.id_to_piece(number))]
+    jobs = [one for number in plain if unicodedata.is_normalized("NFKC", one := own.id_to_piece(number))]
     unknown = (
         " ☃" if any(map(own.is_byte, range(own.get_piece_size()))) else ""
     )  # which is then cut into bytes
-    text = own.decode(pieces[:PIECES]) + unknown
+    text = own.decode(jobs[:PIECES]) + unknown
     theirs = made.backend_tokenizer.encode(text, add_special_tokens=False)
     return theirs.tokens == own.encode(text, out_type=str)

@@ -45,13 +45,13 @@ class LoadedModel:
 
         `shifted`: the model was trained by MNTP, which predicts a token from the position before it.
         """
-        ids, positions, sight = self._inputs(text)
+        ids, positions, pattern = self._inputs(text)
         at = (ids[0] == self.tokenizer.convert_tokens_to_ids(self.mask_token)).nonzero()[:, 0]
         if not len(at):
             raise SpecError(
                 f"there is no mask token in {text!r}; write {self.mask_token} where a word is asked for"
             )
-        hidden = self.model.hidden(ids, positions, sight)[0]
+        hidden = self.model.hidden(ids, positions, pattern)[0]
         logits = self.model.output.logits(hidden[(at - int(shifted)).clamp(min=0)])
         if not 1 <= top <= logits.shape[-1]:
             raise SpecError(

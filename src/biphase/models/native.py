@@ -236,7 +236,7 @@ def _computes_the_same(encoder: Encoder, native: Any, rewrite: Callable[[Weights
     count = min(PROBED, longest)
     near = torch.arange(count // 2)
     positions = torch.cat([near, torch.linspace(len(near), longest - 1, count - len(near)).long()])[None]
-    ids, sight = torch.arange(count)[None], AttentionPattern(causal=False)
+    ids, pattern = torch.arange(count)[None], AttentionPattern(causal=False)
     native.config._attn_implementation = NAME
     theirs = Encoder(native, context=longest)
     drawn = _drawn(trunk, count)
@@ -249,7 +249,7 @@ def _computes_the_same(encoder: Encoder, native: Any, rewrite: Callable[[Weights
             functional_call(
                 one.eval(),
                 {f"trunk.{name}": weight for name, weight in some.items()},
-                (ids, positions, sight),
+                (ids, positions, pattern),
             )
             for one, some in ((encoder, drawn), (theirs, rewrite(_placed(drawn, native) or {})))
         ]

@@ -35,11 +35,11 @@ def probe_attention(read: Read, *, vocab: int, name: str, device: torch.device, 
     restarted = positions % HALF
     apart = AttentionPattern(False, mask=segment_mask((positions >= HALF).long(), causal=False))
 
-    def moved(sight: AttentionPattern, at: int, places: Tensor = positions) -> Tensor:
+    def moved(pattern: AttentionPattern, at: int, places: Tensor = positions) -> Tensor:
         """Which positions feel a change of the token there."""
         changed = ids.clone()
         changed[0, at] = (changed[0, at] + 1) % vocab
-        before, after = (read(one, places, sight)[0] for one in (ids, changed))
+        before, after = (read(one, places, pattern)[0] for one in (ids, changed))
         return (before != after).any(-1)
 
     plain = read(ids, positions, AttentionPattern(causal=False))

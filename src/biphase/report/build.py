@@ -2,7 +2,7 @@
 
     report.html                 the page, whole in one file
     report.md                   the same as text
-    scores.csv families.csv noise.csv claims.csv runs.csv leaves.csv
+    scores.csv families.csv noise.csv claims.csv runs.csv trials.csv
     tables/*.tex                for a paper
     figures/*.svg *.pdf         for a paper
 

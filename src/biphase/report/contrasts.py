@@ -216,8 +216,8 @@ def _group(plan: Plan, *members: Model, about: str) -> Group:
 
 
 def _on_plateau(plan: Plan, model: Model) -> bool:
-    state = plan.states.get(plan.results[model.results[0]])
-    return state is not None and not model.recipe.final and state.step <= decay_start(state.run)
+    job = plan.jobs.get(plan.results[model.results[0]])
+    return job is not None and not model.recipe.final and job.step <= decay_start(job.run)
 
 
 def _run(plan: Plan, model: Model) -> Pretrain:
@@ -275,7 +275,7 @@ def _fields(run: Pretrain) -> dict[str, str]:
         "batch_tokens": f"{run.batch_tokens:,} tokens a step",
         "optimizer": f"eps {run.optimizer.eps:g}, decay {run.optimizer.weight_decay:g}",
         "precision": run.precision,
-        "moments": f"moments {run.moments}",
+        "moments": f"moments {run.optimizer_state}",
         "data": f"data {run.data}",
     }
     return {name: str(value) for name, value in said.items()}

@@ -1,6 +1,6 @@
 """The ledger as arrays: what every fine-tuning of a study scored, and what its pretraining cost. No torch.
 
-A missing leaf is NaN and stays NaN: nothing is imputed. The learning rate of each seed is chosen among the validation
+A missing trial is NaN and stays NaN: nothing is imputed. The learning rate of each seed is chosen among the validation
 scores of that seed, once all its rates are there; so the scores of two seeds are two draws of the whole procedure,
 selection included, and a study that is half done speaks through the seeds that are complete.
 """
@@ -42,7 +42,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class ScoreGrid:
-    """One result on one task. Arrays are (learning rates, seeds) of the study; NaN: that leaf is missing, or not planned."""
+    """One result on one task. Arrays are (learning rates, seeds) of the study; NaN: that trial is missing, or not planned."""
 
     result: str
     task: Task
@@ -57,7 +57,7 @@ class ScoreGrid:
     machines: tuple[dict[str, Any], ...]  # what computed the leaves that are done, each as it was recorded
     missing: dict[str, str] = field(
         default_factory=dict
-    )  # key of a leaf → why it is missing, where more is known
+    )  # key of a trial → why it is missing, where more is known
     baselines: dict[str, dict[str, Baseline]] = field(default_factory=dict)  # by name and metric
     constant: frozenset[tuple[int, int]] = (
         frozenset()
@@ -115,11 +115,11 @@ class Evidence:
     grids: dict[tuple[str, str], ScoreGrid]  # result, task
     unreadable: dict[
         str, str
-    ]  # key of a leaf that is there and cannot be trusted → why; grows as files are read
+    ]  # key of a trial that is there and cannot be trusted → why; grows as files are read
     bare: frozenset[str] = frozenset()  # keys of leaves that came here without their values by example
 
     @cached_property
-    def pieces(self) -> list[JobCost]:
+    def job_costs(self) -> list[JobCost]:
         """The work between states, in the order in which it is computed."""
         return job_costs(self.plan, self.store)
 
@@ -159,7 +159,7 @@ class Evidence:
         return np.stack([grid.test.get(metric or grid.metric, blank) for grid in grids])
 
     def examples(self, model: Model, task: str) -> int:
-        """In the test part of a task; 0 where no leaf is there to tell."""
+        """In the test part of a task; 0 where no trial is there to tell."""
         return max(self.grids[result, task].examples for result in model.results)
 
     def values(self, model: Model, task: str, metric: str = "") -> NDArray[np.float32] | None:
@@ -193,7 +193,7 @@ class Evidence:
         if key in self.bare:
             return None
         name = "test/entity_counts" if metric == "entity_f1" else f"test/{metric}"
-        place = self.store.leaves / key
+        place = self.store.trials / key
         try:
             found = load(read_verified(place, VALUES)).get(name)
         except (StoreError, SafetensorError) as wrong:
@@ -217,7 +217,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class TrialScores:
-    """What a report needs of a leaf. The rest of its file, its loss curve above all, is not kept."""
+    """What a report needs of a trial. The rest of its file, its loss curve above all, is not kept."""
 
     metric: str
     scores: dict[str, dict[str, float]]  # part → metric → score
@@ -230,7 +230,7 @@ class TrialScores:
 
 Cells = dict[
     tuple[float, int], tuple[str, TrialScores | None]
-]  # rate and seed → the key of the leaf, and the leaf
+]  # rate and seed → the key of the trial, and the trial
 
 
 def gather(plan: Plan, store: Store) -> Evidence:
@@ -244,15 +244,15 @@ def gather(plan: Plan, store: Store) -> Evidence:
     failed = ledger.failures(plan, store)
     whys: dict[str, str] = {}
     for training in finetunings(plan):
-        for leaf in training.leaves:
-            about = _read(store, leaf.key, leaf.metric, unreadable)
-            cells[names[training.model], leaf.task.name][training.lr, training.seed] = leaf.key, about
+        for trial in training.trials:
+            about = _read(store, trial.key, trial.metric, unreadable)
+            cells[names[training.model], trial.task.name][training.lr, training.seed] = trial.key, about
             note = failed.get(training.key)
             if about is None and isinstance(note, dict):
-                whys[leaf.key] = str(note.get("error", ""))
+                whys[trial.key] = str(note.get("error", ""))
     whys |= unreadable
-    keys = (key for some in cells.values() for key, leaf in some.values() if leaf is not None)
-    bare = frozenset(key for key in keys if not store.has(store.leaves / key))
+    keys = (key for some in cells.values() for key, trial in some.values() if trial is not None)
+    bare = frozenset(key for key in keys if not store.has(store.trials / key))
     axes = (sorted(finetune.lrs), sorted(finetune.seeds)) if finetune else ([], [])
     grids = {
         (result, task): _grid(result, tasks[task], some, whys, axes) for (result, task), some in cells.items()
@@ -266,9 +266,9 @@ def _inside(store: Store, text: str) -> str:
 
 
 def _read(store: Store, key: str, metric: str, unreadable: dict[str, str]) -> TrialScores | None:
-    """A leaf that is whole, or None; one that cannot be trusted counts as missing, and is named."""
-    if not store.knows(store.leaves / key):
-        if fault := store.fault(store.leaves / key):
+    """A trial that is whole, or None; one that cannot be trusted counts as missing, and is named."""
+    if not store.knows(store.trials / key):
+        if fault := store.fault(store.trials / key):
             unreadable[key] = _inside(store, fault)
         return None
     try:
@@ -296,17 +296,17 @@ def _grid(
     result: str, task: Task, cells: Cells, whys: dict[str, str], axes: tuple[list[float], list[int]]
 ) -> ScoreGrid:
     lrs, seeds = axes
-    done = [leaf for _, leaf in cells.values() if leaf is not None]
+    done = [trial for _, trial in cells.values() if trial is not None]
     shape = len(lrs), len(seeds)
     parts: dict[str, dict[str, Floats]] = {part: {} for part in PARTS}
     seconds = np.full(shape, np.nan)
-    for (lr, seed), (_, leaf) in cells.items():
-        if leaf is None:
+    for (lr, seed), (_, trial) in cells.items():
+        if trial is None:
             continue
         at = lrs.index(lr), seeds.index(seed)
-        seconds[at] = leaf.seconds
+        seconds[at] = trial.seconds
         for part, scores in parts.items():
-            for name, value in leaf.scores[part].items():
+            for name, value in trial.scores[part].items():
                 if name not in scores:
                     scores[name] = np.full(shape, np.nan)
                 scores[name][at] = value
@@ -321,13 +321,13 @@ def _grid(
         test=parts["test"],
         seconds=seconds,
         examples=done[0].examples if done else 0,
-        machines=tuple(leaf.machine for leaf in done),
+        machines=tuple(trial.machine for trial in done),
         missing={key: whys[key] for key, _ in cells.values() if key in whys},
-        baselines=next((leaf.baselines for leaf in done if leaf.baselines), {}),
+        baselines=next((trial.baselines for trial in done if trial.baselines), {}),
         constant=frozenset(
             (lrs.index(lr), seeds.index(seed))
-            for (lr, seed), (_, leaf) in cells.items()
-            if leaf is not None and leaf.constant
+            for (lr, seed), (_, trial) in cells.items()
+            if trial is not None and trial.constant
         ),
     )
 

@@ -1,7 +1,7 @@
-"""What pretraining cost and how its losses fell: pieces, results and curves of a plan, from files alone. No torch.
+"""What pretraining cost and how its losses fell: training jobs, results and curves of a plan, from files alone. No torch.
 
 FLOPs are the model's own, as `costs` counts them: the head only where it runs. Seconds were measured, on whatever
-machine computed the piece; so curves over seconds compare objectives only where the machines were alike.
+machine computed the training job; so curves over seconds compare objectives only where the machines were alike.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class JobCost:
     tokens: int
     flops: float | None
     standing: str
-    seconds: float | None  # of this piece alone; None: not computed, or nobody knows when it began
+    seconds: float | None  # of this training job alone; None: not computed, or nobody knows when it began
     joules: float | None  # alike
     devices: int
     device: str
@@ -80,7 +80,7 @@ class Curve:
 
 
 def job_costs(plan: Plan, store: Store) -> list[JobCost]:
-    """Every piece of a plan, in the order in which it is computed."""
+    """Every training job of a plan, in the order in which it is computed."""
     entries = {key: _trusted(entry, store) for key, entry in ledger.survey_jobs(plan, store).items()}
     return [_job_cost(entry, entries, store) for entry in entries.values()]
 
@@ -90,28 +90,28 @@ def _trusted(entry: ledger.JobStatus, store: Store) -> ledger.JobStatus:
     if entry.standing != "done":
         return entry
     try:
-        about = read_checkpoint_file(store.told(store.states / entry.state.key))
+        about = read_checkpoint_file(store.told(store.checkpoints / entry.job.key))
     except StoreError as wrong:
         return replace(entry, standing="failed", progress=None, error=str(wrong))
     return replace(entry, progress=about["progress"])
 
 
 def _job_cost(entry: ledger.JobStatus, entries: dict[str, ledger.JobStatus], store: Store) -> JobCost:
-    state, progress = entry.state, entry.progress or {}
-    parent = (entries[state.parent].progress if state.parent else {"seconds": 0.0, "joules": 0.0}) or {}
-    first, until = state.span
+    job, progress = entry.job, entry.progress or {}
+    parent = (entries[job.parent].progress if job.parent else {"seconds": 0.0, "joules": 0.0}) or {}
+    first, until = job.span
     before = parent.get("seconds")
-    began = _began(entry, store) if progress and state.parent else before
+    began = _began(entry, store) if progress and job.parent else before
     same = began is None or before is None or abs(before - began) < ROUNDED  # else: trained again since
     return JobCost(
-        key=state.key,
-        parent=state.parent,
-        title=f"{label(state.objective)} {first:,} → {until:,}",
-        results=state.results,
-        steps=state.span,
-        decaying=state.decaying,
-        tokens=state.tokens,
-        flops=flops_of(state),
+        key=job.key,
+        parent=job.parent,
+        title=f"{label(job.objective)} {first:,} → {until:,}",
+        results=job.results,
+        steps=job.span,
+        decaying=job.decaying,
+        tokens=job.tokens,
+        flops=flops_of(job),
         standing=entry.standing,
         seconds=_difference(progress.get("seconds"), began if before is None or not same else before),
         joules=_difference(progress.get("joules"), parent.get("joules")) if same else None,
@@ -121,10 +121,10 @@ def _job_cost(entry: ledger.JobStatus, entries: dict[str, ledger.JobStatus], sto
 
 
 def _began(entry: ledger.JobStatus, store: Store) -> float | None:
-    """The seconds on a state's clock where its own piece began, as its own lines have them."""
+    """The seconds on a state's clock where its own training job began, as its own lines have them."""
     with contextlib.suppress(StoreError):
-        told = read_verified(store.told(store.states / entry.state.key), LINES)
-        at = told.find(b'{"step": %d, "loss"' % entry.state.span[0])
+        told = read_verified(store.told(store.checkpoints / entry.job.key), LINES)
+        at = told.find(b'{"step": %d, "loss"' % entry.job.span[0])
         if at >= 0:
             return parse_line(told[at:].split(b"\n", 1)[0].decode(errors="replace")).get("seconds")
     return None
@@ -137,13 +137,13 @@ def _difference(end: float | None, begin: float | None) -> float | None:
 def cost(plan: Plan, store: Store, result: str) -> Cost:
     """The whole way from the root to a result."""
     path = plan.path(plan.results[result])
-    flops = [flops_of(state) for state in path]
+    flops = [flops_of(job) for job in path]
     try:
         progress = about_state(plan, store, result).get("progress", {})
     except StoreError:  # what was measured cannot be trusted; what was planned is known
         progress = {}
     return Cost(
-        tokens=sum(state.tokens for state in path),
+        tokens=sum(job.tokens for job in path),
         flops=None if None in flops else sum(one for one in flops if one is not None),
         seconds=progress.get("seconds"),
         device=progress.get("machine", {}).get("device", ""),
@@ -151,8 +151,8 @@ def cost(plan: Plan, store: Store, result: str) -> Cost:
 
 
 def about_state(plan: Plan, store: Store, result: str) -> dict[str, Any]:
-    """What a finished result's state.json says; empty for a start, and before it is computed."""
-    folder = store.told(store.states / plan.results[result])
+    """What a finished result's checkpoint.json says; empty for a start, and before it is computed."""
+    folder = store.told(store.checkpoints / plan.results[result])
     return read_checkpoint_file(folder) if store.has(folder) else {}
 
 
@@ -188,11 +188,11 @@ def switches(plan: Plan, result: str) -> tuple[Switch, ...]:
     """Where the objective changes on the way to a result, and where decays begin."""
     found = []
     path = plan.path(plan.results[result])
-    for before, state in zip((None, *path), path, strict=False):
-        if before and label(before.objective) != label(state.objective):
-            found.append(Switch(state.span[0], label(state.objective)))
-        if state.decaying and state.first == decay_start(state.run):  # later pieces only go on with it
-            found.append(Switch(state.span[0], "decay"))
+    for before, job in zip((None, *path), path, strict=False):
+        if before and label(before.objective) != label(job.objective):
+            found.append(Switch(job.span[0], label(job.objective)))
+        if job.decaying and job.first == decay_start(job.run):  # later training jobs only go on with it
+            found.append(Switch(job.span[0], "decay"))
     return tuple(found)
 
 
@@ -203,15 +203,15 @@ def texts(plan: Plan, store: Store, result: str, *, live: bool) -> list[str]:
     """The lines on the way to a result, not yet parsed. A file that was changed since it was written is passed over."""
     path = plan.path(plan.results[result])
     found: list[str] = []
-    for state in reversed(path):  # a state holds the lines of its whole path
-        folder = store.told(store.states / state.key)
+    for job in reversed(path):  # a state holds the lines of its whole path
+        folder = store.told(store.checkpoints / job.key)
         if not found and store.has(folder):
             with contextlib.suppress(StoreError):
                 found = read_verified(folder, LINES).decode(errors="replace").splitlines()
-    for state in path if live else ():
-        # There is none, or the piece was finished a moment ago, or it is damaged: it is only looked at.
+    for job in path if live else ():
+        # There is none, or the training job was finished a moment ago, or it is damaged: it is only looked at.
         with contextlib.suppress(OSError, UnicodeDecodeError, StoreError):
-            told = read_file(ledger.live_file(plan, store, state.key)).decode().splitlines()
+            told = read_file(ledger.live_file(plan, store, job.key)).decode().splitlines()
             for text in told[:-1]:  # the last one may be on its way to the disk
                 parse_line(text)
             found = max(found, told, key=_last_step)  # it too begins at the root
@@ -295,9 +295,9 @@ class Epochs:
 
     def __init__(self, plan: Plan, store: Store) -> None:
         self._plan, self._store = plan, store
-        self._states: dict[Read, list[TrainingJob]] = {}
-        for state in plan.states.values():
-            self._states.setdefault(_read(state.run), []).append(state)
+        self._jobs: dict[Read, list[TrainingJob]] = {}
+        for job in plan.jobs.values():
+            self._jobs.setdefault(_read(job.run), []).append(job)
         self._rows: dict[Read, int | None] = {}
 
     def at(self, result: str, step: int | None = None) -> float | None:
@@ -306,14 +306,14 @@ class Epochs:
             one for one in self._plan.path(self._plan.results[result]) if step is None or one.span[0] < step
         ]
         epochs = 0.0
-        for state in path:
-            first, until = state.span
-            if _read(state.run)[0] == _read(path[-1].run)[0]:
-                rows = self._corpus_rows(_read(state.run))
+        for job in path:
+            first, until = job.span
+            if _read(job.run)[0] == _read(path[-1].run)[0]:
+                rows = self._corpus_rows(_read(job.run))
                 if rows is None:
                     return None
                 steps = (until if step is None else min(until, step)) - first
-                epochs += steps * state.run.rows_per_step / rows
+                epochs += steps * job.run.rows_per_step / rows
         return epochs if path else None
 
     def tokens(self, result: str) -> int | None:
@@ -324,7 +324,7 @@ class Epochs:
 
     def _corpus_rows(self, read: Read) -> int | None:
         if read not in self._rows:
-            found = (_rows(self._store, state) for state in self._states[read])
+            found = (_rows(self._store, job) for job in self._jobs[read])
             self._rows[read] = next((rows for rows in found if rows), None)
         return self._rows[read]
 
@@ -336,9 +336,9 @@ def _read(run: Pretrain) -> Read:
     return corpus_of(run), root.start if isinstance(root.start, Hub) else None, run.packing.length
 
 
-def _rows(store: Store, state: TrainingJob) -> int:
+def _rows(store: Store, job: TrainingJob) -> int:
     """In the corpus of a state, by its own account; 0: it gives none, or none that can be trusted."""
-    folder = store.told(store.states / state.key)
+    folder = store.told(store.checkpoints / job.key)
     if not store.has(folder):
         return 0
     try:
@@ -393,7 +393,7 @@ def _gaps(plan: Plan, result: str, lines: list[str]) -> list[LossGap]:
 def _turns(plan: Plan, result: str) -> set[int]:
     """The steps from the root at which losses take another course: a run, an objective or a decay begins."""
     path = plan.path(plan.results[result])
-    begun = {state.span[0] for state in path if state.first == 0}
+    begun = {job.span[0] for job in path if job.first == 0}
     return begun | {one.step for one in switches(plan, result)}
 
 

@@ -48,8 +48,8 @@ class MachineUsed:
 
     device: str
     software: str
-    pieces: int
-    leaves: int
+    jobs: int
+    trials: int
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,18 @@ class Provenance:
     protocol: tuple[tuple[str, str], ...]
     spent: tuple[tuple[str, str], ...]
     joules: float | None
-    metered: tuple[int, int]  # pieces whose joules are known, and those that are done
+    metered: tuple[int, int]  # training jobs whose joules are known, and those that are done
 
     @property
     def energy(self) -> str:
         """In words; empty where no device told."""
         if not self.joules:
             return ""
-        some = "" if self.metered[0] == self.metered[1] else " of {:,} of {:,} pieces".format(*self.metered)
+        some = (
+            ""
+            if self.metered[0] == self.metered[1]
+            else " of {:,} of {:,} training jobs".format(*self.metered)
+        )
         return (
             f"{self.joules / 3.6e6:,.2f} kWh for the pretraining{some}, "
             "as the GPUs reported it, with all that ran on them meanwhile"
@@ -78,7 +82,7 @@ class Provenance:
 def provenance(evidence: Evidence) -> Provenance:
     plan, store = evidence.plan, evidence.store
     finetune = plan.study.finetune
-    joules = [piece.joules for piece in evidence.pieces if piece.joules is not None]
+    joules = [cost.joules for cost in evidence.job_costs if cost.joules is not None]
     return Provenance(
         version=code_version(),
         study=content_key(encode(plan.study)),
@@ -87,7 +91,7 @@ def provenance(evidence: Evidence) -> Provenance:
         protocol=_protocol(finetune, evidence) if finetune else (),
         spent=_spent(evidence),
         joules=sum(joules) or None,
-        metered=(len(joules), sum(piece.standing == "done" for piece in evidence.pieces)),
+        metered=(len(joules), sum(cost.standing == "done" for cost in evidence.job_costs)),
     )
 
 
@@ -155,8 +159,8 @@ def _words(progress: dict[str, Any]) -> tuple[str, str]:
 def _progress(plan: Plan, store: Store) -> dict[str, dict[str, Any]]:
     """What each state that is there says of its making; one that was changed since it was written says nothing."""
     found = {}
-    for at in plan.states:
-        folder = store.told(store.states / at)
+    for at in plan.jobs:
+        folder = store.told(store.checkpoints / at)
         if store.has(folder):
             with contextlib.suppress(StoreError):
                 found[at] = read_checkpoint_file(folder)["progress"]
@@ -164,13 +168,13 @@ def _progress(plan: Plan, store: Store) -> dict[str, dict[str, Any]]:
 
 
 def _spent(evidence: Evidence) -> tuple[tuple[str, str], ...]:
-    trained = evidence.pieces
-    known = [piece.seconds * piece.devices for piece in trained if piece.seconds is not None]
+    trained = evidence.job_costs
+    known = [cost.seconds * cost.devices for cost in trained if cost.seconds is not None]
     tuned = [float(np.nansum(grid.seconds)) for grid in evidence.grids.values()]
-    tokens = sum(piece.tokens for piece in trained if piece.standing == "done")
-    flops = [piece.flops for piece in trained if piece.standing == "done"]
+    tokens = sum(cost.tokens for cost in trained if cost.standing == "done")
+    flops = [cost.flops for cost in trained if cost.standing == "done"]
     made = (
-        [("Pretraining", f"{_hours(sum(known))} over all processes, {counted(len(known), 'piece')}")]
+        [("Pretraining", f"{_hours(sum(known))} over all processes, {counted(len(known), 'training job')}")]
         if known
         else []
     )
@@ -209,7 +213,7 @@ def _protocol(spec: Finetune, evidence: Evidence) -> tuple[tuple[str, str], ...]
 
 
 # ---------------------------------------------------------------- missing
-# What a report cannot speak of: leaves and pieces that are not there, that failed, or that cannot be trusted, and why.
+# What a report cannot speak of: leaves and training jobs that are not there, that failed, or that cannot be trusted, and why.
 
 
 @dataclass(frozen=True)
@@ -224,7 +228,7 @@ class MissingTrials:
 
 @dataclass(frozen=True)
 class Unusable:
-    """One leaf or state that failed or cannot be read."""
+    """One trial or state that failed or cannot be read."""
 
     title: str  # result · task · rate · seed, or the results or the run that a state is for
     key: str
@@ -279,7 +283,7 @@ def missing(evidence: Evidence, found: list[RunSummary]) -> Missing:
     """The gaps of a study, in the order of its results and tasks."""
     done, of = evidence.count
     places: dict[str, str] = {}
-    failed = _failed_pieces(evidence)
+    failed = _failed_jobs(evidence)
     for grid in evidence.grids.values():
         for key, title in _titles(grid).items():
             places[key] = title
@@ -305,13 +309,13 @@ def missing(evidence: Evidence, found: list[RunSummary]) -> Missing:
     )
 
 
-def _failed_pieces(evidence: Evidence) -> list[Unusable]:
+def _failed_jobs(evidence: Evidence) -> list[Unusable]:
     """Pieces of pretraining that failed; what depends on them waits, so their reason is the one that counts."""
     store = evidence.store
     return [
-        Unusable(", ".join(entry.state.results) or entry.state.run.name, key, entry.error)
+        Unusable(", ".join(entry.job.results) or entry.job.run.name, key, entry.error)
         for key, entry in ledger.survey_jobs(evidence.plan, store).items()
-        if entry.standing == "failed" and not store.knows(store.states / key)
+        if entry.standing == "failed" and not store.knows(store.checkpoints / key)
     ]
 
 
@@ -346,14 +350,14 @@ class RunSummary:
     epochs: float | None
     heldout: dict[str, float]  # objective → the last loss that was measured
     standing: str  # done, running, failed, ready, waiting
-    leaves: tuple[int, int]  # done, planned
+    trials: tuple[int, int]  # done, planned
     wrong: str = ""  # why what its state says cannot be trusted
 
 
 def runs(evidence: Evidence) -> list[RunSummary]:
     """The results of every model, in the order of the plan."""
     plan = evidence.plan
-    by_key = {piece.key: piece for piece in evidence.pieces}
+    by_key = {cost.key: cost for cost in evidence.job_costs}
     models = {result: model.name for model in evidence.models.values() for result in model.results}
     return [_run(evidence, name, models[name], by_key) for name in plan.results if name in models]
 
@@ -375,7 +379,7 @@ def _run(evidence: Evidence, name: str, model: str, by_key: dict[str, JobCost]) 
         seed=recipe.seed,
         recipe=recipe,
         key=at,
-        way=tuple(by_key[state.key] for state in plan.path(at)),
+        way=tuple(by_key[job.key] for job in plan.path(at)),
         flops=spent.flops,
         seconds=spent.seconds,
         joules=progress.get("joules"),
@@ -384,7 +388,7 @@ def _run(evidence: Evidence, name: str, model: str, by_key: dict[str, JobCost]) 
         epochs=about.get("epochs"),
         heldout=heldout,
         standing=by_key[at].standing if at in by_key else "done",
-        leaves=(sum(grid.done for grid in grids), sum(grid.of for grid in grids)),
+        trials=(sum(grid.done for grid in grids), sum(grid.of for grid in grids)),
         wrong=wrong,
     )
 
@@ -394,8 +398,8 @@ def last_heldout(plan: Plan, store: Store, result: str) -> dict[str, float]:
 
     Curves are long and few of their lines hold these, so the others are not parsed.
     """
-    for state in reversed(plan.path(plan.results[result])):
-        folder = store.told(store.states / state.key)
+    for job in reversed(plan.path(plan.results[result])):
+        folder = store.told(store.checkpoints / job.key)
         if store.has(folder):
             measured = [line for line in read_lines(folder, b'"heldout"') if "heldout" in line]
             return measured[-1]["heldout"] if measured else {}

@@ -163,9 +163,9 @@ def recipe_of(plan: Plan, result: str) -> Recipe:
     return _recipe(*_made_by(plan, result), shares=_shares(plan))
 
 
-def recipe_at(plan: Plan, state: TrainingJob, *, to_end: bool) -> Recipe:
+def recipe_at(plan: Plan, job: TrainingJob, *, to_end: bool) -> Recipe:
     """The recipe that a state is on the way of: up to it, or to the end of its run."""
-    return _recipe(state.run, state.run.steps if to_end else state.step, shares=_shares(plan))
+    return _recipe(job.run, job.run.steps if to_end else job.step, shares=_shares(plan))
 
 
 def _made_by(plan: Plan, result: str) -> tuple[Pretrain, int]:
@@ -190,9 +190,9 @@ def _recipe(run: Pretrain, step: int, *, shares: Shares) -> Recipe:
     before = origin_step(run)
     start = _recipe(run.start, run.start.steps, shares=shares) if isinstance(run.start, Pretrain) else None
     own = [
-        RecipePhase(act.objective, before + act.first, before + min(act.until, step))
-        for act in phases(run)
-        if act.first < step
+        RecipePhase(phase.objective, before + phase.first, before + min(phase.until, step))
+        for phase in phases(run)
+        if phase.first < step
     ]
     shape = shape_of(run) if run.corpus or isinstance(run.start, Hub) else None
     root = _root(run)

@@ -240,7 +240,7 @@ def trial_table(evidence: Evidence) -> Table:
         for result, pretraining_seed in zip(model.results, model.seeds, strict=True):
             for task in evidence.tasks:
                 rows += _trial_rows(model.name, pretraining_seed, evidence.grids[result, task])
-    return Table("leaves", LEAF, tuple(rows))
+    return Table("trials", LEAF, tuple(rows))
 
 
 def _trial_rows(model: str, pretraining_seed: int, grid: ScoreGrid) -> Iterable[tuple[str, ...]]:
@@ -274,7 +274,7 @@ def runs(found: Iterable[RunSummary]) -> Table:
             one.name, one.model, recipe.words(), recipe.size,
             "" if recipe.parameters is None else str(recipe.parameters), str(recipe.steps), str(recipe.tokens),
             exponent(one.flops), plain(one.seconds, 1), str(one.devices), one.device, plain(one.joules, 0),
-            plain(one.epochs, DIGITS), *losses, one.standing, *(str(n) for n in one.leaves), one.key,
+            plain(one.epochs, DIGITS), *losses, one.standing, *(str(n) for n in one.trials), one.key,
         )  # fmt: skip
         rows.append(row)
     return Table("runs", RUN, tuple(rows))

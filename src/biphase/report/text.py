@@ -104,7 +104,7 @@ def _points(value: float) -> str:
 # The report as text, for a repository: question, answer, claims, scores, figures, provenance, commands.
 
 
-LOSSES = 50  # listed one by one; more are counted, and stand in leaves.csv
+LOSSES = 50  # listed one by one; more are counted, and stand in trials.csv
 SYMBOLS = {
     "reproduced": "✓",
     "direction only": "↗",
@@ -175,7 +175,7 @@ def _missing(missing: Missing) -> str:
         if losses:
             listed = [f"- {_text(one.title)} (`{one.key[:8]}`): {_text(one.why)}" for one in losses[:LOSSES]]
             more = len(losses) - LOSSES
-            listed += [f"- and {more:,} more: see leaves.csv"] if more > 0 else []
+            listed += [f"- and {more:,} more: see trials.csv"] if more > 0 else []
             lines.append("\n".join([f"{title}:", "", *listed]))
     return "\n\n".join(lines)
 
@@ -279,7 +279,7 @@ def _provenance(content: Content) -> str:
     if about.energy:
         lines.append(f"- Energy: {about.energy}")
     for one in about.machines:
-        work = ((one.pieces, "piece"), (one.leaves, "score"))
+        work = ((one.jobs, "training job"), (one.trials, "score"))
         did = ", ".join(counted(number, what) for number, what in work if number)
         lines.append(f"- {_text(one.device)} ({_text(one.software)}): {did}")
     data = [
@@ -310,5 +310,5 @@ def _commands(*, drawn: bool) -> str:
         "biphase report STUDY   # write this again\n"
         "```\n\n"
         "The same ledger gives the same bytes. Beside this file: `report.html`, the page; `scores.csv`, `families.csv`, "
-        f"`noise.csv`, `claims.csv`, `runs.csv`, `leaves.csv`; `tables/*.tex`{figures}."
+        f"`noise.csv`, `claims.csv`, `runs.csv`, `trials.csv`; `tables/*.tex`{figures}."
     )

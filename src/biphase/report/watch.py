@@ -211,14 +211,14 @@ class Watcher:
         self.shown = _shown(built.content)
 
     def served(self, path: str) -> tuple[str, bytes] | None:
-        if path == "/state.json":
+        if path == "/checkpoint.json":
             shown = self.shown  # once: it may be exchanged meanwhile
-            state = {
+            job = {
                 "content": shown.content,
                 "figures": shown.figures,
                 "progress": self.progress,
             }
-            return "application/json", json.dumps(state).encode()
+            return "application/json", json.dumps(job).encode()
         return self.shown.texts.get("/" if path == "/report.html" else path)
 
 
@@ -240,10 +240,10 @@ def _hash(text: str) -> str:
 def fingerprint(plan: Plan, store: Store) -> str:
     """Something that changes when the report would: names of results, of failures and leases, sizes of live files."""
     study = store.studies / plan.study.name
-    folders = [store.states, store.leaves, store.leases, study / "failures"]
-    folders += [store.receipts / "states", store.receipts / "leaves"]
+    folders = [store.checkpoints, store.trials, store.leases, study / "failures"]
+    folders += [store.metadata / "checkpoints", store.metadata / "trials"]
     parts = [_names(folder) for folder in folders]
-    for key in plan.states:
+    for key in plan.jobs:
         path = ledger.live_file(plan, store, key)
         with contextlib.suppress(OSError):
             parts.append(f"{key} {path.stat().st_size}")
@@ -273,15 +273,15 @@ def progress(plan: Plan, store: Store) -> dict[str, Any]:
     running = []
     for entry in entries.values():
         if entry.holder:
-            name = ", ".join(entry.state.results) or entry.state.run.name
-            told = ledger.latest(plan, store, entry.state)
+            name = ", ".join(entry.job.results) or entry.job.run.name
+            told = ledger.latest(plan, store, entry.job)
             running.append(f"{name} on {entry.holder.host}{f': {told}' if told else ''}")
     running += [f"{training.title(plan)} on {holder.host}" for training, holder in tuned.running.values()]
     failed = sum(entry.standing == "failed" for entry in entries.values()) + len(tuned.failed)
     return {
         "said": _said(len(running), failed, done=trained == len(entries) and tuned.done == tuned.of),
         "meters": {
-            "pieces": {"done": trained, "of": len(entries), "left": _left(left)},
+            "training jobs": {"done": trained, "of": len(entries), "left": _left(left)},
             "fine-tunings": {
                 "done": tuned.done,
                 "of": tuned.of,

@@ -13,7 +13,7 @@ from biphase.records import record
 from biphase.specs.checks import one_name
 from biphase.specs.tasks import Family
 
-# What a leaf is scored with; `biphase.tasks.metrics` says how each is computed.
+# What a trial is scored with; `biphase.tasks.metrics` says how each is computed.
 METRICS: dict[Family, tuple[str, ...]] = {
     "SC": ("accuracy", "macro_f1", "mcc"),
     "TC": ("entity_f1", "sentence_f1"),

@@ -128,7 +128,7 @@ class Finetune:
         return replace(self, tasks=tasks, lrs=fewer.lrs, seeds=fewer.seeds, on_the_way=None)
 
     @property
-    def trainings(self) -> int:
+    def finetunings(self) -> int:
         """Fine-tunings per result: tasks that borrow another task's model train none of their own."""
         own = {task.trained_on or task.name for task in self.tasks}
         return len(own) * len(self.lrs) * len(self.seeds)

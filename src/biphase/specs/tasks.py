@@ -85,7 +85,7 @@ class Tag:
 
 @record
 class Answer:
-    """A piece of `context` that answers `question`. `text` is what stands before the context.
+    """A training job of `context` that answers `question`. `text` is what stands before the context.
 
     `answers` holds {"text": […], "answer_start": […]} as SQuAD does, or one text, whose first occurrence is meant.
     """

@@ -120,7 +120,7 @@ class Pretrain:
     seed: int = INHERIT
     adapter: LoRA | None = INHERIT
     freeze: Literal["nothing", "embeddings"] = INHERIT
-    moments: Literal["keep", "reset"] = "keep"
+    optimizer_state: Literal["keep", "reset"] = "keep"
     data: Literal["continue", "restart"] = "continue"
     keep: tuple[int, ...] = ()  # steps on the way that are results too, named `name-step`
     # How often the held-out losses are measured, and on how much text: looked at, so in no key.
@@ -209,7 +209,7 @@ class Pretrain:
             )
         if isinstance(self.start, Pretrain):
             self._check_parent(where, self.start)
-        elif (self.moments, self.data) != ("keep", "continue"):
+        elif (self.optimizer_state, self.data) != ("keep", "continue"):
             raise SpecError(
                 f"{where}: moments and data say how another run goes on; this one has none to continue"
             )

@@ -3,10 +3,10 @@
     ledger.json                     first: the study, and every other file with its size and hash
     study/                          plan.json, fingerprints.json, failures/<key>.json
     pins.json  corpora/link-*.json  what the study's names stand for
-    receipts/states/<key>/          state.json, metrics.jsonl: a state without weights and moments
-    receipts/shards/<key>/          card.json: a corpus without its tokens
-    receipts/leaves/<key>/          leaf.json: scores without their values by example
-    leaves/<key>/                   leaf.json, values.safetensors, predictions.safetensors if there are any
+    metadata/checkpoints/<key>/          checkpoint.json, metrics.jsonl: a state without weights and moments
+    metadata/shards/<key>/          card.json: a corpus without its tokens
+    metadata/trials/<key>/          trial.json: scores without their values by example
+    trials/<key>/                   trial.json, values.safetensors, predictions.safetensors if there are any
 
 It is a tar in zstandard, so any tool lists it; the same results give the same bytes. It may come from anywhere, so it is
 read strictly: only plain files, of the names above, in the order, of the sizes and with the hashes that its first file
@@ -71,12 +71,12 @@ FORMAT = 1
 PLAN_ENTRY, FINGERPRINTS, PINS = "study/plan.json", "study/fingerprints.json", "pins.json"
 # What a result's folder in a parcel holds: all of it, and nothing else but what it may hold as well.
 FOLDERS = {
-    "receipts/states": ("metrics.jsonl", "state.json"),
-    "receipts/shards": ("card.json",),
-    "receipts/leaves": ("leaf.json",),
-    "leaves": ("leaf.json", "values.safetensors"),
+    "metadata/checkpoints": ("metrics.jsonl", "checkpoint.json"),
+    "metadata/shards": ("card.json",),
+    "metadata/trials": ("trial.json",),
+    "trials": ("trial.json", "values.safetensors"),
 }
-OPTIONAL = {"leaves": ("predictions.safetensors",)}
+OPTIONAL = {"trials": ("predictions.safetensors",)}
 _KEY = rf"[0-9a-f]{{{KEY_LENGTH}}}"
 _LOOSE = re.compile(
     rf"{re.escape(PLAN_ENTRY)}|{re.escape(FINGERPRINTS)}|pins\.json|study/failures/{_KEY}\.json|corpora/link-{_KEY}\.json"
@@ -93,7 +93,7 @@ UNPACKED, SHRUNK = 2**26, 100
 LARGEST = {
     "plan.json": 2**24,
     "card.json": 2**22,
-    "leaf.json": 2**22,
+    "trial.json": 2**22,
     "metrics.jsonl": 2**28,
     "values.safetensors": 2**28,
     "predictions.safetensors": 2**28,
@@ -225,11 +225,11 @@ class Archive:
             )
             if any(type(item.bytes) is not int for item in items):
                 raise TypeError
-            parcel = cls(path, str(said["study"]), items)
+            archive = cls(path, str(said["study"]), items)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise reader.refusal(f"its {LEDGER} does not say what is in it") from None
-        parcel._judge(reader)
-        return parcel
+        archive._judge(reader)
+        return archive
 
     @property
     def unpacked(self) -> int:
@@ -369,8 +369,8 @@ class PackSummary:
     scores: int = 0
     scores_planned: int = 0
     bare: int = 0  # scores without their values by example
-    states: int = 0
-    states_planned: int = 0
+    jobs: int = 0
+    jobs_planned: int = 0
     corpora: int = 0
     failures: int = 0
     bytes: int = 0  # of the file
@@ -395,10 +395,10 @@ def pack(
         *_names(plan, store),
         *_failures(plan, store, results, packed),
         *_corpora(plan, store, identities, packed),
-        *_states(plan, store, results, packed),
-        *_leaves(plan, store, results, packed, examples=examples),
+        *_jobs(plan, store, results, packed),
+        *_trials(plan, store, results, packed, examples=examples),
     ]
-    if not packed.scores and not packed.states:
+    if not packed.scores and not packed.jobs:
         raise SpecError(
             f"nothing of {packed.study} is in {store.root} yet; compute some of it: biphase run STUDY"
         )
@@ -432,7 +432,7 @@ def _failures(
 ) -> Iterable[EntrySource]:
     """Why jobs that are not done failed."""
     done = ledger.done_keys(plan, store)
-    left = {key for key in _state_keys(plan, results) if key not in done}
+    left = {key for key in _job_keys(plan, results) if key not in done}
     left |= {one.key for one in finetunings(plan, results) if not finished(one, store)}
     for key, noted in sorted(ledger.failures(plan, store).items()):
         if key in left:
@@ -441,39 +441,39 @@ def _failures(
             yield EntrySource.of(f"study/failures/{key}.json", as_json(kept))
 
 
-def _state_keys(plan: Plan, results: Collection[str] | None) -> list[str]:
+def _job_keys(plan: Plan, results: Collection[str] | None) -> list[str]:
     if results is None:
-        return list(plan.states)
-    wanted = {state.key for key in results for state in plan.path(key)}
-    return [key for key in plan.states if key in wanted]
+        return list(plan.jobs)
+    wanted = {job.key for key in results for job in plan.path(key)}
+    return [key for key in plan.jobs if key in wanted]
 
 
 def _corpora(plan: Plan, store: Store, identities: Identities, packed: PackSummary) -> Iterable[EntrySource]:
-    runs = {corpus_of(state.run): state.run for state in plan.states.values()}
+    runs = {corpus_of(job.run): job.run for job in plan.jobs.values()}
     for key in dict.fromkeys(identities.data(run) for run in runs.values()):
-        made = _folder(store, store.shards / key, "receipts/shards", packed)
+        made = _folder(store, store.shards / key, "metadata/shards", packed)
         packed.corpora += bool(made)
         yield from made
 
 
-def _states(
+def _jobs(
     plan: Plan, store: Store, results: Collection[str] | None, packed: PackSummary
 ) -> Iterable[EntrySource]:
-    for key in _state_keys(plan, results):
-        made = _folder(store, store.states / key, "receipts/states", packed)
-        packed.states_planned += 1
-        packed.states += bool(made)
+    for key in _job_keys(plan, results):
+        made = _folder(store, store.checkpoints / key, "metadata/checkpoints", packed)
+        packed.jobs_planned += 1
+        packed.jobs += bool(made)
         yield from made
 
 
-def _leaves(
+def _trials(
     plan: Plan, store: Store, results: Collection[str] | None, packed: PackSummary, *, examples: bool
 ) -> Iterable[EntrySource]:
     for training in finetunings(plan, results):
-        for leaf in training.leaves:
-            place = store.leaves / leaf.key
+        for trial in training.trials:
+            place = store.trials / trial.key
             whole = examples and store.has(place)
-            made = _folder(store, place, "leaves" if whole else "receipts/leaves", packed)
+            made = _folder(store, place, "trials" if whole else "metadata/trials", packed)
             packed.scores_planned += 1
             packed.scores += bool(made)
             packed.bare += bool(made) and not whole
@@ -532,7 +532,7 @@ class Validator:
         self.name = study
         self.said: dict[str, Any] = {}  # the plan, as the archive has it
         self.fingerprints: dict[str, dict[str, str]] = {}
-        self.states: dict[str, tuple[int, int]] = {}  # key → its step from the root, bytes of its metrics
+        self.jobs: dict[str, tuple[int, int]] = {}  # key → its step from the root, bytes of its metrics
         self.trials: dict[str, dict[str, Any]] = {}
         self.corpora: dict[str, Corpus] = {}  # by the key of their shards
         self.failed: set[str] = set()
@@ -540,18 +540,18 @@ class Validator:
 
     def result(self, folder: str, files: dict[str, bytes]) -> None:
         kind, at = folder.split("/")[-2:]
-        if kind == "leaves":
+        if kind == "trials":
             about = check_trial(json.loads(files[TRIAL]), at)
             if VALUES in files:
                 _check_values(files[VALUES], about)
             if PREDICTIONS in files:  # which no verb reads
                 _arrays(PREDICTIONS, files[PREDICTIONS])
             self.trials[at] = {name: about[name] for name in ("model", "lr", "seed", "metric")}
-        elif kind == "states":
+        elif kind == "checkpoints":
             about = check_checkpoint(json.loads(files[CHECKPOINT]), at)
             _need(isinstance(decode(about["run"]), Pretrain), "it has no run")
             step = about["origin_step"] + about["progress"]["step"]
-            self.states[at] = step, len(files[LINES])
+            self.jobs[at] = step, len(files[LINES])
             self._check_lines(files[LINES], step)
         else:
             self.corpora[at] = decode(check_card(json.loads(files[CARD]), at)["corpus"])
@@ -602,26 +602,26 @@ class Validator:
     def finish(self) -> Plan:
         """After the last file: make the plan again, and hold everything that was heard against it. Gives that plan."""
         plan = self._planned()
-        keys = {state["key"]: state["parent"] for state in self.said["states"]}
-        same = keys == {state.key: state.parent for state in plan.states.values()}
+        keys = {job["key"]: job["parent"] for job in self.said["jobs"]}
+        same = keys == {job.key: job.parent for job in plan.jobs.values()}
         _need(same and self.said["results"] == plan.results, f"{PLAN_ENTRY} has other keys than its study")
         every = {one.key: one for one in finetunings(plan)}
-        leaves = {leaf.key: (one, leaf.metric) for one in every.values() for leaf in one.leaves}
-        for at, (step, size) in self.states.items():
-            _need(at in plan.states, f"the state {at} is none of the study's")
-            _need(step == plan.states[at].span[1], f"the state {at} is at step {step}")
+        trials = {trial.key: (one, trial.metric) for one in every.values() for trial in one.trials}
+        for at, (step, size) in self.jobs.items():
+            _need(at in plan.jobs, f"the state {at} is none of the study's")
+            _need(step == plan.jobs[at].span[1], f"the state {at} is at step {step}")
             _need(
                 size <= LINE_BYTES * (step + SPARE_LINES),
                 f"{LINES} of {at} has {size:,} bytes for {step:,} steps",
             )
         for at, about in self.trials.items():
-            _need(at in leaves, f"the scores {at} are none of the study's")
-            one, metric = leaves[at]
+            _need(at in trials, f"the scores {at} are none of the study's")
+            one, metric = trials[at]
             planned = {"model": one.model, "lr": one.lr, "seed": one.seed, "metric": metric}
             _need(about == planned, f"the scores {at} are of another model, learning rate, seed or metric")
         others = set(self.corpora) - {self._data(run) for run in trained_runs(self.study)}
         _need(not others, f"the corpus {min(others, default='')} is none of the study's")
-        others = self.failed - set(plan.states) - set(every)
+        others = self.failed - set(plan.jobs) - set(every)
         _need(not others, f"the failure {min(others, default='')} is of no job of the study")
         return plan
 
@@ -712,7 +712,7 @@ def _need(true: Any, why: str) -> None:
 # machines computed the same one, is named and kept as it is.
 
 
-KINDS = {"leaves": "scores", "states": "states", "shards": "corpora"}
+KINDS = {"trials": "scores", "checkpoints": "checkpoints", "shards": "corpora"}
 
 
 @dataclass
@@ -731,7 +731,7 @@ class Merged:
 class Checked:
     """A parcel that was read whole, and the plan that its study makes."""
 
-    parcel: Archive
+    archive: Archive
     plan: Plan
 
 
@@ -766,7 +766,7 @@ def _refusing(path: Path, where: str) -> Generator[None]:
 
 def merge(checked: Checked, store: Store) -> Merged:
     """Publish what the store does not have yet. Its plan is the one that was made again, not the archive's own."""
-    found = checked.parcel
+    found = checked.archive
     merged = Merged(found.study, store.studies / found.study / PLAN)
     _merge_plan(checked.plan, store, merged)
     for folder, files in found.contents():
@@ -785,7 +785,7 @@ def merge(checked: Checked, store: Store) -> Merged:
 def _merge_result(folder: str, files: dict[str, bytes], store: Store, merged: Merged) -> None:
     kind, at = folder.split("/")[-2:]
     place = store.root / kind / at
-    receipt = folder.startswith("receipts/")
+    metadata_of = folder.startswith("metadata/")
     if fault := store.fault(place):
         merged.kept.append(f"{kind}/{at[:8]}: damaged here, and left as it is ({fault})")
         return
@@ -801,13 +801,13 @@ def _merge_result(folder: str, files: dict[str, bytes], store: Store, merged: Me
         if other:
             merged.kept.append(_kept(kind, at, files, store))
             return
-        if receipt or store.has(place):
+        if metadata_of or store.has(place):
             merged.already += 1
             return
     with store.attempt(f"merge-{at}") as built:
         for name, content in files.items():
             (built / name).write_bytes(content)
-        if publish(built, store.receipt(place) if receipt else place):
+        if publish(built, store.metadata_of(place) if metadata_of else place):
             merged.added[KINDS[kind]] += 1
             merged.bytes += sum(len(content) for content in files.values())
         else:  # somebody was faster
@@ -817,7 +817,7 @@ def _merge_result(folder: str, files: dict[str, bytes], store: Store, merged: Me
 def _kept(kind: str, at: str, files: dict[str, bytes], store: Store) -> str:
     """In which way a result that is here is another one."""
     told = "computed twice"
-    if kind == "leaves":
+    if kind == "trials":
         try:
             same = read_trial(store, at)["scores"] == json.loads(files[TRIAL])["scores"]
         except StoreError as wrong:

@@ -299,7 +299,7 @@ def before_after(plan: Plan, store: Store, at: str) -> list[str]:
     """Held-out losses before the first step and after the last, and what to type next; `at`: where, if to be said."""
     run = plan.study.runs[-1]
     end = plan.results[run.name]
-    if not store.knows(store.states / end):
+    if not store.knows(store.checkpoints / end):
         return []
     measured = ledger.measured(plan, store, run.name)
     first = origin_step(run)
@@ -311,7 +311,7 @@ def before_after(plan: Plan, store: Store, at: str) -> list[str]:
         wide = max(map(len, (title, *rows)))
         lines += ["", f"  {title:<{wide}}  {'before':>8}  {'after':>8}"]
         lines += [f"  {what:<{wide}}  {was:>8.3f}  {now:>8.3f}" for what, (was, now) in rows.items()]
-    if not store.has(store.states / end):
+    if not store.has(store.checkpoints / end):
         return [*lines, "", metadata_only_refusal(end, store)]
     lines += [
         "",

@@ -91,47 +91,47 @@ def peak_of(device: str) -> float:
 
 
 def costs(plan: Plan, keys: Iterable[str] | None = None) -> Costs:
-    """What the pieces that lead to `keys` cost; to all states of the plan if none are given."""
-    states = [plan.states[key] for key in (plan.states if keys is None else keys)]
+    """What the training jobs that lead to `keys` cost; to all states of the plan if none are given."""
+    states = [plan.jobs[key] for key in (plan.jobs if keys is None else keys)]
     notes: dict[str, None] = {}
     shapes: dict[str, ModelShape | None] = {}
     tokens, flops, disk = 0, 0.0, 0
     known = True
-    for state in states:
-        if state.root not in shapes:
-            shapes[state.root] = shape_of(state.run)
-        shape = shapes[state.root]
-        tokens += state.tokens
+    for job in states:
+        if job.root not in shapes:
+            shapes[job.root] = shape_of(job.run)
+        shape = shapes[job.root]
+        tokens += job.tokens
         if shape is None:
-            notes[f"the shape of {_source(state.run)} is not known here: FLOPs and disk are left out"] = None
+            notes[f"the shape of {_source(job.run)} is not known here: FLOPs and disk are left out"] = None
             known = False
             continue
         if shape.vocab is None:
             notes[
-                f"the vocabulary of {corpus_of(state.run).name} is not known: head and embedding not counted"
+                f"the vocabulary of {corpus_of(job.run).name} is not known: head and embedding not counted"
             ] = None
-        if isinstance(state.run.packing, Rows) and state.run.packing.document_mask:
+        if isinstance(job.run.packing, Rows) and job.run.packing.document_mask:
             notes["document masking depends on the text: FLOPs are an upper bound"] = None
-        flops += job_flops(state, shape)
+        flops += job_flops(job, shape)
         disk += shape.parameters * BYTES_PER_PARAMETER
     return Costs(tokens, flops if known else None, disk if known else None, tuple(notes))
 
 
-def job_flops(state: TrainingJob, shape: ModelShape) -> float:
-    """Model FLOPs of the piece that leads to a state."""
-    act = phase_at(state.run, state.first)
-    share = labelled_share(act.objective, state.run.packing, state.first - act.first, state.step - act.first)
-    causal = isinstance(act.objective, CLM)
-    return state.tokens * flops_per_token(shape, state.run.packing, causal=causal, labelled=share)
+def job_flops(job: TrainingJob, shape: ModelShape) -> float:
+    """Model FLOPs of the training job that leads to a state."""
+    phase = phase_at(job.run, job.first)
+    share = labelled_share(phase.objective, job.run.packing, job.first - phase.first, job.step - phase.first)
+    causal = isinstance(phase.objective, CLM)
+    return job.tokens * flops_per_token(shape, job.run.packing, causal=causal, labelled=share)
 
 
-def flops_of(state: TrainingJob) -> float | None:
+def flops_of(job: TrainingJob) -> float | None:
     """The same where its model may not be known: None where only a download would tell."""
     try:
-        shape = shape_of(state.run)
+        shape = shape_of(job.run)
     except BiphaseError:
         return None
-    return job_flops(state, shape) if shape else None
+    return job_flops(job, shape) if shape else None
 
 
 def flops_per_token(shape: ModelShape, packing: Chunks | Rows, *, causal: bool, labelled: float) -> float:

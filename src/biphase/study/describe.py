@@ -47,26 +47,26 @@ class Elapsed:
 
 def elapsed(
     plan: Plan,
-    pieces: Mapping[str, float],
+    jobs: Mapping[str, float],
     tunings: Mapping[Grid, float],
     counts: Mapping[Grid, int],
     workers: int,
 ) -> Elapsed:
-    """`pieces`: seconds of the training jobs to run; `tunings`, `counts`: of each fine-tuning, and how many."""
+    """`training jobs`: seconds of the training jobs to run; `tunings`, `counts`: of each fine-tuning, and how many."""
     grids: dict[str, deque[tuple[float, int]]] = {}
     for grid, seconds in tunings.items():
         if counts.get(grid):
             grids.setdefault(grid[0], deque()).append((seconds, counts[grid]))
-    chain, ends = _longest(plan, pieces, grids)
-    return Elapsed(workers, _simulated(plan, pieces, grids, workers), chain, ends)
+    chain, ends = _longest(plan, jobs, grids)
+    return Elapsed(workers, _simulated(plan, jobs, grids, workers), chain, ends)
 
 
 def _longest(
-    plan: Plan, pieces: Mapping[str, float], grids: Mapping[str, deque[tuple[float, int]]]
+    plan: Plan, jobs: Mapping[str, float], grids: Mapping[str, deque[tuple[float, int]]]
 ) -> tuple[float, str]:
     until: dict[str, float] = {}
-    for key in pieces:  # parents come first
-        until[key] = until.get(plan.states[key].parent or "", 0.0) + pieces[key]
+    for key in jobs:  # parents come first
+        until[key] = until.get(plan.jobs[key].parent or "", 0.0) + jobs[key]
     every = {
         model: until.get(model, 0.0) + max((seconds for seconds, _ in grids.get(model, ())), default=0.0)
         for model in (*until, *grids)
@@ -77,17 +77,17 @@ def _longest(
 
 
 def _simulated(
-    plan: Plan, pieces: Mapping[str, float], grids: Mapping[str, deque[tuple[float, int]]], workers: int
+    plan: Plan, jobs: Mapping[str, float], grids: Mapping[str, deque[tuple[float, int]]], workers: int
 ) -> float:
-    order = {key: number for number, key in enumerate(plan.states)}
+    order = {key: number for number, key in enumerate(plan.jobs)}
     below: dict[str | None, list[str]] = {}
-    for key in pieces:
-        below.setdefault(plan.states[key].parent, []).append(key)
-    first = [key for key in pieces if plan.states[key].parent not in pieces]
+    for key in jobs:
+        below.setdefault(plan.jobs[key].parent, []).append(key)
+    first = [key for key in jobs if plan.jobs[key].parent not in jobs]
     trainable = [(order[key], key) for key in first]
     heapq.heapify(trainable)
     # Fine-tunings of one grid are alike: seconds, and how many are left to start.
-    tunable = deque(one for model, some in grids.items() if model not in pieces for one in some)
+    tunable = deque(one for model, some in grids.items() if model not in jobs for one in some)
     running: list[tuple[float, str]] = []  # when a worker is free again, and what it has trained
     now = 0.0
     while trainable or tunable or running:
@@ -99,7 +99,7 @@ def _simulated(
                     tunable.appendleft((seconds, left - 1))
             else:
                 _, key = heapq.heappop(trainable)
-                heapq.heappush(running, (now + pieces[key], key))
+                heapq.heappush(running, (now + jobs[key], key))
         now, done = heapq.heappop(running)
         if done:
             tunable.extend(grids.get(done, ()))
@@ -169,7 +169,7 @@ def _bill(plan: Plan, store: Store, device: str, efficiency: float | None, tuned
         why = f"{device} was not measured: hours are FLOPs at a share of its peak{without}. There, type: {measure}"
         return Bill(device, EFFICIENCY, notes=(why,))
     made = price(plan, machine, measure=measure)
-    nothing = plan.states and not made.pieces and not made.tunings
+    nothing = plan.jobs and not made.jobs and not made.tunings
     if nothing and made.unmeasured and device in DEVICES and costs(plan).flops is not None:
         why = f"hours are FLOPs at a share of the peak: steps like these were not measured on {device}"
         others = (note for note in made.notes if note not in made.unmeasured)
@@ -204,21 +204,21 @@ def bill_json(plan: Plan, made: Bill, left: Collection[str]) -> dict[str, Any]:
 def summary(plan: Plan, done: Collection[str], tuned: int, made: Bill, command_path: str) -> list[str]:
     """The lines below the tree."""
     every, left = costs(plan), plan.left(done)
-    trainings, scores = trials_line(plan)
+    finetunings, scores = trials_line(plan)
     written, to_compute = plan.steps_written, plan.steps_to_compute
     shared = f" ({written:,} as written, {written - to_compute:,} shared)" if written > to_compute else ""
     parts = [counted(len(plan.study.runs), "run")]
-    if plan.states:
+    if plan.jobs:
         parts += [
-            counted(plan.pieces, "piece"),
+            counted(plan.job_count, "training job"),
             f"{counted(to_compute, 'step')} to compute{shared}",
             f"{short(every.tokens)} tokens",
         ]
-    parts += [f"{every.flops:.2e} FLOPs"] if plan.states and every.flops is not None else []
+    parts += [f"{every.flops:.2e} FLOPs"] if plan.jobs and every.flops is not None else []
     parts += _hours_parts(plan, made, every)
-    parts += [_disk(every.disk, made)] if plan.states and every.disk is not None else []
-    if trainings:
-        parts += [counted(trainings, "fine-tuning"), counted(scores, "score")]
+    parts += [_disk(every.disk, made)] if plan.jobs and every.disk is not None else []
+    if finetunings:
+        parts += [counted(finetunings, "fine-tuning"), counted(scores, "score")]
     below = [*_elapsed_line(plan, made, left), *_basis(plan, made), *_text_notes(made)]
     wrapped = [line for one in below for line in wrap(one, PAGE, subsequent_indent="  ")]
     return [*_flow(parts), *wrapped, *every.notes, *made.notes, _next(plan, left, tuned, made, command_path)]
@@ -243,17 +243,17 @@ def _text_notes(made: Bill) -> list[str]:
 def _elapsed(plan: Plan, made: Bill, left: Collection[str]) -> Elapsed | None:
     """Of what is left; None where a job has no price."""
     if made.prices is not None:
-        pieces = {key: made.prices.pieces.get(key) for key in left}
+        jobs = {key: made.prices.jobs.get(key) for key in left}
         tunings = made.prices.tunings
     elif made.efficiency:
         rate = peak_of(made.device) * made.efficiency
-        flops = {key: flops_of(plan.states[key]) for key in left}
-        pieces = {key: None if some is None else some / rate for key, some in flops.items()}
+        flops = {key: flops_of(plan.jobs[key]) for key in left}
+        jobs = {key: None if some is None else some / rate for key, some in flops.items()}
         tunings = {}
     else:
         return None
-    known = {key: seconds for key, seconds in pieces.items() if seconds is not None}
-    if len(known) < len(pieces) or not (known or made.tunings_left):
+    known = {key: seconds for key, seconds in jobs.items() if seconds is not None}
+    if len(known) < len(jobs) or not (known or made.tunings_left):
         return None
     return elapsed(plan, known, tunings, made.tunings_left, made.workers)
 
@@ -284,11 +284,11 @@ def _hours_parts(plan: Plan, made: Bill, every: Costs) -> list[str]:
     device = made.device
     if made.prices is None:
         hours = _pretraining_hours(made, every, None)
-        if not plan.states or hours is None:
+        if not plan.jobs or hours is None:
             return []
         return [f"{_hours(hours, device)} on {device} at {made.efficiency:.0%}"]
     parts = []
-    if made.prices.pieces:
+    if made.prices.jobs:
         parts.append(f"pretraining {_hours(made.prices.pretraining() / 3600, device)}")
     if made.prices.tunings:
         parts.append(f"fine-tuning {_hours(made.prices.finetuning() / 3600, device)}")
@@ -300,30 +300,32 @@ def _hours_parts(plan: Plan, made: Bill, every: Costs) -> list[str]:
 
 
 def _pretraining_hours(made: Bill, some: Costs, keys: Collection[str] | None) -> float | None:
-    """None: of some of these pieces it is not known."""
+    """None: of some of these training jobs it is not known."""
     if made.prices is None:
         return some.device_hours(made.device, made.efficiency) if made.efficiency else None
-    every = made.prices.priced if keys is None else set(keys) <= made.prices.pieces.keys()
+    every = made.prices.priced if keys is None else set(keys) <= made.prices.jobs.keys()
     return made.prices.pretraining(keys) / 3600 if every else None
 
 
 def _next(plan: Plan, left: list[str], tuned: int, made: Bill, command_path: str) -> str:
-    trainings, _ = trials_line(plan)
-    if not plan.states and not trainings:
+    finetunings, _ = trials_line(plan)
+    if not plan.jobs and not finetunings:
         return "nothing to train."
-    if not left and tuned == trainings:
-        every = [counted(plan.pieces, "piece")] if plan.states else []
-        every += [counted(trainings, "fine-tuning")] if trainings else []
+    if not left and tuned == finetunings:
+        every = [counted(plan.job_count, "training job")] if plan.jobs else []
+        every += [counted(finetunings, "fine-tuning")] if finetunings else []
         return f"all {' and '.join(every)} computed. See: biphase report {command_path}"
-    if len(left) == plan.pieces and not tuned:
+    if len(left) == plan.job_count and not tuned:
         return f"nothing computed yet. Next: biphase run {command_path}"
-    steps = sum(plan.states[key].steps for key in left)
+    steps = sum(plan.jobs[key].steps for key in left)
     hours = _pretraining_hours(made, costs(plan, left), left)
     if made.prices and hours is not None:
         hours += made.prices.finetuning(made.tunings_left) / 3600
     time = _hours(hours, made.device) if hours else ""
-    done = [f"{plan.pieces - len(left):,} of {counted(plan.pieces, 'piece')}"] if plan.states else []
-    done += [f"{tuned:,} of {counted(trainings, 'fine-tuning')}"] if trainings else []
+    done = (
+        [f"{plan.job_count - len(left):,} of {counted(plan.job_count, 'training job')}"] if plan.jobs else []
+    )
+    done += [f"{tuned:,} of {counted(finetunings, 'fine-tuning')}"] if finetunings else []
     to_go = ", ".join(one for one in (f"{steps:,} steps left" if left else "", time) if one)
     return f"{' and '.join(done)} done{', ' + to_go if to_go else ''}. Next: biphase run {command_path}"
 
@@ -331,7 +333,7 @@ def _next(plan: Plan, left: list[str], tuned: int, made: Bill, command_path: str
 def trials_line(plan: Plan) -> tuple[int, int]:
     """Fine-tunings and scores: two names of one state share theirs."""
     parts = plan.tuned.values()
-    return sum(part.trainings for part in parts), sum(part.scores for part in parts)
+    return sum(part.finetunings for part in parts), sum(part.scores for part in parts)
 
 
 def _flow(parts: list[str]) -> list[str]:
@@ -392,12 +394,12 @@ def render(
 
 def plan_json(plan: Plan, *, done: Collection[str], tuned: int, bill: Bill) -> dict[str, Any]:
     """The same for a program."""
-    trainings, scores = trials_line(plan)
+    finetunings, scores = trials_line(plan)
     return (
         plan.to_json()
-        | {"done": [key for key in plan.states if key in done]}
+        | {"done": [key for key in plan.jobs if key in done]}
         | bill_json(plan, bill, plan.left(done))
-        | {"finetunings": trainings, "finetunings_done": tuned, "scores": scores}
+        | {"finetunings": finetunings, "finetunings_done": tuned, "scores": scores}
     )
 
 
@@ -414,18 +416,18 @@ def key_length(keys: Collection[str]) -> int:
 
 def _tree(plan: Plan, done: Collection[str]) -> list[str]:
     below: dict[str, list[TrainingJob]] = {}
-    for state in plan.states.values():
-        below.setdefault(state.root if state.parent is None else state.parent, []).append(state)
-    in_thousands = all(step % 1000 == 0 for state in plan.states.values() for step in state.span)
-    digits = key_length({*plan.roots, *plan.states, *done})
+    for job in plan.jobs.values():
+        below.setdefault(job.root if job.parent is None else job.parent, []).append(job)
+    in_thousands = all(step % 1000 == 0 for job in plan.jobs.values() for step in job.span)
+    digits = key_length({*plan.roots, *plan.jobs, *done})
 
     def steps(count: int) -> str:
         return f"{count // 1000:,}k" if in_thousands else f"{count:,}"
 
-    def row(text: str, state: TrainingJob) -> _Row:
-        first, until = state.span
-        mark = "✓" if state.key in done else ""
-        return _Row(text, steps(first), steps(until), state.key[:digits], mark, ", ".join(state.results))
+    def row(text: str, job: TrainingJob) -> _Row:
+        first, until = job.span
+        mark = "✓" if job.key in done else ""
+        return _Row(text, steps(first), steps(until), job.key[:digits], mark, ", ".join(job.results))
 
     named = titles(list(plan.roots.values()), trained=set(below))
     lines: list[str] = []
@@ -433,7 +435,7 @@ def _tree(plan: Plan, done: Collection[str]) -> list[str]:
         rows: list[_Row] = []
         for key, root in plan.roots.items():
             rows.append(_Row(named[key], "", "", key[:digits], "", ", ".join(root.results)))
-            rows.extend(row(text, state) for text, state in _branches(below, key, branch, flat))
+            rows.extend(row(text, job) for text, job in _branches(below, key, branch, flat))
         lines = _aligned(rows)
         if max(map(len, lines)) <= PAGE:
             break
@@ -462,11 +464,11 @@ def _branches(
 
     waiting = expand(root, "")
     while waiting:
-        state, before, beneath = waiting.pop()
-        base = phase_at(state.run, state.first).rope_base
+        job, before, beneath = waiting.pop()
+        base = phase_at(job.run, job.first).rope_base
         turned = f", rope {base:g}" if base else ""
-        yield before + label(state.objective) + turned + (" ↘" if state.decaying else ""), state
-        waiting.extend(expand(state.key, beneath))
+        yield before + label(job.objective) + turned + (" ↘" if job.decaying else ""), job
+        waiting.extend(expand(job.key, beneath))
 
 
 def _depths(below: dict[str, list[TrainingJob]], root: str) -> dict[str, int]:

@@ -33,7 +33,7 @@ Standing = Literal["done", "running", "failed", "ready", "waiting"]
 class JobStatus:
     """One state of a plan, as it stands."""
 
-    state: TrainingJob
+    job: TrainingJob
     standing: Standing
     progress: dict[str, Any] | None = None  # of a done state: step, seconds, flops, …
     holder: Holder | None = None
@@ -43,12 +43,12 @@ class JobStatus:
 
 def done_keys(plan: Plan, store: Store) -> set[str]:
     """The states that were computed, here or elsewhere."""
-    return {key for key in plan.states if store.knows(store.states / key)}
+    return {key for key in plan.jobs if store.knows(store.checkpoints / key)}
 
 
 def keys_with_weights(plan: Plan, store: Store) -> set[str]:
     """The states that are here whole: what can be gone on from, fine-tuned and exported."""
-    return {key for key in plan.states if store.has(store.states / key)}
+    return {key for key in plan.jobs if store.has(store.checkpoints / key)}
 
 
 def survey_jobs(plan: Plan, store: Store) -> dict[str, JobStatus]:
@@ -57,29 +57,27 @@ def survey_jobs(plan: Plan, store: Store) -> dict[str, JobStatus]:
     holders = {key: one for key, one in Leases(store.leases).holders().items() if one.alive is not False}
     failed = failures(plan, store)
     entries = {}
-    for key, state in plan.states.items():
+    for key, job in plan.jobs.items():
         if key in done:
-            entry = _done(state, store)
+            entry = _done(job, store)
             entries[key] = entry if key in whole else replace(entry, weights=False, holder=holders.get(key))
         elif key in holders:
-            entries[key] = JobStatus(state, "running", holder=holders[key])
-        elif error := store.fault(store.states / key) or failed.get(key, {}).get("error", ""):
-            entries[key] = JobStatus(state, "failed", error=error)
+            entries[key] = JobStatus(job, "running", holder=holders[key])
+        elif error := store.fault(store.checkpoints / key) or failed.get(key, {}).get("error", ""):
+            entries[key] = JobStatus(job, "failed", error=error)
         else:
-            entries[key] = JobStatus(
-                state, "ready" if state.parent is None or state.parent in done else "waiting"
-            )
+            entries[key] = JobStatus(job, "ready" if job.parent is None or job.parent in done else "waiting")
     return entries
 
 
-def _done(state: TrainingJob, store: Store) -> JobStatus:
+def _done(job: TrainingJob, store: Store) -> JobStatus:
     """A state that is there: done, unless it cannot say what it is."""
     try:
         return JobStatus(
-            state, "done", progress=read_checkpoint_file(store.told(store.states / state.key))["progress"]
+            job, "done", progress=read_checkpoint_file(store.told(store.checkpoints / job.key))["progress"]
         )
     except StoreError as wrong:
-        return JobStatus(state, "failed", error=str(wrong))
+        return JobStatus(job, "failed", error=str(wrong))
 
 
 # ---------------------------------------------------------------- failures
@@ -127,22 +125,22 @@ def curve(plan: Plan, store: Store, result: str, holding: bytes = b"") -> list[d
 
     `holding`: only those with these bytes in them. Curves are long, and of most verbs' concern is little of them.
     """
-    for state in reversed(plan.path(plan.results[result])):
-        place = store.told(store.states / state.key)
+    for job in reversed(plan.path(plan.results[result])):
+        place = store.told(store.checkpoints / job.key)
         if store.has(place):  # a state holds the lines of its whole path
             return read_lines(place, holding)
     return []
 
 
 def live_file(plan: Plan, store: Store, key: str) -> Path:
-    """Where a worker leaves the lines of the piece it computes, for whoever watches."""
+    """Where a worker leaves the lines of the training job it computes, for whoever watches."""
     return store.studies / plan.study.name / "live" / f"{key}.jsonl"
 
 
-def latest(plan: Plan, store: Store, state: TrainingJob) -> str:
+def latest(plan: Plan, store: Store, job: TrainingJob) -> str:
     """How far a training job is, by the last lines of its live file: step, loss, tokens a second. Empty: not known."""
     try:
-        content = read_file(live_file(plan, store, state.key), tail=TAIL_BYTES)
+        content = read_file(live_file(plan, store, job.key), tail=TAIL_BYTES)
         texts = content.decode(errors="replace").splitlines()[1:]  # the first may be cut
         # The last line may be on its way to the disk.
         lines = [json.loads(text) for text in texts if text.endswith("}") and '"loss"' in text]
@@ -150,7 +148,7 @@ def latest(plan: Plan, store: Store, state: TrainingJob) -> str:
         seconds = last["seconds"] - first["seconds"]
         speed = f", {si((last['tokens'] - first['tokens']) / seconds)}tok/s" if seconds > 0 else ""
         loss = "not finite" if last["loss"] is None else f"{last['loss']:.3f}"
-        return f"step {last['step']:,} of {state.span[1]:,}, loss {loss}{speed}"
+        return f"step {last['step']:,} of {job.span[1]:,}, loss {loss}{speed}"
     except (OSError, ValueError, KeyError, TypeError, IndexError):  # only looked at
         return ""
 
@@ -172,11 +170,11 @@ def seconds_left(
     spent = work = 0.0
     for entry in entries.values():
         if entry.progress:
-            parent = entries.get(entry.state.parent or "")
+            parent = entries.get(entry.job.parent or "")
             before = parent.progress["seconds"] if parent and parent.progress else 0.0
             spent += entry.progress["seconds"] - before
-            work += cost_of(entry.state) or 0.0
-    left = sum(cost_of(entry.state) or 0.0 for entry in entries.values() if entry.standing != "done")
+            work += cost_of(entry.job) or 0.0
+    left = sum(cost_of(entry.job) or 0.0 for entry in entries.values() if entry.standing != "done")
     workers = max(1, sum(entry.standing == "running" for entry in entries.values()))
     return left * spent / work / workers if work and spent > 0 else None
 
@@ -186,7 +184,7 @@ def seconds_left(
 #
 # grid       a result and a task that is trained on: all its learning rates and seeds
 # training   one fine-tuning of a grid
-# leaf       the scores of a training on a task: the one it was trained on, or one that borrows its model
+# trial       the scores of a training on a task: the one it was trained on, or one that borrows its model
 
 
 VALUES = "values.safetensors"
@@ -209,7 +207,7 @@ class FineTuning:
     task: Task
     lr: float
     seed: int
-    leaves: tuple[Trial, ...]
+    trials: tuple[Trial, ...]
 
     def title(self, plan: Plan) -> str:
         """As a person says it: which result, on which task, how."""
@@ -220,7 +218,7 @@ class FineTuning:
 
 def finetunings(plan: Plan, models: Collection[str] | None = None) -> Iterator[FineTuning]:
     """The fine-tunings of a plan, grid after grid, in the order in which models become ready."""
-    for model in (*plan.roots, *plan.states):
+    for model in (*plan.roots, *plan.jobs):
         if model not in plan.tuned or (models is not None and model not in models):
             continue
         for task, scored in lenders(plan.tuned[model]).items():
@@ -239,7 +237,7 @@ def _grid(
     for lr in spec.lrs:
         for seed in spec.seeds:
             key = finetuning_key(model, plan.tasks[task.name], spec, lr=lr, seed=seed)
-            leaves = tuple(
+            trials = tuple(
                 Trial(
                     trial_key(key, plan.tasks[one.name], spec.documents if one.family == "IR" else ""),
                     one,
@@ -247,11 +245,11 @@ def _grid(
                 )
                 for one in scored
             )
-            yield FineTuning(key, model, task, lr, seed, leaves)
+            yield FineTuning(key, model, task, lr, seed, trials)
 
 
 def finished(training: FineTuning, store: Store) -> bool:
-    return all(store.knows(store.leaves / leaf.key) for leaf in training.leaves)
+    return all(store.knows(store.trials / trial.key) for trial in training.trials)
 
 
 def unfinished(store: Store) -> dict[str, int]:
@@ -293,7 +291,7 @@ class Count:
 def count(plan: Plan, store: Store, models: Collection[str] | None = None) -> Count:
     """Fine-tunings done and planned; of all models, or of these."""
     every = list(finetunings(plan, models))
-    there = store.leaves.is_dir() or store.receipts.is_dir()
+    there = store.trials.is_dir() or store.metadata.is_dir()
     return Count(sum(there and finished(one, store) for one in every), len(every))
 
 
@@ -322,15 +320,15 @@ def survey_trials(plan: Plan, store: Store) -> TrialSurvey:
             try:
                 took.append(
                     sum(
-                        sum(read_trial(store, leaf.key, leaf.metric)["seconds"].values())
-                        for leaf in one.leaves
+                        sum(read_trial(store, trial.key, trial.metric)["seconds"].values())
+                        for trial in one.trials
                     )
                 )
             except StoreError as wrong:
                 damaged[one.key] = str(wrong)
             continue
         left.append(one)
-        if fault := next(filter(None, (store.fault(store.leaves / leaf.key) for leaf in one.leaves)), ""):
+        if fault := next(filter(None, (store.fault(store.trials / trial.key) for trial in one.trials)), ""):
             damaged[one.key] = fault
     running = {one.key: (one, holders[one.key]) for one in left if one.key in holders}
     errors = {one.key: noted[one.key]["error"] for one in left if one.key in noted} | damaged
@@ -345,7 +343,7 @@ def survey_trials(plan: Plan, store: Store) -> TrialSurvey:
 
 def read_trial(store: Store, key: str, metric: str = "") -> dict[str, Any]:
     """What a trial says of itself, checked; a StoreError where it is damaged, or scored by another metric than `metric`."""
-    place = store.told(store.leaves / key)
+    place = store.told(store.trials / key)
     about = read_trial_file(place)
     if metric and about["metric"] != metric:
         raise StoreError(
@@ -356,5 +354,5 @@ def read_trial(store: Store, key: str, metric: str = "") -> dict[str, Any]:
 
 def trial_keys(store: Store, digits: str = "") -> list[str]:
     """The keys of all leaves of a store that begin with these digits, in order."""
-    receipts = store.receipts / store.leaves.name
-    return sorted({*store.named(store.leaves, digits), *store.named(receipts, digits)})
+    metadata = store.metadata / store.trials.name
+    return sorted({*store.named(store.trials, digits), *store.named(metadata, digits)})

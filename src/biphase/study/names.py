@@ -151,9 +151,9 @@ def texts_of(plan: Plan, store: Store) -> list[Text]:
     """What a plan reads of each corpus."""
     read: dict[Corpus, dict[str, int]] = {}
     for run in plan.study.runs:
-        for state in plan.path(plan.results[run.name]):
-            tokens = read.setdefault(corpus_of(state.run), {})
-            tokens[run.name] = tokens.get(run.name, 0) + state.tokens
+        for job in plan.path(plan.results[run.name]):
+            tokens = read.setdefault(corpus_of(job.run), {})
+            tokens[run.name] = tokens.get(run.name, 0) + job.tokens
     found = []
     for corpus, tokens in read.items():
         counted = card_of(corpus, store)[1].get("train_tokens")
@@ -201,7 +201,7 @@ def run_named(
             )
         return Pretrain(_name(folder.resolve().name), start=start)
     if re.fullmatch(rf"[0-9a-f]{{{SHORTEST_PREFIX},}}", model):
-        found = store.named(store.states, model)
+        found = store.named(store.checkpoints, model)
         if len(found) == 1:
             if gguf or windows != "symmetric":
                 raise SpecError(f"{model} is a model trained here: --gguf and --windows are for others")
@@ -209,7 +209,7 @@ def run_named(
         if not found:
             refuse_metadata_only(model, store)
         said = f"{len(found)} states begin with it; type more digits" if found else "there is no such state"
-        raise SpecError(f"{model} names no one state of {store.states}: {said}")
+        raise SpecError(f"{model} names no one state of {store.checkpoints}: {said}")
     if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*(@[\w.-]+)?", model):
         source, _, revision = model.partition("@")
         pinned = revision or commit_of(source, store, note=note)
@@ -222,28 +222,28 @@ def run_named(
 
 def refuse_metadata_only(digits: str, store: Store) -> None:
     """Say so where the state that is meant came here without its weights."""
-    receipts = store.receipts / store.states.name
-    for key in sorted(path.name for path in receipts.glob(f"{digits}*") if store.has(path)):
+    metadata = store.metadata / store.checkpoints.name
+    for key in sorted(path.name for path in metadata.glob(f"{digits}*") if store.has(path)):
         raise SpecError(metadata_only_refusal(key, store))
 
 
 def metadata_only_refusal(key: str, store: Store) -> str:
-    again = shlex.join(["rm", "-r", str(store.receipt(store.states / key))])
+    again = shlex.join(["rm", "-r", str(store.metadata_of(store.checkpoints / key))])
     return (
         f"{key[:SHORTEST_PREFIX]} came here without its weights, which stayed on the machine that trained it; ask there, or copy "
-        f"states/{key} of its store into {store.states}, or train it again here: {again}, then biphase run STUDY"
+        f"checkpoints/{key} of its store into {store.checkpoints}, or train it again here: {again}, then biphase run STUDY"
     )
 
 
-def _run_up_to(state: str, store: Store) -> Pretrain:
+def _run_up_to(job: str, store: Store) -> Pretrain:
     """The run that ends in a state of the store."""
-    about = read_checkpoint_file(store.states / state)
+    about = read_checkpoint_file(store.checkpoints / job)
     run, step = decode(about["run"]), int(about["progress"]["step"])
     if step == run.steps:
         return replace(run, keep=())  # what else the run kept was not asked for
     if step > decay_start(run):
         raise SpecError(
-            f"{state[:SHORTEST_PREFIX]} was saved in the middle of a decay; give the key of its beginning or its end"
+            f"{job[:SHORTEST_PREFIX]} was saved in the middle of a decay; give the key of its beginning or its end"
         )
     stages: list[Stage] = []
     left = step
@@ -254,7 +254,7 @@ def _run_up_to(state: str, store: Store) -> Pretrain:
     warmup = min(int(run.schedule.warmup), step)
     schedule = WSD(run.schedule.peak, warmup, 0)
     if warmup != run.schedule.warmup:
-        raise SpecError(f"{state[:SHORTEST_PREFIX]} was saved in the middle of a warmup; give a later key")
+        raise SpecError(f"{job[:SHORTEST_PREFIX]} was saved in the middle of a warmup; give a later key")
     return replace(run, name=f"{run.name}-{step}", stages=tuple(stages), schedule=schedule, keep=())
 
 

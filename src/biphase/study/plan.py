@@ -148,12 +148,12 @@ def _content(files: list[Path], store: Store) -> str:
 # A study as a tree of states: equal beginnings are one node, found and not declared.
 #
 #     root                          a start: a size from scratch or a hub model; nothing to compute
-#     └─ state ── piece ──► state   a piece is the work between two states that somebody needs
+#     └─ state ── training job ──► state   a training job is the work between two states that somebody needs
 #
 # Needed are the ends of runs, their `keep` steps, the switches between objectives and the start of the
 # decay. Two runs can only part at one of these, so every branch point is among them. A run passes through
 # each needed state whose key it has at that step; so a trunk is cut where another run leaves it, while no
-# key depends on where the cuts are. One piece therefore has one objective, and decays or does not.
+# key depends on where the cuts are. One training job therefore has one objective, and decays or does not.
 
 
 PLAN = "plan.json"
@@ -171,13 +171,13 @@ class Root:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A state somebody needs, and the piece that leads to it."""
+    """A state somebody needs, and the training job that leads to it."""
 
     key: str
     run: Pretrain  # a run that passes through it; any other would train it alike
     step: int  # of that run
-    first: int  # the step of that run where the piece begins
-    parent: str | None  # the state the piece begins from; None: the start itself
+    first: int  # the step of that run where the training job begins
+    parent: str | None  # the state the training job begins from; None: the start itself
     root: str
     results: tuple[str, ...]
 
@@ -199,7 +199,7 @@ class TrainingJob:
 
     @property
     def span(self) -> tuple[int, int]:
-        """First and last step of the piece, counted from the root through all runs before."""
+        """First and last step of the training job, counted from the root through all runs before."""
         before = origin_step(self.run)
         return before + self.first, before + self.step
 
@@ -211,7 +211,7 @@ class Plan:
     study: Study  # corpora looked up, so that it means the same wherever it is read
     question: str
     roots: dict[str, Root]
-    states: dict[str, TrainingJob]
+    jobs: dict[str, TrainingJob]
     results: dict[str, str]  # name → key of a state or a root
     steps_written: int
     tasks: dict[str, str]  # name → key of a dataset to fine-tune on
@@ -226,12 +226,12 @@ class Plan:
         return {model: whole if model in ends else part for model in self.results.values()}
 
     @property
-    def pieces(self) -> int:
-        return len(self.states)
+    def job_count(self) -> int:
+        return len(self.jobs)
 
     @property
     def steps_to_compute(self) -> int:
-        return sum(state.steps for state in self.states.values())
+        return sum(job.steps for job in self.jobs.values())
 
     def left(
         self, done: Collection[str], *, told: Collection[str] = (), unscored: Collection[str] = ()
@@ -243,46 +243,46 @@ class Plan:
         """
         wanted: set[str] = set()
         begun_from: set[str | None] = set()
-        for key, state in reversed(self.states.items()):  # children come before their parents
-            asked = key in begun_from or key in unscored or (state.results and key not in told)
+        for key, job in reversed(self.jobs.items()):  # children come before their parents
+            asked = key in begun_from or key in unscored or (job.results and key not in told)
             if key not in done and asked:
                 wanted.add(key)
-                begun_from.add(state.parent)
-        return [key for key in self.states if key in wanted]
+                begun_from.add(job.parent)
+        return [key for key in self.jobs if key in wanted]
 
     def path(self, key: str) -> tuple[TrainingJob, ...]:
         """The states from the root to this one, in order."""
         found: list[TrainingJob] = []
         at: str | None = key
-        while at in self.states:
-            found.append(self.states[at])
+        while at in self.jobs:
+            found.append(self.jobs[at])
             at = found[-1].parent
         return tuple(reversed(found))
 
     def to_json(self) -> dict[str, Any]:
-        states = [
+        jobs = [
             {
-                "key": state.key,
-                "parent": state.parent,
-                "root": state.root,
-                "steps": list(state.span),
-                "objective": label(state.objective),
-                "decaying": state.decaying,
-                "results": list(state.results),
+                "key": job.key,
+                "parent": job.parent,
+                "root": job.root,
+                "steps": list(job.span),
+                "objective": label(job.objective),
+                "decaying": job.decaying,
+                "results": list(job.results),
             }
-            for state in self.states.values()
+            for job in self.jobs.values()
         ]
         return {
             "question": self.question,
             "study": encode(self.study),
             "counts": {
                 "runs": len(self.study.runs),
-                "pieces": self.pieces,
+                "job_count": self.job_count,
                 "steps_written": self.steps_written,
                 "steps_to_compute": self.steps_to_compute,
             },
             "roots": [{"key": root.key, "results": list(root.results)} for root in self.roots.values()],
-            "states": states,
+            "jobs": jobs,
             "results": self.results,
         }
 
@@ -307,26 +307,26 @@ def make_plan(study: Study, identities: Identities, question: str = "") -> Plan:
             names.setdefault(keyring.at(run, step), []).append(name)
 
     roots: dict[str, Root] = {}
-    states: dict[str, TrainingJob] = {}
+    jobs: dict[str, TrainingJob] = {}
     for run in everyone:
         parent, root = None, keyring.at(run, 0)
         if isinstance(run.start, Pretrain):
-            parent, root = root, states[root].root
+            parent, root = root, jobs[root].root
         elif root not in roots:
             roots[root] = Root(root, run, tuple(names.get(root, ())))
         first = 0
         for step in sorted(cuts.get(keyring.at(run, 0), ())):
             if step > run.steps or (key := keyring.at(run, step)) not in needed:
                 continue
-            if key not in states:
-                states[key] = TrainingJob(key, run, step, first, parent, root, tuple(names.get(key, ())))
+            if key not in jobs:
+                jobs[key] = TrainingJob(key, run, step, first, parent, root, tuple(names.get(key, ())))
             parent, first = key, step
 
     results = {name: key for key, several in names.items() for name in several}
     in_order = {name: results[name] for run in study.runs for name in _result_names(run)}
     written = sum(run.steps for run in everyone)
     tasks = _task_keys(study.finetune, identities) if study.finetune else {}
-    return Plan(study, question, roots, dict(_depth_first(roots, states)), in_order, written, tasks)
+    return Plan(study, question, roots, dict(_depth_first(roots, jobs)), in_order, written, tasks)
 
 
 def _task_keys(finetune: Finetune, identities: Identities) -> dict[str, str]:
@@ -385,7 +385,7 @@ def _lineage(run: Pretrain) -> list[Pretrain]:
 
 def _own_cuts(run: Pretrain, *, with_keep: bool) -> set[int]:
     """The steps of a run whose states it needs itself."""
-    steps = {act.until for act in phases(run)} | {decay_start(run)}
+    steps = {phase.until for phase in phases(run)} | {decay_start(run)}
     if with_keep:  # a run that is only gone on from has no results of its own
         steps |= set(run.keep)
     return steps - {0}
@@ -395,15 +395,15 @@ def _result_names(run: Pretrain) -> list[str]:
     return [*(f"{run.name}-{step}" for step in run.keep), run.name]
 
 
-def _depth_first(roots: dict[str, Root], states: dict[str, TrainingJob]) -> Iterator[tuple[str, TrainingJob]]:
+def _depth_first(roots: dict[str, Root], jobs: dict[str, TrainingJob]) -> Iterator[tuple[str, TrainingJob]]:
     below: dict[str, list[TrainingJob]] = {}
-    for state in states.values():
-        below.setdefault(state.root if state.parent is None else state.parent, []).append(state)
-    waiting = [state for root in reversed(roots) for state in reversed(below.get(root, []))]
+    for job in jobs.values():
+        below.setdefault(job.root if job.parent is None else job.parent, []).append(job)
+    waiting = [job for root in reversed(roots) for job in reversed(below.get(root, []))]
     while waiting:
-        state = waiting.pop()
-        yield state.key, state
-        waiting.extend(reversed(below.get(state.key, [])))
+        job = waiting.pop()
+        yield job.key, job
+        waiting.extend(reversed(below.get(job.key, [])))
 
 
 def save_plan(plan: Plan, store: Store) -> None:
@@ -420,7 +420,7 @@ def save_plan(plan: Plan, store: Store) -> None:
     write_json(folder / PLAN, said)
 
 
-def needed_states(store: Store) -> dict[str, dict[str, Any]]:
+def needed_jobs(store: Store) -> dict[str, dict[str, Any]]:
     """By key, the states that the studies of this store need, every version of them: what pruning must leave alone.
 
     A plan that cannot be read is an error and not an empty one, lest its states be pruned.
@@ -428,11 +428,11 @@ def needed_states(store: Store) -> dict[str, dict[str, Any]]:
     needed: dict[str, dict[str, Any]] = {}
     for path in sorted([*store.studies.glob(f"*/{PLAN}"), *store.studies.glob(f"*/{VERSIONS}/*.json")]):
         try:
-            for state in read_checked(path)["states"]:
-                first, until = state["steps"]
-                if not (whole(first) and whole(until) and text(state["root"]) and text(state["objective"])):
+            for job in read_checked(path)["jobs"]:
+                first, until = job["steps"]
+                if not (whole(first) and whole(until) and text(job["root"]) and text(job["objective"])):
                     raise TypeError
-                needed[state["key"]] = state | {"decaying": bool(state["decaying"])}
+                needed[job["key"]] = job | {"decaying": bool(job["decaying"])}
         except (KeyError, TypeError, ValueError):
             raise StoreError(f"{path} is no plan; make it again (biphase plan STUDY) or remove it") from None
     return needed

@@ -483,9 +483,9 @@ def _origin(told: dict[str, Any], shipped: bool) -> Origin:
 
 
 # ---------------------------------------------------------------- prices
-# What a plan takes on a measured device: seconds of each piece, and of each fine-tuning of each grid.
+# What a plan takes on a measured device: seconds of each training job, and of each fine-tuning of each grid.
 #
-#     piece        steps × a step, and the held-out losses on the way
+#     training job        steps × a step, and the held-out losses on the way
 #     fine-tuning  steps × a step, the texts it is scored on, and what it costs to begin and to publish one
 #
 # Not counted: tokenizing, downloads, reading a model and compiling it, checkpoints, and waiting for other processes.
@@ -507,17 +507,17 @@ class Prices:
     """Seconds on one device. What is not known is not in here, and said in `notes`."""
 
     machine: PricedDevice
-    pieces: dict[str, float]  # by state
+    jobs: dict[str, float]  # by state
     tunings: dict[Grid, float]  # of one fine-tuning
     grids: dict[Grid, int]  # how many fine-tunings there are; what has no price included
     notes: tuple[str, ...]
     unmeasured: tuple[str, ...]  # those of the notes that are about a precision that was not measured
     precisions: tuple[str, ...]  # whose measured speeds these seconds are
-    priced: bool  # every piece
+    priced: bool  # every training job
 
     def pretraining(self, keys: Collection[str] | None = None) -> float:
-        """Seconds of the pieces that lead to `keys`, or of all."""
-        return sum(seconds for key, seconds in self.pieces.items() if keys is None or key in keys)
+        """Seconds of the training jobs that lead to `keys`, or of all."""
+        return sum(seconds for key, seconds in self.jobs.items() if keys is None or key in keys)
 
     def finetuning(self, counts: Mapping[Grid, int] | None = None) -> float:
         """Seconds of so many fine-tunings of each grid, or of all."""
@@ -526,11 +526,11 @@ class Prices:
 
 
 def price(plan: Plan, machine: PricedDevice, *, measure: str = MEASURE) -> Prices:
-    """What every piece and every fine-tuning of a plan takes on a device. `measure`: what to type to measure one."""
+    """What every training job and every fine-tuning of a plan takes on a device. `measure`: what to type to measure one."""
     made = _Pricing(plan, machine, measure)
-    pieces = {key: took for key, state in plan.states.items() if (took := made.piece(state)) is not None}
+    jobs = {key: took for key, job in plan.jobs.items() if (took := made.job(job)) is not None}
     tunings, grids = {}, {}
-    runs = {key: one.run for key, one in (*plan.roots.items(), *plan.states.items())}
+    runs = {key: one.run for key, one in (*plan.roots.items(), *plan.jobs.items())}
     for model, part in plan.tuned.items():
         for task, scored in lenders(part).items():
             grids[model, task.name] = len(part.lrs) * len(part.seeds)
@@ -540,13 +540,13 @@ def price(plan: Plan, machine: PricedDevice, *, measure: str = MEASURE) -> Price
     unmeasured = made.not_measured()
     return Prices(
         machine,
-        pieces,
+        jobs,
         tunings,
         grids,
         notes=(*made.told(), *unmeasured),
         unmeasured=unmeasured,
         precisions=tuple(made.used),
-        priced=len(pieces) == plan.pieces,
+        priced=len(jobs) == plan.job_count,
     )
 
 
@@ -560,7 +560,7 @@ def left_of(plan: Plan, store: Store) -> dict[Grid, int]:
 
 
 def prices_json(made: Prices, left: Collection[str], counts: Mapping[Grid, int]) -> dict[str, Any]:
-    """The same for a program; `left` and `counts` are the pieces and fine-tunings that are not done."""
+    """The same for a program; `left` and `counts` are the training jobs and fine-tunings that are not done."""
     machine = made.machine
     return {
         "measured": {
@@ -571,7 +571,7 @@ def prices_json(made: Prices, left: Collection[str], counts: Mapping[Grid, int])
         "finetuning_hours": made.finetuning() / 3600,
         "pretraining_hours_left": made.pretraining(left) / 3600,
         "finetuning_hours_left": made.finetuning(counts) / 3600,
-        "pieces": [{"key": key, "seconds": seconds} for key, seconds in made.pieces.items()],
+        "jobs": [{"key": key, "seconds": seconds} for key, seconds in made.jobs.items()],
         "grids": [
             {
                 "model": model,
@@ -600,8 +600,8 @@ class _Pricing:
     sizes: dict[str, Sizes | None] = field(default_factory=dict)
     tunings: dict[tuple[ModelShape, int, str], float] = field(default_factory=dict)
 
-    def piece(self, state: TrainingJob) -> float | None:
-        run = state.run
+    def job(self, job: TrainingJob) -> float | None:
+        run = job.run
         shape, speeds = self._shape(run), self._speeds(run.precision, "pretraining")
         if shape is None or speeds is None:
             return None
@@ -610,20 +610,20 @@ class _Pricing:
             self._say("models from elsewhere are priced as if they were of the shape that was measured")
         if run.adapter or run.freeze != "nothing":
             self._say("LoRA and frozen weights are priced as if all weights were trained: an upper bound")
-        act = phase_at(run, state.first)
-        first, until = state.first - act.first, state.step - act.first
-        share = labelled_share(act.objective, run.packing, first, until)
-        causal = isinstance(act.objective, CLM)
+        phase = phase_at(run, job.first)
+        first, until = job.first - phase.first, job.step - phase.first
+        share = labelled_share(phase.objective, run.packing, first, until)
+        causal = isinstance(phase.objective, CLM)
         step = speeds.step(shape, run.packing, run.batch_tokens, causal=causal, labelled=share)
-        return state.steps * step + self._heldout(state, shape, speeds, (first, until))
+        return job.steps * step + self._heldout(job, shape, speeds, (first, until))
 
-    def _heldout(self, state: TrainingJob, shape: ModelShape, speeds: Speeds, span: tuple[int, int]) -> float:
+    def _heldout(self, job: TrainingJob, shape: ModelShape, speeds: Speeds, span: tuple[int, int]) -> float:
         """Each measurement reads the held-out text once causally, once at 40%, and once as the run is trained."""
-        run, every = state.run, state.run.heldout_every
-        often = state.step // every - state.first // every + (state.step % every != 0)
+        run, every = job.run, job.run.heldout_every
+        often = job.step // every - job.first // every + (job.step % every != 0)
         yardsticks: list[Objective] = [CLM(), MLM(0.4)]
-        if isinstance(state.objective, MLM) and state.objective not in yardsticks:
-            yardsticks.append(state.objective)
+        if isinstance(job.objective, MLM) and job.objective not in yardsticks:
+            yardsticks.append(job.objective)
         tokens = run.heldout_tokens // run.packing.length * run.packing.length
         return often * sum(
             speeds.forward(

@@ -323,9 +323,9 @@ class ManyGpus:
         self.gpus, self.device, self.joined = gpus, device, interconnect_of(device)
         machine = device_named(device, store)
         groups: dict[Any, list[TrainingJob]] = {}
-        for state in plan.states.values():
-            run = state.run
-            groups.setdefault((state.root, run.precision, run.batch_tokens, run.packing), []).append(state)
+        for job in plan.jobs.values():
+            run = job.run
+            groups.setdefault((job.root, run.precision, run.batch_tokens, run.packing), []).append(job)
         self.models: list[Scaled] = []
         for states in groups.values():
             run, shape = states[0].run, shape_of(states[0].run)
@@ -341,21 +341,21 @@ class ManyGpus:
 
     def _scaled(self, states: list[TrainingJob], shape: ModelShape, speeds: Speeds | None) -> Scaled:
         run = states[0].run
-        longest = max(states, key=lambda state: state.steps)  # the step and the memory shown are its
+        longest = max(states, key=lambda job: job.steps)  # the step and the memory shown are its
         rows, length = math.ceil(run.rows_per_step / self.gpus), run.packing.length
         micro = micro_rows(self.joined.memory, rows, length)
         own = self.joined.own_kernels and run.precision != "fp32" and _known(root_start(run))
         outlooks, hours = [], []
         for way in ways(self.gpus, self.joined.gpus):
             total = 0.0
-            for state in states:
-                load = Load(shape, run.precision, rows, micro, length, _labelled(state), own)
+            for job in states:
+                load = Load(shape, run.precision, rows, micro, length, _labelled(job), own)
                 here, alone = (
-                    computing(state, shape, some, speeds, self.device) for some in (rows, run.rows_per_step)
+                    computing(job, shape, some, speeds, self.device) for some in (rows, run.rows_per_step)
                 )
                 one = outlook(load, way, self.gpus, self.joined, here, alone)
-                total += state.steps * one.seconds / 3600
-                if state is longest:
+                total += job.steps * one.seconds / 3600
+                if job is longest:
                     outlooks.append(one)
             hours.append(total)
         title = f"{getattr(root_start(run), 'name', '') or run.name}, {label(longest.objective)}"
@@ -404,9 +404,9 @@ def gpus_at_hand() -> str:
     return here if here in INTERCONNECTS else PLANNED_DEVICE
 
 
-def computing(state: TrainingJob, shape: ModelShape, rows: int, speeds: Speeds | None, device: str) -> float:
+def computing(job: TrainingJob, shape: ModelShape, rows: int, speeds: Speeds | None, device: str) -> float:
     """Seconds that one GPU computes for so many rows of a step, with our own kernels."""
-    packing, share, causal = state.run.packing, _labelled(state), isinstance(state.objective, CLM)
+    packing, share, causal = job.run.packing, _labelled(job), isinstance(job.objective, CLM)
     tokens = rows * packing.length
     if speeds is not None:
         return speeds.step(shape, packing, tokens, causal=causal, labelled=share)
@@ -426,9 +426,9 @@ def _known(start: Size | Hub) -> bool:
     return width % 16 == 0 and 16 <= width <= 128
 
 
-def _labelled(state: TrainingJob) -> float:
-    act = phase_at(state.run, state.first)
-    return labelled_share(act.objective, state.run.packing, state.first - act.first, state.step - act.first)
+def _labelled(job: TrainingJob) -> float:
+    phase = phase_at(job.run, job.first)
+    return labelled_share(phase.objective, job.run.packing, job.first - phase.first, job.step - phase.first)
 
 
 def _line(one: Outlook, hours: float) -> str:

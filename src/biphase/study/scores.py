@@ -54,15 +54,15 @@ def rows(plan: Plan, store: Store, damaged: dict[str, str] | None = None) -> lis
     damaged = {} if damaged is None else damaged
     found: dict[tuple[str, str], dict[Cell, dict[str, Any] | None]] = defaultdict(dict)
     for training in finetunings(plan):
-        for leaf in training.leaves:
+        for trial in training.trials:
             about = None
-            if store.knows(store.leaves / leaf.key):
+            if store.knows(store.trials / trial.key):
                 try:
-                    said = read_trial(store, leaf.key, leaf.metric)
+                    said = read_trial(store, trial.key, trial.metric)
                     about = {name: said[name] for name in KEPT if name in said}  # of thousands
                 except StoreError as wrong:
-                    damaged[leaf.key] = str(wrong)
-            found[training.model, leaf.task.name][training.lr, training.seed] = about
+                    damaged[trial.key] = str(wrong)
+            found[training.model, trial.task.name][training.lr, training.seed] = about
     return [
         _row(name, task.name, found[model, task.name])
         for name, model in plan.results.items()
@@ -72,14 +72,14 @@ def rows(plan: Plan, store: Store, damaged: dict[str, str] | None = None) -> lis
 
 
 def _row(result: str, task: str, cells: dict[Cell, dict[str, Any] | None]) -> Row:
-    done = {cell: leaf for cell, leaf in cells.items() if leaf is not None}
-    seconds = sum(sum(leaf["seconds"].values()) for leaf in done.values())
-    metric = next((leaf["metric"] for leaf in done.values()), "")
-    baselines = next((leaf["baselines"] for leaf in done.values() if "baselines" in leaf), None)
+    done = {cell: trial for cell, trial in cells.items() if trial is not None}
+    seconds = sum(sum(trial["seconds"].values()) for trial in done.values())
+    metric = next((trial["metric"] for trial in done.values()), "")
+    baselines = next((trial["baselines"] for trial in done.values() if "baselines" in trial), None)
     row = Row(result, task, metric, len(done), len(cells), seconds, baselines=baselines)
     if len(done) < len(cells):
         return row
-    choice = choose({cell: leaf["scores"]["validation"][metric] for cell, leaf in done.items()})
+    choice = choose({cell: trial["scores"]["validation"][metric] for cell, trial in done.items()})
     if choice is None:
         return row
 
@@ -90,7 +90,7 @@ def _row(result: str, task: str, cells: dict[Cell, dict[str, Any] | None]) -> Ro
         return done[lr, seed].get("constant", {}).get("test", "")
 
     seeds = sorted(choice.by_seed)
-    several = [leaf["scores"]["test"] for leaf in done.values()]
+    several = [trial["scores"]["test"] for trial in done.values()]
     names = [name for name in several[0] if all(name in one for one in several)]  # an older version has fewer
     return replace(
         row,
@@ -129,7 +129,7 @@ def _percent(values: list[float]) -> str:
 
 
 def table(plan: Plan, store: Store, damaged: dict[str, str] | None = None) -> list[str]:
-    """The rows as text, notes below them, and a blank line. Empty before any leaf is there."""
+    """The rows as text, notes below them, and a blank line. Empty before any trial is there."""
     every = rows(plan, store, damaged)
     if not any(row.done for row in every):
         return []

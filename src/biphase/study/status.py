@@ -26,7 +26,7 @@ def opening(plan: Plan, store: Store) -> str:
     """The first lines of a run."""
     done = len(ledger.done_keys(plan, store))
     question = f": {plan.question}" if plan.question else ""
-    parts = [f"{counted(plan.pieces, 'piece')}, {done} done"] if plan.pieces else []
+    parts = [f"{counted(plan.job_count, 'training job')}, {done} done"] if plan.job_count else []
     if plan.study.finetune:
         tuned = ledger.count(plan, store)
         parts.append(f"{counted(tuned.of, 'fine-tuning')}, {tuned.done:,} done")
@@ -57,7 +57,7 @@ def closing(
     told = set(failed.values())  # a trial is known by its fine-tuning too
     failed |= {key: error for key, error in damaged.items() if error not in told}
     lines += [f"failed  {key[:6]}  {error}" for key, error in failed.items()]
-    where = [f"{len(done)} of {plan.pieces} pieces"] if plan.pieces else []
+    where = [f"{len(done)} of {plan.job_count} training jobs"] if plan.job_count else []
     where += [f"{tuned.done:,} of {tuned.of:,} fine-tunings"] if tuned.of else []
     standing, again = f"{' and '.join(where)} done", f"To go on: biphase {command}"
     if stopped:
@@ -73,9 +73,9 @@ def closing(
     elif left or tuned.done < tuned.of:
         lines.append(f"{standing}. {again}")
     else:
-        every = [counted(plan.pieces, "piece")] if plan.pieces else []
+        every = [counted(plan.job_count, "training job")] if plan.job_count else []
         every += [counted(tuned.of, "fine-tuning")] if tuned.of else []
-        several = plan.pieces + tuned.of > 1
+        several = plan.job_count + tuned.of > 1
         words = f"all {' and '.join(every)} are done; they are" if several else f"{every[0]} is done; it is"
         lines.append(f"{words} in {store.root}")
         lines.append(f"What {'they show' if several else 'it shows'}: biphase report {study}")
@@ -87,7 +87,7 @@ def work_left(plan: Plan, store: Store, results: Collection[str] | None = None) 
     tuned = ledger.count(plan, store, results)
     left = plan.left(ledger.done_keys(plan, store))
     if results is not None:
-        wanted = {state.key for key in results for state in plan.path(key)}
+        wanted = {job.key for key in results for job in plan.path(key)}
         left = [key for key in left if key in wanted]
     return bool(left) or tuned.done < tuned.of
 
@@ -105,11 +105,11 @@ def results_table(plan: Plan, store: Store, damaged: dict[str, str]) -> list[str
     """Held-out losses of every finished result, with the curve that led there."""
     rows, corpora = [], _corpus_lines(plan, store, damaged)
     for name, key in plan.results.items():
-        if key not in plan.states or not store.knows(store.states / key):
+        if key not in plan.jobs or not store.knows(store.checkpoints / key):
             continue
         measured = _measured(plan, store, name, damaged)
         try:
-            epochs = read_checkpoint_file(store.told(store.states / key))["epochs"]
+            epochs = read_checkpoint_file(store.told(store.checkpoints / key))["epochs"]
         except StoreError as wrong:
             damaged[key] = str(wrong)
             continue
@@ -171,13 +171,13 @@ def status_text(plan: Plan, store: Store, *, command_path: str, cluster: Sequenc
     lines = [plan.study.name]
     if entries:
         left = ledger.seconds_left(entries, flops_of) if unfinished else None
-        lines.append(_bar(done, len(entries), "pieces", left))
+        lines.append(_bar(done, len(entries), "training jobs", left))
     if tuned.of:
         lines.append(_bar(tuned.done, tuned.of, "fine-tunings", tuned.seconds_left))
     for key, entry in entries.items():
-        name = ", ".join(entry.state.results) or entry.state.run.name
+        name = ", ".join(entry.job.results) or entry.job.run.name
         if entry.holder:
-            told = ledger.latest(plan, store, entry.state)
+            told = ledger.latest(plan, store, entry.job)
             where = f"on {entry.holder.host}, process {entry.holder.pid}"
             lines.append("  ".join(filter(None, (f"  running {key[:6]}", name, where, told))))
         if entry.standing == "failed":
@@ -193,7 +193,7 @@ def status_text(plan: Plan, store: Store, *, command_path: str, cluster: Sequenc
     bare = sum(not entry.weights for entry in entries.values())
     if bare:
         lines.append(
-            f"  {counted(bare, 'piece')} came without weights from another machine; trained again only if needed here"
+            f"  {counted(bare, 'training job')} came without weights from another machine; trained again only if needed here"
         )
     takeovers = len(Leases(store.leases).takeovers())
     if takeovers:
@@ -220,7 +220,7 @@ def status_json(plan: Plan, store: Store) -> dict[str, Any]:
         "study": plan.study.name,
         "seconds_left": ledger.seconds_left(entries, flops_of),
         "takeovers": len(Leases(store.leases).takeovers()),
-        "states": [_entry_json(entry) for entry in entries.values()],
+        "jobs": [_entry_json(entry) for entry in entries.values()],
         "heldout": {name: _measured(plan, store, name, damaged) for name in plan.results},
         "finetunings": {
             "done": tuned.done,
@@ -245,10 +245,10 @@ def _measured(plan: Plan, store: Store, name: str, damaged: dict[str, str]) -> d
 
 def _entry_json(entry: JobStatus) -> dict[str, Any]:
     return {
-        "key": entry.state.key,
-        "results": list(entry.state.results),
+        "key": entry.job.key,
+        "results": list(entry.job.results),
         "standing": entry.standing,
-        "steps": list(entry.state.span),
+        "steps": list(entry.job.span),
         "progress": entry.progress,
         "weights": entry.standing == "done" and entry.weights,
         "worker": f"{entry.holder.host}:{entry.holder.pid}" if entry.holder else None,

@@ -188,8 +188,8 @@ class Tuner:
         title = training.title(self.plan)
         self.live(f"{title}   reading the model and the data")
         bench, subject = self._bench(training.model)
-        for leaf in training.leaves:
-            self.store.refuse_debris(self.store.leaves / leaf.key)  # now, and not after the work
+        for trial in training.trials:
+            self.store.refuse_debris(self.store.trials / trial.key)  # now, and not after the work
         family = self._family(training.task, subject)
         shown = 0.0
 
@@ -238,17 +238,17 @@ class Tuner:
     ) -> PartScores | None:
         """Score and publish what is missing; gives the validation scores of the task itself. None: another's now."""
         title, own = training.title(self.plan), PartScores({}, {})
-        for leaf in training.leaves:
-            if self.store.knows(self.store.leaves / leaf.key):
+        for trial in training.trials:
+            if self.store.knows(self.store.trials / trial.key):
                 continue
-            self.live(f"{title}   scoring {leaf.task.name}")
-            asked = self._family(leaf.task, subject)
+            self.live(f"{title}   scoring {trial.task.name}")
+            asked = self._family(trial.task, subject)
             at = time.monotonic()
             scored = score(model, asked, bench.setting)
             if self.lost():
                 return None
-            self._publish(leaf, training, trained, asked, scored, time.monotonic() - at)
-            if leaf.task is training.task:
+            self._publish(trial, training, trained, asked, scored, time.monotonic() - at)
+            if trial.task is training.task:
                 own = scored["validation"]
         return own
 
@@ -285,8 +285,8 @@ class Tuner:
             raise Stopped
 
     def _subject(self, model: str) -> EncoderUnderTest:
-        if model in self.plan.states:
-            run = self.plan.states[model].run
+        if model in self.plan.jobs:
+            run = self.plan.jobs[model].run
             return encoder_of_checkpoint(run, model, self.store, self.shards(run), self.spec)
         run = self.plan.roots[model].run
         if isinstance(run.start, Hub):
@@ -306,19 +306,19 @@ class Tuner:
 
     def _publish(
         self,
-        leaf: Trial,
+        trial: Trial,
         training: FineTuning,
         trained: TrainingSummary,
         family: Family,
         scored: dict[Part, PartScores],
         seconds: float,
     ) -> None:
-        borrowed = leaf.task is not training.task
+        borrowed = trial.task is not training.task
         about = {
-            "key": leaf.key,
+            "key": trial.key,
             "training": training.key,
             "model": training.model,
-            "task": encode(leaf.task),
+            "task": encode(trial.task),
             "trained_on": encode(training.task) if borrowed else None,
             "finetune": {k: v for k, v in encode(self.spec).items() if k not in ("tasks", "lrs", "seeds")},
             "lr": training.lr,
@@ -335,13 +335,13 @@ class Tuner:
             "seconds": {"train": 0.0 if borrowed else round(trained.seconds, 3), "score": round(seconds, 3)},
             "machine": machine(self.ranks.device),
         }
-        with self.store.attempt(f"leaf-{leaf.key}") as folder:
+        with self.store.attempt(f"trial-{trial.key}") as folder:
             write_json(folder / TRIAL, _finite(about))
             _save(folder / VALUES, {part: one.values for part, one in scored.items()})
             _save(
                 folder / PREDICTIONS, {part: _predictions(one, part, family) for part, one in scored.items()}
             )
-            publish(folder, self.store.leaves / leaf.key)
+            publish(folder, self.store.trials / trial.key)
 
 
 def _predictions(scored: PartScores, part: Part, family: Family) -> dict[str, np.ndarray]:

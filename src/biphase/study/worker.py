@@ -25,7 +25,7 @@ from biphase.study import ledger
 from biphase.study.costs import flops_of
 from biphase.study.datasets import Description, describe, keep
 from biphase.study.ledger import FineTuning, finetunings, finished, unfinished
-from biphase.study.plan import Plan, TrainingJob, needed_states
+from biphase.study.plan import Plan, TrainingJob, needed_jobs
 from biphase.study.tune import ShardMaker, Stopped, Tuner
 from biphase.tasks.files import on_hub, refuse_changed
 from biphase.text import duration, si
@@ -40,9 +40,9 @@ def check_tasks(plan: Plan, store: Store, *, download: bool = False) -> list[Des
     asked = {
         task.name: task
         for training in finetunings(plan)
-        for leaf in training.leaves
-        if not store.knows(store.leaves / leaf.key)
-        for task in (training.task, leaf.task)
+        for trial in training.trials
+        if not store.knows(store.trials / trial.key)
+        for task in (training.task, trial.task)
     }
     made = describe(asked.values(), download=download)
     for task in asked.values():
@@ -56,10 +56,10 @@ def check_tasks(plan: Plan, store: Store, *, download: bool = False) -> list[Des
 # ---------------------------------------------------------------- worker
 # A worker computes jobs of a plan until none is left that it could do.
 #
-# A finished result is fine-tuned before the next piece is trained. Else the worker takes the first state, depth first,
+# A finished result is fine-tuned before the next pretraining is trained. Else the worker takes the first state, depth first,
 # whose parent is done and whose lease it gets; trains up to it; publishes; looks again. Any number of workers, on any
 # machines, may share a store: leases keep them apart, and a dead one's job is taken over. With several processes
-# (torchrun) the first one chooses and the others follow: a piece is trained by all together, fine-tunings by each alone.
+# (torchrun) the first one chooses and the others follow: a pretraining is trained by all together, fine-tunings by each alone.
 
 
 POLL_SECONDS = 1.0
@@ -83,20 +83,20 @@ class Worker:
         store: Store,
         identities: Identities,
         ranks: Ranks,
-        manner: RuntimeOptions,
+        options: RuntimeOptions,
         *,
         wanted: set[str],
         evaluated: set[str] | None = None,  # results to fine-tune; None: all
         say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
     ) -> None:
         self.plan, self.store, self.identities = plan, store, identities
-        self.ranks, self.manner = ranks, manner
+        self.ranks, self.options = ranks, options
         self.wanted = wanted
         self.say = say if ranks.first else lambda text: None
         self.leases = Leases(store.leases)
-        self.live = Live(enabled=ranks.first and not manner.quiet)
+        self.live = Live(enabled=ranks.first and not options.quiet)
         self.shards = ShardMaker(
-            store, identities, self.leases, ranks, stop=manner.stop, say=self.say, live=self.live
+            store, identities, self.leases, ranks, stop=options.stop, say=self.say, live=self.live
         )
         self.outcome = Outcome()
         self.warned: set[str] = set()
@@ -118,7 +118,7 @@ class Worker:
 
     def _work(self) -> Outcome:
         while True:
-            stopping = self.ranks.sum(self.manner.stop())[0] > 0  # whoever was told, all must know
+            stopping = self.ranks.sum(self.options.stop())[0] > 0  # whoever was told, all must know
             leases, order = self._choose(stopping) if self.ranks.first else ([], None)
             order = self.ranks.share(order)
             if order["do"] == "end":
@@ -132,7 +132,7 @@ class Worker:
                 if order["do"] == "tune":
                     self._tune(order["keys"], leases)
                 else:
-                    self._compute(self.plan.states[order["key"]], leases[0] if leases else None)
+                    self._compute(self.plan.jobs[order["key"]], leases[0] if leases else None)
             finally:
                 for lease in leases:
                     lease.release()
@@ -149,19 +149,19 @@ class Worker:
             self.outcome.stopped = True
             return [], {"do": "end"}
         done = ledger.keys_with_weights(self.plan, self.store)
-        tuned = self._choose_trainings(done)
+        tuned = self._choose_finetunings(done)
         if tuned:
             return tuned, {"do": "tune", "keys": [lease.key for lease in tuned]}
         left = self._left(done)
         pending = [key for key in left if key in self.wanted and not self._doomed(key)]
         for key in pending:
-            parent = self.plan.states[key].parent
+            parent = self.plan.jobs[key].parent
             if parent is not None and parent not in done:
                 continue
             lease = self.leases.take(key)
             if lease is None:
                 continue
-            if not self.store.has(self.store.states / key):  # its last holder may just have published it
+            if not self.store.has(self.store.checkpoints / key):  # its last holder may just have published it
                 return [lease], {"do": "train", "key": key}
             lease.release()
         others = any(
@@ -181,7 +181,7 @@ class Worker:
                     unscored.add(training.model)
         return self.plan.left(done, told=told, unscored=unscored)
 
-    def _choose_trainings(self, done: set[str]) -> list[Lease]:
+    def _choose_finetunings(self, done: set[str]) -> list[Lease]:
         taken: list[Lease] = []
         for training in list(self.open.values()):
             if len(taken) == self.ranks.world:
@@ -209,7 +209,7 @@ class Worker:
 
     def _doomed(self, key: str) -> bool:
         """Did this job, or one it needs, fail here?"""
-        return any(state.key in self.outcome.failed for state in self.plan.path(key))
+        return any(job.key in self.outcome.failed for job in self.plan.path(key))
 
     def _tune(self, keys: list[str], leases: list[Lease]) -> None:
         """This process's fine-tuning of those chosen, if there is one for it."""
@@ -237,11 +237,11 @@ class Worker:
                 self.store,
                 self.ranks,
                 shards=self.shards.alone,
-                stop=self.manner.stop,
+                stop=self.options.stop,
                 live=self.live,
                 say=self.say,
-                checkpoint_steps=self.manner.checkpoint_steps,
-                checkpoint_seconds=self.manner.checkpoint_seconds,
+                checkpoint_steps=self.options.checkpoint_steps,
+                checkpoint_seconds=self.options.checkpoint_seconds,
             )
         title, began = training.title(self.plan), time.monotonic()
         try:
@@ -291,78 +291,78 @@ class Worker:
         workers = max(self.ranks.world, sum(key in self.open for key in self.leases.holders()))
         return f"   about {duration(left / workers)} of fine-tuning left"
 
-    def _compute(self, state: TrainingJob, lease: Lease | None) -> None:
-        number = len(ledger.done_keys(self.plan, self.store) - {state.key}) + 1
-        decays = " ↘" if state.decaying else ""
-        title = f"{number}/{self.plan.pieces}  {label(state.objective)}{decays} {state.span[0]:,} → {state.span[1]:,}"
-        manner = replace(
-            self.manner,
+    def _compute(self, job: TrainingJob, lease: Lease | None) -> None:
+        number = len(ledger.done_keys(self.plan, self.store) - {job.key}) + 1
+        decays = " ↘" if job.decaying else ""
+        title = f"{number}/{self.plan.job_count}  {label(job.objective)}{decays} {job.span[0]:,} → {job.span[1]:,}"
+        options = replace(
+            self.options,
             lost=lambda: lease is not None and lease.lost,
-            board=self.store.studies / self.plan.study.name / "tensorboard" / _board_name(state)
+            board=self.store.studies / self.plan.study.name / "tensorboard" / _board_name(job)
             if self.ranks.first
             else None,
-            live=ledger.live_file(self.plan, self.store, state.key),
+            live=ledger.live_file(self.plan, self.store, job.key),
         )
-        self._warn_of(state.run.precision, f"Pretrain({state.run.name!r}, …)")
-        self._say_once(self.manner.slower_path if self.ranks.device.type == "cuda" else "")
+        self._warn_of(job.run.precision, f"Pretrain({job.run.name!r}, …)")
+        self._say_once(self.options.slower_path if self.ranks.device.type == "cuda" else "")
         began = time.monotonic()
         try:
-            if not self.store.has(self.store.shards / self.identities.data(state.run)):
-                refuse_unfit(state.run, self.ranks.device)  # before hours of tokenizing
-            shards = self.shards.together(state.run)
+            if not self.store.has(self.store.shards / self.identities.data(job.run)):
+                refuse_unfit(job.run, self.ranks.device)  # before hours of tokenizing
+            shards = self.shards.together(job.run)
             self.live(f"{title}   reading the model")
-            piece = Pretraining(
-                state.run,
-                state.step,
+            pretraining = Pretraining(
+                job.run,
+                job.step,
                 store=self.store,
                 shards=shards,
                 identities=self.identities,
                 ranks=self.ranks,
-                needed=lambda: self._needed(state.run),
-                flops_per_token=_flops_per_token(state),
-                manner=manner,
+                needed=lambda: self._needed(job.run),
+                flops_per_token=_flops_per_token(job),
+                options=options,
                 title=title,
             )
-            self._say_once(piece.model.note)
-            trained = piece.progress.seconds
-            self.live("")  # the piece tells its steps itself
-            finished = piece.train()
+            self._say_once(pretraining.model.note)
+            trained = pretraining.progress.seconds
+            self.live("")  # the pretraining tells its steps itself
+            finished = pretraining.train()
         except Stopped:
             return
         except (DataError, SpecError):
             raise  # the study's input is wrong: its author has to act
         except Exception as error:
-            lost = manner.lost()  # whoever took it over has swept away what was being written
+            lost = options.lost()  # whoever took it over has swept away what was being written
             if lost and self.ranks.world == 1:
                 return
-            if not lost and not has_lost(error):  # a process that has gone is no fault of the piece
-                ledger.note_failure(self.plan, self.store, state.key, error)
+            if not lost and not has_lost(error):  # a process that has gone is no fault of the pretraining
+                ledger.note_failure(self.plan, self.store, job.key, error)
             if self.ranks.world > 1:
                 raise  # the processes no longer agree on where they are
-            alone = len({one.run.name for one in self.plan.states.values()}) == 1
+            alone = len({one.run.name for one in self.plan.jobs.values()}) == 1
             if alone and isinstance(error, ModelError):
                 raise  # nothing else could be trained: its author has to act
-            self.outcome.failed[state.key] = one_line(error)
+            self.outcome.failed[job.key] = one_line(error)
             self.live("")
-            self.say(f"  {title}  {state.key[:6]}  failed: {one_line(error)}")
+            self.say(f"  {title}  {job.key[:6]}  failed: {one_line(error)}")
             return
         if finished:
             self.outcome.computed += 1
             if self.ranks.first:
-                ledger.forget_failure(self.plan, self.store, state.key)
-                ledger.live_file(self.plan, self.store, state.key).unlink(missing_ok=True)
+                ledger.forget_failure(self.plan, self.store, job.key)
+                ledger.live_file(self.plan, self.store, job.key).unlink(missing_ok=True)
                 self.say(
-                    f"  {title}  {state.key[:6]}  {_summary(piece, piece.progress.seconds - trained, time.monotonic() - began)}"
+                    f"  {title}  {job.key[:6]}  {_summary(pretraining, pretraining.progress.seconds - trained, time.monotonic() - began)}"
                 )
 
     def _needed(self, run: Pretrain) -> set[str]:
         """What pruning must leave alone on the path of a run: everything, while a plan of the store cannot be read."""
         try:
-            planned = needed_states(self.store) | {one["key"]: one for one in self.plan.to_json()["states"]}
+            planned = needed_jobs(self.store) | {one["key"]: one for one in self.plan.to_json()["jobs"]}
             return set(planned) | checkpoint.resume_points(run, planned.values(), self.store, self.identities)
         except (StoreError, KeyError, TypeError, ValueError) as wrong:
             self._say_once(f"{one_line(wrong)}; until then no checkpoint is removed")
-            return {place.name for place in self.store.states.iterdir()}
+            return {place.name for place in self.store.checkpoints.iterdir()}
 
     def _warn_of(self, precision: str, where: str) -> None:
         self._say_once(poor_precision(self.ranks.device, precision, where))
@@ -373,11 +373,11 @@ class Worker:
             self.say(f"  note: {warning}")
 
 
-def _board_name(state: TrainingJob) -> str:
-    """What TensorBoard calls a piece: its result or run, what is trained, and the beginning of its key."""
-    name = (state.results or (state.run.name,))[0]
-    first, until = state.span
-    return f"{name}, {label(state.objective)} {first}-{until}, {state.key[:6]}"
+def _board_name(job: TrainingJob) -> str:
+    """What TensorBoard calls a pretraining: its result or run, what is trained, and the beginning of its key."""
+    name = (job.results or (job.run.name,))[0]
+    first, until = job.span
+    return f"{name}, {label(job.objective)} {first}-{until}, {job.key[:6]}"
 
 
 def _validation(scored: PartScores) -> str:
@@ -387,17 +387,21 @@ def _validation(scored: PartScores) -> str:
     return f"{metrics[0][0]} {metrics[0][1] * 100:.1f}% on validation{same}   " if metrics else ""
 
 
-def _flops_per_token(state: TrainingJob) -> float | None:
-    flops = flops_of(state)
-    return None if flops is None else flops / state.tokens
+def _flops_per_token(job: TrainingJob) -> float | None:
+    flops = flops_of(job)
+    return None if flops is None else flops / job.tokens
 
 
-def _summary(piece: Pretraining, training: float, seconds: float) -> str:
-    first = piece.meter.origin + piece.meter.first  # the lines go back to the root; these are the piece's own
+def _summary(pretraining: Pretraining, training: float, seconds: float) -> str:
+    first = (
+        pretraining.meter.origin + pretraining.meter.first
+    )  # the lines go back to the root; these are the pretraining's own
     losses = [
-        line["loss"] for line in piece.meter.lines if line["step"] > first and line.get("loss") is not None
+        line["loss"]
+        for line in pretraining.meter.lines
+        if line["step"] > first and line.get("loss") is not None
     ]
     way = f"loss {losses[0]:.2f} → {losses[-1]:.2f}" if losses else ""
-    tokens = (piece.target - piece.meter.first) * piece.run.batch_tokens
+    tokens = (pretraining.target - pretraining.meter.first) * pretraining.run.batch_tokens
     aside = f" ({duration(training)} of training)" if training < 0.9 * seconds else ""
     return f"{way}   {si(tokens / max(training, 1e-9))}tok/s   {duration(seconds)}{aside}"

@@ -561,13 +561,13 @@ def _unreadable(whose: str, path: Path, wrong: Exception) -> DataError:
 def lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """The lines of a text file that are not blank, with their numbers."""
     with _opened(path) as stream:
-        number, rest, piece = 0, b"", stream.read(PIECE_BYTES).removeprefix(_BOM)
-        while piece:
-            *whole, rest = (rest + piece).split(b"\n")
+        number, rest, job = 0, b"", stream.read(PIECE_BYTES).removeprefix(_BOM)
+        while job:
+            *whole, rest = (rest + job).split(b"\n")
             for number, line in enumerate(whole, number + 1):  # noqa: B020 - it goes on counting
                 if line and not line.isspace():
                     yield number, line
-            piece = stream.read(PIECE_BYTES)
+            job = stream.read(PIECE_BYTES)
         if rest and not rest.isspace():  # a last line without its newline is a line
             yield number + 1, rest
 

@@ -2,7 +2,7 @@
 
     model.safetensors       fp32 weights, under transformers' names
     optimizer.safetensors   Adam's moments and counts, under the same names
-    state.json              what it is, how it was made, what it cost
+    checkpoint.json              what it is, how it was made, what it cost
     metrics.jsonl           losses of every step from the root to here
 
 On the way of a sharded run each process writes its own rows instead (model-0-of-4.safetensors, with an index); whoever
@@ -10,7 +10,7 @@ reads a state does not notice.
 
 Every step of a run has a key, so a checkpoint on the way is a state like any other: to resume is to find the
 nearest saved state behind the one that is wanted. When a state is published, those behind it on the same run
-are removed, unless some plan of the store needs them, or a piece that is not done could go on from them.
+are removed, unless some plan of the store needs them, or a training job that is not done could go on from them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Progress:
     tokens: int = 0
     joules: float | None = None  # of the GPUs, over the whole path; None: some part of it was not measured
     skipped: int = 0  # steps left out because a number was not finite
-    unsound_in_a_row: int = 0  # of these, the ones just before this state
+    nonfinite_in_a_row: int = 0  # of these, the ones just before this state
     micro_rows: int = 0
     world: int = 1
     shard: str = "none"  # how weights were spread over the processes
@@ -60,7 +60,7 @@ class Progress:
 
 def load_weights(store: Store, key: str, model: LanguageModel) -> Progress:
     """Put the weights of a state into `model`, which is whole; gives what it carries beside."""
-    place = store.states / key
+    place = store.checkpoints / key
     verify(place)
     tensors: dict[str, Tensor] = dict(model.model.state_dict())
     try:
@@ -83,7 +83,7 @@ def load_optimizer_state(
     store: Store, key: str, rows: dict[str, RowRange], optimizer: torch.optim.AdamW
 ) -> None:
     """Put the moments of a state into `optimizer`, whose parameters are these rows of those of the model."""
-    place = store.states / key
+    place = store.checkpoints / key
     try:
         with Tensors(place, "optimizer") as saved:
 
@@ -107,12 +107,12 @@ def _absent(tensors: dict[str, Tensor], missing: set[str]) -> list[str]:
 
 
 def progress_of(store: Store, key: str) -> Progress:
-    told = read_checkpoint_file(store.states / key)["progress"]
+    told = read_checkpoint_file(store.checkpoints / key)["progress"]
     return Progress(**{one.name: told[one.name] for one in fields(Progress) if one.name in told})
 
 
 def metrics_of(store: Store, key: str) -> list[dict[str, Any]]:
-    return read_lines(store.states / key)
+    return read_lines(store.checkpoints / key)
 
 
 def saved_on_path(run: Pretrain, until: int, store: Store, identities: Identities) -> dict[int, str]:
@@ -120,7 +120,7 @@ def saved_on_path(run: Pretrain, until: int, store: Store, identities: Identitie
 
     Damaged ones are among them: whoever loads one says so, and nothing is trained in its place in silence.
     """
-    places = (place for place in store.states.glob("*") if is_key(place.name))
+    places = (place for place in store.checkpoints.glob("*") if is_key(place.name))
     saved = {place.name for place in places if store.has(place) or store.fault(place)}
     steps = _steps(store, saved)  # where any state stands: the only steps worth hashing
     if steps is None:
@@ -135,22 +135,24 @@ def nearest(run: Pretrain, step: int, store: Store, identities: Identities) -> t
     for found in saved_on_path(run, step, store, identities).items():
         return found
     start = checkpoint_key(run, 0, identities)
-    return (0, start) if isinstance(run.start, Pretrain) and store.has(store.states / start) else None
+    return (0, start) if isinstance(run.start, Pretrain) and store.has(store.checkpoints / start) else None
 
 
 def prune(run: Pretrain, before: int, store: Store, identities: Identities, needed: set[str]) -> None:
     """Remove the run's states behind step `before`, but never one that a plan of the store needs."""
     for key in saved_on_path(run, before - 1, store, identities).values():
-        if key not in needed and store.has(store.states / key):  # else it is somebody else's, in this place
-            store.discard(store.states / key)
+        if key not in needed and store.has(
+            store.checkpoints / key
+        ):  # else it is somebody else's, in this place
+            store.discard(store.checkpoints / key)
 
 
 def resume_points(
-    run: Pretrain, pieces: Iterable[dict[str, Any]], store: Store, identities: Identities
+    run: Pretrain, jobs: Iterable[dict[str, Any]], store: Store, identities: Identities
 ) -> set[str]:
-    """Of each planned piece that is not done, the newest checkpoint of `run` that its training could go on from.
+    """Of each planned training job that is not done, the newest checkpoint of `run` that its training could go on from.
 
-    `pieces` are the states of saved plans. One can share checkpoints with the run if it has the same root, and the
+    `training jobs` are the states of saved plans. One can share checkpoints with the run if it has the same root, and the
     objective and phase that the run had there.
     """
     root = run
@@ -159,13 +161,13 @@ def resume_points(
     at, origin = checkpoint_key(root, 0, identities), origin_step(run)
     saved = saved_on_path(run, run.steps, store, identities)
     found = set()
-    for piece in pieces:
-        first, until = piece["steps"]
-        if piece["root"] != at or store.has(store.states / piece["key"]):
+    for job in jobs:
+        first, until = job["steps"]
+        if job["root"] != at or store.has(store.checkpoints / job["key"]):
             continue
         for step, key in saved.items():  # latest first
             alike = label(phase_at(run, step - 1).objective), step > decay_start(run)
-            if first < origin + step <= until and alike == (piece["objective"], piece["decaying"]):
+            if first < origin + step <= until and alike == (job["objective"], job["decaying"]):
                 found.add(key)
                 break
     return found
@@ -178,7 +180,7 @@ def _steps(store: Store, keys: set[str]) -> set[int] | None:
         try:
             steps.add(progress_of(store, key).step)
         except StoreError:
-            if (store.states / key).exists():  # else another worker removed it a moment ago
+            if (store.checkpoints / key).exists():  # else another worker removed it a moment ago
                 return None
     return steps
 
@@ -188,11 +190,11 @@ def _steps(store: Store, keys: set[str]) -> set[int] | None:
 #
 #     begin    every process that has something to write copies it, and a thread of its own writes and hashes it
 #     settle   after each step: when all have written, the first process publishes; if one could not, all stop
-#     finish   wait for that: before the next checkpoint, at the end of a piece, before a clean stop
+#     finish   wait for that: before the next checkpoint, at the end of a training job, before a clean stop
 #
 # At most one is under way. It lies in a folder of its own and counts for nothing until its manifest stands, which is
 # written last and moved to its place with it, so whoever is killed on the way leaves no state. A state at the end of a
-# piece is put together from its parts: what others read of a store is one file of weights, however it was trained.
+# training job is put together from its parts: what others read of a store is one file of weights, however it was trained.
 
 
 SAVED_KINDS = ("model", "optimizer")
@@ -219,24 +221,24 @@ class _UnderWay:
 
 
 class Saver:
-    """Writes the states of one piece, one after another."""
+    """Writes the states of one training job, one after another."""
 
-    def __init__(
-        self, store: Store, ranks: Ranks, model: LanguageModel, placed: Placed, *, piece: str
-    ) -> None:
+    def __init__(self, store: Store, ranks: Ranks, model: LanguageModel, placed: Placed, *, job: str) -> None:
         self.store, self.ranks, self.model, self.placed = store, ranks, model, placed
         self.sharded, self.optimizer = placed.sharded, placed.optimizer
         self.under_way: _UnderWay | None = None
-        self.attempt = f"checkpoint-{piece}"
-        if ranks.first:  # who holds the lease of a piece is alone with it: what is left here was cut off
+        self.attempt = f"checkpoint-{job}"
+        if (
+            ranks.first
+        ):  # who holds the lease of a training job is alone with it: what is left here was cut off
             for left in store.attempts.glob(f"{self.attempt}-*"):
                 shutil.rmtree(left, ignore_errors=True)
 
     def begin(self, told: CheckpointRecord, *, last: bool, then: Callable[[], None] = lambda: None) -> None:
-        """Start writing a state. `last`: of its piece. `then`: for the first process, once it is published."""
+        """Start writing a state. `last`: of its training job. `then`: for the first process, once it is published."""
         self.finish()
         name = ""
-        if self.ranks.first and not self.store.has(self.store.states / told.key):
+        if self.ranks.first and not self.store.has(self.store.checkpoints / told.key):
             name = self.store.new_attempt(self.attempt).name
         name = self.ranks.share(name)
         if not name:  # somebody published it before
@@ -318,7 +320,7 @@ class Saver:
                     path.unlink()
                     del entries[path.name]
             _refuse_part(now.folder, entries)
-            publish(now.folder, self.store.states / now.told.key, entries)
+            publish(now.folder, self.store.checkpoints / now.told.key, entries)
         finally:
             shutil.rmtree(now.folder, ignore_errors=True)
         now.then()
@@ -333,7 +335,7 @@ class Saver:
                     now.entries |= write_part(folder, kind, self.ranks.rank, self.sharded.together, rows)
             if self.ranks.first:
                 (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in told.metrics))
-                write_json(folder / "state.json", {"key": told.key, **told.state})
+                write_json(folder / "checkpoint.json", {"key": told.key, **told.state})
         except BaseException as wrong:
             now.wrong = wrong
 
@@ -374,7 +376,7 @@ class Saver:
 def _refuse_part(folder: Path, entries: Mapping[str, Any]) -> None:
     """A state is its tensors and what is said of them: a folder that lacks one is none."""
     lacking = [kind for kind in SAVED_KINDS if not any(name.startswith(kind) for name in entries)]
-    lacking += [name for name in ("state.json", "metrics.jsonl") if not (folder / name).is_file()]
+    lacking += [name for name in ("checkpoint.json", "metrics.jsonl") if not (folder / name).is_file()]
     if lacking:
         raise StoreError(f"a checkpoint has no {', '.join(lacking)}; it was not published, run again")
 

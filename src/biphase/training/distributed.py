@@ -117,7 +117,7 @@ def leave(code: int) -> NoReturn:
     if not dist.is_initialized():
         sys.exit(code)
     dist.destroy_process_group()
-    # All is written. Taking a process of a group down piece by piece, with threads of gloo's and NCCL's own, now and
+    # All is written. Taking a process of a group down training job by training job, with threads of gloo's and NCCL's own, now and
     # then ends in an abort, and the whole launch would count as failed.
     sys.stdout.flush()
     sys.stderr.flush()
@@ -339,7 +339,7 @@ class Sharded:
     """A language model whose parameters are spread over processes, and the gradients of its steps."""
 
     def __init__(self, model: LanguageModel, sharding: Sharding, ranks: Ranks, precision: str) -> None:
-        gc.collect()  # modules of FSDP refer to each other in circles: a piece before this one may still hold memory
+        gc.collect()  # modules of FSDP refer to each other in circles: a training job before this one may still hold memory
         self.model, self.ranks = model, ranks
         local = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world))
         self.together = sharding.groups_of(ranks.world, local)
@@ -437,7 +437,7 @@ class Sharded:
             unit.reshard()
 
 
-@lru_cache(maxsize=4)  # groups of processes are made once, not for every piece
+@lru_cache(maxsize=4)  # groups of processes are made once, not for every training job
 def _mesh(kind: str, copies: int, together: int) -> DeviceMesh:
     if copies == 1:
         return init_device_mesh(kind, (together,), mesh_dim_names=("rows",))
@@ -466,22 +466,22 @@ class Placed:
     ]  # what this process has of every parameter, frozen ones included, under its name
 
 
-def place(model: LanguageModel, run: Pretrain, ranks: Ranks, manner: RuntimeOptions) -> Placed:
+def place(model: LanguageModel, run: Pretrain, ranks: Ranks, options: RuntimeOptions) -> Placed:
     """Bring `model` to its device, and choose how it is computed there."""
     if run.freeze == "embeddings":
         freeze_embeddings(model)
     model.train()
-    if manner.sharding.kind != "none" and ranks.world > 1:
+    if options.sharding.kind != "none" and ranks.world > 1:
         # Compiled by blocks and on the host: each block comes to the device when it is cut, and only its rows stay.
         path = model.prepare(
-            ranks.device, run.precision, compiled=manner.compiled, recompute=manner.recompute, cut=True
+            ranks.device, run.precision, compiled=options.compiled, recompute=options.recompute, cut=True
         )
-        sharded = Sharded(model, manner.sharding, ranks, run.precision)
+        sharded = Sharded(model, options.sharding, ranks, run.precision)
         learned = sharded.learned()
         adam = optimizer.build(model, run.optimizer, learned)
         return Placed(path, adam, sharded, list(learned.values()), sharded.rows())
     path = model.to(ranks.device).prepare(
-        ranks.device, run.precision, compiled=manner.compiled, recompute=manner.recompute
+        ranks.device, run.precision, compiled=options.compiled, recompute=options.recompute
     )
     # Frozen ones too: a run that goes on from this one may train them again, with the moments they had.
     rows = {name: RowRange.all_of(one) for name, one in model.model.named_parameters()}

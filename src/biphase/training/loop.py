@@ -35,7 +35,7 @@ class StepResult:
 
     loss: Tensor  # mean over the labels of all processes
     norm: Tensor  # of the gradient, before clipping
-    unsound: Tensor  # 1 where a number was not finite and nothing was changed
+    nonfinite: Tensor  # 1 where a number was not finite and nothing was changed
 
 
 Step = Callable[[list[Micro], int, float], StepResult]  # micro-batches, labels of all processes, rate
@@ -72,10 +72,12 @@ class PlainStep(Generic[Micro]):
         loss = self.gradients.total(loss)
 
         norm = self.gradients.norm()
-        unsound = torch.ones_like(loss) if idle else (~torch.isfinite(norm + loss)).float()
+        nonfinite = torch.ones_like(loss) if idle else (~torch.isfinite(norm + loss)).float()
         shrink = (norm / self.clip).clamp(min=1)
-        self.refresh(update(self.optimizer, rate=rate, unsound=unsound, shrink=shrink, copies=self.copies()))
-        return StepResult(loss, norm, unsound)
+        self.refresh(
+            update(self.optimizer, rate=rate, nonfinite=nonfinite, shrink=shrink, copies=self.copies())
+        )
+        return StepResult(loss, norm, nonfinite)
 
 
 # ---------------------------------------------------------------- loop
@@ -90,7 +92,7 @@ class LoopStep:
     rate: float
     loss: Tensor  # mean over the labels of all processes
     norm: Tensor  # of the gradient, before clipping
-    unsound: Tensor  # 1 where a number was not finite and nothing was changed
+    nonfinite: Tensor  # 1 where a number was not finite and nothing was changed
     labels: int
     stop: bool  # somebody asked to stop: the loop ends after this step
     lost: bool  # the job is another's now: the loop ends, and nothing more is published
@@ -135,7 +137,7 @@ def train(
             rate(number),
             taken.loss,
             taken.norm,
-            taken.unsound,
+            taken.nonfinite,
             labels,
             stopping > 0,
             losing > 0,

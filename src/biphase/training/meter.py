@@ -21,7 +21,7 @@ from biphase.text import duration, si
 
 
 class Meter:
-    """Collects what the steps of one piece did."""
+    """Collects what the steps of one training job did."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Meter:
         flops_per_token: float | None = None,
         every: int = 1,  # steps between reads of the device
         lines: list[dict[str, Any]] | None = None,
-        unsound_in_a_row: int = 0,
+        nonfinite_in_a_row: int = 0,
         board: Path | None = None,
         live: Path | None = None,  # a file for those who watch, written as often as the device is read
         out: TextIO | None = None,  # stderr, as it is now
@@ -45,8 +45,8 @@ class Meter:
         self.tokens_per_step, self.flops_per_token, self.every = tokens_per_step, flops_per_token, every
         self.behind = 1 if every > 1 else 0  # steps the device is left with while the host reads
         self.waiting: list[tuple[int, dict[str, Any], Tensor, Tensor, Tensor]] = []
-        self.unsound_in_a_row = unsound_in_a_row
-        self.longest_unsound = unsound_in_a_row  # also of those that a sound step has ended since
+        self.nonfinite_in_a_row = nonfinite_in_a_row
+        self.longest_nonfinite = nonfinite_in_a_row  # also of those that a sound step has ended since
         self.last_skipped: dict[str, Any] = {}
         self.skipped = 0
         self.last_shown = time.monotonic()
@@ -58,9 +58,9 @@ class Meter:
         self.rate = math.nan
         self._mark = (time.monotonic(), first)  # since when, and from which step, the rate is measured
 
-    def step(self, step: int, facts: dict[str, Any], loss: Tensor, norm: Tensor, unsound: Tensor) -> None:
+    def step(self, step: int, facts: dict[str, Any], loss: Tensor, norm: Tensor, nonfinite: Tensor) -> None:
         """Note one step; reads the device every few."""
-        self.waiting.append((step, facts, loss.detach(), norm.detach(), unsound))
+        self.waiting.append((step, facts, loss.detach(), norm.detach(), nonfinite))
         if step + 1 == self.until or len(self.waiting) >= self.every + self.behind:
             self.flush(but=0 if step + 1 == self.until else self.behind)
 
@@ -68,16 +68,16 @@ class Meter:
         """Bring what waits on the device to the lines; `but` for the latest steps, which it may still be at."""
         ready = self.waiting[: len(self.waiting) - but]
         read = torch.stack([torch.stack(found) for _, _, *found in ready]).tolist() if ready else []
-        for (step, facts, *_), (loss, norm, unsound) in zip(ready, read, strict=True):
+        for (step, facts, *_), (loss, norm, nonfinite) in zip(ready, read, strict=True):
             line: dict[str, Any] = {
                 "step": self.origin + step + 1,
                 "loss": _number(loss),
                 "norm": _number(norm),
                 **facts,
             }
-            if unsound:
-                self.unsound_in_a_row += 1
-                self.longest_unsound = max(self.longest_unsound, self.unsound_in_a_row)
+            if nonfinite:
+                self.nonfinite_in_a_row += 1
+                self.longest_nonfinite = max(self.longest_nonfinite, self.nonfinite_in_a_row)
                 self.last_skipped = line
                 self.skipped += 1
                 line["skipped"] = True
@@ -86,7 +86,7 @@ class Meter:
                     f"samples {line['draws'][0]} to {line['draws'][1]}"
                 )
             else:
-                self.unsound_in_a_row = 0
+                self.nonfinite_in_a_row = 0
                 line.pop("draws", None)
             self._keep(line)
         if self.live_lines:
@@ -143,7 +143,9 @@ class Meter:
         self.out.flush()
 
     def _keep(self, line: dict[str, Any]) -> None:
-        if self.live_place:  # opened here: a piece that fails before its first line leaves nothing open
+        if (
+            self.live_place
+        ):  # opened here: a training job that fails before its first line leaves nothing open
             self.live_lines, self.live_place = _live(self.live_place, self.lines), None
         self.lines.append(line)
         self._to_board(line)

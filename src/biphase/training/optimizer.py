@@ -97,7 +97,7 @@ def update(
     optimizer: torch.optim.AdamW,
     *,
     rate: float | Tensor,
-    unsound: Tensor,
+    nonfinite: Tensor,
     shrink: Tensor | None = None,
     copies: dict[int, Tensor] | None = None,
 ) -> bool:
@@ -115,10 +115,12 @@ def update(
             group["lr"].fill_(own)
     in_one_pass = _suits_one_pass(optimizer)
     if in_one_pass:
-        _in_one_pass(optimizer, unsound, torch.ones_like(unsound) if shrink is None else shrink, copies or {})
+        _in_one_pass(
+            optimizer, nonfinite, torch.ones_like(nonfinite) if shrink is None else shrink, copies or {}
+        )
     else:
         # Torch's fused kernels read both: dividing on the way costs no pass over the gradients.
-        optimizer.found_inf = unsound  # ty: ignore[missing-attribute]
+        optimizer.found_inf = nonfinite  # ty: ignore[missing-attribute]
         optimizer.grad_scale = shrink  # ty: ignore[missing-attribute]
         optimizer.step()
         optimizer.found_inf = optimizer.grad_scale = None  # ty: ignore[missing-attribute]
@@ -136,7 +138,7 @@ def _suits_one_pass(optimizer: torch.optim.AdamW) -> bool:
 
 @torch.no_grad()
 def _in_one_pass(
-    optimizer: torch.optim.AdamW, unsound: Tensor, shrink: Tensor, copies: dict[int, Tensor]
+    optimizer: torch.optim.AdamW, nonfinite: Tensor, shrink: Tensor, copies: dict[int, Tensor]
 ) -> None:
     """AdamW by our own kernel: torch's reads and writes a third more, and the copies would be another pass."""
     from biphase.fast.kernels import adamw_  # Triton is there only where there is a GPU
@@ -146,11 +148,11 @@ def _in_one_pass(
         states = [_state(optimizer, one) for one in learned]
         if not learned:
             continue
-        one_more = 1 - unsound  # a list of it: a single tensor would be read on the host
+        one_more = 1 - nonfinite  # a list of it: a single tensor would be read on the host
         torch._foreach_add_([state["step"] for state in states], [one_more] * len(states))
         rate = group["lr"]
         if not isinstance(rate, Tensor):
-            rate = torch.full((), rate, dtype=torch.float32, device=unsound.device)
+            rate = torch.full((), rate, dtype=torch.float32, device=nonfinite.device)
         for one, state in zip(learned, states, strict=True):
             adamw_(
                 one,
@@ -160,7 +162,7 @@ def _in_one_pass(
                 steps=state["step"],
                 rate=rate,
                 shrink=shrink,
-                unsound=unsound,
+                nonfinite=nonfinite,
                 betas=group["betas"],
                 eps=group["eps"],
                 decay=group["weight_decay"],

@@ -81,8 +81,8 @@ def starting_model(run: Pretrain, shards: Shards, *, probed: bool = False) -> La
 
 def refuse_unfit(run: Pretrain, device: torch.device) -> None:
     """Refuse what cannot be trained as the run says, on this device, before its text is looked at."""
-    in_eight = run.precision == "fp8"
-    why = fp8_refusal(device) if in_eight else ""
+    in_fp8 = run.precision == "fp8"
+    why = fp8_refusal(device) if in_fp8 else ""
     root = root_of(run)
     if isinstance(root.start, Hub):
         corpus = corpus_of(run)
@@ -91,13 +91,13 @@ def refuse_unfit(run: Pretrain, device: torch.device) -> None:
             tokenizer = load(corpus)
             words = _words(run, tokenizer.vocab, tokenizer.special)
         model = _existing(run, root, words, probed=True)
-    elif isinstance(root.start, Size) and in_eight and not why:
+    elif isinstance(root.start, Size) and in_fp8 and not why:
         with torch.device("meta"):  # its shape alone
             model = from_scratch(root.start, vocab=16, mask_id=0, length=run.packing.length, seed=0)
     else:
         model = None
-    if in_eight and model is not None:
-        why = why or refusal(model.model.base_model, in_eight=True)
+    if in_fp8 and model is not None:
+        why = why or refusal(model.model.base_model, in_fp8=True)
     if why:
         raise ModelError(f"{run.name}: precision='fp8' cannot be had ({why}); say precision='bf16'")
 
@@ -142,7 +142,7 @@ def model_of_checkpoint(run: Pretrain, state: str | None, store: Store, shards: 
     if state is not None:
         taken = checkpoint.load_weights(store, state, model).step
         # A run's first state is the last one of the run it goes on from, which counts from its own beginning.
-        began = read_checkpoint_file(store.states / state)["origin_step"]
+        began = read_checkpoint_file(store.checkpoints / state)["origin_step"]
         step = began + taken - origin_step(run)
     base = _rope_base(run, step)
     if base:
@@ -153,7 +153,7 @@ def model_of_checkpoint(run: Pretrain, state: str | None, store: Store, shards: 
 
 
 def _rope_base(run: Pretrain, step: int) -> float:
-    felt = [act.rope_base for act in phases(run) if act.first < step]
+    felt = [phase.rope_base for phase in phases(run) if phase.first < step]
     if felt:
         return felt[-1]
     return last_rope_base(run.start) if isinstance(run.start, Pretrain) else 0.0
@@ -232,7 +232,7 @@ UNSOUND_LIMIT = 20  # steps in a row
 
 
 class Pretraining:
-    """One piece of work: `run` up to `target`, from wherever the store can begin."""
+    """One training job of work: `run` up to `target`, from wherever the store can begin."""
 
     def __init__(
         self,
@@ -245,11 +245,11 @@ class Pretraining:
         ranks: Ranks,
         needed: Callable[[], set[str]],  # the states that plans of the store need, as they stand now
         flops_per_token: float | None,  # None: the model's shape is not known beforehand
-        manner: RuntimeOptions,
+        options: RuntimeOptions,
         title: str = "",
     ) -> None:
         self.run, self.target, self.store, self.shards = run, target, store, shards
-        self.identities, self.ranks, self.needed, self.manner = identities, ranks, needed, manner
+        self.identities, self.ranks, self.needed, self.options = identities, ranks, needed, options
         self.flops_per_token = flops_per_token
         self.title = title or run.name
         if run.rows_per_step < ranks.world:
@@ -257,7 +257,7 @@ class Pretraining:
                 f"{run.name}: {ranks.world} processes cannot share a batch of {run.rows_per_step} rows; use fewer"
             )
         self.key = checkpoint_key(run, target, identities)
-        store.refuse_debris(store.states / self.key)  # now, and not after the work
+        store.refuse_debris(store.checkpoints / self.key)  # now, and not after the work
         self.stream = Stream.of(shards, run.packing, run.seed)
         self.heldout = heldout_stream(shards, run.packing)
         self.rope_base = 0.0  # as the model came
@@ -271,7 +271,7 @@ class Pretraining:
         run, ranks = self.run, self.ranks
         lines = self._load_nearest()
         self._adopt_arithmetic()
-        self.saver = Saver(self.store, ranks, self.model, self.placed, piece=self.key)
+        self.saver = Saver(self.store, ranks, self.model, self.placed, job=self.key)
         self.meter = Meter(
             title=self.title,
             origin=origin_step(run),
@@ -281,10 +281,10 @@ class Pretraining:
             flops_per_token=self.flops_per_token,
             every=1 if ranks.device.type == "cpu" else 10,
             lines=lines,
-            unsound_in_a_row=self.progress.unsound_in_a_row,
-            board=self.manner.board if ranks.first else None,
-            live=self.manner.live if ranks.first else None,
-            quiet=self.manner.quiet or not ranks.first,
+            nonfinite_in_a_row=self.progress.nonfinite_in_a_row,
+            board=self.options.board if ranks.first else None,
+            live=self.options.live if ranks.first else None,
+            quiet=self.options.quiet or not ranks.first,
         )
 
     def _load_nearest(self) -> list[dict[str, Any]]:
@@ -295,24 +295,24 @@ class Pretraining:
         )
         if found is None and isinstance(run.start, Pretrain):
             raise StoreError(
-                f"{run.name} goes on from {run.start.name}, whose end is not in {store.states}; "
+                f"{run.name} goes on from {run.start.name}, whose end is not in {store.checkpoints}; "
                 "run the study again to compute it"
             )
         self.from_hub = found is None and isinstance(root_of(run).start, Hub)
         self.model = starting_model(run, self.shards, probed=self.from_hub)
         self.progress = Progress(step=0, draw=origin_sample(run), joules=0.0)
         if found is None:
-            self.placed = place(self.model, run, ranks, self.manner)
+            self.placed = place(self.model, run, ranks, self.options)
             return []
         step, key = found
         try:
             loaded = checkpoint.load_weights(store, key, self.model)
-            self.placed = place(self.model, run, ranks, self.manner)
-            if step > 0 or run.moments == "keep":
+            self.placed = place(self.model, run, ranks, self.options)
+            if step > 0 or run.optimizer_state == "keep":
                 checkpoint.load_optimizer_state(store, key, self.placed.rows, self.placed.optimizer)
             lines = checkpoint.metrics_of(store, key)
         except (StoreError, OSError):
-            if ranks.world == 1 and not (store.states / key).exists():
+            if ranks.world == 1 and not (store.checkpoints / key).exists():
                 return self._load_nearest()  # another worker went past it and removed it: look again
             raise
         self.progress = loaded if step else replace(loaded, step=0, draw=origin_sample(run))
@@ -331,10 +331,10 @@ class Pretraining:
         """Sum as the state was summed so far, as far as this machine can: the same bits need the same order."""
         progress, ranks = self.progress, self.ranks
         rows = self.run.rows_per_step // ranks.world
-        shard = str(self.manner.sharding)
+        shard = str(self.options.sharding)
         same = (progress.world, progress.shard) == (ranks.world, shard) and progress.step > 0
         suits = distributed.micro_rows(ranks.device, rows, self.run.packing.length)
-        self.micro_rows = self.manner.micro_rows or (progress.micro_rows if same else suits)
+        self.micro_rows = self.options.micro_rows or (progress.micro_rows if same else suits)
         if ranks.device.type == "cpu" and 0 < progress.threads <= (os.cpu_count() or 1):
             torch.set_num_threads(progress.threads)
         progress.micro_rows, progress.world, progress.shard = self.micro_rows, ranks.world, shard
@@ -345,7 +345,7 @@ class Pretraining:
 
     def train(self) -> bool:
         """Take the missing steps. True when the target stands in the store, False when stopped before."""
-        with distributed.repeatable(enabled=self.manner.deterministic):
+        with distributed.repeatable(enabled=self.options.deterministic):
             return self._train()
 
     def _train(self) -> bool:
@@ -357,7 +357,7 @@ class Pretraining:
             self._turn_to(last_rope_base(self.run.start) if isinstance(self.run.start, Pretrain) else 0.0)
             self._measure(0, self.run.stages[0].objective, 0)
         self._turn(self.progress.step)
-        steps = load_ahead(self._batches, self.progress.step, self.target, loaders=self.manner.loaders)
+        steps = load_ahead(self._batches, self.progress.step, self.target, loaders=self.options.loaders)
         try:
             train(
                 self.placed.parameters,
@@ -377,15 +377,15 @@ class Pretraining:
                     self._save,
                     lambda done: self._turn(done.step + 1),
                 ),
-                stop=self.manner.stop,
-                lost=self.manner.lost,
+                stop=self.options.stop,
+                lost=self.options.lost,
                 save=self._due,
                 copies=self.model.copies,
                 refresh=self.model.refresh,
                 gradients=self.placed.sharded,
             )
         except Exception:
-            self.saver.salvage(lost=self.manner.lost())
+            self.saver.salvage(lost=self.options.lost())
             raise
         except KeyboardInterrupt:
             self.saver.drop()
@@ -397,7 +397,7 @@ class Pretraining:
     def _batches(self, step: int) -> list[Batch]:
         """This process's micro-batches of one step."""
         run = self.run
-        act = phase_at(run, step)
+        phase = phase_at(run, step)
         draws = share(
             origin_sample(run) + step * run.rows_per_step,
             run.rows_per_step,
@@ -406,7 +406,7 @@ class Pretraining:
         )
         made = [
             self.stream.batch(
-                act.objective, part, step=step - act.first, fixed=self.placed.path == "compiled"
+                phase.objective, part, step=step - phase.first, fixed=self.placed.path == "compiled"
             ).ready_for(self.ranks.device)
             for part in draws.split(self.micro_rows)
         ]
@@ -422,9 +422,9 @@ class Pretraining:
 
     def _due(self) -> bool:
         """Is a checkpoint due? Asked before each step."""
-        if self.manner.checkpoint_steps:
-            return (self.progress.step + 1) % self.manner.checkpoint_steps == 0
-        return time.monotonic() - self.last_save > self.manner.checkpoint_seconds
+        if self.options.checkpoint_steps:
+            return (self.progress.step + 1) % self.options.checkpoint_steps == 0
+        return time.monotonic() - self.last_save > self.options.checkpoint_seconds
 
     # ------------------------------------------------------------ after each step
 
@@ -439,15 +439,19 @@ class Pretraining:
             progress.flops = None if each is None else progress.flops + self.run.batch_tokens * each
 
     def _log(self, done: LoopStep) -> None:
-        act = phase_at(self.run, done.step)
-        facts: dict[str, Any] = {"rate": done.rate, "labels": done.labels, "objective": label(act.objective)}
-        if not isinstance(act.objective, CLM):
-            facts["ratio"] = ratio_at(act.objective, done.step - act.first)
+        phase = phase_at(self.run, done.step)
+        facts: dict[str, Any] = {
+            "rate": done.rate,
+            "labels": done.labels,
+            "objective": label(phase.objective),
+        }
+        if not isinstance(phase.objective, CLM):
+            facts["ratio"] = ratio_at(phase.objective, done.step - phase.first)
         facts |= {"tokens": self.progress.tokens, "seconds": round(self.progress.seconds, 3)}
         first = self.progress.draw - self.run.rows_per_step
         facts["draws"] = [first, self.progress.draw - 1]  # of all processes; kept only if the step is skipped
-        self.meter.step(done.step, facts, done.loss, done.norm, done.unsound)
-        if self.meter.longest_unsound >= UNSOUND_LIMIT:
+        self.meter.step(done.step, facts, done.loss, done.norm, done.nonfinite)
+        if self.meter.longest_nonfinite >= UNSOUND_LIMIT:
             last = self.meter.last_skipped
             raise TrainingError(
                 f"{self.run.name}: {UNSOUND_LIMIT} steps in a row had no finite loss or gradient, the last at step "
@@ -458,8 +462,8 @@ class Pretraining:
     def _evaluate(self, done: LoopStep) -> None:
         step = done.step + 1
         if step % self.run.heldout_every == 0 or step == self.target:
-            act = phase_at(self.run, done.step)
-            self._measure(step, act.objective, done.step - act.first)
+            phase = phase_at(self.run, done.step)
+            self._measure(step, phase.objective, done.step - phase.first)
 
     def _measure(self, step: int, objective: Objective, into: int) -> None:
         """Note the held-out losses after `step` steps, `into` steps into an act."""
@@ -496,7 +500,7 @@ class Pretraining:
         self._count_energy()
         self.progress.skipped += self.meter.skipped
         self.meter.skipped = 0
-        self.progress.unsound_in_a_row = self.meter.unsound_in_a_row
+        self.progress.nonfinite_in_a_row = self.meter.nonfinite_in_a_row
         step = done.step + 1
         state = {
             "run": encode(self.run),

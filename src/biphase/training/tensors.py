@@ -104,9 +104,9 @@ def write(path: Path, tensors: Mapping[str, PendingTensor]) -> dict[str, Any]:
     text += b" " * (-len(text) % 8)
     digest, size = hashlib.sha256(), 0
     with path.open("xb") as file:
-        for piece in _bytes_of(struct.pack("<Q", len(text)) + text, ordered):
-            digest.update(piece)
-            size += file.write(piece)
+        for job in _bytes_of(struct.pack("<Q", len(text)) + text, ordered):
+            digest.update(job)
+            size += file.write(job)
         file.flush()
         os.fsync(file.fileno())
     return {"bytes": size, "sha256": digest.hexdigest()}

@@ -41,7 +41,7 @@ def evidence_of(tmp_path_factory):
     """Evidence of a plan from `score(model, task, shape)`: (rates, seeds) of test scores in percent, for each result.
 
     Validation scores are the test scores, unless `validation` gives others in the same way. `metrics` names more than
-    the selecting metric; all have the same scores. NaN: that leaf is missing.
+    the selecting metric; all have the same scores. NaN: that trial is missing.
     """
     store = Store(tmp_path_factory.mktemp("no-store-either"))
 

@@ -116,7 +116,7 @@ def test_a_study_written_before_there_were_claims_is_read_as_one_without():
 def test_claims_are_in_no_key(plan_of):
     plain, with_claims = plan_of(study()), plan_of(study(claim()))
     assert with_claims.results == plain.results
-    assert list(with_claims.states) == list(plain.states)
+    assert list(with_claims.jobs) == list(plain.jobs)
     assert with_claims.tasks == plain.tasks
 
 

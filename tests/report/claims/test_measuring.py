@@ -196,7 +196,7 @@ def test_the_interval_over_examples_rests_on_the_seeds_of_the_estimate(ledger):
     whole = gather(plan, store)
     grid = whole.grids["clm", "sst2"]
     for keys in grid.keys:
-        shutil.rmtree(store.leaves / keys[grid.seeds.index(0)])
+        shutil.rmtree(store.trials / keys[grid.seeds.index(0)])
     evidence = gather(plan, store)
     over = comparable_models(plan, evidence.models)
     test = Contrast("x", gap(over, over.models["mlm"], over.models["clm"], "SC"), "{}", "{}")

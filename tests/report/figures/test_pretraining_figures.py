@@ -33,17 +33,17 @@ def small(name, *stages, **fields):
 
 def compute(plan, store, *, world=1, device="x86_64", only=None):
     """Leave the states of a plan as a worker would: loss = 10 − step / 10, held out every 5 steps."""
-    for state in plan.states.values():
-        if only is not None and state.key not in only:
+    for job in plan.jobs.values():
+        if only is not None and job.key not in only:
             continue
         lines = []
-        for piece in plan.path(state.key):
-            for step in range(piece.span[0] + 1, piece.span[1] + 1):
+        for cost in plan.path(job.key):
+            for step in range(cost.span[0] + 1, cost.span[1] + 1):
                 lines.append(
                     {
                         "step": step,
                         "loss": 10 - step / 10,
-                        "objective": label(piece.objective),
+                        "objective": label(cost.objective),
                         "tokens": step * 128,
                     }
                 )
@@ -51,10 +51,10 @@ def compute(plan, store, *, world=1, device="x86_64", only=None):
                     lines.append({"step": step, "heldout": {"clm": 5 - step / 100, "mlm40": 6 - step / 100}})  # fmt: skip
         with store.attempt("state") as folder:
             (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-            progress = {"step": state.step, "draw": 0, "seconds": SECONDS * state.span[1], "world": world, "machine": {"device": device}}  # fmt: skip
+            progress = {"step": job.step, "draw": 0, "seconds": SECONDS * job.span[1], "world": world, "machine": {"device": device}}  # fmt: skip
             about = {"run": {"kind": "Pretrain"}, "origin_step": 0, "epochs": 0.0, "progress": progress}
-            write_json(folder / "state.json", {"key": state.key, **about})
-            publish(folder, store.states / state.key)
+            write_json(folder / "checkpoint.json", {"key": job.key, **about})
+            publish(folder, store.checkpoints / job.key)
 
 
 def evidence_for(runs, store, grid=None, **how):
@@ -166,7 +166,7 @@ def test_live_losses_reach_further_than_what_is_saved(tmp_path):
     store = Store(tmp_path)
     plan = make_plan(Study("s", (small("clm", Stage(CLM(), 20), keep=(10,)),)), OUTSIDE)
     compute(plan, store, only={plan.results["clm-10"]})
-    key = next(state.key for state in plan.states.values() if state.span == (10, 16))
+    key = next(job.key for job in plan.jobs.values() if job.span == (10, 16))
     place = live_file(plan, store, key)
     place.parent.mkdir(parents=True)
     lines = [{"step": step, "loss": 1.0, "objective": "clm", "tokens": 0} for step in range(1, 15)]
@@ -209,7 +209,7 @@ def test_only_the_commonest_steps_are_marked(tmp_path):
 
 
 def segments(series):
-    """The pieces of a broken line: (first, last, row)."""
+    """The training jobs of a broken line: (first, last, row)."""
     found, line = [], []
     for x, y in [*zip(series.x, series.y, strict=True), (math.nan, math.nan)]:
         if math.isnan(x):
@@ -225,7 +225,7 @@ def test_the_tree_has_every_piece_once_and_every_result_at_its_end(paper):
     (panel,) = plan_module.tree_figure(paper[0]).panels
     lines = {one.name: one for one in panel.series if one.draws == "line"}
     drawn = [span for name in lines if name != "joints" for span in segments(lines[name])]
-    assert sorted(span[:2] for span in drawn) == sorted(state.span for state in plan.states.values())
+    assert sorted(span[:2] for span in drawn) == sorted(job.span for job in plan.jobs.values())
     labels = [text for one in panel.series if one.draws == "text" for text in one.labels]
     ends = [name for name in plan.results if "-42k-" not in name or "dec42k" in name]
     assert len(ends) == 38
@@ -244,7 +244,7 @@ def test_no_two_pieces_lie_upon_each_other(paper):
     for spans in rows.values():
         spans.sort()
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
-    # And no joint crosses a piece on a row between its ends.
+    # And no joint crosses a training job on a row between its ends.
     joints = next(one for one in panel.series if one.name == "joints")
     for at in range(0, len(joints.x), 3):
         x, (top, bottom) = joints.x[at], joints.y[at : at + 2]
@@ -376,7 +376,7 @@ def test_what_has_no_times_is_said(tmp_path):
     plan = make_plan(Study("s", (small("clm", Stage(CLM(), 20), keep=(10,)),)), OUTSIDE)
     compute(plan, store, only={plan.results["clm-10"]})
     assert (
-        "2 pieces of 3 not computed, or without times."
+        "2 training jobs of 3 not computed, or without times."
         in plan_module.costs_figure(gather(plan, store)).caption
     )
 

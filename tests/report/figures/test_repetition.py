@@ -70,9 +70,9 @@ def test_a_study_that_has_not_come_so_far_is_not_drawn(run, invent, tmp_path):
 
     one = run("clm", Stage(CLM(), 400), keep=(80,), heldout_every=20)
     plan, store = invent(Study("s", (one,)), tmp_path / "store", rows=ROWS)
-    for key in plan.states:
+    for key in plan.jobs:
         if key != plan.results["clm-80"]:
-            shutil.rmtree(store.states / key)
+            shutil.rmtree(store.checkpoints / key)
     assert losses.repetition_figure(gather(plan, store)) is None
 
 

@@ -545,7 +545,7 @@ def crossing(xs: Floats, rising: Floats, others: Floats, other: Floats) -> float
 def _flops_to(bench: ComparableModels, model: Model) -> float | None:
     """Model FLOPs from the root to a model."""
     path = bench.plan.path(bench.plan.results[model.results[0]])
-    flops = [flops_of(state) for state in path]
+    flops = [flops_of(job) for job in path]
     known = [one for one in flops if one is not None]
     return sum(known) if len(known) == len(flops) else None
 
@@ -1081,7 +1081,7 @@ def _b2(bench: ComparableModels) -> list[Test]:
 
 def _ahead_of_decay(bench: ComparableModels, model: Model, step: int) -> Remark | None:
     """That some of the gain is training at the full rate, where the checkpoint is not where the decay begins."""
-    run = bench.plan.states[bench.plan.results[model.results[0]]].run
+    run = bench.plan.jobs[bench.plan.results[model.results[0]]].run
     early = origin_step(run) + decay_start(run) - step
     if early <= 0:
         return None

@@ -90,10 +90,10 @@ def parts(evidence: Evidence, *, live: bool) -> list[Part]:
     drawn: set[str] = set()
     for result in ended:
         path = plan.path(plan.results[result])
-        own = [state for state in path if state.key not in drawn]
+        own = [job for job in path if job.key not in drawn]
         made = curve(plan, evidence.store, result, live=live) if own else None
         if own and made and any(step > own[0].span[0] for step in made.steps):
-            drawn |= {state.key for state in path}
+            drawn |= {job.key for job in path}
             found += _parted(plan, made, own)
     meanings = _meanings(found)
     return [

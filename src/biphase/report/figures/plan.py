@@ -41,29 +41,29 @@ CHECKPOINT_APART = 0.08  # of the steps: labels of checkpoints nearer to each ot
 
 @dataclass(frozen=True)
 class _Placed:
-    state: TrainingJob
+    job: TrainingJob
     row: float
-    leaves: float  # the row of what it begins from
+    trials: float  # the row of what it begins from
     goes_on: bool  # its row does not end here
 
 
 def tree_figure(evidence: Evidence) -> Figure | None:
     plan = evidence.plan
-    if not plan.states:
+    if not plan.jobs:
         return None
     placed, heads, rows = _places(plan)
-    standing = {piece.key: piece.standing for piece in evidence.pieces}
+    standing = {cost.key: cost.standing for cost in evidence.job_costs}
     done = sum(one == "done" for one in standing.values())
-    last = max(one.state.span[1] for one in placed)
+    last = max(one.job.span[1] for one in placed)
     series = [
         _joints(placed),
-        *_pieces(plan, placed, standing),
+        *_jobs(plan, placed, standing),
         *_results(placed, standing),
         *_labels(placed, last),
         _heads(heads),
     ]
     ticks = from_zero(last)
-    room = max(len(_names(one.state)) for one in placed if not one.goes_on) + 3
+    room = max(len(_names(one.job)) for one in placed if not one.goes_on) + 3
     panel = Panel(
         "",
         Axis("step", ticks=ticks, labels=tuple(map(short, ticks)), range=(-0.01 * last, 1.01 * last)),
@@ -73,9 +73,9 @@ def tree_figure(evidence: Evidence) -> Figure | None:
         label_room=room,
     )
     caption = (
-        f"{counted(len(plan.study.runs), 'run')} as {counted(plan.pieces, 'piece')}: what begins alike is trained once "
+        f"{counted(len(plan.study.runs), 'run')} as {counted(plan.job_count, 'training job')}: what begins alike is trained once "
         f"({plan.steps_to_compute:,} steps instead of {plan.steps_written:,}). Thin: the learning rate comes down. "
-        f"Filled marks are computed: {done} of {plan.pieces}."
+        f"Filled marks are computed: {done} of {plan.job_count}."
     )
     return Figure("tree", "What is trained from what", caption, (panel,))
 
@@ -86,8 +86,8 @@ def tree_figure(evidence: Evidence) -> Figure | None:
 def _places(plan: Plan) -> tuple[list[_Placed], list[tuple[float, str]], float]:
     """Every state on a row, the rows with the names of starts, and how many rows there are."""
     below: dict[str, list[TrainingJob]] = {}
-    for state in plan.states.values():
-        below.setdefault(state.parent or state.root, []).append(state)
+    for job in plan.jobs.values():
+        below.setdefault(job.parent or job.root, []).append(job)
     onward = _onward(plan, below)
     names = titles(list(plan.roots.values()), trained=set(below))
     placed: list[_Placed] = []
@@ -107,19 +107,19 @@ def _onward(plan: Plan, below: dict[str, list[TrainingJob]]) -> dict[str, Traini
     """State → the child that goes on beside it on its row: the one that reaches furthest without a new run."""
     reach: dict[str, tuple[int, int]] = {}
     onward: dict[str, TrainingJob] = {}
-    for key, state in reversed(plan.states.items()):  # children come before their parents
+    for key, job in reversed(plan.jobs.items()):  # children come before their parents
         same = [child for child in below.get(key, []) if child.first > 0]
         if same:
             onward[key] = max(same, key=lambda child: reach[child.key])
-        end, pieces = reach[onward[key].key] if same else (state.span[1], 0)
-        reach[key] = end, pieces + 1
+        end, job_costs = reach[onward[key].key] if same else (job.span[1], 0)
+        reach[key] = end, job_costs + 1
     return onward
 
 
 def _way(
     first: TrainingJob,
     row: float,
-    leaves: float | None,
+    trials: float | None,
     below: dict[str, list[TrainingJob]],
     onward: dict[str, TrainingJob],
     placed: list[_Placed],
@@ -128,17 +128,17 @@ def _way(
     trunk = [first]
     while trunk[-1].key in onward:
         trunk.append(onward[trunk[-1].key])
-    goes_on = {state.key for state in trunk[:-1]}
-    if any(state.results for state in trunk[:-1]):
+    goes_on = {job.key for job in trunk[:-1]}
+    if any(job.results for job in trunk[:-1]):
         row += CHECKPOINT_ROOM
     placed += [
-        _Placed(one, row, leaves if one is first and leaves is not None else row, one.key in goes_on)
+        _Placed(one, row, trials if one is first and trials is not None else row, one.key in goes_on)
         for one in trunk
     ]
     free = row + 1
-    for state in reversed(trunk):  # what leaves last lies nearest
-        for child in below.get(state.key, []):
-            if child is not onward.get(state.key):
+    for job in reversed(trunk):  # what leaves last lies nearest
+        for child in below.get(job.key, []):
+            if child is not onward.get(job.key):
                 free = _way(child, free, row, below, onward, placed)
     return free
 
@@ -146,33 +146,33 @@ def _way(
 # ---------------------------------------------------------------- series
 
 
-def _pieces(plan: Plan, placed: list[_Placed], standing: dict[str, str]) -> list[Series]:
-    """One series for each hue and for its decays: bars broken between pieces."""
+def _jobs(plan: Plan, placed: list[_Placed], standing: dict[str, str]) -> list[Series]:
+    """One series for each hue and for its decays: bars broken between training jobs."""
     groups: dict[tuple[str, bool], list[_Placed]] = {}
     for one in placed:
-        role = role_of_way(state.objective for state in plan.path(one.state.key))
-        groups.setdefault((role, one.state.decaying), []).append(one)
+        role = role_of_way(job.objective for job in plan.path(one.job.key))
+        groups.setdefault((role, one.job.decaying), []).append(one)
     made = []
     for (role, decaying), some in sorted(groups.items()):
         x: list[float] = []
         y: list[float] = []
         hover: list[str] = []
         for one in some:
-            first, until = one.state.span
+            first, until = one.job.span
             x += [first, (first + until) / 2, until, float("nan")]
             y += [one.row] * 3 + [float("nan")]
-            hover += [_about(one.state, standing)] * 3 + [""]
+            hover += [_about(one.job, standing)] * 3 + [""]
         look = Style(role, "-soft" if decaying else "", width=1.3 if decaying else 2.6)
         name = f"{NAMES[role]}{', decay' if decaying else ''}"
         made.append(Series(name, look, tuple(x), tuple(y), draws="line", hover=tuple(hover)))
     return made
 
 
-def _about(state: TrainingJob, standing: dict[str, str]) -> str:
-    first, until = state.span
-    lines = [f"{label(state.objective)} {first:,} → {until:,}{', decaying' if state.decaying else ''}"]
-    lines += state.results
-    lines += [f"{state.key[:8]}, {standing[state.key]}"]
+def _about(job: TrainingJob, standing: dict[str, str]) -> str:
+    first, until = job.span
+    lines = [f"{label(job.objective)} {first:,} → {until:,}{', decaying' if job.decaying else ''}"]
+    lines += job.results
+    lines += [f"{job.key[:8]}, {standing[job.key]}"]
     return "\n".join(lines)
 
 
@@ -181,10 +181,10 @@ def _joints(placed: list[_Placed]) -> Series:
     x: list[float] = []
     y: list[float] = []
     for one in placed:
-        if one.row != one.leaves:
-            at = one.state.span[0]
+        if one.row != one.trials:
+            at = one.job.span[0]
             x += [at, at, float("nan")]
-            y += [one.leaves, one.row, float("nan")]
+            y += [one.trials, one.row, float("nan")]
     return Series("joints", Style("muted", width=0.6), tuple(x), tuple(y), draws="line", legend=False)
 
 
@@ -192,15 +192,15 @@ def _results(placed: list[_Placed], standing: dict[str, str]) -> list[Series]:
     """A mark at each result: filled where it is computed."""
     made = []
     for there in (True, False):
-        some = [one for one in placed if one.state.results and (standing[one.state.key] == "done") is there]
+        some = [one for one in placed if one.job.results and (standing[one.job.key] == "done") is there]
         made.append(
             Series(
                 "results",
                 Style("other", hollow=not there, size=0.65),
-                tuple(float(one.state.span[1]) for one in some),
+                tuple(float(one.job.span[1]) for one in some),
                 tuple(float(one.row) for one in some),
                 draws="points",
-                hover=tuple(_about(one.state, standing) for one in some),
+                hover=tuple(_about(one.job, standing) for one in some),
                 legend=False,
             )
         )
@@ -209,16 +209,16 @@ def _results(placed: list[_Placed], standing: dict[str, str]) -> list[Series]:
 
 def _labels(placed: list[_Placed], last: int) -> list[Series]:
     """Names right of the ends of rows; above a row, the steps of checkpoints that lie on it."""
-    ends = [one for one in placed if one.state.results and not one.goes_on]
+    ends = [one for one in placed if one.job.results and not one.goes_on]
     on_the_way: list[_Placed] = []
     for one in placed:
-        if one.state.results and one.goes_on:
+        if one.job.results and one.goes_on:
             before = [other for other in on_the_way if other.row == one.row]
-            if not before or one.state.span[1] - before[-1].state.span[1] >= CHECKPOINT_APART * last:
+            if not before or one.job.span[1] - before[-1].job.span[1] >= CHECKPOINT_APART * last:
                 on_the_way.append(one)
     return [
-        _texts([(one, _names(one.state)) for one in ends], "right"),
-        _texts([(one, _short(one.state)) for one in on_the_way], "above"),
+        _texts([(one, _names(one.job)) for one in ends], "right"),
+        _texts([(one, _short(one.job)) for one in on_the_way], "above"),
     ]
 
 
@@ -226,7 +226,7 @@ def _texts(some: list[tuple[_Placed, str]], side: Side) -> Series:
     return Series(
         "labels",
         Style("text"),
-        tuple(float(one.state.span[1]) for one, _ in some),
+        tuple(float(one.job.span[1]) for one, _ in some),
         tuple(one.row - (CHECKPOINT_ABOVE if side == "above" else 0.0) for one, _ in some),
         draws="text",
         labels=tuple(text for _, text in some),
@@ -235,14 +235,14 @@ def _texts(some: list[tuple[_Placed, str]], side: Side) -> Series:
     )
 
 
-def _names(state: TrainingJob) -> str:
-    return ", ".join(state.results)
+def _names(job: TrainingJob) -> str:
+    return ", ".join(job.results)
 
 
-def _short(state: TrainingJob) -> str:
+def _short(job: TrainingJob) -> str:
     """A checkpoint by its step; a run that ends here by its name."""
-    kept = all(name.endswith(f"-{state.step}") for name in state.results)
-    return thousands(state.step) if kept else _names(state)
+    kept = all(name.endswith(f"-{job.step}") for name in job.results)
+    return thousands(job.step) if kept else _names(job)
 
 
 def _heads(heads: list[tuple[float, str]]) -> Series:
@@ -260,7 +260,7 @@ def _heads(heads: list[tuple[float, str]]) -> Series:
 # ---------------------------------------------------------------- costs
 # Where the hours went: pretraining by what was trained, fine-tuning by task.
 #
-# Hours are seconds × devices, on the machine that computed each piece: GPU-hours on GPUs, plain hours on a CPU. What was
+# Hours are seconds × devices, on the machine that computed each training job: GPU-hours on GPUs, plain hours on a CPU. What was
 # computed elsewhere and came without its times is not counted, and the caption says so.
 
 
@@ -284,7 +284,7 @@ class _Bar:
 
 
 def costs_figure(evidence: Evidence) -> Figure | None:
-    work = evidence.pieces
+    work = evidence.job_costs
     trained, tuned = _pretraining(evidence.plan, work), _finetuning(evidence)
     bars = [*trained, *tuned]
     if not bars:
@@ -309,7 +309,7 @@ def _caption(evidence: Evidence, work: list[JobCost], totals: list[str], unit: s
     ]
     untimed = sum(one.seconds is None for one in work)
     if untimed:
-        said.append(f"{counted(untimed, 'piece')} of {len(work)} not computed, or without times.")
+        said.append(f"{counted(untimed, 'training job')} of {len(work)} not computed, or without times.")
     done, of = evidence.count
     if done < of:
         said.append(f"{of - done:,} of {counted(of, 'fine-tuning')} not computed.")
@@ -319,29 +319,29 @@ def _caption(evidence: Evidence, work: list[JobCost], totals: list[str], unit: s
 def _pretraining(plan: Plan, work: list[JobCost]) -> list[_Bar]:
     """Seconds × devices of what was trained: CLM, MLM at each ratio, MLM after CLM, and continued."""
     found: dict[tuple[str, str], list[JobCost]] = {}
-    for piece in work:
-        if piece.seconds is not None:
-            found.setdefault(_what(plan, piece), []).append(piece)
+    for cost in work:
+        if cost.seconds is not None:
+            found.setdefault(_what(plan, cost), []).append(cost)
     bars = []
     for (role, name), some in sorted(
         found.items(), key=lambda one: (list(NAMES).index(one[0][0]), one[0][1])
     ):
-        took = [(piece.decaying, (piece.seconds or 0.0) * piece.devices) for piece in some]
-        steps = sum(piece.steps[1] - piece.steps[0] for piece in some)
-        about = f"{counted(len(some), 'piece')}, {steps:,} steps, {short(sum(piece.tokens for piece in some))} tokens"
+        took = [(cost.decaying, (cost.seconds or 0.0) * cost.devices) for cost in some]
+        steps = sum(cost.steps[1] - cost.steps[0] for cost in some)
+        about = f"{counted(len(some), 'training job')}, {steps:,} steps, {short(sum(cost.tokens for cost in some))} tokens"
         plain, decays = (sum(took for decaying, took in took if decaying is which) for which in (False, True))
         bars.append(_Bar(name, role, plain, decays, about))
     return bars
 
 
-def _what(plan: Plan, piece: JobCost) -> tuple[str, str]:
-    """The role and the name of what a piece trains."""
-    state = plan.states[piece.key]
-    name = named(label(state.objective))
-    way = [one.objective for one in plan.path(state.key)]
-    before = [one for one in way if one != state.objective]
+def _what(plan: Plan, cost: JobCost) -> tuple[str, str]:
+    """The role and the name of what a training job trains."""
+    job = plan.jobs[cost.key]
+    name = named(label(job.objective))
+    way = [one.objective for one in plan.path(job.key)]
+    before = [one for one in way if one != job.objective]
     after = f" after {named(label(before[-1]))}" if before else ""
-    continued = ", continued" if isinstance(state.run.start, Pretrain) else ""
+    continued = ", continued" if isinstance(job.run.start, Pretrain) else ""
     return role_of_way(way), f"{name}{after}{continued}"
 
 
@@ -427,5 +427,5 @@ def _amount(number: float) -> str:
 def _on_gpu(evidence: Evidence, work: list[JobCost]) -> bool:
     """Did every device that is known to have worked here bear the name of a GPU?"""
     machines = [machine for grid in evidence.grids.values() for machine in grid.machines]
-    devices = {piece.device for piece in work} | {str(machine.get("device", "")) for machine in machines}
+    devices = {cost.device for cost in work} | {str(machine.get("device", "")) for machine in machines}
     return not any(PROCESSOR.match(one) for one in devices) and bool(devices - {""})

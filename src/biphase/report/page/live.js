@@ -7,7 +7,7 @@ const live = {
 
   async ask() {
     try {
-      const answer = await fetch("state.json", {cache: "no-store"});
+      const answer = await fetch("checkpoint.json", {cache: "no-store"});
       if (!answer.ok) throw new Error(answer.status);
       await this.take(await answer.json());
       this.lost(false);

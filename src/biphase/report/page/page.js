@@ -112,7 +112,7 @@ const leaves = {
   words: new Set([2, 3, 8, 10, 11]), // columns that hold no numbers
 
   open() {
-    const {columns, rows} = data.table("leaves");
+    const {columns, rows} = data.table("trials");
     const place = one("[data-leaves]");
     this.rows = this.shown = rows;
     this.filter = make("input", {type: "search", placeholder: "Filter fine-tunings, e.g. sst2 5e-5", id: "filter-leaves"});
@@ -120,7 +120,7 @@ const leaves = {
     this.told = make("span", {className: "count"});
     this.told.setAttribute("aria-live", "polite");
     const file = make("button", {type: "button", className: "plain", textContent: "CSV"});
-    file.addEventListener("click", () => download("leaves.csv", csv([columns, ...this.shown])));
+    file.addEventListener("click", () => download("trials.csv", csv([columns, ...this.shown])));
     const heads = columns.map((name, place) => {
       const button = make("button", {type: "button", textContent: name.replaceAll("_", " ")});
       const head = make("th", {scope: "col", className: this.words.has(place) ? "left" : ""}, button);

@@ -38,7 +38,7 @@ def page(content: Content, *, live: bool = False) -> str:
 
 def main(content: Content, *, live: bool = False, with_figures: bool = True) -> str:
     """What stands between the bar and the footer: all that a watched page exchanges."""
-    training = live and any(piece.standing != "done" for piece in content.evidence.pieces)
+    training = live and any(cost.standing != "done" for cost in content.evidence.job_costs)
     figures = [_figure(one) for one in content.figures]
     return _template("main.html.j2").render(
         **_told(content),
@@ -62,7 +62,7 @@ def main(content: Content, *, live: bool = False, with_figures: bool = True) -> 
         noise=view.noise(content),
         sources_of_noise=view.SOURCES_OF_NOISE,
         runs=view.runs(content),
-        leaf_count=len(next(one for one in content.tables if one.name == "leaves").rows),
+        trial_count=len(next(one for one in content.tables if one.name == "trials").rows),
         reading=reading(claims=bool(content.findings)),
         tables_json=Markup(_json({table.name: packed(table) for table in content.tables})),
         figures_json=Markup(_json(figures_data(content) if with_figures else {})),

@@ -149,7 +149,7 @@ def axis(scale: AxisScale) -> Markup:
 
 
 # ---------------------------------------------------------------- details
-# What the page tells of each run: a row of numbers, and the facts and pieces that open below it.
+# What the page tells of each run: a row of numbers, and the facts and training jobs that open below it.
 
 
 def runs(content: Content) -> list[dict[str, Any]]:
@@ -165,14 +165,14 @@ def _run(one: RunSummary, *, tuned: bool) -> dict[str, Any]:
         *(_fixed(one.heldout.get(name), 3) for name in ("clm", "mlm40")),
         _fixed(one.epochs, 2),
     ]
-    done, of = one.leaves
+    done, of = one.trials
     return {
         "name": one.name,
         "recipe": one.recipe.words(),
         "cells": cells + ([(str(done), f"{done:,}/{of:,}")] if tuned else []),
         "standing": one.standing,
         "facts": _facts(one),
-        "way": [_piece(piece) for piece in one.way],
+        "way": [_cost(cost) for cost in one.way],
     }
 
 
@@ -195,15 +195,15 @@ def _facts(one: RunSummary) -> list[tuple[str, str]]:
     return facts
 
 
-def _piece(piece: JobCost) -> tuple[str, ...]:
+def _cost(cost: JobCost) -> tuple[str, ...]:
     return (
-        piece.title + (" ↘" if piece.decaying else ""),
-        piece.key[:12],
-        _count(piece.tokens)[1],
-        _flops(piece.flops)[1],
-        _time(piece.seconds, piece.devices)[1],
-        piece.device,
-        piece.standing,
+        cost.title + (" ↘" if cost.decaying else ""),
+        cost.key[:12],
+        _count(cost.tokens)[1],
+        _flops(cost.flops)[1],
+        _time(cost.seconds, cost.devices)[1],
+        cost.device,
+        cost.standing,
     )
 
 

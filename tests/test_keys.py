@@ -161,7 +161,7 @@ def test_a_stage_written_as_two_is_one_act_only_where_the_base_stays():
 
 
 CHANGES_OF_THEN = {
-    "moments": ({"moments": "reset"}, 0),
+    "optimizer_state": ({"optimizer_state": "reset"}, 0),
     "data": ({"data": "restart"}, 0),
     "optimizer": ({"optimizer": AdamW(eps=1e-8)}, 0),
     "batch": ({"batch_tokens": 256}, 0),

@@ -55,6 +55,18 @@ class Store:
         self.verify = False  # hash inputs again, whatever is remembered of them
         self.hashed: dict[str, list[int]] = {}  # the stamps of inputs that this process hashed itself
 
+    @classmethod
+    def open(cls, root: Path | str) -> Store:
+        """The store in a folder; one that an earlier version wrote, under other names, is refused."""
+        store = cls(root)
+        older = [name for name in ("states", "leaves", "receipts") if (store.root / name).is_dir()]
+        if older:
+            raise StoreError(
+                f"{store.root} was written by an earlier version of biphase ({older[0]}/); type --store with another folder, "
+                "or go on with the version that wrote it"
+            )
+        return store
+
     def has(self, folder: Path) -> bool:
         """Is there a published result, and is it the one of this key?"""
         return key_in(folder) == folder.name

@@ -188,18 +188,18 @@ def test_csv_gives_the_rows_of_the_file_and_of_a_filtered_table_what_is_shown(vi
 
 def test_all_fine_tunings_come_on_demand_sort_and_filter(visit, built):
     page = visit()
-    assert page.locator("#t-leaves").count() == 0
+    assert page.locator("#t-trials").count() == 0
     page.get_by_role("button", name="Show them").click()
-    rows = page.locator("#t-leaves tbody tr")
+    rows = page.locator("#t-trials tbody tr")
     assert rows.count() == 180
-    page.locator("#filter-leaves").fill("both squad 5e-5")
+    page.locator("#filter-trials").fill("both squad 5e-5")
     assert rows.count() == 3
-    head = page.locator("#t-leaves thead th", has_text="test")
+    head = page.locator("#t-trials thead th", has_text="test")
     head.get_by_role("button").click()
     assert head.get_attribute("aria-sort") == "descending"
-    tests = [float(text) for text in page.locator("#t-leaves tbody td:nth-child(8)").all_inner_texts()]
+    tests = [float(text) for text in page.locator("#t-trials tbody td:nth-child(8)").all_inner_texts()]
     assert tests == sorted(tests, reverse=True)
-    _, text = saved(page, page.locator("[data-leaves]").get_by_role("button", name="CSV").click)
+    _, text = saved(page, page.locator("[data-trials]").get_by_role("button", name="CSV").click)
     assert len(list(csv.reader(io.StringIO(text)))) == 4
 
 

@@ -353,7 +353,7 @@ def test_size_objective_steps_and_seed_are_no_setting(planned, run):
 
 
 @pytest.mark.parametrize(
-    "fields", [{"moments": "reset"}, {"data": "restart"}, {"schedule": WSD(1e-3, warmup=1, decay=4)}]
+    "fields", [{"optimizer_state": "reset"}, {"data": "restart"}, {"schedule": WSD(1e-3, warmup=1, decay=4)}]
 )
 def test_how_a_run_goes_on_is_a_setting(planned, run, fields):
     base = run("base", Stage(CLM(), 20))

@@ -65,7 +65,7 @@ def test_the_page_is_served_with_its_progress_and_figures(asked):
     assert b"<title>three: Is it so?</title>" in page
     assert b'id="progress"' in page
     assert b"connect-src 'self'" in page
-    job = json.loads(asked("/checkpoint.json")[1])
+    job = json.loads(asked("/status.json")[1])
     assert job["progress"]["said"] == "all done"
     assert job["progress"]["meters"]["fine-tunings"] == {"done": 144, "of": 144, "left": ""}
     assert (
@@ -81,7 +81,7 @@ def test_the_page_is_served_with_its_progress_and_figures(asked):
 def test_the_page_in_the_folder_is_an_ordinary_one(asked):
     page = asked.watcher.page.read_text()
     assert 'id="progress"' not in page
-    assert "checkpoint.json" not in page
+    assert "status.json" not in page
 
 
 @pytest.mark.parametrize(
@@ -95,20 +95,20 @@ def test_another_host_is_refused(asked, host):
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1", "http://localhost"])
 def test_a_page_of_another_origin_is_refused(asked, origin):
-    answer, body = asked("/checkpoint.json", origin=origin)
+    answer, body = asked("/status.json", origin=origin)
     assert answer.status == 403
     assert b"progress" not in body
 
 
 def test_the_page_itself_may_ask_and_nobody_may_frame_it(asked):
-    answer, _ = asked("/checkpoint.json", origin=f"http://127.0.0.1:{asked.port}")
+    answer, _ = asked("/status.json", origin=f"http://127.0.0.1:{asked.port}")
     assert answer.status == 200
     assert "frame-ancestors 'none'" in answer.getheader("Content-Security-Policy")
     assert answer.getheader("Access-Control-Allow-Origin") is None
 
 
 def test_this_machine_by_name_is_not(asked):
-    assert asked("/checkpoint.json", host=f"localhost:{asked.port}")[0].status == 200
+    assert asked("/status.json", host=f"localhost:{asked.port}")[0].status == 200
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_this_machine_by_name_is_not(asked):
         "/trials.csv",
         "/figures",
         "/report.md",
-        "/checkpoint.json/",
+        "/status.json/",
     ],
 )
 def test_there_is_nothing_else(asked, path):

@@ -31,7 +31,7 @@ def test_the_papers_models_on_many_gpus(planned, number):
         ways = {way["way"]: way for way in one["outlooks"]}
         assert set(ways) >= {"none", "full"}
         assert all(way["fits"] for way in ways.values())
-        assert ways["full"]["memory"]["moments"] == ways["none"]["memory"]["moments"] / number
+        assert ways["full"]["memory"]["optimizer state"] == ways["none"]["memory"]["optimizer state"] / number
         assert 0.4 < ways["full"]["efficiency"] <= 1
     plain, *_, least = (sum(way["memory"].values()) for way in models[-1]["outlooks"])
     assert least < plain / 2, "sharded, and layers computed again"

@@ -53,7 +53,7 @@ def studies(draw):
             fields["packing"] = draw(st.sampled_from([Rows(64), Rows(64), Chunks(64)]))
         else:
             fields["packing"] = start.packing
-            fields["moments"] = draw(st.sampled_from(["keep", "reset"]))
+            fields["optimizer_state"] = draw(st.sampled_from(["keep", "reset"]))
         if steps > 1:
             fields["keep"] = draw(st.sets(st.integers(1, steps - 1), max_size=2).map(sorted))
         decay = draw(st.integers(0, min(steps, 4)))

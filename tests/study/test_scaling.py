@@ -34,7 +34,7 @@ def test_memory_is_what_was_measured_on_one_h200(rows, measured):
 
 def test_what_is_cut_is_cut_by_those_who_share_it():
     one, eight = memory(load(), ALONE), memory(load(), Way("full", 8))
-    for what in ("weights", "gradients", "moments"):
+    for what in ("weights", "gradients", "optimizer state"):
         assert eight[what] == one[what] / 8
     assert eight["fetched"] > 0
     assert "copies" not in eight

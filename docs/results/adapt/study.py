@@ -47,7 +47,9 @@ short = WSD(5e-4, warmup=0.05, decay=0.25)
 decoder = Pretrain("decoder", SIZES["30m"], stages=(Stage(CLM(), 1_600),), schedule=whole, **common)
 masked = Pretrain("masked-only", SIZES["30m"], stages=(Stage(MLM(0.4), 2_000),), schedule=whole, **common)
 adapted = [
-    Pretrain(f"adapted-{name}", decoder, stages=(Stage(objective, 400),), schedule=short, moments="reset")
+    Pretrain(
+        f"adapted-{name}", decoder, stages=(Stage(objective, 400),), schedule=short, optimizer_state="reset"
+    )
     for name, objective in (("mlm", MLM(0.4)), ("mntp", MNTP(0.4)))
 ]
 

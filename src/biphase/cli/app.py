@@ -144,7 +144,7 @@ def store_at(folder: Path) -> Store:
         raise StoreError(
             f"there is no store {folder}, so nothing to read; {other}compute something first: biphase run STUDY"
         )
-    return Store(folder)
+    return Store.open(folder)
 
 
 def planned(
@@ -160,7 +160,7 @@ def planned(
     from biphase.study.plan import identities, make_plan
 
     loaded = load(path)
-    store = store_at(store_folder) if reads else Store(store_folder)
+    store = store_at(store_folder) if reads else Store.open(store_folder)
     store.verify = verify and "RANK" not in os.environ
     fingerprints = identities(store)
     study = pinned(loaded.study, store, ask=ask)

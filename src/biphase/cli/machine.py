@@ -39,7 +39,7 @@ def tokenize(
     from biphase.study.names import corpus_named, shards_text
 
     made = corpus_named(corpus, tokenizer=tokenizer, text=text, heldout=heldout)
-    where = Store(store)
+    where = Store.open(store)
     if from_folder is not None:
         write_link(made, where, from_folder)
     key = shards_key(made, where)
@@ -59,7 +59,7 @@ def doctor(store: StoreFolder = DEFAULT_STORE, as_json: AsJson = False) -> None:
     from biphase.doctor import examine, render
     from biphase.store import Store
 
-    findings = examine(Store(store))
+    findings = examine(Store.open(store))
     give(as_json, lambda: [asdict(one) for one in findings], lambda: render(findings))
     sys.exit(1 if any(one.ok is False for one in findings) else 0)
 
@@ -132,7 +132,7 @@ def bench(
     from biphase.training.distributed import join
 
     command = shlex.join(["biphase", *sys.argv[1:]])
-    report = run(asked, Store(store), device=join().device, command=command, tell=tell)
+    report = run(asked, Store.open(store), device=join().device, command=command, tell=tell)
     study = with_store(Path("STUDY"), store)
     give(as_json, report.facts, lambda: report.words(study))
     if not report.measured:

@@ -93,7 +93,7 @@ def adapt(
     asked = tasks_named(tasks, data=data, steps=task_steps) if tasks else ()
     grid = finetuning(asked, lrs, seeds, "standard", "", "", 0) if asked else None
     read = CorpusOptions(corpus, text, heldout, tokens)
-    study = adaptation(model, read, wishes, Store(store), gguf=gguf, windows=windows, finetune=grid)
+    study = adaptation(model, read, wishes, Store.open(store), gguf=gguf, windows=windows, finetune=grid)
     _work(study, store, processes, limit=limit, quiet=quiet, as_json=as_json)
 
 
@@ -104,7 +104,7 @@ def _work(
     from biphase.study.build import before_after
     from biphase.study.plan import PLAN, identities, make_plan
 
-    where = Store(store)
+    where = Store.open(store)
     fingerprints = identities(where)
     made = make_plan(study, fingerprints)
     heartbeat = prepare(made, where, processes, runs=[state.run for state in made.jobs.values()])
@@ -199,7 +199,7 @@ def evaluate(
     )  # fmt: skip
     usual = ("1e-5", "0") if zero_shot else (LRS, SEEDS)  # nothing depends on the first
     lrs, seeds = lrs or usual[0], seeds or usual[1]
-    where = Store(store)
+    where = Store.open(store)
     precision = precision or ("fp32" if dry_run else "")  # what is not computed needs no look at the device
     grid = finetuning(asked, lrs, seeds, protocol, precision, documents, length)
     if dry_run:

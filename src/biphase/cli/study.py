@@ -551,7 +551,7 @@ def merge(
     from biphase.study.archive import merge as merge_parcel
 
     checked = [check(file) for file in files]  # all of them, before anything is written
-    merged = [merge_parcel(one, Store(store)) for one in checked]
+    merged = [merge_parcel(one, Store.open(store)) for one in checked]
     if as_json:
         told = [{"file": str(file), **asdict(one)} for file, one in zip(files, merged, strict=True)]
         print(json.dumps(told, indent=1, default=str))

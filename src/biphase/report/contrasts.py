@@ -275,7 +275,7 @@ def _fields(run: Pretrain) -> dict[str, str]:
         "batch_tokens": f"{run.batch_tokens:,} tokens a step",
         "optimizer": f"eps {run.optimizer.eps:g}, decay {run.optimizer.weight_decay:g}",
         "precision": run.precision,
-        "moments": f"moments {run.optimizer_state}",
+        "optimizer_state": f"moments {run.optimizer_state}",
         "data": f"data {run.data}",
     }
     return {name: str(value) for name, value in said.items()}

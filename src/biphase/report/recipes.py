@@ -19,7 +19,7 @@ from biphase.study.plan import Plan, TrainingJob
 
 Kind = Literal["start", "clm", "mlm", "clm-mlm", "other"]
 Shares = dict[str, list[float]]  # warmup, decay → the shares it takes, where these are its rule and not steps
-SETTING = ("packing", "batch_tokens", "optimizer", "precision", "moments", "data")
+SETTING = ("packing", "batch_tokens", "optimizer", "precision", "optimizer_state", "data")
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "ffn")  # what makes a size a size
 
 

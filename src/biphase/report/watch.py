@@ -211,7 +211,7 @@ class Watcher:
         self.shown = _shown(built.content)
 
     def served(self, path: str) -> tuple[str, bytes] | None:
-        if path == "/checkpoint.json":
+        if path == "/status.json":
             shown = self.shown  # once: it may be exchanged meanwhile
             job = {
                 "content": shown.content,

@@ -67,11 +67,11 @@ from biphase.study.plan import (
 )
 
 LEDGER = "ledger.json"
-FORMAT = 1
+FORMAT = 2
 PLAN_ENTRY, FINGERPRINTS, PINS = "study/plan.json", "study/fingerprints.json", "pins.json"
 # What a result's folder in a parcel holds: all of it, and nothing else but what it may hold as well.
 FOLDERS = {
-    "metadata/checkpoints": ("metrics.jsonl", "checkpoint.json"),
+    "metadata/checkpoints": ("checkpoint.json", "metrics.jsonl"),
     "metadata/shards": ("card.json",),
     "metadata/trials": ("trial.json",),
     "trials": ("trial.json", "values.safetensors"),

@@ -171,7 +171,7 @@ def adaptation(
         start, said["data"] = before, "restart"
         said["corpus"] = _corpus_after(before, text, store)
         said.setdefault("packing", Chunks(wishes.length) if wishes.length else before.packing)
-        said["moments"] = "reset"
+        said["optimizer_state"] = "reset"
     length = said["packing"].length
     said["batch_tokens"] = (wishes.batch_rows or ROWS) * length
     said |= _heldout(wishes, length, said["batch_tokens"])

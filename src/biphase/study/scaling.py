@@ -169,7 +169,7 @@ def memory(load: Load, way: Way) -> dict[str, float]:
     kept = {
         "weights": 4 * numbers / way.together,
         "gradients": 4 * numbers / way.together,
-        "moments": 8 * numbers / way.together,
+        "optimizer state": 8 * numbers / way.together,
         "activations": activations(load, way),
         "logits": _logits(load) * load.width,
     }

@@ -7,7 +7,7 @@ const live = {
 
   async ask() {
     try {
-      const answer = await fetch("checkpoint.json", {cache: "no-store"});
+      const answer = await fetch("status.json", {cache: "no-store"});
       if (!answer.ok) throw new Error(answer.status);
       await this.take(await answer.json());
       this.lost(false);
@@ -72,7 +72,7 @@ function remember() {
     sorted: all("table[data-what]").map(table => [table.id, all("thead th", table).findIndex(head => (head.ariaSort ?? "none") !== "none"),
       one('th[aria-sort="descending"]', table) !== null]),
     unfolded: all('[data-unfold][aria-pressed="true"]').map(button => button.id),
-    leaves: one("#filter-leaves")?.value ?? null,
+    trials: one("#filter-trials")?.value ?? null,
     focus: document.activeElement?.id,
     views: all('[data-view][aria-pressed="true"]').map(button => [button.closest(".figure").id, button.dataset.view]),
   };
@@ -88,10 +88,10 @@ function restore(held) {
     const input = document.getElementById(id);
     if (input && value) { input.value = value; filterTable(input); }
   }
-  if (held.leaves !== null && one("#show-leaves")) {
-    leaves.open();
-    leaves.filter.value = held.leaves;
-    leaves.draw();
+  if (held.trials !== null && one("#show-trials")) {
+    trials.open();
+    trials.filter.value = held.trials;
+    trials.draw();
   }
   for (const [figure, view] of held.views) {
     all(`[id="${figure}"] [data-view]`).forEach(button => { button.ariaPressed = String(button.dataset.view === view); });

@@ -107,15 +107,15 @@ function filterTable(input) {
 
 // ---------------------------------------------------------------- all fine-tunings
 
-const leaves = {
+const trials = {
   step: 200,
   words: new Set([2, 3, 8, 10, 11]), // columns that hold no numbers
 
   open() {
     const {columns, rows} = data.table("trials");
-    const place = one("[data-leaves]");
+    const place = one("[data-trials]");
     this.rows = this.shown = rows;
-    this.filter = make("input", {type: "search", placeholder: "Filter fine-tunings, e.g. sst2 5e-5", id: "filter-leaves"});
+    this.filter = make("input", {type: "search", placeholder: "Filter fine-tunings, e.g. sst2 5e-5", id: "filter-trials"});
     this.filter.setAttribute("aria-label", "Filter fine-tunings");
     this.told = make("span", {className: "count"});
     this.told.setAttribute("aria-live", "polite");
@@ -132,7 +132,7 @@ const leaves = {
     this.more = make("button", {type: "button", className: "plain", textContent: "Show more"});
     this.more.addEventListener("click", () => this.grow());
     this.filter.addEventListener("input", () => this.draw());
-    const table = make("table", {id: "t-leaves"}, make("thead", {}, make("tr", {}, ...heads)), this.body);
+    const table = make("table", {id: "t-trials"}, make("thead", {}, make("tr", {}, ...heads)), this.body);
     place.replaceChildren(
       make("div", {className: "tools"}, this.filter, this.told, file),
       make("div", {className: "box tall"}, table),
@@ -235,7 +235,7 @@ document.addEventListener("click", event => {
   }
   else if (button.matches(".chip")) showClaims(button.dataset.verdict);
   else if (button.matches(".run .open")) openRun(button);
-  else if (button.matches("#show-leaves")) leaves.open();
+  else if (button.matches("#show-trials")) trials.open();
 });
 document.addEventListener("input", event => { if (event.target.dataset.filter) filterTable(event.target); });
 addEventListener("hashchange", openTarget);

@@ -77,7 +77,7 @@ def has_lost(error: BaseException) -> bool:
 WORK_LEFT = (
     75  # exit code of a worker that was warned (SIGUSR1) and stopped before all was done: start it again
 )
-# How `biphase.study.processes` ends after a signal if none of its processes failed: told so by torchrun, or, before
+# How `biphase.cluster.processes` ends after a signal if none of its processes failed: told so by torchrun, or, before
 # that listened, ended by the signal itself.
 _STOPPED = {code for number in (signal.SIGTERM, signal.SIGINT) for code in (128 + number, -number)}
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -147,7 +147,7 @@ def in_processes(count: int, arguments: list[str], more: dict[str, str]) -> tupl
 
     `more` is added to their environment. Gives the exit code, and whether a warning (SIGUSR1) came.
     """
-    command = [sys.executable, "-m", "biphase.study.processes", str(count)]
+    command = [sys.executable, "-m", "biphase.cluster.processes", str(count)]
     threads = max(1, (os.cpu_count() or 1) // count)
     environment = {
         **os.environ,

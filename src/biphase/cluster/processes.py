@@ -1,6 +1,6 @@
 """The parent of several processes that train together: torchrun, without its traceback.
 
-    python -m biphase.study.processes N biphase's arguments…
+    python -m biphase.cluster.processes N biphase's arguments…
 
 A process that refuses leaves its line in a file (`refusal.py`), and this one prints it once. A process that died is
 named. In both cases torchrun has ended the others by then, and the next start goes on from the last checkpoint.

@@ -15,7 +15,21 @@ from biphase.finetune.encoder import USUAL as TRAINED_FOR
 from biphase.finetune.encoder import TuningOptions
 from biphase.keys import Identities
 from biphase.presets import LLAMA3, SIZES
-from biphase.specs import BPE, CLM, MLM, WSD, Chunks, Corpus, Fewer, Finetune, Hub, LoRA, Pretrain, Stage, Study
+from biphase.specs import (
+    BPE,
+    CLM,
+    MLM,
+    WSD,
+    Chunks,
+    Corpus,
+    Fewer,
+    Finetune,
+    Hub,
+    LoRA,
+    Pretrain,
+    Stage,
+    Study,
+)
 from biphase.store import Store, publish
 from biphase.study import prices as prices_module
 from biphase.study.costs import labelled_share, shape_of

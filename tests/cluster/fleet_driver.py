@@ -31,7 +31,7 @@ Leases.__init__.__kwdefaults__.update(beat_seconds=0.5, stale_seconds=3.0)
 
 def believe_in_another_machine(number, dice):
     _, boot, namespace = biphase.leases.machine()
-    biphase.leases.machine = biphase.leases.machine = lambda: (f"machine{number}", boot, namespace)
+    biphase.leases.machine = lambda: (f"machine{number}", boot, namespace)
     wall, gmtime, steady = time.time, time.gmtime, time.monotonic
     skew, offset = dice.uniform(-HOURS_OFF, HOURS_OFF) * 3600, dice.uniform(0, 1e6)
     time.time = lambda: wall() + skew

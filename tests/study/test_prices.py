@@ -15,7 +15,21 @@ from biphase.finetune.encoder import USUAL as TRAINED_FOR
 from biphase.finetune.encoder import TuningOptions
 from biphase.keys import Identities
 from biphase.presets import LLAMA3, SIZES
-from biphase.specs import BPE, CLM, MLM, WSD, Chunks, Corpus, Finetune, Hub, LoRA, Pretrain, Stage, Study
+from biphase.specs import (
+    BPE,
+    CLM,
+    MLM,
+    WSD,
+    Chunks,
+    Corpus,
+    Fewer,
+    Finetune,
+    Hub,
+    LoRA,
+    Pretrain,
+    Stage,
+    Study,
+)
 from biphase.store import Store, publish
 from biphase.study import prices as prices_module
 from biphase.study.costs import labelled_share, shape_of
@@ -136,6 +150,14 @@ def test_a_task_that_borrows_a_model_adds_its_scores_to_the_grid_of_its_lender()
     )
     assert [task for _, task in both.tunings] == ["msmarco"]
     assert both.finetuning() > alone.finetuning() + 30 * LEAF_SECONDS
+
+
+def test_a_checkpoint_that_scores_fewer_tasks_is_cheaper_than_the_end():
+    one = run("a", (CLM(), 10), keep=(5,))
+    tasks = tuple(CATALOG[name] for name in ("msmarco", "nq"))
+    some = Finetune(tasks, on_the_way=Fewer(("msmarco",), (1e-4,), (0,)), lrs=(1e-4,), seeds=(0,))
+    on_the_way, end = price(plan_of(one, finetune=some), FAST).tunings.values()
+    assert end > on_the_way + LEAF_SECONDS
 
 
 def test_long_contexts_are_read_in_windows_by_the_standard_protocol_only():

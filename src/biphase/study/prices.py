@@ -598,7 +598,7 @@ class _Pricing:
     unmeasured: dict[str, dict[str, None]] = field(default_factory=dict)  # by precision: what was not
     shapes: dict[Any, ModelShape | None] = field(default_factory=dict)
     sizes: dict[str, Sizes | None] = field(default_factory=dict)
-    tunings: dict[tuple[ModelShape, int, str], float] = field(default_factory=dict)
+    tunings: dict[tuple[ModelShape, int, str, tuple[str, ...]], float] = field(default_factory=dict)
 
     def job(self, job: TrainingJob) -> float | None:
         run = job.run
@@ -647,7 +647,7 @@ class _Pricing:
         self.used[precision] = None
         context = shape.context if not run.stages and shape.context else run.packing.length
         limit = spec.length or round(SHARE_OF_CONTEXT * context)
-        place = shape, limit, task.name
+        place = shape, limit, task.name, tuple(one.name for one in scored)
         if place not in self.tunings:
             reading = _Reading(speeds, shape, limit, spec)
             known = [one for one in sizes if one is not None]

@@ -118,13 +118,13 @@ class Shards:
         return self.folder / "tokenizer"
 
     def check_tokens(self, memory: HashMemory) -> None:
-        """Raise StoreError if a token file has changed; files whose hash `memory` does not know are read and hashed."""
+        """Raise StoreError if a file has changed; hashes cached in `memory` are not computed again."""
         store.verify(self.folder, at_once=min(READERS, os.cpu_count() or 1), hashed=memory.sha256)
         memory.save()
 
     @classmethod
     def open(cls, folder: Path, *, verify: bool = False) -> Shards:
-        """Open a published corpus after checking its manifest, file sizes and small files; with `verify`, all hashes."""
+        """Open a published corpus after checking its manifest, file sizes and small files; `verify` hashes all files."""
         if not (folder / store.MANIFEST).is_file():
             raise DataError(f"{folder} holds no finished shards; type: biphase tokenize CORPUS")
         for name in store.verify(folder, contents=verify):

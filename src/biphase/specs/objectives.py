@@ -66,7 +66,10 @@ class MLM:
 
 @record
 class MNTP(MLM):
-    """Masked next-token prediction: MLM that predicts a masked token at the position before it, as a decoder's head does."""
+    """Masked next-token prediction: MLM that predicts each masked token at the position before it.
+
+    That is where a decoder's head predicts it.
+    """
 
     ratio: float | Linear | Cosine
     replace: tuple[float, float, float] = (1.0, 0.0, 0.0)

@@ -172,7 +172,10 @@ class Chunks:
 
 @record
 class Rows:
-    """Packing into whole rows of `length` tokens; with `document_mask`, attention and positions stay inside a document."""
+    """Packing into whole rows of `length` tokens.
+
+    With `document_mask`, attention and positions stay inside a document.
+    """
 
     length: int = 2048
     document_mask: bool = False

@@ -124,7 +124,7 @@ class Shards:
 
     @classmethod
     def open(cls, folder: Path, *, verify: bool = False) -> Shards:
-        """Open a published corpus after checking its manifest, file sizes and small files; `verify` hashes all files."""
+        """Open a published corpus after checking its manifest, sizes and small files; `verify` hashes all files."""
         if not (folder / store.MANIFEST).is_file():
             raise DataError(f"{folder} holds no finished shards; type: biphase tokenize CORPUS")
         for name in store.verify(folder, contents=verify):

@@ -53,7 +53,7 @@ from biphase.training.options import RuntimeOptions, Sharding
 from biphase.training.tensors import RowRange
 from biphase.version import code_version
 
-# Long, because processes wait for each other's fine-tunings, which can differ by hours. A dead process is noticed at once.
+# Long, since processes wait for each other's fine-tunings, which can differ by hours. Dead ones are noticed at once.
 PATIENCE = timedelta(days=7)
 
 

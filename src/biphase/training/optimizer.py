@@ -21,7 +21,7 @@ from biphase.specs import AdamW, Pretrain
 
 
 def rate(run: Pretrain, step: int) -> float:
-    """Return the learning rate of step `step` (from 0): linear warmup, constant, linear decay to 0 after the last step."""
+    """Return the learning rate of step `step` (from 0): linear warmup, constant, linear decay to 0."""
     wsd = run.schedule
     if step < wsd.warmup:
         return wsd.peak * (step + 1) / wsd.warmup
@@ -83,7 +83,7 @@ def by_depth(
 
 
 def _below(model: nn.Module, stack: str) -> set[str]:
-    """Return the names of the parameters below the first layer: embeddings and what shares their module, e.g. a norm."""
+    """Return the names of the parameters below the first layer: embeddings, and norms in the same module."""
     found: set[int] = set()
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding) and not name.startswith(f"{stack}."):

@@ -332,7 +332,7 @@ class Pretraining:
             self.rope_base = base
 
     def _adopt_arithmetic(self) -> None:
-        """Adopt the checkpoint's micro-batch size and thread count if possible: equal bits need equal summation order."""
+        """Adopt the checkpoint's micro-batch size and thread count if possible, so that sums have the same order."""
         progress, ranks = self.progress, self.ranks
         rows = self.run.rows_per_step // ranks.world
         shard = str(self.options.sharding)

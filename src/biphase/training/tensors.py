@@ -2,7 +2,7 @@
 
     model.safetensors                       every tensor whole
     model-0-of-4.safetensors, …             the rows of each process
-    model-0-of-4.json, …                    for each tensor in that part: the whole shape, and the index of its first row
+    model-0-of-4.json, …                    for each tensor of that part: its whole shape, and the first row's index
 
 `Tensors` reads whole tensors, or some rows of one, from either layout. `write`, `write_whole` and `write_part` write
 tensor by tensor and hash while writing, so that nothing is copied or read twice. The GIL is released while bytes are

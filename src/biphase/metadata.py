@@ -33,7 +33,7 @@ from biphase.store import read_verified
 CARD, CHECKPOINT, LINES, TRIAL = "card.json", "checkpoint.json", "metrics.jsonl", "trial.json"
 PARTS = ("validation", "test")
 _FORMS = {form.__name__: family for form, family in FAMILY_OF.items()}
-ROUNDING = 1e-6  # by which a score may lie outside its range
+ROUNDING = 1e-6  # tolerance for scores outside their range
 # The exceptions that untrusted JSON can cause when it is read as ours.
 WRONG = (BiphaseError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 _KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}")

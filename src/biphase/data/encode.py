@@ -92,7 +92,9 @@ class TextEncoder:
         """Return the ids of each text from `tokenizers`, the reference."""
         try:
             found = self.tokenizer.model.encode_batch_fast(texts, add_special_tokens=False)
-        except Exception as wrong:  # a word list without an unknown token raises a plain Exception
+        except (
+            Exception
+        ) as wrong:  # a word-level vocabulary without an unknown token raises a plain Exception
             raise DataError(
                 f"the tokenizer cannot encode this text ({one_line(wrong)}); use one with an unknown token"
             ) from None

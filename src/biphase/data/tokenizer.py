@@ -46,7 +46,7 @@ def unknown_id(model: Any) -> int | None:
 
 
 def without_special(model: Any, special: frozenset[int]) -> Any:
-    """Return a copy of a tokenizer that gives the same ids, but never those in `special`."""
+    """Return a copy of a tokenizer that gives the same ids, but never produces those in `special` from text."""
     from tokenizers import Tokenizer as Model
 
     spec = json.loads(model.to_str())

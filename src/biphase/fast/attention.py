@@ -369,7 +369,7 @@ def _by_flash() -> bool:
 
 
 def _by_row(one: Tensor, look: AttentionCall) -> Tensor:
-    """(N, H, D) → (B, H, T, D)"""
+    """Reshape (N, H, D) → (B, H, T, D)."""
     return one.unflatten(0, (look.rows, -1)).transpose(1, 2)
 
 

@@ -365,11 +365,11 @@ class LanguageModel(nn.Module):
         return super()._apply(*args, **kwargs)
 
     def hidden(self, ids: Tensor, positions: Tensor, pattern: AttentionPattern) -> Tensor:
-        """(B, T) → (B, T, d)"""
+        """Return the hidden states. (B, T) → (B, T, d)"""
         return self.reader[0](ids, positions, pattern)
 
     def logits(self, ids: Tensor, positions: Tensor, pattern: AttentionPattern) -> Tensor:
-        """(B, T) → (B, T, V)"""
+        """Return the full logits, for probes. (B, T) → (B, T, V)"""
         hidden = self.hidden(ids, positions, pattern)
         return self.output.logits(hidden.flatten(0, 1)).view(*ids.shape, -1)
 
@@ -404,7 +404,7 @@ def from_scratch(size: Size, *, vocab: int, mask_id: int, length: int, seed: int
         rms_norm_eps=size.norm_eps,
         rope_parameters={"rope_type": "default", "rope_theta": size.rope_base},
         tie_word_embeddings=size.tied,
-        # With a pad token, torch would give its embedding no gradient, and the paper's pad token is the end token.
+        # With a pad token, torch would keep its embedding at zero, and the paper's pad token is the end token.
         pad_token_id=None,
         bos_token_id=None,
         eos_token_id=None,

@@ -44,7 +44,7 @@ class PackedTexts:
 
     ids: Tensor  # (B, T)
     positions: Tensor  # (B, T) counted from the start of each text
-    segments: Tensor  # (B, T) index of the text in its row; −1 for padding
+    segments: Tensor  # (B, T) index of the text in its row; −1 in unused positions
     boundaries: Tensor | None  # (n+1,) int32: cumulative lengths, if it is one row for the varlen kernel
     longest: int
     at: Tensor  # (N,) index of each token among the B·T positions, text after text

@@ -36,7 +36,7 @@ class Meter:
         lines: list[dict[str, Any]] | None = None,
         nonfinite_in_a_row: int = 0,
         board: Path | None = None,
-        live: Path | None = None,  # a copy of the lines for `watch`, written whenever the device is read
+        live: Path | None = None,  # a copy of the lines for live reports, written whenever the device is read
         out: TextIO | None = None,  # default: the current stderr
         quiet: bool = False,
     ) -> None:

@@ -1,16 +1,17 @@
-"""One attention function for every model: direction and boundaries are arguments, the kernel follows.
+"""The attention function of every model: direction and segment boundaries are arguments that select the kernel.
 
-Registered with transformers under the name `biphase`; transformers' own masks are switched off, so what a
-token may look at is decided here and nowhere else. A `Sight` travels as a forward argument through the model:
+`attend` is registered with transformers under the name `biphase`, and transformers' own masks are switched off, so
+this module alone decides which tokens attend to which. An `AttentionPattern` is passed through the model as a forward
+argument:
 
-    whole rows                         scaled_dot_product_attention(is_causal=…)
-    segments, CUDA, 16-bit             varlen kernel: no mask exists, no work is done across segments
-    segments, otherwise                scaled_dot_product_attention with a mask, the plain path
-    scores with a cap or a sink        written out, with a mask: no kernel has them
+    whole rows                           scaled_dot_product_attention(is_causal=…)
+    segments, CUDA, 16-bit               varlen kernel: no mask and no work across segments
+    segments, otherwise                  scaled_dot_product_attention with a mask (the reference path)
+    logit softcap or attention sinks     computed step by step with a mask: no kernel supports them
 
-Every path is tested against the plain one. A layer's sliding window narrows what its tokens see: backwards where
-attention is causal, to both sides where it is not. Other arguments of a family that change how scores are made
-(biases) are refused rather than ignored.
+Every path is tested against the reference path. A layer's sliding window restricts attention backwards if attention is
+causal, and to both sides if it is bidirectional. Other model-specific arguments that change the scores (position
+biases) raise an error instead of being ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from biphase.errors import ModelError
 from biphase.objectives import Batch
 
 varlen_attn: Any = None
-with contextlib.suppress(ImportError):  # a torch without it still has the plain path
+with contextlib.suppress(ImportError):  # older torch: masks are used instead
     from torch.nn.attention.varlen import varlen_attn
 
 NAME = "biphase"
@@ -38,29 +39,29 @@ CHANGES_THE_SCORES = ("position_bias", "cache_position_bias")
 
 @dataclass(frozen=True)
 class AttentionPattern:
-    """Who sees whom in one forward: the direction, and the segments attention stays inside."""
+    """Which tokens attend to which in one forward pass: the direction, and the segments attention stays inside."""
 
     causal: bool
     boundaries: Tensor | None = None  # (S+1,) int32, for the varlen kernel
-    longest: int = 0  # no segment is longer
-    steady: bool = False  # there are as many segments in every batch
-    mask: Tensor | None = None  # (B, 1, T, T) bool, for the plain path
-    windows: bool = True  # sliding windows hold where attention goes both ways, too
-    asked: list[str] | None = None  # for probes: who came here to ask what may be seen
+    longest: int = 0  # upper bound on the length of a segment
+    steady: bool = False  # every batch has the same number of segments
+    mask: Tensor | None = None  # (B, 1, T, T) bool, for scaled_dot_product_attention
+    windows: bool = True  # sliding windows also apply to bidirectional attention
+    asked: list[str] | None = None  # for probes: collects the class names of the modules that call `attend`
 
 
 @dataclass
 class CurrentPattern:
-    """The sight of the forward that is under way, for layers to which their model does not hand it on."""
+    """The attention pattern of the current forward pass, for layers whose model does not pass the argument on."""
 
     pattern: AttentionPattern | None = None
 
 
-CURRENT_PATTERN = "biphase_said"  # under this name each module of a trunk has it
+CURRENT_PATTERN = "biphase_said"  # attribute of each module of a backbone that holds its CurrentPattern
 
 
 def pattern_of(batch: Batch, *, varlen: bool) -> AttentionPattern:
-    """The sight of a batch; `varlen` where the kernel for segments can be used."""
+    """Return the attention pattern of a batch; `varlen` says whether the varlen kernel can be used."""
     if batch.segments is None:
         return AttentionPattern(batch.causal)
     if varlen:
@@ -69,7 +70,7 @@ def pattern_of(batch: Batch, *, varlen: bool) -> AttentionPattern:
 
 
 def segment_mask(segments: Tensor, *, causal: bool) -> Tensor:
-    """True where a query (row) may see a key (column). (B, T) → (B, 1, T, T)"""
+    """Return a mask that is True where a query (row) may attend to a key (column). (B, T) → (B, 1, T, T)"""
     mask = segments[:, None, :, None] == segments[:, None, None, :]
     if causal:
         length = segments.shape[1]
@@ -78,7 +79,7 @@ def segment_mask(segments: Tensor, *, causal: bool) -> Tensor:
 
 
 def without_attention_dropout(config: Any) -> None:
-    """Switch it off in a model's configuration: kernels for packed text have none. Other dropout stays."""
+    """Set attention dropout to 0 in a model's config, since the varlen kernel has none. Other dropout stays."""
     for name in ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop"):
         if getattr(config, name, None):
             setattr(config, name, 0.0)
@@ -88,7 +89,7 @@ def varlen_works(device: torch.device, precision: str) -> bool:
     return device.type == "cuda" and precision != "fp32" and varlen_attn is not None
 
 
-# B rows, H query heads, K key heads, T tokens, D head width
+# B rows, H query heads, K key heads, T tokens, D head dimension
 def attend(
     module: nn.Module,
     query: Tensor,  # (B, H, T, D)
@@ -103,7 +104,7 @@ def attend(
     s_aux: Tensor | None = None,
     **rest: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as `sight` says. Gives (B, T, H, D), as transformers wants it."""
+    """Compute attention under `pattern`. Returns (B, T, H, D), as transformers expects."""
     if pattern is None:
         pattern = getattr(module, CURRENT_PATTERN, CurrentPattern()).pattern
     if pattern is None:
@@ -114,7 +115,7 @@ def attend(
         pattern.asked.append(type(module).__name__)
     for name in CHANGES_THE_SCORES:
         if rest.get(name) is not None:
-            asked = "…" if isinstance(rest[name], Tensor) else rest[name]  # a matrix is many lines
+            asked = "…" if isinstance(rest[name], Tensor) else rest[name]  # a tensor would print many lines
             raise ModelError(f"{type(module).__name__} asks for {name}={asked}, which is not supported yet")
     reach = -1
     if sliding_window is not None and (pattern.causal or pattern.windows):
@@ -142,7 +143,7 @@ def attend(
 
 
 def _whole_mask(pattern: AttentionPattern, reach: int, query: Tensor) -> Tensor:
-    """What `sight` says as a mask, also where only boundaries say it. (B or 1, 1, T, T)"""
+    """Return the pattern as a mask (B or 1, 1, T, T), computed from the boundaries if there are any."""
     rows, _, length, _ = query.shape
     mask = pattern.mask
     if pattern.boundaries is not None:
@@ -163,9 +164,9 @@ def _written_out(
     scaling: float | None,
     dropout: float,
     softcap: float | None,
-    sinks: Tensor | None,  # (H,): the score of a place that takes attention and gives nothing
+    sinks: Tensor | None,  # (H,): the score of an extra key without a value
 ) -> Tensor:
-    """Attention step by step. Sums in fp32."""
+    """Compute attention without a fused kernel; scores and softmax are in fp32."""
     heads, width = query.shape[1], query.shape[3]
     if heads != key.shape[1]:
         key, value = (one.repeat_interleave(heads // one.shape[1], dim=1) for one in (key, value))
@@ -182,7 +183,7 @@ def _written_out(
 
 
 def _near(length: int, reach: int, *, causal: bool, device: torch.device) -> Tensor:
-    """True where a key stands within `reach` of its query, and not after it where attention is causal."""
+    """Return a mask that is True where a key is within `reach` of its query, and not after it if causal."""
     places = torch.arange(length, device=device)
     distance = places[:, None] - places[None, :]
     return (distance <= reach) & (distance >= (0 if causal else -reach))
@@ -205,7 +206,7 @@ def _varlen(
     if heads != key.shape[1] and not _GROUPED:
         key, value = (one.repeat_interleave(heads // one.shape[1], dim=1) for one in (key, value))
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
-    # (B, heads, T, D) → (B·T, heads, D): all rows as one ragged sequence
+    # (B, heads, T, D) → (B·T, heads, D): all rows as one varlen sequence
     flat = [one.transpose(1, 2).reshape(rows * length, -1, width).to(dtype) for one in (query, key, value)]
     grouped = {"enable_gqa": True} if _GROUPED and heads != key.shape[1] else {}
     out = varlen_attn(
@@ -225,7 +226,7 @@ _GROUPED = varlen_attn is not None and "enable_gqa" in inspect.signature(varlen_
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """What transformers' mask builders give: nothing, since `attend` decides."""
+    """Replaces transformers' mask builders: build no mask, since `attend` decides."""
 
 
 AttentionInterface.register(NAME, attend)

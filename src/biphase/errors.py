@@ -1,12 +1,12 @@
-"""What can go wrong, as situations a caller may want to catch.
+"""The exceptions that biphase raises on purpose.
 
     BiphaseError
-      ├─ SpecError     the study does not make sense          → the file, the field, the nearest name
+      ├─ SpecError     the study is invalid; names the file, the field and the nearest known name
       ├─ DataError     a corpus, tokenizer or shard is absent, malformed or changed
-      ├─ StoreError    a folder of the store is damaged, or belongs to something else
-      ├─ ModelError    a model cannot do what is asked of it
-      ├─ TrainingError a run cannot go on (non-finite losses, a machine that lacks something)
-      └─ ClusterError  Slurm is not here, does not answer or refuses
+      ├─ StoreError    a folder of the store is damaged or belongs to another result
+      ├─ ModelError    a model does not support what is requested
+      ├─ TrainingError a run cannot continue (nonfinite losses, a missing hardware feature)
+      └─ ClusterError  Slurm is not installed, does not answer or rejects a request
 
 Each message is one line that says what is wrong and where, and ends with what to type next.
 """
@@ -18,11 +18,11 @@ from difflib import get_close_matches
 
 
 class BiphaseError(Exception):
-    """Any refusal of biphase's own; the command line prints it as one line and exits with 2."""
+    """Base class of biphase's own errors; the command line prints it as one line and exits with status 2."""
 
 
 class SpecError(BiphaseError):
-    """The study does not make sense."""
+    """The study is invalid."""
 
 
 class DataError(BiphaseError):
@@ -30,36 +30,36 @@ class DataError(BiphaseError):
 
 
 class StoreError(BiphaseError):
-    """A folder of the store is damaged, or belongs to something else."""
+    """A folder of the store is damaged, or belongs to another result."""
 
 
 class ModelError(BiphaseError):
-    """A model cannot do what is asked of it."""
+    """A model does not support what is requested."""
 
 
 class TrainingError(BiphaseError):
-    """A run cannot go on."""
+    """A run cannot continue."""
 
 
 class ClusterError(BiphaseError):
-    """Slurm is not here, does not answer or refuses."""
+    """Slurm is not installed, does not answer or rejects a request."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The hint that ends a refusal of `name`: the closest known name, or all of them."""
+    """Return a hint for an unknown `name`: the closest known name, or all of them."""
     names = [str(one) for one in known]
     close = get_close_matches(str(name), names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
 
 
 def one_line(error: BaseException) -> str:
-    """What went wrong, as one line: a refusal in its own words, anything else with its kind."""
+    """Return an error's message as one line; errors that are not biphase's own get their class name in front."""
     text = " ".join(str(error).split()) or "no message"
     return text if isinstance(error, BiphaseError) else f"{type(error).__name__}: {text}"
 
 
 def no_safetensors(source: str) -> str:
-    """The refusal of a model whose weights could only be read as a pickle."""
+    """Return the error message for a model whose weights exist only as a pickle."""
     return (
         f"{source} has no safetensors; pickled weights (pytorch_model.bin) can run code when they are read, so biphase "
         'never reads them; if you trust them, type python -c "from transformers import AutoModelForCausalLM as M; '

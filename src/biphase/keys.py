@@ -1,8 +1,12 @@
-"""What a state is, as a hash: everything that determines the model after some step of a run, and nothing else.
+"""Keys of checkpoints, trials and tokenized corpora: hashes of everything that determines a result, and nothing else.
 
-A run is read as *acts* (an objective over a span of steps, equal neighbours merged) under a learning-rate
-law. The key of the state at step s looks only at what has happened by s, so runs that begin alike share the
-keys of their common beginning, and no key depends on which other runs a study holds.
+A run is read as a sequence of phases (`Phase`: an objective over a span of steps; equal neighbours are merged) under
+a learning-rate schedule. The key of the checkpoint at step s covers only what has happened up to s. Runs that begin
+alike therefore share the keys of their common steps, and no key depends on which other runs a study contains.
+
+`Keyring` gives the checkpoint keys of many runs, `finetuning_key` and `trial_key` those of fine-tuned models and their
+scores, `data_key` that of tokenized shards. `Identities` supplies the fingerprints of what lies outside the study
+file.
 """
 
 from __future__ import annotations
@@ -26,15 +30,15 @@ from biphase.specs import (
     Task,
 )
 
-# Raised when the meaning of a record changes without any field changing (e.g. another hash for masks).
+# Incremented when the meaning of a record changes although its fields do not (e.g. another hash for masks).
 GENERATION = 1
-HUB_GENERATION = 2  # the same for how a hub model is made ready to be trained
+HUB_GENERATION = 2  # the same for how a hub model is prepared for training
 TRIAL_GENERATION = 1  # the same for fine-tuning and scoring
 
 
 @dataclass(frozen=True)
 class Phase:
-    """An objective from step `first` up to, not including, step `until`; `rope_base` 0: as the model has it."""
+    """An objective from step `first` up to, not including, step `until`; `rope_base` 0 keeps the model's own."""
 
     objective: Objective
     first: int
@@ -44,16 +48,20 @@ class Phase:
 
 @dataclass(frozen=True)
 class Identities:
-    """The fingerprints of what lies outside the study file. Asked once per corpus, hub model and task."""
+    """Functions that return the fingerprints of the inputs outside the study file."""
 
     data: Callable[[Pretrain], str]  # the key of the run's shards
     hub: Callable[[Hub], str]
-    task: Callable[[Task], str] = content_key  # the key of a dataset as it is asked
-    reads: Callable[[Hub], str] = lambda model: ""  # the tokenizer beside a model, where no revision pins it
+    task: Callable[[Task], str] = content_key  # the key of a dataset and how its examples are presented
+    reads: Callable[[Hub], str] = lambda model: ""  # the model's tokenizer, if no revision pins it
 
 
 def phases(run: Pretrain) -> tuple[Phase, ...]:
-    """The run's objectives in order. Neighbours merge if what they do cannot tell where one began."""
+    """Return the run's phases in order.
+
+    Neighbouring stages with the same objective and rope base merge, unless the masking ratio follows a schedule: that
+    is counted from the start of its stage, so the boundary matters.
+    """
     merged: list[Phase] = []
     step, base = 0, last_rope_base(run.start) if isinstance(run.start, Pretrain) else 0.0
     for stage in run.stages:
@@ -69,7 +77,7 @@ def phases(run: Pretrain) -> tuple[Phase, ...]:
 
 
 def last_rope_base(run: Pretrain) -> float:
-    """The base of the rotary positions at the end of a run; 0: as the model came."""
+    """Return the base of the rotary position embedding at the end of a run; 0 if no stage changes it."""
     return phases(run)[-1].rope_base if run.stages else 0.0
 
 
@@ -78,7 +86,7 @@ def _counts_from_its_start(objective: Objective) -> bool:
 
 
 def phase_at(run: Pretrain, step: int) -> Phase:
-    """The act that step `step` (counted from 0) belongs to."""
+    """Return the phase that step `step` (counted from 0) belongs to."""
     return next(phase for phase in phases(run) if phase.first <= step < phase.until)
 
 
@@ -87,24 +95,24 @@ def decay_start(run: Pretrain) -> int:
 
 
 def origin_step(run: Pretrain) -> int:
-    """Steps taken before this run by the runs it goes on from."""
+    """Return the number of steps taken by the chain of runs that this one continues."""
     return origin_step(run.start) + run.start.steps if isinstance(run.start, Pretrain) else 0
 
 
 def origin_sample(run: Pretrain) -> int:
-    """Rows drawn before this run: where its data begins."""
+    """Return the sample index at which this run's data begins: the number of rows the earlier runs have read."""
     if not isinstance(run.start, Pretrain) or run.data == "restart":
         return 0
     return origin_sample(run.start) + run.start.steps * run.start.rows_per_step
 
 
 def checkpoint_key(run: Pretrain, step: int, identities: Identities) -> str:
-    """The key of the run's state after `step` steps."""
+    """Return the key of the run's checkpoint after `step` steps."""
     return Keyring(identities).at(run, step)
 
 
 class Keyring:
-    """The state keys of many runs. What does not depend on the step is worked out once per run."""
+    """Computes the checkpoint keys of many runs, caching per run what does not depend on the step."""
 
     def __init__(self, identities: Identities) -> None:
         self._identities = identities
@@ -112,10 +120,10 @@ class Keyring:
         self._keys: dict[tuple[int, int], str] = {}
 
     def at(self, run: Pretrain, step: int) -> str:
-        """The key of the run's state after `step` steps."""
+        """Return the key of the run's checkpoint after `step` steps."""
         if isinstance(run.start, Pretrain) and step == 0:
             return self.at(run.start, run.start.steps)
-        if isinstance(run.start, Hub) and not run.stages:  # a model as it is: nothing else has touched it
+        if isinstance(run.start, Hub) and not run.stages:  # an untrained hub model: only its files matter
             reads = self._identities.reads(run.start)
             return content_key({"generation": GENERATION, "start": self._start(run), "reads": reads})
         place = (id(run), step)
@@ -141,18 +149,22 @@ class Keyring:
                 "precision": run.precision,
                 "seed": run.seed,
             }
-            # What not every run has counts only where it is said.
+            # Optional features enter the key only if they are used, so that other runs keep their keys.
             if run.adapter:
                 fixed["adapter"] = encode(run.adapter)
-            if run.freeze != "nothing" and not run.adapter:  # beside which everything is frozen
+            if run.freeze != "nothing" and not run.adapter:  # with an adapter all weights are frozen
                 fixed["freeze"] = run.freeze
-            self._runs[id(run)] = (run, fixed, list(phases(run)))  # holding the run keeps its id its own
+            self._runs[id(run)] = (
+                run,
+                fixed,
+                list(phases(run)),
+            )  # keeps the run alive: its id() stays unique
         return self._runs[id(run)]
 
     def _start(self, run: Pretrain) -> object:
         match run.start:
             case Size():
-                # Its name and its habitual precision do not determine the weights.
+                # Its name and default precision do not determine the weights.
                 return {k: v for k, v in encode(run.start).items() if k not in ("name", "precision")}
             case Hub():
                 windows = {"windows": run.start.windows} if run.start.windows != "symmetric" else {}
@@ -163,13 +175,13 @@ class Keyring:
 
 
 def _span(phase: Phase, step: int) -> list[object]:
-    """An act as far as step `step` has felt it."""
+    """Return the part of a phase that lies before step `step`, as JSON values."""
     span = [encode(phase.objective), phase.first, min(phase.until, step)]
     return [*span, phase.rope_base] if phase.rope_base else span
 
 
 def _optimizer(spec: AdamW) -> dict[str, object]:
-    """A field that came later counts only where it says something else."""
+    """Encode the optimizer; `layer_decay`, added later, is left out at its default so that older keys stay valid."""
     said = encode(spec)
     if spec.layer_decay == 1:
         del said["layer_decay"]
@@ -177,7 +189,7 @@ def _optimizer(spec: AdamW) -> dict[str, object]:
 
 
 def _rate_until(run: Pretrain, step: int) -> list[object]:
-    """The learning-rate law as far as step `step` has felt it."""
+    """Return what determines the learning rates up to step `step`; the decay counts only after it has begun."""
     wsd, decay = run.schedule, decay_start(run)
     law: list[object] = [wsd.peak, wsd.warmup]
     if step > decay:
@@ -186,7 +198,7 @@ def _rate_until(run: Pretrain, step: int) -> list[object]:
 
 
 def finetuning_key(model: str, task: str, spec: Finetune, *, lr: float, seed: int) -> str:
-    """The key of a fine-tuned model: which model, on which dataset, how."""
+    """Return the key of a fine-tuned model: the pretrained model, the dataset and the hyperparameters."""
     return content_key(
         {
             "generation": TRIAL_GENERATION,
@@ -205,12 +217,12 @@ def finetuning_key(model: str, task: str, spec: Finetune, *, lr: float, seed: in
 
 
 def trial_key(training: str, task: str, documents: str) -> str:
-    """The key of the scores of a fine-tuned model on a dataset; `documents` is empty where nothing is retrieved."""
+    """Return the key of a fine-tuned model's scores on a dataset; `documents` is empty except for retrieval."""
     return content_key({"training": training, "task": task, "documents": documents})
 
 
 def label(objective: Objective) -> str:
-    """An objective as a person says it: clm, mlm 40%, mntp 40→20%."""
+    """Return a readable name of an objective: clm, mlm 40%, mntp 40→20%."""
     if isinstance(objective, CLM):
         return "clm"
     ratio = objective.ratio
@@ -226,7 +238,7 @@ def label(objective: Objective) -> str:
 
 
 def data_key(corpus: Corpus, corpus_fingerprint: str, tokenizer_fingerprint: str) -> str:
-    """The key of a tokenized corpus: its content, its tokenizer, and the rules between them."""
+    """Return the key of a tokenized corpus: its content, its tokenizer and the options of tokenization."""
     rules = {k: v for k, v in encode(corpus).items() if k in ("text", "bos", "tokens")}
     return content_key(
         {"generation": GENERATION, "content": corpus_fingerprint, "tokenizer": tokenizer_fingerprint, **rules}

@@ -1,6 +1,29 @@
-"""Processes: who holds a lease, told from every other one that ever bore its number; and who started whom.
+"""Leases: files by which the workers that share a store agree on which of them computes a job.
 
-Host, boot and process-id namespace say where the number means something; the start time says which process.
+A lease means "this process is computing this job". It is one small JSON file per key, `<key>.lease`, created
+exclusively. `Leases` takes, lists and steals the leases of a folder; `Lease` is a held one; `Holder` is what a lease
+file says about its process.
+
+    take    write a draft, hard-link it to <key>.lease   the link fails if the lease is held
+    beat    overwrite the counter in one's own file      through the open handle, never by name
+    steal   rename a stale lease away, then take it      the process whose rename succeeds may try
+
+A lease is stale when its bytes have not changed for `stale_seconds` of the observer's own monotonic clock (file times
+and other machines' clocks are not used), or at once when its holder ran on this machine and is dead. A holder that
+was suspended for long finds `lost` true when it resumes.
+
+Beating through the open handle makes a suspended holder harmless: after its lease is stolen, it writes to a file that
+no longer has a name, so it can neither restore its lease nor overwrite the new one. The counter has a fixed width
+inside a JSON string, so a reader gets valid JSON even during a beat.
+
+Where the file system has locks, stealing and releasing are serialized by one and a lease never has two holders.
+Without locks (some network file systems) a process that steals may briefly remove a third process's fresh lease before
+it notices and puts it back. This, or a holder that is alive but suspended, can make two workers compute the same job.
+That costs time and is counted (`takeovers`), but cannot produce two results: publishing is exclusive
+(`store.publish`), each attempt has its own folder, and a worker checks `lost` while computing and before publishing.
+
+A process is identified by host, boot id and process-id namespace (which say where a pid is meaningful) plus pid and
+start time (since pids are reused).
 """
 
 from __future__ import annotations
@@ -27,25 +50,25 @@ from typing import Any
 from biphase.errors import StoreError
 from biphase.store import read_file, sweep
 
-PR_SET_PDEATHSIG = 1  # of Linux's prctl
+PR_SET_PDEATHSIG = 1  # option of Linux's prctl
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lease, as its file says."""
+    """The process that holds a lease, as recorded in the lease file."""
 
-    owner: str  # unique for every lease ever taken
+    owner: str  # random id, unique for every lease ever taken
     host: str
     boot: str
-    namespace: str  # process ids mean something only inside their namespace
+    namespace: str  # process ids are meaningful only inside their namespace
     pid: int
     started: str
-    since: str  # wall clock, for people only
+    since: str  # wall clock, for display only
     beats: int
 
     @property
     def alive(self) -> bool | None:
-        """True or False for a process of this machine, None where only its beats can tell."""
+        """Whether the process is alive, or None if it runs on another machine and only its beats can tell."""
         here = machine()
         if not all(here) or here != (self.host, self.boot, self.namespace):
             return None
@@ -53,63 +76,63 @@ class Holder:
 
 
 def machine() -> tuple[str, str, str]:
-    """Host, boot and process-id namespace: where all three agree, process ids can be compared."""
+    """Return host, boot id and process-id namespace: if all three are equal, process ids can be compared."""
     boot = _text("/proc/sys/kernel/random/boot_id")
     try:
-        namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 (not a path, a name)
+        namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 (a name, not a path)
     except OSError:
         namespace = ""
     return socket.gethostname(), boot, namespace
 
 
 def process_start(pid: int) -> str | None:
-    """When a process of this machine began, in ticks since boot; None if it is gone, dead or hidden."""
+    """Return when a process of this machine started, in ticks since boot; None if it is gone, dead or hidden."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
         threads = len(list(Path(f"/proc/{pid}/task").iterdir()))
     except OSError:
         return None
-    after_name = text.rpartition(")")[2].split()  # the name may hold spaces and brackets
-    # The first thread of a killed process may show as a zombie while the others still run.
+    after_name = text.rpartition(")")[2].split()  # the name may contain spaces and brackets
+    # The main thread of a killed process may show as a zombie while other threads still run.
     return None if after_name[0] in "ZX" and threads <= 1 else after_name[19]
 
 
 def process_lives(pid: int, started: str) -> bool:
-    """Is the process that began at `started` still there, and not another one under its number?"""
+    """Return whether the process `pid` that started at `started` still runs, and not a later one with the same pid."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # another user's, perhaps hidden from us: then it counts as alive
+    except PermissionError:  # another user's process; if its start time is hidden, count it as alive
         return process_start(pid) in (None, started)
     return process_start(pid) == started
 
 
 def has_open(pid: int, path: Path) -> bool | None:
-    """Does a process of this machine have this very file open? None where we may not look.
+    """Return whether a process of this machine has this file open; None if we lack permission to look.
 
-    A lease is open in the process that holds it. A file that somebody else wrote may name any process.
+    The holder of a lease keeps its file open, so this exposes a lease file that names an unrelated process.
     """
     try:
         wanted, handles = path.stat(), list(Path(f"/proc/{pid}/fd").iterdir())
     except OSError:
         return None
     for handle in handles:
-        with contextlib.suppress(OSError):  # it was closed meanwhile
+        with contextlib.suppress(OSError):  # closed in the meantime
             if os.path.samestat(wanted, handle.stat()):
                 return True
     return False
 
 
 def parse(raw: bytes | None) -> Holder | None:
-    """The holder a lease file names; None if the file is absent or not a lease."""
+    """Parse a lease file's bytes; None if the file is absent or not a valid lease."""
     try:
         fields = json.loads(raw or b"")
         holder = Holder(beats=int(fields.pop("beat")), **fields)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     texts = (holder.owner, holder.host, holder.boot, holder.namespace, holder.started, holder.since)
-    # A process id of 0 or below would name a whole group, or every process.
+    # A pid of 0 or below addresses a process group, or every process.
     sound = type(holder.pid) is int and 0 < holder.pid < 2**31 and all(isinstance(one, str) for one in texts)
     return holder if sound else None
 
@@ -127,7 +150,7 @@ def _text(path: str) -> str:
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes that a process of this machine started, and those that they did."""
+    """Return the pids of a process's children, their children and so on."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -143,41 +166,21 @@ def descendants(pid: int) -> list[int]:
 
 
 def end_with_parent() -> None:
-    """Be told to stop (SIGTERM) when the process that started this one dies, however it does: nobody else would know of us."""
+    """Have the kernel send SIGTERM to this process when its parent dies (Linux only), so that it is not orphaned."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 # ---------------------------------------------------------------- leases
-# A lease says "I am computing this job": one small file per key, made by exclusive creation.
-#
-#     take    write a draft, link it to <key>.lease        the link fails if somebody holds it
-#     beat    overwrite the counter inside one's own file  through the open handle, never by name
-#     steal   rename a stale lease away, then take anew    who succeeds with the rename, may try
-#
-# A lease is stale when its bytes have not changed for `stale_seconds` of the observer's own monotonic clock
-# (file times and other machines' clocks are never asked), or at once when its holder ran on this machine and
-# is gone. A holder that was stopped for long finds `lost` true when it comes back.
-#
-# Beating through the open handle is what makes a stalled holder harmless: once its lease was stolen it writes
-# to a file that no longer has a name, so it can neither bring its lease back nor overwrite the thief's. The
-# counter has a fixed width inside a JSON string, so a reader gets whole JSON even in the middle of a beat.
-#
-# Where the file system has locks, stealing and releasing are serialised by one and a lease never has two
-# holders. Without them (some network file systems) a thief may disturb a third party's fresh lease for the
-# instant it needs to see its mistake and put it back. That, and a holder that is stalled but alive, can make
-# two workers compute one job. It costs time and is counted (`takeovers`), but never makes two results:
-# publishing is exclusive anyway (`files.publish`), each attempt has a folder of its own, and whoever computes asks
-# `lost` on the way and before it publishes, so a rare double run is harmless.
-
-
 SUFFIX = ".lease"
 TAKEOVERS = "takeovers.jsonl"
-DEBRIS_SECONDS = 3600.0  # drafts and withdrawn leases live for milliseconds; older ones belong to the dead
+DEBRIS_SECONDS = (
+    3600.0  # drafts and withdrawn leases exist for milliseconds; killed processes left older ones
+)
 LOCK_SECONDS = 1.0
-FOREIGN = b"\0"  # in place of the bytes of what is no lease file: a link, a pipe, a socket, a folder
+FOREIGN = b"\0"  # read in place of anything that is not a regular file: a link, a pipe, a socket, a folder
 
-_BEAT_AT = len('{"beat": "')  # where the counter stands in the file
+_BEAT_AT = len('{"beat": "')  # byte offset of the counter in the file
 _BEAT_DIGITS = 12
 
 
@@ -195,23 +198,23 @@ class Lease:
         self._lost = False
         self._released = False
         self._confirmed = time.monotonic()
-        self._guard = threading.Lock()  # the handle must not be closed under a beat
+        self._guard = threading.Lock()  # the handle must not be closed during a beat
 
     @property
     def lost(self) -> bool:
-        """Has somebody else taken the job over? Asks the disk only if the last beat is overdue."""
+        """Whether another process has taken the job over. Reads the disk only if the last beat is overdue."""
         if time.monotonic() - self._confirmed > 2 * self._leases.beat_seconds:
             self.beat()
         return self._lost
 
     def beat(self) -> None:
-        """Show that the holder lives, and see whether the lease is still its own."""
-        if os.getpid() != self._pid:  # a forked child holds nothing, and must not wait for a copied lock
+        """Increment the counter in the lease file and check that the lease still belongs to this process."""
+        if os.getpid() != self._pid:  # a forked child holds no lease, and must not wait for a copied lock
             return
         with self._guard:
             if self._lost or self._released:
                 return
-            with contextlib.suppress(OSError):  # a file system that hiccups: the next beat tries again
+            with contextlib.suppress(OSError):  # a transient file system error: the next beat tries again
                 self._lost = not self._still_ours()
                 self._confirmed = time.monotonic()
                 if not self._lost:
@@ -221,13 +224,16 @@ class Lease:
 
     def _still_ours(self) -> bool:
         raw = _read(self._path)
-        if raw is None:  # a mistaken thief may be about to put it back
+        if raw is None:  # another process may have stolen it by mistake and be about to put it back
             time.sleep(0.05)
             raw = _read(self._path)
         return owner_of(raw) == self.owner
 
     def release(self) -> None:
-        """Free the job for others. Does nothing twice, nor in a forked child, nor to another's lease."""
+        """Free the job for other workers.
+
+        A second call, or a call in a forked child, does nothing; a lease file of another owner is left alone.
+        """
         if os.getpid() != self._pid:
             return
         with self._guard:
@@ -239,7 +245,7 @@ class Lease:
         with (
             contextlib.suppress(FileNotFoundError),
             self._leases._serialised(),
-        ):  # the store itself may be gone
+        ):  # the whole store may have been deleted
             if owner_of(_read(self._path)) == self.owner:
                 self._leases._withdraw(self._path, lambda raw: owner_of(raw) == self.owner)
 
@@ -251,7 +257,7 @@ class Lease:
 
 
 class Leases:
-    """The leases of one folder, as one process takes and observes them."""
+    """Takes, lists and steals the leases of one folder, on behalf of one process."""
 
     def __init__(self, folder: Path, *, beat_seconds: float = 5.0, stale_seconds: float = 60.0) -> None:
         if not 0 < 2 * beat_seconds <= stale_seconds:
@@ -265,15 +271,15 @@ class Leases:
         self._start_afresh()
 
     def _start_afresh(self) -> None:
-        """Also called in a forked child, where locks and threads are not to be trusted and nothing is held."""
+        """Reset to holding nothing; also called in a forked child, where copied locks and threads are unusable."""
         self._pid = os.getpid()
         self._guard = threading.Lock()
         self._held: list[Lease] = []
-        self._seen: dict[str, tuple[bytes, float, float]] = {}  # bytes, seconds unchanged, last look
+        self._seen: dict[str, tuple[bytes, float, float]] = {}  # bytes, seconds unchanged, time of last check
         self._heart: threading.Thread | None = None
 
     def take(self, key: str) -> Lease | None:
-        """The lease of `key`, or None if somebody has it who is not known to be dead or stale."""
+        """Take the lease of `key`; None if another process holds it and is neither dead nor stale."""
         if not re.fullmatch(r"[\w-][\w.-]*", key, re.ASCII):
             raise StoreError(f"{key!r} cannot name a lease; use letters, digits, '.', '_' and '-'")
         if os.getpid() != self._pid:
@@ -292,31 +298,31 @@ class Leases:
         return lease
 
     def holders(self) -> dict[str, Holder]:
-        """Who holds what now, by key. A lease that cannot be read has no entry."""
+        """Return the current holder of each key. A lease that cannot be parsed has no entry."""
         found = {
             path.name.removesuffix(SUFFIX): parse(_read(path)) for path in self.folder.glob(f"*{SUFFIX}")
         }
         return {key: holder for key, holder in sorted(found.items()) if holder}
 
     def takeovers(self) -> list[dict[str, Any]]:
-        """Every steal so far, oldest first: how often work may have been done twice."""
+        """Return every steal so far, oldest first: each is a job that may have been computed twice."""
         lines = (_read(self.folder / TAKEOVERS) or b"").decode(errors="replace").splitlines()
         events = []
         for line in lines:
-            with contextlib.suppress(ValueError):  # two machines appending at once may spoil a line
+            with contextlib.suppress(ValueError):  # two machines appending at once may corrupt a line
                 events.append(json.loads(line))
         return events
 
     def _why_stale(self, key: str, raw: bytes) -> str:
-        """The word "dead" or "silent", or none while there is hope."""
+        """Return "dead" or "silent", or "" if the lease does not count as stale (yet)."""
         holder = parse(raw)
         if raw == FOREIGN or (holder and holder.alive is False):
             return "dead"
         now = time.monotonic()
         with self._guard:
             seen, still, looked = self._seen.get(key, (b"", 0.0, now))
-            # One long gap between two looks proves little: observer and holder may have been stopped together
-            # (^Z), so a gap counts for half at most and a third look decides.
+            # One long gap between two checks proves little: observer and holder may have been suspended together
+            # (^Z). A gap therefore counts for at most half of `stale_seconds`, so that it takes a third check.
             still = still + min(now - looked, self.stale_seconds / 2) if seen == raw else 0.0
             self._seen[key] = (raw, still, now)
         return "silent" if still >= self.stale_seconds else ""
@@ -335,16 +341,20 @@ class Leases:
                 "beats": holder.beats if holder else 0,
             }
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-            with contextlib.suppress(OSError):  # what is no plain file there: takeovers are only counted
+            with contextlib.suppress(
+                OSError
+            ):  # the log is informational: an unusable log must not stop the steal
                 log = os.open(self.folder / TAKEOVERS, flags, 0o644)
                 try:
-                    os.write(log, (json.dumps(event) + "\n").encode())  # one write: lines do not mix
+                    os.write(
+                        log, (json.dumps(event) + "\n").encode()
+                    )  # one write, so that lines do not interleave
                 finally:
                     os.close(log)
         return True
 
     def _withdraw(self, path: Path, expected: Callable[[bytes], bool]) -> bool:
-        """Take a lease file out of its place by one rename; put it back if it was not the expected one."""
+        """Rename a lease file away and delete it; put it back if its content was not the expected one."""
         grave = path.with_name(f"{path.name}.{uuid.uuid4().hex}.withdrawn")
         try:
             path.rename(grave)
@@ -365,7 +375,7 @@ class Leases:
         owner = uuid.uuid4().hex
         host, boot, namespace = machine()
         content = {
-            "beat": "0" * _BEAT_DIGITS,  # first, so that it stands at _BEAT_AT
+            "beat": "0" * _BEAT_DIGITS,  # first, so that its offset is _BEAT_AT
             "owner": owner,
             "host": host,
             "boot": boot,
@@ -380,9 +390,9 @@ class Leases:
         try:
             os.write(handle, (json.dumps(content) + "\n").encode())
             _flush(handle)
-            with contextlib.suppress(FileExistsError, FileNotFoundError):  # taken, or swept by somebody
+            with contextlib.suppress(FileExistsError, FileNotFoundError):  # lease taken, or draft swept away
                 _link(draft, path)
-            # Ask whose lease it is: a network file system may lose the answer of a link that worked.
+            # Read the owner back: a network file system may report failure for a link that was created.
             ours = owner_of(_read(path)) == owner
         finally:
             draft.unlink(missing_ok=True)
@@ -415,13 +425,16 @@ class Leases:
 
     @contextlib.contextmanager
     def _serialised(self) -> Generator[None]:
-        """One thief or releaser at a time, where the file system has locks; a stuck one is not waited for."""
+        """Let one process at a time steal or release, where the file system has locks.
+
+        Waits at most LOCK_SECONDS, so that a process stuck with the lock cannot block the others.
+        """
         try:
             handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         except OSError as wrong:
             if wrong.errno not in (errno.EISDIR, errno.ELOOP, errno.ENXIO):
                 raise
-            yield  # a link, a socket or a folder cannot be locked
+            yield  # .lock is a link, a socket or a folder: go on without a lock
             return
         try:
             give_up = time.monotonic() + LOCK_SECONDS
@@ -431,21 +444,24 @@ class Leases:
                     break
                 except BlockingIOError:
                     time.sleep(0.002)
-                except OSError:  # no locks here
+                except OSError:  # this file system has no locks
                     break
             yield
         finally:
-            os.close(handle)  # and with it the lock goes
+            os.close(handle)  # also releases the lock
 
     def _sweep(self) -> None:
-        """Remove what killed takers and thieves left, once per process."""
+        """Remove files that killed processes left behind, once per process."""
         if not self._swept:
             self._swept = True
             sweep(self.folder, f"*{SUFFIX}.*", DEBRIS_SECONDS)  # *.draft and *.withdrawn
 
 
 def _read(path: Path) -> bytes | None:
-    """The bytes of a lease; None: there is none. What is no plain file is read as FOREIGN: it must hold up nobody."""
+    """Return a lease file's bytes, or None if there is none.
+
+    Anything but a regular file reads as FOREIGN, which counts as dead, so that it cannot block a job.
+    """
     try:
         return read_file(path)
     except FileNotFoundError:
@@ -457,19 +473,20 @@ def _read(path: Path) -> bytes | None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give `source` a second name; FileExistsError if it is taken."""
+    """Hard-link `source` to `target`; raise FileExistsError if `target` exists."""
     try:
         os.link(source, target)
     except (FileExistsError, FileNotFoundError):
         raise
     except OSError:
-        # No hard links here (FAT, some shares): an empty file, read as a nameless holder, reserves the name.
+        # No hard links (FAT, some network shares): reserve the name with an empty file, which reads as a lease
+        # whose holder is unknown, then replace it.
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
         source.replace(target)
 
 
 def _flush(handle: int) -> None:
-    """To the server of a network file system, where other machines look."""
+    """Flush to disk, or to the server of a network file system, where other machines read."""
     getattr(os, "fdatasync", os.fsync)(handle)
 
 

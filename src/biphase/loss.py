@@ -1,9 +1,10 @@
-"""Cross-entropy of the labelled positions, in slices: full logits never exist.
+"""Cross-entropy over the labelled positions, computed in slices so that the full logits never exist in memory.
 
-With a vocabulary of 128k the head is 39% of a 210M model's work and its logits are the largest tensor of the
-step. So it runs only where there is a label, a slice of rows at a time, and the gradients of a slice are made
-while its logits are at hand: memory is one slice of logits plus one gradient of the head, and no logit is
-computed twice. Sums, not means: the caller divides by the labels of the whole step.
+With a vocabulary of 128k the head is 39% of a 210M model's FLOPs and its logits are the largest tensor of the step.
+`cross_entropy_sum` therefore runs the head on labelled positions only, one slice of rows at a time, and computes the
+gradients of a slice in the forward pass while its logits are in memory. Peak memory is one slice of logits plus one
+gradient of the head, and no logit is computed twice. It returns a sum, not a mean: the caller divides by the number of
+labels of the whole step.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class _SlicedCrossEntropy(torch.autograd.Function):
         labels: Tensor,
         cap: float | None,
         slice_rows: int,
-        head: Tensor,  # the weight as products read it, with zeros for words that are not there
-        wanted: tuple[bool, bool, bool],  # of hidden states, weight, bias: what is frozen costs nothing
+        head: Tensor,  # the weight in the matmul dtype, zero-padded beyond the vocabulary
+        wanted: tuple[bool, bool, bool],  # gradients to compute: of hidden states, weight, bias
     ) -> Tensor:
         ops, words = fast.of(hidden.device), len(weight)
         read = hidden.to(head.dtype)
@@ -39,7 +40,7 @@ class _SlicedCrossEntropy(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if wanted[2] and bias is not None else None
         for start in range(0, len(labels), slice_rows):
             rows = slice(start, start + slice_rows)
-            logits = read[rows] @ head.T  # (P, V and zeros)
+            logits = read[rows] @ head.T  # (P, padded V)
             if bias is not None or cap is not None:
                 logits = logits.float()
             if bias is not None:
@@ -47,12 +48,12 @@ class _SlicedCrossEntropy(torch.autograd.Function):
             slope = None
             if cap is not None:
                 logits = logits.div_(cap).tanh_().mul_(cap)
-                slope = 1 - (logits / cap).square_() if any(wanted) else None  # of the tanh
+                slope = 1 - (logits / cap).square_() if any(wanted) else None  # derivative of tanh
             total += ops.softmax_error_(logits[:, :words], labels[rows]).sum()
             if any(wanted):
                 error = (
                     logits if slope is None else logits.mul_(slope)
-                )  # softmax − one-hot, in place of the logits; the zeros are zeros still
+                )  # softmax − one-hot, in place of the logits; the padding is still zero
                 if grad_bias is not None:
                     grad_bias += error[:, :words].sum(0, dtype=torch.float32)
                 error = error.to(head.dtype)
@@ -73,7 +74,7 @@ class _SlicedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:  # ty: ignore[incompatible-method-override]
-        # In place: these are nobody else's, and the head's gradient is the largest tensor there is.
+        # In place: only this function uses these tensors, and the head's gradient is the largest one of the step.
         made = [
             None if grad is None else grad.mul_(scale).to(dtype)
             for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
@@ -91,17 +92,16 @@ def cross_entropy_sum(
     slice_rows: int = 0,
     head: Tensor | None = None,
 ) -> Tensor:
-    """Σ −log p(label) over the rows of `hidden` (P, d) that have one, for a head `weight` (V, d) and its `bias` (V,).
+    """Return Σ −log p(label) over the rows of `hidden` (P, d), for a head `weight` (V, d) and its `bias` (V,).
 
-    With `cap`, logits are cap·tanh(logits / cap). `head` is a 16-bit copy of the weight, where there is one already;
-    else it is cast here. Rows whose label is negative count for nothing. Sums are kept in
-    fp32 whatever the products are made in.
+    Rows with a negative label are ignored. With `cap`, logits become cap·tanh(logits / cap). `head` is an existing
+    16-bit copy of the weight; without it the weight is cast here. Sums are in fp32 whatever dtype the matmuls use.
     """
     kind = hidden.device.type
     rows = slice_rows or rows_of_a_slice(len(labels), weight.shape[0], kind)
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     with torch.autocast(kind, enabled=False):
-        # Asked here: inside `forward` gradients are always off.
+        # Checked here because gradients are always disabled inside `forward`.
         on = torch.is_grad_enabled()
         wanted = tuple(on and one is not None and one.requires_grad for one in (hidden, weight, bias))
         copy = _as_read(weight.detach(), dtype) if head is None else head
@@ -109,7 +109,7 @@ def cross_entropy_sum(
 
 
 def _as_read(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weight as products read it."""
+    """Cast the weight to the matmul dtype, padded with zero rows as `words_of_a_row` says."""
     words = words_of_a_row(len(weight), weight.device.type)
     if words == len(weight):
         return weight.to(dtype)

@@ -1,13 +1,14 @@
-"""What results say of themselves, as one schema: checked when a file is read, and before an archive is merged.
+"""Schemas of the metadata files of results, checked when a file is read and before an archive is merged.
 
-    shards/<key>/card.json       a tokenized corpus
-    checkpoints/<key>/checkpoint.json      a checkpoint: what it is, how it was made, what it cost
-    checkpoints/<key>/metrics.jsonl   the losses that led to it, one JSON object a line
-    trials/<key>/trial.json       the scores of a trial
+    shards/<key>/card.json              a tokenized corpus
+    checkpoints/<key>/checkpoint.json   a checkpoint: its run, step and cost
+    checkpoints/<key>/metrics.jsonl     the losses up to it, one JSON object per line
+    trials/<key>/trial.json             the scores of a trial
 
-A file with the right hash may still hold anything: it came in an archive, or another version wrote it. Whoever reads one
-of these gets a checked value or a StoreError, and treats the latter as a missing result. Fields beyond the schema are
-allowed. No torch.
+The schema is checked even if a file's hash is right, because the file may come from an archive or from another version
+of biphase. `read_card`, `read_checkpoint_file`, `read_trial_file` and `read_lines` return a checked value or raise
+StoreError, which callers treat as a missing result. Fields beyond the schema are allowed. This module does not import
+torch.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from biphase.store import read_verified
 CARD, CHECKPOINT, LINES, TRIAL = "card.json", "checkpoint.json", "metrics.jsonl", "trial.json"
 PARTS = ("validation", "test")
 _FORMS = {form.__name__: family for form, family in FAMILY_OF.items()}
-ROUNDING = 1e-6  # by which a score may lie outside its range
-# What reading JSON that somebody else wrote, as if it were ours, may end in.
+ROUNDING = 1e-6  # tolerance for scores outside their range
+# The exceptions that untrusted JSON can cause when it is read as ours.
 WRONG = (BiphaseError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 _KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}")
 
@@ -41,7 +42,7 @@ _KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}")
 
 
 def number(value: Any) -> bool:
-    """Neither NaN nor infinite, nor an integer that no float can hold."""
+    """Return whether a value is a finite number that fits a float."""
     return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
@@ -74,7 +75,7 @@ def _or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def _each(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """An object whose names are texts, as JSON has it, and whose values are alike."""
+    """Return a check for a JSON object all of whose values pass `check`."""
     return lambda value: isinstance(value, dict) and all(check(one) for one in value.values())
 
 
@@ -82,7 +83,7 @@ def _object(value: Any) -> bool:
     return isinstance(value, dict)
 
 
-# A name that ends in ? may be missing.
+# A field name that ends in ? is optional.
 Shape = Mapping[str, "Shape | Callable[[Any], bool]"]
 _CARD: Shape = {
     "corpus": _object,
@@ -161,6 +162,7 @@ def _fits(value: Any, shape: Shape) -> bool:
 
 
 def check_card(about: Any, key: str) -> dict[str, Any]:
+    """Check the card of a tokenized corpus, and that `key` is the key of what it describes."""
     _fit(about, _CARD, "")
     corpus = decode(about["corpus"])
     made_from = about["fingerprint"], about["tokenizer_fingerprint"]
@@ -182,7 +184,7 @@ def check_line(about: Any) -> dict[str, Any]:
 
 
 def check_trial(about: Any, key: str) -> dict[str, Any]:
-    """A trial: its metrics are those of its family of tasks, and every score lies in its range."""
+    """Check a trial: its metrics must be those of its task family, and every score must lie in its range."""
     _fit(about, _LEAF, "")
     if about["key"] != key:
         raise StoreError(f"it is not of the trial {key}")
@@ -215,7 +217,10 @@ def read_trial_file(place: Path) -> dict[str, Any]:
 
 
 def read_lines(place: Path, holding: bytes = b"") -> list[dict[str, Any]]:
-    """The lines of metrics, or those that hold some bytes: of a long curve the others are not parsed."""
+    """Read the metrics of a checkpoint; with `holding`, parse only the lines that contain those bytes.
+
+    The filter saves parsing a long training curve for a few lines.
+    """
     return _read(
         place,
         LINES,

@@ -1,8 +1,10 @@
-"""What travels from the data to the model: one micro-batch, complete.
+"""Training objectives (CLM, MLM, MNTP): how rows of tokens become model inputs and labels.
 
-B rows, T tokens a row, P labelled positions. `label_at` and `labels` list the labelled positions only
-(the head never sees the others); both may be padded, with `IGNORE`, to a fixed length so that a compiled
-graph keeps its shapes. `count` is the number of real labels and is known on the host.
+`apply` turns true tokens into `ModelInputs`: the input ids, the labels (IGNORE where nothing is predicted) and whether
+attention is causal. Labels never cross a segment boundary. Randomness comes from counters (`randomness`), so a mask is
+a function of seed, sample index and position, and a lower masking ratio masks a subset of what a higher one masks.
+
+`Batch` is one complete micro-batch as the model reads it. Shapes: B rows, T tokens per row, P labelled positions.
 """
 
 from __future__ import annotations
@@ -22,23 +24,33 @@ IGNORE = -100
 
 @dataclass(frozen=True)
 class Batch:
-    ids: Tensor  # (B, T) what the model reads
+    """One micro-batch with its labels.
+
+    `label_at` and `labels` list the labelled positions only, so that the head computes no others. Both may be padded
+    (labels with IGNORE) to a fixed length, so that a compiled graph keeps its shapes. `count`, the number of real
+    labels, is known on the host without a device sync.
+    """
+
+    ids: Tensor  # (B, T) input ids
     positions: Tensor  # (B, T) counted from the start of the chunk
     segments: Tensor | None  # (B, T) number of the chunk or document inside its row; None: whole rows
     boundaries: Tensor | None  # cumulative lengths of all segments of the batch, int32; None: whole rows
     label_at: Tensor  # (P,) index into the B·T positions
-    labels: Tensor  # (P,) the token asked for there
+    labels: Tensor  # (P,) the token to predict there
     count: int  # labels that are not IGNORE
     causal: bool
-    draws: Tensor  # (B,) which samples these are, for messages
-    steady: bool = False  # every batch of its shape has as many segments
+    draws: Tensor  # (B,) sample indices, for messages
+    steady: bool = False  # every batch of this shape has the same number of segments
 
     def ready_for(self, device: torch.device) -> Batch:
-        """The same where `device` can fetch it without waiting: work for a loader's thread."""
+        """Return the batch in pinned memory if `device` is a GPU, so that the copy can be asynchronous.
+
+        Pinning is slow, so a loader thread does it.
+        """
         return self if device.type == "cpu" else self._each(lambda one: one.pin_memory())
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on `device`, without waiting for the copy."""
+        """Return the batch on `device`, without waiting for the copy."""
         if self.ids.device.type == device.type:
             return self
         return self._each(
@@ -46,31 +58,26 @@ class Batch:
         )
 
     def silent(self) -> Batch:
-        """The same text with nothing asked: its loss and its gradients are zero."""
+        """Return the batch with all labels set to IGNORE: its loss and its gradients are zero."""
         return replace(self, labels=torch.full_like(self.labels, IGNORE), count=0)
 
     def _each(self, moved: Callable[[Tensor], Tensor]) -> Batch:
-        """All that the model reads, `moved`."""
+        """Return the batch with `moved` applied to every tensor that the model reads."""
         values = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **{name: moved(value) for name, value in values.items() if name != "draws"})
 
 
 # ---------------------------------------------------------------- objectives
-# Objectives: what of a row is shown and what is asked for.
-#
-# Each takes the true tokens of some rows and gives what the model reads, the labels (IGNORE where nothing is
-# asked) and whether it may look ahead. Labels never cross a segment. Chance comes from counters (`randomness`),
-# so a mask is a function of seed, sample and position; a lower ratio hides a subset of what a higher one hides.
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What masking must know of a tokenizer."""
+    """The properties of a tokenizer that masking needs."""
 
     size: int
     mask_id: int
-    special: Tensor  # (size,) bool: never hidden, never drawn as a replacement
-    ordinary: Tensor  # ids that may replace a hidden token
+    special: Tensor  # (size,) bool: never masked, never used as a random replacement
+    ordinary: Tensor  # ids that may replace a masked token
 
     @classmethod
     def of(cls, size: int, mask_id: int, special_ids: tuple[int, ...]) -> Vocabulary:
@@ -81,15 +88,15 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """Rows as an objective puts them to the model."""
+    """Input ids, labels and attention direction of some rows under an objective."""
 
     ids: Tensor  # (B, T)
-    labels: Tensor  # (B, T), IGNORE where nothing is asked
+    labels: Tensor  # (B, T), IGNORE where nothing is predicted
     causal: bool
 
 
 def ratio_at(objective: MLM, step: int) -> float:
-    """The masking ratio `step` steps after the objective's stage began."""
+    """Return the masking ratio `step` steps after the start of the objective's phase."""
     match objective.ratio:
         case Linear(first, last, steps):
             return first + (last - first) * min(step / steps, 1.0)
@@ -109,27 +116,30 @@ def apply(
     step: int,
     words: Vocabulary,
 ) -> ModelInputs:
-    """Put `ids` (B, T) to the model as `objective` does, `step` steps into its stage."""
+    """Make the model inputs of `ids` (B, T) under `objective`, `step` steps into its phase.
+
+    `draws` (B,) are the rows' sample indices, which determine the masks.
+    """
     match objective:
         case CLM():
             return clm(ids, segments)
-        case MNTP():  # before MLM, whose special case it is
+        case MNTP():  # before MLM, of which it is a subclass
             return mntp(objective, ids, segments, draws, seed=seed, step=step, words=words)
         case MLM():
             return mlm(objective, ids, draws, seed=seed, step=step, words=words)
 
 
 def clm(ids: Tensor, segments: Tensor | None) -> ModelInputs:
-    """Ask each position for the next token of its segment. Sees the past only."""
+    """Causal language modeling: predict the next token of the segment at each position, with causal attention."""
     return ModelInputs(ids, _next_inside(ids, segments), causal=True)
 
 
 def mlm(
     objective: MLM, ids: Tensor, draws: Tensor, *, seed: int, step: int, words: Vocabulary
 ) -> ModelInputs:
-    """Hide a share of the ordinary tokens and ask for each where it stands. Sees both sides.
+    """Masked language modeling: mask a share of the non-special tokens and predict them in place, bidirectionally.
 
-    Labels are sparser than CLM's by the ratio: compare losses within an objective, never across.
+    CLM and MLM losses are not comparable: compare losses within one objective only.
     """
     hidden = _masked_positions(objective, ids, draws, seed, step, words)
     shown = _replaced(objective, ids, hidden, draws, seed, words)
@@ -146,9 +156,9 @@ def mntp(
     step: int,
     words: Vocabulary,
 ) -> ModelInputs:
-    """MLM asked one position earlier, where a decoder's head already looks for the next token.
+    """Masked next token prediction: MLM whose token is predicted one position earlier, as a decoder's head does.
 
-    The first token of a segment has no position before it, so it is never hidden.
+    The first token of a segment has no position before it, so it is never masked.
     """
     hidden = _masked_positions(objective, ids, draws, seed, step, words)
     hidden[:, 0] = False
@@ -178,7 +188,7 @@ def _masked_positions(
 def _replaced(
     objective: MLM, ids: Tensor, hidden: Tensor, draws: Tensor, seed: int, words: Vocabulary
 ) -> Tensor:
-    """`ids` with the hidden ones turned into the mask token, a random token or left, by the shares of `replace`."""
+    """Return `ids` with masked tokens turned into the mask token, a random token or themselves, as `replace` says."""
     to_mask, to_random, _ = objective.replace
     if to_mask == 1:
         return ids.masked_fill(hidden, words.mask_id)
@@ -193,9 +203,10 @@ def _replaced(
 
 
 def label_bound(objective: Objective, tokens: int) -> int:
-    """A length that the labels of `tokens` tokens fit in, but for one case in 10¹⁵: mean + 8σ, rounded up.
+    """Return an upper bound on the number of labels in `tokens` tokens, exceeded with probability below 10⁻¹⁵.
 
-    Fixed over a stage, so that a compiled step keeps its shapes while a ratio schedule moves.
+    It is mean + 8σ at the highest ratio, rounded up to 128. It is constant over a phase, so that a compiled step keeps
+    its shapes while the masking ratio changes.
     """
     if isinstance(objective, CLM):
         return tokens

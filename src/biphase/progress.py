@@ -1,4 +1,4 @@
-"""Where long work is, for people: on a terminal one line that is written over, elsewhere a line a minute."""
+"""Progress display on stderr: on a terminal one line that is overwritten, in a log file one line per minute."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ MINUTE = 60.0  # seconds between two lines of a log
 
 
 def seconds_between(on_terminal: float) -> float:
-    """How long to wait before progress is shown again."""
+    """Return the seconds between two progress updates: `on_terminal` on a terminal, 60 in a log file."""
     return on_terminal if sys.stderr.isatty() else MINUTE
 
 
 class Live:
-    """What is being done now. In a log it is told every minute, once it takes as long; an empty text ends it."""
+    """Displays the current activity; call it with a text to update, with "" to end.
+
+    In a log file, activity that lasts longer than a minute is printed once per minute.
+    """
 
     def __init__(self, *, enabled: bool) -> None:
         self.enabled, self.terminal = enabled, sys.stderr.isatty()

@@ -1,9 +1,11 @@
-"""Everything random in the data path is a function of counters; there is no generator and no state.
+"""Counter-based randomness for the data path: every random value is a hash of counters, without a generator or state.
 
-`hash32(seed, purpose, draws, positions)` gives each (draw, position) 32 uniform bits by integer arithmetic
-alone, so CPU and GPU, one process or a hundred, a fresh run or a resumed one, all see the same bits.
-Values live in int64 tensors between 0 and 2³²: there shifts to the right bring in zeros, and of a product
-only the low 32 bits are kept, which wrap the same way everywhere.
+`hash32(seed, purpose, draws, length)` gives each (sample index, position) 32 uniform bits by integer arithmetic
+alone, so CPU and GPU, any number of processes, and fresh and resumed runs all get the same bits. `permute` shuffles
+without storing the permutation.
+
+Values are int64 tensors in [0, 2³²): right shifts bring in zeros, and only the low 32 bits of a product are kept, which
+overflow the same way on every device.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ LOW32 = 0xFFFFFFFF
 
 
 def mix(x: Tensor) -> Tensor:
-    """Scramble 32-bit values so that each input bit turns half of the output bits (MurmurHash3's finaliser)."""
+    """Hash 32-bit values with MurmurHash3's finalizer: each input bit flips half of the output bits on average."""
     x = x ^ (x >> 16)
     x = x.mul_(0x85EBCA6B).bitwise_and_(LOW32)
     x = x.bitwise_xor_(x >> 13)
@@ -26,7 +28,7 @@ def mix(x: Tensor) -> Tensor:
 
 
 def mix_int(x: int) -> int:
-    """`mix` of one Python integer."""
+    """Apply `mix` to one Python integer."""
     x &= LOW32
     x ^= x >> 16
     x = x * 0x85EBCA6B & LOW32
@@ -36,7 +38,7 @@ def mix_int(x: int) -> int:
 
 
 def salt(seed: int, purpose: str, epoch: int = 0) -> int:
-    """One 32-bit number per (seed, purpose, epoch): what separates masks from cuts and seeds from seeds."""
+    """Return a 32-bit number for (seed, purpose, epoch), so that e.g. masks and cuts get independent hashes."""
     h = mix_int(zlib.crc32(purpose.encode()) ^ 0x9E3779B9)
     for part in (seed, epoch & LOW32, epoch >> 32):
         h = mix_int(h ^ mix_int(part + 0x7F4A7C15))
@@ -44,34 +46,34 @@ def salt(seed: int, purpose: str, epoch: int = 0) -> int:
 
 
 def hash_samples(seed: int, purpose: str, draws: Tensor) -> Tensor:
-    """32 uniform bits for each draw. (B,) → (B,)"""
+    """Return 32 uniform bits for each sample index. (B,) → (B,)"""
     low, high = draws & LOW32, draws >> 32
     return mix(mix(low ^ salt(seed, purpose)) ^ mix(high + 0x51ED270B))
 
 
 def hash32(seed: int, purpose: str, draws: Tensor, length: int) -> Tensor:
-    """32 uniform bits for each position of each draw. (B,) → (B, length)"""
+    """Return 32 uniform bits for each position of each sample index. (B,) → (B, length)"""
     positions = torch.arange(length, device=draws.device)
-    column = mix(positions ^ salt(seed, f"{purpose}/position"))  # one scramble per position, shared by rows
+    column = mix(positions ^ salt(seed, f"{purpose}/position"))  # one hash per position, shared by all rows
     return mix(hash_samples(seed, purpose, draws)[:, None] ^ column[None, :])
 
 
 def threshold(share: float) -> int:
-    """Hashes below this are the chosen ones. Lower shares choose subsets of what higher shares choose."""
+    """Return the bound below which hashes are selected. A lower share selects a subset of what a higher one selects."""
     return int(share * 2**32)
 
 
 def below(bits: Tensor, n: int) -> Tensor:
-    """Uniform integers in [0, n) from 32 uniform bits."""
+    """Map 32 uniform bits to uniform integers in [0, n)."""
     return (bits * n) >> 32
 
 
 def permute(index: Tensor, n: int, key: int) -> Tensor:
-    """Where `index` goes in a pseudo-random permutation of range(n), without ever storing it.
+    """Map `index` through a pseudo-random permutation of range(n) that is never stored.
 
-    A Feistel network over the next power of two; what lands outside range(n) walks on until it is inside.
-    At 48 million rows (100 billion tokens) a stored permutation would cost 390 MB a process; this costs
-    six hashes a row.
+    A Feistel network permutes the next power of two; a value outside range(n) is permuted again until it is inside
+    (cycle walking). At 48 million rows (100 billion tokens) a stored permutation would take 390 MB per process; this
+    takes six hashes per row.
     """
     right_bits = (max(n - 1, 1).bit_length() + 1) // 2
     left_bits = max(max(n - 1, 1).bit_length() - right_bits, 1)

@@ -1,12 +1,12 @@
-"""Frozen records of plain values: made once, checked at once, hashed by meaning.
+"""Frozen, validated dataclasses of plain values that can be written as JSON and hashed.
 
-`@record` is a frozen dataclass that
-- refuses an unknown field with the nearest known one (a misspelt field must never train a default);
-- checks every value against its annotation, takes 1 for 1.0 and a list or range for a tuple;
-- then calls the class's own `check`, which knows what is possible.
+`@record` makes a frozen dataclass that
+- rejects an unknown field and suggests the nearest known one (a misspelt field must not silently use a default);
+- checks every value against its annotation, converting 1 to 1.0 and a list or range to a tuple where needed;
+- calls the class's `settle` (fills in derived fields) before this check and `check` (validates) after it, if defined.
 
-`encode` turns a record into JSON values, `decode` back, `key` into the hash of its meaning. Two
-records with equal meaning have equal JSON, whatever the order or the spelling they were made with.
+`encode` turns a record into JSON values, `decode` reads them back, and `content_key` hashes them. Records with equal
+field values have equal JSON and equal keys, regardless of how they were written.
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ from typing import Any, Literal, TypeVar, Union, dataclass_transform, get_args, 
 
 from biphase.errors import SpecError, nearest
 
-KEY_LENGTH = 32  # hex digits: 128 bits, so that no two states of any store ever share a key
+KEY_LENGTH = 32  # hex digits: 128 bits make collisions practically impossible
 
 _KINDS: dict[str, type] = {}
 T = TypeVar("T")
 
 
 def added(default: Any) -> Any:
-    """A field that came later: at its default it is left out of the JSON, so that keys and archives of before stay valid."""
+    """Declare a field added in a later version.
+
+    At its default it is left out of the JSON, so that existing keys and archives stay valid.
+    """
     return field(default=default, metadata={"added": True})
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field, added))
 def record(cls: type[T]) -> type[T]:
-    """Make `cls` a frozen, checked, named record."""
+    """Make `cls` a frozen, validated dataclass and register its name for `decode`."""
     made = dataclass(frozen=True)(cls)
     plain_init = made.__init__
     known = [f.name for f in fields(made)]
@@ -61,10 +64,13 @@ def record(cls: type[T]) -> type[T]:
 
 def _check(made: Any) -> None:
     settle = getattr(made, "settle", None)
-    if settle:  # fields that take their value from others are filled in before they are checked
+    if settle:  # fill in derived fields before they are checked
         try:
             settle()
-        except (TypeError, AttributeError):  # it stumbled over a value of another kind: name that one
+        except (
+            TypeError,
+            AttributeError,
+        ):  # caused by a field of the wrong type: report that field if there is one
             _fit_fields(made, {f.name for f in fields(made) if getattr(made, f.name) is not None})
             raise
     _fit_fields(made, set(_hints(type(made))))
@@ -92,11 +98,11 @@ def _hints(cls: Any) -> dict[str, Any]:
 
 
 def _fit(value: Any, kind: Any) -> Any:
-    """`value` as `kind`, or ValueError."""
+    """Convert `value` to the annotation `kind`, or raise ValueError."""
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         options = get_args(kind)
-        if type(value) in options:  # 0.05 stays a share and 5 a count where both are allowed
+        if type(value) in options:  # for int | float: 0.05 stays a fraction and 5 a count
             return _fit(value, type(value))
         for option in options:
             try:
@@ -130,7 +136,7 @@ def _fit(value: Any, kind: Any) -> Any:
 
 
 def _words(kind: Any) -> str:
-    """An annotation as a person would say it."""
+    """Return a readable description of an annotation."""
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         return " or ".join(_words(one) for one in get_args(kind))
@@ -149,7 +155,7 @@ def _words(kind: Any) -> str:
 
 
 def _example(kind: Any) -> str:
-    """What to type where a tuple of records is wanted."""
+    """Return a hint on what to write if `kind` is a tuple of records, else ""."""
     inner = get_args(kind)[:1] if get_origin(kind) is tuple else ()
     if not inner or not is_dataclass(inner[0]):
         return ""
@@ -158,7 +164,7 @@ def _example(kind: Any) -> str:
 
 
 class ByName(dict[str, T]):
-    """Values by name; an unknown name is refused with the nearest known one."""
+    """A dict whose error for an unknown name suggests the nearest known one."""
 
     def __init__(self, what: str, known: Mapping[str, T]) -> None:
         super().__init__(known)
@@ -169,7 +175,7 @@ class ByName(dict[str, T]):
 
 
 def encode(value: Any) -> Any:
-    """A record as JSON values; records carry their `kind`."""
+    """Convert a record to JSON values; each record becomes an object with its class name as `kind`."""
     if is_dataclass(value) and not isinstance(value, type):
         told = (f for f in fields(value) if "added" not in f.metadata or getattr(value, f.name) != f.default)
         return {"kind": type(value).__name__} | {f.name: encode(getattr(value, f.name)) for f in told}
@@ -179,7 +185,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(data: Any) -> Any:
-    """What `encode` wrote, as records again."""
+    """Convert the JSON values that `encode` wrote back to records."""
     if isinstance(data, dict):
         named = dict(data)
         kind = named.pop("kind", None)
@@ -192,7 +198,7 @@ def decode(data: Any) -> Any:
 
 
 def content_key(value: Any) -> str:
-    """The hash of what `value` means: equal meaning, equal key, on every machine."""
+    """Return the first 128 bits of the SHA-256 of a value's canonical JSON, as hex digits."""
     text = json.dumps(
         encode(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
     )

@@ -1,18 +1,21 @@
-"""Storage is files: a result is a folder named by its key, with a manifest written last.
+"""The store: results on disk, each a folder named by its key and validated by a manifest.
 
-    store/checkpoints/<key>/     a checkpoint: weights, moments, position
-    store/trials/<key>/     the scores of one fine-tuning
-    store/shards/<key>/     a tokenized corpus
-    store/unfinished/       checkpoints of fine-tunings that were stopped on their way
-    store/studies/<name>/   plan.json, failures
-    store/metadata/         of results whose heavy files stayed on another machine, what they say of themselves
+    store/checkpoints/<key>/   a checkpoint: weights, optimizer state, position in the data
+    store/trials/<key>/        the scores of one fine-tuning
+    store/shards/<key>/        a tokenized corpus
+    store/unfinished/          checkpoints of fine-tunings that were interrupted
+    store/studies/<name>/      plan.json, failures
+    store/metadata/            metadata-only copies of results whose weights are on another machine
 
-Each attempt writes its own folder; `publish` hashes its files, writes the manifest and renames the folder
-to its place, which fails if somebody was there first. So a result appears whole or not at all, and a crash
-leaves nothing that looks finished: no manifest, no result.
+`Store` holds the paths and answers which results exist. `publish`, `verify`, `read_verified` and `write_json` write and
+check files.
 
-The manifest carries the key of its result. A folder that stands under another key, since somebody moved or copied it
-there, is no result: every reader compares the two.
+Each attempt writes into its own folder. `publish` hashes the files, writes the manifest last and renames the folder
+to its final path; the rename fails if another worker has published there first. A result therefore appears
+completely or not at all, and a crash leaves no folder that passes for a result.
+
+The manifest contains the key of its result. Every reader compares it with the folder's name, so a folder that was
+moved or copied to another key is not accepted as a result.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ CHECKSUM = "sha256"
 
 
 class Store:
-    """One folder of results that all studies share. Stores merge by copying folders."""
+    """A folder of results that all studies share. Two stores can be merged by copying their folders."""
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
@@ -52,12 +55,14 @@ class Store:
         self.metadata = self.root / "metadata"
         self.leases = self.root / "leases"
         self.attempts = self.root / "attempts"
-        self.verify = False  # hash inputs again, whatever is remembered of them
-        self.hashed: dict[str, list[int]] = {}  # the stamps of inputs that this process hashed itself
+        self.verify = False  # hash inputs again even if their hashes are cached
+        self.hashed: dict[
+            str, list[int]
+        ] = {}  # path → stamp of the inputs that this process has hashed itself
 
     @classmethod
     def open(cls, root: Path | str) -> Store:
-        """The store in a folder; one that an earlier version wrote, under other names, is refused."""
+        """Open the store in a folder; raise StoreError if an earlier, incompatible version wrote it."""
         store = cls(root)
         older = [name for name in ("states", "leaves", "receipts") if (store.root / name).is_dir()]
         if older:
@@ -68,47 +73,50 @@ class Store:
         return store
 
     def has(self, folder: Path) -> bool:
-        """Is there a published result, and is it the one of this key?"""
+        """Return whether the folder is a published result whose manifest names the folder's own key."""
         return key_in(folder) == folder.name
 
     def fault(self, folder: Path) -> str:
-        """Why files that stand in the place of a result, or of its receipt, are not that result; empty: none do."""
+        """Return why the files at a result's path, or at its metadata-only path, are not that result.
+
+        Empty if the result is known or if nothing is there.
+        """
         if self.knows(folder):
             return ""
         return next((debris(one) for one in (folder, self.metadata_of(folder)) if _occupied(one)), "")
 
     def refuse_debris(self, folder: Path) -> None:
-        """Before the work: refuse a place where its result could not be published."""
+        """Raise StoreError if other files occupy the path: call this before computing a result to publish there."""
         if not self.has(folder) and _occupied(folder):
             raise StoreError(debris(folder))
 
     def named(self, folder: Path, digits: str) -> list[str]:
-        """The keys of the results in a folder of this store (`states`, `leaves`) that begin with these digits."""
+        """Return the keys that start with `digits` in one folder of this store, e.g. `checkpoints` or `trials`."""
         found = sorted(place for place in folder.glob(f"{digits}*") if _IS_KEY.fullmatch(place.name))
         for place in found if digits else ():
             self.refuse_debris(place)
         return [place.name for place in found if self.has(place)]
 
     def metadata_of(self, folder: Path) -> Path:
-        """Where the receipt of a result is, if it has one: its light files, under a manifest of their own.
+        """Return the path of a result's metadata-only copy: its small files under a manifest of their own.
 
-        It stands apart from the result's place, so that no state without weights is ever taken for a state.
+        It is separate from the result's path, so that a checkpoint without weights cannot pass for a checkpoint.
         """
         return self.metadata / folder.parent.name / folder.name
 
     def told(self, folder: Path) -> Path:
-        """Where to read what a result says of itself: at its place, or else in its receipt."""
+        """Return the folder to read a result's metadata from: the result itself, else its metadata-only copy."""
         return (
             folder if self.has(folder) or not self.has(self.metadata_of(folder)) else self.metadata_of(folder)
         )
 
     def knows(self, folder: Path) -> bool:
-        """Is there a published result, or the receipt of one?"""
+        """Return whether the store holds the result or a metadata-only copy of it."""
         return self.has(folder) or self.has(self.metadata_of(folder))
 
     @contextlib.contextmanager
     def attempt(self, name: str) -> Generator[Path]:
-        """A folder to build a result in; what is left of it at the end is removed."""
+        """Yield a new folder to build a result in, and remove what is left of it at the end."""
         folder = self.new_attempt(name)
         try:
             yield folder
@@ -116,13 +124,13 @@ class Store:
             shutil.rmtree(folder, ignore_errors=True)
 
     def new_attempt(self, name: str) -> Path:
-        """An empty folder to build a result in. Whoever asks for it removes what is left of it."""
+        """Create an empty folder to build a result in. The caller removes what is left of it."""
         folder = self.attempts / f"{name}-{uuid.uuid4().hex[:8]}"
         folder.mkdir(parents=True)
         return folder
 
     def discard(self, folder: Path) -> None:
-        """Remove a result at once: it leaves its place by one rename, then its files go."""
+        """Remove a result atomically: rename its folder away, then delete the files."""
         grave = self.attempts / f"discarded-{uuid.uuid4().hex[:8]}"
         grave.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
@@ -131,9 +139,10 @@ class Store:
 
 
 def publish(built: Path, place: Path, known: dict[str, Any] | None = None) -> bool:
-    """Move a finished folder to its place. False, and nothing changed, if a result is there already.
+    """Hash a finished folder's files, write its manifest and rename it to `place`.
 
-    `known`: entries of files that were hashed and brought to the disk while they were written.
+    Returns False and changes nothing at `place` if the result is already there. `known` holds the manifest entries of
+    files that were hashed and synced to disk while they were written.
     """
     entries = {}
     for path in sorted(path for path in built.rglob("*") if path != built / MANIFEST):
@@ -147,11 +156,11 @@ def publish(built: Path, place: Path, known: dict[str, Any] | None = None) -> bo
     lacking = sorted(set(known or ()) - set(entries))
     if lacking:
         raise StoreError(f"{built / lacking[0]} was written and is gone; run again")
-    write_json(built / MANIFEST, {"key": place.name, "files": entries})  # the key first: see `key_in`
+    write_json(built / MANIFEST, {"key": place.name, "files": entries})  # `key_in` reads the key at the start
     sync(built)
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
-        built.rename(place)  # a folder never replaces one that holds files
+        built.rename(place)  # fails if `place` is a folder that contains files
     except OSError:
         if key_in(place) == place.name:
             return False
@@ -164,13 +173,14 @@ def publish(built: Path, place: Path, known: dict[str, Any] | None = None) -> bo
 
 _IS_KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}")
 _KEY_FIRST = re.compile(rb'\{\s*"key": "([^"\\]+)"')
-_keys_in: dict[str, tuple[list[int], str]] = {}  # by path of a manifest: its stamp, and the key it says
+_keys_in: dict[str, tuple[list[int], str]] = {}  # path of a manifest → its stamp and the key it contains
 
 
 def key_in(place: Path) -> str:
-    """The key that the manifest of a folder says, as the first thing in it; empty: there is none, or it says none.
+    """Return the key in a folder's manifest, or "" if there is no manifest or it does not begin with a key.
 
-    Only that is read, once per process, and again when the file has changed: `status` asks for thousands.
+    Reads the first 200 bytes only and caches the key until the file changes, since `status` calls this for thousands
+    of folders.
     """
     path = f"{place}/{MANIFEST}"
     try:
@@ -189,18 +199,21 @@ def key_in(place: Path) -> str:
 
 
 def stamp(path: Path | str) -> list[int]:
-    """What changes when a file is written or replaced, also where its size and its time of change are set back."""
-    found = os.stat(path)  # noqa: PTH116 (a path as text: thousands are asked)
+    """Return values of which at least one changes when a file is rewritten or replaced.
+
+    The change time and inode are included because a copy can restore the size and the modification time.
+    """
+    found = os.stat(path)  # noqa: PTH116 (a string path is faster, and there are thousands of calls)
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
 
 def _occupied(place: Path) -> bool:
-    """Is there something where a folder is to be published?"""
+    """Return whether a path is anything but free or an empty folder, so that publishing there would fail."""
     return os.path.lexists(place) and (not place.is_dir() or any(place.iterdir()))
 
 
 def debris(place: Path) -> str:
-    """What is said of files that stand in the place of a result and are not that result."""
+    """Return the error message for files at a result's path that are not that result."""
     other, remove = key_in(place), f"remove it ({shlex.join(['rm', '-r', str(place)])}) and run again"
     if other and other != place.name:
         return f"{place} holds the result of another key, {other}; put it back there ({place.with_name(other)}), or {remove}"
@@ -210,16 +223,17 @@ def debris(place: Path) -> str:
 def verify(
     place: Path, *, contents: bool = True, at_once: int = 1, hashed: Callable[[Path], str] | None = None
 ) -> dict[str, Any]:
-    """The manifest of a published folder, after checking that every file is as it was written.
+    """Check that every file of a published folder is unchanged, and return the file entries of its manifest.
 
-    `hashed` gives the hash of a file, where somebody remembers those that were read before.
+    `contents=False` compares sizes only. `at_once` is the number of hashing threads. `hashed` replaces `sha256`, for
+    callers that cache hashes.
     """
     entries = _entries(place)
     for name, entry in entries.items():
         path = place / name
         if not path.is_file() or path.stat().st_size != entry["bytes"]:
             raise StoreError(f"{path} is missing or cut short; remove {place} and run the study again")
-    with ThreadPoolExecutor(at_once) as pool:  # hashing lets other threads run meanwhile
+    with ThreadPoolExecutor(at_once) as pool:  # hashlib releases the GIL
         hashes = pool.map(hashed or sha256, [place / name for name in entries] if contents else [])
         for (name, entry), found in zip(entries.items(), hashes, strict=False):
             if found != entry["sha256"]:
@@ -230,7 +244,10 @@ def verify(
 
 
 def read_verified(place: Path, name: str) -> bytes:
-    """One file of a published folder, as it was written. Read once: what was checked is what is used."""
+    """Return the verified content of one file of a published folder.
+
+    The file is read once, so the bytes that were hashed are the bytes that are returned.
+    """
     path, entry = place / name, _entries(place).get(name)
     try:
         content = read_file(path)
@@ -244,7 +261,7 @@ def read_verified(place: Path, name: str) -> bytes:
 
 
 def _entries(place: Path) -> dict[str, Any]:
-    """The files of a manifest, each with its size and its hash. All of them are inside its folder."""
+    """Return a manifest's files with their sizes and hashes, after checking that all paths lie inside the folder."""
     manifest = read_json(place / MANIFEST)
     try:
         key, entries = manifest["key"], manifest["files"]
@@ -263,12 +280,15 @@ def _inside(name: str) -> bool:
 
 
 def with_checksum(value: dict[str, Any]) -> dict[str, Any]:
-    """A JSON object with the hash of all it says: for a file that stands alone, without a manifest."""
+    """Add a checksum of its own content to a JSON object, for a file that no manifest covers."""
     return value | {CHECKSUM: _checksum(value)}
 
 
 def read_checked(path: Path) -> dict[str, Any]:
-    """What `sealed` made, unchanged. One without a seal, as earlier versions wrote them, is taken as it is."""
+    """Read a JSON object written by `with_checksum` and verify its checksum.
+
+    An object without a checksum, as earlier versions wrote it, is accepted.
+    """
     value = read_json(path)
     if not isinstance(value, dict) or value.get(CHECKSUM, _checksum(value)) != _checksum(value):
         raise StoreError(f"{path} has changed since it was written; remove it and make it again")
@@ -281,7 +301,7 @@ def _checksum(value: dict[str, Any]) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file so that a reader sees the old one or the new one, never a part."""
+    """Write a JSON file atomically: a reader sees the old content or the new, never a part."""
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         with draft.open("w", encoding="utf-8") as file:
@@ -291,11 +311,14 @@ def write_json(path: Path, value: Any) -> None:
             os.fsync(file.fileno())
         draft.replace(path)
     finally:
-        draft.unlink(missing_ok=True)  # there only if something went wrong
+        draft.unlink(missing_ok=True)  # still there only after an error
 
 
 def read_file(path: Path, *, tail: int = 0) -> bytes:
-    """The content of a plain file, or its last `tail` bytes. Anything else is refused: reading a named pipe would never end."""
+    """Return the content of a regular file, or its last `tail` bytes.
+
+    Raises OSError for anything else, since reading a named pipe would block forever.
+    """
 
     def opened(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NONBLOCK)
@@ -318,9 +341,10 @@ def read_json(path: Path) -> Any:
 
 
 def sweep(folder: Path, pattern: str, seconds: float) -> None:
-    """Remove the files of a folder that match and are older than that.
+    """Remove the files of a folder that match `pattern` and are older than `seconds`.
 
-    Their age is taken by the clock that sets file times there, which may be hours from this machine's.
+    Age is measured against a probe file created in the folder, since the file server's clock may differ from this
+    machine's by hours.
     """
     found = list(folder.glob(pattern))
     if not found:

@@ -1,11 +1,22 @@
-"""Which files a corpus means on this machine, and what each is called.
+"""A corpus: which files it consists of, the hash of its content, and how to open its files.
 
-A source is a file, a folder (everything below it) or a pattern (`*`, `?`, `[…]`, and `**` for any folders). Held-out
-files are named the same way, from where the source stands. Links are followed, unless back into a folder they
-came from. What is hidden (.DS_Store, .cache/…) is never text; anything else that is not a readable kind of file
-is refused, so that nothing is left out silently. A hub corpus is looked for in a copy of its repository.
+Files (`resolve`). A source is a file, a folder (everything below it) or a pattern (`*`, `?`, `[…]`, and `**` for any
+folders). Held-out files are named the same way, relative to the source's folder. Symbolic links are followed unless
+they lead back into a parent folder. Hidden files (.DS_Store, .cache/…) are skipped; any other file of an unknown type
+is an error, so that no text is left out silently. A hub corpus can be read from a local copy of its repository.
 
-Only the standard library is used here, because planning passes through.
+Content (`fingerprints`). The hash of a corpus's content is the part of every key that lies outside the study file:
+- A hub corpus is identified by its source with the pinned revision. If it was tokenized from a folder
+  (`biphase tokenize NAME --from FOLDER`), the store holds a link, and the content of that folder is hashed instead, so
+  that a sample cannot pass for the whole corpus.
+- A local or built-in corpus is identified by the names and bytes of its files. Hashes are cached by path, size, change
+  times and inode, so that planning again reads nothing; tokenizing, which reads the files anyway, hashes them again.
+- On a machine without the raw text, the fingerprints recorded in published shards are used, so that keys stay the same.
+
+Reading (`local`, `on_hub`). Hub files are streamed in the order of their names without a copy on disk; of parquet files
+only the text column is transferred. The hub library handles retries.
+
+This module uses the standard library only (huggingface_hub is imported where a hub is read), since planning imports it.
 """
 
 from __future__ import annotations
@@ -32,12 +43,12 @@ _BUILTIN = "builtin:"
 
 
 class Absent(DataError):
-    """The raw files are not on this machine; what was made from them may still be in the store."""
+    """The raw files are not on this machine; results made from them may still be in the store."""
 
 
 @dataclass(frozen=True, order=True)
 class Named:
-    """A file of a corpus and the name it has there, the same on every machine."""
+    """A file of a corpus with its name inside the corpus, which is the same on every machine."""
 
     name: str
     path: Path
@@ -51,7 +62,7 @@ class Files:
 
 @dataclass(frozen=True)
 class HubSource:
-    """`hf://owner/name@revision/glob`, taken apart."""
+    """The parts of `hf://owner/name@revision/glob`."""
 
     repository: str
     revision: str
@@ -77,7 +88,7 @@ class HubSource:
 
 
 def tokenize_command(corpus: Corpus) -> str:
-    """What to type, short of its options, to tokenize this corpus."""
+    """Return the command that tokenizes this corpus, without `--store`, `--from` and the like."""
     if CORPORA.get(corpus.name) == corpus:
         return f"biphase tokenize {corpus.name}"
     words, tokenizer = ["biphase", "tokenize", corpus.source, "--tokenizer"], corpus.tokenizer
@@ -91,7 +102,7 @@ def tokenize_command(corpus: Corpus) -> str:
 
 
 def resolve(corpus: Corpus, folder: Path | None = None) -> Files:
-    """The files of a local or built-in corpus, or those of a hub corpus in `folder`, a copy of its repository."""
+    """Return the files of a local or built-in corpus, or of a hub corpus in `folder`, a copy of its repository."""
     if corpus.hub:
         if folder is None:
             raise DataError(
@@ -109,7 +120,9 @@ def resolve(corpus: Corpus, folder: Path | None = None) -> Files:
         return Files(train, ())
     try:
         heldout = _files(corpus, base / Path(corpus.heldout).expanduser(), root)
-    except Absent as wrong:  # the text itself is here, so nothing that is remembered may stand in for it
+    except (
+        Absent
+    ) as wrong:  # not Absent: the training files are here, so recorded fingerprints must not be used
         raise DataError(str(wrong)) from None
     return Files(*set_apart(corpus, train, heldout, lambda file: file.path.resolve()))
 
@@ -120,7 +133,7 @@ Kind = TypeVar("Kind")
 def set_apart(
     corpus: Corpus, train: tuple[Kind, ...], heldout: tuple[Kind, ...], identity: Callable[[Kind], object]
 ) -> tuple[tuple[Kind, ...], tuple[Kind, ...]]:
-    """Training files without the held-out ones, however those are spelled, and the held-out ones."""
+    """Remove the held-out files from the training files, comparing them by `identity`; return both."""
     apart = {identity(file) for file in heldout}
     left = tuple(file for file in train if identity(file) not in apart)
     if not left:
@@ -135,12 +148,12 @@ def is_pattern(name: str) -> bool:
 
 
 def is_hidden(name: str) -> bool:
-    """Is it, or a folder it is in, hidden?"""
+    """Return whether a file or one of its folders is hidden."""
     return any(part.startswith(".") and part not in (".", "..") for part in PurePosixPath(name).parts)
 
 
 def check_suffix(corpus: Corpus, name: str, where: str) -> None:
-    """Refuse a file that is not known to be text: nothing is left out silently."""
+    """Raise DataError for a file of an unknown type, so that nothing is left out silently."""
     if not name.lower().endswith(SUFFIXES):
         raise DataError(
             f"corpus {corpus.name!r}: {name} in {where} is none of {', '.join(SUFFIXES)}; "
@@ -149,7 +162,10 @@ def check_suffix(corpus: Corpus, name: str, where: str) -> None:
 
 
 def _split(source: Path) -> tuple[Path, tuple[str, ...]]:
-    """A source as the folder it stands in and its name, or pattern, there. What exists is no pattern."""
+    """Split a source into its folder and the parts of its pattern, () if it is no pattern.
+
+    A part that exists on disk is taken literally even if it contains `*`, `?` or `[`.
+    """
     for place, part in enumerate(source.parts):
         if is_pattern(part) and not Path(*source.parts[: place + 1]).exists():
             return Path(*source.parts[:place]), source.parts[place:]
@@ -157,7 +173,7 @@ def _split(source: Path) -> tuple[Path, tuple[str, ...]]:
 
 
 def _files(corpus: Corpus, source: Path, root: Path | None) -> tuple[Named, ...]:
-    """The files that a file, folder or pattern means, in the order of their names (counted from `root`, if any)."""
+    """Return the files of a file, folder or pattern, sorted by name (relative to `root`, if given)."""
     base, pattern = _split(source)
     if pattern:
         for part in pattern:
@@ -183,7 +199,7 @@ def _files(corpus: Corpus, source: Path, root: Path | None) -> tuple[Named, ...]
             )
         check_suffix(corpus, name, str(source))
         files.append(Named(name, path))
-    if not files:  # a folder whose disk is not mounted looks like this too
+    if not files:  # Absent, since the mount point of an unmounted disk is an empty folder
         raise Absent(f"corpus {corpus.name!r}: {source} holds no files; put {', '.join(SUFFIXES)} there")
     return tuple(sorted(files))
 
@@ -198,7 +214,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _folders(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
-    """A folder and all below it that are not hidden; links are followed, but never back up."""
+    """Yield a folder and all folders below it that are not hidden; follow links, except to a parent folder."""
     real = folder.resolve()
     if real in above:
         return
@@ -209,13 +225,13 @@ def _folders(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Pat
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Everything below a folder but folders and what is hidden."""
+    """Yield all entries below a folder that are neither folders nor hidden."""
     for one in _folders(folder):
         yield from (entry for entry in _entries(one) if not entry.name.startswith(".") and not entry.is_dir())
 
 
 def _matching(folder: Path, pattern: tuple[str, ...]) -> Iterator[Path]:
-    """Everything but folders that a pattern means; like a shell's, it finds hidden names only if it says the dot."""
+    """Yield the entries that match a pattern, except folders; as in a shell, hidden names need an explicit dot."""
     part, rest = pattern[0], pattern[1:]
     if part == "**":
         for one in _folders(folder):
@@ -238,46 +254,34 @@ def _matching(folder: Path, pattern: tuple[str, ...]) -> Iterator[Path]:
 
 
 # ---------------------------------------------------------------- identity
-# Which content a corpus stands for, as a hash: the part of every key that lies outside the study file.
-#
-# - A hub corpus is its pinned source: the revision *is* the content. If it was tokenized from a folder instead
-#   (`biphase tokenize NAME --from FOLDER`), the store holds a link, and the content of that folder counts: a
-#   sample never passes for the whole.
-# - A local or built-in corpus is the names and bytes of its files. Hashes are remembered by path, size, times of change
-#   and inode, so that planning twice reads nothing twice. Whoever is about to read the files anyway hashes them again.
-# - A store that was carried to a machine without the raw text keeps its keys: the published shards remember.
-#
-# Only the standard library is used here, because planning passes through.
-
-
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """What a tokenized corpus is made from, as hashes taken at one time."""
+    """The hashes of the inputs of a tokenized corpus, taken at one time."""
 
     content: str
     tokenizer: str
 
     def key(self, corpus: Corpus) -> str:
-        """Where its shards are, or will be."""
+        """Return the key of the shards."""
         return keys.data_key(corpus, self.content, self.tokenizer)
 
 
 def fingerprints(corpus: Corpus, store: Store, *, again: bool = False) -> Fingerprints:
-    """The hashes of the corpus' content and of its tokenizer, as they are now; `again`: not from memory."""
+    """Return the hashes of a corpus's content and tokenizer; `again` ignores cached hashes of other processes."""
     content = corpus_fingerprint(corpus, store, again=again)
     return Fingerprints(content, tokenizer_fingerprint(corpus, content, store, again=again))
 
 
 def shards_key(corpus: Corpus, store: Store) -> str:
-    """The key of the tokenized corpus: where its shards are, or will be."""
+    """Return the key of the tokenized corpus, whether or not its shards exist."""
     return fingerprints(corpus, store).key(corpus)
 
 
 def corpus_fingerprint(corpus: Corpus, store: Store, *, again: bool = False) -> str:
-    """The hash of the corpus' content."""
+    """Return the hash of the corpus's content."""
     if corpus.hub:
         link = read_link(corpus, store)
         if not link:
@@ -299,12 +303,12 @@ def corpus_fingerprint(corpus: Corpus, store: Store, *, again: bool = False) -> 
 
 
 def folder_fingerprint(corpus: Corpus, store: Store, folder: Path, *, again: bool = False) -> str:
-    """The hash of a local copy of a hub corpus."""
+    """Return the content hash of a local copy of a hub corpus."""
     return _content(resolve(corpus, folder), store, again=again)
 
 
 def tokenizer_fingerprint(corpus: Corpus, corpus_fp: str, store: Store, *, again: bool = False) -> str:
-    """The hash of what determines the tokenizer. Where local files are absent, the store's shards remember."""
+    """Return the hash of what determines the tokenizer; if local files are absent, the one recorded in the shards."""
     tokenizer = corpus.tokenizer
     if isinstance(tokenizer, BPE):
         return content_key({"bpe": tokenizer.vocab, "content": corpus_fp})
@@ -324,7 +328,7 @@ def tokenizer_fingerprint(corpus: Corpus, corpus_fp: str, store: Store, *, again
 
 
 def tokenizer_files(tokenizer: Pretrained) -> tuple[Named, ...]:
-    """The files of a local tokenizer, tokenizer.json first."""
+    """Return the files of a local tokenizer, tokenizer.json first."""
     source = Path(tokenizer.source).expanduser()
     main = source if source.suffix == ".json" else source / TOKENIZER_FILES[0]
     if not main.is_file():
@@ -336,11 +340,11 @@ def tokenizer_files(tokenizer: Pretrained) -> tuple[Named, ...]:
     return Named(TOKENIZER_FILES[0], main), *(file for file in beside if file.path.is_file())
 
 
-# ---------------------------------------------------------------- links and memory
+# ---------------------------------------------------------------- links and cached hashes
 
 
 def link_path(corpus: Corpus, store: Store) -> Path:
-    """Named by what is linked, since two corpora may bear one name."""
+    """Return the path of a hub corpus's link, named by a hash of its source, since two corpora can share a name."""
     return (
         store.root
         / "corpora"
@@ -349,16 +353,16 @@ def link_path(corpus: Corpus, store: Store) -> Path:
 
 
 def read_link(corpus: Corpus, store: Store) -> dict[str, Any] | None:
-    """The folder that stands for this hub corpus in this store, if one was named.
+    """Return the link to the folder that replaces this hub corpus in this store, if there is one.
 
-    A link that came with results from another machine has no folder: it only says which text they were made from.
+    A link merged from another machine's archive has no "folder", only the fingerprint of the text that was used.
     """
     path = link_path(corpus, store)
     return read_checked(path) if path.exists() else None
 
 
 def write_link(corpus: Corpus, store: Store, folder: Path) -> None:
-    """Let `folder`, a copy of its repository or of a part, stand for this hub corpus in this store."""
+    """Make `folder`, a copy of the repository or of a part of it, replace this hub corpus in this store."""
     if not corpus.hub:
         raise DataError(
             f"corpus {corpus.name!r} is not on the hub, its source is {corpus.source!r}; leave out --from"
@@ -389,9 +393,9 @@ def _content(files: Files, store: Store, *, again: bool) -> str:
 
 
 class HashMemory:
-    """Hashes of files already read, by path, size, times of change and inode. Losing it costs only time.
+    """A cache of file hashes by path, size, change times and inode. Losing it costs only time.
 
-    `again`: believe only what this process has hashed itself.
+    With `again`, only hashes that this process has computed itself are used.
     """
 
     def __init__(self, store: Store, *, again: bool = False) -> None:
@@ -422,26 +426,26 @@ class HashMemory:
         return digest
 
     def remember(self, path: Path, digest: str) -> None:
-        """The hash of a file, as long as it is as it is now."""
+        """Cache a file's hash for as long as its stamp does not change."""
         place = str(path.resolve())
         self.known[place] = _remembered(place, stamp(path), {"sha256": digest})
         self.changed = True
 
     def save(self) -> None:
-        if self.changed and self.path.parents[1].is_dir():  # who only plans makes no store
-            with contextlib.suppress(OSError):  # a store that cannot be written can still be planned on
+        if self.changed and self.path.parents[1].is_dir():  # planning must not create a store
+            with contextlib.suppress(OSError):  # planning also works on a read-only store
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 write_json(self.path, self.known)
 
 
 def _remembered(place: str, now: list[int], entry: Any) -> dict[str, Any]:
-    """An entry of the memory, with a hash of itself: a wrong one would give everything after it another key."""
+    """Return a cache entry with a checksum, since a corrupt hash would change every key that depends on it."""
     digest = str(entry.get("sha256")) if isinstance(entry, dict) else ""
     return {"stamp": now, "sha256": digest, "seal": content_key([place, now, digest])}
 
 
 def _recorded(corpus: Corpus, store: Store, field: str) -> str:
-    """What the published shards of the same corpus record say, where its raw files are absent."""
+    """Return a fingerprint recorded in the published shards of the same corpus record, or ""."""
     found = {card[field] for card in cards(store) if card.get("corpus") == encode(corpus) and card.get(field)}
     if len(found) > 1:
         raise DataError(
@@ -452,7 +456,7 @@ def _recorded(corpus: Corpus, store: Store, field: str) -> str:
 
 
 def cards(store: Store) -> Iterable[dict[str, Any]]:
-    """What the corpora of a store say of themselves, also those whose tokens are elsewhere; not what is damaged."""
+    """Yield the cards of a store's tokenized corpora, including metadata-only ones, skipping damaged ones."""
     metadata = store.metadata / store.shards.name
     names = {path.name for path in (*store.shards.glob("*"), *metadata.glob("*"))}
     for name in sorted(names):
@@ -461,15 +465,11 @@ def cards(store: Store) -> Iterable[dict[str, Any]]:
 
 
 # ---------------------------------------------------------------- sources
-# Where the files of a corpus are: on this machine, or on the hub, from where they are streamed.
-#
-# A hub corpus is read file by file, in the order of their names, without a copy on disk; of parquet only the text
-# column travels. Retries and waiting are the hub library's.
 
 
 @dataclass(frozen=True)
 class File:
-    """A file of a corpus: its name there, its size, how to open it for reading bytes, and what to do if it fails."""
+    """A readable file of a corpus: name, size, a function that opens it, and what to tell the user if reading fails."""
 
     name: str
     size: int
@@ -478,14 +478,14 @@ class File:
 
 
 def local(files: tuple[Named, ...]) -> list[File]:
-    """Files on this machine."""
+    """Return files on this machine, ready to be opened."""
     return [
         File(file.name, file.path.stat().st_size, lambda path=file.path: path.open("rb")) for file in files
     ]
 
 
 def on_hub(corpus: Corpus, filesystem: Any = None) -> tuple[list[File], list[File]]:
-    """Training and held-out files of a hub corpus, to be streamed. `filesystem` is any fsspec one."""
+    """Return the training and held-out files of a hub corpus, to be streamed. `filesystem` is any fsspec one."""
     source = HubSource.of(corpus)
     root = f"datasets/{source.repository}@{source.revision}"
     try:
@@ -499,7 +499,7 @@ def on_hub(corpus: Corpus, filesystem: Any = None) -> tuple[list[File], list[Fil
         )
     except DataError:
         raise
-    except Exception as wrong:  # the hub's library raises many kinds: offline, refused, absent, rate limits
+    except Exception as wrong:  # the hub library raises many types: offline, refused, absent, rate limits
         raise DataError(
             f"corpus {corpus.name!r} cannot be listed on the hub ({one_line(wrong)}); {_offline(corpus)}"
         ) from wrong
@@ -508,7 +508,7 @@ def on_hub(corpus: Corpus, filesystem: Any = None) -> tuple[list[File], list[Fil
 
 
 def _offline(corpus: Corpus) -> str:
-    """How to do without the hub."""
+    """Return the commands that get the corpus from another machine with network access."""
     source = HubSource.of(corpus)
     words = ["hf", "download", source.repository, "--repo-type", "dataset", "--revision", source.revision]
     for pattern in filter(None, (source.pattern, corpus.heldout)):
@@ -522,7 +522,7 @@ def _offline(corpus: Corpus) -> str:
 
 
 def _listed(corpus: Corpus, filesystem: Any, root: str, pattern: str) -> tuple[File, ...]:
-    """The files that a file, folder or pattern of a repository means, as in a copy of it on disk."""
+    """Return the files of a file, folder or pattern in a repository, by the same rules as on disk."""
     place = f"{root}/{pattern.rstrip('/')}"
     found = filesystem.glob(place, detail=True)
     if not is_pattern(pattern) and any(about["type"] != "file" for about in found.values()):  # a folder
@@ -531,7 +531,7 @@ def _listed(corpus: Corpus, filesystem: Any, root: str, pattern: str) -> tuple[F
     files = []
     for path, about in sorted(found.items()):
         name = path.rpartition(f"{root}/")[2]
-        hidden = is_hidden(name) and not is_hidden(pattern)  # unless it was asked for
+        hidden = is_hidden(name) and not is_hidden(pattern)  # the pattern may name it
         if about["type"] != "file" or hidden:
             continue
         check_suffix(corpus, name, corpus.source)

@@ -1,16 +1,16 @@
-"""Files of a corpus → documents, in a fixed order, with every loss counted.
+"""Reads the files of a corpus into documents, in a fixed order, counting every skipped record.
 
-    txt            one file is one document
-    jsonl(.gz|.zst) one line is one document, its text in the field the corpus names
-    parquet        one row is one document, its text in the column the corpus names
+    txt              one file is one document
+    jsonl(.gz|.zst)  one line is one document, its text in the field that the corpus names
+    parquet          one row is one document, its text in the column that the corpus names
 
-The rule for what is bad. At once an error: a file that cannot be read, an unknown kind of file, a column that
-is not there, no files, no documents. A counted skip with its first place: a line that is not a JSON object,
-a missing or non-text field, invalid Unicode, empty text, an empty file. More than 1% (and more than 10) of
-such records, judged at the end of each file over all records so far, is an error too. A blank line is no record.
+Errors at once: an unreadable file, an unknown file type, a missing column, no files, no documents. Skipped and counted,
+with the position of the first: a line that is not a JSON object, a missing or non-text field, invalid Unicode, empty
+text, an empty file. If more than 10 records and more than 1% are skipped, counted over all records so far at the end of
+each file, that is an error too. A blank line is not a record.
 
-Reading is split from parsing: `blocks` reads files in order into blocks of raw records, `parse` turns a block
-into documents. Blocks can so be parsed and encoded by other processes, and only raw bytes travel.
+`blocks` reads files in order into blocks of raw records, and `parse` turns a block into documents. They are separate so
+that other processes can parse and encode blocks and only raw bytes are sent to them.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class FilePosition:
 
 @dataclass(frozen=True)
 class RecordBlock:
-    """Raw records of one file: JSON lines in one piece, or texts one by one."""
+    """Raw records of one file: JSON lines as one bytes object, or a list of texts."""
 
     name: str
-    first: int  # the number of its first record in the file, counted from 0
+    first: int  # index of its first record in the file, from 0
     payload: bytes | list[bytes | None]  # JSON lines, or texts
-    after: FilePosition  # where reading goes on after this block
-    read: int  # bytes of all files up to here, as they lie on disk
+    after: FilePosition  # where the next block begins
+    read: int  # bytes of all files read so far, in their size on disk
 
     @property
     def ends_file(self) -> bool:
@@ -56,7 +56,7 @@ class RecordBlock:
 
 @dataclass
 class Tally:
-    """How many records were read, how many of them skipped, why, and where first."""
+    """Counts of the records read and skipped, by reason, with the position of the first one for each reason."""
 
     records: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Tally:
         return sum(self.skipped.values())
 
     def judge(self, corpus: str) -> None:
-        """Refuse a corpus of which too much is bad."""
+        """Raise DataError if more than 10 records and more than 1% were skipped."""
         if self.bad > 10 and self.bad * 100 > self.records:
             raise DataError(
                 f"corpus {corpus!r}: {self.bad} of the first {self.records} records are bad ({self.words()}); "
@@ -92,7 +92,7 @@ class Tally:
 
 
 def blocks(corpus: Corpus, files: list[File], start: FilePosition = FilePosition()) -> Iterator[RecordBlock]:  # noqa: B008
-    """All records of `files` from `start` on, in blocks of about BLOCK_BYTES."""
+    """Yield all records of `files` from `start` on, in blocks of about BLOCK_BYTES (2 MB)."""
     before = sum(file.size for file in files[: start.file])
     for number in range(start.file, len(files)):
         file = files[number]
@@ -105,7 +105,7 @@ def blocks(corpus: Corpus, files: list[File], start: FilePosition = FilePosition
                     yield replace(block, after=after, read=before + block.read)
         except DataError:
             raise
-        except Exception as wrong:  # pyarrow, fsspec and the network each have their own
+        except Exception as wrong:  # pyarrow, fsspec and the network each raise their own types
             raise DataError(
                 f"corpus {corpus.name!r}: {file.name} cannot be read ({one_line(wrong)}); {file.remedy}"
             ) from wrong
@@ -113,7 +113,7 @@ def blocks(corpus: Corpus, files: list[File], start: FilePosition = FilePosition
 
 
 def _records(corpus: Corpus, file: File, raw: IO[bytes], first: int) -> Iterator[RecordBlock]:
-    """The blocks of one file; the last one says so by `after.record == 0`."""
+    """Yield the blocks of one file; the last one has `after.record == 0`."""
     name = file.name.lower()
     if name.endswith(".parquet"):
         jobs = _parquet(corpus, file, raw, first)
@@ -140,7 +140,7 @@ def _whole(raw: IO[bytes]) -> Iterator[Piece]:
 
 
 def _lines(file: File, raw: IO[bytes], first: int) -> Iterator[Piece]:
-    """JSON lines in pieces that end with a line; the first `first` lines are passed over."""
+    """Yield JSON lines in pieces that end at a line break, skipping the first `first` lines."""
     codec = _CODECS.get(Path(file.name.lower()).suffix)
     stream: Any = raw
     if codec:
@@ -160,12 +160,12 @@ def _lines(file: File, raw: IO[bytes], first: int) -> Iterator[Piece]:
             number += count
         rest.append(stream.read(BLOCK_BYTES))
     last = b"".join(rest)
-    if last and number >= first:  # a last line without its newline is a line
+    if last and number >= first:  # the last line may lack its newline
         yield number, last
 
 
 def _parquet(corpus: Corpus, file: File, raw: IO[bytes], first: int) -> Iterator[Piece]:
-    """Rows of the text column as bytes, so that bad UTF-8 is met record by record, in `parse`."""
+    """Yield rows of the text column as bytes, so that `parse` detects invalid UTF-8 per record."""
     import pyarrow
     from pyarrow import parquet, types
 
@@ -206,7 +206,7 @@ def _parquet(corpus: Corpus, file: File, raw: IO[bytes], first: int) -> Iterator
 
 
 def parse(block: RecordBlock, text: str, tally: Tally) -> Iterator[tuple[str, bytes]]:
-    """The documents of a block, as text and as its UTF-8; what is bad goes to `tally`."""
+    """Yield the documents of a block, each as text and as UTF-8 bytes; count skipped records in `tally`."""
     if block.ends_file and not block.payload and block.first == 0:
         tally.records += 1
         tally.skip("empty file", block.name)
@@ -214,7 +214,7 @@ def parse(block: RecordBlock, text: str, tally: Tally) -> Iterator[tuple[str, by
     lines = isinstance(block.payload, bytes)
     records = block.payload.split(b"\n") if isinstance(block.payload, bytes) else block.payload
     for number, record in enumerate(records, block.first + 1):
-        if lines and (not record or record.isspace()):  # a blank line is no record
+        if lines and (not record or record.isspace()):
             continue
         tally.records += 1
         value, reason = _line(record, text) if lines else _text(record)
@@ -239,7 +239,7 @@ def _text(record: bytes | None) -> Parsed:
 
 def _line(record: bytes | None, field: str) -> Parsed:
     try:
-        found = json.loads((record or b"").decode())  # json's own guess of the encoding would hide bad UTF-8
+        found = json.loads((record or b"").decode())  # json would guess the encoding and hide bad UTF-8
     except UnicodeDecodeError:
         return None, "invalid UTF-8"
     except (ValueError, RecursionError):
@@ -260,5 +260,5 @@ def _line(record: bytes | None, field: str) -> Parsed:
 
 
 def text_hash(text: bytes) -> int:
-    """The number that decides whether a document is held out."""
+    """Return the 64-bit hash that decides whether a document is held out."""
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")

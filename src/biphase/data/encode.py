@@ -1,14 +1,21 @@
-"""Text → ids in bulk: tiktoken where it is proven to give the ids of `tokenizers`, four to seven times faster.
+"""Bulk tokenization: text to ids in several processes, with tiktoken if it provably gives the ids of `tokenizers`.
 
-A byte-level BPE can be said in tiktoken's terms if
-- each merge makes its own token, or tokens of equal rank stand together (tiktoken ranks tokens, not pairs);
-- every token is reached by its own merges (else tiktoken would find whole words that `tokenizers` never makes);
-- words are cut by one regular expression (ByteLevel's own, a Split, or digits apart before ByteLevel);
-- nothing else touches the text: no normalizer, no dropout, no ordinary added tokens.
-These are checked, then both encoders must agree on a sample of scripts, code, digits, white space and emoji, and
-the caller asks again with the corpus' first documents. Any doubt ends with `tokenizers` and a message. A byte the
-vocabulary lacks, a character younger than this Python's Unicode tables (on which two regex engines may disagree),
-or white space without end sends that one document to `tokenizers`.
+tiktoken is four to seven times faster. `TextEncoder` encodes texts; `fastest` and `confirmed` choose the library.
+
+A byte-level BPE can be converted to tiktoken if
+- each merge makes its own token, or merges that make the same token are adjacent (tiktoken ranks tokens, not pairs);
+- every token is reached by its own merges (else tiktoken would produce whole words that `tokenizers` never makes);
+- text is split by one regular expression (ByteLevel's own, a Split, or Digits before ByteLevel);
+- nothing else changes the text: no normalizer, no dropout, no non-special added tokens.
+These conditions are checked, then both encoders must agree on a sample of scripts, code, digits, white space and emoji,
+and the caller compares them again on the corpus's first documents. If any check fails, `tokenizers` is used and a
+message says why. Single documents go to `tokenizers` if they contain a byte that the vocabulary lacks, a character
+newer than this Python's Unicode tables (on which the two regex engines may disagree), or an extreme run of white space.
+
+`Helpers` are the processes that parse and encode blocks of raw records, in the order of the blocks. They are started
+with spawn, because a process with threads or a GPU context must not be forked, and each loads the tokenizer once. Raw
+bytes go in and one array of ids per block comes out. A few blocks per process are in flight, so memory use does not
+depend on the corpus's size. A helper exits when its parent dies, even by SIGKILL.
 """
 
 from __future__ import annotations
@@ -37,9 +44,9 @@ from biphase.data.tokenizer import Tokenizer, load_saved, merged_pairs, without_
 from biphase.errors import DataError, one_line
 
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# Digits are cut off before GPT-2's expression sees the rest, so white space before one counts as at the end.
+# Digits are split off before GPT-2's expression sees the rest, so white space before a digit is at the end of a piece.
 _DIGITS_APART = r"%s|'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?=\p{N})|\s+(?!\S)|\s+"
-_NEVER = "\x00<|biphase never|>\x00"  # tiktoken searches for special tokens; with none at all it would crawl
+_NEVER = "\x00<|biphase never|>\x00"  # tiktoken is very slow without any special token to search for
 
 SAMPLE = (
     "The cat's pyjamas weren't WE'LL'S I'Ve it'ſ o'clock 'tis rock'n'roll. naïve café İstanbul straße ﬁne\n\n"
@@ -52,10 +59,10 @@ SAMPLE = (
 
 
 class TextEncoder:
-    """Texts → ids, special tokens never among them.
+    """Encodes texts to ids that never include special tokens.
 
-    `proven` spares the checks of a tokenizer that passed them before; a saved one is then only loaded by
-    `tokenizers` if a document asks for it.
+    `proven` skips the checks for a tokenizer that has passed them before; a saved tokenizer is then loaded with
+    `tokenizers` only when a document needs it.
     """
 
     def __init__(self, tokenizer: Tokenizer | Path, *, tiktoken: bool, proven: bool = False) -> None:
@@ -74,7 +81,7 @@ class TextEncoder:
         return load_saved(self._source) if isinstance(self._source, Path) else self._source
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """The ids of each text, as uint32 arrays."""
+        """Return the ids of each text as uint32 arrays."""
         fast = self.fast
         if fast is None:
             return self.plain(texts)
@@ -82,10 +89,12 @@ class TextEncoder:
         return [self.plain([text])[0] if ids is None else ids for text, ids in zip(texts, made, strict=True)]
 
     def plain(self, texts: list[str]) -> list[np.ndarray]:
-        """The same by `tokenizers`, the judge of what is right."""
+        """Return the ids of each text from `tokenizers`, the reference."""
         try:
             found = self.tokenizer.model.encode_batch_fast(texts, add_special_tokens=False)
-        except Exception as wrong:  # a word list without an unknown token raises a plain Exception
+        except (
+            Exception
+        ) as wrong:  # a word-level vocabulary without an unknown token raises a plain Exception
             raise DataError(
                 f"the tokenizer cannot encode this text ({one_line(wrong)}); use one with an unknown token"
             ) from None
@@ -106,7 +115,7 @@ class TextEncoder:
         return without_special(self.tokenizer.model, self.tokenizer.unspoken)
 
     def _literally(self, text: str) -> np.ndarray:
-        """The ids of a text that spells a special token with a piece of its own."""
+        """Return the ids of a text that contains the name of a special token, treating that name as ordinary text."""
         ids = np.array(self._deaf.encode(text, add_special_tokens=False).ids, np.uint32)
         if self._unspoken[ids].any():
             name = self.tokenizer.model.id_to_token(int(ids[self._unspoken[ids]][0]))
@@ -117,7 +126,7 @@ class TextEncoder:
         return ids
 
     def agrees(self, texts: Iterable[str]) -> bool:
-        """Do both ways give the same ids?"""
+        """Return whether tiktoken and `tokenizers` give the same ids."""
         texts = list(texts)
         return all(map(np.array_equal, self.encode(texts), self.plain(texts)))
 
@@ -127,7 +136,7 @@ class TextEncoder:
 
 
 def fastest(tokenizer: Tokenizer, report: Callable[[str], None]) -> TextEncoder:
-    """The tiktoken encoder if it is proven equal on the sample, else that of `tokenizers`."""
+    """Return a tiktoken encoder if it passes the checks and the sample, else one with `tokenizers`."""
     try:
         encoder = TextEncoder(tokenizer, tiktoken=True)
     except Inconvertible as reason:
@@ -139,7 +148,7 @@ def fastest(tokenizer: Tokenizer, report: Callable[[str], None]) -> TextEncoder:
 def confirmed(
     encoder: TextEncoder, texts: Iterable[str], what: str, report: Callable[[str], None]
 ) -> TextEncoder:
-    """The encoder itself if both ways agree on `texts`, else that of `tokenizers`."""
+    """Return the encoder if both libraries agree on `texts`, else one with `tokenizers`."""
     if encoder.fast is None or encoder.agrees(texts):
         return encoder
     report(f"encoding with tokenizers: tiktoken gave other ids on {what}")
@@ -147,11 +156,11 @@ def confirmed(
 
 
 class Inconvertible(Exception):
-    """Why tiktoken cannot stand in."""
+    """The tokenizer cannot be converted to tiktoken; the message says why."""
 
 
 class _Tiktoken:
-    """A byte-level BPE in tiktoken's terms. Its ranks are the order of merges, mapped to the real ids."""
+    """A byte-level BPE converted to tiktoken. Its ranks are the order of merges; `ids` maps them to the real ids."""
 
     def __init__(self, spec: dict[str, Any], proven: bool) -> None:
         import tiktoken
@@ -164,23 +173,23 @@ class _Tiktoken:
         )
 
     def encode(self, text: str) -> np.ndarray | None:
-        """The ids, or None where `tokenizers` must decide."""
+        """Return the ids, or None if `tokenizers` must encode this text."""
         if _has_young(text):
             return None
         try:
             ranks = self.core.encode_to_numpy(text, disallowed_special=())
-        except ValueError:  # a million spaces in a row exceed the stack of its regular expressions
+        except ValueError:  # a million spaces in a row overflow the stack of its regex engine
             return None
         if self.lacking and len(ranks) and (ranks < self.lacking).any():
             return None
         return self.ids[ranks]
 
 
-_FIRST_UNKNOWN = 0x378  # no character below it is unassigned, and few texts have many above
+_FIRST_UNKNOWN = 0x378  # all code points below are assigned, and most texts have few above
 
 
 def _has_young(text: str) -> bool:
-    """Has it a character that this Python's Unicode tables do not know: newer than them, or never assigned?"""
+    """Return whether a text has a character that is unassigned in this Python's Unicode tables."""
     if text.isascii():
         return False
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
@@ -191,14 +200,14 @@ def _has_young(text: str) -> bool:
 @cache
 def _unknown() -> np.ndarray:
     table = np.zeros(sys.maxunicode + 1, bool)
-    table[0x40000:0xE0000] = True  # planes without a single character
+    table[0x40000:0xE0000] = True  # planes without any assigned character
     for code in (*range(_FIRST_UNKNOWN, 0x40000), *range(0xE0000, 0xF0000)):
         table[code] = unicodedata.category(chr(code)) == "Cn"
     return table
 
 
 def _pattern(spec: dict[str, Any]) -> str:
-    """The one regular expression that cuts words, or Inconvertible."""
+    """Return the regular expression that splits text into words, or raise Inconvertible."""
     if spec.get("normalizer"):
         raise Inconvertible("it normalizes text")
     if any(not token["special"] for token in spec["added_tokens"]):
@@ -221,7 +230,10 @@ def _pattern(spec: dict[str, Any]) -> str:
 
 
 def _ranks(spec: dict[str, Any], proven: bool) -> tuple[dict[bytes, int], list[int], int]:
-    """Bytes of each token → rank, id of each rank, and how many of the first ranks stand for lacking bytes."""
+    """Return the rank of each token's bytes, the id of each rank, and the number of bytes that the vocabulary lacks.
+
+    Lacking bytes have the first ranks.
+    """
     model = spec["model"]
     plain = not (
         model.get("continuing_subword_prefix") or model.get("end_of_word_suffix") or model.get("dropout")
@@ -234,14 +246,15 @@ def _ranks(spec: dict[str, Any], proven: bool) -> tuple[dict[bytes, int], list[i
     present = [byte for byte, letter in enumerate(letters) if letter in vocab]
     ranks = {bytes([byte]): rank for rank, byte in enumerate((*lacking, *present))}
     ids = [0] * len(lacking) + [vocab[letters[byte]] for byte in present]
-    # As a table for `translate`, ten times faster than letter by letter; what stands for no byte cannot be encoded.
+    # A table for `translate` is ten times faster than a loop; characters that stand for no byte map to 0xFFFF, which
+    # latin-1 cannot encode.
     table = dict.fromkeys(range(256), 0xFFFF) | {ord(letter): byte for byte, letter in enumerate(letters)}
     merges = merged_pairs(model)
     previous = ""
     for left, right in merges:
         token = left + right
         if token == previous:
-            continue  # another pair for the same token, right after it
+            continue  # an adjacent merge that makes the same token
         try:
             as_bytes = token.translate(table).encode("latin-1")
         except UnicodeEncodeError:
@@ -258,7 +271,7 @@ def _ranks(spec: dict[str, Any], proven: bool) -> tuple[dict[bytes, int], list[i
 
 
 def _check_reached(model: dict[str, Any], ordinary: set[str], merges: list[tuple[str, str]]) -> None:
-    """Every token must come out when its own letters are merged, as tiktoken takes for granted."""
+    """Raise Inconvertible unless merging each token's own bytes yields that token, as tiktoken assumes."""
     made = dict.fromkeys(left + right for left, right in merges)
     whole = model.get("ignore_merges", False)
     never = [token for token in ordinary if len(token) > 1 and token not in made]
@@ -276,19 +289,13 @@ def _check_reached(model: dict[str, Any], ordinary: set[str], merges: list[tuple
 
 @cache
 def _letters() -> tuple[str, ...]:
-    """The letter that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
+    """Return the character that represents each byte in a byte-level vocabulary (GPT-2's table)."""
     shown = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     hidden = iter(range(256, 512))
     return tuple(chr(byte) if byte in shown else chr(next(hidden)) for byte in range(256))
 
 
 # ---------------------------------------------------------------- parallel
-# Blocks of raw records → ids, by several processes, in the order of the blocks.
-#
-# Processes are started fresh (spawn), because a process that holds threads or a GPU must not be forked. Each loads
-# the tokenizer once. Only raw bytes go in and one array of ids per block comes out. At most a few blocks per
-# process are under way, so memory stays small whatever the size of the corpus. A helper whose parent dies, even by
-# SIGKILL, ends itself.
 
 
 BLOCKS_AHEAD = 3  # per process
@@ -296,23 +303,23 @@ BLOCKS_AHEAD = 3  # per process
 
 @dataclass(frozen=True)
 class Encoded:
-    """The documents of a block: their ids one after the other, end tokens included."""
+    """The documents of a block: their concatenated ids, including begin and end tokens."""
 
     ids: np.ndarray
-    lengths: np.ndarray  # tokens of each document
-    sizes: np.ndarray  # bytes of UTF-8 of each document
-    held: np.ndarray  # is its text hash 0 modulo 1,000?
+    lengths: np.ndarray  # tokens per document
+    sizes: np.ndarray  # UTF-8 bytes per document
+    held: np.ndarray  # whether its text hash is 0 modulo 1,000
     tally: Tally
 
 
 @dataclass(frozen=True)
 class BlockEncoder:
-    """How to encode a block: plain values, so that it travels to other processes."""
+    """The options for encoding a block, as plain values that can be sent to other processes."""
 
     tokenizer: Path
     text: str
-    begin: tuple[int, ...]  # ids before and after each document
-    end: int
+    begin: tuple[int, ...]  # ids before each document
+    end: int  # id after each document
     dtype: str
 
 
@@ -321,13 +328,13 @@ class LoadedEncoder:
 
     def __init__(self, how: BlockEncoder) -> None:
         self.how = how
-        try:  # whether it may be used is the caller's to prove; here it is only made ready
+        try:  # the caller checks whether tiktoken may be used; here it is only loaded
             self.encoder = TextEncoder(how.tokenizer, tiktoken=True, proven=True)
         except Inconvertible:
             self.encoder = TextEncoder(how.tokenizer, tiktoken=False)
 
     def encode(self, block: RecordBlock, tiktoken: bool) -> Encoded:
-        """The documents of a block."""
+        """Parse and encode the documents of a block."""
         how, begin, tally = self.how, self.how.begin, Tally()
         parsed = list(parse(block, how.text, tally))
         texts = [text for text, _ in parsed]
@@ -345,9 +352,9 @@ class LoadedEncoder:
 
 
 class Helpers:
-    """Processes that encode blocks, started at once so that they load while the caller still checks.
+    """Processes that encode blocks; they start immediately and load while the caller still checks the encoder.
 
-    0 processes means as many as there are cores; 1 encodes in the caller's own.
+    `processes` 0 means one per core; 1 encodes in the caller's process.
     """
 
     def __init__(self, how: BlockEncoder, processes: int) -> None:
@@ -356,7 +363,7 @@ class Helpers:
         if self.processes > 1:
             spawn = multiprocessing.get_context("spawn")
             self.pool = ProcessPoolExecutor(self.processes, spawn, initializer=_begin, initargs=(how,))
-            for _ in range(self.processes):  # each is started by something to do while none is idle
+            for _ in range(self.processes):  # the pool starts a process per task while none is idle
                 self.pool.submit(_ready)
 
     def __enter__(self) -> Helpers:
@@ -369,7 +376,7 @@ class Helpers:
     def encode(
         self, blocks: Iterator[RecordBlock], *, tiktoken: bool
     ) -> Iterator[tuple[RecordBlock, Encoded]]:
-        """Each block with its documents, in order."""
+        """Yield each block with its encoded documents, in order."""
         if self.pool is None:
             loaded = LoadedEncoder(self.how)
             yield from ((block, loaded.encode(block, tiktoken)) for block in blocks)
@@ -399,24 +406,24 @@ def _cores() -> int:
 
 
 def _light(block: RecordBlock) -> RecordBlock:
-    """The block without its text, which has travelled."""
+    """Return the block without its text, which a helper has received."""
     return replace(block, payload=b"")
 
 
 _here: LoadedEncoder | str = (
-    "it was never made ready"  # in a helper process: what it encodes with, or why it cannot
+    "it was never made ready"  # in a helper process: its encoder, or why there is none
 )
 
 
 def _begin(how: BlockEncoder) -> None:
-    """Make a helper ready: one thread each, deaf to ^C (the parent decides), gone when the parent is."""
+    """Initialize a helper: single-threaded, ignoring ^C (the parent handles it), exiting when the parent dies."""
     global _here
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         _here = LoadedEncoder(how)
-    except Exception as wrong:  # raised here, it would end the pool without a word of what it was
+    except Exception as wrong:  # raised here, it would break the pool without its message
         _here = one_line(wrong)
 
 
@@ -428,7 +435,7 @@ def _end_with_parent() -> None:
 
 
 def _ready() -> None:
-    """Nothing to do: being asked is what starts the helpers."""
+    """Do nothing; submitting this task makes the pool start a helper."""
 
 
 def _encode(block: RecordBlock, tiktoken: bool) -> Encoded:

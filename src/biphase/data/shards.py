@@ -1,13 +1,13 @@
-"""A tokenized corpus on disk: plain arrays of ids, memory-mapped, and a card that says what they are.
+"""A tokenized corpus on disk: memory-mapped arrays of token ids and a card that describes them.
 
-    shards/<key>/train-00000.bin …   ids of all documents in order, each document ended by the end token
+    shards/<key>/train-00000.bin …   ids of all documents in order, an end token after each document
                  heldout-00000.bin   text that is never trained on
                  card.json           corpus, tokenizer, counts, what was skipped and why
                  tokenizer/          the tokenizer, as transformers loads it
                  manifest.json       sizes and hashes, written last
 
-Files have a fixed number of tokens, so token t is in file t // size; rows are views, and reading a batch is one
-copy per file. uint16 where the vocabulary allows, else uint32; always little-endian.
+All files but the last have the same number of tokens (2²⁶ by default). Ids are uint16 if the vocabulary allows, else
+uint32, always little-endian. `Shards` is a published corpus, `Tokens` reads rows from its files, `Writer` writes them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from biphase.metadata import read_card
 
 SHARD_TOKENS = 2**26
 TOKENS = ".bin"
-READERS = 8  # files that are hashed at a time
+READERS = 8  # files hashed in parallel
 
 
 def dtype_for(vocab: int) -> np.dtype:
@@ -36,7 +36,7 @@ def dtype_for(vocab: int) -> np.dtype:
 
 
 class Tokens:
-    """Many token files as one array of ids. Reading is safe from any number of threads."""
+    """Several token files as one array of ids. Reading is thread-safe."""
 
     def __init__(self, paths: list[Path], dtype: np.dtype) -> None:
         self.dtype = dtype
@@ -48,7 +48,7 @@ class Tokens:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def rows(self, indices: np.ndarray, length: int) -> np.ndarray:
-        """Row i is tokens[i·length : (i+1)·length]; the rows asked for, as an array (rows, length)."""
+        """Return the rows `indices` as an array (rows, length); row i is tokens[i·length : (i+1)·length]."""
         indices = np.asarray(indices, np.int64)
         made = np.empty((len(indices), length), self.dtype)
         if not len(indices):
@@ -62,16 +62,16 @@ class Tokens:
         return made
 
     def _copy(self, file: int, indices: np.ndarray, wanted: np.ndarray, made: np.ndarray) -> None:
-        """Copy the rows that begin in one file: whole ones together, one that spans files piece by piece."""
+        """Copy the rows that begin in one file: those inside it in one operation, one that spans files by `span`."""
         length = made.shape[1]
         start, end = int(self._starts[file]), int(self._ends[file])
-        first, until = -(-start // length), end // length  # rows that lie whole in this file
+        first, until = -(-start // length), end // length  # rows that lie entirely in this file
         inside = indices < until
         if inside.any():
             offset = first * length - start
             view = self._files[file][offset : offset + (until - first) * length].reshape(-1, length)
             if inside.all() and len(wanted) == len(made):
-                # take() lets other threads run meanwhile; plain indexing does not
+                # take() releases the GIL; plain indexing does not
                 np.take(view, indices - first, axis=0, out=made, mode="clip")
             else:
                 made[wanted[inside]] = np.take(view, indices[inside] - first, axis=0, mode="clip")
@@ -79,7 +79,7 @@ class Tokens:
             made[place] = self.span(int(row) * length, length)
 
     def span(self, start: int, count: int) -> np.ndarray:
-        """tokens[start : start + count], also across files."""
+        """Return tokens[start : start + count], also across files."""
         made, done = np.empty(count, self.dtype), 0
         file = int(np.searchsorted(self._ends, start, side="right"))
         while done < count:
@@ -90,7 +90,7 @@ class Tokens:
         return made
 
     def counts(self, vocab: int) -> np.ndarray:
-        """How often each id occurs."""
+        """Return the number of occurrences of each id."""
         counts = np.zeros(vocab, np.int64)
         for file in self._files:
             for start in range(0, len(file), 2**24):
@@ -118,17 +118,19 @@ class Shards:
         return self.folder / "tokenizer"
 
     def check_tokens(self, memory: HashMemory) -> None:
-        """Refuse token files that are not as they were written: reads those not seen before, several at a time."""
+        """Raise StoreError if a file has changed; hashes cached in `memory` are not computed again."""
         store.verify(self.folder, at_once=min(READERS, os.cpu_count() or 1), hashed=memory.sha256)
         memory.save()
 
     @classmethod
     def open(cls, folder: Path, *, verify: bool = False) -> Shards:
-        """Map a published corpus, after checking its manifest, its sizes and its light files; all hashes if asked."""
+        """Open a published corpus after checking its manifest, sizes and small files; `verify` hashes all files."""
         if not (folder / store.MANIFEST).is_file():
             raise DataError(f"{folder} holds no finished shards; type: biphase tokenize CORPUS")
         for name in store.verify(folder, contents=verify):
-            if not name.endswith(TOKENS):  # these are light, and ids mean nothing without them
+            if not name.endswith(
+                TOKENS
+            ):  # card and tokenizer are small, and the ids are meaningless without them
                 store.read_verified(folder, name)
         card = read_card(folder)
         shards = cls(folder, card)
@@ -140,33 +142,36 @@ class Shards:
 
 
 def entropy(counts: np.ndarray) -> float:
-    """The entropy of single tokens in nats: what a model that knows only frequencies would reach."""
+    """Return the unigram entropy in nats: the loss of a model that knows only token frequencies."""
     share = counts[counts > 0] / counts.sum()
     return float(math.fsum(-share * np.log(share)))
 
 
 class Writer:
-    """Appends ids to files of a fixed number of tokens. `begin` it, or `restore` the `state` it had before a kill."""
+    """Appends ids to files of a fixed number of tokens.
+
+    Call `begin`, or `restore` with an earlier `state` to resume after a kill.
+    """
 
     def __init__(self, folder: Path, name: str, dtype: np.dtype, shard_tokens: int = SHARD_TOKENS) -> None:
         self.folder, self.name, self.dtype, self.shard_tokens = folder, name, dtype, shard_tokens
         self.finished: list[dict[str, Any]] = []  # name, bytes and hash of each full file
         self.tokens = 0
-        self._file: IO[bytes] = io.BytesIO()  # nothing is open yet
+        self._file: IO[bytes] = io.BytesIO()  # placeholder until `begin` or `restore`
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{self.name}-{number:05d}.bin"
 
     def begin(self) -> None:
-        """Open the next file, empty."""
+        """Open the next file."""
         self.filled = 0
         self._hash = hashlib.sha256()
-        # A new file, not an old one emptied: whoever wrote that may only have stalled, and still hold it open.
+        # Create a new file instead of truncating: a suspended worker may still have the old one open.
         self._path(len(self.finished)).unlink(missing_ok=True)
         self._file = self._path(len(self.finished)).open("xb")
 
     def append(self, ids: np.ndarray) -> bool:
-        """Write ids; True if a file was filled."""
+        """Write ids and return whether a file was filled."""
         before = len(self.finished)
         ids = np.ascontiguousarray(ids, self.dtype)
         self.tokens += len(ids)
@@ -191,15 +196,15 @@ class Writer:
         os.fsync(self._file.fileno())
 
     def state(self) -> dict[str, Any]:
-        """What is safely on disk: the full files, and the part of the last one written so far."""
+        """Sync to disk and return what is there: the full files, and the part of the last one written so far."""
         self._sync()
         return {"finished": list(self.finished), "tail": self._entry(len(self.finished))}
 
     def restore(self, state: dict[str, Any]) -> bool:
-        """Go on from `state`; False if the files are not as it says, and then nothing can be kept."""
+        """Resume from `state`; return False if the files differ from it, so that the caller must start over."""
         said = [entry["name"] for entry in (*state["finished"], state["tail"])]
         if said != [self._path(number).name for number in range(len(said))]:
-            return False  # they are ours, in order, and nowhere else
+            return False  # names may only be this writer's own files, in order
         for entry in state["finished"]:
             path = self.folder / entry["name"]
             if (
@@ -213,7 +218,7 @@ class Writer:
         found = hashlib.sha256(kept)
         if len(kept) < size or found.hexdigest() != state["tail"]["sha256"]:
             return False
-        draft = tail.with_suffix(".part")  # a new file, for the same reason as in `begin`
+        draft = tail.with_suffix(".part")  # a new file for the same reason as in `begin`
         self._file = draft.open("wb")
         self._file.write(kept)
         self._sync()
@@ -224,11 +229,11 @@ class Writer:
         return True
 
     def abandon(self) -> None:
-        """Let go of the open file, as a kill would; its folder can be restored from the last state."""
+        """Close the open file without finishing, as a kill would; `restore` can resume from the last state."""
         self._file.close()
 
     def close(self) -> None:
-        """Finish: a last file without tokens is not kept, unless it is the only one."""
+        """Finish writing; an empty last file is removed unless it is the only one."""
         self._sync()
         self._file.close()
         if not self.filled and self.finished:

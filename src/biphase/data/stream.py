@@ -1,11 +1,18 @@
-"""Where a row may not be looked across: chunks, documents, or nowhere.
+"""The stream of training batches: packing into rows and segments, and the order of the data.
 
-    Chunks    ■■■■■■■■|■■■■■■■■■■■■■■■   one cut a row, at r = f(seed, draw), uniform in [shortest, T − shortest]
+Packing. Rows of T tokens are cut from the concatenated documents at multiples of T. Attention stays inside segments:
+
+    Chunks    ■■■■■■■■|■■■■■■■■■■■■■■■   one cut per row at f(seed, sample index), uniform in [shortest, T − shortest]
     Rows      ■■■■■■■■■■■■■■■■■■■■■■■■   no cut; with document_mask, a cut after every end token
 
-Rows are cut from the concatenated documents at multiples of T. Nothing is padded and nothing dropped but the
-last T − 1 tokens of an epoch at most; the price is that some documents are cut in two. Best-fit packing cuts
-fewer, but needs a buffer, and then the position of a stopped run is no longer one integer.
+There is no padding, and at most the last T − 1 tokens of an epoch are dropped; in return some documents are split.
+Best-fit packing splits fewer, but needs a buffer, so the data position of an interrupted run would not be one integer.
+
+Order. `Stream` is a pure function from a step to its batch. With N rows in the corpus, the sample index
+epoch·N + index counts every row ever read; its row is f(seed, epoch, index), and its cut and masks are
+f(seed, sample index). Step s of a run with R rows per step takes the sample indices [first + s·R, first + (s+1)·R), and
+each process takes its share by rank. The data position of a run is therefore one integer, any number of loader threads
+or processes gives the same batches, and repetitions of a small corpus are counted.
 """
 
 from __future__ import annotations
@@ -31,7 +38,7 @@ from biphase.specs import Chunks, Objective, Rows
 def segments_of(
     packing: Chunks | Rows, ids: Tensor, draws: Tensor, *, seed: int, eos_id: int
 ) -> Tensor | None:
-    """The number of each token's segment inside its row, (B, T); None where rows are whole."""
+    """Return the index of each token's segment inside its row, (B, T); None if each row is one segment."""
     length = ids.shape[1]
     match packing:
         case Chunks():
@@ -40,13 +47,13 @@ def segments_of(
             return (torch.arange(length)[None, :] >= cut[:, None]).long()
         case Rows(document_mask=True):
             ends = (ids == eos_id).long()
-            return ends.cumsum(1) - ends  # the end token still belongs to its document
+            return ends.cumsum(1) - ends  # the end token belongs to the document it ends
         case Rows():
             return None
 
 
 def positions_of(segments: Tensor | None, rows: int, length: int) -> Tensor:
-    """Each token's position counted from the start of its segment, (B, T)."""
+    """Return each token's position counted from the start of its segment, (B, T)."""
     count = torch.arange(length).repeat(rows, 1)
     if segments is None:
         return count
@@ -54,11 +61,11 @@ def positions_of(segments: Tensor | None, rows: int, length: int) -> Tensor:
 
 
 def boundaries_of(segments: Tensor | None, *, fixed: bool, documents: bool = False) -> Tensor | None:
-    """Cumulative segment lengths over the whole batch, as varlen kernels want them.
+    """Return the cumulative segment lengths over the whole batch, as varlen kernels expect them.
 
-    With `fixed`, empty segments at the end bring the list to a length that hardly ever changes, so that a
-    compiled graph is not built again for a batch with one document more. Chunks are two a row; the number of
-    `documents` varies, so room is left in powers of two.
+    With `fixed`, empty segments at the end pad the list to a length that rarely changes, so that a compiled graph is
+    not rebuilt for every number of segments. Chunks are two per row; the number of `documents` varies, so it is
+    rounded up to a power of two.
     """
     if segments is None:
         return None
@@ -75,25 +82,18 @@ def boundaries_of(segments: Tensor | None, *, fixed: bool, documents: bool = Fal
 
 
 def _starts(segments: Tensor) -> Tensor:
-    """1 where a segment begins, (B, T)."""
+    """Return 1 where a segment begins, else 0, (B, T)."""
     starts = torch.ones_like(segments)
     starts[:, 1:] = (segments[:, 1:] != segments[:, :-1]).long()
     return starts
 
 
 # ---------------------------------------------------------------- stream
-# The stream: a pure function from a step to its batch.
-#
-# With N rows in the corpus, draw = epoch·N + index counts every row ever drawn; the row behind a draw is
-# f(seed, epoch, index) and its cut and masks are f(seed, draw). Step s of a run takes the draws
-# [first + s·R, first + (s+1)·R), and a process takes its share of them by rank. So the position of a run is one
-# integer, any number of loaders or processes sees the same batches, and repetition of a small corpus is
-# counted, never hidden.
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Rows of one tokenized corpus, in an order that is a function of the seed."""
+    """The rows of a tokenized corpus in an order determined by the seed."""
 
     tokens: Tokens
     packing: Chunks | Rows
@@ -104,7 +104,7 @@ class Stream:
 
     @classmethod
     def of(cls, shards: Shards, packing: Chunks | Rows, seed: int) -> Stream:
-        """The training rows of `shards`."""
+        """Return the stream of the training rows of `shards`."""
         words = Vocabulary.of(shards.vocab, shards.mask_id, shards.special_ids)
         stream = cls(shards.train, packing, seed, shards.eos_id, words)
         if stream.rows == 0:
@@ -116,15 +116,15 @@ class Stream:
 
     @property
     def rows(self) -> int:
-        """N: whole rows in the corpus. The tokens left over are fewer than one row."""
+        """N, the number of whole rows in the corpus. The tokens left over are fewer than one row."""
         return len(self.tokens) // self.packing.length
 
     def epochs(self, draws: int) -> float:
-        """How often the corpus has been seen after `draws` rows."""
+        """Return the number of epochs after `draws` rows."""
         return draws / self.rows
 
     def ids(self, draws: Tensor) -> Tensor:
-        """The true tokens of `draws`. (B,) → (B, T)"""
+        """Return the true tokens of the sample indices `draws`. (B,) → (B, T)"""
         index = draws % self.rows
         if self.shuffled:
             epochs = draws // self.rows
@@ -134,7 +134,7 @@ class Stream:
         return torch.from_numpy(self.tokens.rows(index.numpy(), self.packing.length).astype(np.int64))
 
     def batch(self, objective: Objective, draws: Tensor, *, step: int, fixed: bool = False) -> Batch:
-        """`draws` as `objective` asks them, `step` steps into its stage.
+        """Return the batch of the sample indices `draws` under `objective`, `step` steps into its phase.
 
         `fixed` pads the lists of labels and boundaries to lengths that stay the same from step to step.
         """
@@ -146,7 +146,7 @@ class Stream:
         labels, count = flat[label_at], len(label_at)
         if fixed:
             bound = label_bound(objective, ids.numel())
-            while bound < count:  # seen here, on the host, before the step: no label is ever dropped
+            while bound < count:  # checked on the host before the step, so that no label is dropped
                 bound *= 2
             label_at = torch.nn.functional.pad(label_at, (0, bound - count))
             labels = torch.nn.functional.pad(labels, (0, bound - count), value=IGNORE)
@@ -165,18 +165,18 @@ class Stream:
 
 
 def heldout_stream(shards: Shards, packing: Chunks | Rows) -> Stream:
-    """The held-out rows, always the same ones with the same cuts and masks, whatever the run's seed."""
+    """Return the stream of held-out rows, whose order, cuts and masks do not depend on the run's seed."""
     words = Vocabulary.of(shards.vocab, shards.mask_id, shards.special_ids)
     return Stream(shards.heldout, packing, 0, shards.eos_id, words, shuffled=False)
 
 
 def share(first_draw: int, rows: int, rank: int, world: int) -> Tensor:
-    """The draws of one step that process `rank` of `world` computes."""
+    """Return the sample indices of one step that process `rank` of `world` computes."""
     return torch.arange(first_draw + rows * rank // world, first_draw + rows * (rank + 1) // world)
 
 
 def passes_of(rows: int, world: int, micro_rows: int) -> int:
-    """How many micro-batches the largest of these shares takes."""
+    """Return the number of micro-batches that the largest process share of a step takes."""
     return math.ceil(math.ceil(rows / world) / micro_rows)
 
 
@@ -186,10 +186,10 @@ Made = TypeVar("Made")
 def load_ahead(
     make: Callable[[int], Made], first: int, until: int, *, loaders: int, ahead: int = 4
 ) -> Iterator[Made]:
-    """The batches of steps `first`…`until`−1 in order, prepared by `loaders` threads (0: when asked for).
+    """Yield the batches of steps `first`…`until`−1 in order, prepared by `loaders` threads (0: on demand).
 
-    Threads, not processes: the work is memory-mapped reads and integer tensor operations, which let go of
-    Python's lock, and nothing has to be copied between processes.
+    Threads suffice because memory-mapped reads and integer tensor operations release the GIL, and they avoid copies
+    between processes.
     """
     if loaders == 0:
         yield from map(make, range(first, until))

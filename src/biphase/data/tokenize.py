@@ -1,4 +1,24 @@
-"""How fast a corpus is being read, and how long the rest will take: every two seconds on a terminal, else every minute."""
+"""Tokenizes a corpus into shards: in parallel, resumable after a kill, with the same bytes for any number of processes.
+
+    files ─► blocks (read in order) ─► ids (by helpers) ─► shard files (written in order) ─► published folder
+                                                                 │
+                                          journal.json: saved after each full shard file
+
+`tokenize` is the entry point. One process reads and writes in the order of the files while helper processes parse and
+encode whole blocks, so the result does not depend on timing. After each full shard file, at the end of a block, the
+journal records the reading position and what is safely written; a restart keeps that and computes the rest again.
+
+Splits. A document is held out if its text hash is 0 modulo 1,000, or, if the corpus names held-out files, if it comes
+from those. Held-out text is cut off at one million tokens, within a document; what lies beyond is in neither split and
+is counted. A token limit of the corpus ends the training text with the document that reaches it.
+
+The key comes from hashes taken once at the start. If the corpus or the tokenizer has other hashes at the end, the
+result is not published.
+
+Takeover. An attempt is a folder with a random name. A worker that continues another's unfinished attempt renames it
+first, so a suspended worker that was taken for dead finds its folder gone when it resumes, and stops. It cannot write
+into the new owner's files by path, nor publish them.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +62,10 @@ REPORT_SECONDS = 2.0
 
 
 class ReadProgress:
-    """Says from time to time how fast text is read and how long the rest will take.
+    """Reports reading speed and remaining time: every two seconds on a terminal, every minute in a log file.
 
-    `report` is called every two seconds, with an empty text where no line is due: it may end the work.
+    `report` is called every two seconds in both cases, with "" if no line is due, because it may raise to stop the
+    work.
     """
 
     def __init__(
@@ -53,8 +74,8 @@ class ReadProgress:
         files: list[File],
         report: Callable[[str], None],
         start: FilePosition,
-        text: int,  # bytes and training tokens that are there already
-        tokens: int,
+        text: int,  # bytes done before this process started
+        tokens: int,  # training tokens done before this process started
     ) -> None:
         self.corpus, self.report = corpus, report
         self.total = sum(file.size for file in files)
@@ -83,30 +104,28 @@ class ReadProgress:
 
 
 # ---------------------------------------------------------------- attempt
-# An attempt at a tokenized corpus: a folder under a name that only its worker knows.
-#
-# Who goes on with another's unfinished attempt renames it first. So a worker that had only stalled, and was taken for
-# dead, finds its folder gone when it comes back, and ends; it can neither write into the new owner's files by their
-# paths nor publish them.
 
 
 class TakenOver(DataError):
-    """Another worker goes on with this corpus: nothing is wrong with it, and a worker may wait."""
+    """Another worker has taken over this corpus. The corpus is fine, and the caller may wait for it."""
 
 
 class Attempt:
-    """`build` becomes the result; the rest of the folder is scaffolding."""
+    """The folder of one attempt to tokenize a corpus: `build` becomes the result, the rest is temporary.
+
+    Continues an unfinished attempt at the same key if there is one.
+    """
 
     def __init__(self, corpus: Corpus, store: Store, key: str, lost: Callable[[], bool]) -> None:
         self.corpus, self.lost = corpus, lost
-        # The lease's key stands in the name, so that others see whose it is.
+        # The name contains the lease's key, so that other workers can find it.
         self.folder = store.attempts / f"shards-{key}-{uuid.uuid4().hex[:8]}"
         self.build, self.journal = self.folder / "build", self.folder / "journal.json"
         self.begun = False
         for left in _left(store, key):
-            if lost():  # stalled before it began: what lies there is the other's
+            if lost():  # suspended before it began: the folder belongs to the worker that took over
                 raise self.refusal()
-            with contextlib.suppress(FileNotFoundError):  # another worker was faster
+            with contextlib.suppress(FileNotFoundError):  # another worker renamed it first
                 left.rename(self.folder)
                 break
 
@@ -115,7 +134,7 @@ class Attempt:
         self.begun = True
 
     def seal(self, folder: Path) -> None:
-        """Remember the files of a folder of the result, to go on with them only if they are the same."""
+        """Record the hashes of a folder of the result, so that a restart reuses it only if it is unchanged."""
         clear(self._seal(folder))
         write_json(self._seal(folder), with_checksum(_hashes(folder)))
 
@@ -129,7 +148,7 @@ class Attempt:
         return self.folder / f"{folder.name}.sealed.json"
 
     def check_ours(self) -> None:
-        """Refuse to go on with what somebody else does now."""
+        """Raise TakenOver if another worker has taken over."""
         if self.taken_over:
             raise self.refusal()
 
@@ -144,13 +163,13 @@ class Attempt:
         )
 
     def discard(self) -> None:
-        """Leave nothing: what comes next has another key, or must begin again."""
+        """Delete the attempt: the next one has another key or must start over."""
         self.begun = False
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def clear(path: Path) -> None:
-    """Remove what stands there, whatever it is."""
+    """Remove a file or a folder, if there is one."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -162,23 +181,18 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 
 def remove_attempts(store: Store, key: str) -> None:
-    """Remove what is left of attempts at a corpus that is there."""
+    """Remove the remains of attempts at a corpus that has been published."""
     for folder in _left(store, key):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _left(store: Store, key: str) -> list[Path]:
-    """The unfinished attempts at a corpus, those that can be gone on with first."""
+    """Return the unfinished attempts at a corpus, those with a journal (which can be resumed) first."""
     found = store.attempts.glob(f"shards-{key}*")
     return sorted(found, key=lambda folder: ((folder / "journal.json").is_file(), folder.name), reverse=True)
 
 
-# ---------------------------------------------------------------- parts
-# The two parts of a tokenized corpus, what goes to which, and how much of each.
-#
-# A document is held out if its text hash is 0 modulo 1,000, or if it comes from the files the corpus names for it.
-# Held-out text ends at a million tokens, cutting its last document; what lies beyond is in neither part, and
-# counted. Training text ends, where the corpus sets a limit, with the document that reaches it.
+# ---------------------------------------------------------------- training and held-out splits
 
 
 HELDOUT_TOKENS = 1_000_000
@@ -186,17 +200,20 @@ HELDOUT_TOKENS = 1_000_000
 
 @dataclass
 class Counts:
-    """What became of the documents."""
+    """The numbers of documents in each split, and of those in neither."""
 
     train_documents: int = 0
     heldout_documents: int = 0
-    left_out_documents: int = 0  # held out, but wholly beyond the cap
+    left_out_documents: int = 0  # held out, but entirely beyond the cap
     left_out_tokens: int = 0
     text_bytes: int = 0
 
 
 class Parts:
-    """Training and held-out text being written. `begin` it, or `restore` the `state` it had before a kill."""
+    """Writes the training and the held-out split.
+
+    Call `begin`, or `restore` with an earlier `state` to resume after a kill.
+    """
 
     def __init__(self, corpus: Corpus, folder: Path, dtype: np.dtype, shard_tokens: int) -> None:
         self.corpus, self.shard_tokens = corpus, shard_tokens
@@ -209,7 +226,7 @@ class Parts:
         self.heldout.begin()
 
     def state(self) -> dict[str, Any]:
-        """What is safely on disk."""
+        """Sync to disk and return what is there."""
         return {
             "shard_tokens": self.shard_tokens,
             "counts": asdict(self.counts),
@@ -218,14 +235,14 @@ class Parts:
         }
 
     def restore(self, state: dict[str, Any]) -> bool:
-        """Go on from `state`; False if the files are not as it says."""
+        """Resume from `state`; return False if the files differ from it."""
         if state["shard_tokens"] != self.shard_tokens:
             return False
         self.counts = Counts(**state["counts"])
         return self.train.restore(state["train"]) and self.heldout.restore(state["heldout"])
 
     def abandon(self) -> None:
-        """Let go of the open files, as a kill would."""
+        """Close the open files without finishing, as a kill would."""
         self.train.abandon()
         self.heldout.abandon()
 
@@ -235,11 +252,11 @@ class Parts:
 
     @property
     def enough(self) -> bool:
-        """Has training text reached the corpus' limit?"""
+        """Whether the training text has reached the corpus's token limit."""
         return bool(self.corpus.tokens) and self.train.tokens >= self.corpus.tokens
 
     def take(self, made: Encoded, *, named_heldout: bool) -> bool:
-        """Write the documents of a block to where they belong; True if a file was filled."""
+        """Write the documents of a block to their splits and return whether a file was filled."""
         if named_heldout:
             held = np.ones(len(made.lengths), bool)
         elif self.corpus.heldout:
@@ -258,7 +275,7 @@ class Parts:
         return self._hold_out(ids[apart], lengths[held]) or filled
 
     def _until_limit(self, held: np.ndarray, lengths: np.ndarray) -> int:
-        """How many of a block's documents are read until training text reaches its limit."""
+        """Return how many of a block's documents to take until the training text reaches its limit."""
         if not self.corpus.tokens:
             return len(held)
         reached = self.train.tokens + np.cumsum(np.where(held, 0, lengths)) >= self.corpus.tokens
@@ -274,23 +291,9 @@ class Parts:
 
 
 # ---------------------------------------------------------------- tokenize
-# Corpus → shards: in parallel, resumable after a kill, the same bytes for any number of processes.
-#
-#     files ─► blocks (read in order) ─► ids (by processes) ─► shard files (written in order) ─► published folder
-#                                                                  │
-#                                           journal.json: after each full shard, everything up to the last block
-#
-# One process reads and writes in the order of the files, others parse and encode whole blocks, so that nothing
-# depends on who was faster. After each full shard file the journal records, at the end of a block, where reading
-# stands and what is safely written; a restart keeps that and computes the rest again. A document whose text hash is
-# 0 modulo 1,000 is held out, unless the corpus names held-out files; text beyond the first million held-out tokens
-# is left out of both and counted. A limit on tokens ends the corpus with the document that reaches it.
-#
-# The key comes from hashes taken once, at the beginning; a corpus or tokenizer that has other ones at the end is not
-# published.
 
 
-BPE_BYTES = 2**28  # a BPE is trained on at most so much text, the same share from the beginning of each file
+BPE_BYTES = 2**28  # a BPE is trained on about this much text at most, equally from the beginning of each file
 
 Report = Callable[[str], None]
 
@@ -305,23 +308,23 @@ def tokenize(
     shard_tokens: int = SHARD_TOKENS,
     lost: Callable[[], bool] = lambda: False,
 ) -> Path:
-    """The folder of the tokenized corpus, made if it is not there yet.
+    """Return the folder of the tokenized corpus; tokenize the corpus if it is not in the store yet.
 
-    `processes` 0 takes every core. `from_folder` reads a hub corpus from a copy of its repository; the store
-    remembers it. The caller makes sure that nobody else tokenizes the same corpus in this store meanwhile, and
-    `lost` says whether somebody does so all the same, taking this worker for dead.
+    `processes` 0 uses every core. `from_folder` reads a hub corpus from a copy of its repository and records that in
+    the store. The caller must hold a lease, so that no other worker tokenizes the same corpus in this store; `lost`
+    returns whether another worker has taken the lease over.
     """
     if from_folder is not None:
         write_link(corpus, store, from_folder)
     marks = fingerprints(corpus, store)
-    if not store.has(store.shards / marks.key(corpus)):  # the text will be read: then hash it too
+    if not store.has(store.shards / marks.key(corpus)):  # the text will be read anyway, so hash it too
         marks = fingerprints(corpus, store, again=True)
     key = marks.key(corpus)
     place = store.shards / key
     if store.has(place):
         remove_attempts(store, key)
         return place
-    store.refuse_debris(place)  # now, and not after the work
+    store.refuse_debris(place)  # before the work rather than after it
     attempt = Attempt(corpus, store, key, lost)
     try:
         _Work(corpus, store, marks, attempt, report, processes, shard_tokens).run()
@@ -330,7 +333,7 @@ def tokenize(
     except Exception as wrong:
         if not attempt.taken_over:
             raise
-        if store.has(place):  # by who took it over
+        if store.has(place):  # published by the worker that took over
             return place
         raise attempt.refusal() from wrong
     remove_attempts(store, key)
@@ -338,7 +341,7 @@ def tokenize(
 
 
 class _Work:
-    """What is done in one attempt at one corpus."""
+    """The work of one attempt at tokenizing one corpus."""
 
     def __init__(
         self,
@@ -355,7 +358,7 @@ class _Work:
         self.attempt, self.build, self.journal = attempt, attempt.build, attempt.journal
 
     def run(self) -> None:
-        """Leave the finished result in `build`."""
+        """Tokenize the corpus into `build`, ready to be published."""
         self.files = dict(zip(("train", "heldout"), self._open_files(), strict=True))
         self.attempt.begin()
         self.tokenizer = self._tokenizer()
@@ -390,7 +393,7 @@ class _Work:
     # ------------------------------------------------------------ tokenizer
 
     def _tokenizer(self) -> Tokenizer:
-        """The tokenizer of this attempt: made once, whole or not at all."""
+        """Return the tokenizer of this attempt, which is built once and moved into `build` atomically."""
         folder = self.build / "tokenizer"
         if self.attempt.is_sealed(folder):
             return load_saved(folder)
@@ -422,7 +425,7 @@ class _Work:
             self._judge(tally)
 
     def _encoder(self) -> TextEncoder:
-        """tiktoken's, if it agrees with tokenizers on a sample and on the first documents."""
+        """Return a tiktoken encoder if it agrees with `tokenizers` on a sample and on the first documents."""
         encoder = fastest(self.tokenizer, self.report)
         first = next(documents.blocks(self.corpus, self.files["train"]), None)
         texts, size = [], 0
@@ -436,10 +439,10 @@ class _Work:
     # ------------------------------------------------------------ ids
 
     def _restore(self) -> None:
-        """Where an earlier attempt stopped, or the beginning."""
+        """Continue where an earlier attempt stopped, or start from the beginning."""
         self.part, self.place, self.tally = "train", FilePosition(), Tally()
         if self.journal.exists():
-            with contextlib.suppress(StoreError):  # it was changed since it was written
+            with contextlib.suppress(StoreError):  # the journal is damaged
                 journal = read_checked(self.journal)
                 if self.parts.restore(journal["parts"]):
                     self.part, self.place = journal["part"], FilePosition(**journal["place"])
@@ -460,7 +463,7 @@ class _Work:
 
     def _write(self, helpers: Helpers) -> None:
         if self.part == "train":
-            if not self.parts.enough:  # a limit may have been reached before a kill
+            if not self.parts.enough:  # the limit may have been reached before a kill
                 self._write_part(helpers)
             self.part, self.place = "heldout", FilePosition()
             self._save()
@@ -469,7 +472,7 @@ class _Work:
         self.parts.close()
 
     def _write_part(self, helpers: Helpers) -> None:
-        """Read the files of one part from `place` on, and write their documents."""
+        """Read the files of one split from `place` on, and write their documents."""
         parts, files = self.parts, self.files[self.part]
         meter = ReadProgress(
             self.corpus, files, self.report, self.place, parts.counts.text_bytes, parts.train.tokens
@@ -497,7 +500,7 @@ class _Work:
         return BlockEncoder(self.build / "tokenizer", self.corpus.text, begin, special.eos, dtype)
 
     def _processes(self) -> int:
-        """A process takes longer to start than a few blocks take to encode."""
+        """Return 1 for a small corpus, since starting a process takes longer than encoding a few blocks."""
         small = sum(file.size for file in self.files["train"]) < 2 * documents.BLOCK_BYTES
         return 1 if small else self.processes
 
@@ -505,13 +508,13 @@ class _Work:
         try:
             tally.judge(self.corpus.name)
         except DataError:
-            self.attempt.discard()  # corrected files have another key
+            self.attempt.discard()  # corrected files will have another key
             raise
 
     # ------------------------------------------------------------ the end
 
     def _finish(self) -> None:
-        """Check, count, describe: after this the folder says what it is."""
+        """Check the result, write its card and report what was skipped."""
         corpus, counts = self.corpus, self.parts.counts
         if not self.parts.train.tokens:
             self.attempt.discard()

@@ -1,9 +1,17 @@
-"""Text that spells a special token stays text: "</s>" in a document is four letters, not its end.
+"""Tokenizers of corpora: loaded (`load`, `load_saved`, `read`) or trained (`train`), with end and mask tokens.
 
-`tokenizers` does not look for special tokens in text when told so, but some vocabularies hold them as ordinary
-pieces too (Unigram models such as XLM-R's, word lists), and their models then find them all the same. `deaf` makes
-a copy of such a tokenizer in which these pieces, under the same ids, bear names that no text has, so that the
-letters are spelled with other pieces, or are unknown where there are none.
+The end token of a document is the one that the tokenizer's configuration names, else a well-known name (`ENDS`).
+The mask token is found in this order; `Special.mask_rule` records which rule applied:
+    own       the configuration names it, or it has a well-known name
+    reserved  a free slot of the vocabulary, e.g. <|reserved_special_token_0|> of Llama 3; no id changes
+    added     a new token <|mask|> at the end of the vocabulary
+A tokenizer trained here has <|end_of_text|>, <|mask|> and <|pad|> as ids 0, 1 and 2.
+
+The name of a special token in a document is ordinary text: "</s>" is four characters, not the end of the document.
+`tokenizers` can be told not to match special tokens in text, but some vocabularies also contain them as ordinary
+pieces (Unigram models such as XLM-R's, word-level vocabularies), so their models produce them anyway. `without_special`
+copies such a tokenizer and gives these pieces, under the same ids, names that no text contains. The characters are then
+encoded with other pieces, or as unknown if there are none.
 """
 
 from __future__ import annotations
@@ -23,22 +31,22 @@ from biphase.specs import BPE, Corpus, Pretrained
 
 
 def merged_pairs(bpe: dict[str, Any]) -> list[tuple[str, str]]:
-    """The merges of a BPE in tokenizer.json, in both ways to write them."""
+    """Return the merges of a BPE in tokenizer.json, which are strings or pairs depending on the version."""
     return [tuple(one.split(" ") if isinstance(one, str) else one) for one in bpe["merges"]]
 
 
 def unknown_id(model: Any) -> int | None:
-    """The id of what the vocabulary cannot spell, if it has one."""
+    """Return the id of the unknown token, if there is one."""
     named = getattr(model.model, "unk_token", None)
     if named:
         return model.token_to_id(named)
-    if type(model.model).__name__ == "Unigram":  # it alone keeps a number, and shows it nowhere else
+    if type(model.model).__name__ == "Unigram":  # it stores an id, which only its JSON shows
         return json.loads(model.to_str())["model"].get("unk_id")
     return None
 
 
 def without_special(model: Any, special: frozenset[int]) -> Any:
-    """A copy of a tokenizer that gives the same ids, but for text that spells one of `special`."""
+    """Return a copy of a tokenizer that gives the same ids, but never produces those in `special` from text."""
     from tokenizers import Tokenizer as Model
 
     spec = json.loads(model.to_str())
@@ -55,14 +63,17 @@ def without_special(model: Any, special: frozenset[int]) -> Any:
         inner["merges"] = [pair for pair in merged_pairs(inner) if not names.keys() & {*pair, "".join(pair)}]
     if inner.get("unk_token"):
         inner["unk_token"] = names.get(inner["unk_token"], inner["unk_token"])
-    spec["post_processor"] = None  # it adds special tokens by name, and none are added to text
+    spec["post_processor"] = None  # it refers to special tokens by name, and we add none
     made = Model.from_str(json.dumps(spec))
     made.encode_special_tokens = True
     return made
 
 
 def literal(model: Any, special: frozenset[int], source: str) -> Any:
-    """The tokenizer, or its deaf copy where text spells one of `special`; refused where nothing else would spell it."""
+    """Return the tokenizer, or its `without_special` copy if text can produce one of `special`.
+
+    Raises DataError if a special token is the only encoding of some text.
+    """
     spelled = _spelled(model, special)
     copy = without_special(model, special) if spelled else model
     for token, text in spelled.items():
@@ -76,12 +87,12 @@ def literal(model: Any, special: frozenset[int], source: str) -> Any:
 
 
 def refuse_special_in_text(model: Any, special: frozenset[int], source: str) -> None:
-    """Refuse a tokenizer one of whose special tokens is the only way to write some text."""
+    """Raise DataError if one of a tokenizer's special tokens is the only encoding of some text."""
     literal(model, special, source)
 
 
 def _spelled(model: Any, special: frozenset[int]) -> dict[str, str]:
-    """Those of `special` that come out of text, each with that text."""
+    """Return those of `special` that encoding text can produce, each with that text."""
     added = {one.content for one in model.get_added_tokens_decoder().values()}
     spelled = {}
     for number in sorted(special):
@@ -89,7 +100,7 @@ def _spelled(model: Any, special: frozenset[int]) -> dict[str, str]:
         plain = token in added or model.decoder is None
         text = (
             token if plain else model.decoder.decode([token])
-        )  # a piece may be letters that stand for bytes
+        )  # the characters of a piece may stand for bytes
         if special & _ids(model, text):
             spelled[token] = text
     return spelled
@@ -98,19 +109,11 @@ def _spelled(model: Any, special: frozenset[int]) -> dict[str, str]:
 def _ids(model: Any, text: str) -> set[int]:
     try:
         return set(model.encode(text, add_special_tokens=False).ids)
-    except Exception:  # a word list without an unknown token raises a plain Exception
+    except Exception:  # a word-level vocabulary without an unknown token raises a plain Exception
         return set()
 
 
 # ---------------------------------------------------------------- tokenizer
-# The tokenizer of a corpus: loaded or trained, with an end token and a mask token, saved beside the shards.
-#
-# Which token ends a document: the one the tokenizer's configuration names, else a well-known name (`ENDS`).
-# Which token hides one, in this order:
-#     own       the configuration names it, or it has a well-known name
-#     reserved  a slot the vocabulary keeps free, e.g. <|reserved_special_token_0|> of Llama 3; ids do not move
-#     added     a new token <|mask|> at the end of the vocabulary
-# A tokenizer trained here has <|end_of_text|>, <|mask|> and <|pad|> as ids 0, 1 and 2.
 
 
 END, MASK, PAD = "<|end_of_text|>", "<|mask|>", "<|pad|>"
@@ -119,7 +122,7 @@ BEGINNINGS = ("<|begin_of_text|>", "<s>", "<bos>", "<|bos|>", "[BOS]", "[CLS]")
 MASKS = ("<|mask|>", "<mask>", "[MASK]")
 _RESERVED = re.compile(r"reserved|unused", re.IGNORECASE)
 
-# Llama 3's way to cut text into words: contractions, letters, up to three digits, signs, white space.
+# Llama 3's pre-tokenization: contractions, letters, up to three digits, punctuation, white space.
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -130,32 +133,32 @@ _LONG_RUN = re.compile(r"(?<!\S)(\S{1000})\S+|(?<!\s)(\s{1000})\s+")
 
 @dataclass(frozen=True)
 class Special:
-    """The tokens with a meaning of their own, as ids."""
+    """The ids of the special tokens."""
 
     eos: int
     mask: int
     pad: int
     bos: int | None
-    ids: tuple[int, ...]  # never hidden, never drawn as a replacement
+    ids: tuple[int, ...]  # all special ids: never masked, never used as a random replacement
     mask_rule: str  # "own", "reserved" or "added"
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A tokenizer of the `tokenizers` library and what its special tokens are."""
+    """A tokenizer of the `tokenizers` library with its special tokens."""
 
     model: Any
     special: Special
-    vocab: int  # one more than the largest id
+    vocab: int  # the largest id + 1
 
     @cached_property
     def unspoken(self) -> frozenset[int]:
-        """The special ids that no text may give. The unknown one may, unless it means something else as well."""
+        """The special ids that no text may produce: all but the unknown token, unless that has another role too."""
         meant = {self.special.eos, self.special.mask, self.special.bos}
         return frozenset(self.special.ids) - ({unknown_id(self.model)} - meant)
 
     def save(self, folder: Path) -> None:
-        """Write it so that transformers' AutoTokenizer loads it with its special tokens."""
+        """Write the tokenizer so that transformers' AutoTokenizer loads it with its special tokens."""
         folder.mkdir(parents=True, exist_ok=True)
         self.model.save(str(folder / TOKENIZER_FILES[0]))
         named = {
@@ -182,7 +185,7 @@ class Tokenizer:
 
 
 def load(corpus: Corpus) -> Tokenizer:
-    """The existing tokenizer of a corpus, from its folder or the hub."""
+    """Load the existing tokenizer of a corpus from its folder or the hub."""
     wanted = corpus.tokenizer
     assert isinstance(wanted, Pretrained)
     paths = {file.name: file.path for file in tokenizer_files(wanted)} if wanted.local else _download(wanted)
@@ -200,7 +203,7 @@ def load(corpus: Corpus) -> Tokenizer:
 
 
 def load_saved(folder: Path) -> Tokenizer:
-    """A tokenizer that `Tokenizer.save` wrote."""
+    """Load a tokenizer that `Tokenizer.save` wrote."""
     rule = (
         json.loads((folder / TOKENIZER_FILES[1]).read_text("utf-8"))
         .get("biphase", {})
@@ -212,13 +215,13 @@ def load_saved(folder: Path) -> Tokenizer:
 
 
 def read(paths: dict[str, Path], source: str) -> Tokenizer:
-    """A tokenizer from its files."""
+    """Load a tokenizer from its files."""
     from tokenizers import Tokenizer as Model
 
     try:
         model = Model.from_file(str(paths[TOKENIZER_FILES[0]]))
         says: dict[str, Any] = {}
-        for name in (TOKENIZER_FILES[2], TOKENIZER_FILES[1]):  # the configuration has the last word
+        for name in (TOKENIZER_FILES[2], TOKENIZER_FILES[1]):  # tokenizer_config.json takes precedence
             if name in paths:
                 says.update(json.loads(paths[name].read_text("utf-8")))
     except Exception as wrong:  # the Rust library raises plain Exception
@@ -227,7 +230,7 @@ def read(paths: dict[str, Path], source: str) -> Tokenizer:
         ) from None
     model.no_truncation()
     model.no_padding()
-    # The literal text "<|endoftext|>" in a document is text, not the end of the document.
+    # The string "<|endoftext|>" in a document is text, not the end of the document.
     model.encode_special_tokens = True
     made = _with_special(model, says, source)
     refuse_special_in_text(made.model, made.unspoken, source)
@@ -242,7 +245,7 @@ def _download(wanted: Pretrained) -> dict[str, Path]:
     for name in TOKENIZER_FILES:
         try:
             paths[name] = Path(hf_hub_download(wanted.source, name, revision=wanted.revision))
-        except Exception as wrong:  # offline, refused, absent: many kinds
+        except Exception as wrong:  # offline, refused, absent: many types
             absent = isinstance(wrong, EntryNotFoundError) and not isinstance(wrong, LocalEntryNotFoundError)
             if absent and name != TOKENIZER_FILES[0]:
                 continue
@@ -285,7 +288,7 @@ def _with_special(model: Any, says: dict[str, Any], source: str) -> Tokenizer:
 
 
 def _named(model: Any, says: dict[str, Any], source: str, name: str, usual: tuple[str, ...]) -> int | None:
-    """The id of the token that the configuration calls `name`, else of one that is usually called so."""
+    """Return the id of the token that the configuration calls `name`, else of an added token with a usual name."""
     said = says.get(name)
     said = said.get("content") if isinstance(said, dict) else said
     if said is not None and not isinstance(said, str):
@@ -307,8 +310,11 @@ def _named(model: Any, says: dict[str, Any], source: str, name: str, usual: tupl
 
 
 def _without_long_runs(text: str) -> str:
-    """Training takes time in the square of the longest word, and from such ones nothing is to be learned."""
-    # A long run covers one of these windows wholly. Looking at them costs little, the expression much.
+    """Shorten runs of over 1,000 (non-)space characters: BPE training is quadratic in word length.
+
+    Such runs teach a BPE nothing.
+    """
+    # A long run covers at least one of these windows entirely; checking them is much cheaper than the regex.
     windows = (text[start : start + 500] for start in range(0, len(text) - 499, 500))
     if any(" " not in window or window.isspace() for window in windows):
         return _LONG_RUN.sub(r"\1\2", text)
@@ -316,7 +322,7 @@ def _without_long_runs(text: str) -> str:
 
 
 def train(corpus: Corpus, texts: Iterable[str], report: Callable[[str], None]) -> Tokenizer:
-    """A byte-level BPE trained on `texts`: the same bytes whatever the number of threads."""
+    """Train a byte-level BPE on `texts`; the result does not depend on the number of threads."""
     from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
     from tokenizers import Tokenizer as Model
 

@@ -1,8 +1,8 @@
-"""What stands between the matrix products of a model, each as one pass over memory.
+"""The GPU path: fused element-wise kernels, attention kernels, and a hand-written backward pass for known families.
 
-Two modules with the same functions: `cuda` in Triton, for speed, and `plain` in torch, for every other device and as
-what `cuda` is tested against. Sums are kept in fp32 whatever the tensors are in. Nothing here waits for the host,
-and no result depends on which thread came first.
+Two modules have the same functions: `kernels` in Triton, for speed, and `plain` in torch, for other devices and as the
+reference that `kernels` is tested against. Sums are in fp32 whatever the dtype of the tensors. No function waits for
+the host, and all are deterministic.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import torch
 
 
 def of(device: torch.device) -> ModuleType:
-    """The kernels for `device`."""
+    """Return the module of kernels for `device`."""
     return importlib.import_module(f"biphase.fast.{'kernels' if fast_on(device) else 'plain'}")
 
 
 def lacking(device: torch.device) -> str:
-    """Why there are no fast kernels for `device`; empty if there are."""
+    """Return why there are no Triton kernels for `device`; "" if there are."""
     if device.type != "cuda":
         return f"there are no kernels for {device.type}"
-    if torch.version.hip:  # which calls itself cuda
+    if torch.version.hip:  # ROCm's device type is "cuda" too
         return "there are no kernels for AMD's GPUs"
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "this GPU has no bf16 units"
@@ -33,5 +33,5 @@ def lacking(device: torch.device) -> str:
 
 @cache
 def fast_on(device: torch.device) -> bool:
-    """Are there kernels for this device, and is what they are written in installed?"""
+    """Return whether the Triton kernels can be used on `device`."""
     return not lacking(device)

@@ -1,8 +1,18 @@
-"""cuDNN's attention over rows and over segments of different lengths, through NVIDIA's Python frontend of it.
+"""Attention kernels of the GPU path, forward and backward. The kernel is chosen once per forward pass.
 
-torch reaches the same kernels only for rows of one length (2.11 plans anew at every call otherwise, and its gradients
-are wrong), and not where q, k and v lie side by side. A plan depends on shapes and on nothing else, so it is made once; where segments begin is read on the
-device. The package is optional: without it, torch's kernels are used.
+    cudnn       whole rows, and the paper's chunks, whose number is constant: cuDNN through NVIDIA's Python frontend
+    rows        whole rows without that package: cuDNN's kernels through torch, or flash if runs must be deterministic
+    flash       all other segments: documents, short texts
+    plain       other devices, and patterns given as a mask: torch's attention, differentiated by torch
+
+cuDNN's kernels are about 1.5 times as fast as flash on an H200, but need a new plan for each number of segments.
+
+`attention_call` chooses the kernel for an attention pattern; `attend` and `attend_backward` run it.
+
+`CudnnPlan` uses cuDNN through the optional package `cudnn`, for rows and for varlen segments. torch reaches the same
+kernels only for rows of equal length (torch 2.11 otherwise makes a new plan at every call, and its gradients are
+wrong), and not if q, k and v are one tensor. A plan depends on shapes only and is cached; the boundaries of segments
+are read on the device.
 """
 
 from __future__ import annotations
@@ -20,13 +30,13 @@ from torch import Tensor
 from biphase.attention import AttentionPattern
 from biphase.errors import one_line
 
-# Names of tensors in a plan.
+# Ids of tensors in a plan.
 Q, K, V, OUT, D_OUT, STATS, DQ, DK, DV, LENGTHS, JOINED, ALONE = range(1, 13)
 
 
 @cache
 def installed() -> bool:
-    """Is the package there, with the library it fronts, and a GPU that its kernels for segments are made for?"""
+    """Return whether the `cudnn` package and its library are installed, and the GPU supports its varlen kernels."""
     if torch.version.hip or torch.cuda.get_device_capability() < (9, 0):
         return False
     try:
@@ -38,7 +48,7 @@ def installed() -> bool:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """All that a plan depends on."""
+    """Everything that a plan depends on."""
 
     segments: int
     longest: int
@@ -49,7 +59,7 @@ class AttentionShape:
     causal: bool
     device: int
     deterministic: bool
-    whole: bool = False  # all segments are as long as the longest: rows
+    whole: bool = False  # rows: all segments are as long as the longest
 
     @property
     def every(self) -> int:
@@ -58,11 +68,11 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class Segments:
-    """Where segments lie, as plans want it: once for all layers of a forward."""
+    """The boundaries of segments in the form that plans read, computed once per forward pass."""
 
     lengths: Tensor  # (S,)
-    joined: Tensor  # (S+1,) where they begin among q, k and v, in numbers, not tokens
-    alone: Tensor  # (S+1,) and among what attention gives
+    joined: Tensor  # (S+1,) offsets in the joined qkv tensor, in elements
+    alone: Tensor  # (S+1,) offsets in the output tensor, in elements
 
     @classmethod
     def of(cls, boundaries: Tensor, shape: AttentionShape) -> Segments:
@@ -74,17 +84,20 @@ class Segments:
 
 
 class CudnnPlan:
-    """Forward and backward for one shape. q, k and v lie side by side, and so do their gradients: (N, H + 2K, D)."""
+    """cuDNN's forward and backward graphs for one shape.
+
+    q, k and v are one tensor (N, H + 2K, D), and so are their gradients.
+    """
 
     def __init__(self, shape: AttentionShape) -> None:
         self.shape = shape
         self.cudnn: Any = importlib.import_module("cudnn")
         self.handle = _handle(shape.device)
-        # Both at once: what cannot be differentiated is refused before anything was computed with it.
+        # Build both, so that a shape without a backward pass is rejected before anything is computed with it.
         self.forward_graph, self.backward_graph = self._forward(), self._backward()
 
     def forward(self, qkv: Tensor, where: Segments | None) -> tuple[Tensor, Tensor]:
-        """(N, H + 2K, D) → (N, H, D), and the logarithms of the sums that the backward pass needs."""
+        """(N, H + 2K, D) → (N, H, D), and the log-sum-exps that the backward pass needs"""
         shape = self.shape
         out = torch.empty(len(qkv), shape.heads, shape.width, dtype=qkv.dtype, device=qkv.device)
         sums = torch.empty(
@@ -96,7 +109,7 @@ class CudnnPlan:
     def backward(
         self, grad: Tensor, qkv: Tensor, out: Tensor, sums: Tensor, where: Segments | None
     ) -> Tensor:
-        """The gradients of q, k and v."""
+        """Return the gradient of the joined q, k and v."""
         below = torch.empty_like(qkv)
         given = {OUT: out, D_OUT: grad, STATS: sums}
         self._run(
@@ -120,7 +133,7 @@ class CudnnPlan:
         )
 
     def _graph(self) -> tuple[Any, dict[str, Any], Any, Any]:
-        """A new graph, what both passes say of segments, and how tensors that are given and made are named."""
+        """Return a new graph, the arguments common to both passes, and functions that declare inputs and outputs."""
         shape, cudnn = self.shape, self.cudnn
         graph = cudnn.pygraph(
             io_data_type=cudnn.data_type.BFLOAT16,
@@ -204,10 +217,10 @@ class CudnnPlan:
 
 @cache
 def cudnn_plan(shape: AttentionShape) -> CudnnPlan | None:
-    """The plan for a shape; None where this version of cuDNN has none."""
+    """Return the cached plan for a shape; None if this version of cuDNN does not support it."""
     try:
         return CudnnPlan(shape)
-    except Exception as wrong:  # the package's own errors, which it names differently from version to version
+    except Exception as wrong:  # the package's exception types differ between versions
         warnings.warn(
             f"cuDNN has no attention for {shape} ({one_line(wrong)}); torch's is used", stacklevel=2
         )
@@ -221,14 +234,6 @@ def _handle(device: int) -> Any:
 
 
 # ---------------------------------------------------------------- attention
-# Attention forward and backward by name: the kernel is chosen once, and both passes use it.
-#
-#     cudnn       whole rows, and rows cut in the paper's chunks, whose number never changes: NVIDIA's frontend of cuDNN
-#     rows        whole rows without that package: cuDNN's kernels through torch, flash where runs must repeat to the bit
-#     flash       every other kind of segments: documents, short texts
-#     plain       other devices, and where a mask says who sees whom: torch's attention, differentiated by torch
-#
-# cuDNN's kernels are about 1.5 times as fast as flash on an H200, but plan anew for each number of segments.
 
 
 aten: Any = torch.ops.aten
@@ -236,17 +241,17 @@ aten: Any = torch.ops.aten
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """Who sees whom, for all layers of one forward. B rows of T tokens, N = B·T."""
+    """The attention kernel and its arguments for all layers of one forward pass. B rows of T tokens, N = B·T."""
 
     kernel: Literal["cudnn", "rows", "flash", "plain"]
     causal: bool
     rows: int
     longest: int
-    heads: tuple[int, int]  # of queries, and of keys as of values
+    heads: tuple[int, int]  # query heads, and key (= value) heads
     boundaries: Tensor | None = None  # of segments, over all N tokens; None: whole rows
     mask: Tensor | None = None  # plain only
     plan: CudnnPlan | None = None  # cudnn only
-    segments: Segments | None = None  # and where its segments are
+    segments: Segments | None = None  # cudnn only; None: whole rows
 
     def parts(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         queries, keys = self.heads
@@ -266,7 +271,7 @@ def attention_call(
     ends, longest = pattern.boundaries, pattern.longest or length
     if device.type != "cuda" or pattern.mask is not None:
         return AttentionCall("plain", pattern.causal, rows, length, heads, mask=pattern.mask)
-    small = rows * length * (heads[0] + 2 * heads[1]) * width < 2**31  # its places are 32 bits wide
+    small = rows * length * (heads[0] + 2 * heads[1]) * width < 2**31  # cuDNN's offsets have 32 bits
     planned = installed() and small and (ends is None or pattern.steady)
     shape = AttentionShape(
         rows if ends is None else len(ends) - 1,
@@ -286,9 +291,9 @@ def attention_call(
     return AttentionCall("cudnn", pattern.causal, rows, longest, heads, ends, plan=plan, segments=segments)
 
 
-# N tokens, H query heads, K key heads, D head width
+# N tokens, H query heads, K key heads, D head dimension
 def attend(qkv: Tensor, look: AttentionCall) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """(N, H + 2K, D) → (N, H, D), and what the backward pass needs."""
+    """Compute attention: (N, H + 2K, D) → (N, H, D), and the tensors that the backward pass needs."""
     ends, most = look.boundaries, look.longest
     match look.kernel:
         case "plain":
@@ -314,7 +319,7 @@ def attend(qkv: Tensor, look: AttentionCall) -> tuple[Tensor, tuple[Tensor, ...]
 def attend_backward(
     grad: Tensor, qkv: Tensor, out: Tensor, kept: tuple[Tensor, ...], look: AttentionCall
 ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v, side by side as they are, or one by one."""
+    """Return the gradients of q, k and v, joined as one tensor (cudnn) or separately."""
     ends, most = look.boundaries, look.longest
     if look.kernel == "cudnn":
         assert look.plan is not None
@@ -359,17 +364,17 @@ def attend_backward(
 
 
 def _by_flash() -> bool:
-    """Whole rows by flash: where runs must repeat to the bit, and on GPUs whose rows cuDNN may refuse."""
+    """Return whether whole rows use flash: for deterministic runs, and on GPUs where cuDNN may not support them."""
     return torch.are_deterministic_algorithms_enabled() or torch.cuda.get_device_capability() < (9, 0)
 
 
 def _by_row(one: Tensor, look: AttentionCall) -> Tensor:
-    """(N, H, D) → (B, H, T, D)"""
+    """Reshape (N, H, D) → (B, H, T, D)."""
     return one.unflatten(0, (look.rows, -1)).transpose(1, 2)
 
 
 def _grouped(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys and values for each query head, for a kernel that wants as many of all."""
+    """Repeat keys and values for each query head, for a kernel without grouped-query attention."""
     times = q.shape[1] // k.shape[1]
     if times == 1:
         return q, k, v
@@ -377,7 +382,7 @@ def _grouped(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _summed(grad: Tensor, like: Tensor) -> Tensor:
-    """The gradient of heads that were repeated by `_grouped`."""
+    """Sum the gradients of heads that `_grouped` repeated."""
     return grad if grad.shape == like.shape else grad.unflatten(1, (like.shape[1], -1)).sum(2)
 
 

@@ -1,23 +1,25 @@
-"""The kernels in Triton: the same functions as `plain`, one read and one write of memory each where that is possible."""
+"""The kernels in Triton: the functions of `plain`, where possible with one read and one write of memory, and AdamW."""
 
 from __future__ import annotations
 
 import math
 
 import torch
-import triton  # ty: ignore[import-not-found]  (there only where there is a GPU)
+import triton  # ty: ignore[import-not-found]  (installed only with a GPU)
 import triton.language as tl  # ty: ignore[import-not-found]
 from torch import Tensor
 
+# Maximum tokens and elements per program: more elements would not fit its registers.
 ROWS, HELD = (
     8,
     2**13,
-)  # tokens and numbers that a program holds at once: more numbers would not fit its registers
-PROGRAMS = 1056  # 8 for each of an H200's 132 processors: each sums its share of the tokens, always the same
+)
+# 8 for each of an H200's 132 SMs; each sums a fixed share of the tokens, so the result is deterministic.
+PROGRAMS = 1056
 
 
 def _share(width: int) -> tuple[int, int]:
-    """Tokens of a program, and their width as programs want it: a power of two."""
+    """Return the tokens per program, and the width rounded up to a power of two, as Triton requires."""
     wide = triton.next_power_of_2(width)
     return max(1, min(ROWS, HELD // wide)), wide
 
@@ -98,7 +100,7 @@ def add_norm_backward(
 @triton.jit
 def _rotate(joined, positions, cos, sin, sign, count, turned, every,
             R: tl.constexpr, G: tl.constexpr, D: tl.constexpr, L: tl.constexpr):  # fmt: skip
-    """The first `turned` of every token's heads, in place; both halves of a head are in one program."""
+    """Rotate the first `turned` heads of every token in place; one program holds both halves of a head."""
     HALF: tl.constexpr = D // 2
     rows, lanes = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R), tl.arange(0, L)
     inside = (rows < count)[:, None] & (lanes < HALF)[None, :]
@@ -116,7 +118,7 @@ def _rotate(joined, positions, cos, sin, sign, count, turned, every,
 @triton.jit
 def _unrotate(dq, dk, dv, joined, positions, cos, sin, count, queries, keys,
               R: tl.constexpr, G: tl.constexpr, D: tl.constexpr, L: tl.constexpr):  # fmt: skip
-    """Three gradients → (N, queries + 2 keys, D), those of q and k turned back."""
+    """Join three gradients to (N, queries + 2 keys, D), with inverse RoPE on those of q and k."""
     HALF: tl.constexpr = D // 2
     rows, lanes = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R), tl.arange(0, L)
     inside = (rows < count)[:, None] & (lanes < HALF)[None, :]
@@ -143,11 +145,11 @@ def _unrotate(dq, dk, dv, joined, positions, cos, sin, count, queries, keys,
             tl.store(write + HALF, two, inside)
 
 
-TOKENS, HEADS = 32, 4  # a program's share of what is turned
+TOKENS, HEADS = 32, 4  # tokens and heads per program of the RoPE kernels
 
 
 def _lanes(width: int) -> int:
-    """Of half a head: programs want powers of two."""
+    """Return half the head dimension rounded up to a power of two."""
     return triton.next_power_of_2(width // 2)
 
 
@@ -216,16 +218,18 @@ def swiglu_backward_(grad: Tensor, gate_up: Tensor, *, again: bool) -> Tensor | 
     return made
 
 
-LOWEST = tl.constexpr(-1e30)  # below every logit, and still a number: the difference of two of them is 0
+LOWEST = tl.constexpr(
+    -1e30
+)  # below every logit but finite, so that the difference of two of them is 0, not NaN
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def _softmax_error(logits, labels, losses, words, stride, U: tl.constexpr, BLOCK: tl.constexpr):
-    """A row, U blocks at a time. Each lane keeps its own maximum and sum: nothing is exchanged until the end.
+    """Process one row, U blocks at a time. Each lane keeps its own maximum and sum, which are combined at the end.
 
-    Exponentials are what it costs, so they are counted: powers of 2, one for a value in each pass, and one in U to
-    bring a lane's sum to a new maximum.
+    Exponentials dominate the cost, so they are powers of 2, one per value in each pass, plus one per U values to
+    rescale a lane's sum to a new maximum.
     """
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
@@ -246,14 +250,14 @@ def _softmax_error(logits, labels, losses, words, stride, U: tl.constexpr, BLOCK
     top += tl.log2(tl.sum(total * tl.exp2(higher - top), 0))
     asked = tl.load(start + tl.maximum(label, 0)).to(tl.float32) * LOG2E
     tl.store(losses + row, tl.where(label >= 0, (top - asked) / LOG2E, 0.0))
-    top = tl.where(label >= 0, top, -LOWEST)  # no label: every power is 0
-    tl.debug_barrier()  # the label's logit has been read before it is written over
-    # Backwards: what was read last is still in the cache.
+    top = tl.where(label >= 0, top, -LOWEST)  # without a label every power is 0
+    tl.debug_barrier()  # the label's logit must be read before it is overwritten
+    # Go backwards, since what was read last is still in the cache.
     tl.store(start + even + lanes, tl.exp2(value - top), even + lanes < words)
     for number in range(0, even, U * BLOCK):
         at = start + even - U * BLOCK - number + lanes
         tl.store(at, tl.exp2(tl.load(at).to(tl.float32) * LOG2E - top))
-    tl.debug_barrier()  # every power has been written before the label's is put right
+    tl.debug_barrier()  # all powers must be written before the label's is corrected
     tl.store(start + label, tl.exp2(asked - top) - 1.0, label >= 0)
 
 
@@ -292,7 +296,7 @@ def fp8_product(left: Tensor, right: Tensor, by_left: Tensor, by_right: Tensor, 
 
 
 # ---------------------------------------------------------------- adamw
-# One step of AdamW in one pass over memory: clipping, both moments, the weight, and its 16-bit copy.
+# One AdamW step in one pass over memory: clipping, both moments, the weight, and its 16-bit copy.
 
 
 BLOCK = 1024
@@ -303,7 +307,7 @@ def _adamw(weight, grad, mean, square, copy, rate, steps, shrink, nonfinite, cou
            COPY: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
     if tl.load(nonfinite) == 0.0:
         lr, step = tl.load(rate).to(tl.float32), tl.load(steps).to(tl.float64)
-        # 1 − βⁿ, in fp64: early on it is the small difference of two numbers near 1.
+        # 1 − βⁿ in fp64: in early steps it is the small difference of two numbers near 1.
         first = (1.0 - tl.exp(step * log1)).to(tl.float32)
         second = tl.sqrt((1.0 - tl.exp(step * log2)).to(tl.float32))
         at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
@@ -335,7 +339,10 @@ def adamw_(
     eps: float,
     decay: float,
 ) -> None:
-    """Change a weight by its gradient divided by `shrink`, its `steps`-th; nothing at all where `unsound` is not 0."""
+    """Update a weight and its optimizer state in place, with its gradient divided by `shrink`, at step `steps`.
+
+    If `nonfinite` is not 0, nothing changes. `copy`, the weight's 16-bit copy, is updated too.
+    """
     assert weight.grad is not None
     logs = [math.log(beta) if beta else -math.inf for beta in betas]
     with torch.cuda.device_of(weight):

@@ -1,4 +1,4 @@
-"""The kernels in torch, as they would be written on paper. N tokens, d wide, f inner width."""
+"""Reference implementations of the kernels in plain torch. N tokens, d hidden size, f FFN size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def add_norm(x: Tensor, y: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The residual x + y, its RMS norm times `weight`, and 1 / RMS. (N, d) → (N, d), (N, d), (N,)"""
+    """Return the residual x + y, its RMS norm times `weight`, and 1 / RMS. (N, d) → (N, d), (N, d), (N,)"""
     total = x if y is None else x + y
     wide = total.float()
     scale = torch.rsqrt(wide.square().mean(-1) + eps)
@@ -17,8 +17,10 @@ def add_norm(x: Tensor, y: Tensor | None, weight: Tensor, eps: float) -> tuple[T
 def add_norm_backward(
     grad: Tensor, total: Tensor, weight: Tensor, scale: Tensor, beside: Tensor | None, *, again: bool
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """From the gradient of the norm: that of the residual, with what came `beside` the norm; the norm `again`, if it was
-    not kept; and that of the weight. (N, d) → (N, d), (N, d), (d,)
+    """Backward pass of `add_norm`: return the gradient of the residual, the norm, and the gradient of the weight.
+
+    `grad` is the gradient of the norm; `beside`, the residual's gradient from elsewhere, is added. With `again` the
+    norm is recomputed and returned, else None. (N, d) → (N, d), (N, d), (d,)
     """
     wide, upper, factor = total.float() * scale[:, None], grad.float(), weight.float()
     lower = upper * factor
@@ -32,7 +34,10 @@ def add_norm_backward(
 def rotate_(
     qkv: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, *, turned: int, back: bool = False
 ) -> None:
-    """Turn the first `turned` heads by their positions, or `back`, in place. (N, heads, D), tables (positions, D / 2)"""
+    """Apply RoPE to the first `turned` heads in place, or its inverse with `back`.
+
+    qkv (N, heads, D), tables (positions, D / 2)
+    """
     heads = qkv[:, :turned]
     heads.copy_(
         _turned(heads.float(), cos[positions][:, None], sin[positions][:, None] * (-1 if back else 1))
@@ -40,7 +45,10 @@ def rotate_(
 
 
 def unrotate(dq: Tensor, dk: Tensor, dv: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn gradients back and lay them side by side. (N, H, D), (N, K, D), (N, K, D) → (N, H + 2K, D)"""
+    """Apply inverse RoPE to the gradients of q and k, and join all three.
+
+    (N, H, D), (N, K, D), (N, K, D) → (N, H + 2K, D)
+    """
     around = cos[positions][:, None], -sin[positions][:, None]
     back = [_turned(one.float(), *around).to(one.dtype) for one in (dq, dk)]
     return torch.cat([*back, dv], dim=1)
@@ -52,13 +60,13 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """silu(gate) · up. (N, 2f) → (N, f)"""
+    """Return silu(gate) · up. (N, 2f) → (N, f)"""
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)
 
 
 def swiglu_backward_(grad: Tensor, gate_up: Tensor, *, again: bool) -> Tensor | None:
-    """Puts the gradients of gate and up in their place; gives silu(gate) · up `again`, if it was not kept.
+    """Overwrite gate and up with their gradients; with `again`, recompute and return silu(gate) · up, else None.
 
     (N, f), (N, 2f) → (N, f)
     """
@@ -72,7 +80,10 @@ def swiglu_backward_(grad: Tensor, gate_up: Tensor, *, again: bool) -> Tensor | 
 
 
 def softmax_error_(logits: Tensor, labels: Tensor) -> Tensor:
-    """−log p(label) of each row, and softmax − one-hot in place of the logits. Rows without a label get 0. (P, V) → (P,)"""
+    """Return −log p(label) of each row, and overwrite the logits with softmax − one-hot. (P, V) → (P,)
+
+    Both are 0 for rows with a negative label.
+    """
     real = labels >= 0
     asked = labels.clamp(min=0)[:, None]
     wide = logits.float()
@@ -86,7 +97,7 @@ def softmax_error_(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def to_fp8(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """A tensor in 8 bits, its largest number as large as they can hold, and what it was divided by."""
+    """Convert a tensor to fp8, scaled so that its largest magnitude is the largest fp8 value; return both."""
     most = torch.finfo(dtype).max
     if not x.numel():
         return x.to(dtype), torch.ones((), device=x.device)
@@ -95,5 +106,5 @@ def to_fp8(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def fp8_product(left: Tensor, right: Tensor, by_left: Tensor, by_right: Tensor, dtype: torch.dtype) -> Tensor:
-    """left·rightᵀ, both multiplied by what they were divided by."""
+    """Return left·rightᵀ of two fp8 tensors, each multiplied by its scale."""
     return ((left.float() * by_left) @ (right.float() * by_right).T).to(dtype)

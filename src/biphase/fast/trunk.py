@@ -1,4 +1,23 @@
-"""Matrix products whose result is wider than what is multiplied: sums that leave the product unrounded."""
+"""The blocks of EuroBERT and Llama with a hand-written forward and backward pass: `FusedTrunk`.
+
+    r += y ; n = norm(r) ; q k v = n·W ; RoPE ; attention ; y = a·W
+    r += y ; n = norm(r) ; g u = n·W  ; h = silu(g)·u ;     y = h·W
+
+Each line of element-wise work is one kernel. In small batches the norms and h are not kept but recomputed in the
+backward pass, which reads their inputs anyway; a block then keeps r twice, q k v, a, and g u. r and y are passed
+between blocks, and the next block adds them. If hidden states are needed at some tokens only, as for a masked
+objective, the last block computes its second half for those alone. Weights are transformers' own, read through 16-bit
+copies; their gradients are written directly.
+
+`Joined` holds matrices that read the same input as one: their 16-bit copy, their products, and their gradient. Matmuls
+are in 16 bits with sums in fp32. A gradient is accumulated inside the matmul in the precision of the weights, so it is
+never rounded to 16 bits and needs no second pass.
+
+`JoinedFp8` runs the forward matmul and the gradient of the input in fp8. Each tensor is scaled as a whole so that its
+largest magnitude is the largest fp8 value; the scale is measured every time, so a checkpoint has no fp8 state.
+Activations and weights are e4m3, gradients e5m2. The gradient of a weight stays in 16 bits, where its sums over all
+tokens would suffer most from fp8.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +36,7 @@ from biphase.fast.attention import AttentionCall, attend, attend_backward, atten
 
 
 def product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    """left·right in `dtype`, whatever both are in."""
+    """Return left·right in `dtype`; the result is not rounded to the dtype of the inputs if the device allows."""
     if left.dtype == dtype:
         return left @ right
     if _widens(left):
@@ -26,7 +45,7 @@ def product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left·right, inside the product where the device can."""
+    """Compute total += left·right, inside the matmul if the device supports it."""
     if left.dtype == total.dtype:
         total.addmm_(left, right)
     elif _widens(left):
@@ -36,28 +55,24 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _widens(operand: Tensor) -> bool:
-    """Can a product of such tensors come out in fp32? NVIDIA's can; AMD's, which call themselves cuda, cannot."""
+    """Return whether a 16-bit matmul can output fp32: on NVIDIA GPUs, but not on AMD's (also device type "cuda")."""
     return operand.is_cuda and not torch.version.hip
 
 
 # ---------------------------------------------------------------- weights
-# Matrices that read the same input, as one: their 16-bit copy, their products, and their gradient in fp32.
-#
-# Products are made in 16 bits with sums in fp32. A gradient is added to what is there inside the product itself, in the
-# precision of the weights: nothing is rounded to 16 bits on its way, and no second pass adds it up.
 
 
 class Joined:
-    """Weights (out, in) that stand one upon another. `project` is x·Wᵀ, `back` is dy·W, `learn` adds dyᵀ·x.
+    """Weights (out, in) concatenated along `out`. `project` is x·Wᵀ, `back` is dy·W, `learn` adds dyᵀ·x.
 
-    With more `rows` than the weights have, zeros stand behind their copy: `whole` has them, `copy` does not.
+    If `rows` exceeds the weights' rows, the copy is padded with zero rows: `whole` includes them, `copy` does not.
     """
 
     def __init__(self, *weights: nn.Parameter, dtype: torch.dtype, rows: int = 0) -> None:
         self.weights = weights
         self.sizes = [len(one) for one in weights]
         first = weights[0]
-        # A single matrix that is in the right precision needs no copy.
+        # A single matrix in the right precision needs no copy.
         filled = sum(self.sizes)
         self.is_weight = len(weights) == 1 and first.dtype == dtype and rows <= filled
         self.whole = (
@@ -68,7 +83,7 @@ class Joined:
         self.copy = self.whole[:filled]
 
     def stale(self) -> list[tuple[Tensor, Tensor]]:
-        """What has to be copied after the weights have changed: (place, weight)."""
+        """Return the pairs (copy, weight) to copy after the weights have changed."""
         if self.is_weight:
             return []
         return list(zip(self.copy.split(self.sizes), [one.detach() for one in self.weights], strict=True))
@@ -80,7 +95,7 @@ class Joined:
         return grad @ self.copy
 
     def learn(self, grad: Tensor, x: Tensor) -> None:
-        """Add gradᵀ·x to the gradients of the weights that learn."""
+        """Add gradᵀ·x to the gradients of the trainable weights."""
         if not any(one.requires_grad for one in self.weights):
             return
         there = self._gradient()
@@ -93,7 +108,7 @@ class Joined:
                 weight.grad = part if weight.grad is None else weight.grad.add_(part)
 
     def _gradient(self) -> Tensor | None:
-        """The gradients of all of them as one tensor, if that is how they lie: they were put there by `learn`."""
+        """Return all gradients as one tensor if they are views of one, as `learn` creates them, else None."""
         grads = [one.grad for one in self.weights]
         first = grads[0]
         if first is None:
@@ -109,19 +124,14 @@ class Joined:
         )
 
 
-# ---------------------------------------------------------------- eight
-# Matrices whose products are made in 8 bits: forward, and the gradient of their input. Weights learn as before.
-#
-# Each tensor is scaled as a whole, so that its largest number is the largest that 8 bits can hold; the scale is measured
-# anew every time, so a run that was stopped needs to remember nothing. Activations and weights have four bits of
-# exponent, gradients five. The gradient of a weight stays in 16 bits: in 8, its sums over all tokens would suffer most.
+# ---------------------------------------------------------------- fp8
 
 
 NEAR, FAR = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def fp8_refusal(device: torch.device) -> str:
-    """Why products in 8 bits cannot be had on `device`; empty if they can."""
+    """Return why fp8 matmuls are not supported on `device`; "" if they are."""
     lacks = fast.lacking(device)
     if not lacks and torch.cuda.get_device_capability(device) < (8, 9):
         return "this GPU has no units for it"
@@ -129,7 +139,10 @@ def fp8_refusal(device: torch.device) -> str:
 
 
 class JoinedFp8(Joined):
-    """As `Joined`, with copies in 8 bits beside those in 16: one for each direction, since products want rows."""
+    """`Joined` with fp8 matmuls.
+
+    It keeps an fp8 copy and a transposed fp8 copy besides the 16-bit one, since fp8 matmuls need row-major operands.
+    """
 
     def __init__(self, *weights: nn.Parameter, dtype: torch.dtype, ops: Any) -> None:
         super().__init__(*weights, dtype=dtype)
@@ -155,26 +168,17 @@ class JoinedFp8(Joined):
 
 
 # ---------------------------------------------------------------- trunk
-# The blocks of EuroBERT and Llama, forward and backward by hand.
-#
-#     r += y ; n = norm(r) ; q k v = n·W ; turned by position ; attention ; y = a·W
-#     r += y ; n = norm(r) ; g u = n·W  ; h = silu(g)·u ;                  y = h·W
-#
-# Each line of element-wise work is one kernel. In small batches, what the backward pass can make again while it reads its
-# inputs anyway (norms, h) is not kept: a block keeps r twice, q k v, a, and g u. Between blocks travel r and y, which the
-# next block adds. Where hidden states are asked for at some tokens only, as by a masked objective, the last block does its
-# second half for those alone. Weights are transformers' own, read through 16-bit copies (`Joined`); their gradients are
-# put in place directly.
 
 
 FAMILIES = ("EuroBertModel", "LlamaModel")
-LEAN = 2**15  # tokens: whoever computes fewer at a time is short of memory, and the rest costs 1% of the time
-EVEN = 16  # what products in 8 bits want of a matrix
-ROTATIONS = ("default", "linear", "llama3")  # whose angles depend on the position alone
+# Below this many tokens per micro-batch memory is assumed to be short, so norms and h are recomputed (1% of the time).
+LEAN = 2**15
+EVEN = 16  # fp8 matmuls need sides that are multiples of this
+ROTATIONS = ("default", "linear", "llama3")  # rope types whose angles depend on the position alone
 
 
 def refusal(trunk: Any, *, in_fp8: bool = False) -> str:
-    """Why a trunk cannot be computed here, with products `in_eight` bits if asked for; empty if it can."""
+    """Return why a backbone is not supported by `FusedTrunk`, with `in_fp8` also in fp8; "" if it is."""
     name, config = type(trunk).__name__, trunk.config
     if name not in FAMILIES:
         return f"{name} is not one of {', '.join(FAMILIES)}"
@@ -218,18 +222,18 @@ class TrunkBlock:
 
 @dataclass(frozen=True)
 class ForwardContext:
-    """What all blocks of one forward share."""
+    """What all blocks of one forward pass share."""
 
     look: AttentionCall
     positions: Tensor  # (N,)
     tables: tuple[Tensor, Tensor]
     ops: Any
-    lean: bool  # norms and h are made again in the backward pass, not kept
-    only: Tensor | None = None  # (P,) tokens that are asked for: the last block goes on with these
+    lean: bool  # recompute norms and h in the backward pass instead of keeping them
+    only: Tensor | None = None  # (P,) tokens whose hidden states are needed, for the last block
 
 
 class _BlockFunction(torch.autograd.Function):
-    """r, y → r, y"""
+    """One block: r, y → r, y"""
 
     @staticmethod
     def forward(
@@ -261,7 +265,7 @@ class _BlockFunction(torch.autograd.Function):
         block, how = ctx.block, ctx.how
         ops, again = how.ops, how.lean
         r1, s1, first, qkv, a, r2, s2, second, gate_up, n1, n2, h, *kept = ctx.saved_tensors
-        # r and y have one gradient: the next block adds them before it does anything else.
+        # r and y have the same gradient, since the next block adds them first.
         made = ops.swiglu_backward_(block.down.back(dy), gate_up, again=again)
         block.down.learn(dy, made if again else h)
         dr, made, d_second = ops.add_norm_backward(
@@ -271,7 +275,7 @@ class _BlockFunction(torch.autograd.Function):
         del made, gate_up
         block.out.learn(dr, (a if how.only is None else a[how.only]).flatten(1))
         da = block.out.back(dr).unflatten(-1, (-1, block.width))
-        if how.only is not None:  # what was not asked for has no gradient
+        if how.only is not None:  # the other tokens have no gradient
             da = torch.zeros_like(a).index_copy_(0, how.only, da)
             dr = torch.zeros_like(r1).index_copy_(0, how.only, dr)
         below = attend_backward(da, qkv, a, tuple(kept), how.look)
@@ -286,7 +290,7 @@ class _BlockFunction(torch.autograd.Function):
 
 
 class _LastNorm(torch.autograd.Function):
-    """r, y → norm(r + y)"""
+    """The final norm: r, y → norm(r + y)"""
 
     @staticmethod
     def forward(ctx: Any, r: Tensor, y: Tensor, weight: Tensor, eps: float, ops: Any) -> Tensor:
@@ -303,7 +307,7 @@ class _LastNorm(torch.autograd.Function):
 
 
 class FusedTrunk:
-    """A view of a transformers trunk: (B, T) ids → (B, T, d). Holds copies of its weights, none of its own."""
+    """Computes a transformers backbone with our kernels: (B, T) ids → (B, T, d). Holds only copies of its weights."""
 
     def __init__(self, trunk: Any, dtype: torch.dtype = torch.bfloat16, *, in_fp8: bool = False) -> None:
         self.trunk, self.dtype = trunk, dtype
@@ -317,13 +321,13 @@ class FusedTrunk:
         self.places: list[Tensor] = []
         self.weights: list[Tensor] = []
         self.tables: tuple[Tensor, Tensor]
-        self.seen: tuple[int, ...] = ()  # versions of all that copies were made of
-        # Ids → embeddings, while another table than the trunk's own is trained in its place.
+        self.seen: tuple[int, ...] = ()  # version counters of the tensors that copies were made from
+        # Ids → embeddings, if another table than the backbone's own is trained in its place.
         self.words: Callable[[Tensor], Tensor] | None = None
         self.watch(*(matrix for block in self.blocks for matrix in block.matrices))
 
     def watch(self, *matrices: Joined) -> None:
-        """Keep the copies of these as fresh as their weights."""
+        """Add matrices whose copies are to be refreshed when their weights change."""
         self.seen = ()
         for matrix in matrices:
             for place, weight in matrix.stale():
@@ -331,11 +335,14 @@ class FusedTrunk:
                 self.weights.append(weight)
 
     def copies(self) -> dict[int, Tensor]:
-        """The copies by the addresses of what they are copies of."""
+        """Return the 16-bit copies by the address of the weight."""
         return {one.data_ptr(): place for one, place in zip(self.weights, self.places, strict=True)}
 
     def refresh(self, copied: bool = False) -> None:
-        """Make the copies anew, unless they were `copied` already: the weights, or the base of positions, have changed."""
+        """Update copies and rotation tables after the weights or the rope base changed.
+
+        `copied` says that the 16-bit copies are up to date.
+        """
         with torch.no_grad():
             if self.places and not copied:
                 torch._foreach_copy_(self.places, self.weights)
@@ -364,9 +371,9 @@ class FusedTrunk:
     def __call__(
         self, ids: Tensor, positions: Tensor, pattern: AttentionPattern, *, only: Tensor | None = None
     ) -> Tensor:
-        """Hidden states of all tokens, or, with `only`, of those of the B·T tokens, each at most once: (P, d).
+        """Return the hidden states of all tokens, or of the tokens `only` among the B·T: (P, d).
 
-        At most once: their gradients are put back where they came from, not added up.
+        `only` must not contain a token twice, since gradients are copied back to their tokens, not added.
         """
         capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if not capturing and self.seen != self._versions():
@@ -378,7 +385,9 @@ class FusedTrunk:
             )
             how = ForwardContext(look, positions.flatten(), self.tables, self.ops, lean=ids.numel() < LEAN)
             r = (self.words or self._own_words)(ids.flatten()).to(self.dtype)
-            if torch.is_grad_enabled() and not r.requires_grad:  # a frozen embedding: what follows may learn
+            if (
+                torch.is_grad_enabled() and not r.requires_grad
+            ):  # a frozen embedding: later parameters may learn
                 r.requires_grad_(any(one.requires_grad for one in self.trunk.parameters()))
             y: Tensor | None = None
             for number, block in enumerate(self.blocks, 1):

@@ -1,7 +1,7 @@
-"""LoRA through peft: small matrices beside those of a trunk that stays as it is.
+"""LoRA adapters (peft) and frozen embeddings.
 
-While such a run trains, its states hold the model with the matrices beside its own. Whoever uses or exports it gets
-them merged: a plain model of its own class.
+The checkpoints of a LoRA run contain the model with separate adapter matrices. When the model is evaluated or exported,
+they are merged, which gives a plain model of its original class.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from biphase.specs import LoRA
 
 
 def add_adapter(model: LanguageModel, spec: LoRA, *, seed: int) -> None:
-    """Put the matrices in, drawn from the seed alone; everything else is frozen."""
+    """Add LoRA matrices, initialized from the seed, and freeze all other parameters."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
@@ -32,7 +32,7 @@ def add_adapter(model: LanguageModel, spec: LoRA, *, seed: int) -> None:
     config = LoraConfig(r=spec.rank, lora_alpha=spec.alpha, target_modules=targets)
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            # GPT-2 keeps its matrices the other way round; peft sees it, and says so each time.
+            # GPT-2 stores its matrices transposed; peft handles that and warns each time.
             warnings.filterwarnings("ignore", "fan_in_fan_out is set to")
             torch.manual_seed(salt(seed, "adapter"))
             inject_adapter_in_model(config, trunk)
@@ -43,9 +43,9 @@ def add_adapter(model: LanguageModel, spec: LoRA, *, seed: int) -> None:
 
 
 def _refuse_unknown(trunk: Any, spec: LoRA) -> None:
-    """Each target must be a matrix: peft would pass over a wrong name beside a right one.
+    """Raise ModelError if a target is not the name of a matrix: peft ignores a wrong name beside a right one.
 
-    An embedding is none: where it is the head as well, merging would change the head, which was not trained so.
+    Embeddings are not allowed: with a tied head, merging would also change the head, which was trained without it.
     """
     matrices = [name for name, module in trunk.named_modules() if isinstance(module, nn.Linear | Conv1D)]
     unknown = [one for one in spec.targets if not any(f".{name}".endswith(f".{one}") for name in matrices)]
@@ -58,7 +58,7 @@ def _refuse_unknown(trunk: Any, spec: LoRA) -> None:
 
 
 def merge_adapter(model: LanguageModel) -> None:
-    """Add the matrices to those they stand beside, and take them out."""
+    """Merge the adapter matrices into the weights, and make all parameters trainable."""
     trunk: Any = model.model.base_model
     merge_adapters(trunk)
     for parameter in model.parameters():
@@ -66,7 +66,7 @@ def merge_adapter(model: LanguageModel) -> None:
 
 
 def freeze_embeddings(model: LanguageModel) -> None:
-    """Keep the embedding as it is; a head that is the same matrix stays with it."""
+    """Freeze the embedding, and with it a tied head."""
     embedding: Any = model.model.get_input_embeddings()
     assert isinstance(embedding, nn.Module)
     for parameter in embedding.parameters():

@@ -1,4 +1,22 @@
-"""The blocks of a model: what is sharded, compiled and recomputed one at a time."""
+"""Language models: transformers' own classes with our attention and loss.
+
+`LanguageModel` is a thin wrapper: the backbone gives hidden states, and the head runs on labelled positions only. The
+same weights serve causal and masked training, import and export. `from_scratch` and `from_hub` build one, `probe`
+checks one before training.
+
+`Output` is the way from hidden states to logits, determined from the model instead of from its name. Model families
+differ in what follows the backbone: a matrix alone, a layer before it, a bias, scaled or capped logits. All are
+
+    logits = cap·tanh(scale·(W·f(hidden) + b) / cap)
+
+with some parts missing. `f` is the model's own code with its backbone and its last matrix replaced; scale and cap are
+measured by feeding known numbers in place of that matrix's output. The loss can therefore run on labelled positions
+only, one slice of logits at a time, for every family.
+
+`set_rope_base` changes the base of the rotary position embedding, which longer texts need. In a model whose layers use
+different bases (windowed and full attention), only the full-attention layers change, since a window does not grow.
+The rotations are buffers that are changed in place, so a compiled model uses the new ones.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +46,18 @@ from biphase.specs import Hub, Size
 
 
 def stack_of(model: nn.Module) -> tuple[str, list[nn.Module]]:
-    """The name and the blocks of a model's longest list of modules."""
+    """Return the name and the modules of a model's longest ModuleList: its transformer blocks."""
     lists = [(name, list(one)) for name, one in model.named_modules() if isinstance(one, nn.ModuleList)]
     return max(lists, key=lambda one: len(one[1]), default=("", []))
 
 
 def recompute_layers(encoder: Encoder, *, compiled: bool) -> None:
-    """Let blocks keep only their input for the backward pass, and compute again what they need."""
+    """Enable activation checkpointing: blocks keep only their input and recompute the rest in the backward pass."""
     trunk: Any = encoder.trunk
     said = encoder.said
 
     def again(layer: Callable[..., Any], *args: Any) -> Any:
-        # Some families' layers learn from `said` who may see whom; by the backward pass it says nothing any more.
+        # Some families' layers read the attention pattern from `said`, which is empty by the backward pass.
         pattern = said.pattern
 
         def computed(*args: Any) -> Any:
@@ -52,7 +70,7 @@ def recompute_layers(encoder: Encoder, *, compiled: bool) -> None:
         return checkpoint(computed, *args, use_reentrant=False)
 
     def again_compiled(layer: Callable[..., Any], *args: Any) -> Any:
-        return checkpoint(layer, *args, use_reentrant=False)  # the graph holds the second pass, too
+        return checkpoint(layer, *args, use_reentrant=False)  # the compiled graph contains the recomputation
 
     name = type(trunk).__name__
     if not getattr(trunk, "supports_gradient_checkpointing", False):
@@ -61,17 +79,13 @@ def recompute_layers(encoder: Encoder, *, compiled: bool) -> None:
 
 
 # ---------------------------------------------------------------- rope
-# The base of the rotary positions of a model: longer texts ask for a larger one.
-#
-# Of a model whose layers differ in it (windows and whole texts), only those that see whole texts change: a window never
-# grows. The rotations are buffers, changed in place, so a compiled model follows.
 
 
 WINDOWS = ("sliding_attention", "chunked_attention")
 
 
 def set_rope_base(model: Any, base: float) -> None:
-    """Turn positions by `base` from now on, also in the model's configuration."""
+    """Set the base of the rotary position embedding in a model and its config."""
     config = model.config
     said = getattr(config, "rope_parameters", None)
     tables = [
@@ -95,7 +109,7 @@ def set_rope_base(model: Any, base: float) -> None:
 
 
 def rope_base_of(model: Any) -> float:
-    """The base that texts as a whole are turned by; 0 where there is none."""
+    """Return the rope base of the full-attention layers; 0 if there is none."""
     said = getattr(model.config, "rope_parameters", None) or {}
     nested = [one for kind, one in said.items() if isinstance(one, dict) and kind not in WINDOWS]
     return float((nested[0] if nested else said).get("rope_theta") or 0.0)
@@ -106,12 +120,6 @@ def _own(module: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 # ---------------------------------------------------------------- output
-# From hidden states to logits, read off a model instead of known by its name.
-#
-# Families differ in what stands behind the trunk: a matrix alone, a layer before it, a bias, scaled logits, capped ones.
-# All are   logits = cap·tanh(scale·(W·f(hidden) + b) / cap)   with parts that may be missing. `f` is the model's own code
-# with its trunk and its last matrix taken out; scale and cap are measured by feeding that matrix's place with known
-# numbers. So the loss can run on labelled positions only, a slice of logits at a time, for all of them.
 
 
 SMALL, LARGE = 1e-3, 1e6  # far below and far above any cap
@@ -119,7 +127,7 @@ CLOSE = 1e-4
 
 
 class _Hidden(BaseModelOutputWithPastAndCrossAttentions):
-    """What a trunk gives: hidden states, and of everything else that a family looks for, nothing."""
+    """A backbone's output with hidden states only; every other attribute that a head reads is None."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
@@ -127,11 +135,14 @@ class _Hidden(BaseModelOutputWithPastAndCrossAttentions):
 
 
 class _Trunk(nn.Module):
-    """In the trunk's place: the hidden states are what it is given. Its parts are itself, its numbers the trunk's."""
+    """Replaces the backbone: returns `inputs_embeds` as hidden states.
+
+    Its submodules are itself; its other attributes are the backbone's.
+    """
 
     def __init__(self, trunk: nn.Module) -> None:
         super().__init__()
-        self.trunk = [trunk]  # in a list: not a module of this one
+        self.trunk = [trunk]  # in a list, so that it is not registered as a submodule
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.__dict__["trunk"][0], name)
@@ -142,13 +153,13 @@ class _Trunk(nn.Module):
 
 
 class _Matrix(nn.Module):
-    """In the last matrix's place: keeps what it is given, and gives what it is told, or the same."""
+    """Replaces the last matrix: records its input, and returns `told`, or its input if that is None."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.given: Tensor | None = None
         self.told: Tensor | None = None
-        self.weight, self.bias = [weight], [bias]  # some heads look at them
+        self.weight, self.bias = [weight], [bias]  # some heads read these attributes
 
     def forward(self, hidden: Tensor) -> Tensor:
         self.given = hidden
@@ -156,7 +167,7 @@ class _Matrix(nn.Module):
 
 
 class Output:
-    """The way from hidden states to logits of one model. Holds no weights of its own."""
+    """Computes logits from a model's hidden states. Holds no weights of its own."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -169,7 +180,7 @@ class Output:
             raise ModelError(f"{name} is not split into a trunk and a head, so it cannot be trained here")
         self.shell, self.matrix = _without_ends(model, self._last)
         self.scale, self.cap, self.transforms = 1.0, None, False
-        if not self.weight.is_meta:  # a model of which only the shape is wanted has no numbers
+        if not self.weight.is_meta:  # a model on the meta device has shapes only
             self.scale, self.cap = self._measured(name)
             self.transforms = not torch.equal(*self._through_transform())
 
@@ -183,12 +194,12 @@ class Output:
 
     @property
     def bias(self) -> Tensor | None:
-        """As the loss takes it: scaled like the logits."""
+        """The head's bias, scaled like the logits, as the loss expects it."""
         bias = self._last.bias
         return None if bias is None else bias * self.scale
 
     def rows(self, hidden: Tensor) -> Tensor:
-        """What the last matrix is multiplied with, scaled. (P, d) → (P, d')"""
+        """Return the scaled input of the last matrix. (P, d) → (P, d')"""
         if self.transforms:
             self._run(hidden)
             assert self.matrix.given is not None
@@ -196,19 +207,19 @@ class Output:
         return hidden if self.scale == 1 else hidden * self.scale
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """All logits of some rows: for probes and for looking at a few words."""
+        """Return the full logits of some rows, for probes and predictions of a few tokens."""
         logits = nn.functional.linear(self.rows(hidden), self.weight, self.bias)
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
     def _run(self, rows: Tensor) -> Tensor:
-        # A mask, lest a family look for padding among ids that are not there.
+        # Pass a mask, since some families would otherwise look for padding in the input ids, which are None.
         ones = torch.ones(1, len(rows), dtype=torch.long, device=rows.device)
         return self.shell(inputs_embeds=rows[None], attention_mask=ones).logits[0]
 
     @torch.no_grad()
     def _through_transform(self) -> tuple[Tensor, Tensor]:
-        """Rows before and after what stands between the trunk and the last matrix, without dropout."""
-        between = any(True for _ in self.shell.parameters())  # weights of its own, so its own width as well
+        """Return test rows before and after the layers between backbone and last matrix, without dropout."""
+        between = any(True for _ in self.shell.parameters())  # such layers may change the width
         width = self.model.config.hidden_size if between else self._last.in_features
         rows = torch.linspace(-1, 1, 2 * width, device=self.weight.device).view(2, -1)
         was_training = self.shell.training
@@ -223,7 +234,7 @@ class Output:
 
     @torch.no_grad()
     def _measured(self, name: str) -> tuple[float, float | None]:
-        """The scale and the cap that logits go through after the last matrix."""
+        """Measure the scale and the cap applied to logits after the last matrix."""
         before, _ = self._through_transform()
 
         def after(values: list[float]) -> Tensor:
@@ -245,12 +256,12 @@ class Output:
             raise ModelError(
                 f"{name} does something with its logits that is neither a scale nor a cap; it cannot be trained here"
             )
-        # What fp32 made of a number such as 1 / 8 or 0.0625 is that number again.
+        # Round away fp32 errors, so that e.g. 0.0625 is exact.
         return float(f"{scale:.6g}"), None if cap is None else float(f"{cap:.6g}")
 
 
 def _without_ends(model: Any, last: nn.Module) -> tuple[Any, _Matrix]:
-    """A copy of the model's shell that shares its weights, with stand-ins for its trunk and its last matrix."""
+    """Return a shallow copy of the model that shares its weights, with backbone and last matrix replaced."""
     trunk, matrix = model.base_model, _Matrix(last.weight, last.bias)  # ty: ignore[invalid-argument-type]
 
     def copied(module: nn.Module) -> nn.Module:
@@ -267,37 +278,36 @@ def _without_ends(model: Any, last: nn.Module) -> tuple[Any, _Matrix]:
     return copied(model), matrix
 
 
-# ---------------------------------------------------------------- backbone
-# Backbones are transformers' own classes; the attention, the loss and the direction are ours.
-#
-# `LanguageModel` is a thin view of such a model: the trunk gives hidden states, the head runs on labelled positions
-# only. The same weights serve causal and masked training, import and export.
+# ---------------------------------------------------------------- language model
 
 
 class LanguageModel(nn.Module):
-    """A transformers model as trunk and head."""
+    """A transformers language model as a backbone and a head."""
 
     def __init__(self, model: Any, *, windows: bool = True) -> None:
         super().__init__()
         self.model = model
-        # In a list: a second name for the same weights, not a second module.
+        # In a list, so that it is not registered as a submodule with the same weights.
         self.reader = [Encoder(model.base_model, context=context_of(model.base_model), windows=windows)]
         self.output = Output(model)
-        self.head_copy: Joined | None = None  # of the last matrix in 16 bits, where it is kept
-        self.note = ""  # for whoever trains it
+        self.head_copy: Joined | None = None  # 16-bit copy of the last matrix, on the fused path
+        self.note = ""  # a message for the user before training
 
     @property
     def head(self) -> Tensor:
         return self.output.weight
 
     def compile_trunk(self, *, by_block: bool = False) -> None:
-        """Compile the layers. Shapes are fixed by the data: one graph per direction, each with and without gradients."""
-        # All models of a process share dynamo's limit of graphs per function, and graphs are used again by the next
-        # model of the same shape. Past the limit compiled code would silently become eager: so raise it, and say so.
+        """Compile the backbone, with `by_block` each block separately.
+
+        Shapes are fixed by the data, so there is one graph per attention direction, each with and without gradients.
+        """
+        # All models of a process share dynamo's limit of graphs per function, and the next model of the same shape
+        # reuses graphs. Beyond the limit code would silently run eagerly, so raise the limit and fail if it is hit.
         dynamo: Any = torch._dynamo.config
         dynamo.recompile_limit = 64
         dynamo.fail_on_recompile_limit_hit = True
-        if by_block:  # between blocks weights come and go
+        if by_block:  # FSDP gathers and frees weights between blocks
             for block in stack_of(self.model.base_model)[1]:
                 block.compile(dynamic=False)
         else:
@@ -312,14 +322,14 @@ class LanguageModel(nn.Module):
         cut: bool = False,
         recompute: bool = False,
     ) -> str:
-        """Choose how to compute on `device`, once the weights are there.
+        """Choose the compute path on `device`, after the weights were moved there, and return its name.
 
-        "fused" on a GPU in 16 or 8 bits where the family is known; else "compiled" on a GPU; else "plain". `compiled` asks
-        for the compiler, or forbids it. Weights that are `cut` over processes, and layers that `recompute` what they need
-        again, leave out the first.
+        "fused" (our kernels) on a GPU in bf16 or fp8 if the family is supported; else "compiled" on a GPU; else
+        "plain". `compiled` forces or forbids torch.compile. Weights that are sharded (`cut`) and activation
+        checkpointing (`recompute`) exclude "fused".
         """
         self.head_copy = None
-        in_fp8 = precision == "fp8"  # which the compiler does not know how to do
+        in_fp8 = precision == "fp8"  # supported by the fused path only
         if in_fp8 and (cut or recompute):
             raise ModelError(
                 f"precision='fp8' cannot be had with --{'shard' if cut else 'recompute'}; leave that out, or say precision='bf16'"
@@ -342,31 +352,31 @@ class LanguageModel(nn.Module):
         return "plain"
 
     def copies(self) -> dict[int, Tensor]:
-        """Copies of its weights in 16 bits, by the address of the weight."""
+        """Return the 16-bit copies of the weights, by the address of the weight."""
         return self.reader[0].copies()
 
     def refresh(self, copied: bool = False) -> None:
-        """The weights have changed: make anew what was made of them; their 16-bit copies unless `copied` already."""
+        """Update what is derived from the weights after they changed; `copied`: the 16-bit copies are up to date."""
         self.reader[0].refresh(copied)
 
     def _apply(self, *args: Any, **kwargs: Any) -> LanguageModel:
-        """Moved or cast: copies of the weights are no longer theirs."""
+        """Drop the copies when the model is moved or cast, since they belong to the old weights."""
         self.reader[0].fused = self.head_copy = None
         return super()._apply(*args, **kwargs)
 
     def hidden(self, ids: Tensor, positions: Tensor, pattern: AttentionPattern) -> Tensor:
-        """(B, T) → (B, T, d)"""
+        """Return the hidden states. (B, T) → (B, T, d)"""
         return self.reader[0](ids, positions, pattern)
 
     def logits(self, ids: Tensor, positions: Tensor, pattern: AttentionPattern) -> Tensor:
-        """(B, T) → (B, T, V)"""
+        """Return the full logits, for probes. (B, T) → (B, T, V)"""
         hidden = self.hidden(ids, positions, pattern)
         return self.output.logits(hidden.flatten(0, 1)).view(*ids.shape, -1)
 
     def forward(
         self, ids: Tensor, positions: Tensor, pattern: AttentionPattern, label_at: Tensor, labels: Tensor
     ) -> Tensor:
-        """The sum of the losses at the labelled positions."""
+        """Return the sum of the losses at the labelled positions."""
         output, fused = self.output, self.reader[0].fused
         if fused is None or self.head_copy is None:
             rows, head = self.hidden(ids, positions, pattern).flatten(0, 1)[label_at], None
@@ -381,7 +391,7 @@ class LanguageModel(nn.Module):
 
 
 def from_scratch(size: Size, *, vocab: int, mask_id: int, length: int, seed: int) -> LanguageModel:
-    """A new model of `size`, its weights a function of the seed alone (drawn on the CPU, in fp32)."""
+    """Build a new model of `size`; its weights depend on the seed alone (initialized on the CPU in fp32)."""
     config = EuroBertConfig(
         vocab_size=vocab,
         hidden_size=size.hidden,
@@ -394,7 +404,7 @@ def from_scratch(size: Size, *, vocab: int, mask_id: int, length: int, seed: int
         rms_norm_eps=size.norm_eps,
         rope_parameters={"rope_type": "default", "rope_theta": size.rope_base},
         tie_word_embeddings=size.tied,
-        # With a pad token, torch would freeze its embedding at zero, and the paper's pad token is the end token.
+        # With a pad token, torch would keep its embedding at zero, and the paper's pad token is the end token.
         pad_token_id=None,
         bos_token_id=None,
         eos_token_id=None,
@@ -408,22 +418,22 @@ def from_scratch(size: Size, *, vocab: int, mask_id: int, length: int, seed: int
 
 @dataclass(frozen=True)
 class TokenizerInfo:
-    """What a model must know of the tokenizer it is trained with."""
+    """What a model needs to know of the tokenizer it is trained with."""
 
     vocab: int
     mask: int
-    mask_is_new: bool = True  # no text the model has read had this token
-    spare: frozenset[int] = frozenset()  # special tokens that no text has
+    mask_is_new: bool = True  # the model was never trained on this token
+    spare: frozenset[int] = frozenset()  # special tokens that occur in no text
 
 
 def from_hub(hub: Hub, words: TokenizerInfo | None, *, length: int, stretched: bool = False) -> LanguageModel:
-    """An existing model, in fp32, with our attention. A mask token it has never read gets the mean embedding.
+    """Load an existing model in fp32 with our attention. A new mask token gets the mean embedding.
 
-    `words`: of the tokenizer it is trained with; None leaves its vocabulary as it is. `stretched`: the base of its
-    rotary positions changes, so rows may be longer than it was made for.
+    `words` describes the tokenizer it is trained with; None leaves its vocabulary unchanged. `stretched` says that its
+    rope base will change, so that rows may be longer than its context.
     """
     made = hub_models.language_model(hub)
-    # A pad token's embedding would get no gradient, and the pad token is often the end token.
+    # Otherwise the pad token's embedding gets no gradient, and the pad token is often the end token.
     made.get_input_embeddings().padding_idx = None
     refuse_own_attention(made.base_model, hub.source)
     longest = context_of(made.base_model)
@@ -442,16 +452,16 @@ def from_hub(hub: Hub, words: TokenizerInfo | None, *, length: int, stretched: b
         return LanguageModel(made, windows=hub.windows == "symmetric")
     except ModelError:
         raise
-    except Exception as wrong:  # a head made for other purposes fails in its own way
+    except Exception as wrong:  # heads made for other purposes raise many types
         raise ModelError(
             f"{hub.source} ({type(made).__name__}) cannot be trained here ({one_line(wrong)}); give another model"
         ) from None
 
 
 def _grow(model: Any, words: TokenizerInfo) -> None:
-    """Make room for added tokens; each row that is new is the exact mean of those that were there before.
+    """Add vocab rows for new tokens; each new row is the mean of the existing rows.
 
-    No chance, so every process agrees. A mask token in a slot that the vocabulary kept free is new, too.
+    The mean is deterministic, so all processes agree. A mask token in a reserved slot of the vocabulary counts as new.
     """
     had = model.get_input_embeddings().weight.shape[0]
     before = {name: len(table) for name, table in model.named_parameters() if table.ndim}
@@ -464,7 +474,7 @@ def _grow(model: Any, words: TokenizerInfo) -> None:
         return
     head = model.get_output_embeddings()
     ends = [model.get_input_embeddings().weight, getattr(head, "weight", None), getattr(head, "bias", None)]
-    # A family may have more tables of words than these, and lets them grow by itself.
+    # Some families have more tables with vocab rows, which `resize_token_embeddings` has grown.
     grown = [one for name, one in model.named_parameters() if one.ndim and len(one) != before.get(name)]
     old = torch.ones(max(had, words.vocab), dtype=torch.bool)
     old[new] = False
@@ -476,7 +486,10 @@ def _grow(model: Any, words: TokenizerInfo) -> None:
 
 @torch.no_grad()
 def probe(model: LanguageModel, *, vocab: int) -> None:
-    """Refuse a model that cannot be causal, bidirectional and segment-blind by argument, or is not what its class is."""
+    """Raise ModelError unless the attention pattern controls the model's direction and segments.
+
+    Also checks that the model computes the same with our attention as with its own class's.
+    """
     was_training = model.training
     model.eval()
     about: dict[str, Any] = {"vocab": vocab, "name": type(model.model).__name__, "device": model.head.device}

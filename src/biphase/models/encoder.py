@@ -1,8 +1,11 @@
-"""Texts of different lengths as one input: end to end for the varlen kernel, else side by side in full rows.
+"""Encoders: any transformers backbone that reads packed texts with bidirectional attention, and the packing of texts.
 
-A batch of 32 short sentences padded to the longest is more than half padding. Here there is none on a GPU, and on
-a CPU only what is left at the ends of rows when texts have been fitted into them, longest first: 1 to 2% of a batch
-of 32 sentences of 13 tokens on average, where padding to the longest would be 68%.
+`Encoder` wraps a backbone. Differences between families are read from the model itself: an offset of its positions,
+token type embeddings, its context length. `encoder_from_hub` loads and checks one.
+
+`pack` puts texts of different lengths into one input (`PackedTexts`): concatenated for the varlen kernel on a GPU,
+which needs no padding, else packed into rows, longest first. For 32 sentences of 13 tokens on average the rows contain
+1 to 2% padding; padding each sentence to the longest would give 68%.
 """
 
 from __future__ import annotations
@@ -27,28 +30,25 @@ from biphase.models import hub as hub_models
 from biphase.models.probe import probe_attention, probe_own
 from biphase.specs import Hub
 
-ROW = (
-    96  # a row is at most as long as the longest text, or this: short texts share rows, attention stays cheap
-)
-ALIGNED = 16  # bytes: where a tensor may begin inside a buffer
+# Rows are at most as long as the longest text, or this: short texts share rows, but attention stays cheap.
+ROW = 96
+ALIGNED = 16  # bytes: alignment of tensors inside a buffer
 
 
 @dataclass(frozen=True)
 class PackedTexts:
-    """n texts with N tokens together, in B rows of T places.
+    """n texts with N tokens in total, in B rows of T positions.
 
-    Where it was `padded`, N counts the padding too, whose owner is n: no text.
+    After `padded`, N includes the padding, whose owner is n (no text).
     """
 
     ids: Tensor  # (B, T)
     positions: Tensor  # (B, T) counted from the start of each text
-    segments: Tensor  # (B, T) number of the text in its row; places left over have one of their own
-    boundaries: (
-        Tensor | None
-    )  # (n+1,) int32: cumulative lengths, where there is one row for the varlen kernel
+    segments: Tensor  # (B, T) index of the text in its row; −1 in unused positions
+    boundaries: Tensor | None  # (n+1,) int32: cumulative lengths, if it is one row for the varlen kernel
     longest: int
-    at: Tensor  # (N,) where each token stands in the B·T places, text after text
-    owner: Tensor  # (N,) which text it belongs to
+    at: Tensor  # (N,) index of each token among the B·T positions, text after text
+    owner: Tensor  # (N,) index of the token's text
     lengths: Tensor  # (n,)
     causal: bool = False
 
@@ -57,22 +57,22 @@ class PackedTexts:
 
     @property
     def pattern(self) -> AttentionPattern:
-        """Every text sees all of itself, or what came before, and nothing else."""
+        """The attention pattern: each text attends to itself only, causally if `causal`."""
         if self.boundaries is not None:
             return AttentionPattern(self.causal, self.boundaries, self.longest)
         return AttentionPattern(self.causal, mask=segment_mask(self.segments, causal=self.causal))
 
     def tokens(self, hidden: Tensor) -> Tensor:
-        """Of (B, T, …) places those with a token, text after text. → (N, …)"""
+        """Select the positions that hold a token, text after text. (B, T, …) → (N, …)"""
         every = hidden.flatten(0, 1)
-        return every if self.boundaries is not None else every[self.at]  # end to end they stand so already
+        return every if self.boundaries is not None else every[self.at]  # concatenated texts are in order
 
     def padded(self, width: int, *, spare: int, longest: int) -> PackedTexts:
-        """The same texts end to end, then `spare` texts of nothing that fill the row up to `width` places.
+        """Return the concatenated texts followed by `spare` dummy texts that fill the row up to `width` tokens.
 
-        Each of those has a token at least, so that their number, like every shape, is the same for any n texts that
-        fit; `longest` says how long texts of that kind may be at most. They are no texts for pooling: `lengths` has
-        only the real ones.
+        Each dummy text has at least one token, so their number and all shapes are the same for any n texts that fit;
+        `longest` is the maximum length of such texts. `lengths` has only the real texts, so that pooling ignores the
+        others.
         """
         more = width - self.ids.numel()
         assert self.boundaries is not None, "only texts that stand end to end can be padded behind the last"
@@ -96,12 +96,12 @@ class PackedTexts:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Its tensors by name."""
+        """The tensor fields by name."""
         values = ((field.name, getattr(self, field.name)) for field in fields(self))
         return {name: value for name, value in values if isinstance(value, Tensor)}
 
     def to(self, device: torch.device) -> PackedTexts:
-        """The same on `device`, without waiting for the copy."""
+        """Return the texts on `device`, without waiting for the copy."""
         if device.type == "cpu":
             return self
         own = self.tensors
@@ -110,7 +110,7 @@ class PackedTexts:
 
 
 def in_one_piece(tensors: Sequence[Tensor], *, pinned: bool) -> Tensor:
-    """Tensors of the host copied into one buffer of bytes: one transfer instead of many."""
+    """Copy host tensors into one byte buffer, so that one transfer to the device suffices."""
     places, size = _places(tensors)
     buffer = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
     for one, job in zip(tensors, _cut(buffer, tensors, places), strict=True):
@@ -119,12 +119,12 @@ def in_one_piece(tensors: Sequence[Tensor], *, pinned: bool) -> Tensor:
 
 
 def jobs(buffer: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """What `in_one_piece` put into a buffer: views of it, each of the shape and type of its tensor in `like`."""
+    """Return views of a buffer made by `in_one_piece`, each with the shape and dtype of its tensor in `like`."""
     return _cut(buffer, like, _places(like)[0])
 
 
 def _places(tensors: Sequence[Tensor]) -> tuple[list[int], int]:
-    """Where each tensor begins, in bytes, and where the last ends."""
+    """Return the byte offset of each tensor, and the total size."""
     places, end = [], 0
     for one in tensors:
         places.append(end)
@@ -140,7 +140,7 @@ def _cut(buffer: Tensor, like: Sequence[Tensor], places: list[int]) -> list[Tens
 
 
 def pack(texts: Sequence[np.ndarray], *, varlen: bool, pad: int = 0, causal: bool = False) -> PackedTexts:
-    """Put texts (their ids) into one input. `varlen`: one row, without padding."""
+    """Pack texts, given as ids, into one input; with `varlen`, into one row without padding."""
     lengths = np.fromiter((len(text) for text in texts), np.int64, len(texts))
     longest = int(lengths.max())
     if varlen:
@@ -169,15 +169,14 @@ def pack(texts: Sequence[np.ndarray], *, varlen: bool, pad: int = 0, causal: boo
     )
 
 
-# Of each text: its row, its place there, its number in the row.
+# For each text: its row, its start in the row, its index in the row.
 Fitted = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def _fit(lengths: np.ndarray, width: int) -> Fitted:
-    """Texts in rows of at most `width`: spread evenly, or row after row filled up, whichever leaves less empty.
+    """Fit texts into rows of at most `width`, by `_spread` or `_fill`, whichever leaves less padding.
 
-    Of a mixture of lengths the last row filled up would often stay half empty; but where few texts make a row, filling
-    needs fewer rows.
+    With mixed lengths, filling often leaves the last row half empty; with few texts per row, filling needs fewer rows.
     """
     counts = range(-(-int(lengths.sum()) // width), len(lengths))
     enough = bisect_left(counts, True, key=lambda rows: _width(_spread(lengths, rows), lengths) <= width)
@@ -190,7 +189,7 @@ def _width(fitted: Fitted, lengths: np.ndarray) -> int:
 
 
 def _spread(lengths: np.ndarray, rows: int) -> Fitted:
-    """Longest first, each into the row with the most room."""
+    """Assign texts to `rows` rows, longest first, each to the row with the most room."""
     row_of, starts, number = (np.zeros(len(lengths), np.int64) for _ in range(3))
     used = [(0, row) for row in range(rows)]
     count = [0] * rows
@@ -203,7 +202,7 @@ def _spread(lengths: np.ndarray, rows: int) -> Fitted:
 
 
 def _fill(lengths: np.ndarray, width: int) -> Fitted:
-    """Longest first, each into the first row with room."""
+    """Assign texts to rows of `width`, longest first, each to the first row with room."""
     row_of, starts, number = (np.zeros(len(lengths), np.int64) for _ in range(3))
     used: list[int] = []
     count: list[int] = []
@@ -220,22 +219,18 @@ def _fill(lengths: np.ndarray, width: int) -> Fitted:
 
 
 # ---------------------------------------------------------------- encoder
-# Any model as an encoder: a trunk that reads packed text in both directions, whatever it was trained for.
-#
-# Differences between families are read from the model itself: an offset of its positions, a second kind of
-# embedding, the longest text it can read.
 
 
 class Encoder(nn.Module):
-    """(B, T) ids → (B, T, width) hidden states."""
+    """A transformers backbone with our attention: (B, T) ids → (B, T, width) hidden states."""
 
     def __init__(self, trunk: nn.Module, *, context: int, windows: bool = True) -> None:
         super().__init__()
         self.trunk = trunk
         self.fused: FusedTrunk | None = None
-        self.call = [trunk]  # or its compiled form; in a list: not a second module
-        self.context = context  # the most tokens it can read
-        self.windows = windows  # sliding windows hold in both directions; else there they see everything
+        self.call = [trunk]  # or its compiled form; in a list, so that it is not registered as a submodule
+        self.context = context  # maximum number of tokens
+        self.windows = windows  # bidirectional attention keeps sliding windows; False: it is unrestricted
         config: Any = trunk.config
         self.width: int = config.hidden_size
         self.layers: int = getattr(config, "num_hidden_layers", None) or 12
@@ -245,12 +240,12 @@ class Encoder(nn.Module):
         for module in trunk.modules():
             setattr(
                 module, CURRENT_PATTERN, self.said
-            )  # a few families do not hand extra arguments on to their layers
-        # GPT-2's forward takes types too, but looks them up among its words: zeros would add its first word to each.
+            )  # a few families do not pass extra arguments on to their layers
+        # GPT-2's forward takes token types too, but embeds them as tokens: zeros would add token 0's embedding.
         self.typed = any(name.endswith("token_type_embeddings") for name, _ in trunk.named_modules())
 
     def prepare(self, device: torch.device, precision: str) -> str:
-        """Choose how to compute on `device`, once the weights are there: "fused", or "plain" as transformers does it."""
+        """Choose the compute path after the weights were moved to `device`: "fused", or "plain" (transformers')."""
         why = refusal(self.trunk, in_fp8=precision == "fp8") or fast.lacking(device)
         if precision == "fp8":
             why = why or fp8_refusal(device)
@@ -262,20 +257,20 @@ class Encoder(nn.Module):
 
     @property
     def graphable(self) -> bool:
-        """A step through it may be captured as a CUDA graph: nothing waits for the host, nothing is left to chance."""
+        """Whether a training step can be captured as a CUDA graph: it needs neither the host nor random numbers."""
         return self.fused is not None
 
     def copies(self) -> dict[int, Tensor]:
-        """Copies of its weights in 16 bits, by the address of the weight."""
+        """Return the 16-bit copies of the weights, by the address of the weight."""
         return {} if self.fused is None else self.fused.copies()
 
     def refresh(self, copied: bool = False) -> None:
-        """The weights have changed: make anew what was made of them; their 16-bit copies unless `copied` already."""
+        """Update what is derived from the weights after they changed; `copied`: the 16-bit copies are up to date."""
         if self.fused is not None:
             self.fused.refresh(copied)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Encoder:
-        """Moved or cast: copies of the weights are no longer theirs."""
+        """Drop the copies when the model is moved or cast, since they belong to the old weights."""
         self.fused = None
         return super()._apply(*args, **kwargs)
 
@@ -299,17 +294,17 @@ class Encoder(nn.Module):
 
 
 def encoder_from_hub(hub: Hub) -> Encoder:
-    """The trunk of an existing model, in fp32, with our attention; refused if it cannot read in both directions."""
+    """Load the backbone of an existing model in fp32 with our attention; raise ModelError if it fails the probes."""
     trunk = hub_models.trunk(hub)
     refuse_own_attention(trunk, hub.source)
     if getattr(trunk, "pooler", None) is not None:
-        trunk.pooler = None  # a head for another purpose: not evaluated, and it would never get a gradient
+        trunk.pooler = None  # unused here, so it would never get a gradient
     try:
         encoder = Encoder(trunk, context=context_of(trunk), windows=hub.windows == "symmetric")
         probe_encoder(encoder)
     except ModelError:
         raise
-    except Exception as wrong:  # a forward made for other inputs fails in its own way
+    except Exception as wrong:  # forwards made for other inputs raise many types
         raise ModelError(
             f"{hub.source} ({type(trunk).__name__}) cannot read packed text ({one_line(wrong)}); give another model"
         ) from None
@@ -318,12 +313,12 @@ def encoder_from_hub(hub: Hub) -> Encoder:
 
 @torch.no_grad()
 def refuse_own_attention(trunk: Any, source: str) -> None:
-    """Refuse a model whose layers compute their attention, or whatever they have instead, without asking."""
+    """Raise ModelError if a model's layers never call our attention function."""
     asked: list[str] = []
     was_training = trunk.training
     trunk.eval()
     ids = torch.zeros(1, 4, dtype=torch.long, device=next(trunk.parameters()).device)
-    # What fails before it has asked was made for another attention; what fails later, the probes find and say.
+    # Ignore errors: if attention was not called, that is reported below; else the probes report the error.
     with contextlib.suppress(Exception):
         Encoder(trunk, context=4)(
             ids, torch.arange(4, device=ids.device)[None], AttentionPattern(False, asked=asked)
@@ -339,11 +334,11 @@ def refuse_own_attention(trunk: Any, source: str) -> None:
 
 
 def _refuse_broken(trunk: Any, ids: Tensor, source: str) -> None:
-    """Refuse a model that fails in transformers' own forward too, with what that says."""
+    """Raise ModelError with transformers' own message if the model also fails with transformers' attention."""
     trunk.config._attn_implementation = "eager"
     try:
         trunk(input_ids=ids, use_cache=False)
-    except Exception as wrong:  # in its own way
+    except Exception as wrong:  # many types
         raise ModelError(
             f"{source} ({type(trunk).__name__}) fails in transformers itself ({one_line(wrong)}); look at its config.json, "
             "or give another model"
@@ -351,7 +346,7 @@ def _refuse_broken(trunk: Any, ids: Tensor, source: str) -> None:
 
 
 def probe_encoder(encoder: Encoder) -> None:
-    """Refuse a model that does not look ahead, or looks into its neighbour in a packed row."""
+    """Raise ModelError if an encoder ignores later tokens, or attends to other texts in a packed row."""
     was_training = encoder.training
     encoder.eval()
     trunk: Any = encoder.trunk
@@ -361,7 +356,7 @@ def probe_encoder(encoder: Encoder) -> None:
         "device": next(trunk.parameters()).device,
     }
     try:
-        # A few models make narrower what they read than they are inside.
+        # The output of a few models is narrower than their hidden size.
         encoder.width = probe_attention(encoder, **about, causal=False)
         probe_own(trunk, encoder, **about)
     finally:
@@ -369,7 +364,7 @@ def probe_encoder(encoder: Encoder) -> None:
 
 
 def context_of(trunk: nn.Module) -> int:
-    """The most tokens a model can read."""
+    """Return the maximum number of tokens that a model can read."""
     config: Any = trunk.config
     longest = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     within = int(longest if longest and longest > 0 else 2048)
@@ -377,7 +372,10 @@ def context_of(trunk: nn.Module) -> int:
 
 
 def _turned_alike(config: Any) -> list[int]:
-    """Lengths beyond which positions would be turned by the longest text of a batch: texts would feel each other."""
+    """Return the lengths beyond which LongRoPE's rotations depend on the longest text of a batch.
+
+    Beyond them, texts in one batch would influence each other.
+    """
     said = getattr(config, "rope_parameters", None) or {}
     every = [one for one in (said, *said.values()) if isinstance(one, dict)]
     longest = [
@@ -390,7 +388,7 @@ def _turned_alike(config: Any) -> list[int]:
 
 
 def _first_position(trunk: nn.Module) -> int:
-    """Some families (RoBERTa's) count positions from behind their padding index."""
+    """Return the first position: some families (RoBERTa's) count positions from their padding index + 1."""
     for name, module in trunk.named_modules():
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
             return int(module.padding_idx) + 1

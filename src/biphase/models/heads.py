@@ -1,4 +1,4 @@
-"""What stands on an encoder for a task: pooling, and small heads with weights from a seed."""
+"""Task heads on an encoder: pooling, and small layers whose weights are initialized from a seed."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from biphase.models.encoder import PackedTexts
 
 
 def mean_pool(hidden: Tensor, packed: PackedTexts) -> Tensor:
-    """The mean hidden state of each text, all its tokens counted, in fp32. (B, T, d) → (n, d)
+    """Return the mean hidden state over all tokens of each text, in fp32. (B, T, d) → (n, d)
 
-    One sum for each text and width, in the order of its tokens: no result depends on which thread came first.
+    Each sum runs in the order of the tokens, so the result is deterministic.
     """
-    reduce = torch.segment_reduce  # ty: ignore[missing-attribute]  (torch's stubs forget it)
-    # Unsafe: lengths are not read on the host, and what stands behind the last text is passed over.
+    reduce = torch.segment_reduce  # ty: ignore[missing-attribute]  (missing in torch's stubs)
+    # unsafe=True: lengths are not checked on the host, and padding after the last text is ignored.
     return reduce(packed.tokens(hidden).float(), "mean", lengths=packed.lengths, unsafe=True)
 
 
 class TextHead(nn.Module):
-    """Mean pooling → Linear → GELU → Linear, as the paper classifies texts."""
+    """The paper's classification head: mean pooling → Linear → GELU → Linear."""
 
     def __init__(self, width: int, labels: int) -> None:
         super().__init__()
@@ -33,27 +33,27 @@ class TextHead(nn.Module):
 
 
 class TokenHead(nn.Module):
-    """One Linear on every token: tags, answer or not, start and end."""
+    """One Linear on every token: for tags, answer tokens, or start and end."""
 
     def __init__(self, width: int, labels: int) -> None:
         super().__init__()
         self.out = nn.Linear(width, labels)
 
     def forward(self, hidden: Tensor, packed: PackedTexts) -> Tensor:
-        """(B, T, d) → (N, labels): the real tokens, text after text."""
+        """(B, T, d) → (N, labels), the tokens text after text"""
         return self.out(packed.tokens(hidden))
 
 
 class EmbeddingHead(nn.Module):
-    """Mean pooling and nothing to learn: a text as a direction."""
+    """Mean pooling and normalization, without parameters: text embeddings."""
 
     def forward(self, hidden: Tensor, packed: PackedTexts) -> Tensor:
-        """(B, T, d) → (n, d), of length 1"""
+        """(B, T, d) → (n, d), each of norm 1"""
         return nn.functional.normalize(mean_pool(hidden, packed), dim=-1)
 
 
 def initialise(head: nn.Module, *, std: float, seed: int) -> None:
-    """Weights as the backbone's own were drawn, from the seed alone; biases 0."""
+    """Initialize a head from the seed: weights normal with the backbone's `std`, biases 0."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in head.named_parameters():

@@ -1,4 +1,16 @@
-"""Transformers without its bars and reports, where what is wrong is said by us."""
+"""Loading models and tokenizers from the hub or a folder, as transformers' own classes with our attention.
+
+Neither remote code nor pickles are loaded. No architecture is named: the configuration says which class loads a model,
+`refuse_unsuited` rejects what the configuration shows to be unsupported, and probes check the rest before training.
+`language_model` loads a model with its head, `trunk` without, `load_tokenizer` the tokenizer beside it.
+
+The paper's own checkpoints (`eurobert`) use custom code on the hub (`SLModel`, model_type `sl_model`), which is a Llama
+block without a causal mask: EuroBERT under another name. Their config and weights are mapped by name to transformers'
+EuroBERT, and unknown names are rejected. Besides the names of that class, those of the training code are known
+(`blocks`, fused `qkv_proj`, `fc_1`), since the converter between the two was never published. The direction
+(`is_causal`) is ignored, because it is an argument here, and so is the pooling, because our heads pool by the mean as
+the paper's do.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +61,7 @@ from biphase.specs import Hub
 
 @contextlib.contextmanager
 def quietly() -> Generator[None]:
-    """Nothing below an error, and no bar."""
+    """Silence transformers' warnings and progress bars inside the context."""
     level, bars = told.get_verbosity(), told.is_progress_bar_enabled()
     told.set_verbosity_error()
     told.disable_progress_bar()
@@ -61,17 +73,16 @@ def quietly() -> Generator[None]:
             told.enable_progress_bar()
 
 
-# ---------------------------------------------------------------- windows
-# Layers that see only a part of the text, as a configuration says it.
+# ---------------------------------------------------------------- sliding windows
 
 
 def windows_of(config: Any) -> dict[str, int]:
-    """How wide each window is, by the name of its field."""
+    """Return the window sizes in a configuration, by field name."""
     return {
         name: value
         for name, value in config.to_dict().items()
         if re.search("window|chunk|local_attention", name)
-        and not re.search("pattern|layers", name)  # which layers have one
+        and not re.search("pattern|layers", name)  # these say which layers have a window
         and isinstance(value, int)
         and not isinstance(value, bool)
         and value > 1
@@ -79,7 +90,7 @@ def windows_of(config: Any) -> dict[str, int]:
 
 
 def narrowest(config: Any) -> int | None:
-    """The narrowest window that some layer has; None where none has one."""
+    """Return the narrowest window of any layer; None if there is none."""
     kinds = getattr(config, "layer_types", None)
     if kinds is not None and not any("sliding" in str(kind) or "chunked" in str(kind) for kind in kinds):
         return None
@@ -87,35 +98,26 @@ def narrowest(config: Any) -> int | None:
 
 
 def as_decoder(config: Any) -> None:
-    """Take back what an export says so that plain transformers reads a decoder in both directions.
+    """Undo the settings by which an export makes plain transformers read a decoder bidirectionally.
 
-    Here the direction is an argument. transformers counts a window to both sides without the token itself, and one to
-    the past with it, as we count both.
+    Here the direction is an argument. transformers counts a bidirectional window without the token itself and a causal
+    one with it; we count both with it.
     """
     if vars(config).get("is_causal", True):
         return
     del config.is_causal
     for name in windows_of(config):
-        setattr(config, name, getattr(config, name) + 1)  # which may not be what it writes down
+        setattr(config, name, getattr(config, name) + 1)  # getattr may differ from `to_dict`
 
 
-# ---------------------------------------------------------------- published
-# The paper's own checkpoints, whose class is custom code on the hub, as transformers' EuroBERT.
-#
-# The class (`SLModel`, model_type `sl_model`) is a Llama block without a causal mask: EuroBERT under another name. So
-# nothing of the repository is run: its config and its weights are mapped by name, and a name that means nothing here is
-# refused. Besides the names of the class, those of the code that trained the models are known (`blocks`, fused
-# `qkv_proj`, `fc_1`), since the converter between the two was never published.
-#
-# Its direction (`is_causal`) is left out, because direction is an argument here; so is how it pools, because the heads
-# are ours, and they pool by the mean as the paper's.
+# ---------------------------------------------------------------- the paper's checkpoints as EuroBERT
 
 
 MODEL_TYPE = "sl_model"
 HEAD = "lm_head.weight"
 STORED = (torch.bfloat16, torch.float16, torch.float32)
 
-# What the config says of the model. An absent field has the default of the published class, which is EuroBERT's.
+# Config fields that determine the model. An absent one has the default of the published class, which is EuroBERT's.
 SHAPE = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps",
@@ -123,14 +125,14 @@ SHAPE = (
     "attention_dropout", "mlp_bias",
 )  # fmt: skip
 ROTARY = ("rope_theta", "rope_scaling", "rope_parameters")
-ROPE_BASE = 250_000.0  # where none is said; the one default that differs from EuroBERT's
-# What says nothing of the numbers that come out of the trunk.
+ROPE_BASE = 250_000.0  # the default, the only one that differs from EuroBERT's
+# Config fields that do not affect the backbone's output.
 BESIDE = {
     "auto_map", "torch_dtype", "pretraining_tp", "is_causal", "is_decoder", "classifier_pooling", "retrieval_pooling",
     "bos_token", "eos_token", "pad_token", "mask_token",
 }  # fmt: skip
 
-# The names of the code that trained the models → EuroBERT's.
+# Names in the code that trained the models → EuroBERT's names.
 TRAINED_AS = {
     "embedding": "embed_tokens",
     "blocks": "layers",
@@ -147,7 +149,7 @@ FUSED = "qkv_proj"
 
 
 def is_published(config: Mapping[str, Any]) -> bool:
-    """Is this config.json of the paper's custom class?"""
+    """Return whether a config.json belongs to the paper's custom class."""
     classes = config.get("auto_map")
     named = classes.get("AutoConfig") if isinstance(classes, Mapping) else None
     return config.get("model_type") == MODEL_TYPE or str(named).split(".")[-1] == "SLModelConfig"
@@ -156,12 +158,12 @@ def is_published(config: Mapping[str, Any]) -> bool:
 def eurobert(
     config: Mapping[str, Any], weights: Mapping[str, Tensor]
 ) -> tuple[EuroBertConfig, dict[str, Tensor]]:
-    """A published model as EuroBERT: its config, and its weights in fp32 under the names of EuroBertForMaskedLM.
+    """Convert a published model to EuroBERT: return its config, and fp32 weights named as in EuroBertForMaskedLM.
 
-    The head may be absent, as in an export of the trunk alone; everything else must be there and fit.
+    The head may be absent, as in an export of the backbone alone; everything else must be present and fit.
     """
     native = _published_config(config)
-    if native.num_hidden_layers > len(weights):  # before a model of that size is built to look at
+    if native.num_hidden_layers > len(weights):  # before building a model of that size
         raise ModelError(
             f"the config says {native.num_hidden_layers:,} layers and there are {len(weights):,} weights; "
             "download the model again"
@@ -171,7 +173,7 @@ def eurobert(
             wanted = {
                 name: tuple(one.shape) for name, one in EuroBertForMaskedLM(native).state_dict().items()
             }
-    except Exception as wrong:  # sizes that do not go together fail in many ways
+    except Exception as wrong:  # inconsistent sizes raise many types
         raise _no_model(wrong) from None
     placed = _placed(native, weights, wanted)
     lacking = [name for name in wanted if name not in placed and name != HEAD]
@@ -189,11 +191,11 @@ def eurobert(
 
 
 def _published_config(config: Mapping[str, Any]) -> EuroBertConfig:
-    """The same shape in EuroBERT's words."""
+    """Return the EuroBERT config of a published model."""
     generic = PreTrainedConfig().to_dict() | GenerationConfig().to_dict()
     for name, value in config.items():
         known = name in SHAPE or name in ROTARY or name in BESIDE or name in generic or name.startswith("_")
-        if value and not known:  # what is switched off changes nothing
+        if value and not known:  # a falsy field has no effect
             raise ModelError(
                 f"the config's field {name!r} is none of the published models', so what it does here is unknown; "
                 "remove it if it changes nothing"
@@ -204,7 +206,7 @@ def _published_config(config: Mapping[str, Any]) -> EuroBertConfig:
         rotary.setdefault("rope_type", rotary.pop("type", "default"))
         shape = {name: config[name] for name in SHAPE if name in config}
         return EuroBertConfig(**shape, rope_parameters=rotary, classifier_pooling="mean", use_cache=False)
-    except Exception as wrong:  # transformers checks kinds and values, and raises many kinds itself
+    except Exception as wrong:  # transformers' validation raises many types
         raise _no_model(wrong) from None
 
 
@@ -215,7 +217,7 @@ def _no_model(wrong: Exception) -> ModelError:
 def _placed(
     native: EuroBertConfig, weights: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Tensor]:
-    """Every weight at its place in EuroBERT, in fp32."""
+    """Return all weights in fp32 under EuroBERT's names; raise ModelError for an unknown name or a wrong shape."""
     placed: dict[str, Tensor] = {}
     for said, tensor in weights.items():
         if tensor.dtype not in STORED:
@@ -240,13 +242,13 @@ def _placed(
 
 
 def _parts(native: EuroBertConfig, said: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
-    """A weight with its name in EuroBERT; queries, keys and values that are one matrix there are three here."""
+    """Return a weight with its name in EuroBERT; a fused qkv matrix is split into three."""
     words = said.removeprefix("model.").split(".")
     words = [TRAINED_AS.get(word, word) for word in words]
     name = ".".join(words if words[0] == "lm_head" else ["model", *words])
     if FUSED not in words:
         return [(name, tensor)]
-    shape: Any = native  # transformers fills in what may be None in its annotations
+    shape: Any = native  # Any: the annotations allow None, but transformers fills in the values
     heads, kv_heads, width = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
     rows = [heads * width, kv_heads * width, kv_heads * width]
     if tensor.ndim == 0 or tensor.shape[0] != sum(rows):
@@ -258,22 +260,18 @@ def _parts(native: EuroBertConfig, said: str, tensor: Tensor) -> list[tuple[str,
     return list(zip(names, tensor.split(rows), strict=True))
 
 
-# ---------------------------------------------------------------- hub
-# Models from the hub or a folder, as transformers' own classes with our attention. No remote code, no pickle.
-#
-# No architecture is named here: which class loads a model is what its configuration says, and what it may do is found by
-# looking (`refuse_unsuited`) and by probes that run before any training.
+# ---------------------------------------------------------------- loading
 
 
 _EXPERTS = re.compile(r"(num|n)_\w*experts|moe_num_experts")
 _ATTENTION = re.compile(r"attention$")
-_SWITCHES = ("is_moe", "enable_moe_block")  # with which some families say that they have no experts after all
+_SWITCHES = ("is_moe", "enable_moe_block")  # False in one of these means that there are no experts
 _LINEAR = re.compile("linear|compressed")
 _KINDS = ("layer_types", "layers_block_type")
 
 
 def language_model(hub: Hub) -> Any:
-    """A model with its head, in fp32."""
+    """Load a model with its language-model head in fp32."""
     if (own := _published(hub)) is not None:
         config, weights = own
         if "lm_head.weight" not in weights:
@@ -291,7 +289,7 @@ def language_model(hub: Hub) -> Any:
 
 
 def trunk(hub: Hub) -> Any:
-    """A model without its head, in fp32."""
+    """Load a model without its head in fp32."""
     if (own := _published(hub)) is not None:
         config, weights = own
         inner = {
@@ -304,7 +302,10 @@ def trunk(hub: Hub) -> Any:
 
 
 def refuse_unsuited(config: Any, source: str) -> None:
-    """What a configuration says that no probe need find out."""
+    """Raise ModelError if the configuration shows an unsupported model.
+
+    Unsupported are encoder-decoders, multimodal models, mixtures of experts and layers other than attention.
+    """
     said = _said(config)
     if said.get("is_encoder_decoder"):
         raise ModelError(f"{source} is an encoder and a decoder; give a model that is one of them")
@@ -316,7 +317,7 @@ def refuse_unsuited(config: Any, source: str) -> None:
             f"{source} is a mixture of experts ({experts[0]}={said[experts[0]]}), whose routing would be trained "
             "without the losses that balance it; give a dense model"
         )
-    kinds = {str(kind) for name in _KINDS for kind in getattr(config, name, None) or ()}  # some work it out
+    kinds = {str(kind) for name in _KINDS for kind in getattr(config, name, None) or ()}  # may be a property
     others = sorted(kind for kind in kinds if not _ATTENTION.search(kind) or _LINEAR.search(kind))
     if others:
         raise ModelError(
@@ -326,7 +327,7 @@ def refuse_unsuited(config: Any, source: str) -> None:
 
 
 def _said(config: Any) -> dict[str, Any]:
-    """All that a configuration says, the words of its parts among them."""
+    """Return all fields of a configuration, including those of nested configurations."""
     said: dict[str, Any] = {}
     for part in (*vars(config).values(), config):
         if isinstance(part, PretrainedConfig):
@@ -341,7 +342,10 @@ def _above_one(value: Any) -> bool:
 
 
 def _masked(config: Any) -> bool:
-    """Is it a masked language model? As its weights were saved; a type that can be both, if nothing is said."""
+    """Return whether a model is a masked language model, by its `architectures`.
+
+    A model type that has a masked class counts as masked unless it was saved as a decoder.
+    """
     masked_classes = set(MODEL_FOR_MASKED_LM_MAPPING_NAMES.values())
     if any(name in masked_classes for name in config.architectures or ()):
         return type(config) in MODEL_FOR_MASKED_LM_MAPPING
@@ -366,9 +370,9 @@ def _config(hub: Hub) -> Any:
 
 @functools.cache
 def _converted(hub: Hub) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Configuration and weights of a GGUF file. It is converted once in a process, which takes long.
+    """Return the configuration and weights of a GGUF file; cached, since the conversion is slow.
 
-    The weights lie in a file without a name, which is gone with the process, however that ends.
+    The weights are memory-mapped from a deleted temporary file, which disappears with the process however it ends.
     """
 
     def convert() -> tuple[Any, dict[str, torch.Tensor]]:
@@ -383,7 +387,7 @@ def _converted(hub: Hub) -> tuple[Any, dict[str, torch.Tensor]]:
 
 
 def _refuse_climbing(hub: Hub) -> None:
-    """A model's files name those beside it: what lies elsewhere is no part of what was hashed."""
+    """Raise ModelError if a model's files refer to files outside its folder, which its hash would not cover."""
     folder = Path(hub.source).expanduser()
     named: list[tuple[str, str]] = []
     for path in folder.glob("*.index.json"):
@@ -397,7 +401,10 @@ def _refuse_climbing(hub: Hub) -> None:
 
 
 def _has_adapter(hub: Hub) -> bool:
-    """Is there an adapter (LoRA)? Refused if transformers would pass over it, unpickle it, or look for its model elsewhere."""
+    """Return whether a folder has a LoRA adapter.
+
+    Raises ModelError if transformers would ignore it, unpickle it, or load its base model from elsewhere.
+    """
     if not hub.local:
         if find_adapter_config_file(hub.source, revision=hub.revision) is not None:
             raise ModelError(
@@ -420,7 +427,7 @@ def _has_adapter(hub: Hub) -> bool:
 
 def _loaded(hub: Hub, family: Any, config: Any) -> Any:
     more: dict[str, Any] = {"attn_implementation": NAME, "dtype": torch.float32, "output_loading_info": True}
-    more["ignore_mismatched_sizes"] = True  # they are refused below, with their names
+    more["ignore_mismatched_sizes"] = True  # mismatches are reported below, with their names
 
     def load() -> Any:
         if hub.gguf:
@@ -450,7 +457,7 @@ def _loaded(hub: Hub, family: Any, config: Any) -> Any:
     if adapted:
         merge_adapters(model)
         model.requires_grad_(True)
-        model._hf_peft_config_loaded = False  # else only an adapter would be saved
+        model._hf_peft_config_loaded = False  # else save_pretrained would write the adapter only
         if any(type(module).__module__.startswith("peft.") for module in model.modules()):
             raise ModelError(
                 f"{hub.source}: its adapter replaces whole modules; merge it (peft: merge_and_unload, save_pretrained) "
@@ -460,7 +467,7 @@ def _loaded(hub: Hub, family: Any, config: Any) -> Any:
 
 
 def merge_adapters(model: Any) -> None:
-    """Add the matrices of adapters (peft) to those they stand beside, and take them out."""
+    """Merge peft adapters into the weights they modify, and remove them."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for name, module in list(model.named_modules()):
@@ -474,12 +481,12 @@ def merge_adapters(model: Any) -> None:
 
 def _tried(hub: Hub, load: Callable[[], Any]) -> Any:
     try:
-        # A bar is for downloads; and what is wrong is said by us.
+        # Progress bars are for downloads only, and we report errors ourselves.
         with quietly() if hub.local else contextlib.nullcontext():
             return load()
     except ModelError:
         raise
-    except Exception as wrong:  # absent, damaged, of other shapes, a package missing: many kinds
+    except Exception as wrong:  # absent, damaged, wrong shapes, a missing package: many types
         text = str(wrong)
         if "trust_remote_code" in text:
             raise needs_code(hub.source) from None
@@ -506,13 +513,13 @@ def needs_code(source: str) -> ModelError:
 
 
 def _published(hub: Hub) -> tuple[Any, dict[str, torch.Tensor]] | None:
-    """Configuration and weights of one of the paper's models, whose class is not among transformers' own."""
+    """Return the configuration and weights of one of the paper's models, or None if it is another model."""
     if hub.gguf:
         return None
     try:
         raw, _ = PretrainedConfig.get_config_dict(**hub.address)
     except (OSError, ValueError, AttributeError):
-        return None  # whoever loads it says what is wrong
+        return None  # loading it will report the error
     if not isinstance(raw, dict) or not is_published(raw):
         return None
     try:
@@ -538,33 +545,34 @@ def _filled(family: Any, config: Any, weights: dict[str, torch.Tensor]) -> Any:
     return model
 
 
-# ---------------------------------------------------------------- hub tokenizer
-# The tokenizer beside a model of the hub or of a folder: loaded, or converted and checked. No code of others is run.
+# ---------------------------------------------------------------- tokenizers
 
 
-# What a conversion may need: the names of packages on PyPI, and what they are imported as.
+# Packages that a tokenizer conversion may need: PyPI name → import name.
 CONVERTING = {"sentencepiece": "sentencepiece", "protobuf": "google.protobuf", "tiktoken": "tiktoken"}
-PIECES = 500  # of a vocabulary, by which a conversion is checked
+PIECES = 500  # vocabulary entries by which a conversion is checked
 
 
 def load_tokenizer(hub: Hub) -> Any:
-    """The tokenizer beside a model, as transformers loads or converts it."""
+    """Load the tokenizer beside a model; a conversion from SentencePiece is checked against the original."""
     address: Any = hub.address
     try:
         with quietly():
             made: Any = AutoTokenizer.from_pretrained(**address, trust_remote_code=False)
             known = made.backend_tokenizer.get_vocab(with_added_tokens=False)
             if known.keys() <= set(made.all_special_tokens):
-                raise ValueError("its vocabulary is empty")  # what transformers makes of a folder without one
+                raise ValueError(
+                    "its vocabulary is empty"
+                )  # transformers' result for a folder without a tokenizer
             file = str(getattr(made, "vocab_file", None) or "")
             if hub.gguf or not file.endswith(".model") or has_tokenizer_json(hub) or _reads_as(file, made):
                 return made
-            # Without a tokenizer_config.json transformers leaves out the space before the first word.
+            # Without a tokenizer_config.json transformers omits the space before the first word.
             made = LlamaTokenizer.from_pretrained(**address)
         if _reads_as(file, made):
             return made
         why = f"transformers cuts text into other training jobs than {Path(file).name}"
-    except Exception as wrong:  # absent, damaged, without a fast form: many kinds
+    except Exception as wrong:  # absent, damaged, without a fast version: many types
         if "trust_remote_code" in str(wrong):
             raise needs_code(hub.source) from None
         needed = [name for name, package in CONVERTING.items() if find_spec(package) is None]
@@ -579,18 +587,24 @@ def load_tokenizer(hub: Hub) -> Any:
 
 
 def has_tokenizer_json(hub: Hub) -> bool:
-    """Need it not be converted? Where the hub does not answer, whoever loads it says so."""
+    """Return whether a model has a tokenizer.json, so that no conversion is needed.
+
+    Also True if the hub does not answer: loading it will report that.
+    """
     if hub.local:
         return (Path(hub.source).expanduser() / "tokenizer.json").is_file()
     try:
         hf_hub_download(hub.source, "tokenizer.json", revision=hub.revision)
-    except Exception as wrong:  # offline, refused, absent: many kinds
+    except Exception as wrong:  # offline, refused, absent: many types
         return not isinstance(wrong, EntryNotFoundError) or isinstance(wrong, LocalEntryNotFoundError)
     return True
 
 
 def refuse_larger(vocab: int, spare: Set[int | None], rows: int, source: str) -> None:
-    """Refuse a tokenizer of `vocab` ids for a model whose embedding has `rows`; `spare` ids stand in no text."""
+    """Raise ModelError if a tokenizer of `vocab` ids is too large for an embedding of `rows` vocab rows.
+
+    `spare` ids occur in no text, so they need no row.
+    """
     needed = next((number + 1 for number in reversed(range(vocab)) if number not in spare), 0)
     if needed > rows:
         raise ModelError(
@@ -600,17 +614,17 @@ def refuse_larger(vocab: int, spare: Set[int | None], rows: int, source: str) ->
 
 
 def _reads_as(file: str, made: Any) -> bool:
-    """Does a converted tokenizer cut text into the same training jobs as the SentencePiece model it was made from?"""
+    """Return whether a converted tokenizer gives the same pieces as the SentencePiece model it was made from."""
     from sentencepiece import SentencePieceProcessor
 
     own: Any = SentencePieceProcessor(model_file=file)
     special = (own.is_control, own.is_unknown, own.is_byte, own.is_unused)
     plain = [number for number in range(own.get_piece_size()) if not any(is_(number) for is_ in special)]
-    # Signs that a model's own rules change are left out: few conversions know those.
+    # Leave out pieces that NFKC changes: few conversions reproduce a model's own normalization rules.
     jobs = [one for number in plain if unicodedata.is_normalized("NFKC", one := own.id_to_piece(number))]
     unknown = (
         " ☃" if any(map(own.is_byte, range(own.get_piece_size()))) else ""
-    )  # which is then cut into bytes
+    )  # byte fallback splits it into bytes
     text = own.decode(jobs[:PIECES]) + unknown
     theirs = made.backend_tokenizer.encode(text, add_special_tokens=False)
     return theirs.tokens == own.encode(text, out_type=str)

@@ -1,7 +1,7 @@
-"""A folder of a model as something to ask: predictions for masked tokens, and hidden states.
+"""`biphase.load`: a saved model that predicts masked tokens and returns hidden states.
 
-What `biphase.load` gives. It works for every model that biphase trains, also where transformers has no class with a
-masked-language-model head for its family.
+It works for every model that biphase trains, even if transformers has no class with a masked-language-model head for
+the model's family.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from biphase.specs import Hub
 
 
 class LoadedModel:
-    """A language model that reads in both directions, in fp32 on the CPU, and its tokenizer."""
+    """A bidirectional language model in fp32 on the CPU, with its tokenizer."""
 
     def __init__(self, model: LanguageModel, tokenizer: Any) -> None:
         self.model, self.tokenizer = model, tokenizer
@@ -36,14 +36,14 @@ class LoadedModel:
 
     @torch.no_grad()
     def hidden_states(self, text: str) -> Tensor:
-        """(tokens, width), as `AutoModel` gives them."""
+        """Return the hidden states of a text, (tokens, width), as `AutoModel` gives them."""
         return self.model.hidden(*self._inputs(text))[0]
 
     @torch.no_grad()
     def fill_mask(self, text: str, top: int = 5, *, shifted: bool = False) -> list[list[tuple[str, float]]]:
-        """For each mask token of the text, the `top` likeliest tokens with their probabilities.
+        """Return, for each mask token of the text, the `top` most probable tokens with their probabilities.
 
-        `shifted`: the model was trained by MNTP, which predicts a token from the position before it.
+        Set `shifted` for a model trained with MNTP, which predicts a token at the position before it.
         """
         ids, positions, pattern = self._inputs(text)
         at = (ids[0] == self.tokenizer.convert_tokens_to_ids(self.mask_token)).nonzero()[:, 0]
@@ -72,7 +72,7 @@ class LoadedModel:
 
 
 def load(folder: str | Path) -> LoadedModel:
-    """The model of a folder that `biphase export` or transformers wrote; no code of the folder is run."""
+    """Load a model from a folder that `biphase export` or transformers wrote; no code in the folder is run."""
     place = Path(folder).expanduser().resolve()
     if not place.is_dir():
         raise ModelError(

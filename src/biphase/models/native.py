@@ -1,12 +1,13 @@
-"""A decoder as one of transformers' own encoder classes with a masked-language-model head, where it is the same model.
+"""Converts a decoder to one of transformers' encoder classes with a masked-language-model head, if they are equivalent.
 
-Two are tried: the masked class of the decoder's own family (a BERT that was trained as a decoder), and EuroBERT, which
-is a Llama without a causal mask. Into EuroBERT weights are rewritten where the difference is one of notation: fused
-matrices are split, constant factors are multiplied into the weights, rotary pairs that lie side by side are moved apart.
+Two classes are tried: the masked class of the decoder's own family (e.g. a BERT trained as a decoder), and EuroBERT,
+which is a Llama without a causal mask. For EuroBERT, weights are rewritten where only the notation differs: fused
+matrices are split, constant factors are multiplied into the weights, interleaved rotary pairs are reordered.
 
-No architecture is named. Weights must fit by name and shape, and both models, given the same random weights, must
-compute the same. Random weights, because those of a trained model can hide a difference: nearly uniform attention does
-not show whether a layer rotates its queries and keys. They make attention sharp, and positions go up to the longest.
+No architecture is named. Weights must fit by name and shape, and both models must compute the same with the same random
+weights. Random weights are used because those of a trained model can hide a difference: nearly uniform attention does
+not show whether a layer rotates its queries and keys. They make attention sharp, and positions up to the maximum are
+tested.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ from biphase.models.hub import narrowest, quietly
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 SETTINGS = ("max_position_embeddings", "rms_norm_eps", "rope_parameters")
-PROBED = 64  # tokens that both models read
-GAIN = 2.0  # of random matrices: attention scores then have a standard deviation of about 4
-ALIKE = 1e-3  # of a vector's length; one layer of 36 that does not rotate makes a difference of 0.02 or more
+PROBED = 64  # tokens in the comparison
+GAIN = 2.0  # gain of the random matrices: attention scores get a standard deviation of about 4
+ALIKE = (
+    1e-3  # relative tolerance per vector; one layer of 36 without rotation makes a difference of 0.02 or more
+)
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 EMBEDDING = "embed_tokens.weight"
 _THRESHOLD = re.compile("clip|limit|cap(ping)?$")
@@ -45,14 +48,14 @@ Weights = dict[str, Tensor]
 
 
 def is_masked(architecture: str) -> bool:
-    """Is a class a masked language model's?"""
+    """Return whether a class name is that of a masked language model."""
     return architecture in MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()
 
 
 def masked_forms(model: LanguageModel, length: int, **fields: Any) -> Iterator[Callable[[], Any]]:
-    """What makes the model in a class with a masked head, for each that it fits with texts of up to `length` tokens.
+    """Yield a constructor for each class with a masked head that is equivalent for texts of up to `length` tokens.
 
-    `fields`: of EuroBERT's configuration.
+    `fields` override EuroBERT's configuration.
     """
     own = _own_family(model.model)
     if own is not None:
@@ -61,7 +64,7 @@ def masked_forms(model: LanguageModel, length: int, **fields: Any) -> Iterator[C
     if output.transforms or output.cap is not None:
         return
     if output.scale != 1:
-        fields["tie_word_embeddings"] = False  # the head is no longer the embedding
+        fields["tie_word_embeddings"] = False  # the scaled head differs from the embedding
     last = model.model.get_output_embeddings()
     head = {f"lm_head.{name}": one for name, one in last.named_parameters()}
     native = as_eurobert(model.reader[0], length, EuroBertForMaskedLM, head, scale=output.scale, **fields)
@@ -72,7 +75,7 @@ def masked_forms(model: LanguageModel, length: int, **fields: Any) -> Iterator[C
 def as_eurobert(
     encoder: Encoder, length: int, family: Any, head: Weights, *, scale: float = 1.0, **fields: Any
 ) -> Callable[[], Any] | None:
-    """What makes `family` (a class of EuroBERT's) of a trunk and a head times `scale`; None where it is another model."""
+    """Return a constructor of `family` (a EuroBERT class) from a backbone and a scaled head; None if not equivalent."""
     trunk: Any = encoder.trunk
     config = _config(encoder, length, **fields)
     if config is None:
@@ -80,7 +83,7 @@ def as_eurobert(
     with torch.device("meta"):  # names and shapes only
         made = family(config)
     inside: Any = made.base_model
-    inside.rotary_emb = type(inside.rotary_emb)(config)  # which has numbers of its own
+    inside.rotary_emb = type(inside.rotary_emb)(config)  # needs real buffers, not meta tensors
     placed = _placed(trunk.state_dict(), inside)
     prefix = "" if family is EuroBertModel else "model."
 
@@ -98,7 +101,7 @@ def as_eurobert(
 
 
 def _own_family(model: Any) -> Any | None:
-    """A decoder of a family that has a masked class as well, in that class."""
+    """Convert a decoder to its own family's masked class; None if there is none or the weights do not fit."""
     family: Any = MODEL_FOR_MASKED_LM_MAPPING.get(type(model.config), None)
     if family is None or isinstance(model, family):
         return None
@@ -111,13 +114,13 @@ def _own_family(model: Any) -> Any | None:
 
 
 def _fits(weights: Weights, made: Any) -> bool:
-    """Has every weight its place in a model, by name and shape?"""
+    """Return whether weights and model match by name and shape, allowing for missing biases."""
     wanted = {name: tuple(one.shape) for name, one in made.state_dict().items()}
     return {name: tuple(one.shape) for name, one in _with_biases(weights, wanted).items()} == wanted
 
 
 def _filled(made: Any, weights: Weights) -> Any:
-    """`made`, built without numbers, with weights that fit."""
+    """Load weights into `made`, a model on the meta device."""
     weights = _with_biases(weights, {name: tuple(one.shape) for name, one in made.state_dict().items()})
     made.load_state_dict({name: one.detach().float().cpu() for name, one in weights.items()}, assign=True)
     made.tie_weights()
@@ -125,7 +128,7 @@ def _filled(made: Any, weights: Weights) -> Any:
 
 
 def _with_biases(weights: Weights, wanted: Mapping[str, tuple[int, ...]]) -> Weights:
-    """A family may have biases on some matrices only: the others get zeros."""
+    """Add zero biases for matrices without one: some families have biases on some matrices only."""
     lacking = [name for name in wanted if name.endswith(".bias") and name not in weights]
     return weights | {name: torch.zeros(wanted[name]) for name in lacking}
 
@@ -139,10 +142,10 @@ def _config(encoder: Encoder, length: int, **fields: Any) -> EuroBertConfig | No
     said: dict[str, Any] = {name: getattr(config, name, None) for name in (*SIZES, *SETTINGS)}
     rope: Any = said["rope_parameters"]
     if any(value is None for value in said.values()) or any(isinstance(one, dict) for one in rope.values()):
-        return None  # a field is called otherwise, or positions differ from layer to layer
+        return None  # a field has another name, or rope parameters differ between layers
     if any(value and _THRESHOLD.search(name) for name, value in config.to_dict().items()):
-        return None  # large numbers are cut off, which small ones do not show
-    # It has no windows: it is the same model only as far as the narrowest of them reaches.
+        return None  # clipping of large values would not show in the comparison
+    # EuroBERT has no windows, so the models are equivalent only for texts within the narrowest one.
     reach = (narrowest(config) if encoder.windows else None) or math.inf
     if reach < length:
         return None
@@ -164,12 +167,12 @@ def _config(encoder: Encoder, length: int, **fields: Any) -> EuroBertConfig | No
     try:
         with quietly():
             return EuroBertConfig(**(said | fields))
-    except Exception:  # a value that the strict configuration does not take: another shape
+    except Exception:  # a value that the strict configuration rejects
         return None
 
 
 def _placed(weights: Weights, native: Any) -> Weights | None:
-    """A trunk's weights under EuroBERT's names; None where names or shapes do not fit, apart from the vocabulary's size."""
+    """Return a backbone's weights under EuroBERT's names; None if names or shapes (except vocab size) do not fit."""
     wanted = {name: tuple(one.shape) for name, one in native.state_dict().items()}
     parts = {place: part for name, one in weights.items() for place, part in _split(name, one, wanted)}
     parts = _with_biases(parts, wanted)
@@ -180,10 +183,11 @@ def _placed(weights: Weights, native: Any) -> Weights | None:
 
 
 def _rewritten(weights: Weights, *, trunk: Any, width: int, interleaved: bool) -> Weights:
-    """Weights under EuroBERT's names as EuroBERT writes them down; `width`: of a head.
+    """Rewrite weights under EuroBERT's names in EuroBERT's conventions; `width` is the head dimension.
 
-    A factor on the embedding is one on the whole residual stream, which the norms take out again: so what is added to
-    the stream is divided by it, and the embedding can stay the head. `interleaved`: rotary pairs stand side by side.
+    A factor on the embedding scales the whole residual stream, and the norms remove it again. So what is added to the
+    stream is divided by it instead, and the embedding can stay tied to the head. `interleaved` says that rotary pairs
+    are adjacent.
     """
     layer = trunk.layers[0]
     added = getattr(layer, "residual_multiplier", 1.0) / _embedding_factor(trunk)
@@ -203,7 +207,7 @@ def _rewritten(weights: Weights, *, trunk: Any, width: int, interleaved: bool) -
 
 
 def _split(name: str, weight: Tensor, wanted: Mapping[str, tuple[int, ...]]) -> list[tuple[str, Tensor]]:
-    """A fused matrix as those it is made of; any other as it is."""
+    """Split a fused matrix into its parts; return any other weight unchanged."""
     for fused, matrices in FUSED.items():
         places = [name.replace(fused, one) for one in matrices]
         if f".{fused}." in name and all(place in wanted for place in places):
@@ -214,13 +218,13 @@ def _split(name: str, weight: Tensor, wanted: Mapping[str, tuple[int, ...]]) -> 
 
 
 def _embedding_factor(trunk: Any) -> float:
-    """What a family multiplies its embeddings with."""
+    """Return the factor by which a family multiplies its embeddings."""
     factor = getattr(trunk.get_input_embeddings(), "scalar_embed_scale", None)
     return float(factor or getattr(trunk, "embedding_multiplier", None) or 1.0)
 
 
 def _norm_offset(norm: Any) -> float:
-    """What a family adds to the weights of its norms: 1 where weights of 0 leave a vector of ones as it is."""
+    """Return the offset that a family adds to norm weights: 1 if zero weights leave a vector of ones unchanged."""
     zeros = torch.zeros_like(norm.weight)
     return float(functional_call(norm, {"weight": zeros}, torch.ones_like(zeros)).mean().round())
 
@@ -230,7 +234,7 @@ def _norm_offset(norm: Any) -> float:
 
 @torch.no_grad()
 def _computes_the_same(encoder: Encoder, native: Any, rewrite: Callable[[Weights], Weights]) -> bool:
-    """Do both give the same hidden states, whatever the weights are?"""
+    """Return whether both models give the same hidden states with the same random weights."""
     trunk: Any = encoder.trunk
     longest = min(encoder.context, native.config.max_position_embeddings)
     count = min(PROBED, longest)
@@ -244,7 +248,7 @@ def _computes_the_same(encoder: Encoder, native: Any, rewrite: Callable[[Weights
     padding, training = [one.padding_idx for one in embeddings], encoder.training
     try:
         for one in embeddings:
-            one.padding_idx = None  # there are only as many rows as are read
+            one.padding_idx = None  # the random embedding has fewer rows than the vocabulary
         states = [
             functional_call(
                 one.eval(),
@@ -253,7 +257,7 @@ def _computes_the_same(encoder: Encoder, native: Any, rewrite: Callable[[Weights
             )
             for one, some in ((encoder, drawn), (theirs, rewrite(_placed(drawn, native) or {})))
         ]
-    except Exception:  # a forward that wants more than such a model has
+    except Exception:  # a forward that needs more than these weights
         return False
     finally:
         for one, number in zip(embeddings, padding, strict=True):
@@ -265,7 +269,7 @@ def _computes_the_same(encoder: Encoder, native: Any, rewrite: Callable[[Weights
 
 
 def _drawn(trunk: Any, rows: int) -> Weights:
-    """Random weights of a trunk, the same for all its layers, and `rows` of its embedding."""
+    """Return random weights for a backbone, the same for all layers, with `rows` embedding rows."""
     draw, made = torch.Generator().manual_seed(0), {}
     embedding = trunk.get_input_embeddings().weight
     drawn: Weights = {}

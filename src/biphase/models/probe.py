@@ -1,8 +1,8 @@
-"""Probes that run before training: does this model do what the study will ask of it?
+"""Probes that check, before training, that a model follows the attention pattern it is given.
 
-They change one token and look at exact differences of the outputs, so they do not depend on what a model is
-called. A model that leaks, stays blind, counts positions on into the next text, or reads otherwise than its own class
-does is refused.
+They change one token and compare outputs exactly, so they work for any architecture. A model is rejected if it attends
+where it must not, ignores later tokens under bidirectional attention, continues positions into the next text of a
+packed row, or computes something else with our attention than with its own.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from biphase.errors import ModelError, one_line
 
 LENGTH = 16
 HALF = LENGTH // 2
-CLOSE = 1e-3  # of the largest number; what is left out of a computation moves it far more
+CLOSE = 1e-3  # relative to the largest value; a missing part of a computation changes it far more
 
 Read = Callable[[Tensor, Tensor, AttentionPattern], Tensor]  # (1, T) ids and positions → (1, T, d)
 
 
 @torch.no_grad()
 def probe_attention(read: Read, *, vocab: int, name: str, device: torch.device, causal: bool) -> int:
-    """Refuse what cannot read both ways and packed, and, with `causal`, one way. Gives the width of what is read.
+    """Raise ModelError unless a model supports bidirectional, packed and, with `causal`, causal attention.
 
-    The tokens that change stand right at the boundary, on either side: what mixes tokens outside attention
-    (convolutions, recurrences) may reach only the next one, and only in one direction.
+    Returns the width of its output. The changed tokens are next to the boundary on either side, since layers that mix
+    tokens outside attention (convolutions, recurrences) may reach only the next token, and only in one direction.
     """
     ids = _ids(vocab, device)
     positions = torch.arange(LENGTH, device=device)[None]
@@ -36,7 +36,7 @@ def probe_attention(read: Read, *, vocab: int, name: str, device: torch.device, 
     apart = AttentionPattern(False, mask=segment_mask((positions >= HALF).long(), causal=False))
 
     def moved(pattern: AttentionPattern, at: int, places: Tensor = positions) -> Tensor:
-        """Which positions feel a change of the token there."""
+        """Return which positions' outputs change when the token at `at` changes."""
         changed = ids.clone()
         changed[0, at] = (changed[0, at] + 1) % vocab
         before, after = (read(one, places, pattern)[0] for one in (ids, changed))
@@ -67,16 +67,16 @@ def probe_attention(read: Read, *, vocab: int, name: str, device: torch.device, 
 
 @torch.no_grad()
 def probe_own(model: Any, read: Read, *, vocab: int, name: str, device: torch.device) -> None:
-    """Refuse a model that does not give with our attention, in the direction it was made for, what it gives by itself.
+    """Raise ModelError unless the model's output with our attention, in one direction, equals that of its own class.
 
-    `read` gives what the model's own forward gives first: logits, or hidden states.
+    `read` returns what the model's own forward returns first: logits or hidden states.
     """
     ids = _ids(vocab, device)
     positions = torch.arange(LENGTH, device=device)[None]
     try:
         model.set_attn_implementation("eager")
         own = model(input_ids=ids, use_cache=False)[0]
-    except Exception as wrong:  # a forward made for other inputs fails in its own way
+    except Exception as wrong:  # forwards made for other inputs raise many types
         raise ModelError(f"{name} cannot read a plain text ({one_line(wrong)}); give another model") from None
     finally:
         model.set_attn_implementation(NAME)

@@ -1,8 +1,8 @@
-"""The words of a study: what is trained, on what, how, and what is done with it.
+"""The records of a study: what is trained, on which data, how, and how the results are evaluated.
 
-A study is a Python file that builds these records. They hold plain values and each other, so a study
-can be written out, hashed and read back; nothing in them names a device or a folder of results.
-The paper's recipe (arXiv 2507.00994) is the default of every field: a departure is a field that says so.
+A study is a Python file that builds these records. They contain only plain values and each other, so a study can be
+written as JSON, hashed and read back; none of them names a device or a results folder. The defaults are the recipe of
+arXiv 2507.00994, so a study states only where it differs from that paper.
 """
 
 from biphase.specs.claims import Claim

@@ -1,4 +1,4 @@
-"""What several records check of their values."""
+"""Checks that several records share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from biphase.errors import SpecError
 
-LONGEST_NAME = 200  # file systems take 255 bytes, and names get endings
+LONGEST_NAME = 200  # bytes; file systems allow 255, and names get suffixes
 
 
 def positive(made: Any, name: str) -> None:
@@ -22,7 +22,7 @@ def ratio_between_0_and_1(where: str, value: float) -> None:
 
 
 def one_name(where: str, name: str) -> None:
-    """Names become names of folders."""
+    """Raise SpecError unless `name` can be the name of a folder."""
     if not name or PurePath(name).name != name or name in (".", ".."):
         raise SpecError(f"{where}: a name is one word without slashes, not {name!r}")
     if not name.isprintable() or len(name.encode()) > LONGEST_NAME:
@@ -32,6 +32,6 @@ def one_name(where: str, name: str) -> None:
 
 
 def pinned(where: str, revision: str) -> None:
-    """A branch moves: the same study would mean another content tomorrow."""
+    """Raise SpecError if a revision is a branch: its content can change, so the study would not be reproducible."""
     if revision in ("main", "master") or revision.startswith("refs/"):
         raise SpecError(f"{where}: {revision!r} is a branch and moves; give the commit that its page shows")

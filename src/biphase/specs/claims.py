@@ -1,7 +1,8 @@
-"""What somebody expects of a study, said before it is run: one result scores above another, by how much, on what.
+"""Claims (hypotheses) of a study, stated before it is run: one result scores above another, by how much, on what.
 
-A claim stands in the study file beside the runs it speaks of. The report tests it with the paper's own, and corrects
-for their number; so what is claimed afterwards, with the scores at hand, is best left out.
+A claim is written in the study file beside the runs it compares. The report tests it together with the paper's claims
+and corrects for their number, so claims should not be added after the scores are known. This module also holds the
+table of metrics for each task family.
 """
 
 from __future__ import annotations
@@ -13,42 +14,42 @@ from biphase.records import record
 from biphase.specs.checks import one_name
 from biphase.specs.tasks import Family
 
-# What a trial is scored with; `biphase.tasks.metrics` says how each is computed.
+# The metrics of a trial; `biphase.tasks.metrics` computes them.
 METRICS: dict[Family, tuple[str, ...]] = {
     "SC": ("accuracy", "macro_f1", "mcc"),
     "TC": ("entity_f1", "sentence_f1"),
     "QA": ("f1", "exact_match", "token_f1"),
     "IR": ("ndcg@10", "mrr@10", "recall@100", "paper_ndcg@10"),
 }
-# The one that learning rates are chosen by, under the paper's protocol and under the standard one.
+# The metric that selects the learning rate, under the paper's protocol and under the standard one.
 CHOSEN: dict[Family, dict[str, str]] = {
     "SC": {"paper": "accuracy", "standard": "accuracy"},
     "TC": {"paper": "sentence_f1", "standard": "entity_f1"},
     "QA": {"paper": "token_f1", "standard": "f1"},
     "IR": {"paper": "paper_ndcg@10", "standard": "ndcg@10"},
 }
-RANGES = {"mcc": (-1.0, 1.0)}  # of a metric; the others go from 0 to 1
+RANGES = {"mcc": (-1.0, 1.0)}  # the range of a metric, if it is not 0 to 1
 _OURS = re.compile(r"[CB]\d+")
 
 
 @record
 class Claim:
-    """`more` scores above `less` by more than `margin` percent points, on each of `on`.
+    """The claim that `more` scores above `less` by more than `margin` percentage points, on each entry of `on`.
 
-    A negative margin claims "not worse than by so much". Where a recipe was trained with several seeds, naming one of
-    its results means all of them.
+    A negative margin claims non-inferiority: `more` is not worse by that much. If a recipe was trained with several
+    seeds, naming one of its results means all of them.
     """
 
     name: str
-    says: str  # in words, for the report
-    more: str  # a result of the study
-    less: str  # another
-    on: tuple[str, ...] = ()  # families or tasks, each tested by itself; empty: every family the study has
-    margin: float = 0.0  # percent points
-    metric: str = ""  # empty: the one that learning rates are chosen by
+    says: str  # the claim as a sentence, for the report
+    more: str  # name of a result of the study
+    less: str  # name of another
+    on: tuple[str, ...] = ()  # families or tasks, each tested separately; empty: every family of the study
+    margin: float = 0.0  # percentage points
+    metric: str = ""  # empty: the metric that selects the learning rate
 
     def settle(self) -> None:
-        if isinstance(self.says, str):  # it stands in rows of tables
+        if isinstance(self.says, str):  # one line, since it is shown in table rows
             object.__setattr__(self, "says", " ".join(self.says.split()))
         if isinstance(self.on, str):
             object.__setattr__(self, "on", (self.on,))
@@ -73,7 +74,7 @@ class Claim:
             raise SpecError(f"{where}: there is no metric {self.metric!r}; {nearest(self.metric, known)}")
 
     def check_within(self, results: list[str], tasks: dict[str, Family]) -> None:
-        """Can a study with these results and tasks (name → family) speak to it?"""
+        """Raise SpecError unless a study with these results and tasks (name → family) can test the claim."""
         where = f"Claim {self.name!r}"
         for name in (self.more, self.less):
             if name not in results:

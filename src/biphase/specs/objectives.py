@@ -1,4 +1,4 @@
-"""What a model is asked: the next token, hidden tokens, or hidden tokens from the position before."""
+"""Training objectives: causal (CLM), masked (MLM) and masked next-token (MNTP) language modeling."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from biphase.specs.checks import positive, ratio_between_0_and_1
 
 @record
 class CLM:
-    """Predict the next token, seeing only what came before."""
+    """Causal language modeling: predict the next token from the tokens before it."""
 
 
 @record
 class Linear:
-    """A masking ratio that goes from `first` to `last` in a line over `steps`, then stays."""
+    """A masking ratio that changes linearly from `first` to `last` over `steps` steps, then stays constant."""
 
     first: float
     last: float
@@ -30,7 +30,7 @@ class Linear:
 
 @record
 class Cosine:
-    """A masking ratio that goes from `first` to `last` in half a cosine over `steps`, then stays."""
+    """A masking ratio that follows half a cosine from `first` to `last` over `steps` steps, then stays constant."""
 
     first: float
     last: float
@@ -46,10 +46,10 @@ class Cosine:
 
 @record
 class MLM:
-    """Hide a share of the tokens and ask for them back, seeing both sides.
+    """Masked language modeling: mask a share `ratio` of the tokens and predict them with bidirectional attention.
 
-    `replace` says what becomes of a hidden token: (mask token, random token, itself), as shares.
-    The paper's is (1, 0, 0); BERT's is (0.8, 0.1, 0.1).
+    `replace` gives the shares of masked tokens that become the mask token, become a random token, or stay unchanged.
+    The paper uses (1, 0, 0); BERT uses (0.8, 0.1, 0.1).
     """
 
     ratio: float | Linear | Cosine
@@ -66,7 +66,10 @@ class MLM:
 
 @record
 class MNTP(MLM):
-    """MLM whose hidden token is asked for at the position before it, where a decoder's head expects it."""
+    """Masked next-token prediction: MLM that predicts each masked token at the position before it.
+
+    That is where a decoder's head predicts it.
+    """
 
     ratio: float | Linear | Cosine
     replace: tuple[float, float, float] = (1.0, 0.0, 0.0)

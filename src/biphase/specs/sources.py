@@ -1,4 +1,4 @@
-"""What a run starts from and reads: a model, a corpus with its tokenizer, and how rows are cut from it."""
+"""What a run starts from and reads: a model, a corpus with its tokenizer, and the packing into rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from biphase.specs.checks import pinned, positive
 
 @record
 class Size:
-    """A model from scratch, in EuroBERT's shape: pre-norm, RMSNorm, rotary, SwiGLU, no bias."""
+    """A randomly initialized model in EuroBERT's architecture: pre-norm RMSNorm, RoPE, SwiGLU, no biases."""
 
     name: str
     layers: int
@@ -20,7 +20,7 @@ class Size:
     heads: int
     kv_heads: int
     ffn: int
-    precision: Literal["fp32", "bf16", "fp8"] = "bf16"  # the one it is normally trained in
+    precision: Literal["fp32", "bf16", "fp8"] = "bf16"  # the default for its runs
     rope_base: float = 10_000.0
     norm_eps: float = 1e-5
     init_std: float = 0.02
@@ -41,18 +41,18 @@ class Size:
 
     @property
     def block_parameters(self) -> int:
-        """Parameters of the layers and the final norm: everything but embedding and head."""
+        """The number of parameters of the layers and the final norm: all but embedding and head."""
         d, kv = self.hidden, self.hidden // self.heads * self.kv_heads
         return self.layers * (2 * d * d + 2 * d * kv + 3 * d * self.ffn + 2 * d) + d
 
 
 @record
 class Hub:
-    """An existing model to continue from: a hub id with its pinned revision, or a local folder.
+    """An existing model to start from: a hub id with its pinned revision, or a local folder.
 
-    Without a revision, the commit that the hub shows when the study first runs is noted in the store and stays.
-    `gguf` names a file of that folder or repository. `windows` says what becomes of layers that see only a window of
-    past tokens, where attention goes both ways: a window to both sides, or everything.
+    Without a revision, the hub's current commit is recorded in the store when the study first runs, and used from then
+    on. `gguf` names a file of the folder or repository. `windows` says what sliding-window layers do under
+    bidirectional attention: "symmetric" extends the window to both sides, "full" removes it.
     """
 
     source: str
@@ -77,7 +77,7 @@ class Hub:
 
     @property
     def address(self) -> dict[str, str]:
-        """What transformers' `from_pretrained` takes to find it."""
+        """The arguments of transformers' `from_pretrained` that load it."""
         more = {"gguf_file": self.gguf} if self.gguf else {}
         if self.local:
             return {"pretrained_model_name_or_path": str(Path(self.source).expanduser()), **more}
@@ -86,7 +86,7 @@ class Hub:
 
 @record
 class BPE:
-    """A byte-level BPE of `vocab` entries (the end and mask tokens among them), trained on the corpus."""
+    """A byte-level BPE tokenizer of `vocab` entries (including the end and mask tokens), trained on the corpus."""
 
     vocab: int
 
@@ -101,7 +101,7 @@ class Pretrained:
 
     source: str
     revision: str = ""
-    vocab: int = 0  # its size, where the plan should know it without a download
+    vocab: int = 0  # its size, so that planning needs no download; 0: unknown
 
     def check(self) -> None:
         if not self.local and not self.revision:
@@ -117,18 +117,18 @@ class Pretrained:
 
 @record
 class Corpus:
-    """Documents and the tokenizer that reads them.
+    """Documents and the tokenizer for them.
 
-    `source` is a file or folder (txt, jsonl, jsonl.zst, parquet), or a hub dataset as
-    `hf://owner/name@revision/glob`. Held-out text is every document whose text hash is 0 modulo 1,000,
-    or the files of `heldout`. A document ends with the end token; none begins with one unless `bos`.
+    `source` is a file or folder (txt, jsonl, jsonl.gz, jsonl.zst, parquet), or a hub dataset as
+    `hf://owner/name@revision/glob`. Held out are the documents whose text hash is 0 modulo 1,000, or the files of
+    `heldout`. An end token follows each document; with `bos`, a begin token precedes it.
     """
 
     name: str
     source: str
     tokenizer: BPE | Pretrained
     text: str = "text"  # the column or JSON field
-    heldout: str = ""  # a file or folder, relative to where `source` stands
+    heldout: str = ""  # a file, folder or pattern, relative to the folder of `source`
     bos: bool = False
     tokens: int = 0  # stop after this many training tokens; 0 takes everything
 
@@ -154,8 +154,11 @@ class Corpus:
 
 @record
 class Chunks:
-    """The paper's packing: each row of `length` tokens is cut in two at r, uniform in
-    [shortest, length − shortest]; attention and positions stay inside a chunk. Documents may share one."""
+    """The paper's packing: each row of `length` tokens is cut into two chunks at a random position.
+
+    The cut is uniform in [shortest, length − shortest]. Attention and positions stay inside a chunk, which may contain
+    several documents.
+    """
 
     length: int = 2048
     shortest: int = 12
@@ -169,7 +172,10 @@ class Chunks:
 
 @record
 class Rows:
-    """Whole rows of `length` tokens; with `document_mask`, attention and positions stay inside a document."""
+    """Packing into whole rows of `length` tokens.
+
+    With `document_mask`, attention and positions stay inside a document.
+    """
 
     length: int = 2048
     document_mask: bool = False

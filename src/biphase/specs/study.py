@@ -1,4 +1,4 @@
-"""What is done with many runs: the study, and the evaluation of its results."""
+"""The study, a set of runs with claims, and the fine-tuning grid that evaluates their results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from biphase.specs.training import INHERIT, AdamW, Pretrain
 
 @record
 class Fewer:
-    """A part of a grid, for results of which a whole one would cost more than it tells."""
+    """A subset of the fine-tuning grid, for intermediate checkpoints that do not justify the whole grid."""
 
     tasks: tuple[str, ...]  # by name
     lrs: tuple[float, ...]
@@ -24,14 +24,14 @@ class Fewer:
 
 @record
 class Finetune:
-    """Every result of the study × tasks × learning rates × seeds.
+    """The fine-tuning grid: every result of the study × tasks × learning rates × seeds.
 
-    Two protocols, the same splits, texts, steps and SC, TC and IR heads:
-    - "paper": weights and moments in bf16, QA as tagging of tokens, retrieval among judged documents only, and the
-      learning rate chosen by the paper's own metrics;
+    Two protocols share splits, texts, steps and the SC, TC and IR heads:
+    - "paper": weights and optimizer state in bf16, QA as token tagging, retrieval among judged documents only, and the
+      learning rate selected by the paper's own metrics;
     - "standard": fp32 weights, QA by start and end with windows over long contexts, retrieval among all documents,
-      and the learning rate chosen by entity F1, SQuAD F1 and NDCG@10 as they are commonly defined.
-    Both kinds of metric are computed under either.
+      and the learning rate selected by entity F1, SQuAD F1 and NDCG@10 in their usual definitions.
+    Both sets of metrics are computed under either protocol.
     """
 
     tasks: tuple[Task, ...]
@@ -43,10 +43,10 @@ class Finetune:
     )
     documents: Literal["judged", "all"] = INHERIT  # paper: judged, standard: all
     length: int = 0  # the longest input in tokens; 0: 99% of the model's context
-    warmup: float = 0.1  # of the steps; then down in a line to 0
-    optimizer: AdamW = AdamW()  # weight decay spares biases and LayerNorms, as transformers' Trainer does
-    on_the_way: Fewer | None = None  # of the grid, for the steps that runs keep; None: all of it for them too
-    causal: bool = False  # read in one direction, as a decoder does: a yardstick for what adapting one brings
+    warmup: float = 0.1  # share of the steps; then linear decay to 0
+    optimizer: AdamW = AdamW()  # no weight decay on biases and LayerNorms, as in transformers' Trainer
+    on_the_way: Fewer | None = None  # subset for intermediate checkpoints (`Pretrain.keep`); None: whole grid
+    causal: bool = False  # keep causal attention: a baseline for adapting a decoder to an encoder
 
     def settle(self) -> None:
         if isinstance(self.tasks, Task):
@@ -116,11 +116,11 @@ class Finetune:
                 )
 
     def lender(self, task: Task) -> Task:
-        """The task whose model `task` is scored with: itself, unless it borrows."""
+        """Return the task whose fine-tuned model scores `task`: `task` itself unless it has `trained_on`."""
         return next(one for one in self.tasks if one.name == (task.trained_on or task.name))
 
     def part(self, *, on_the_way: bool) -> Finetune:
-        """What a result gets of it."""
+        """Return the grid for one result: the subset for an intermediate checkpoint, else the whole grid."""
         fewer = self.on_the_way
         if fewer is None or not on_the_way:
             return self
@@ -129,7 +129,7 @@ class Finetune:
 
     @property
     def finetunings(self) -> int:
-        """Fine-tunings per result: tasks that borrow another task's model train none of their own."""
+        """The number of fine-tunings per result; tasks with `trained_on` add none."""
         own = {task.trained_on or task.name for task in self.tasks}
         return len(own) * len(self.lrs) * len(self.seeds)
 
@@ -140,12 +140,12 @@ class Finetune:
 
 @record
 class Study:
-    """Many runs, and what is done with their results, and what is expected of them."""
+    """A set of runs, the fine-tuning grid for their results, and claims about them."""
 
     name: str
     runs: tuple[Pretrain, ...]
     finetune: Finetune | None = None
-    claims: tuple[Claim, ...] = ()  # of your own; those of the paper are tested wherever the runs can speak
+    claims: tuple[Claim, ...] = ()  # your own; the paper's claims are tested too if the runs allow it
 
     def settle(self) -> None:
         if isinstance(self.claims, Claim):

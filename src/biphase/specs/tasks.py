@@ -1,13 +1,13 @@
-"""What an encoder is evaluated on: a dataset as a record. A new dataset of a known family needs no code.
+"""Evaluation tasks: datasets as records. A new dataset of a known family needs no code.
 
     family                        form       a row
     SC  sequence classification   Classify   a text and its label
     TC  token classification      Tag        words and their tags
     QA  question answering        Answer     a question, a context, and the answers in it
-    IR  retrieval                 Retrieve   queries, documents, and which of them belong together
+    IR  retrieval                 Retrieve   queries, documents, and relevance judgments
 
-A column may be given as alternatives, `"tokens|words"`: the first that the files have is read. In a template,
-`{title:. }` is the title and ". " after it, or nothing where a row has no title.
+A column can be given as alternatives, `"tokens|words"`: the first one that the files have is read. In a template,
+`{title:. }` inserts the title followed by ". ", or nothing if a row has no title.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Family = Literal["SC", "TC", "QA", "IR"]
 
 @record
 class Splits:
-    """The files of each part: a name or pattern below the task's source, or a place on the hub of its own.
+    """The files of each split: a name or pattern below the task's source, or a separate hub address.
 
-    For retrieval these are the judgments (qrels). Where `validation` names no files, it is cut off from `cut_from`:
-    the share `cut` of it that comes first in a permutation by `seed` (as `datasets.train_test_split` does it).
+    For retrieval these are the judgments (qrels). If `validation` names no files, it is split off from `cut_from`: the
+    first share `cut` of a permutation by `seed`, as `datasets.train_test_split` does.
     """
 
     train: str = "train*"
@@ -39,7 +39,7 @@ class Splits:
     cut: float = 0.05
     cut_from: Literal["train", "test"] = "train"
     seed: int = 42
-    rows: tuple[int, int, int] = (0, 0, 0)  # at most so many of train, validation and test; 0: all
+    rows: tuple[int, int, int] = (0, 0, 0)  # maximum for train, validation and test; 0: all
 
     def check(self) -> None:
         if not self.test:
@@ -54,12 +54,12 @@ class Splits:
 
 @record
 class Classify:
-    """One label for a text. `text` is a template over the columns: "Premise: {premise}\\nHypothesis: {hypothesis}"."""
+    """One label per text. `text` is a template over the columns: "Premise: {premise}\\nHypothesis: {hypothesis}"."""
 
     text: str
-    labels: tuple[str, ...]  # in the order of their numbers; a file may hold either
+    labels: tuple[str, ...]  # in the order of their numbers; files may contain names or numbers
     label: str = "label"
-    numbered: bool = added(False)  # the files hold numbers alone, also where labels are called "1" to "5"
+    numbered: bool = added(False)  # files contain numbers only, even if labels are named "1" to "5"
 
     def check(self) -> None:
         columns_of("Classify.text", self.text)
@@ -68,7 +68,7 @@ class Classify:
 
 @record
 class Tag:
-    """One tag for each word, in the IOB2 scheme (O, B-PER, I-PER, …)."""
+    """One tag per word, in the IOB2 scheme (O, B-PER, I-PER, …)."""
 
     labels: tuple[str, ...]
     words: str = "tokens"
@@ -85,16 +85,17 @@ class Tag:
 
 @record
 class Answer:
-    """A training job of `context` that answers `question`. `text` is what stands before the context.
+    """A span of `context` that answers `question`. `text` is the template of what precedes the context.
 
-    `answers` holds {"text": […], "answer_start": […]} as SQuAD does, or one text, whose first occurrence is meant.
+    The column `answers` holds {"text": […], "answer_start": […]} as in SQuAD, or one text, whose first occurrence in
+    the context is the answer.
     """
 
     question: str = "question"
     context: str = "context"
     answers: str = "answers"
     text: str = "Question: {question}\nContext: "
-    unanswerable: bool = False  # no answer is a right answer to some questions
+    unanswerable: bool = False  # some questions have no answer
 
     def check(self) -> None:
         if columns_of("Answer.text", self.text) != ("question",) or "{question}" not in self.text:
@@ -103,9 +104,9 @@ class Answer:
 
 @record
 class Retrieve:
-    """Queries and documents as BEIR lays them out, and pairs of both to train on.
+    """Queries and documents in BEIR's layout, and pairs of both to train on.
 
-    Without files of `pairs`, the pairs are the judgments of the train part. Templates name columns of the files.
+    Without `pairs` files, the training pairs are the judgments of the train split. Templates name columns of the files.
     """
 
     query: str = "Query: {text}"
@@ -113,8 +114,11 @@ class Retrieve:
     queries: str = "queries*"
     corpus: str = "corpus*"
     pairs: str = ""
-    pair: tuple[str, str] = ("query", "positive|document")  # their columns; the templates read them as {text}
-    relevant: int = 1  # the lowest grade that counts as relevant where a metric asks yes or no
+    pair: tuple[str, str] = (
+        "query",
+        "positive|document",
+    )  # columns of the pairs; templates get them as {text}
+    relevant: int = 1  # the lowest grade that counts as relevant for metrics with binary relevance
 
     def check(self) -> None:
         columns_of("Retrieve.query", self.query)
@@ -133,19 +137,19 @@ FAMILY_OF: dict[type, Family] = {Classify: "SC", Tag: "TC", Answer: "QA", Retrie
 
 
 def family_name(family: str) -> str:
-    """sequence classification (SC): a family at its first use."""
+    """Return a family's full name with its abbreviation: sequence classification (SC)."""
     names: dict[str, str] = {**FAMILIES}
     return f"{names[family]} ({family})"
 
 
 @record
 class Task:
-    """A dataset to fine-tune on and to be scored by.
+    """A dataset to fine-tune and score encoders on.
 
     `source` is a folder, one file, or `hf://owner/name@revision/folder`. (Without `@revision` a task can be planned
-    and read from a local copy, but not from the hub: the content would not be pinned.) With `trained_on`, nothing is trained on
-    this dataset: it is scored with the model that was fine-tuned on the task of that name. Retrieval with 0 steps is
-    zero-shot: the model is scored as it is.
+    and read from a local copy, but not from the hub: the content would not be pinned.) With `trained_on`, no model is
+    trained on this dataset: it scores the model that was fine-tuned on the task of that name. Retrieval with 0 steps
+    is zero-shot: the model is scored without fine-tuning.
     """
 
     name: str
@@ -153,7 +157,7 @@ class Task:
     source: str
     splits: Splits = Splits()
     steps: int = 1_000
-    epochs: int = 0  # if not 0, that often over the train part instead of `steps`
+    epochs: int = 0  # if not 0, train this many epochs instead of `steps`
     batch: int = 32
     trained_on: str = ""
 
@@ -182,22 +186,22 @@ class Task:
 
     @property
     def zero_shot(self) -> bool:
-        """Is the model scored as it is, without any fine-tuning?"""
+        """Whether the model is scored without any fine-tuning."""
         return not (self.trained_on or self.steps or self.epochs)
 
     @property
     def is_trained(self) -> bool:
-        """Is a model fine-tuned on this dataset?"""
+        """Whether a model is fine-tuned on this dataset."""
         return not (self.trained_on or self.zero_shot)
 
     @property
     def trains(self) -> bool:
-        """Does it have anything to train on?"""
+        """Whether the task has training data."""
         return bool(self.splits.train or (isinstance(self.form, Retrieve) and self.form.pairs))
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Every place its files are named by."""
+        """All paths, patterns and hub addresses that name the task's files."""
         splits = (self.splits.train, self.splits.validation, self.splits.test)
         more = (
             (self.form.queries, self.form.corpus, self.form.pairs) if isinstance(self.form, Retrieve) else ()
@@ -205,7 +209,7 @@ class Task:
         return tuple(dict.fromkeys(one for one in (self.source, *splits, *more) if one))
 
     def pin(self, revision: str) -> Task:
-        """The same task with its source on the hub at this commit."""
+        """Return the task with its hub source pinned to a commit."""
         if not self.source.startswith("hf://"):
             raise SpecError(f"Task {self.name!r} is not on the hub, its source is {self.source!r}")
         owner, name, *folder = self.source.removeprefix("hf://").split("/")
@@ -213,7 +217,7 @@ class Task:
         return replace(self, source=f"hf://{place}")
 
     def at(self, folder: str) -> Task:
-        """The same task with its files in a local folder: the parts by name, or BEIR's layout for retrieval."""
+        """Return the task with its files in a local folder: the splits by file name, or BEIR's layout for retrieval."""
         splits = {name: _last(getattr(self.splits, name)) for name in ("train", "validation", "test")}
         form = self.form
         if isinstance(form, Retrieve):
@@ -224,7 +228,7 @@ class Task:
 
 
 def columns_of(where: str, template: str) -> tuple[str, ...]:
-    """The columns a template names."""
+    """Return the columns that a template names; raise SpecError if it is not a valid template."""
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as wrong:
@@ -241,7 +245,7 @@ def columns_of(where: str, template: str) -> tuple[str, ...]:
 
 
 def filled(template: str, values: Mapping[str, Any]) -> str:
-    """A template with its columns filled in; `{title:. }` is the title and ". ", or nothing where it is empty."""
+    """Fill in a template's columns; `{title:. }` inserts the title and ". ", or nothing if it is empty."""
     made = []
     for literal, name, after, _ in string.Formatter().parse(template):
         value = "" if name is None or values[name] is None else str(values[name])
@@ -250,7 +254,7 @@ def filled(template: str, values: Mapping[str, Any]) -> str:
 
 
 def optional_columns(template: str) -> set[str]:
-    """The columns of a template that a row may leave empty: those that bring what stands after them."""
+    """Return the columns that a row may leave empty: those written with a suffix, as `{title:. }`."""
     return {name for _, name, after, _ in string.Formatter().parse(template) if name and after}
 
 
@@ -260,5 +264,5 @@ def _distinct(where: str, labels: tuple[str, ...]) -> None:
 
 
 def _last(place: str) -> str:
-    """The name or pattern at the end of a place."""
+    """Return the last component of a path or pattern."""
     return place.rsplit("/", 1)[-1]

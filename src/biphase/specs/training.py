@@ -1,4 +1,4 @@
-"""How a model is trained: stages, schedule, optimizer, and the run that binds them."""
+"""How a model is trained: stages, schedule, optimizer, and the run (`Pretrain`) that combines them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from biphase.specs.checks import one_name, positive
 from biphase.specs.objectives import CLM, MLM, MNTP
 from biphase.specs.sources import Chunks, Corpus, Hub, Rows, Size
 
-INHERIT: Any = None  # "not said": taken from the run this one starts from, or else the paper's value
+INHERIT: Any = None  # not given: taken from the run this one starts from, or else the paper's value
 
 
 @record
 class Stage:
-    """An objective over a number of optimizer steps.
+    """An objective for a number of optimizer steps.
 
-    `rope_base` changes the base of the rotary positions from here on, as longer texts ask for; 0 leaves it as it is.
+    `rope_base` changes the base of the rotary position embedding from this stage on, e.g. for longer texts; 0 leaves it
+    unchanged.
     """
 
     objective: CLM | MNTP | MLM
@@ -32,13 +33,13 @@ class Stage:
 
 @record
 class WSD:
-    """Warm up in a line, hold at `peak`, come down in a line to 0 over the last `decay` steps of the run.
+    """Warmup-stable-decay schedule: linear warmup, constant `peak`, linear decay to 0 over the last `decay` steps.
 
-    A whole number is a count of steps, a number below 1 a share of the run's.
+    An integer is a number of steps, a float below 1 a share of the run's steps.
     """
 
     peak: float = 5e-4
-    warmup: int | float = INHERIT  # 2,000 from scratch, 0 when another run goes on, stated after Hub
+    warmup: int | float = INHERIT  # default: 2,000 from scratch, 0 after another run; required after Hub
     decay: int | float = 2_000
 
     def settle(self) -> None:
@@ -56,9 +57,10 @@ class WSD:
 
 @record
 class AdamW:
-    """As the paper: weight decay on every parameter, clipping by the global norm.
+    """AdamW with the paper's settings: weight decay on every parameter, clipping by the global norm.
 
-    With `layer_decay` each layer learns at that share of the rate of the one above it; the embedding at the lowest.
+    With `layer_decay` below 1, each layer's learning rate is that share of the rate of the layer above it; the
+    embedding has the lowest.
     """
 
     betas: tuple[float, float] = (0.9, 0.95)
@@ -78,9 +80,9 @@ class AdamW:
 
 @record
 class LoRA:
-    """Train small matrices beside those of a model that stays as it is (peft's); merged when it is used or exported.
+    """Low-rank adapters (peft's LoRA) beside frozen weights; they are merged when the model is used or exported.
 
-    `targets` are names of layers, as q_proj; none means every matrix of the trunk.
+    `targets` are layer names such as q_proj; empty means every matrix of the backbone.
     """
 
     rank: int = 16
@@ -88,7 +90,7 @@ class LoRA:
     targets: tuple[str, ...] = ()
 
     def settle(self) -> None:
-        if isinstance(self.targets, (tuple, list)):  # in whatever order they were said
+        if isinstance(self.targets, (tuple, list)):  # their order must not change the key
             object.__setattr__(self, "targets", tuple(sorted(self.targets, key=str)))
 
     def check(self) -> None:
@@ -96,16 +98,17 @@ class LoRA:
         positive(self, "alpha")
 
 
-PAPER_BATCH = 2_359_296  # tokens a step: 192 GPUs × 12 chunks of 1,024 on average
+PAPER_BATCH = 2_359_296  # tokens per step: 192 GPUs × 12 chunks of 1,024 tokens on average
 PAPER_WARMUP = 2_000
 
 
 @record
 class Pretrain:
-    """One run: a start, a corpus, stages, a schedule. Its `name` is for people and changes no key.
+    """One run: a start, a corpus, stages and a schedule. Its `name` is for display and does not affect keys.
 
-    With `start=another_run` it goes on from that run's end: what is not said here is as there, there is
-    no warmup, Adam's moments are kept and the data goes on. A run without stages is its start.
+    With `start=another_run` it continues from the end of that run: fields that are not given are inherited from it,
+    there is no warmup, the optimizer state is kept and the data continues where it stopped. A run without stages is its
+    start model.
     """
 
     name: str
@@ -122,8 +125,8 @@ class Pretrain:
     freeze: Literal["nothing", "embeddings"] = INHERIT
     optimizer_state: Literal["keep", "reset"] = "keep"
     data: Literal["continue", "restart"] = "continue"
-    keep: tuple[int, ...] = ()  # steps on the way that are results too, named `name-step`
-    # How often the held-out losses are measured, and on how much text: looked at, so in no key.
+    keep: tuple[int, ...] = ()  # steps whose checkpoints are results too, named `name-step`
+    # Interval in steps and size in tokens of the held-out evaluation. They do not affect training, so are in no key.
     heldout_every: int = 1_000
     heldout_tokens: int = 1_000_000
 
@@ -142,7 +145,7 @@ class Pretrain:
             if getattr(self, name) is INHERIT:
                 object.__setattr__(self, name, getattr(parent, name) if parent else value)
         if self.corpus is INHERIT:
-            if isinstance(self.start, Hub) and not self.stages:  # a model as it is reads no corpus
+            if isinstance(self.start, Hub) and not self.stages:  # an untrained model needs no corpus
                 object.__setattr__(self, "corpus", "")
             elif parent is None:
                 raise SpecError(
@@ -155,12 +158,12 @@ class Pretrain:
         self._settle_schedule(parent)
 
     def _settle_schedule(self, parent: Pretrain | None) -> None:
-        """Warmup and decay become counts of steps, once, here."""
+        """Convert warmup and decay to numbers of steps."""
         said = self.schedule
         if said is INHERIT:
             said = WSD(peak=parent.schedule.peak, decay=parent.schedule.decay) if parent else WSD()
         if not isinstance(said, WSD):
-            return  # the check of the annotation refuses it
+            return  # the annotation check rejects it afterwards
         warmup = said.warmup
         if warmup == -1:
             if isinstance(self.start, Hub) and self.stages:

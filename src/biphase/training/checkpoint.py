@@ -1,16 +1,27 @@
-"""A checkpoint is a state on disk: safetensors and JSON, published whole under the state's key.
+"""Checkpoints: loading, finding, pruning, and writing them in the background while training continues.
 
     model.safetensors       fp32 weights, under transformers' names
-    optimizer.safetensors   Adam's moments and counts, under the same names
-    checkpoint.json              what it is, how it was made, what it cost
-    metrics.jsonl           losses of every step from the root to here
+    optimizer.safetensors   AdamW's optimizer state (moments and step counts), under the same names
+    checkpoint.json         run, step, cost so far, machine
+    metrics.jsonl           losses of every step since the beginning of the first run
 
-On the way of a sharded run each process writes its own rows instead (model-0-of-4.safetensors, with an index); whoever
-reads a state does not notice.
+During a sharded run each process writes its own rows instead (model-0-of-4.safetensors, with an index), which readers
+handle transparently. The checkpoint at the end of a training job is joined into whole files, so that a store's results
+look the same however they were trained.
 
-Every step of a run has a key, so a checkpoint on the way is a state like any other: to resume is to find the
-nearest saved state behind the one that is wanted. When a state is published, those behind it on the same run
-are removed, unless some plan of the store needs them, or a training job that is not done could go on from them.
+Every step of a run has a key, so an intermediate checkpoint is a checkpoint like any other: to resume is to find the
+nearest saved one before the wanted step (`nearest`). When a checkpoint is published, earlier ones of the same run are
+removed (`prune`), unless a plan of the store needs them or an unfinished training job could resume from them
+(`resume_points`).
+
+`Saver` writes a checkpoint in the background:
+
+    begin    each process copies what it has to write to the host, and a thread writes and hashes it
+    settle   after each step: once all processes have written, the first one publishes; if one failed, all stop
+    finish   wait for that: before the next checkpoint, at the end of a training job, before a clean stop
+
+At most one checkpoint is being written. It is in a folder of its own until `publish` writes its manifest and renames
+it, so a killed process leaves no partial checkpoint.
 """
 
 from __future__ import annotations
@@ -41,25 +52,25 @@ from biphase.training.tensors import RowRange, Tensors, join_parts, write_part, 
 
 @dataclass
 class Progress:
-    """What a state carries beside tensors: how it was made and what it cost so far."""
+    """What a checkpoint records besides tensors: its position, its cost so far and how it was computed."""
 
     step: int  # of its run
-    draw: int  # rows drawn: the position in the data
-    seconds: float = 0.0  # of training, over the whole path from the root
+    draw: int  # next sample index: the position in the data
+    seconds: float = 0.0  # training time since the beginning of the first run
     flops: float | None = 0.0  # None: not known for this model
     tokens: int = 0
-    joules: float | None = None  # of the GPUs, over the whole path; None: some part of it was not measured
-    skipped: int = 0  # steps left out because a number was not finite
-    nonfinite_in_a_row: int = 0  # of these, the ones just before this state
+    joules: float | None = None  # GPU energy since the beginning; None: some part was not measured
+    skipped: int = 0  # steps skipped because of a nonfinite loss or gradient
+    nonfinite_in_a_row: int = 0  # consecutive skipped steps just before this checkpoint
     micro_rows: int = 0
     world: int = 1
-    shard: str = "none"  # how weights were spread over the processes
+    shard: str = "none"  # how weights were sharded over the processes
     threads: int = 0
     machine: dict[str, str] = field(default_factory=dict)
 
 
 def load_weights(store: Store, key: str, model: LanguageModel) -> Progress:
-    """Put the weights of a state into `model`, which is whole; gives what it carries beside."""
+    """Load a checkpoint's weights into `model`, which must not be sharded, and return its progress."""
     place = store.checkpoints / key
     verify(place)
     tensors: dict[str, Tensor] = dict(model.model.state_dict())
@@ -82,7 +93,7 @@ def load_weights(store: Store, key: str, model: LanguageModel) -> Progress:
 def load_optimizer_state(
     store: Store, key: str, rows: dict[str, RowRange], optimizer: torch.optim.AdamW
 ) -> None:
-    """Put the moments of a state into `optimizer`, whose parameters are these rows of those of the model."""
+    """Load a checkpoint's optimizer state into `optimizer`, whose parameters are the given rows of the model's."""
     place = store.checkpoints / key
     try:
         with Tensors(place, "optimizer") as saved:
@@ -101,7 +112,7 @@ def load_optimizer_state(
 
 
 def _absent(tensors: dict[str, Tensor], missing: set[str]) -> list[str]:
-    """The names among `missing` that are not a second one of a tensor that was written: tied ones are, once."""
+    """Return the names in `missing` that are not tied to a saved tensor: of tied tensors only one is saved."""
     written = {tensor.data_ptr() for name, tensor in tensors.items() if name not in missing}
     return sorted(name for name in missing if tensors[name].data_ptr() not in written)
 
@@ -116,22 +127,25 @@ def metrics_of(store: Store, key: str) -> list[dict[str, Any]]:
 
 
 def saved_on_path(run: Pretrain, until: int, store: Store, identities: Identities) -> dict[int, str]:
-    """The saved states of the run itself up to step `until`, latest first.
+    """Return the saved checkpoints of the run itself up to step `until`, as step → key, latest first.
 
-    Damaged ones are among them: whoever loads one says so, and nothing is trained in its place in silence.
+    Damaged ones are included: loading one raises an error, instead of silently training it again.
     """
     places = (place for place in store.checkpoints.glob("*") if is_key(place.name))
     saved = {place.name for place in places if store.has(place) or store.fault(place)}
-    steps = _steps(store, saved)  # where any state stands: the only steps worth hashing
+    steps = _steps(store, saved)  # hash only the keys of steps at which some checkpoint exists
     if steps is None:
-        steps = set(range(1, until + 1))  # one cannot say where it stands: it may be at any of them
+        steps = set(range(1, until + 1))  # a damaged checkpoint may be at any step
     keyring = Keyring(identities)
     keys = {step: keyring.at(run, step) for step in sorted(steps, reverse=True) if 0 < step <= until}
     return {step: key for step, key in keys.items() if key in saved}
 
 
 def nearest(run: Pretrain, step: int, store: Store, identities: Identities) -> tuple[int, str] | None:
-    """The latest saved state at or before `step` on the run's path, as (step, key)."""
+    """Return the latest saved checkpoint of the run at or before `step`, as (step, key).
+
+    Step 0 is the end of the run that this one continues.
+    """
     for found in saved_on_path(run, step, store, identities).items():
         return found
     start = checkpoint_key(run, 0, identities)
@@ -139,21 +153,21 @@ def nearest(run: Pretrain, step: int, store: Store, identities: Identities) -> t
 
 
 def prune(run: Pretrain, before: int, store: Store, identities: Identities, needed: set[str]) -> None:
-    """Remove the run's states behind step `before`, but never one that a plan of the store needs."""
+    """Remove the run's checkpoints before step `before`, except those in `needed`."""
     for key in saved_on_path(run, before - 1, store, identities).values():
         if key not in needed and store.has(
             store.checkpoints / key
-        ):  # else it is somebody else's, in this place
+        ):  # never remove files that are not this result
             store.discard(store.checkpoints / key)
 
 
 def resume_points(
     run: Pretrain, jobs: Iterable[dict[str, Any]], store: Store, identities: Identities
 ) -> set[str]:
-    """Of each planned training job that is not done, the newest checkpoint of `run` that its training could go on from.
+    """Return, for each unfinished training job in `jobs`, the latest checkpoint of `run` it could resume from.
 
-    `training jobs` are the states of saved plans. One can share checkpoints with the run if it has the same root, and the
-    objective and phase that the run had there.
+    `jobs` are the training jobs of saved plans. A job can share a checkpoint with the run if it has the same root, and
+    the same objective and decay phase at that step.
     """
     root = run
     while isinstance(root.start, Pretrain):
@@ -174,27 +188,18 @@ def resume_points(
 
 
 def _steps(store: Store, keys: set[str]) -> set[int] | None:
-    """The steps at which these states stand; None if one of them is damaged and does not say."""
+    """Return the steps of these checkpoints; None if the step of a damaged one is unknown."""
     steps = set()
     for key in keys:
         try:
             steps.add(progress_of(store, key).step)
         except StoreError:
-            if (store.checkpoints / key).exists():  # else another worker removed it a moment ago
+            if (store.checkpoints / key).exists():  # else another worker has just removed it
                 return None
     return steps
 
 
 # ---------------------------------------------------------------- saving
-# Checkpoints are written beside the training: copied to the host, then to the disk while steps go on.
-#
-#     begin    every process that has something to write copies it, and a thread of its own writes and hashes it
-#     settle   after each step: when all have written, the first process publishes; if one could not, all stop
-#     finish   wait for that: before the next checkpoint, at the end of a training job, before a clean stop
-#
-# At most one is under way. It lies in a folder of its own and counts for nothing until its manifest stands, which is
-# written last and moved to its place with it, so whoever is killed on the way leaves no state. A state at the end of a
-# training job is put together from its parts: what others read of a store is one file of weights, however it was trained.
 
 
 SAVED_KINDS = ("model", "optimizer")
@@ -202,7 +207,7 @@ SAVED_KINDS = ("model", "optimizer")
 
 @dataclass(frozen=True)
 class CheckpointRecord:
-    """What is said of a state beside its tensors."""
+    """The contents of checkpoint.json and metrics.jsonl, with the checkpoint's key."""
 
     key: str
     state: dict[str, Any]
@@ -213,35 +218,36 @@ class CheckpointRecord:
 class _UnderWay:
     folder: Path
     told: CheckpointRecord
-    whole: bool  # to be put together before it is published
+    whole: bool  # join the parts before publishing
     then: Callable[[], None]
-    thread: threading.Thread | None = None  # of a process that has something to write
+    thread: threading.Thread | None = None  # None in a process that has nothing to write
     entries: dict[str, Any] = field(default_factory=dict)
     wrong: BaseException | None = None
 
 
 class Saver:
-    """Writes the states of one training job, one after another."""
+    """Writes the checkpoints of one training job in the background, one after another."""
 
     def __init__(self, store: Store, ranks: Ranks, model: LanguageModel, placed: Placed, *, job: str) -> None:
         self.store, self.ranks, self.model, self.placed = store, ranks, model, placed
         self.sharded, self.optimizer = placed.sharded, placed.optimizer
         self.under_way: _UnderWay | None = None
         self.attempt = f"checkpoint-{job}"
-        if (
-            ranks.first
-        ):  # who holds the lease of a training job is alone with it: what is left here was cut off
+        if ranks.first:  # this worker holds the training job's lease, so leftovers come from a killed one
             for left in store.attempts.glob(f"{self.attempt}-*"):
                 shutil.rmtree(left, ignore_errors=True)
 
     def begin(self, told: CheckpointRecord, *, last: bool, then: Callable[[], None] = lambda: None) -> None:
-        """Start writing a state. `last`: of its training job. `then`: for the first process, once it is published."""
+        """Start writing a checkpoint, after finishing an earlier one.
+
+        `last` marks the end of the training job. The first process calls `then` once the checkpoint is published.
+        """
         self.finish()
         name = ""
         if self.ranks.first and not self.store.has(self.store.checkpoints / told.key):
             name = self.store.new_attempt(self.attempt).name
         name = self.ranks.share(name)
-        if not name:  # somebody published it before
+        if not name:  # another worker has published it
             if self.ranks.first:
                 then()
             return
@@ -251,13 +257,18 @@ class Saver:
                 work = (now, self._copied())
                 now.thread = threading.Thread(target=self._write, args=work, name="checkpoint", daemon=True)
                 now.thread.start()
-        except BaseException:  # no memory for a copy, or a fault of the device that comes to light here
+        except (
+            BaseException
+        ):  # out of memory for the copy, or an asynchronous device error that surfaces here
             shutil.rmtree(now.folder, ignore_errors=True)
             raise
-        self.under_way = now  # only now: what was not begun must never be taken for written
+        self.under_way = now  # set last, so that a checkpoint whose writing never began cannot be published
 
     def settle(self) -> None:
-        """Publish what all have written by now. Every process asks at the same step."""
+        """Publish the checkpoint if all processes have written it; raise if one failed.
+
+        Every process must call this at the same step.
+        """
         now = self.under_way
         if now is None:
             return
@@ -275,16 +286,16 @@ class Saver:
             self._publish(now)
 
     def finish(self) -> None:
-        """Wait until nothing is under way."""
+        """Wait until the checkpoint being written, if any, is published."""
         if self.under_way is None:
             return
         if self.under_way.thread is not None:
             self.under_way.thread.join()
         self.settle()
-        self.ranks.wait()  # what the first process has published, all can read
+        self.ranks.wait()  # afterwards all processes can read what the first one published
 
     def abandon(self) -> None:
-        """Give up what is under way; nothing of it counts."""
+        """Discard the checkpoint being written, after its thread has ended."""
         now, self.under_way = self.under_way, None
         if now is None:
             return
@@ -294,13 +305,16 @@ class Saver:
             shutil.rmtree(now.folder, ignore_errors=True)
 
     def drop(self) -> None:
-        """Give up at once, without waiting for the disk."""
+        """Discard the checkpoint being written without waiting for its thread."""
         now, self.under_way = self.under_way, None
         if now is not None:
             shutil.rmtree(now.folder, ignore_errors=True)
 
     def salvage(self, *, lost: bool) -> None:
-        """After an error in a step: what was copied before is sound. But several processes no longer agree."""
+        """After an error in a step, publish the checkpoint that was copied before it, which is valid.
+
+        With several processes or a lost lease it is discarded, since processes are no longer in step.
+        """
         with contextlib.suppress(Exception):
             self.abandon() if self.ranks.world > 1 or lost else self.finish()
 
@@ -340,7 +354,7 @@ class Saver:
             now.wrong = wrong
 
     def _copied(self) -> dict[str, dict[str, RowRange]]:
-        """What this process has to write, as it is now: the training may go on."""
+        """Return host copies of what this process has to write, so that training can continue."""
         made = self._rows_here() if self.sharded else self._all_of_it()
         return {
             kind: {name: RowRange(_host(one.tensor), one.whole, one.first) for name, one in rows.items()}
@@ -348,7 +362,7 @@ class Saver:
         }
 
     def _all_of_it(self) -> tuple[dict[str, RowRange], dict[str, RowRange]]:
-        """Of tied tensors only the first is written."""
+        """Return all weights and optimizer state; of tied tensors only the first is included."""
         seen: dict[int, str] = {}
         weights = {
             name: RowRange.all_of(tensor)
@@ -368,13 +382,13 @@ class Saver:
                 learned[name] = RowRange(tensor, part.whole, part.first)
             elif part.first == 0:
                 learned[name] = RowRange.all_of(tensor)
-        if self.ranks.first:  # what is no parameter, every process has
+        if self.ranks.first:  # buffers are not sharded, so one process writes them
             weights |= {name: RowRange.all_of(one) for name, one in _kept_buffers(self.model.model).items()}
         return weights, learned
 
 
 def _refuse_part(folder: Path, entries: Mapping[str, Any]) -> None:
-    """A state is its tensors and what is said of them: a folder that lacks one is none."""
+    """Raise StoreError if a checkpoint lacks its tensors or its metadata files."""
     lacking = [kind for kind in SAVED_KINDS if not any(name.startswith(kind) for name in entries)]
     lacking += [name for name in ("checkpoint.json", "metrics.jsonl") if not (folder / name).is_file()]
     if lacking:
@@ -386,7 +400,7 @@ def _tensors(rows: Mapping[str, RowRange]) -> dict[str, Tensor]:
 
 
 def _kept_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Those that belong to a model's state."""
+    """Return a model's persistent buffers."""
     return {
         f"{where}.{name}".lstrip("."): buffer
         for where, module in model.named_modules()

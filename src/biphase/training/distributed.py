@@ -1,4 +1,25 @@
-"""Processes and devices: who computes what, and how they agree."""
+"""Processes and devices: process groups, precision, gradient reduction, FSDP sharding and model placement.
+
+`Ranks` is this process among its peers. `place` brings a model to its device, whole (`Replicated` gradients) or sharded
+over the processes (`Sharded`), and builds its optimizer.
+
+Replicated gradients are summed once per step, after the last micro-batch, in fixed buckets in a fixed order. torch's
+DDP regroups its buckets after the first backward pass, so a resumed run would add in another order than an
+uninterrupted one, and with three or more processes that changes bits. The loss is already divided by the labels of all
+processes, so the sum is the exact mean over labels even if processes have different numbers of labels.
+
+Sharding is FSDP2: weights, gradients and optimizer state are split by rows over the processes.
+
+    a block        its weights are gathered before its forward and backward pass, and freed after it
+    the embedding  the same, unless it is tied to the head
+    the rest       head, norms: gathered once per micro-batch
+
+With bf16, weights are communicated in bf16, gradients are summed in fp32, and stored weights are fp32. FSDP's mean over
+processes is turned into a sum, since each loss is divided by the labels of all. Gradients are accumulated over
+micro-batches in each process and reduced once per step. The optimizer never sees a DTensor: it holds this process's
+rows as plain parameters that share memory with FSDP's, so clipping, skipping and our AdamW kernel work as for an
+unsharded model.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +53,13 @@ from biphase.training.options import RuntimeOptions, Sharding
 from biphase.training.tensors import RowRange
 from biphase.version import code_version
 
-# Processes wait for each other's fine-tunings, of which one may take hours longer. One that died is noticed at once.
+# Long, since processes wait for each other's fine-tunings, which can differ by hours. Dead ones are noticed at once.
 PATIENCE = timedelta(days=7)
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among its peers."""
+    """This process's rank, the number of processes, and its device."""
 
     rank: int
     world: int
@@ -49,7 +70,7 @@ class Ranks:
         return self.rank == 0
 
     def sum(self, *numbers: int) -> list[int]:
-        """The sums of some integers over all processes, on the host."""
+        """Sum integers over all processes, on the host."""
         if self.world == 1:
             return list(numbers)
         total = torch.tensor(numbers, dtype=torch.int64)
@@ -57,7 +78,7 @@ class Ranks:
         return total.tolist()
 
     def sum_float(self, number: float) -> float:
-        """The sum of a number over all processes, on the host."""
+        """Sum a number over all processes, on the host."""
         if self.world == 1:
             return number
         total = torch.tensor(number, dtype=torch.float64)
@@ -65,7 +86,7 @@ class Ranks:
         return float(total)
 
     def share(self, value: Any) -> Any:
-        """The first process's value, for all. JSON values only: torch's own helper would pickle them."""
+        """Broadcast the first process's value. JSON values only: torch's own helper would pickle them."""
         if self.world == 1:
             return value
         text = json.dumps(value if self.first else None).encode()
@@ -79,7 +100,7 @@ class Ranks:
         return json.loads(bytes(data.tolist()))
 
     def gather(self, value: Any) -> list[Any]:
-        """Every process's value, for all, in the order of ranks. JSON values only."""
+        """Return every process's value in the order of ranks, on all processes. JSON values only."""
         if self.world == 1:
             return [value]
         text = json.dumps(value).encode()
@@ -95,7 +116,7 @@ class Ranks:
 
 
 def join() -> Ranks:
-    """Find the device, and the other processes if torchrun started us among them."""
+    """Select the device, and join the process group if torchrun started this process."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
@@ -113,23 +134,23 @@ def _one_machine() -> bool:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process, and its part in the group."""
+    """Leave the process group and exit."""
     if not dist.is_initialized():
         sys.exit(code)
     dist.destroy_process_group()
-    # All is written. Taking a process of a group down training job by training job, with threads of gloo's and NCCL's own, now and
-    # then ends in an abort, and the whole launch would count as failed.
+    # All results are written. Python's normal shutdown sometimes aborts while threads of gloo and NCCL still run, and
+    # the whole launch would count as failed.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[object]:
-    """fp32 weights, 16-bit products: bf16 under autocast; fp32 as it is."""
+    """Return the autocast context of a precision: bf16 autocast over fp32 weights, or none for fp32."""
     match precision:
         case "fp32":
             return contextlib.nullcontext()
-        case "bf16" | "fp8":  # what is not made in 8 bits is made in 16
+        case "bf16" | "fp8":  # operations without fp8 kernels run in bf16
             return torch.autocast(device.type, torch.bfloat16)
         case _:
             raise TrainingError(f"precision={precision!r} is not known; say precision='bf16'")
@@ -137,15 +158,15 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
 
 @contextlib.contextmanager
 def repeatable(*, enabled: bool) -> Generator[None]:
-    """While this lasts, equal inputs give equal bits on a GPU too. Slower: some kernels must not add in any order."""
+    """Make GPU computation deterministic inside the context; slower, since some kernels must add in a fixed order."""
     settings: Any = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
     if enabled:
         os.environ.setdefault(
             "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-        )  # what cuBLAS wants, if it was not used before
+        )  # required by cuBLAS, and read when it is first used
         torch.use_deterministic_algorithms(True)
-        settings.fill_uninitialized_memory = False  # nothing here reads what was not written
+        settings.fill_uninitialized_memory = False  # our code never reads uninitialized memory
     try:
         yield
     finally:
@@ -154,10 +175,10 @@ def repeatable(*, enabled: bool) -> Generator[None]:
 
 
 def seed_device(seed: int, device: torch.device) -> None:
-    """What is drawn from now on, on the host and on `device`, follows from `seed`.
+    """Seed torch's generators on the host and on `device`.
 
-    As torch.manual_seed, but for the kinds of devices that are not used: to each of those that one tells who called,
-    which takes the host longer than the seeding, in every step.
+    torch.manual_seed also seeds device types that are not in use, and records a stack trace for each, which takes the
+    host longer than the seeding itself in every step.
     """
     if device.type == "cuda":
         with torch.cuda.device(device):
@@ -168,7 +189,7 @@ def seed_device(seed: int, device: torch.device) -> None:
 
 
 def poor_precision(device: torch.device, precision: str, where: str) -> str:
-    """What to tell a user whose machine cannot do `precision` well; empty if it can."""
+    """Return a warning if this machine computes `precision` very slowly, else ""."""
     if precision not in ("bf16", "pure-bf16") or device.type != "cpu" or _cpu_has_bf16():
         return ""
     return (
@@ -183,18 +204,18 @@ def _cpu_has_bf16() -> bool:
 
 
 def micro_rows(device: torch.device, rows: int, length: int) -> int:
-    """Rows a micro-batch where the user says nothing: what keeps this kind of device busy."""
+    """Return the default number of rows per micro-batch: enough tokens to keep the device busy."""
     tokens = 8_192
     if device.type == "cuda":
         large = torch.cuda.get_device_properties(device).total_memory > 100 * 2**30
         tokens = 49_152 if large else 24_576
     most = max(1, min(rows, tokens // length))
-    # Equal micro-batches if that costs little: a smaller last one would be one more shape to compile.
+    # Prefer equal micro-batches if they are at least half as large: a smaller last one is another shape to compile.
     return next((count for count in range(most, most // 2, -1) if rows % count == 0), most)
 
 
 def joules(device: torch.device) -> float | None:
-    """What the GPU has used since its driver was loaded; None where nothing tells: a CPU, or no nvidia-ml-py."""
+    """Return the GPU's energy in joules since its driver was loaded; None on a CPU or without nvidia-ml-py."""
     if device.type != "cuda":
         return None
     try:
@@ -202,12 +223,12 @@ def joules(device: torch.device) -> float | None:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
         return pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000
-    except Exception:  # no library, no driver, or a GPU that does not count: whatever NVML calls it
+    except Exception:  # no library, no driver, or a GPU without the counter: NVML has many exceptions
         return None
 
 
 def machine(device: torch.device) -> dict[str, str]:
-    """What computed a state: recorded, never part of its key."""
+    """Return the device and the software versions, which are recorded in a checkpoint but are not part of its key."""
     name = (
         torch.cuda.get_device_name(device)
         if device.type == "cuda"
@@ -222,49 +243,45 @@ def machine(device: torch.device) -> dict[str, str]:
 
 
 # ---------------------------------------------------------------- gradients
-# The gradients of a step, over all processes.
-#
-# Where every process keeps the whole model they are summed once a step, behind the last micro-batch, in a fixed order of
-# fixed buckets. torch's DDP wrapper regroups its buckets after the first backward, so a resumed run would add in another
-# order than one that never stopped; with three or more processes that changes bits. The loss is already divided by the
-# labels of all processes, so a sum is the exact mean over labels whatever each process happened to draw.
 
 
-BUCKET = 2**25  # elements a bucket: 128 MB of fp32 gradients, large enough to fill a link
+BUCKET = 2**25  # elements per bucket: 128 MB of fp32 gradients, large enough to saturate a link
 
 
 class Gradients(Protocol):
-    """From the backward passes of micro-batches to what the optimizer reads."""
+    """Turns the gradients of micro-batches into those that the optimizer reads."""
 
     def collect(self, *, last: bool) -> None:
-        """Asked before each micro-batch of a step."""
+        """Called before each micro-batch of a step."""
         ...
 
     def total(self, loss: Tensor) -> Tensor:
-        """Sum the gradients over all processes; gives the sum of the losses."""
+        """Sum the gradients over all processes; return the sum of the losses."""
         ...
 
     def norm(self) -> Tensor:
-        """The norm of all gradients, the same for every process."""
+        """Return the global gradient norm, the same in every process."""
         ...
 
 
 class Replicated:
-    """Every process has the whole model, and all gradients."""
+    """Gradients of a model that every process holds entirely."""
 
     def __init__(self, parameters: list[nn.Parameter], ranks: Ranks) -> None:
         self.parameters, self.ranks = parameters, ranks
-        self.known: tuple[list[bool], Tensor] | None = None  # who had gradients last time, and on the device
+        self.known: tuple[list[bool], Tensor] | None = (
+            None  # which parameters had gradients last time, also as a tensor
+        )
 
     def collect(self, *, last: bool) -> None:
-        """They add up in place."""
+        """Do nothing: autograd accumulates gradients in place."""
 
     def total(self, loss: Tensor) -> Tensor:
         if self.ranks.world == 1:
             return loss
         there = [parameter.grad is not None for parameter in self.parameters]
         for parameter in self.parameters:
-            if parameter.grad is None:  # it saw no label here, but perhaps elsewhere
+            if parameter.grad is None:  # it may have a gradient in another process
                 parameter.grad = torch.zeros_like(parameter)
         for bucket in _buckets(self.parameters):
             gradients = [parameter.grad for parameter in bucket if parameter.grad is not None]
@@ -276,8 +293,8 @@ class Replicated:
         summed = torch.cat([loss.detach().reshape(1), self._on_device(there, loss)])
         dist.all_reduce(summed)
         if not all(there):
-            # What has no gradient anywhere is left alone, as one process leaves it: zeros would let it decay.
-            # Only here the host waits for the device: for models some of whose weights are not trained.
+            # A parameter without a gradient in any process gets none, as with one process: a zero gradient would apply
+            # weight decay. This is the only place where the host waits for the device.
             for parameter, count in zip(self.parameters, summed[1:].tolist(), strict=True):
                 if not count:
                     parameter.grad = None
@@ -310,36 +327,24 @@ def _split(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
 
 
 # ---------------------------------------------------------------- sharding
-# Weights, gradients and moments cut by rows over the processes: FSDP2, as a way to compute the same numbers.
-#
-#     a block        its weights are fetched before it runs, forward and backward, and let go of behind it
-#     the embedding  the same, unless the head is the same matrix
-#     the rest       head, norms: fetched once a micro-batch
-#
-# Where products are made in bf16 weights travel in bf16; gradients are summed in fp32 and weights are fp32 where they are
-# kept. FSDP would take the mean over processes; here each loss is divided by the labels of all, so gradients are summed.
-# Micro-batches are added up on each process and summed over processes once a step.
-#
-# The optimizer never meets a DTensor: it holds this process's rows as plain parameters in the memory that FSDP fetches
-# from. So clipping, skipping and our AdamW kernel are those of a model that is not sharded.
 
 
 @dataclass(frozen=True)
 class ShardPart:
     """This process's rows of one parameter."""
 
-    name: str  # as the language model has it
-    whole: tuple[int, ...]  # the shape of the parameter
-    first: int  # of its rows here
-    rows: nn.Parameter  # shares its memory with `sharded`
-    sharded: Any  # the parameter as FSDP has it
+    name: str  # in the LanguageModel
+    whole: tuple[int, ...]  # the shape of the whole parameter
+    first: int  # index of the first row here
+    rows: nn.Parameter  # shares memory with `sharded`
+    sharded: Any  # FSDP's DTensor parameter
 
 
 class Sharded:
-    """A language model whose parameters are spread over processes, and the gradients of its steps."""
+    """A language model whose parameters are sharded over processes by FSDP2, and the gradients of its steps."""
 
     def __init__(self, model: LanguageModel, sharding: Sharding, ranks: Ranks, precision: str) -> None:
-        gc.collect()  # modules of FSDP refer to each other in circles: a training job before this one may still hold memory
+        gc.collect()  # FSDP modules form reference cycles: an earlier training job may still hold memory
         self.model, self.ranks = model, ranks
         local = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world))
         self.together = sharding.groups_of(ranks.world, local)
@@ -355,15 +360,15 @@ class Sharded:
 
     @property
     def writes(self) -> bool:
-        """Does this process write its rows of a checkpoint? Of several copies the first is written."""
+        """Whether this process writes its rows of a checkpoint: only the first copy of the model is written."""
         return self.ranks.rank < self.together
 
     def learned(self) -> dict[str, nn.Parameter]:
-        """Rows that are trained, by the name of their parameter. A process may have no row of a short one."""
+        """Return the trainable rows by parameter name. A process may have no row of a short parameter."""
         return {one.name: one.rows for one in self.parts if one.sharded.requires_grad and one.rows.numel()}
 
     def rows(self) -> dict[str, RowRange]:
-        """The same as what they are of the model inside, under its own names."""
+        """Return all rows of this process, including frozen ones, under the names of the inner transformers model."""
         return {
             one.name.removeprefix("model."): RowRange(one.rows, one.whole, one.first)
             for one in self.parts
@@ -402,14 +407,14 @@ class Sharded:
     # ------------------------------------------------------------ in a step
 
     def collect(self, *, last: bool) -> None:
-        """Before a micro-batch: its gradients stay here, but those of the last take all along."""
+        """Reduce gradients over processes after the last micro-batch only; accumulate them locally before."""
         root: Any = self.model
         root.set_requires_gradient_sync(last)
         root.set_is_last_backward(last)
 
     @torch.no_grad()
     def total(self, loss: Tensor) -> Tensor:
-        """Hand the summed gradients to the optimizer's parameters; gives the sum of the losses."""
+        """Assign the reduced gradients to the optimizer's parameters; return the sum of the losses."""
         for one in self.parts:
             if one.sharded.grad is None:
                 continue
@@ -423,7 +428,7 @@ class Sharded:
         return loss
 
     def norm(self) -> Tensor:
-        """The norm of all gradients: the same number for every process, or copies would drift apart."""
+        """Return the global gradient norm; it must be the same in every process, or copies would diverge."""
         own = [one.rows.grad for one in self.parts if one.rows.grad is not None]
         square = torch.zeros((), device=self.ranks.device)
         if own:
@@ -432,12 +437,12 @@ class Sharded:
         return (square / self.copies).sqrt()
 
     def rest(self) -> None:
-        """Let go of fetched weights: after reading without a backward pass the last ones would stay."""
+        """Free gathered weights: after a forward pass without a backward pass the last ones would stay in memory."""
         for unit in self.units:
             unit.reshard()
 
 
-@lru_cache(maxsize=4)  # groups of processes are made once, not for every training job
+@lru_cache(maxsize=4)  # create process groups once, not for every training job
 def _mesh(kind: str, copies: int, together: int) -> DeviceMesh:
     if copies == 1:
         return init_device_mesh(kind, (together,), mesh_dim_names=("rows",))
@@ -450,29 +455,27 @@ def _apart_from(model: nn.Module, left_out: nn.Module) -> Iterator[nn.Module]:
 
 
 # ---------------------------------------------------------------- placing
-# A model with its weights, brought to where it is trained: whole in each process, or cut over all of them.
 
 
 @dataclass(frozen=True)
 class Placed:
-    """What takes the steps."""
+    """A model's optimizer and parameters after it was brought to its device."""
 
     path: str  # "fused", "compiled" or "plain"
     optimizer: torch.optim.AdamW
     sharded: Sharded | None
-    parameters: list[nn.Parameter]  # that the optimizer has: whole ones, or this process's rows
-    rows: dict[
-        str, RowRange
-    ]  # what this process has of every parameter, frozen ones included, under its name
+    parameters: list[nn.Parameter]  # those of the optimizer: whole ones, or this process's rows
+    rows: dict[str, RowRange]  # this process's rows of every parameter by name, including frozen ones
 
 
 def place(model: LanguageModel, run: Pretrain, ranks: Ranks, options: RuntimeOptions) -> Placed:
-    """Bring `model` to its device, and choose how it is computed there."""
+    """Bring `model` to its device, choose its compute path and build its optimizer."""
     if run.freeze == "embeddings":
         freeze_embeddings(model)
     model.train()
     if options.sharding.kind != "none" and ranks.world > 1:
-        # Compiled by blocks and on the host: each block comes to the device when it is cut, and only its rows stay.
+        # Prepared on the host, compiled block by block: each block moves to the device when it is sharded, and only its
+        # rows stay there.
         path = model.prepare(
             ranks.device, run.precision, compiled=options.compiled, recompute=options.recompute, cut=True
         )
@@ -483,7 +486,7 @@ def place(model: LanguageModel, run: Pretrain, ranks: Ranks, options: RuntimeOpt
     path = model.to(ranks.device).prepare(
         ranks.device, run.precision, compiled=options.compiled, recompute=options.recompute
     )
-    # Frozen ones too: a run that goes on from this one may train them again, with the moments they had.
+    # Including frozen ones: a run that continues this one may train them again with their optimizer state.
     rows = {name: RowRange.all_of(one) for name, one in model.model.named_parameters()}
     learned = [one for one in model.model.parameters() if one.requires_grad]
     return Placed(path, optimizer.build(model, run.optimizer), None, learned, rows)

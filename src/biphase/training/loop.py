@@ -1,6 +1,7 @@
-"""One optimizer step, from micro-batches to new weights. Nothing in it waits for the device, or reads from it.
+"""The training loop, shared by pretraining and fine-tuning, and the optimizer step it takes.
 
-So it can be captured whole in a CUDA graph: the number of labels and the rate then come as numbers on the device.
+`PlainStep` goes from micro-batches to new weights without reading from the device or waiting for it. A whole step can
+therefore be captured in a CUDA graph, with the number of labels and the learning rate as device tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from biphase.training.optimizer import update
 
 
 class MicroBatch(Protocol):
-    """What a step must know of the data: how many labels it has, and how to bring it to a device."""
+    """What a step needs of a micro-batch: its number of labels, and a copy on a device."""
 
     @property
     def count(self) -> int: ...
@@ -31,19 +32,21 @@ Micro = TypeVar("Micro", bound=MicroBatch)
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step found, on the device: reading it waits."""
+    """The outcome of a step, on the device: reading it waits for the device."""
 
     loss: Tensor  # mean over the labels of all processes
-    norm: Tensor  # of the gradient, before clipping
-    nonfinite: Tensor  # 1 where a number was not finite and nothing was changed
+    norm: Tensor  # gradient norm before clipping
+    nonfinite: Tensor  # 1 if loss or norm was nonfinite and the step was skipped
 
 
-Step = Callable[[list[Micro], int, float], StepResult]  # micro-batches, labels of all processes, rate
+Step = Callable[
+    [list[Micro], int, float], StepResult
+]  # micro-batches, labels of all processes, learning rate
 
 
 @dataclass(frozen=True)
 class PlainStep(Generic[Micro]):
-    """A step taken kernel by kernel; what all steps of a training have in common."""
+    """An optimizer step that launches its kernels one by one, with what all steps of a training share."""
 
     optimizer: torch.optim.AdamW
     loss_sum: Callable[[Micro], Tensor]
@@ -51,15 +54,14 @@ class PlainStep(Generic[Micro]):
     device: torch.device
     gradients: Gradients
     autocast: Callable[[], AbstractContextManager[object]]
-    copies: Callable[[], dict[int, Tensor]]  # of weights in 16 bits, by the address of the weight
-    refresh: Callable[
-        [bool], None
-    ]  # makes them anew, unless told that they are, and all that is made of them
+    copies: Callable[[], dict[int, Tensor]]  # 16-bit copies of weights, by the address of the weight
+    # Refreshes what depends on the weights; the argument says whether the update has already refreshed `copies`.
+    refresh: Callable[[bool], None]
 
     def __call__(
         self, micro: list[Micro], labels: int | Tensor, rate: float | Tensor, *, idle: bool = False
     ) -> StepResult:
-        """Gradients, their norm, clipping, AdamW. `idle`: all of it, and nothing is changed."""
+        """Compute gradients and their norm, clip, and update by AdamW; with `idle`, do all this but change nothing."""
         if not isinstance(labels, Tensor):
             labels = max(labels, 1)
         loss = torch.zeros((), device=self.device)
@@ -81,22 +83,21 @@ class PlainStep(Generic[Micro]):
 
 
 # ---------------------------------------------------------------- loop
-# The one loop. Pretraining and fine-tuning differ only in what they pass in.
 
 
 @dataclass(frozen=True)
 class LoopStep:
-    """One optimizer step, done. The tensors are on the device: reading them waits for it."""
+    """A finished optimizer step, as passed to the `after` callbacks. Reading its tensors waits for the device."""
 
     step: int
     rate: float
     loss: Tensor  # mean over the labels of all processes
-    norm: Tensor  # of the gradient, before clipping
-    nonfinite: Tensor  # 1 where a number was not finite and nothing was changed
+    norm: Tensor  # gradient norm before clipping
+    nonfinite: Tensor  # 1 if loss or norm was nonfinite and the step was skipped
     labels: int
-    stop: bool  # somebody asked to stop: the loop ends after this step
-    lost: bool  # the job is another's now: the loop ends, and nothing more is published
-    save: bool  # the first process wants a checkpoint
+    stop: bool  # a stop was requested: the loop ends after this step
+    lost: bool  # another worker has taken the job over: the loop ends, and nothing more is published
+    save: bool  # the first process requests a checkpoint
 
 
 def train(
@@ -121,15 +122,18 @@ def train(
 ) -> None:
     """Take one optimizer step per item of `batches`, numbered from `first`.
 
-    `copies` of weights in 16 bits are kept as fresh as the weights, by the update itself or by `refresh`. `step` may put another way to take a step before the plain one. `gradients`: where the model is not whole in each process.
+    `loss_sum` returns the summed loss of a micro-batch. `rate` gives the learning rate of a step, `after` are callbacks
+    after each step, in order. `stop`, `lost` and `save` are polled before each step; `save` on the first process only.
+    `copies`: 16-bit copies of the weights, refreshed by the optimizer kernel or by `refresh`. `step` may wrap or
+    replace the plain step, e.g. by a CUDA graph. `gradients` is given if the model is sharded over processes.
     """
     summed = gradients or Replicated(parameters, ranks)
     take = step(PlainStep(optimizer, loss_sum, clip, ranks.device, summed, autocast, copies, refresh))
     for number, micro in enumerate(batches, first):
-        # Masking draws a different number of labels each time, so divide by the labels of the whole step over
-        # all processes: a mean of micro-batch means would weigh sparse ones too heavily.
+        # The number of labels varies with masking, so divide by the labels of the whole step over all processes: a
+        # mean of micro-batch means would weight sparse ones too much.
         own = sum(batch.count for batch in micro)
-        # What one process was told, all must know: they leave the loop together or wait for each other forever.
+        # Share the flags: all processes must leave the loop at the same step, or the others would wait forever.
         labels, stopping, losing, saving = ranks.sum(own, stop(), lost(), ranks.first and save())
         taken = take(micro, labels, rate(number))
         done = LoopStep(
@@ -143,7 +147,7 @@ def train(
             losing > 0,
             saving > 0,
         )
-        for action in after:  # log, evaluate, save: in the order given, and nowhere else
+        for action in after:  # log, evaluate, save
             action(done)
         if done.stop or done.lost:
             break

@@ -1,6 +1,6 @@
-"""What a run tells: metrics as lines of JSON, TensorBoard where it is installed, and a line for people.
+"""Metrics of a training job: JSON lines, TensorBoard if it is installed, and a progress line on the terminal.
 
-Losses stay on the device until a line is due, so that the step never waits for the host.
+Losses stay on the device for several steps and are read together, so that the device does not wait for the host.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from biphase.text import duration, si
 
 
 class Meter:
-    """Collects what the steps of one training job did."""
+    """Collects and displays the metrics of one training job."""
 
     def __init__(
         self,
         *,
         title: str,
-        origin: int,  # absolute step before the run's first
+        origin: int,  # steps taken by the runs before this one
         first: int,
         until: int,
         tokens_per_step: int,
@@ -36,17 +36,17 @@ class Meter:
         lines: list[dict[str, Any]] | None = None,
         nonfinite_in_a_row: int = 0,
         board: Path | None = None,
-        live: Path | None = None,  # a file for those who watch, written as often as the device is read
-        out: TextIO | None = None,  # stderr, as it is now
+        live: Path | None = None,  # a copy of the lines for live reports, written whenever the device is read
+        out: TextIO | None = None,  # default: the current stderr
         quiet: bool = False,
     ) -> None:
         self.lines = list(lines or [])
         self.title, self.origin, self.first, self.until = title, origin, first, until
         self.tokens_per_step, self.flops_per_token, self.every = tokens_per_step, flops_per_token, every
-        self.behind = 1 if every > 1 else 0  # steps the device is left with while the host reads
+        self.behind = 1 if every > 1 else 0  # steps left queued on the device while the host reads
         self.waiting: list[tuple[int, dict[str, Any], Tensor, Tensor, Tensor]] = []
         self.nonfinite_in_a_row = nonfinite_in_a_row
-        self.longest_nonfinite = nonfinite_in_a_row  # also of those that a sound step has ended since
+        self.longest_nonfinite = nonfinite_in_a_row  # including series that a finite step has ended
         self.last_skipped: dict[str, Any] = {}
         self.skipped = 0
         self.last_shown = time.monotonic()
@@ -56,16 +56,16 @@ class Meter:
         self.out = out or sys.stderr
         self.quiet, self.live = quiet, self.out.isatty() and not quiet
         self.rate = math.nan
-        self._mark = (time.monotonic(), first)  # since when, and from which step, the rate is measured
+        self._mark = (time.monotonic(), first)  # time and step from which the rate is measured
 
     def step(self, step: int, facts: dict[str, Any], loss: Tensor, norm: Tensor, nonfinite: Tensor) -> None:
-        """Note one step; reads the device every few."""
+        """Record one step; the device is read every `every` steps."""
         self.waiting.append((step, facts, loss.detach(), norm.detach(), nonfinite))
         if step + 1 == self.until or len(self.waiting) >= self.every + self.behind:
             self.flush(but=0 if step + 1 == self.until else self.behind)
 
     def flush(self, *, but: int = 0) -> None:
-        """Bring what waits on the device to the lines; `but` for the latest steps, which it may still be at."""
+        """Read the recorded steps from the device, except the last `but`, which it may still be computing."""
         ready = self.waiting[: len(self.waiting) - but]
         read = torch.stack([torch.stack(found) for _, _, *found in ready]).tolist() if ready else []
         for (step, facts, *_), (loss, norm, nonfinite) in zip(ready, read, strict=True):
@@ -101,19 +101,19 @@ class Meter:
         self.waiting = self.waiting[len(ready) :]
 
     def event(self, step: int, **facts: Any) -> None:
-        """Note something that is not a step: held-out losses, a switch of stages."""
+        """Record something that is not a step, e.g. held-out losses."""
         self.flush()
         self._keep({"step": self.origin + step, **facts})
         if self.live_lines:
             self.live_lines.flush()
 
     def leave_out(self, seconds: float) -> None:
-        """Seconds in which no step was taken do not count for the rate."""
+        """Exclude `seconds` without steps from the measured rate."""
         at, step = self._mark
         self._mark = (at + seconds, step)
 
     def say(self, text: str) -> None:
-        """A line of its own, above the progress line."""
+        """Print a line above the progress line."""
         if not self.quiet:
             self.out.write(f"\r\x1b[K{text}\n" if self.live else f"{text}\n")
             self.out.flush()
@@ -145,7 +145,7 @@ class Meter:
     def _keep(self, line: dict[str, Any]) -> None:
         if (
             self.live_place
-        ):  # opened here: a training job that fails before its first line leaves nothing open
+        ):  # opened lazily, so that a training job that fails before its first line leaves no file open
             self.live_lines, self.live_place = _live(self.live_place, self.lines), None
         self.lines.append(line)
         self._to_board(line)
@@ -159,7 +159,7 @@ class Meter:
 
 
 def _board(folder: Path | None) -> Any:
-    """A TensorBoard writer where a folder is given and TensorBoard is installed."""
+    """Return a TensorBoard writer if a folder is given and TensorBoard is installed."""
     if folder is None:
         return None
     with contextlib.suppress(ImportError):
@@ -170,7 +170,7 @@ def _board(folder: Path | None) -> Any:
 
 
 def _live(path: Path, lines: list[dict[str, Any]]) -> TextIO | None:
-    """The file of those who watch, with the lines so far. It is only looked at: a disk that refuses it stops nothing."""
+    """Open the live file and write the lines so far. It is for display only, so a disk error is ignored."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w", encoding="utf-8")
@@ -191,5 +191,5 @@ def _scalars(line: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
 
 
 def _number(value: float) -> float | None:
-    """A float JSON can hold; None for what is not finite."""
+    """Return a float that JSON can represent; None if it is nonfinite."""
     return value if math.isfinite(value) else None

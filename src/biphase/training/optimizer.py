@@ -1,4 +1,8 @@
-"""The learning rate as a pure function of the step."""
+"""Learning-rate schedules and AdamW, with a step that is skipped on the device if its loss or gradient is nonfinite.
+
+`rate` and `linear_rate` are pure functions of the step. `build` makes the optimizer, `update` takes one step with our
+fused kernel or torch's, and `optimizer_state` and `restore_optimizer_state` convert its state for checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from biphase.specs import AdamW, Pretrain
 
 
 def rate(run: Pretrain, step: int) -> float:
-    """The rate of step `step` (from 0): up in a line, level, down in a line to 0 after the last step."""
+    """Return the learning rate of step `step` (from 0): linear warmup, constant, linear decay to 0."""
     wsd = run.schedule
     if step < wsd.warmup:
         return wsd.peak * (step + 1) / wsd.warmup
@@ -27,9 +31,9 @@ def rate(run: Pretrain, step: int) -> float:
 
 
 def linear_rate(step: int, steps: int, *, peak: float, warmup: float) -> float:
-    """The rate of a fine-tuning: up in a line over the share `warmup` of the steps, then down in a line to 0.
+    """Return the learning rate of a fine-tuning step: linear warmup over the share `warmup`, then linear decay to 0.
 
-    As transformers' linear schedule, whose first step has rate 0.
+    Equal to transformers' linear schedule, whose first step has rate 0.
     """
     rising = math.ceil(warmup * steps)
     if step < rising:
@@ -38,15 +42,15 @@ def linear_rate(step: int, steps: int, *, peak: float, warmup: float) -> float:
 
 
 # ---------------------------------------------------------------- optimizer
-# AdamW as the paper, with a step that is skipped on the device when its numbers are not finite.
 
 
 def build(
     model: nn.Module, spec: AdamW, parameters: dict[str, nn.Parameter] | None = None
 ) -> torch.optim.AdamW:
-    """Weight decay on every parameter. Fused, so that a step can be skipped without the host knowing.
+    """Build AdamW with weight decay on every parameter.
 
-    `parameters`, by their names in the model, where this process has a part of each.
+    It is torch's fused AdamW, which can skip a step by a flag on the device. `parameters` gives this process's rows by
+    parameter name if the model is sharded.
     """
     if parameters is None:
         parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
@@ -59,7 +63,10 @@ def build(
 def by_depth(
     model: nn.Module, parameters: dict[str, nn.Parameter], layer_decay: float
 ) -> list[dict[str, Any]]:
-    """Groups of parameters with the share of the rate they learn at: 1 behind the last layer, less below it."""
+    """Group parameters by depth, each group with its share of the learning rate.
+
+    The share is 1 after the last layer, and is multiplied by `layer_decay` for each layer below it.
+    """
     if layer_decay == 1:
         return [{"params": list(parameters.values()), "share": 1.0}]
     stack, blocks = stack_of(model)
@@ -76,7 +83,7 @@ def by_depth(
 
 
 def _below(model: nn.Module, stack: str) -> set[str]:
-    """The names of what stands below the first layer: embeddings, and what is in one module with them, as their norm."""
+    """Return the names of the parameters below the first layer: embeddings, and norms in the same module."""
     found: set[int] = set()
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding) and not name.startswith(f"{stack}."):
@@ -88,7 +95,7 @@ def _below(model: nn.Module, stack: str) -> set[str]:
 
 
 def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
-    """The global norm of the gradients, in fp32."""
+    """Return the global norm of the gradients in fp32."""
     gradients = [one.grad for one in parameters if one.grad is not None]
     return nn.utils.get_total_norm(gradients, foreach=True).float()
 
@@ -101,9 +108,10 @@ def update(
     shrink: Tensor | None = None,
     copies: dict[int, Tensor] | None = None,
 ) -> bool:
-    """One step at `rate`, of gradients divided by `shrink`; none at all (weights, moments, count) if `unsound` is 1.
+    """Take one step at `rate` with the gradients divided by `shrink`, then clear the gradients.
 
-    `copies` are 16-bit copies of weights, by the address of the weight. True if they were made anew on the way.
+    If `nonfinite` is 1, neither weights nor optimizer state change. `copies` are 16-bit copies of weights, by the
+    address of the weight. Returns True if the kernel has refreshed them.
     """
     for group in optimizer.param_groups:
         own = rate * group.get("share", 1.0)
@@ -119,7 +127,7 @@ def update(
             optimizer, nonfinite, torch.ones_like(nonfinite) if shrink is None else shrink, copies or {}
         )
     else:
-        # Torch's fused kernels read both: dividing on the way costs no pass over the gradients.
+        # torch's fused kernel reads both, so dividing needs no extra pass over the gradients.
         optimizer.found_inf = nonfinite  # ty: ignore[missing-attribute]
         optimizer.grad_scale = shrink  # ty: ignore[missing-attribute]
         optimizer.step()
@@ -140,15 +148,15 @@ def _suits_one_pass(optimizer: torch.optim.AdamW) -> bool:
 def _in_one_pass(
     optimizer: torch.optim.AdamW, nonfinite: Tensor, shrink: Tensor, copies: dict[int, Tensor]
 ) -> None:
-    """AdamW by our own kernel: torch's reads and writes a third more, and the copies would be another pass."""
-    from biphase.fast.kernels import adamw_  # Triton is there only where there is a GPU
+    """Run our AdamW kernel, which also writes the copies; torch's moves a third more memory and needs another pass."""
+    from biphase.fast.kernels import adamw_  # needs Triton, which is installed only with a GPU
 
     for group in optimizer.param_groups:
         learned = [one for one in group["params"] if one.grad is not None]
         states = [_state(optimizer, one) for one in learned]
         if not learned:
             continue
-        one_more = 1 - nonfinite  # a list of it: a single tensor would be read on the host
+        one_more = 1 - nonfinite  # passed as a list, since a single tensor would be read on the host
         torch._foreach_add_([state["step"] for state in states], [one_more] * len(states))
         rate = group["lr"]
         if not isinstance(rate, Tensor):
@@ -170,7 +178,7 @@ def _in_one_pass(
 
 
 def _state(optimizer: torch.optim.AdamW, parameter: nn.Parameter) -> dict[str, Tensor]:
-    """Moments and count of a parameter, zero before its first step; on its device, as torch's own are."""
+    """Return a parameter's optimizer state, created with zeros before its first step, on the parameter's device."""
     if parameter not in optimizer.state:
         optimizer.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
@@ -181,16 +189,16 @@ def _state(optimizer: torch.optim.AdamW, parameter: nn.Parameter) -> dict[str, T
 
 
 def make_capturable(optimizer: torch.optim.AdamW, device: torch.device) -> None:
-    """Let steps be captured in CUDA graphs: the rate is read on the device, where each group has its own."""
+    """Prepare the optimizer for CUDA graphs: each group's learning rate becomes a tensor on the device."""
     for group in optimizer.param_groups:
         group["capturable"], group["lr"] = True, torch.zeros((), device=device)
-    # Such an optimizer warns when it steps outside of a graph; here that is meant.
+    # A capturable optimizer warns if it steps outside a graph, which is intended here.
     optimizer._warned_capturable_if_run_uncaptured = True
 
 
 @torch.no_grad()
 def forget(optimizer: torch.optim.AdamW) -> None:
-    """Moments and counts of zero, for every parameter; where there are some already, in the same memory."""
+    """Reset the optimizer state of every parameter to zero, in place if it exists."""
     for group in optimizer.param_groups:
         for one in group["params"]:
             _state(optimizer, one)
@@ -199,7 +207,7 @@ def forget(optimizer: torch.optim.AdamW) -> None:
 
 
 def optimizer_state(parameters: Mapping[str, Tensor], optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
-    """The optimizer's state under the names of the parameters."""
+    """Return the optimizer state by kind and parameter name, e.g. `exp_avg.lm_head.weight`."""
     names = {id(one): name for name, one in parameters.items()}
     return {
         f"{what}.{names[id(parameter)]}": value.detach()
@@ -213,9 +221,9 @@ def restore_optimizer_state(
     optimizer: torch.optim.AdamW,
     saved: Callable[[str, str], Tensor | None],
 ) -> None:
-    """Put back what `moments` gave, bit for bit; `saved` has it by what it is and the name of the parameter."""
+    """Restore what `optimizer_state` returned; `saved(kind, name)` gives each tensor, or None."""
     for name, parameter in parameters.items():
         found = {what: saved(what, name) for what in ("step", "exp_avg", "exp_avg_sq")}
         state = {what: value.to(parameter.device) for what, value in found.items() if value is not None}
-        if state:  # else it had never had a gradient
+        if state:  # else the parameter never had a gradient
             optimizer.state[parameter] = state

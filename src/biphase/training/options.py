@@ -1,4 +1,4 @@
-"""How a run is computed. What it computes stands in its records."""
+"""Runtime options: how a run is computed. What is computed is in the study's records."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from biphase.errors import SpecError
 
 @dataclass(frozen=True)
 class Sharding:
-    """Who keeps which weights, gradients and moments where several processes train together.
+    """How weights, gradients and optimizer state are distributed over processes.
 
-    none    every process keeps all of them; gradients are summed
-    full    every process keeps its rows of each; the rest is fetched layer by layer (FSDP2, ZeRO-3)
-    hybrid  the same inside groups of processes; the groups are copies of each other (HSDP)
+    none    every process holds all of them; gradients are summed
+    full    every process holds its rows of each; the rest is gathered layer by layer (FSDP2, ZeRO-3)
+    hybrid  full inside groups of processes; the groups are copies of each other (HSDP)
     """
 
     kind: Literal["none", "full", "hybrid"] = "none"
-    group: int = 0  # processes of a group, where hybrid; 0: those of one machine
+    group: int = 0  # processes per group for hybrid; 0: those of one machine
 
     @classmethod
     def named(cls, text: str) -> Sharding:
-        """`none`, `full`, `hybrid` or `hybrid:4`."""
+        """Parse `none`, `full`, `hybrid` or `hybrid:4`."""
         match = re.fullmatch(r"(none|full|hybrid)(?::([1-9][0-9]*))?", text.strip())
         if not match or (match[2] and match[1] != "hybrid"):
             raise SpecError(f"--shard {text}: type none, full, hybrid, or hybrid:4 for groups of 4 processes")
@@ -35,7 +35,10 @@ class Sharding:
         return f"{self.kind}:{self.group}" if self.group else self.kind
 
     def groups_of(self, world: int, on_a_machine: int) -> int:
-        """How many of `world` processes keep one copy of the model together; `on_a_machine` of them share a machine."""
+        """Return how many of `world` processes hold one copy of the model together.
+
+        `on_a_machine` is the number of processes per machine.
+        """
         match self.kind:
             case "none":
                 return 1
@@ -58,25 +61,25 @@ class Sharding:
 
 @dataclass(frozen=True)
 class RuntimeOptions:
-    """How to compute, never what: nothing here is part of a key."""
+    """Runtime options, none of which is part of a key."""
 
     loaders: int = 1
-    micro_rows: int = 0  # 0: what suits the device, or what the state was made with
-    checkpoint_steps: int = 0  # 0: by time
+    micro_rows: int = 0  # rows per micro-batch; 0: as in the checkpoint, or what suits the device
+    checkpoint_steps: int = 0  # steps between checkpoints; 0: by time
     checkpoint_seconds: float = 600.0
-    compiled: bool | None = None  # torch's compiler; None: on CUDA where there is nothing faster
-    deterministic: bool = False  # on a GPU too, the same run gives the same bits; slower
+    compiled: bool | None = None  # torch.compile; None: on CUDA if our own kernels do not support the model
+    deterministic: bool = False  # bitwise reproducible on a GPU too; slower
     sharding: Sharding = Sharding()
-    recompute: bool = False  # what layers computed is not kept for the backward pass, but made again
+    recompute: bool = False  # activation checkpointing: recompute activations in the backward pass
     board: Path | None = None
     live: Path | None = None
     quiet: bool = False
     stop: Callable[[], bool] = lambda: False
-    lost: Callable[[], bool] = lambda: False  # the lease is another's now: stop, and publish nothing more
+    lost: Callable[[], bool] = lambda: False  # another worker has the lease: stop, publish nothing
 
     @property
     def slower_path(self) -> str:
-        """Why our own kernels for a GPU are not taken; empty if nothing here forbids them."""
+        """Why these options prevent our own GPU kernels from being used; "" if they do not."""
         if self.sharding.kind != "none":
             return (
                 f"--shard {self.sharding}: layers are compiled by torch; our own kernels need whole weights"

@@ -1,4 +1,14 @@
-"""The model that a run starts with: from scratch, or from the hub and made ready to be trained."""
+"""Pretraining: the starting model of a run, held-out losses, and the training job that reaches a wanted step.
+
+`Pretraining` brings a run from its nearest saved checkpoint to a target step. A fresh run, a resumed one, a branch from
+a shared beginning and a continuation of another run are the same call: find the nearest checkpoint of the run, load it,
+take the missing steps, publish.
+
+`starting_model` builds the model from scratch or from the hub; `model_of_checkpoint` loads one for evaluation or
+export. `heldout_losses` measures the same rows, cuts and masks for every run, so that curves are comparable: the
+causal loss and the masked loss at 40%, and the run's own objective if it is another, each with its own attention
+direction.
+"""
 
 from __future__ import annotations
 
@@ -50,12 +60,12 @@ from biphase.training.options import RuntimeOptions
 
 
 def root_of(run: Pretrain) -> Pretrain:
-    """The run that this one goes on from in the end: the one with a start of its own."""
+    """Return the first run in the chain that this one continues: the one that starts from a Size or Hub."""
     return root_of(run.start) if isinstance(run.start, Pretrain) else run
 
 
 def reads_otherwise(run: Pretrain) -> bool:
-    """Does a run go on from one whose held-out losses are of other text, or of rows of another length?"""
+    """Return whether a run's held-out losses are on other text or packing than those of the run it continues."""
     if not isinstance(run.start, Pretrain):
         return False
     return any(
@@ -64,7 +74,7 @@ def reads_otherwise(run: Pretrain) -> bool:
 
 
 def starting_model(run: Pretrain, shards: Shards, *, probed: bool = False) -> LanguageModel:
-    """The model that a run's weights belong in, with those of its start."""
+    """Build a run's model with the weights of its root's start; `probed` also tests a hub model's attention."""
     root = root_of(run)
     if isinstance(root.start, Size):
         return from_scratch(
@@ -80,19 +90,19 @@ def starting_model(run: Pretrain, shards: Shards, *, probed: bool = False) -> La
 
 
 def refuse_unfit(run: Pretrain, device: torch.device) -> None:
-    """Refuse what cannot be trained as the run says, on this device, before its text is looked at."""
+    """Raise ModelError if the run's model or precision is not supported on this device, before its text is read."""
     in_fp8 = run.precision == "fp8"
     why = fp8_refusal(device) if in_fp8 else ""
     root = root_of(run)
     if isinstance(root.start, Hub):
         corpus = corpus_of(run)
-        words = None  # of a tokenizer that the corpus is to train
+        words = None  # unknown if the corpus trains its own tokenizer
         if isinstance(corpus.tokenizer, Pretrained):
             tokenizer = load(corpus)
             words = _words(run, tokenizer.vocab, tokenizer.special)
         model = _existing(run, root, words, probed=True)
     elif isinstance(root.start, Size) and in_fp8 and not why:
-        with torch.device("meta"):  # its shape alone
+        with torch.device("meta"):  # shapes only
             model = from_scratch(root.start, vocab=16, mask_id=0, length=run.packing.length, seed=0)
     else:
         model = None
@@ -109,7 +119,7 @@ def _words(run: Pretrain, vocab: int, special: Special) -> TokenizerInfo:
 
 def _existing(run: Pretrain, root: Pretrain, words: TokenizerInfo | None, *, probed: bool) -> LanguageModel:
     assert isinstance(root.start, Hub)
-    stretched = bool(run.stages) and phases(run)[0].rope_base > 0  # from its first step on
+    stretched = bool(run.stages) and phases(run)[0].rope_base > 0  # from the first step on
     model = from_hub(root.start, words, length=run.packing.length, stretched=stretched)
     if probed:
         probe(model, vocab=len(model.head) if words is None else words.vocab)
@@ -121,7 +131,7 @@ def _existing(run: Pretrain, root: Pretrain, words: TokenizerInfo | None, *, pro
 
 
 def _without_masked_class(model: LanguageModel, length: int) -> str:
-    """What to say before the work where transformers will not be able to fill masks with the result."""
+    """Return a warning if transformers has no class that fills masks with the resulting model, else ""."""
     name = type(model.model).__name__
     if is_masked(name) or next(masked_forms(model, length), None) is not None:
         return ""
@@ -131,17 +141,19 @@ def _without_masked_class(model: LanguageModel, length: int) -> str:
     )
 
 
-# ---------------------------------------------------------------- finished
-# The model of a saved state, as it is used from then on: evaluated, exported.
+# ---------------------------------------------------------------- models of saved checkpoints
 
 
 def model_of_checkpoint(run: Pretrain, state: str | None, store: Store, shards: Shards) -> LanguageModel:
-    """The state of the run with that key, or its start where there is none: adapters merged, positions as trained."""
+    """Load the model of the run's checkpoint `state`, or its start if None, for evaluation or export.
+
+    Adapters are merged, and the rope base is the one at that step.
+    """
     model = starting_model(run, shards)
     step = 0
     if state is not None:
         taken = checkpoint.load_weights(store, state, model).step
-        # A run's first state is the last one of the run it goes on from, which counts from its own beginning.
+        # A run's checkpoint at step 0 is the last one of the run it continues, whose steps count from its own start.
         began = read_checkpoint_file(store.checkpoints / state)["origin_step"]
         step = began + taken - origin_step(run)
     base = _rope_base(run, step)
@@ -159,18 +171,14 @@ def _rope_base(run: Pretrain, step: int) -> float:
     return last_rope_base(run.start) if isinstance(run.start, Pretrain) else 0.0
 
 
-# ---------------------------------------------------------------- heldout
-# Held-out losses: the same rows, cuts and masks for every run, so that curves compare.
-#
-# The causal loss and the masked loss at 40% are always measured, whatever the run trains; its own objective too
-# where that is another. Each in its own direction.
+# ---------------------------------------------------------------- held-out losses
 
 
 ALWAYS: tuple[Objective, ...] = (CLM(), MLM(0.4))
 
 
 def yardsticks(objective: Objective, step: int) -> tuple[Objective, ...]:
-    """What to measure while `objective` trains, `step` steps into its stage."""
+    """Return the held-out objectives to measure while `objective` trains, `step` steps into its phase."""
     if isinstance(objective, MLM):
         now = type(objective)(ratio_at(objective, step), objective.replace)
         return ALWAYS if now in ALWAYS else (*ALWAYS, now)
@@ -188,9 +196,9 @@ def heldout_losses(
     ranks: Ranks,
     autocast: Callable[[], AbstractContextManager[object]],
     fixed: bool,
-    together: bool = False,  # every process must read as often as the others
+    together: bool = False,  # sharded: every process must run the same number of forward passes
 ) -> dict[str, float]:
-    """Mean loss per label on the first `rows` held-out rows, by objective."""
+    """Return the mean loss per label on the first `rows` held-out rows, by objective."""
     rows = min(rows, stream.rows)
     mine = share(0, rows, ranks.rank, ranks.world)
     losses = {}
@@ -215,24 +223,20 @@ def heldout_losses(
 
 
 def _name(objective: Objective) -> str:
-    """clm, mlm40, mntp40: short enough for a column."""
+    """Return an objective's short name for a column: clm, mlm40, mntp40."""
     if isinstance(objective, (MLM, MNTP)) and objective.replace == (1.0, 0.0, 0.0):
         return label(objective).replace(" ", "").replace("%", "")
     return label(objective)
 
 
-# ---------------------------------------------------------------- pretrain
-# Pretraining: bring a run from its nearest saved state to a wanted step.
-#
-# A fresh run, a resumed one, a branch from a shared trunk and a continuation of another run are the same call:
-# find the nearest state on the run's path, load it, take the steps that are missing, publish.
+# ---------------------------------------------------------------- training jobs
 
 
-UNSOUND_LIMIT = 20  # steps in a row
+UNSOUND_LIMIT = 20  # consecutive skipped steps after which training fails
 
 
 class Pretraining:
-    """One training job of work: `run` up to `target`, from wherever the store can begin."""
+    """One training job: takes `run` to step `target` from the nearest checkpoint in the store."""
 
     def __init__(
         self,
@@ -243,8 +247,8 @@ class Pretraining:
         shards: Shards,
         identities: Identities,
         ranks: Ranks,
-        needed: Callable[[], set[str]],  # the states that plans of the store need, as they stand now
-        flops_per_token: float | None,  # None: the model's shape is not known beforehand
+        needed: Callable[[], set[str]],  # keys of the checkpoints that the store's plans need at this time
+        flops_per_token: float | None,  # None: the model's shape is not known in advance
         options: RuntimeOptions,
         title: str = "",
     ) -> None:
@@ -257,17 +261,17 @@ class Pretraining:
                 f"{run.name}: {ranks.world} processes cannot share a batch of {run.rows_per_step} rows; use fewer"
             )
         self.key = checkpoint_key(run, target, identities)
-        store.refuse_debris(store.checkpoints / self.key)  # now, and not after the work
+        store.refuse_debris(store.checkpoints / self.key)  # before the work rather than after it
         self.stream = Stream.of(shards, run.packing, run.seed)
         self.heldout = heldout_stream(shards, run.packing)
-        self.rope_base = 0.0  # as the model came
+        self.rope_base = 0.0  # 0: the model's own
         self.varlen = varlen_works(ranks.device, run.precision)
         self._begin()
 
     # ------------------------------------------------------------ before
 
     def _begin(self) -> None:
-        """Build the model and put it where the nearest saved state left it."""
+        """Build the model, load the nearest saved checkpoint and set up saving and metrics."""
         run, ranks = self.run, self.ranks
         lines = self._load_nearest()
         self._adopt_arithmetic()
@@ -288,7 +292,7 @@ class Pretraining:
         )
 
     def _load_nearest(self) -> list[dict[str, Any]]:
-        """Load the nearest state of the run, or start it; gives the lines of metrics that led there."""
+        """Load the nearest checkpoint of the run, or its start; return the metrics up to there."""
         run, ranks, store = self.run, self.ranks, self.store
         found = ranks.share(
             checkpoint.nearest(run, self.target, store, self.identities) if ranks.first else None
@@ -313,13 +317,13 @@ class Pretraining:
             lines = checkpoint.metrics_of(store, key)
         except (StoreError, OSError):
             if ranks.world == 1 and not (store.checkpoints / key).exists():
-                return self._load_nearest()  # another worker went past it and removed it: look again
+                return self._load_nearest()  # another worker has passed and pruned it: look again
             raise
         self.progress = loaded if step else replace(loaded, step=0, draw=origin_sample(run))
         return lines
 
     def _turn(self, step: int) -> None:
-        """Positions as the act of step `step` has them: asked before each step, done where an act begins."""
+        """Set the rope base of step `step`'s phase; called before each step, changes it where a phase begins."""
         self._turn_to(phase_at(self.run, step).rope_base if step < self.run.steps else 0.0)
 
     def _turn_to(self, base: float) -> None:
@@ -328,7 +332,7 @@ class Pretraining:
             self.rope_base = base
 
     def _adopt_arithmetic(self) -> None:
-        """Sum as the state was summed so far, as far as this machine can: the same bits need the same order."""
+        """Adopt the checkpoint's micro-batch size and thread count if possible, so that sums have the same order."""
         progress, ranks = self.progress, self.ranks
         rows = self.run.rows_per_step // ranks.world
         shard = str(self.options.sharding)
@@ -344,7 +348,7 @@ class Pretraining:
     # ------------------------------------------------------------ during
 
     def train(self) -> bool:
-        """Take the missing steps. True when the target stands in the store, False when stopped before."""
+        """Take the missing steps; return True if the target was published, False if stopped before."""
         with distributed.repeatable(enabled=self.options.deterministic):
             return self._train()
 
@@ -352,7 +356,7 @@ class Pretraining:
         self.clock = self.last_save = time.monotonic()
         self.energy = distributed.joules(self.ranks.device)
         self.published = self.progress.step == self.target
-        # What it could do before.
+        # Measure before the first step: a hub model, or a continued model on its new text.
         if self.from_hub or (self.progress.step == 0 and reads_otherwise(self.run)):
             self._turn_to(last_rope_base(self.run.start) if isinstance(self.run.start, Pretrain) else 0.0)
             self._measure(0, self.run.stages[0].objective, 0)
@@ -395,7 +399,7 @@ class Pretraining:
         return self.published
 
     def _batches(self, step: int) -> list[Batch]:
-        """This process's micro-batches of one step."""
+        """Return this process's micro-batches of one step."""
         run = self.run
         phase = phase_at(run, step)
         draws = share(
@@ -410,18 +414,18 @@ class Pretraining:
             ).ready_for(self.ranks.device)
             for part in draws.split(self.micro_rows)
         ]
-        if self.placed.sharded:  # all processes fetch weights the same number of times
+        if self.placed.sharded:  # all processes must gather weights equally often
             passes = passes_of(run.rows_per_step, self.ranks.world, self.micro_rows)
             made += [made[0].silent()] * (passes - len(made))
         return made
 
     def _loss_sum(self, batch: Batch) -> torch.Tensor:
-        # Dropout, where a model has it, is drawn from counters too: a resumed run drops the same units.
+        # Seed dropout by the sample index, so that a resumed run drops the same units.
         distributed.seed_device(salt(self.run.seed, "dropout", int(batch.draws[0])), self.ranks.device)
         return self.model.loss_sum(batch, pattern_of(batch, varlen=self.varlen))
 
     def _due(self) -> bool:
-        """Is a checkpoint due? Asked before each step."""
+        """Return whether a checkpoint is due; called before each step."""
         if self.options.checkpoint_steps:
             return (self.progress.step + 1) % self.options.checkpoint_steps == 0
         return time.monotonic() - self.last_save > self.options.checkpoint_seconds
@@ -449,7 +453,7 @@ class Pretraining:
             facts["ratio"] = ratio_at(phase.objective, done.step - phase.first)
         facts |= {"tokens": self.progress.tokens, "seconds": round(self.progress.seconds, 3)}
         first = self.progress.draw - self.run.rows_per_step
-        facts["draws"] = [first, self.progress.draw - 1]  # of all processes; kept only if the step is skipped
+        facts["draws"] = [first, self.progress.draw - 1]  # over all processes; kept only for skipped steps
         self.meter.step(done.step, facts, done.loss, done.norm, done.nonfinite)
         if self.meter.longest_nonfinite >= UNSOUND_LIMIT:
             last = self.meter.last_skipped
@@ -466,7 +470,7 @@ class Pretraining:
             self._measure(step, phase.objective, done.step - phase.first)
 
     def _measure(self, step: int, objective: Objective, into: int) -> None:
-        """Note the held-out losses after `step` steps, `into` steps into an act."""
+        """Measure and record the held-out losses after `step` steps, `into` steps into a phase."""
         if self.heldout.rows == 0:
             return
         self.model.eval()
@@ -488,7 +492,7 @@ class Pretraining:
         self.meter.leave_out(time.monotonic() - self.clock)
         if losses:
             self.meter.event(step, heldout=losses)
-        self.clock = time.monotonic()  # time spent measuring is not time spent training
+        self.clock = time.monotonic()  # measuring does not count as training time
 
     def _save(self, done: LoopStep) -> None:
         finished = done.step + 1 == self.target
@@ -520,7 +524,7 @@ class Pretraining:
         self.last_save = self.clock = time.monotonic()
 
     def _count_energy(self) -> None:
-        """Add what all GPUs used since the last time. A part that nobody measured leaves the whole unknown."""
+        """Add the energy of all GPUs since the last call; if any part is unmeasured, the total stays unknown."""
         now = distributed.joules(self.ranks.device)
         used = math.nan if now is None or self.energy is None else now - self.energy
         before = math.nan if self.progress.joules is None else self.progress.joules

@@ -1,12 +1,12 @@
-"""Tensors in safetensors files: whole, or cut by rows into parts that several processes wrote.
+"""Tensors in safetensors files: whole, or split by rows into parts written by several processes.
 
     model.safetensors                       every tensor whole
-    model-0-of-4.safetensors, …             the rows that each process had, as whole numbers of rows
-    model-0-of-4.json, …                    for each tensor in it: the shape of the whole, and where its rows begin
+    model-0-of-4.safetensors, …             the rows of each process
+    model-0-of-4.json, …                    for each tensor of that part: its whole shape, and the first row's index
 
-A reader gives whole tensors one at a time, or some rows of one, and does not say which of the two it found. Files are
-written tensor by tensor and hashed on the way: nothing is held twice, nothing is read again, and Python's lock is free
-while bytes are on their way, so that a step can go on beside it.
+`Tensors` reads whole tensors, or some rows of one, from either layout. `write`, `write_whole` and `write_part` write
+tensor by tensor and hash while writing, so that nothing is copied or read twice. The GIL is released while bytes are
+written, so that training can continue meanwhile. `join_parts` makes one whole file of the parts.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ KINDS = {
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 NAMES = {name: dtype for dtype, name in KINDS.items()}
-SLICE = 2**26  # bytes written at a time
+SLICE = 2**26  # bytes per write
 
 
 @dataclass(frozen=True)
 class RowRange:
-    """Some rows of a tensor, or all of one."""
+    """Consecutive rows of a tensor of shape `whole`, from row `first` on; possibly all of them."""
 
     tensor: Tensor
     whole: tuple[int, ...]
@@ -53,7 +53,7 @@ class RowRange:
 
 @dataclass(frozen=True)
 class PendingTensor:
-    """A tensor that is written when its turn has come."""
+    """A tensor to be written, which `make` creates when its turn comes."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -69,7 +69,7 @@ def part_name(kind: str, number: int, of: int) -> str:
 
 
 def write_part(folder: Path, kind: str, number: int, of: int, rows: Mapping[str, RowRange]) -> dict[str, Any]:
-    """Write one process's rows and their index; gives what a manifest says of both."""
+    """Write one process's rows and their index; return the manifest entries of both files."""
     name = part_name(kind, number, of)
     entries = {f"{name}.safetensors": write_whole(folder / f"{name}.safetensors", rows)}
     index = {key: {"shape": list(one.whole), "first": one.first} for key, one in rows.items()}
@@ -80,7 +80,7 @@ def write_part(folder: Path, kind: str, number: int, of: int, rows: Mapping[str,
 
 
 def write_whole(path: Path, rows: Mapping[str, RowRange]) -> dict[str, Any]:
-    """Write tensors as they are; gives what a manifest says of the file."""
+    """Write the rows as plain tensors to one file; return its manifest entry."""
     coming = {
         name: PendingTensor(tuple(one.tensor.shape), one.tensor.dtype, lambda one=one: one.tensor)
         for name, one in rows.items()
@@ -89,7 +89,7 @@ def write_whole(path: Path, rows: Mapping[str, RowRange]) -> dict[str, Any]:
 
 
 def write(path: Path, tensors: Mapping[str, PendingTensor]) -> dict[str, Any]:
-    """Write a safetensors file, one tensor after another; gives its size and its hash."""
+    """Write a safetensors file one tensor at a time; return its size and hash as a manifest entry."""
     ordered = sorted(tensors.items(), key=lambda one: (-one[1].dtype.itemsize, one[0]))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -128,11 +128,11 @@ def _bytes_of(header: bytes, tensors: list[tuple[str, PendingTensor]]) -> Iterab
 class _TensorEntry:
     file: Path
     first: int
-    rows: int  # −1: of a number that has none
+    rows: int  # −1 for a scalar
 
 
 class Tensors:
-    """The tensors of one kind in a folder. Open while it is used: `with Tensors(folder, "model") as saved`."""
+    """Reads the tensors of one kind in a folder: `with Tensors(folder, "model") as saved`."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.folder, self.kind = folder, kind
@@ -158,7 +158,7 @@ class Tensors:
 
     @property
     def parts(self) -> list[Path]:
-        """The files it lies in, with the indexes of what is cut."""
+        """The files that contain the tensors, with the indexes of parts."""
         files = {one.file for found in self._found.values() for one in found}
         return sorted(
             files | {one.with_suffix(".json") for one in files if one.with_suffix(".json").exists()}
@@ -170,7 +170,7 @@ class Tensors:
         return self.rows(name, 0, self.shapes[name][0])
 
     def rows(self, name: str, first: int, until: int) -> Tensor:
-        """Rows `first` to `until` of a tensor: nothing else of it is read."""
+        """Return rows `first` up to `until` of a tensor, reading nothing else."""
         taken = []
         for one in self._found[name]:
             begin, end = max(first, one.first), min(until, one.first + one.rows)
@@ -180,7 +180,7 @@ class Tensors:
             return torch.empty((0, *self.shapes[name][1:]), dtype=self.dtypes[name])
         if len(taken) > 1:
             return torch.cat(taken)
-        # A slice would keep the whole of what lies in its file.
+        # Clone, since a slice would keep the memory of the whole tensor.
         return taken[0] if until - first == self.shapes[name][0] else taken[0].clone()
 
     def _file(self, path: Path) -> Any:
@@ -189,12 +189,12 @@ class Tensors:
         return self._open[path]
 
     def _read_whole(self, path: Path) -> None:
-        for name in self._file(path).keys():  # noqa: SIM118 (it is no mapping)
+        for name in self._file(path).keys():  # noqa: SIM118 (not a mapping)
             shape = self._file(path).get_slice(name).get_shape()
             self._note(name, tuple(shape), path, 0)
 
     def _note(self, name: str, whole: tuple[int, ...], path: Path, first: int) -> None:
-        """A file has rows of this tensor, from `first` on."""
+        """Record that a file contains rows of this tensor from row `first` on."""
         here = self._file(path).get_slice(name)
         shape, dtype = here.get_shape(), NAMES[here.get_dtype()]
         same = self.shapes.setdefault(name, whole) == whole and self.dtypes.setdefault(name, dtype) == dtype
@@ -232,7 +232,7 @@ class Tensors:
 
 
 def join_parts(folder: Path, kind: str) -> tuple[list[Path], dict[str, Any]]:
-    """Make one file of whole tensors of the parts, a tensor at a time; gives the parts, and the entry of the file."""
+    """Join parts into one file, a tensor at a time; return the parts and the file's manifest entry."""
     with Tensors(folder, kind) as cut:
         coming = {
             name: PendingTensor(shape, cut.dtypes[name], _whole(cut, name))

@@ -1,9 +1,9 @@
 """Studies built from command-line options: `biphase evaluate MODEL` and `biphase adapt MODEL`.
 
-`evaluation` makes a study that fine-tunes one existing model; `finetuning` parses its grid of tasks, learning rates and
-seeds. `adaptation` makes a study that continues an existing model with a masked objective until it attends in both
-directions; `before_after` reports what came of it. Study names end with a hash of the options, so that different options
-do not share a study.
+`evaluation` makes a study that fine-tunes one existing model; `finetuning` parses its grid of tasks, learning rates
+and seeds. `adaptation` makes a study that continues an existing model with a masked objective until it attends in
+both directions; `before_after` reports what came of it. Study names end with a hash of the options, so that
+different options do not share a study.
 """
 
 from __future__ import annotations

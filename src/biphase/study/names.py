@@ -550,7 +550,7 @@ def _own_splits(path: Path, home: Path, own: Own) -> Splits:
 
 
 def _borrowing(path: Path, home: Path, own: Own) -> Splits:
-    """Return the splits of data that is only scored; without a validation split, half of the test rows are used as one."""
+    """Return the splits of data that is only scored; without validation files, half of the test rows are used."""
     if path.is_file():
         validation, test = "", path.name
     else:
@@ -732,7 +732,7 @@ def _in_every_part(data: Folder, column: str, labels: tuple[str, ...]) -> tuple[
 
 
 def _usual_text(data: Folder, label: str) -> str:
-    """Return a template of two columns that usually form a pair, else a usual text column, else the only column left."""
+    """Return a template of two columns that usually form a pair, else of a usual text column or the only one left."""
     for pair in PAIRS:
         if set(pair) <= set(data.columns) - {label}:
             words = {one: re.sub(r"(\d)", r" \1", one).capitalize() for one in pair}

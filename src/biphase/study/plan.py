@@ -57,7 +57,7 @@ def identities(store: Store) -> Identities:
 
 
 def fingerprints_of(study: Study, known: Identities) -> dict[str, dict[str, str]]:
-    """Return the fingerprints that another machine needs to plan a study without its corpora, tasks and local models."""
+    """Return the fingerprints with which another machine can plan a study without its files."""
     starts = [model for model in hubs_of(study) if model.local]
     tasks = study.finetune.tasks if study.finetune else ()
     told = {
@@ -94,7 +94,7 @@ def remember_fingerprints(name: str, told: dict[str, dict[str, str]], store: Sto
 
 
 def _remembered(kind: str, what: Hub | Task, store: Store) -> str:
-    """Return a merged study's fingerprint of a task or local model, or ""; a model folder that exists here takes precedence."""
+    """Return a merged study's fingerprint of a task, or of a local model whose folder is not here, or ""."""
     if isinstance(what, Hub) and (not what.local or Path(what.source).expanduser().exists()):
         return ""
     files = sorted(store.studies.glob(f"*/{FINGERPRINTS}"))
@@ -223,7 +223,7 @@ class Plan:
 
     @cached_property
     def tuned(self) -> dict[str, Finetune]:
-        """What each result is fine-tuned on, by key: all of the spec at the ends of runs, perhaps less at `keep` steps."""
+        """What each result is fine-tuned on, by key: everything at the ends of runs, maybe less at `keep` steps."""
         spec, ends = self.study.finetune, {self.results[run.name] for run in self.study.runs}
         if spec is None:
             return {}
@@ -427,7 +427,7 @@ def save_plan(plan: Plan, store: Store) -> None:
 
 
 def needed_jobs(store: Store) -> dict[str, dict[str, Any]]:
-    """Return the training jobs by key that any plan in this store needs, in any version; pruning keeps their checkpoints.
+    """Return the training jobs by key of all plans in this store, in any version; pruning keeps their checkpoints.
 
     A plan that cannot be read raises an error: ignoring it would let its checkpoints be pruned.
     """

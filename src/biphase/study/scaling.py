@@ -7,8 +7,9 @@ is measured except the speed of one GPU (`study.prices`). The model of a step:
              copies of the weights; the activations of a micro-batch; the logits of a slice
     bytes    sent by each GPU. Not sharded: an all-reduce of fp32 gradients. Sharded: weights are gathered forward and
              backward for every micro-batch, gradients are reduced and scattered once a step
-    seconds  of computing a GPU's share of the rows, and of communication. The all-reduce starts after the
-             backward pass, so the two times are added; gathering overlaps with computing other blocks, so the longer one counts
+    seconds  of computing a GPU's share of the rows, and of communication. The all-reduce starts after the backward
+             pass, so the two times are added; gathering overlaps with computing other blocks, so the longer one
+             counts
 
 Sharding and recomputation use torch's compiler instead of biphase's own kernels, which costs a factor `COMPILED`.
 Not counted: stragglers, data loading, checkpoints, and other traffic on the network.

@@ -54,7 +54,7 @@ class WorkerRegistry:
         self.leases = Leases(self.folder / "workers")
 
     def workers(self) -> dict[str, Holder]:
-        """Return the registered workers, after removing those that are dead or whose process id belongs to another program."""
+        """Return the registered workers, after removing those that are dead or whose process id was reused."""
         found = self.leases.holders()
         gone = {worker for worker, holder in found.items() if not self._may_live(worker, holder)}
         for worker in gone:
@@ -62,7 +62,7 @@ class WorkerRegistry:
         return {worker: holder for worker, holder in found.items() if worker not in gone}
 
     def _may_live(self, worker: str, holder: Holder) -> bool:
-        """False if its process is gone or does not have this lease open, so that the process id was reused by another program."""
+        """Whether its process may be running; not if it lacks this open lease, as a reused process id does."""
         alive = holder.alive
         return alive is None or (alive and has_open(holder.pid, self.file(worker)) is not False)
 

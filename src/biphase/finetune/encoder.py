@@ -145,7 +145,7 @@ class TuningOptions:
     def of(
         cls, device: torch.device, precision: str, *, varlen: bool, encoder: Encoder | None = None
     ) -> TuningOptions:
-        """Return options whose micro-batches keep a device busy without filling its memory, given the encoder's size."""
+        """Return options whose micro-batches keep a device busy without filling it, given the encoder's size."""
         if device.type != "cuda":
             return cls(device, precision, varlen, 4_096, 4_096)
         share = min(1.0, USUAL / (encoder.layers * encoder.width)) if encoder else 1.0

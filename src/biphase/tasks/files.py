@@ -125,11 +125,12 @@ def download(whose: str, place: HubPlace, names: list[str]) -> tuple[Path, ...]:
 # Which files a task means, and their identity.
 #
 # A source is a folder, one file (the train part; the others stand beside it), `builtin:tasks/NAME` or
-# `hf://owner/name@revision/folder`. The parts are names or patterns below it, and `*` never passes a slash: "train*"
-# means train.parquet, train-00000-of-00002.parquet or train.jsonl.zst, not what lies in train_extra/. Where no file
-# matches, the files of a folder of that very name are meant: "corpus*" finds corpus/corpus-00000-of-00001.parquet.
-# A name may leave out .gz or .zst, and be written in other capitals where none fits as it is. Files of other kinds (README.md) are passed over, and files in CoNLL's columns where
-# there are tables.
+# `hf://owner/name@revision/folder`. The parts are names or patterns below it, and `*` never passes a slash:
+# "train*" means train.parquet, train-00000-of-00002.parquet or train.jsonl.zst, not what lies in train_extra/.
+# Where no file matches, the files of a folder of that very name are meant: "corpus*" finds
+# corpus/corpus-00000-of-00001.parquet. A name may leave out .gz or .zst, and be written in other capitals where
+# none fits as it is. Files of other kinds (README.md) are passed over, and files in CoNLL's columns where there are
+# tables.
 #
 # Only the standard library is used here, because planning passes through.
 

@@ -130,9 +130,8 @@ def trained_rows(family: Family, encoder: Encoder) -> TrainedRows | None:
 
 
 TRIAL = "progress.json"
-WORTH_KEEPING = (
-    10.0  # seconds of work; a shorter fine-tuning is repeated faster than a checkpoint is written and read
-)
+# Seconds of work; a shorter fine-tuning is repeated faster than a checkpoint is written and read.
+WORTH_KEEPING = 10.0
 
 
 class Checkpoints:
@@ -347,9 +346,8 @@ class FineTuner:
     def __init__(self, encoder: Encoder, setting: TuningOptions) -> None:
         self.setting = setting
         self.encoder = encoder.to(setting.device)
-        for (
-            parameter
-        ) in encoder.parameters():  # not buffers: rotary frequencies in bf16 would be wrong by radians
+        # Not buffers: rotary frequencies in bf16 would be wrong by radians.
+        for parameter in encoder.parameters():
             parameter.data = parameter.data.to(setting.dtype)
         self.weights = {name: value.clone() for name, value in encoder.state_dict().items()}
         encoder.prepare(setting.device, setting.precision)
@@ -424,9 +422,8 @@ class FineTuner:
                 checkpoints.save(*grid.tensors(), progress.trained().about())
 
         def loss_sum(batch: TaskBatch) -> Tensor:
-            if (
-                not self.encoder.graphable
-            ):  # a graphable encoder has no dropout, and a graph could not be reseeded
+            # A graphable encoder has no dropout, and a graph could not be reseeded.
+            if not self.encoder.graphable:
                 seed_device(salt(seed, "dropout", batch.draw), setting.device)
             return family.loss_sum(model, batch)
 

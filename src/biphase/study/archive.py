@@ -343,9 +343,8 @@ class _Reader:
         return content
 
     def end(self) -> None:
-        rest = self._read(2 * BLOCK) + self._read(
-            tarfile.RECORDSIZE, whole=False
-        )  # some tools pad the tar to a full record
+        # Some tools pad the tar to a full record.
+        rest = self._read(2 * BLOCK) + self._read(tarfile.RECORDSIZE, whole=False)
         if any(rest) or self._read(1, whole=False):
             raise self.refusal("there is more in it than it says")
 
@@ -532,10 +531,8 @@ NUMBERS = {
 MEAN = 1e-4  # tolerance between a score and the mean of its per-example values, which are rounded
 COUNTS = "entity_counts"  # per example: correct, predicted and true entities
 TRIALS = 1_000_000  # most fine-tunings that one study may plan
-LINE_BYTES, SPARE_LINES = (
-    1_000,
-    100,
-)  # size limit of metrics.jsonl: bytes per line, and lines allowed beyond one per step
+# Size limit of metrics.jsonl: bytes per line, and lines allowed beyond one per step.
+LINE_BYTES, SPARE_LINES = 1_000, 100
 HELDOUT_LINES = 500_000  # limit for a whole archive, since `status` parses all of them
 
 
@@ -549,9 +546,7 @@ class Validator:
         self.name = study
         self.said: dict[str, Any] = {}  # plan.json as it is in the archive
         self.fingerprints: dict[str, dict[str, str]] = {}
-        self.jobs: dict[
-            str, tuple[int, int]
-        ] = {}  # key → steps from the root, size of metrics.jsonl in bytes
+        self.jobs: dict[str, tuple[int, int]] = {}  # key → steps from the root, bytes of metrics.jsonl
         self.trials: dict[str, dict[str, Any]] = {}
         self.corpora: dict[str, Corpus] = {}  # by the key of their shards
         self.failed: set[str] = set()

@@ -282,9 +282,8 @@ def _tokenizer(hub: Hub, store: Store) -> Pretrained:
     if not (place / "tokenizer_config.json").is_file():
         place.mkdir(parents=True, exist_ok=True)
         write_json(place / "tokenizer.json", json.loads(model))
-        write_json(
-            place / "tokenizer_config.json", about
-        )  # written last: its presence means that the folder is complete
+        # Written last: its presence means that the folder is complete.
+        write_json(place / "tokenizer_config.json", about)
     return Pretrained(str(place.resolve()))
 
 

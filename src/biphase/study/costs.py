@@ -52,9 +52,7 @@ class ModelShape:
     blocks: int  # all parameters of the blocks and the final norm
     tied: bool
     vocab: int | None
-    context: int | None = (
-        None  # context length of a hub model; for `Size` models, None: their rows are as long as in training
-    )
+    context: int | None = None  # context length of a hub model; others read rows as long as in training
 
     @property
     def embedding(self) -> int:
@@ -150,9 +148,7 @@ def attended_length(packing: Chunks | Rows) -> float:
     if isinstance(packing, Rows):
         return packing.length
     length, low, high = packing.length, packing.shortest, packing.length - packing.shortest
-    squares = _sum_of_squares(high) - _sum_of_squares(
-        low - 1
-    )  # symmetric: r and length − r occur equally often
+    squares = _sum_of_squares(high) - _sum_of_squares(low - 1)  # r and length − r are equally likely
     return 2 * squares / (high - low + 1) / length
 
 

@@ -76,10 +76,7 @@ def _known(store: Store) -> dict[str, str]:
     path = store.root / PINS
     try:
         pins = json.loads(path.read_text(encoding="utf-8"))
-    except (
-        FileNotFoundError,
-        NotADirectoryError,
-    ):  # no store yet; problems with it are reported when it is written
+    except (FileNotFoundError, NotADirectoryError):  # no store yet; writing to it reports problems
         return {}
     except (OSError, ValueError) as wrong:
         raise StoreError(

@@ -199,9 +199,8 @@ def run_named(
                 f"{model} has no config.json; give the folder of a transformers model, or the key of a state"
                 f"{_gguf_hint(folder)}"
             )
-        start = Hub(
-            str(folder.resolve()), **how
-        )  # absolute, since the saved plan is read from other working directories
+        # Absolute, since the saved plan is read from other working directories.
+        start = Hub(str(folder.resolve()), **how)
         if gguf and not (folder / gguf).is_file():
             raise SpecError(
                 f"{model} has no file {gguf}{_gguf_hint(folder) or '; give the folder that has it'}"
@@ -482,9 +481,8 @@ def _own_task(name: str, own: Own) -> Task:
     borrowed = "" if own.trained_on == short else own.trained_on
     home = path.parent if path.is_file() else _home(path)
     splits = _borrowing(path, home, own) if borrowed else _own_splits(path, home, own)
-    task = Task(
-        short, Answer(), str(home), splits, trained_on=borrowed
-    )  # a placeholder form; the real one is inferred below
+    # With a placeholder form; the real one is inferred below.
+    task = Task(short, Answer(), str(home), splits, trained_on=borrowed)
     files = local_files(task)
     columns = column_names(whose, files["train" if "train" in files else "test"][0])
     maker = {"SC": _classify, "TC": _tag, "QA": _answer}[own.family or _family(columns)]

@@ -60,17 +60,14 @@ from biphase.study.ledger import finetunings, finished, lenders
 from biphase.study.plan import Plan, TrainingJob
 from biphase.text import counted
 
-FORM = (
-    1  # version of the result of `fit`; raise it when the terms change, so that saved cases are fitted again
-)
+# Version of the result of `fit`; raise it when the terms change, so that saved cases are fitted again.
+FORM = 1
 
 CAUSAL = 0.65  # relative to full attention: half the FLOPs, but blocks on the diagonal are computed whole
-LOGIT_BYTES = (
-    10  # bytes moved per logit: written, read for the loss, replaced by its gradient, and read twice
-)
-WEIGHT_BYTES = (
-    12  # bytes moved per weight and micro-batch: a bf16 weight is read three times, an fp32 gradient updated
-)
+# Bytes moved per logit: written, read for the loss, replaced by its gradient, and read twice.
+LOGIT_BYTES = 10
+# Bytes moved per weight and micro-batch: a bf16 weight is read three times, an fp32 gradient updated.
+WEIGHT_BYTES = 12
 UPDATE_BYTES = {"fp32": 28, "bf16": 30, "fp8": 31, "pure-bf16": 14}  # per parameter: AdamW and the bf16 copy
 SCORED_LENGTH = 120  # tokens per text in the scoring benchmark
 

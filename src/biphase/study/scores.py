@@ -36,9 +36,7 @@ class Row:
     of: int
     seconds: float  # of training and scoring, over all trials
     by_mean: tuple[float, list[float]] | None = None  # the learning rate, and the test score of each seed
-    by_seed: tuple[dict[int, float], list[float]] | None = (
-        None  # the learning rate of each seed, and its test scores
-    )
+    by_seed: tuple[dict[int, float], list[float]] | None = None  # the rate of each seed, and test scores
     metrics: dict[str, list[float]] | None = None  # all test metrics at the rate chosen by the mean
     # Per seed, at the rate chosen by the mean and at the seed's own: the prediction, if all test examples got the same.
     constant: tuple[list[str], list[str]] | None = None
@@ -61,9 +59,8 @@ def rows(plan: Plan, store: Store, damaged: dict[str, str] | None = None) -> lis
             if store.knows(store.trials / trial.key):
                 try:
                     said = read_trial(store, trial.key, trial.metric)
-                    about = {
-                        name: said[name] for name in KEPT if name in said
-                    }  # there are thousands of trials
+                    # Only some fields, since there are thousands of trials.
+                    about = {name: said[name] for name in KEPT if name in said}
                 except StoreError as wrong:
                     damaged[trial.key] = str(wrong)
             found[training.model, trial.task.name][training.lr, training.seed] = about

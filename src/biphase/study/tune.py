@@ -169,9 +169,7 @@ class Tuner:
             Checkpoints, store, steps=checkpoint_steps, seconds=checkpoint_seconds, say=say
         )
         self.unsaved = 0.0  # seconds of work that the last stop lost
-        self.lost: Callable[[], bool] = lambda: (
-            False
-        )  # whether another worker has taken over the current fine-tuning
+        self.lost: Callable[[], bool] = lambda: False  # whether the fine-tuning was taken over
         self.families: dict[tuple[str, str], Family] = {}
         self.at_hand: tuple[str, FineTuner, EncoderUnderTest] | None = None  # model key, fine-tuner, encoder
         self.seconds: dict[str, list[float]] = defaultdict(list)  # measured, by task

@@ -119,9 +119,7 @@ class Worker:
 
     def _work(self) -> Outcome:
         while True:
-            stopping = (
-                self.ranks.sum(self.options.stop())[0] > 0
-            )  # a stop that any rank received applies to all
+            stopping = self.ranks.sum(self.options.stop())[0] > 0  # a stop of any rank applies to all
             leases, order = self._choose(stopping) if self.ranks.first else ([], None)
             order = self.ranks.share(order)
             if order["do"] == "end":
@@ -164,9 +162,8 @@ class Worker:
             lease = self.leases.take(key)
             if lease is None:
                 continue
-            if not self.store.has(
-                self.store.checkpoints / key
-            ):  # its last holder may have published it just now
+            # Its last holder may have published it just now.
+            if not self.store.has(self.store.checkpoints / key):
                 return [lease], {"do": "train", "key": key}
             lease.release()
         others = any(
@@ -337,9 +334,8 @@ class Worker:
         except (DataError, SpecError):
             raise  # the study's input is wrong, and its author must correct it
         except Exception as error:
-            lost = (
-                options.lost()
-            )  # the worker that took it over may have removed files that were being written
+            # The worker that took it over may have removed files that were being written.
+            lost = options.lost()
             if lost and self.ranks.world == 1:
                 return
             if not lost and not has_lost(error):  # the loss of another process is not a failure of this job

@@ -66,9 +66,8 @@ def decode_spans(
     _same_shape(encoded, starts, ends)
     best = np.full(len(encoded), -np.inf)
     null = np.full(len(encoded), np.inf)
-    found: dict[
-        int, tuple[int, int, int]
-    ] = {}  # question → start of its context, first and last context token
+    # Question → start of its context, first and last context token.
+    found: dict[int, tuple[int, int, int]] = {}
     windows = zip(
         encoded.question_of.tolist(),
         encoded.context_from.tolist(),

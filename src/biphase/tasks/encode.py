@@ -150,9 +150,8 @@ def _words_of(words: Sequence[str], spans: np.ndarray) -> np.ndarray:
     real = np.flatnonzero(lengths)  # an empty word overlaps nothing
     if not len(real) or not len(spans):
         return np.full(len(spans), -1, np.int32)
-    candidate = np.searchsorted(
-        ends[real], spans[:, 0], side="right"
-    )  # first word that ends after the token begins
+    # The first word that ends after the token begins.
+    candidate = np.searchsorted(ends[real], spans[:, 0], side="right")
     word = real[np.minimum(candidate, len(real) - 1)]
     overlaps = (candidate < len(real)) & (ends[word] - lengths[word] < spans[:, 1])
     return np.where(overlaps, word, -1).astype(np.int32)

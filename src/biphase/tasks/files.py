@@ -121,9 +121,7 @@ def listing(whose: str, place: HubPlace) -> list[str]:
             return [file.path for file in known]
         except CachedRepoTreeNotFoundError:
             return HfApi().list_repo_files(place.repository, repo_type="dataset", revision=place.revision)
-    except (
-        Exception
-    ) as wrong:  # the hub's library raises many kinds of errors: offline, refused, absent, rate limits
+    except Exception as wrong:  # the hub's library raises many kinds: offline, refused, absent, rate limits
         raise DataError(
             f"{whose}: {place.repository} cannot be listed on the hub ({one_line(wrong)}); {place.remedy}"
         ) from wrong
@@ -239,7 +237,7 @@ def refuse_changed(task: Task, planned: str, store: Store) -> None:
 
 
 def task_key(task: Task, store: Store, *, again: bool = False) -> str:
-    """Return a key of what a task asks and how long it is trained, independent of its name and the location of its files.
+    """Return a key of what a task asks and how long it is trained, whatever its name and its files' location.
 
     `again`: hash the files again instead of using remembered hashes.
     """
@@ -376,7 +374,7 @@ def _readings(pattern: str) -> Iterator[tuple[str, ...]]:
 
 
 def _fits(name: str, part: str, *, last: bool, anyhow: bool) -> bool:
-    """Whether one component of a path matches one of a pattern, with `anyhow` ignoring case; hidden files never match."""
+    """Whether a component of a path matches one of a pattern, with `anyhow` ignoring case; hidden ones never do."""
     if name.startswith("."):
         return False
     if anyhow:
@@ -722,9 +720,7 @@ def _squad_questions(article: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _json(where: str, raw: bytes) -> Any:
     try:
-        found = json.loads(
-            raw.decode()
-        )  # decode first: json's detection of the encoding would hide bad UTF-8
+        found = json.loads(raw.decode())  # json's own detection of the encoding would hide bad UTF-8
         if b"\\u" in raw:
             json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair is no text
     except UnicodeDecodeError:
@@ -755,9 +751,8 @@ def _object(where: str, found: Any) -> dict[str, Any]:
 
 def _reader(path: Path, text: str) -> Any:
     """Return a csv or tsv reader; the separator of a csv is the one that gives the header the most columns."""
-    csv.field_size_limit(
-        min(sys.maxsize, 2**31 - 1)
-    )  # documents are longer than the default limit of 128 KiB
+    # Documents are longer than the default limit of 128 KiB.
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     if kind_of(path.name)[0] == ".tsv":
         return csv.reader(io.StringIO(text, newline=""), delimiter="\t", quoting=csv.QUOTE_NONE)
     header = next((line for line in io.StringIO(text) if line.strip()), "")
@@ -814,7 +809,7 @@ Line = tuple[int, list[str]]  # (line number, columns)
 
 
 def _is_conll(path: Path) -> bool:
-    """Whether a file is in CoNLL columns: by its name, or for a tsv because its first line has a tag and is no header."""
+    """Whether a file is in CoNLL columns: by its name, or for a tsv because its first line has a tag."""
     kind, _ = kind_of(path.name)
     if kind == ".tsv":
         _, first = next(lines(path), (0, b""))

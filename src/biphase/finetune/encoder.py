@@ -242,10 +242,8 @@ def per_token(model: TaskModel, ids: Ragged, setting: TuningOptions) -> np.ndarr
             setting.pause()
             with setting.autocast():
                 parts.append((chosen, model(packed.to(setting.device)).float()))
-    for (
-        chosen,
-        said,
-    ) in parts:  # read back after all batches were launched, so that the device never waits for the host
+    # Read back after all batches were launched, so that the device never waits for the host.
+    for chosen, said in parts:
         values = said.cpu().numpy()
         _refuse_unless(bool(np.isfinite(values).all()))
         if result is None:

@@ -137,9 +137,8 @@ class Family(ABC):
     def __init__(self, task: Task, examples: Examples, *, protocol: str) -> None:
         self.task, self.paper = task, protocol == "paper"
         self.size = len(examples.train)  # examples per epoch
-        self.inputs: tuple[
-            Ragged, ...
-        ] = ()  # texts of the training examples: one per example, or one per side of a pair
+        # Texts of the training examples: one per example, or one per side of a pair.
+        self.inputs: tuple[Ragged, ...] = ()
         # By split: the row number of each example in its files, or its id where the data has one.
         self.example_ids: dict[str, Sequence[int | str]] = dict(examples.rows)
 

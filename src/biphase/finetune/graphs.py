@@ -105,9 +105,8 @@ def _widths(least: int, most: int, longest: int) -> tuple[int, ...]:
 
 
 WARM = 2  # steps before a capture, without effect
-AHEAD = (
-    16  # steps queued on the device before the host waits: enough to keep it busy, few enough to stop soon
-)
+# Steps queued on the device before the host waits: enough to keep it busy, few enough to stop soon.
+AHEAD = 16
 
 
 @dataclass(frozen=True)

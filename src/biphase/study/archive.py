@@ -428,9 +428,8 @@ def _names(plan: Plan, store: Store) -> Iterable[EntrySource]:
         link_path(corpus, store).name: {
             "source": corpus.source,
             "heldout": corpus.heldout,
-            "fingerprint": corpus_fingerprint(
-                corpus, store
-            ),  # the plan's fingerprint, since the folder may have changed
+            # The plan's fingerprint, since the folder may have changed.
+            "fingerprint": corpus_fingerprint(corpus, store),
         }
         for corpus in corpora_of(plan.study)
         if corpus.hub and read_link(corpus, store)

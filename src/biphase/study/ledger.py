@@ -115,9 +115,8 @@ def failures(plan: Plan, store: Store) -> dict[str, dict[str, Any]]:
     for path in _failures_folder(plan, store).glob("*.json"):
         with contextlib.suppress(StoreError):
             noted = read_json(path)
-            if isinstance(noted, dict) and isinstance(
-                noted.get("error"), str
-            ):  # otherwise the record is damaged and ignored
+            # Otherwise the record is damaged and ignored.
+            if isinstance(noted, dict) and isinstance(noted.get("error"), str):
                 found[path.stem] = noted
     return found
 

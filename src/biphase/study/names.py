@@ -710,10 +710,8 @@ def _in_every_part(data: Folder, column: str, labels: tuple[str, ...]) -> tuple[
     Numbers in another split are refused, since the order of the names is not known.
     """
     number = Numbering(labels)
-    if any(map(is_number, labels)) or {one.lower() for one in labels} <= {
-        "false",
-        "true",
-    }:  # their order is known
+    # The order of numbers, and of false and true, is known.
+    if any(map(is_number, labels)) or {one.lower() for one in labels} <= {"false", "true"}:
         return labels
     for part, files in data.files.items():
         if files == data.source or not set(column.split("|")) & set(column_names(data.whose, files[0])):

@@ -101,9 +101,8 @@ class Worker:
         )
         self.outcome = Outcome()
         self.warned: set[str] = set()
-        self.open = {
-            one.key: one for one in finetunings(plan, evaluated)
-        }  # fine-tunings not known to be done
+        # Fine-tunings not known to be done.
+        self.open = {one.key: one for one in finetunings(plan, evaluated)}
         self.planned = len(self.open)
         self.doomed: set[str] = set()  # models that cannot be loaded here
         self.tuner: Tuner | None = None
@@ -396,9 +395,8 @@ def _flops_per_token(job: TrainingJob) -> float | None:
 
 
 def _summary(pretraining: Pretraining, training: float, seconds: float) -> str:
-    first = (
-        pretraining.meter.origin + pretraining.meter.first
-    )  # the lines begin at the root; use only this job's own
+    # The lines begin at the root; use only this job's own.
+    first = pretraining.meter.origin + pretraining.meter.first
     losses = [
         line["loss"]
         for line in pretraining.meter.lines

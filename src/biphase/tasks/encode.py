@@ -27,9 +27,8 @@ BLOCK = 1_000  # texts per tokenizer call; its results take far more memory than
 class Tokenization:
     """How text becomes model input: the tokenizer, the ids around a text, and the longest input."""
 
-    tokenizer: (
-        Any  # from `tokenizers`, without truncation or padding, treating special tokens in a text as text
-    )
+    # From `tokenizers`, without truncation or padding, treating special tokens in a text as text.
+    tokenizer: Any
     before: tuple[int, ...]  # ids before every text (BOS, [CLS])
     after: tuple[int, ...]  # ids after it (EOS, [SEP])
     length: int  # most tokens of an input, including before and after
@@ -260,9 +259,8 @@ class EncodedQuestions:
     first: np.ndarray  # index of the question's context token at that place
     spans: Ragged  # of each question: character span (from, to) of each context token that is read
     inside: Ragged  # int8, of each window: 1 where a token overlaps the first answer, else 0
-    bounds: (
-        np.ndarray
-    )  # (windows, 2): the answer's first and last token, or NULL twice if the window lacks part of it
+    # (windows, 2): the answer's first and last token, or NULL twice if the window lacks part of it
+    bounds: np.ndarray
     gold: list[frozenset[int]]  # of each question: the positions of its first answer
     contexts: tuple[str, ...]  # of each question
     after: int  # number of ids after the context in every window

@@ -1,7 +1,9 @@
-"""What processes that train together leave for their parent, in files.
+"""Starting and stopping work: signals, time limits, and several processes on one machine.
 
-One line for all: who refuses first writes it, the parent prints it. And how each of them ended: after a signal,
-torchrun tells only that there was one.
+`Stop` decides when a worker ends. `in_processes` runs a command in several processes that train together, by
+torchrun in a child process (`cluster.processes`). These processes report to that parent through files, whose path
+is in the environment: `report_to_parent` leaves one error line, which the parent prints once; `note_beginning` and
+`note_ending` record how each process ended, since torchrun reports only that there was a signal.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ from biphase.errors import SpecError
 from biphase.leases import descendants
 from biphase.training.options import Sharding
 
-PLACE = "BIPHASE_REFUSAL"  # the file of this launch
-LOST = 3  # exit code of a process whose neighbour has gone
+PLACE = "BIPHASE_REFUSAL"  # environment variable with the path of this launch's error file
+LOST = 3  # exit code of a process that failed because another one has gone
 
 
 def report_to_parent(line: str) -> bool:
-    """Leave a line for the parent to print. False: there is none."""
+    """Leave an error line for the parent to print; return False if there is no parent."""
     place = os.environ.get(PLACE)
     if not place:
         return False
@@ -33,19 +35,19 @@ def report_to_parent(line: str) -> bool:
     with contextlib.suppress(OSError):
         draft.write_text(line, encoding="utf-8")
         try:
-            os.link(draft, place)  # fails for all but the first
+            os.link(draft, place)  # fails for all processes but the first
         finally:
             draft.unlink()
     return Path(place).is_file()
 
 
 def note_beginning() -> None:
-    """From now on a signal stops this process cleanly."""
+    """Record that from now on a signal stops this process cleanly."""
     _note("begun", "")
 
 
 def note_ending(code: int) -> None:
-    """This process has come to its end, with this exit code."""
+    """Record that this process reached its end with this exit code."""
     _note("ended", str(code))
 
 
@@ -56,7 +58,7 @@ def _note(what: str, text: str) -> None:
 
 
 def endings(place: Path) -> dict[int, int | None]:
-    """By rank of those that had begun: the exit code; None of one that did not come to its end."""
+    """Return the exit code by rank of the processes that had begun; None for one that did not reach its end."""
     found: dict[int, int | None] = {}
     for begun in place.parent.glob(f"{place.name}.begun.*"):
         ended = place.with_name(f"{place.name}.ended{begun.suffix}")
@@ -65,26 +67,23 @@ def endings(place: Path) -> dict[int, int | None]:
 
 
 def has_lost(error: BaseException) -> bool:
-    """Did this process fail because another one has gone? Then it need not say so: the parent says what happened."""
+    """Whether this process failed because another one has gone; then the parent reports the cause, not this process."""
     place, text = os.environ.get(PLACE), str(error)
     return bool(place) and (Path(str(place)).is_file() or ("gloo" in text and "peer" in text))
 
 
-# ---------------------------------------------------------------- launch
-# Ways to start work: here, in several processes, until a time is up, until somebody says stop.
+# ---------------------------------------------------------------- stop and launch
 
 
-WORK_LEFT = (
-    75  # exit code of a worker that was warned (SIGUSR1) and stopped before all was done: start it again
-)
-# How `biphase.cluster.processes` ends after a signal if none of its processes failed: told so by torchrun, or, before
-# that listened, ended by the signal itself.
+WORK_LEFT = 75  # exit code of a worker that was warned (SIGUSR1) and stopped with work left: start it again
+# Exit codes of the launcher after a signal if none of its processes failed: reported by torchrun, or from the signal
+# itself before torchrun had installed its handler.
 _STOPPED = {code for number in (signal.SIGTERM, signal.SIGINT) for code in (128 + number, -number)}
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def seconds(text: str) -> float:
-    """9m as 540; also s, h, d."""
+    """Parse a length of time: "9m" is 540; units are s, m, h, d."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
     if not match:
         raise SpecError(f"{text!r} is not a length of time; type for example 90s, 9m or 2h")
@@ -92,12 +91,15 @@ def seconds(text: str) -> float:
 
 
 def checkpoint_rule(text: str) -> tuple[int, float]:
-    """`200` as every 200 steps, `10m` as every ten minutes: (steps, seconds)."""
+    """Parse a checkpoint interval to (steps, seconds): "200" is every 200 steps, "10m" every ten minutes."""
     return (int(text.strip()), 0.0) if re.fullmatch(r"[1-9][0-9]*", text.strip()) else (0, seconds(text))
 
 
 def check_sharding(sharding: Sharding, processes: int, more: str = "--processes 2") -> None:
-    """Refuse what this many processes on one machine cannot do. `more`: what to type to have more of them."""
+    """Refuse sharding that this many processes on one machine cannot do.
+
+    `more`: the option that adds processes, for messages.
+    """
     if sharding.kind == "none":
         return
     if processes == 1:
@@ -106,9 +108,10 @@ def check_sharding(sharding: Sharding, processes: int, more: str = "--processes 
 
 
 class Stop:
-    """Asks the work to end after the current step: on a signal, on request, or when the time is up.
+    """Tells the work to end after the current step: on a signal, on request, or when the time is up.
 
-    Again ^C ends at once. SIGUSR1 is a warning: whoever started the worker will end it soon, and may start it again.
+    A second ^C ends the process at once. SIGUSR1 is a warning that the worker will be ended soon, and may be
+    started again.
     """
 
     def __init__(
@@ -125,7 +128,7 @@ class Stop:
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.warned |= number == signal.SIGUSR1
-        if self.asked:  # said before
+        if self.asked:  # already announced
             return
         self.asked = True
         self.say(
@@ -145,19 +148,20 @@ class Stop:
 def in_processes(count: int, arguments: list[str], more: dict[str, str]) -> tuple[int, bool]:
     """Run `biphase ARGUMENTS` in `count` processes that train together, by torchrun on this machine.
 
-    `more` is added to their environment. Gives the exit code, and whether a warning (SIGUSR1) came.
+    `more` is added to their environment. Returns the exit code, and whether a warning (SIGUSR1) came.
     """
     command = [sys.executable, "-m", "biphase.cluster.processes", str(count)]
     threads = max(1, (os.cpu_count() or 1) // count)
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
-        # The time between a signal and SIGKILL: a step and a checkpoint of a large model take more than the usual 30 s.
+        # Seconds between SIGTERM and SIGKILL: a step and a checkpoint of a large model take more than the default 30 s.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600",
         **more,
     }
-    # This process alone hears a terminal's ^C. The first signal is handed on as SIGTERM, once: torchrun tells its
-    # processes, which stop after their step with a checkpoint, and a second one would cut that short.
+    # The child has its own session, so only this process receives the terminal's ^C. It passes on the first signal
+    # as SIGTERM, once: torchrun forwards it to its processes, which stop after their step with a checkpoint; a
+    # second SIGTERM would interrupt that.
     asked: list[int] = []
     child: subprocess.Popen[bytes] | None = None
     at_once = False
@@ -176,14 +180,14 @@ def in_processes(count: int, arguments: list[str], more: dict[str, str]) -> tupl
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, hand_on)
     child = subprocess.Popen([*command, *arguments], env=environment, start_new_session=True)
-    if asked:  # before there was anybody to hand it to
+    if asked:  # a signal came before the child existed
         child.send_signal(signal.SIGTERM)
     code = child.wait()
     if at_once:
         raise KeyboardInterrupt
     if asked and code in _STOPPED:
         code = 0
-    elif code < 0:  # killed from outside: its processes hear of it, stop after their step and save
+    elif code < 0:  # killed from outside: its processes notice it, stop after their step and save
         print(
             f"error: the launcher of {count} processes was ended by {signal.Signals(-code).name}, so all end; "
             "what was published is whole: type the same command to go on",

@@ -1,9 +1,10 @@
-"""The parent of several processes that train together: torchrun, without its traceback.
+"""The parent of several processes that train together: torchrun, with one error line instead of its traceback.
 
-    python -m biphase.cluster.processes N biphase's arguments…
+    python -m biphase.cluster.processes N ARGUMENTS…      runs `biphase ARGUMENTS` in N processes
 
-A process that refuses leaves its line in a file (`refusal.py`), and this one prints it once. A process that died is
-named. In both cases torchrun has ended the others by then, and the next start goes on from the last checkpoint.
+A process that refuses its input leaves a line in a file (`cluster.launch.report_to_parent`), which is printed once.
+A process that died is named. In both cases torchrun has ended the others by then, and the next start resumes from
+the last checkpoint.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from biphase.text import printable
 
 
 def run(count: int, arguments: list[str]) -> int:
-    """Start them, wait for them, and give the code to end with."""
+    """Start the processes, wait for them, and return the exit code."""
     end_with_parent()
-    logging.disable()  # torchrun's records of what it does to whom would stand around the one line that matters
+    logging.disable()  # torchrun's log lines would hide the one line that matters
     with tempfile.TemporaryDirectory(prefix="biphase-") as folder:
         place = Path(folder) / "refusal"
         os.environ[PLACE] = str(place)
@@ -50,7 +51,7 @@ def _refused(place: Path) -> int:
 
 
 def _stopped(codes: dict[int, int | None], number: int) -> int:
-    """After a signal: cleanly if all that had begun came to their end, and none of their jobs failed."""
+    """Return the exit code after a signal: 1 if a process died or one of its jobs failed, else 128 + the signal."""
     dead = sum(code is None for code in codes.values())
     if dead:
         print(
@@ -63,8 +64,8 @@ def _stopped(codes: dict[int, int | None], number: int) -> int:
 
 
 def _died(error: ChildFailedError, count: int) -> int:
-    """Say which process ended the others. With 1 the worker itself has said why, here or in the list of failures."""
-    # Those that lost it, or were told to end, have ended because of it.
+    """Name the process that ended the others. With exit code 1 the worker has already reported the error itself."""
+    # Processes with these codes ended because of another one.
     causes = [one for one in error.failures.values() if one.exitcode not in (LOST, -signal.SIGTERM)]
     first: ProcessFailure = min(causes, key=lambda one: one.timestamp, default=error.get_first_failure()[1])
     if first.exitcode == 1:

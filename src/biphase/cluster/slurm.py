@@ -1,4 +1,8 @@
-"""How to ask a cluster for workers: one small TOML file, read and checked. It never changes what is computed.
+"""Workers on a Slurm cluster: the profile of a job, its script, and the queue.
+
+`read_profile` reads a TOML file that says what each job requests; it never changes what is computed. `job_script`
+writes the script of an array of workers, `submit` hands it to Slurm, `queue_of` returns the jobs of a study. A
+profile:
 
     partition = "gpu"
     time = "8h"
@@ -8,7 +12,15 @@
     jobs = 4
     setup = ["module load cuda"]
 
-Every field has a default; an unknown one is refused with the nearest name.
+Every field has a default; an unknown field is refused with the nearest name.
+
+Each job of the array is a worker that takes jobs from the store until none is left. Slurm sends a warning (SIGUSR1)
+to the script's shell before the time is up, and the shell passes it to the worker. The worker stops after its step
+with a checkpoint and reports by its exit code that work is left; then the script requeues itself.
+
+A submission is a script in studies/<name>/slurm/, written before it is submitted. Its file name is part of the name
+of its jobs, so they can be found in the queue even if the submitting process died. Queries return a problem instead
+of failing where there is no Slurm.
 """
 
 from __future__ import annotations
@@ -32,7 +44,7 @@ from biphase.errors import ClusterError, SpecError, nearest, one_line
 from biphase.store import Store
 from biphase.text import counted
 
-# What the script sets itself, by the long and the short name, and the field to use instead.
+# sbatch options that the script sets itself → the field of the profile to use instead.
 OWN_OPTIONS = {
     "--array": "jobs", "-a": "jobs", "--time": "time", "-t": "time", "--signal": "warning", "--job-name": "", "-J": "",
     "--output": "", "-o": "", "--error": "", "-e": "", "--open-mode": "", "--requeue": "", "--no-requeue": "",
@@ -43,27 +55,27 @@ OWN_OPTIONS = {
 
 @dataclass(frozen=True)
 class Profile:
-    """What each job of an array asks for, and what it does before it works."""
+    """The resources that each job of an array requests, and what it runs before the worker."""
 
-    jobs: int = 1  # the size of the array: workers side by side
+    jobs: int = 1  # size of the array: number of workers
     partition: str = ""
     account: str = ""
     qos: str = ""
     constraint: str = ""
-    time: str = ""  # 8h, or Slurm's own 1-12:00:00; empty: what the partition gives
-    warning: str = "5m"  # before the time is up: enough for a step and a checkpoint
+    time: str = ""  # 8h, or Slurm's own 1-12:00:00; empty: the partition's default
+    warning: str = "5m"  # time before the end at which the job is warned: enough for a step and a checkpoint
     gpus: int = 0
     gpu_type: str = ""
-    cpus: int = 0  # 0: what the partition gives
+    cpus: int = 0  # 0: the partition's default
     memory: str = ""
-    processes: int = 0  # that train a training job together; 0: one for each GPU
-    sbatch: tuple[str, ...] = ()  # further options, as they stand after #SBATCH
+    processes: int = 0  # processes that train together; 0: one per GPU
+    sbatch: tuple[str, ...] = ()  # further options, as written after #SBATCH
     setup: tuple[str, ...] = ()  # shell lines before the worker starts
-    command: str = ""  # what stands for `biphase` in the job; empty: this Python's own
+    command: str = ""  # the `biphase` command in the job; empty: that of this Python
 
     @property
     def together(self) -> int:
-        """Processes of one worker."""
+        """Number of processes of one worker."""
         return self.processes or max(1, self.gpus)
 
     @property
@@ -76,7 +88,7 @@ class Profile:
 
 
 def read_profile(path: Path) -> Profile:
-    """The profile at `path`; whatever is wrong with it becomes one line."""
+    """Read and check the profile at `path`; any error becomes one line."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -98,7 +110,7 @@ def read_profile(path: Path) -> Profile:
 
 
 def _checked(name: str, value: Any, default: Any) -> Any:
-    """A value of the kind its field wants."""
+    """Return a field's value if it has the type of the field's default."""
     if isinstance(default, int):
         if type(value) is not int or value < 0:
             raise SpecError(f"{name} must be a whole number, not {value!r}; type for example {name} = 1")
@@ -143,7 +155,7 @@ def _check(profile: Profile) -> None:
 
 
 def _check_options(line: str) -> None:
-    """Refuse what stands after #SBATCH, one option or several, if the script sets it itself."""
+    """Refuse a line after #SBATCH, of one option or several, if the script sets one of them itself."""
     try:
         words = shlex.split(line)
     except ValueError as wrong:
@@ -151,7 +163,7 @@ def _check_options(line: str) -> None:
     if not words or not re.match(r"--?\w", words[0]):
         raise SpecError(f'sbatch: {line!r} is no option; type for example sbatch = ["--exclude=node7"]')
     for word in words:
-        # As getopt reads it: a value may follow a short name at once, and a long name may be cut short.
+        # As getopt parses it: a value may follow a short option directly, and a long option may be abbreviated.
         option = word.split("=")[0] if word.startswith("--") else word[:2]
         if not re.match(r"--?\w", option):
             continue
@@ -163,7 +175,7 @@ def _check_options(line: str) -> None:
 
 
 def _time(text: str) -> float:
-    """8h, or Slurm's own [days-]hours:minutes:seconds, in seconds."""
+    """Parse 8h, or Slurm's own [days-]hours:minutes:seconds, to seconds."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", text)
     if match:
         days, hours, minutes, rest = (int(part or 0) for part in match.groups())
@@ -177,13 +189,9 @@ def _time(text: str) -> float:
 
 
 # ---------------------------------------------------------------- script
-# The job script: one array of workers that pull jobs from the store, warned before their time is up.
-#
-# Slurm sends the warning to the script's own shell, which hands it to the worker; the worker stops after its step
-# with a checkpoint and says by its exit code that work is left; then the script puts itself back into the queue.
 
 
-SUBMISSION = "BIPHASE_SUBMISSION"  # in the environment of a job: which submission it belongs to
+SUBMISSION = "BIPHASE_SUBMISSION"  # environment variable of a job: its submission
 
 BODY = """\
 # A worker of {study}: it takes jobs from the store until none is left. Written by biphase.
@@ -219,14 +227,14 @@ exit "$code"
 
 
 def job_name(study: str, submission: str) -> str:
-    """How Slurm calls the jobs of a submission; the names of other submissions differ."""
+    """Return Slurm's name for the jobs of a submission, which is unique to it."""
     return f"biphase-{re.sub(r'[^A-Za-z0-9_.-]', '_', study)}-{submission}"
 
 
 def job_script(profile: Profile, *, study: str, submission: str, jobs: int, arguments: list[str]) -> str:
-    """The text of a script in which `jobs` workers type `biphase ARGUMENTS`."""
+    """Return the text of a script for an array of `jobs` workers that run `biphase ARGUMENTS`."""
     options = [
-        *profile.sbatch,  # of two that say the same the last counts: ours
+        *profile.sbatch,  # first, since the last of two equal options takes effect
         f'--job-name="{job_name(study, submission)}"',
         f"--array=0-{jobs - 1}",
         f"--signal=B:USR1@{profile.warning_seconds}",
@@ -271,7 +279,7 @@ def _resources(profile: Profile) -> list[str]:
 
 
 def _slurm_time(seconds: float) -> str:
-    """As days-hours:minutes:seconds."""
+    """Format seconds as days-hours:minutes:seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -279,28 +287,24 @@ def _slurm_time(seconds: float) -> str:
 
 
 # ---------------------------------------------------------------- queue
-# Slurm's own commands, and what its queue says of a study. Nothing here fails where there is no Slurm.
-#
-# A submission is a script in studies/<name>/slurm/, written before it is handed over. Its file name is in the name of
-# its jobs, so the queue can be asked for them whatever happened to whoever submitted.
 
 
-PATIENCE = 30  # seconds for one of Slurm's commands
-SHOWN = 12  # jobs that `status` lists one by one
+PATIENCE = 30  # timeout in seconds for one Slurm command
+SHOWN = 12  # jobs that `status` lists individually
 COLUMNS = ("JobArrayID", "State", "Reason", "NodeList", "RestartCnt", "TimeUsed", "TimeLeft")
 
 
 class Unanswered(ClusterError):
-    """A command was given up: what it was to do may have been done."""
+    """A command timed out; it may have taken effect all the same."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One job of a study, as Slurm sees it."""
+    """One job of a study as Slurm reports it."""
 
     id: str  # 12_3: task 3 of array 12
     state: str  # pending, running, completing, …
-    reason: str  # why it waits
+    reason: str  # why it is pending
     nodes: str
     restarts: int
     used: str
@@ -308,17 +312,17 @@ class Job:
 
     @property
     def active(self) -> bool:
-        """Does it work, or will it?"""
+        """Whether the job runs or will run."""
         return self.state not in ("completing", "cancelled", "completed", "failed", "timeout")
 
 
 @dataclass(frozen=True)
 class Queue:
-    """The jobs of a study in Slurm's queue; `problem` if they could not be asked for."""
+    """The jobs of a study in Slurm's queue, or the `problem` that prevented the query."""
 
     jobs: tuple[Job, ...] = ()
     problem: str = ""
-    submitted: bool = False  # were there submissions at all?
+    submitted: bool = False  # whether the study has any submissions
 
     @property
     def active(self) -> tuple[Job, ...]:
@@ -326,7 +330,7 @@ class Queue:
 
 
 def folder(store: Store, study: str) -> Path:
-    """Where scripts and logs of a study's jobs lie."""
+    """Return the folder of the scripts and logs of a study's jobs."""
     return store.studies / study / "slurm"
 
 
@@ -335,7 +339,7 @@ def submissions(store: Store, study: str) -> list[str]:
 
 
 def queue_of(store: Store, study: str, only: Collection[str] | None = None) -> Queue:
-    """What Slurm says of the submissions of a study; of all, or of those that are named."""
+    """Query Slurm for the jobs of a study's submissions, all or those in `only`."""
     made = [one for one in submissions(store, study) if only is None or one in only]
     if not made:
         return Queue()
@@ -367,7 +371,7 @@ def _job(row: list[str]) -> Job:
 def submit(
     profile: Profile, store: Store, study: str, *, jobs: int, arguments: list[str]
 ) -> tuple[str, Path]:
-    """Hand an array of workers to Slurm; gives its job id and its script."""
+    """Submit an array of workers to Slurm; return its job id and its script."""
     if shutil.which("sbatch") is None:
         raise ClusterError(_absent("sbatch"))
     submission = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
@@ -382,7 +386,7 @@ def submit(
     try:
         text = _typed("sbatch", "--parsable", f"--chdir={Path.cwd()}", f"--output={log}", str(script))
     except Unanswered:
-        raise  # perhaps it was submitted: then the script stands for it
+        raise  # it may have been submitted, so keep the script
     except ClusterError:
         script.unlink()
         raise
@@ -390,24 +394,24 @@ def submit(
 
 
 def cancel(jobs: tuple[Job, ...]) -> None:
-    """Take jobs out of the queue; those that run are killed."""
+    """Remove jobs from the queue; running ones are killed."""
     if jobs:
         _typed("scancel", "--quiet", *(job.id for job in jobs))
 
 
 def ask_to_end(jobs: tuple[Job, ...]) -> None:
-    """Jobs that wait leave the queue; those that run are told to stop after their step."""
+    """Remove pending jobs from the queue, and signal running ones to stop after their step."""
     waiting = [job.id for job in jobs if job.state != "running"]
     running = [job.id for job in jobs if job.state == "running"]
     if waiting:
-        # One that starts in this moment is left to its request.
+        # A job that starts just now is not killed: it will read the stop request.
         _typed("scancel", "--quiet", "--state=PENDING", *waiting)
     if running:
         _typed("scancel", "--quiet", "--batch", "--signal=TERM", "--state=RUNNING", *running)
 
 
 def lines(queue: Queue, logs: Path) -> list[str]:
-    """What `status` adds."""
+    """Return the lines that `status` prints about the queue."""
     if not queue.submitted:
         return []
     if queue.problem:
@@ -440,7 +444,7 @@ def as_json(queue: Queue) -> dict[str, Any]:
 
 
 def _typed(command: str, *arguments: str) -> str:
-    """One of Slurm's commands; what it prints."""
+    """Run a Slurm command and return its output."""
     try:
         done = subprocess.run(
             [command, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False

@@ -1,10 +1,11 @@
-"""Who works on a study, and how they are asked to stop. A shared folder is all they share.
+"""The workers of a study, and how they are asked to stop, through files in a shared folder only.
 
     studies/<name>/workers/<worker>.lease   one for each worker, with its heartbeat
-    studies/<name>/stop.json                which workers and which Slurm submissions shall stop
+    studies/<name>/stop.json                the workers and Slurm submissions that shall stop
 
-A request names those it is for. Names are never used twice, so a worker that starts later obeys no old request, and
-none has to be cleared in time.
+`WorkerRegistry` lists the workers, `WorkerHeartbeat` registers this one, and `WorkerStopper` ends them. A stop request
+names the workers it is for. Names are never reused, so a worker that starts later ignores old requests, and these need
+not be cleared.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from biphase.store import Store, read_json, write_json
 from biphase.text import counted, duration
 
 LOOK_SECONDS = 1.0
-HERE = "here"  # begins the names of workers that Slurm did not start
-WORKER = "BIPHASE_WORKER"  # in the environment of processes that are one worker together
+HERE = "here"  # prefix of the names of workers that Slurm did not start
+WORKER = "BIPHASE_WORKER"  # environment variable shared by the processes of one worker: its name
 
 
 @dataclass(frozen=True)
 class StopRequest:
-    """Who was asked to stop."""
+    """The workers and submissions that were asked to stop."""
 
     workers: frozenset[str] = frozenset()
     submissions: frozenset[str] = frozenset()
@@ -45,7 +46,7 @@ class StopRequest:
 
 
 class WorkerRegistry:
-    """The workers of one study, seen from outside."""
+    """The registered workers of one study, and the stop request for them."""
 
     def __init__(self, store: Store, study: str) -> None:
         self.folder = store.studies / study
@@ -53,7 +54,7 @@ class WorkerRegistry:
         self.leases = Leases(self.folder / "workers")
 
     def workers(self) -> dict[str, Holder]:
-        """Everybody who signed in and not out; those known to be dead, or to be no workers, are struck off."""
+        """Return the registered workers, after removing those that are dead or whose process id was reused."""
         found = self.leases.holders()
         gone = {worker for worker, holder in found.items() if not self._may_live(worker, holder)}
         for worker in gone:
@@ -61,7 +62,7 @@ class WorkerRegistry:
         return {worker: holder for worker, holder in found.items() if worker not in gone}
 
     def _may_live(self, worker: str, holder: Holder) -> bool:
-        """Not so if its process is gone, or never opened this file: then it is somebody else's, and not to be ended."""
+        """Whether its process may be running; not if it lacks this open lease, as a reused process id does."""
         alive = holder.alive
         return alive is None or (alive and has_open(holder.pid, self.file(worker)) is not False)
 
@@ -69,11 +70,11 @@ class WorkerRegistry:
         return self.leases.folder / f"{worker}{SUFFIX}"
 
     def strike(self, worker: str) -> None:
-        """Forget a worker that ended without signing out. Its name comes never again."""
+        """Remove a worker that ended without unregistering; its name is never used again."""
         self.file(worker).unlink(missing_ok=True)
 
     def request(self) -> StopRequest:
-        """Who is asked to stop now."""
+        """Return the current stop request."""
         try:
             found = read_json(self._request)
             return StopRequest(frozenset(found["workers"]), frozenset(found["submissions"]))
@@ -90,9 +91,9 @@ class WorkerRegistry:
 
 
 class WorkerHeartbeat:
-    """This worker: signed in with its study until it leaves, and asking once a second whether it shall stop.
+    """Registers this worker with its study until it leaves, and checks once a second whether it shall stop.
 
-    Of several processes that are one worker, the one that starts the others signs in and they go by its name.
+    If several processes form one worker, the process that starts the others registers, and they use its name.
     """
 
     def __init__(self, store: Store, study: str) -> None:
@@ -109,22 +110,22 @@ class WorkerHeartbeat:
             self._lease = self._registry.leases.take(self.worker)
 
     def asked(self, *, now: bool = False) -> bool:
-        """Was this worker asked to stop? Looks at most once a second, unless `now`."""
+        """Whether this worker was asked to stop; the file is read at most once a second, unless `now`."""
         at = time.monotonic()
         if not self._asked and (now or at - self._looked >= LOOK_SECONDS):
             self._looked = at
-            with contextlib.suppress(OSError):  # a file system that hiccups: the next look will tell
+            with contextlib.suppress(OSError):  # a file system error: try again at the next check
                 self._asked = self._registry.request().names(self.worker, self.submission)
         return self._asked
 
     def leave(self) -> None:
-        """Sign out."""
+        """Unregister."""
         if self._lease:
             self._lease.release()
 
 
 def control(store: Store, study: str, seconds: float = 20.0) -> Lease:
-    """The right to submit or stop workers of a study: one at a time."""
+    """Take the lease that lets one process at a time submit or stop workers of a study."""
     leases = Leases(store.studies / study / "control")
     until = time.monotonic() + seconds
     while (lease := leases.take("control")) is None:
@@ -136,25 +137,24 @@ def control(store: Store, study: str, seconds: float = 20.0) -> Lease:
     return lease
 
 
-# ---------------------------------------------------------------- stopping
-# End the workers of a study: cleanly, after their step and with a checkpoint, or at once.
-#
-# Everybody who is there is named in a request that workers read once a second. Those of this machine and Slurm's jobs
-# are also told by a signal; jobs that wait leave the queue. Then it is waited for until all are gone.
+# ---------------------------------------------------------------- stop
+# Workers end cleanly, after their step and with a checkpoint, or at once. All present workers are named in the stop
+# request, which they read once a second. Workers on this machine and running Slurm jobs also get a signal; pending
+# jobs leave the queue. Then `stop` waits until all are gone.
 
 
 POLL_SECONDS = 0.5
-TOLD_EVERY = 5.0  # seconds between two lines of progress
-SLURM_EVERY = 2.0  # seconds between two questions to Slurm
+TOLD_EVERY = 5.0  # seconds between two progress lines
+SLURM_EVERY = 2.0  # seconds between two queries to Slurm
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a stop went."""
+    """The result of a stop."""
 
-    asked: int  # workers and jobs that were there
-    left: tuple[str, ...]  # who is still there
-    silent: int = 0  # workers elsewhere that gave no sign of life and count as gone
+    asked: int  # workers and jobs that were present
+    left: tuple[str, ...]  # those still present
+    silent: int = 0  # workers on other machines without heartbeat, which count as gone
     problem: str = ""  # what Slurm could not do
 
 
@@ -164,14 +164,14 @@ class WorkerStopper:
         self.registry = WorkerRegistry(store, study)
         self.named = StopRequest()
         self.signalled: set[str] = set()
-        self.told: dict[str, str] = {}  # by job: the state in which it was asked to end
-        self.refused = ""  # what Slurm said when it was asked to end a job
+        self.told: dict[str, str] = {}  # job → its state when it was asked to end
+        self.refused = ""  # Slurm's error when it was asked to end a job
         self.silent: set[str] = set()
-        self.beats: dict[str, tuple[int, float]] = {}  # by worker: its last beat, and when it was new to us
+        self.beats: dict[str, tuple[int, float]] = {}  # worker → its last heartbeat, and when we first saw it
         self.queue, self.queue_at, self.queue_told = slurm.Queue(), -SLURM_EVERY, False
 
     def stop(self, wait: float) -> Ended:
-        """Ask all, and wait for `wait` seconds at most."""
+        """Ask all workers to stop, and wait for at most `wait` seconds."""
         if not self.registry.folder.is_dir():
             return Ended(0, ())
         with control(self.store, self.study):
@@ -179,8 +179,8 @@ class WorkerStopper:
             made = frozenset(slurm.submissions(self.store, self.study))
             self.named = StopRequest(frozenset(workers), made)
             self._look_at_queue()
-            outside = sum(worker.startswith(HERE) for worker in workers)  # of Slurm
-            # All jobs of the queue: one that is completing may be on its way back into it.
+            outside = sum(worker.startswith(HERE) for worker in workers)  # workers not started by Slurm
+            # All jobs of the queue, since a completing one may be requeued.
             asked = outside + max(len(self.queue.jobs), len(workers) - outside)
             if not asked and not self.queue.problem:
                 return Ended(0, ())
@@ -197,7 +197,7 @@ class WorkerStopper:
         return Ended(asked, tuple(left), len(self.silent), problem)
 
     def _withdraw(self) -> None:
-        """Take the request back, unless somebody it names is there: an earlier stop may have named more than this one."""
+        """Remove the request, unless a worker that it names is present: an earlier stop may have named more workers."""
         request = self.registry.request()
         queue = slurm.queue_of(self.store, self.study, request.submissions)
         there = any(request.names(worker, worker.split(".")[0]) for worker in self.registry.workers())
@@ -219,8 +219,8 @@ class WorkerStopper:
             time.sleep(POLL_SECONDS)
 
     def _press(self) -> list[str]:
-        """Tell everybody who has not been told; gives who is still there."""
-        # A job that had begun but not signed in is found by its submission.
+        """Notify the workers and jobs that have not been notified; return those still present."""
+        # A job that had started but not registered is found by its submission.
         workers = {
             worker: holder
             for worker, holder in self.registry.workers().items()
@@ -238,13 +238,13 @@ class WorkerStopper:
         return left + [f"Slurm job {job.id} ({job.state})" for job in self.queue.jobs]
 
     def _signal(self, worker: str, holder: Holder) -> None:
-        """Directly, where it is a process of this machine that has its file open. One that we may not look at gets none."""
+        """Signal a worker if it is a process of this machine with its lease open; if that cannot be checked, do not."""
         if worker in self.signalled or not holder.alive or holder.pid == os.getpid():
             return
         if not has_open(holder.pid, self.registry.file(worker)):
             return
         self.signalled.add(worker)
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it ended, or is another user's
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it ended, or belongs to another user
             if self.now:
                 for pid in (holder.pid, *descendants(holder.pid)):
                     with contextlib.suppress(ProcessLookupError):
@@ -255,12 +255,12 @@ class WorkerStopper:
     def _look_at_queue(self) -> None:
         at = time.monotonic()
         if at - self.queue_at >= SLURM_EVERY:
-            # Of those that are named: what is submitted while we wait is not for us.
+            # Only the named submissions: what is submitted while we wait is not included.
             self.queue = slurm.queue_of(self.store, self.study, self.named.submissions)
             self.queue_at, self.queue_told = at, False
 
     def _tell_jobs(self) -> None:
-        """Ask jobs to end whose state is new; once for each look at the queue."""
+        """Ask jobs whose state is new to end, once per query of the queue."""
         if self.queue_told:
             return
         self.queue_told = True
@@ -271,11 +271,11 @@ class WorkerStopper:
             else:
                 slurm.ask_to_end(jobs)
             self.told |= {job.id: job.state for job in jobs}
-        except ClusterError as wrong:  # a job that ended in this moment, or one that is another user's
+        except ClusterError as wrong:  # a job that ended just now, or belongs to another user
             self.refused = str(wrong)
 
     def _is_silent(self, worker: str, holder: Holder) -> bool:
-        """Has a worker of another machine shown no sign of life for as long as its leases would live?"""
+        """Whether a worker on another machine has had no heartbeat for as long as it takes its leases to expire."""
         at = time.monotonic()
         beats, since = self.beats.get(worker, (-1, at))
         if holder.beats != beats:

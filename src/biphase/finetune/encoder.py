@@ -1,9 +1,13 @@
-"""The model that is evaluated: its encoder, and how it reads text.
+"""The encoder under test, its tokenization, and how texts are run through it.
 
-A model trained here reads a text as it read documents: the text, then the end token (and a beginning token before it
-if its corpus had one). A hub model that was not trained further reads it as its tokenizer's own template says; where
-that ends with nothing, the end token follows. Under the paper's protocol it too reads the text and its end token, if it
-has one.
+`encoder_of_checkpoint` and `encoder_of_hub` load an `EncoderUnderTest`. `TaskModel` is an encoder with a task's
+head; `packs` makes micro-batches by number of tokens, grouped by length; `per_text` and `per_token` return a head's
+outputs. `TuningOptions` are the runtime options of fine-tuning.
+
+A model trained here gets a text as it got documents: the text, then the EOS token, and a BOS token before it if its
+corpus had one. A hub model that was not trained further gets the special tokens of its tokenizer's template, and
+the EOS token if nothing follows the text there. Under the "paper" protocol it too gets the text and its EOS token,
+if it has one.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from biphase.tasks.encode import Ragged, Tokenization, by_length
 from biphase.training import distributed
 from biphase.training.pretrain import model_of_checkpoint
 
-SHARE_OF_CONTEXT = 0.99  # the paper's longest input is 2,028 of 2,048 tokens
+SHARE_OF_CONTEXT = 0.99  # longest input relative to the context, as in the paper: 2,028 of 2,048 tokens
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class EncoderUnderTest:
 def encoder_of_checkpoint(
     run: Pretrain, state: str | None, store: Store, shards: Shards, spec: Finetune
 ) -> EncoderUnderTest:
-    """A model that was trained here: the state with that key, or its start where there is none."""
+    """Load a model that was trained here: the checkpoint with key `state`, or the run's start if that is None."""
     model = model_of_checkpoint(run, state, store, shards)
     saved = load_saved(shards.tokenizer)
     special = saved.special
@@ -53,7 +57,7 @@ def encoder_of_checkpoint(
 
 
 def encoder_of_hub(hub: Hub, spec: Finetune) -> EncoderUnderTest:
-    """A hub model or local folder, as it is."""
+    """Load a hub model or local folder, without further training."""
     encoder = encoder_from_hub(hub)
     tokenizer = load_tokenizer(hub)
     backend = tokenizer.backend_tokenizer
@@ -73,10 +77,10 @@ def encoder_of_hub(hub: Hub, spec: Finetune) -> EncoderUnderTest:
 
 
 def _template(backend: Any, hub: Hub) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What the tokenizer puts before and after a text."""
+    """Return the ids that the tokenizer's template puts before and after a text."""
     try:
         bare, full = (backend.encode("a b", add_special_tokens=more).ids for more in (False, True))
-    except Exception as wrong:  # a word list without an unknown token raises a plain Exception
+    except Exception as wrong:  # a vocabulary without an unknown token raises a plain Exception
         raise ModelError(
             f"{hub.source}: its tokenizer cannot read a plain text ({one_line(wrong)}); give it an unknown token"
         ) from None
@@ -89,7 +93,7 @@ def _template(backend: Any, hub: Hub) -> tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _unspoken(tokenizer: Any) -> frozenset[int]:
-    """The special ids that no text may give. The unknown one may, unless it means something else as well."""
+    """Return the special ids that no text may produce; the unknown token may be, unless it has another role too."""
     backend = tokenizer.backend_tokenizer
     names = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id", "pad_token_id")
     meant = {int(number) for name in names if (number := getattr(tokenizer, name, None)) is not None}
@@ -98,7 +102,7 @@ def _unspoken(tokenizer: Any) -> frozenset[int]:
 
 
 def _literally(reading: Tokenization, special: frozenset[int], source: str) -> Tokenization:
-    """In a text, "[SEP]" is text."""
+    """Return a tokenization that treats the names of special tokens in a text, such as "[SEP]", as plain text."""
     reading.tokenizer.encode_special_tokens = True
     return replace(reading, tokenizer=literal(reading.tokenizer, special, source))
 
@@ -117,42 +121,41 @@ def _tokenization(
     return Tokenization(tokenizer, before, after, length, identity)
 
 
-# ---------------------------------------------------------------- model
-# An encoder with a head, and how inputs get through it: in micro-batches by tokens, grouped by length.
+# ---------------------------------------------------------------- task model
 
 
-USUAL = 12 * 768  # layers × width of the model that the budgets of tokens are made for
+USUAL = 12 * 768  # layers × width of the model that the token budgets below are made for
 
 
 @dataclass(frozen=True)
 class TuningOptions:
-    """How to compute, never what: nothing here is part of a key but the precision."""
+    """Runtime options of fine-tuning: how to compute, not what. Only the precision is part of a key."""
 
     device: torch.device
     precision: str  # "pure-bf16", "bf16" or "fp32"
-    varlen: bool  # the kernel for texts end to end
-    train_tokens: int  # the most tokens of a micro-batch, unless one text alone is longer
+    varlen: bool  # whether the varlen attention kernel is used
+    train_tokens: int  # most tokens of a micro-batch, unless a single text is longer
     score_tokens: int
-    causal: bool = False  # read in one direction
-    graphs: bool = True  # steps are captured as CUDA graphs, where device and encoder allow it
-    sparing: bool = True  # of all words only those that occur are trained, where the encoder allows it
-    pause: Callable[[], None] = lambda: None  # asked between micro-batches of scoring; raises to stop
+    causal: bool = False  # use causal attention
+    graphs: bool = True  # capture steps as CUDA graphs, where device and encoder allow it
+    sparing: bool = True  # train only the vocab rows that occur in the task, where the encoder allows it
+    pause: Callable[[], None] = lambda: None  # called between micro-batches of scoring; raises to stop
 
     @classmethod
     def of(
         cls, device: torch.device, precision: str, *, varlen: bool, encoder: Encoder | None = None
     ) -> TuningOptions:
-        """What keeps this kind of device busy without filling it, also with a deep and wide `encoder`."""
+        """Return options whose micro-batches keep a device busy without filling it, given the encoder's size."""
         if device.type != "cuda":
             return cls(device, precision, varlen, 4_096, 4_096)
         share = min(1.0, USUAL / (encoder.layers * encoder.width)) if encoder else 1.0
-        # Fitting texts into rows is work for the host, and the more of it at once the worse.
+        # Without varlen, texts are fitted into rows on the host, which gets slower with larger batches.
         scored = 131_072 if varlen else 16_384
         return cls(device, precision, varlen, int(32_768 * share), int(scored * share))
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """The dtype of the weights."""
         return torch.bfloat16 if self.precision == "pure-bf16" else torch.float32
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -161,26 +164,26 @@ class TuningOptions:
 
 @dataclass(frozen=True)
 class TaskBatch:
-    """A micro-batch of a task. Most have one input; retrieval has as many as memory asks for."""
+    """A micro-batch of a task. Most have one input; retrieval has as many as memory requires."""
 
     inputs: tuple[PackedTexts, ...]
     targets: Tensor
     count: int
-    draw: int = 0  # which one of the run this is, for dropout
-    of_tokens: bool = False  # a target for each token; else for each text
-    width: int = 0  # places it was padded to, like all batches of its size; 0: as it came
-    buffer: Tensor | None = None  # that its tensors are views of
+    draw: int = 0  # index of the micro-batch in the run, which seeds dropout
+    of_tokens: bool = False  # one target per token; otherwise one per text
+    width: int = 0  # tokens it was padded to, for CUDA graphs; 0: not padded
+    buffer: Tensor | None = None  # the buffer that its tensors are views of
 
     @property
     def tensors(self) -> list[Tensor]:
         return [*(one for packed in self.inputs for one in packed.tensors.values()), self.targets]
 
     def gathered(self, *, pinned: bool) -> TaskBatch:
-        """The same in one buffer, `pinned` to be copied to a device without waiting. Work for a loader's thread."""
+        """Return a copy in one buffer, `pinned` for asynchronous transfer; meant for a data loader's thread."""
         return self.within(in_one_piece(self.tensors, pinned=pinned))
 
     def within(self, buffer: Tensor) -> TaskBatch:
-        """The same as views of a buffer, or of a copy of it elsewhere."""
+        """Return the batch with its tensors as views of `buffer`, or of a copy of it on another device."""
         views = iter(jobs(buffer, self.tensors))
         inputs = [replace(one, **{name: next(views) for name in one.tensors}) for one in self.inputs]
         return replace(self, inputs=tuple(inputs), targets=next(views), buffer=buffer)
@@ -208,8 +211,8 @@ class TaskModel(nn.Module):
 def packs(
     ids: Ragged, rows: np.ndarray, setting: TuningOptions, budget: int
 ) -> Iterator[tuple[np.ndarray, PackedTexts]]:
-    """The texts of `rows` in micro-batches of at most `budget` tokens, similar lengths together."""
-    lengths = ids.starts[rows + 1] - ids.starts[rows]  # of these alone: a dataset has millions
+    """Yield the texts of `rows` in micro-batches of at most `budget` tokens, with similar lengths together."""
+    lengths = ids.starts[rows + 1] - ids.starts[rows]  # only of these rows: a dataset may have millions
     for group in by_length(lengths, budget):
         chosen = rows[group]
         yield chosen, pack([ids[row] for row in chosen], varlen=setting.varlen, causal=setting.causal)
@@ -217,7 +220,7 @@ def packs(
 
 @torch.no_grad()
 def per_text(model: TaskModel, ids: Ragged, setting: TuningOptions) -> Tensor:
-    """What the head says of each text, in their order, in fp32 on the device. (n, …)"""
+    """Return the head's output for each text in order, fp32, on the device: (n, …)."""
     rows, outputs = [], []
     for chosen, packed in packs(ids, np.arange(len(ids)), setting, setting.score_tokens):
         setting.pause()
@@ -231,7 +234,7 @@ def per_text(model: TaskModel, ids: Ragged, setting: TuningOptions) -> Tensor:
 
 
 def per_token(model: TaskModel, ids: Ragged, setting: TuningOptions) -> np.ndarray:
-    """What the head says of each token, text after text, as `ids.flat` lists them. (N, labels)"""
+    """Return the head's output for each token, in the order of `ids.flat`: (N, labels)."""
     result: np.ndarray | None = None
     parts: list[tuple[np.ndarray, Tensor]] = []
     with torch.no_grad():
@@ -239,10 +242,8 @@ def per_token(model: TaskModel, ids: Ragged, setting: TuningOptions) -> np.ndarr
             setting.pause()
             with setting.autocast():
                 parts.append((chosen, model(packed.to(setting.device)).float()))
-    for (
-        chosen,
-        said,
-    ) in parts:  # read back only when all is on its way: the device is never waited for in between
+    # Read back after all batches were launched, so that the device never waits for the host.
+    for chosen, said in parts:
         values = said.cpu().numpy()
         _refuse_unless(bool(np.isfinite(values).all()))
         if result is None:
@@ -254,7 +255,7 @@ def per_token(model: TaskModel, ids: Ragged, setting: TuningOptions) -> np.ndarr
 
 
 def _refuse_unless(finite: bool) -> None:
-    """The largest of numbers that are none is the first: such a model would pass for one that guesses."""
+    """Raise an error for nonfinite outputs: argmax of NaNs returns 0, so the model would look like one that guesses."""
     if not finite:
         raise ModelError(
             "the model gives no finite numbers; take a lower learning rate, or look at its weights for NaN"

@@ -1,8 +1,18 @@
-"""Exact search of all documents: no index, no approximation, in blocks of bounded memory.
+"""The four families of tasks: head, loss, predictions and scores of each.
 
-Documents are embedded block by block, longest last, scored against all queries and forgotten; only the best `KEPT`
-of each query are carried on. So what is held at a time is the queries, one block of documents, and one block of scores
-of at most `SCORES` numbers (256 MiB), however large the collection is.
+A `Family` holds a dataset in tokens, ready to train and score any model with the same tokenization; `family_of`
+makes it once for a whole grid of learning rates and seeds. It also computes baselines that read no text, and keeps
+the prediction for each example.
+
+    family   head                          loss                                    chosen by (paper / standard)
+    SC       mean pool, Linear-GELU-Linear cross-entropy                            accuracy
+    TC       Linear on tokens              cross-entropy, every sub-token           sentence_f1 / entity_f1
+    QA       Linear on tokens              in the answer or not / start and end     token_f1 / f1
+    IR       mean pool, cosine             InfoNCE, in-batch negatives, 1/20        paper_ndcg@10 / ndcg@10
+
+`search` is the exact search of retrieval: no index, no approximation. Documents are embedded block by block,
+longest last, scored against all queries and discarded; only the best `KEPT` per query are kept. So memory holds the
+queries, one block of documents and at most `SCORES` scores (256 MiB), however large the collection is.
 """
 
 from __future__ import annotations
@@ -45,7 +55,7 @@ from biphase.tasks.metrics import (
 )
 
 KEPT = 100
-DOCUMENTS = 2**16  # of a block
+DOCUMENTS = 2**16  # per block
 SCORES = 2**26
 
 
@@ -58,11 +68,11 @@ def search(
     kept: int = KEPT,
     block: int = DOCUMENTS,
 ) -> Tensor:
-    """The numbers of the best documents of each query, best first. (Q, d) → (Q, min(kept, documents))
+    """Return the indices of the best documents of each query, best first: (Q, d) → (Q, min(kept, documents)).
 
-    `embed` gives the embeddings of documents by their numbers, which it is asked for in `order`. Equal scores rank
-    by number, so the answer does not depend on blocks; only where more than `kept` documents tie at the very end may
-    the device choose which of them are left out.
+    `embed` returns the embeddings of documents by index; it is called in the order `order`. Equal scores rank by
+    index, so the result does not depend on blocks; only if more than `kept` documents tie at the last place may the
+    device decide which of them are dropped.
     """
     device = queries.device
     order = torch.arange(documents) if order is None else order
@@ -78,7 +88,7 @@ def search(
             scores.append(top.values)
             places.append(there[top.indices])
         best, found = torch.cat([best, torch.cat(scores)], 1), torch.cat([found, torch.cat(places)], 1)
-        # By number first and then, stably, by score: what is equal stays in the order of numbers.
+        # Sort by index first, then stably by score: equal scores stay in the order of indices.
         by_number = found.argsort(dim=1)
         best, found = best.gather(1, by_number), found.gather(1, by_number)
         ranked = best.argsort(dim=1, descending=True, stable=True)[:, :kept]
@@ -87,36 +97,25 @@ def search(
 
 
 # ---------------------------------------------------------------- families
-# The four families of tasks: which head, which loss, which predictions, which scores.
-#
-# A family object holds a dataset in tokens, ready to be trained on and scored with any model that reads alike; it is
-# made once and serves the whole grid of learning rates and seeds. It also knows the score of baselines that read no
-# text, and what was predicted for each example.
-#
-#     family   head                          loss                                    chosen by (paper / standard)
-#     SC       mean pool, Linear-GELU-Linear cross-entropy                            accuracy
-#     TC       Linear on tokens              cross-entropy, every sub-token           sentence_f1 / entity_f1
-#     QA       Linear on tokens              in the answer or not / start and end     token_f1 / f1
-#     IR       mean pool, cosine             InfoNCE, in-batch negatives, 1/20        paper_ndcg@10 / ndcg@10
 
 
 Part = Literal["validation", "test"]
 PARTS: tuple[Part, Part] = ("validation", "test")
 TEMPERATURE = 0.05
-STRIDE = 128  # tokens that neighbouring windows of a long context share
-LISTED = 10  # retrieved documents that are kept of each query
+STRIDE = 128  # tokens that consecutive windows of a long context share
+LISTED = 10  # retrieved documents that are saved per query
 
 Metrics = dict[str, float]
 
 
 @dataclass(frozen=True)
 class PartScores:
-    """The scores of one part: each metric over all examples, and what it is made of, example by example."""
+    """The scores of one split: each metric over all examples, and the per-example values it is made of."""
 
     metrics: Metrics
     values: dict[str, np.ndarray]
-    predictions: dict[str, np.ndarray] = field(default_factory=dict)  # docs/evaluation.md says what they hold
-    constant: str = ""  # what was predicted for every example, where that is one and the same
+    predictions: dict[str, np.ndarray] = field(default_factory=dict)  # format: docs/evaluation.md
+    constant: str = ""  # the prediction, if all examples got the same one
 
     @classmethod
     def means(cls, values: dict[str, np.ndarray], **more: Any) -> PartScores:
@@ -128,20 +127,19 @@ def means_of(values: dict[str, np.ndarray]) -> Metrics:
 
 
 def as_text(values: Sequence[Any]) -> np.ndarray:
-    """A list as the bytes of its JSON, so that safetensors can hold it."""
+    """Return a list as the bytes of its JSON, so that safetensors can hold it."""
     return np.frombuffer(json.dumps(values, separators=(",", ":")).encode(), np.uint8)
 
 
 class Family(ABC):
-    """What all families share."""
+    """The dataset of one task in tokens; subclasses define head, loss, predictions and scores."""
 
     def __init__(self, task: Task, examples: Examples, *, protocol: str) -> None:
         self.task, self.paper = task, protocol == "paper"
-        self.size = len(examples.train)  # what an epoch goes through
-        self.inputs: tuple[
-            Ragged, ...
-        ] = ()  # the texts of its training examples: one of each, or one per side
-        # By part: the number of each example's row in its files, or its id where the data has one.
+        self.size = len(examples.train)  # examples per epoch
+        # Texts of the training examples: one per example, or one per side of a pair.
+        self.inputs: tuple[Ragged, ...] = ()
+        # By split: the row number of each example in its files, or its id where the data has one.
         self.example_ids: dict[str, Sequence[int | str]] = dict(examples.rows)
 
     @property
@@ -152,35 +150,35 @@ class Family(ABC):
 
     @property
     def metric(self) -> str:
-        """The one that learning rates are chosen by."""
+        """The metric by which learning rates are chosen."""
         return CHOSEN[self.task.family]["paper" if self.paper else "standard"]
 
     @abstractmethod
     def head(self, width: int) -> nn.Module:
-        """A new one, its weights yet to be drawn."""
+        """Make a new head; its weights are initialized by the caller."""
 
     @abstractmethod
     def batch(self, rows: np.ndarray, setting: TuningOptions) -> list[TaskBatch]:
-        """The training examples `rows` as micro-batches."""
+        """Return the training examples `rows` as micro-batches."""
 
     def loss_sum(self, model: TaskModel, batch: TaskBatch) -> Tensor:
-        """The sum of the losses of a micro-batch over its labels."""
+        """Return the sum of a micro-batch's losses over its labels."""
         logits = model(batch.inputs[0])
         return F.cross_entropy(logits.float(), batch.targets, reduction="sum", ignore_index=IGNORE)
 
     @abstractmethod
     def score(self, model: TaskModel, setting: TuningOptions) -> dict[Part, PartScores]:
-        """What a model is worth on both parts."""
+        """Score a model on both splits."""
 
     @cached_property
     def baselines(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """What any model should beat: by name and metric, what it is and its score on both parts.
+        """Scores that any model should beat: by name and metric, a description and the score on both splits.
 
-        The trivial one is, for each metric, the way that is best on the validation part.
+        For each metric, the "trivial" baseline is the one of `trivial` that is best on the validation split.
         """
         known = self.trivial()
         names = next(iter(known.values()))["validation"]
-        # Rounded: the last digits of a sum do not choose among equals, the first of them is taken.
+        # Rounded, so that float noise does not choose among equals; the first of them is taken.
         best = {
             name: max(known, key=lambda what: round(known[what]["validation"][name], 9)) for name in names
         }
@@ -193,7 +191,7 @@ class Family(ABC):
 
     @abstractmethod
     def trivial(self) -> dict[str, dict[Part, Metrics]]:
-        """The scores of answers that read no text: what they are → part → metrics."""
+        """Return the scores of answers that read no text: description → split → metrics."""
 
 
 class TextClassification(Family):
@@ -277,7 +275,7 @@ class TokenClassification(Family):
         return replace(scored, predictions=kept, constant=_constant(flat, encoded.gold.flat, self.tags))
 
     def _compare(self, predicted: list[list[int]], part: Part) -> PartScores:
-        """The scores of a tag for each word of each sentence."""
+        """Score one predicted tag per word of each sentence."""
         pairs = list(zip(predicted, map(np.ndarray.tolist, self.encoded[part].gold), strict=True))
         macro = np.array([sentence_macro_f1(tags, gold) for tags, gold in pairs], np.float32)
         names = [[[self.tags[tag] for tag in tags] for tags in pair] for pair in pairs]
@@ -297,14 +295,14 @@ class QuestionAnswering(Family):
         super().__init__(task, examples, protocol=protocol)
         assert isinstance(task.form, Answer)
         self.unanswerable = task.form.unanswerable
-        # A window must keep more new text than it repeats, also of a model that reads little.
+        # A window must have more new text than it repeats, also for a model with a short context.
         stride = None if self.paper else min(STRIDE, reading.length // 4)
         self.encoded = {
             part: encode_questions(reading, getattr(examples, part), stride=stride)
             for part in ("train", *PARTS)
         }
         self.inputs = (self.encoded["train"].ids,)
-        self.size = len(self.inputs[0])  # windows
+        self.size = len(self.inputs[0])  # windows, not questions
         self.example_ids = {part: [one.name for one in getattr(examples, part)] for part in PARTS}
         self.answers = {
             part: [[span.text for span in one.answers] for one in getattr(examples, part)] for part in PARTS
@@ -327,8 +325,8 @@ class QuestionAnswering(Family):
             return super().loss_sum(model, batch)
         packed = batch.inputs[0]
         logits = model(packed).float()  # (N, 2)
-        # Each window by itself: (windows, longest, 2). Places beyond a window's end can never win; tokens of no window
-        # are put behind the last one, and cut off.
+        # Scatter into (windows, longest, 2). Positions beyond a window's end are -inf and never win; padding
+        # tokens, which belong to no window, land behind the last window and are cut off.
         longest, windows = packed.longest, len(packed)
         starts = F.pad(packed.lengths.cumsum(0), (1, 0))
         place = torch.arange(len(packed.owner), device=logits.device) - starts[packed.owner]
@@ -400,7 +398,7 @@ class Retrieval(Family):
         return EmbeddingHead()
 
     def batch(self, rows: np.ndarray, setting: TuningOptions) -> list[TaskBatch]:
-        # All pairs of a step stand in one loss, since each one's negatives are the others.
+        # All pairs of a step are in one loss, since the negatives of each are the others' documents.
         both = Ragged.from_lists([side[row] for side in self.inputs for row in rows])
         parts = list(packs(both, np.arange(len(both)), setting, setting.train_tokens))
         order = torch.from_numpy(np.argsort(np.concatenate([chosen for chosen, _ in parts])))
@@ -409,18 +407,18 @@ class Retrieval(Family):
     def loss_sum(self, model: TaskModel, batch: TaskBatch) -> Tensor:
         if len(batch.inputs) == 1:
             vectors = model(batch.inputs[0])
-        else:  # too much to keep for the backward pass: each part is computed again there
+        else:  # too large to keep for the backward pass, so each input is recomputed there
             parts = [checkpoint(model, one, use_reentrant=False) for one in batch.inputs]
             vectors = torch.cat([one for one in parts if isinstance(one, Tensor)])
         queries, documents = vectors.index_select(0, batch.targets).chunk(2)
-        # Divided by 0.05, a rounding of cosines to bf16 would be large: fp32, whatever the layers use.
+        # In fp32 whatever the layers use: divided by 0.05, the rounding error of bf16 cosines would be large.
         with torch.autocast(vectors.device.type, enabled=False):
             similar = queries @ documents.T / TEMPERATURE
         own = torch.arange(len(queries), device=similar.device)
         return F.cross_entropy(similar, own, reduction="sum")
 
     def score(self, model: TaskModel, setting: TuningOptions) -> dict[Part, PartScores]:
-        """Both parts at once: they search the same documents."""
+        """Score both splits together, since they search the same documents."""
         assert isinstance(self.task.form, Retrieve)
         asked = {part: per_text(model, self.queries[part], setting) for part in PARTS}
 
@@ -453,24 +451,24 @@ class Retrieval(Family):
 
 
 def _small(numbers: np.ndarray, count: int) -> np.ndarray:
-    """Numbers below `count` in as few bytes as hold them."""
+    """Return numbers below `count` in the smallest integer type that holds them."""
     return numbers.astype(np.min_scalar_type(count))
 
 
 def _most_common(train: np.ndarray, validation: np.ndarray) -> int:
-    """The most common label of the training part, the lowest of equals; of validation where nothing is trained on."""
+    """Return the most common label of the train split, the lowest of equals; of validation if train is empty."""
     return int(np.bincount(train if len(train) else validation).argmax())
 
 
 def _differs(rows: Sequence[Any] | np.ndarray) -> bool:
-    """Is any of them another than the first?"""
+    """Whether any row differs from the first."""
     return (
         bool(np.any(rows != rows[0])) if isinstance(rows, np.ndarray) else any(row != rows[0] for row in rows)
     )
 
 
 def _constant(predicted: np.ndarray, gold: np.ndarray, names: Sequence[str]) -> str:
-    """The one label that was predicted throughout, where the gold ones differ."""
+    """Return the label predicted for every example; "" if predictions differ or all gold labels are equal."""
     return "" if _differs(predicted) or not _differs(gold) else names[int(predicted[0])]
 
 
@@ -492,5 +490,5 @@ _FAMILIES: dict[type, Any] = {
 
 
 def family_of(task: Task, examples: Examples, reading: Tokenization, *, protocol: str) -> Family:
-    """The dataset of a task, in the tokens of a model."""
+    """Make the family of a task: its dataset in a model's tokens."""
     return _FAMILIES[type(task.form)](task, examples, reading, protocol=protocol)

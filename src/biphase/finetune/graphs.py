@@ -1,7 +1,18 @@
-"""A few sizes of batches in place of hundreds: what comes in one of them can be computed by a captured CUDA graph.
+"""CUDA graphs of fine-tuning steps, and the few batch sizes they are captured for.
 
-The sizes are chosen by the lengths of a task's texts, each a tenth above the one before, so that little is padded:
-about 7% on average. They do not depend on a seed or a rate: a fine-tuning is computed alike in whatever company.
+`Buckets` pads batches to a few widths; `Graphs` captures a whole optimizer step once per width and replays it for
+every learning rate and seed. The widths depend on the lengths of a task's texts, each about 10% above the one
+before, so that padding adds about 7% on average. They do not depend on seed or learning rate, so a fine-tuning's
+result does not depend on what else ran in the process.
+
+A step on 32 short texts is hundreds of kernels of a few microseconds each; launching them one by one takes longer
+than running them, and a graph launches them all at once. It reads and writes the same memory each time. So a batch
+is copied into the buffer of its width, learning rate and label count are device tensors, and weights, head and
+optimizer state stay in place from one fine-tuning to the next. Plain steps use the same memory, so both kinds can
+alternate.
+
+Before capture, a step is run `WARM` times so that kernels are compiled and selected. These steps change nothing,
+because AdamW is told that the gradients are not finite and skips the update.
 """
 
 from __future__ import annotations
@@ -19,32 +30,32 @@ from biphase.finetune.families import Family
 from biphase.objectives import IGNORE
 from biphase.training.loop import PlainStep, Step, StepResult
 
-RATIO = 1.1  # of one size to the next smaller
-ROUND = 16  # sizes are multiples of it, as the matrix units like them
-DRAWN = 4_096  # batches that tell how many tokens a step has
-RARE = 0.001, 0.02  # the share of batches that are too large for any size, and of those below all
+RATIO = 1.1  # of one width to the next smaller
+ROUND = 16  # widths are multiples of it, for the tensor cores
+DRAWN = 4_096  # random batches by which the token counts of a step are estimated
+RARE = 0.001, 0.02  # shares of batches above the largest width, and below what the smallest is made for
 
 
 @dataclass(frozen=True)
 class Buckets:
-    """The widths that batches of `texts` texts are padded to, none of them longer than `longest`."""
+    """The widths in tokens to which batches of `texts` texts, none longer than `longest`, are padded."""
 
     widths: tuple[int, ...]  # ascending
     texts: int
     longest: int
 
     def spare(self, width: int) -> int:
-        """How many texts the padding of a width is cut into: enough, were it all padding."""
+        """Return how many dummy texts the padding of a width is divided into: enough if all of it were padding."""
         return -(-width // self.longest)
 
     def width_for(self, tokens: int) -> int:
-        """The smallest width that so many tokens fit into, with a token at least for each text of padding; else 0."""
+        """Return the smallest width for so many tokens plus one for each dummy text, or 0 if none is large enough."""
         return next((width for width in self.widths if tokens + self.spare(width) <= width), 0)
 
     def pad(self, batch: TaskBatch) -> TaskBatch:
-        """The batch padded to one of the widths, or as it is where it has none.
+        """Pad a batch to one of the widths, or return it unchanged if none applies.
 
-        Padding takes no part: attention and pooling stay inside texts, and its tokens have no labels.
+        Padding does not affect the result: attention and pooling stay within texts, and padding tokens have no labels.
         """
         packed = batch.inputs[0]
         if len(batch.inputs) > 1 or len(packed) != self.texts or packed.longest > self.longest:
@@ -61,7 +72,7 @@ class Buckets:
 
 
 def buckets_of(family: Family, setting: TuningOptions) -> Buckets:
-    """The sizes for the training steps of a task."""
+    """Choose the widths for the training steps of a task."""
     lengths = np.sum([side.lengths for side in family.inputs], axis=0)
     rows = min(family.task.batch, family.size)
     draw = np.random.default_rng(0).integers(0, family.size, (DRAWN, rows))
@@ -76,7 +87,7 @@ def buckets_of(family: Family, setting: TuningOptions) -> Buckets:
 
 
 def _widths(least: int, most: int, longest: int) -> tuple[int, ...]:
-    """Widths such that `most` tokens fit into the largest, `least` into the smallest, and none is without use."""
+    """Return widths from the first that fits `most` tokens down to the last that fits `least`, ascending."""
 
     def room(width: int) -> int:
         return width - -(-width // longest)
@@ -91,26 +102,16 @@ def _widths(least: int, most: int, longest: int) -> tuple[int, ...]:
 
 
 # ---------------------------------------------------------------- graphs
-# Whole optimizer steps as CUDA graphs: captured once for each size of batch, replayed for every rate and seed.
-#
-# A step on 32 short texts is hundreds of kernels of a few microseconds; starting them one by one takes longer than they
-# do. A graph starts them all at once. It reads and writes the same memory each time, so a batch is copied over the first
-# of its size, the rate and the number of labels are numbers on the device, and weights, head, moments and counts stay
-# where they are from one fine-tuning to the next. Plain steps use the same memory: both kinds may follow each other.
-#
-# Before a step is captured it is taken `WARM` times idly: kernels are built and chosen, and nothing is changed, since
-# AdamW is told that the numbers were not finite.
 
 
-WARM = 2  # idle steps
-AHEAD = (
-    16  # steps given to the device before the host waits for the first: enough to stay busy, few to stop soon
-)
+WARM = 2  # steps before a capture, without effect
+# Steps queued on the device before the host waits: enough to keep it busy, few enough to stop soon.
+AHEAD = 16
 
 
 @dataclass(frozen=True)
 class Captured:
-    """One size of batches."""
+    """The graph of one batch width."""
 
     graph: torch.cuda.CUDAGraph
     buffer: Tensor  # where the graph reads its batch
@@ -122,16 +123,16 @@ class Graphs:
     def __init__(self, buckets: Buckets, device: torch.device) -> None:
         self.buckets, self.device = buckets, device
         self.captured: dict[int, Captured] = {}  # by width
-        self.full = False  # the device has no room for graphs: every step is taken the plain way
-        self.pool = torch.cuda.graph_pool_handle()  # one: no two graphs run at a time
+        self.full = False  # out of memory for graphs: every step is a plain one
+        self.pool = torch.cuda.graph_pool_handle()  # shared, since no two graphs run at a time
         self.stream = torch.cuda.Stream(device)
-        # What graphs read and leave behind lies outside their pool, where no other graph writes.
+        # Inputs and outputs of graphs are allocated outside the pool, where no other graph writes.
         self.labels, self.rate = torch.ones((), device=device), torch.zeros((), device=device)
-        self.outcome = torch.zeros(3, device=device)  # loss, norm, unsound
+        self.outcome = torch.zeros(3, device=device)  # loss, norm, nonfinite
         self.under_way: deque[torch.cuda.Event] = deque()
 
     def over(self, plain: PlainStep[TaskBatch]) -> Step[TaskBatch]:
-        """A way to take steps: by a graph where a batch has the size for it, else the plain way."""
+        """Return a step function that replays a graph if the batch has a width for it, else takes a plain step."""
 
         def take(micro: list[TaskBatch], labels: int, rate: float) -> StepResult:
             if len(micro) == 1 and micro[0].width and self._ready(plain, micro[0], labels, rate):
@@ -141,7 +142,7 @@ class Graphs:
         return take
 
     def _ready(self, plain: PlainStep[TaskBatch], batch: TaskBatch, labels: int, rate: float) -> bool:
-        """Tell the graphs of this step, and capture one of its size if there is none. False: there is no room for it."""
+        """Set the graphs' inputs, and capture a graph of the batch's width if needed; False: no memory for graphs."""
         self.labels.fill_(max(labels, 1))
         self.rate.fill_(rate)
         if self.full or batch.width in self.captured:
@@ -150,13 +151,13 @@ class Graphs:
         try:
             self.captured[batch.width] = self._capture(plain, batch)
         except torch.OutOfMemoryError:
-            # Nothing has been changed yet. Graphs keep the memory of a step; without them there is room for one.
+            # Nothing has changed yet. Graphs keep the memory of a step; without them there is room for a plain one.
             self.full = True
             self.captured.clear()
             plain.optimizer.zero_grad(set_to_none=True)
             torch.cuda.empty_cache()
         finally:
-            torch.cuda.set_stream(here)  # which a capture that failed would leave
+            torch.cuda.set_stream(here)  # a failed capture would leave its own stream set
         return not self.full
 
     def _replay(self, batch: TaskBatch) -> StepResult:
@@ -165,7 +166,7 @@ class Graphs:
         one.buffer.copy_(batch.buffer, non_blocking=True)
         one.graph.replay()
         self._wait_for_an_older_one()
-        return StepResult(*self.outcome.clone().unbind())  # a copy: the next step writes over it
+        return StepResult(*self.outcome.clone().unbind())  # a copy, since the next step overwrites it
 
     def _capture(self, plain: PlainStep[TaskBatch], batch: TaskBatch) -> Captured:
         there = batch.to(self.device)
@@ -177,7 +178,7 @@ class Graphs:
                 self._step(plain, there, idle=True)
         here.wait_stream(self.stream)
         graph = torch.cuda.CUDAGraph()
-        # Only this thread must not touch the device meanwhile: a loader's thread may go on pinning memory.
+        # Only this thread must not use the device during capture: a loader's thread may continue pinning memory.
         with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
             self._step(plain, there, idle=False)
         return Captured(graph, there.buffer)
@@ -187,7 +188,7 @@ class Graphs:
         self.outcome.copy_(torch.stack([taken.loss, taken.norm, taken.nonfinite]))
 
     def _wait_for_an_older_one(self) -> None:
-        """Let the host run ahead of the device, but not so far that it could not stop in time."""
+        """Wait if the host is more than `AHEAD` steps ahead of the device, so that it can stop in time."""
         done = torch.cuda.Event(blocking=True)
         done.record(torch.cuda.current_stream(self.device))
         self.under_way.append(done)

@@ -1,9 +1,27 @@
-"""Only the words that occur in a task's training texts are trained; what happens to all others is one number.
+"""One fine-tuning: a model, a task, a learning rate and a seed, trained by the same loop as pretraining.
 
-Of a vocabulary of 128,000 words a task has some thousand. The others never get a gradient: AdamW keeps their moments at
-zero and multiplies them by 1 − rate · decay at each step, like everything that decays. So the optimizer is given a small
-table of the words that occur, and below them a row of ones that no text asks for: it shrinks as the other words would,
-in the same kernel, at the same share of the rate, and stays as it is when a step is skipped.
+`FineTuner` keeps one encoder on the device and runs its fine-tunings one after another; the weights are restored
+before each. What all fine-tunings of a task share (`TaskGrid`: model, optimizer, CUDA graphs) stays in device
+memory between them. `score` evaluates the result, `Checkpoints` lets a long fine-tuning resume.
+
+The seed determines the head's weights, the order of examples and dropout, each by counters. So a repeated trial
+gets the same, whatever else ran in the process.
+
+`TrainedRows`: only the vocab rows that occur in a task's training texts are trained. Of a vocabulary of 128,000
+tokens a task has some thousands. The others never get a gradient: AdamW keeps their moments at zero and multiplies
+the rows by 1 − lr · weight decay at each step. So the optimizer gets a small table of the rows that occur, plus one
+row of ones that no text uses. That row shrinks as the other rows would, in the same kernel and at the same
+layer-wise learning rate, and is unchanged when a step is skipped.
+
+    store/unfinished/<key of the fine-tuning>-<step>/       a checkpoint
+      model.safetensors       all weights; if only some vocab rows are trained, their table instead of the embedding
+      optimizer.safetensors   AdamW's moments and step counts
+      progress.json           step, losses so far, skipped steps, seconds
+
+Dropout and the order of examples are functions of the step, so nothing else has to be saved; on a CPU a resumed
+fine-tuning is bit-identical. A checkpoint is published atomically like any result, replaces the one before it, and
+is removed when the scores are published. Weights and optimizer state are restored in place, since captured CUDA
+graphs read them there.
 """
 
 from __future__ import annotations
@@ -42,20 +60,20 @@ from biphase.training.loop import LoopStep, train
 from biphase.training.optimizer import by_depth, forget, linear_rate, make_capturable, optimizer_state
 from biphase.training.tensors import PendingTensor, Tensors, write
 
-PADDING = 0  # the word that batches are padded with
+PADDING = 0  # the id that batches are padded with
 
 
 class TrainedRows:
-    """The rows of an embedding that texts ask for, as a parameter of its own."""
+    """The rows of an embedding that a task's texts use, as a separate parameter."""
 
     def __init__(self, whole: nn.Parameter, texts: Iterable[Ragged], still: int | None = None) -> None:
-        """`still`: a word that gets no gradient, as transformers treats the one it pads with."""
+        """`still`: an id that gets no gradient, as transformers treats `padding_idx`."""
         occurs = np.zeros(len(whole), bool)
         occurs[PADDING] = True
         for some in texts:
             occurs[some.flat] = True
         ids = np.flatnonzero(occurs)
-        row_of = np.zeros(len(whole), np.int64)  # of a word that does not occur nobody asks
+        row_of = np.zeros(len(whole), np.int64)  # ids that do not occur are never looked up
         row_of[ids] = np.arange(len(ids))
         self.whole = whole
         self.ids, self.row_of = (torch.from_numpy(one).to(whole.device) for one in (ids, row_of))
@@ -63,7 +81,7 @@ class TrainedRows:
         self.table = nn.Parameter(whole.detach().new_ones(len(ids) + 1, whole.shape[1]))
 
     def among(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-        """The same parameters in the same order, the table in place of the whole embedding."""
+        """Return the same parameters in the same order, with the table in place of the whole embedding."""
         return [self.table if one is self.whole else one for one in parameters]
 
     def look_up(self, ids: Tensor) -> Tensor:
@@ -71,7 +89,7 @@ class TrainedRows:
 
     @contextmanager
     def trained(self, encoder: Encoder) -> Generator[None]:
-        """Meanwhile the encoder reads the table, which begins as the embedding is; then the embedding is whole again."""
+        """Let the encoder read the table, initialized from the embedding; on exit, write it back."""
         fused = encoder.fused
         assert fused is not None, "only the fused trunk can read another table"
         self._take_out()
@@ -84,10 +102,10 @@ class TrainedRows:
 
     @torch.no_grad()
     def _take_out(self) -> None:
-        # In the same memory each time: captured graphs read it there.
+        # In the same memory each time, where captured graphs read it.
         self.table[:-1] = self.whole[self.ids]
         self.table[-1] = 1
-        self.table.grad = None  # a fine-tuning that failed on its way may have left one
+        self.table.grad = None  # a failed fine-tuning may have left one
 
     @torch.no_grad()
     def _put_back(self) -> None:
@@ -96,9 +114,10 @@ class TrainedRows:
 
 
 def trained_rows(family: Family, encoder: Encoder) -> TrainedRows | None:
-    """The words to train for a task; None where the whole embedding is trained, or nothing of it.
+    """Return the vocab rows to train for a task; None if the whole embedding is trained, or none of it.
 
-    In 16 bits most steps of the decay are lost to rounding, word by word: no one number could tell which.
+    In 16 bits most weight-decay updates are lost to rounding, differently for each row, so one shared factor would
+    be wrong.
     """
     if encoder.fused is None or not family.inputs:
         return None
@@ -108,41 +127,32 @@ def trained_rows(family: Family, encoder: Encoder) -> TrainedRows | None:
 
 
 # ---------------------------------------------------------------- checkpoints
-# Checkpoints of a trial: a fine-tuning that is stopped goes on from the last one, to the same bits on a CPU.
-#
-#     store/unfinished/<key of the training>-<step>/
-#       model.safetensors       all weights; of an embedding of which only the words that occur are trained, that table
-#       optimizer.safetensors   AdamW's moments and step counts
-#       progress.json              the step, the losses so far, skipped steps, seconds
-#
-# Dropout and the order of examples are functions of the step, so nothing else has to be kept. A checkpoint is published
-# like any result, whole or not at all, and replaces the one before it; it is removed when the scores are published.
-# Weights and moments are restored in place, since captured CUDA graphs read them there.
 
 
 TRIAL = "progress.json"
-WORTH_KEEPING = 10.0  # seconds of work; a shorter trial starts again sooner than it is written and read
+# Seconds of work; a shorter fine-tuning is repeated faster than a checkpoint is written and read.
+WORTH_KEEPING = 10.0
 
 
 class Checkpoints:
-    """Those of one trial, for whoever holds its lease."""
+    """The checkpoints of one fine-tuning, for the worker that holds its lease."""
 
     def __init__(
         self,
         store: Store,
         key: str,
         *,
-        steps: int = 0,  # save every so many steps, also of a short trial; 0: by time
+        steps: int = 0,  # save every so many steps, even of a short fine-tuning; 0: by time
         seconds: float = 600.0,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.store, self.key, self.say = store, key, say
         self.every_steps, self.every_seconds = steps, seconds
-        self.saved = 0  # the step of the last one that was written or read
+        self.saved = 0  # the step of the last checkpoint written or read
         self.saved_at = time.monotonic()
 
     def due(self, step: int) -> bool:
-        """Is a checkpoint to be saved after the step that follows `step` steps?"""
+        """Whether a checkpoint is due after the next step, when `step` steps are done."""
         if self.every_steps:
             return (step + 1) % self.every_steps == 0
         return time.monotonic() - self.saved_at > self.every_seconds
@@ -150,14 +160,14 @@ class Checkpoints:
     def save(
         self, weights: Mapping[str, Tensor], optimizer_tensors: Mapping[str, Tensor], about: dict[str, Any]
     ) -> bool:
-        """Publish a checkpoint, unless there is too little to keep. True if this step is in the store."""
+        """Publish a checkpoint, unless there is too little work to keep; return whether this step is in the store."""
         step = about["step"]
         if self.saved == step:
             return True
         if not self.every_steps and about["seconds"] < WORTH_KEEPING:
             return False
         name = f"trial-{self.key}"
-        for left in self.store.attempts.glob(f"{name}-*"):  # by a worker that was killed
+        for left in self.store.attempts.glob(f"{name}-*"):  # left by a worker that was killed
             shutil.rmtree(left, ignore_errors=True)
         with self.store.attempt(name) as folder:
             known = {
@@ -175,9 +185,9 @@ class Checkpoints:
     def load(
         self, weights: Mapping[str, Tensor], optimizer_tensors: Mapping[str, Tensor]
     ) -> dict[str, Any] | None:
-        """Put the last checkpoint into these tensors; gives what `save` was told beside them. None: start anew.
+        """Restore the last valid checkpoint into these tensors; return its metadata, or None to start anew.
 
-        On a CPU the rest is computed with as many threads as before: sums in another order would be other bits.
+        On a CPU the number of threads is restored too: sums in another order would give other bits.
         """
         both = {"model": weights, "optimizer": optimizer_tensors}
         for place in self._places():
@@ -199,12 +209,12 @@ class Checkpoints:
         return None
 
     def discard(self) -> None:
-        """The trial is done: its checkpoints go."""
+        """Remove all checkpoints, since the fine-tuning is done."""
         for place in self._places():
             self.store.discard(place)
 
     def _places(self) -> list[Path]:
-        """Checkpoints of this trial, the latest first; whether they are whole is seen when they are read."""
+        """Return the checkpoints of this fine-tuning, latest first; they are validated when they are read."""
         steps = {
             int(step): place
             for place in self.store.unfinished.glob(f"{self.key}-*")
@@ -213,7 +223,7 @@ class Checkpoints:
         return [steps[step] for step in sorted(steps, reverse=True)]
 
     def _checked(self, place: Path, both: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
-        """What a checkpoint says, after comparing all of it with the tensors it would be put into."""
+        """Return a checkpoint's metadata, after verifying its files and comparing its tensors with the targets."""
         if not self.store.has(place):
             raise StoreError(debris(place))
         verify(place)
@@ -235,43 +245,33 @@ def _coming(tensors: Mapping[str, Tensor]) -> dict[str, PendingTensor]:
     }
 
 
-# ---------------------------------------------------------------- trial
-# One fine-tuning: a model, a task, a learning rate, a seed. The loop is the one that pretrains.
-#
-# The seed fixes the head's weights, the order of the examples and what dropout drops, each by counters: a trial that is
-# computed again, in whatever company, sees the same.
-#
-# A long one saves checkpoints on its way, and goes on from the last (`checkpoints.py`).
-#
-# What the fine-tunings of a task share (`Grid`) stays in the device's memory from one to the next; each begins by putting
-# back what it holds. Where the encoder allows it, their steps are CUDA graphs, and of its embedding only the words that
-# occur are trained.
+# ---------------------------------------------------------------- fine-tuning
 
 
-MOST_MICRO = 2**12  # micro-batches of a step
-CURVE = 50  # points of the loss curve that are kept
-BLOCK = 2**13  # examples whose order is worked out at a time
+MOST_MICRO = 2**12  # most micro-batches per step
+CURVE = 50  # points of the loss curve that are saved
+BLOCK = 2**13  # examples whose order is computed at a time
 
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """What a fine-tuning leaves behind, apart from the model."""
+    """The record of a fine-tuning, apart from the model."""
 
     steps: int
     examples: int
     seconds: float
-    losses: dict[int, float]  # some steps, evenly spread, and the mean loss of each
-    skipped: int  # steps without finite numbers
+    losses: dict[int, float]  # mean loss of some evenly spaced steps
+    skipped: int  # steps skipped because of nonfinite numbers
     finished: bool
 
     def about(self) -> dict[str, Any]:
-        """What a checkpoint says beside its tensors."""
+        """Return the metadata of a checkpoint."""
         losses = [[step, loss if math.isfinite(loss) else None] for step, loss in self.losses.items()]
         return {"step": self.steps, "losses": losses, "skipped": self.skipped, "seconds": self.seconds}
 
 
 class TrialProgress:
-    """How far a fine-tuning is, from its beginning or from a checkpoint. Counting never waits for the device."""
+    """The progress of a fine-tuning, from its beginning or a checkpoint; counting never waits for the device."""
 
     def __init__(
         self,
@@ -310,13 +310,13 @@ class TrialProgress:
 
 @dataclass(frozen=True)
 class TaskGrid:
-    """What all fine-tunings of a task share, and where each leaves its results."""
+    """What all fine-tunings of a task share; each restores it to its beginning."""
 
     family: Family
     spec: AdamW
     model: TaskModel
     adam: torch.optim.AdamW
-    graphs: Graphs | None  # None: every step is taken the plain way
+    graphs: Graphs | None  # None: every step is a plain one
     words: TrainedRows | None  # None: the whole embedding is trained
 
     @property
@@ -325,35 +325,36 @@ class TaskGrid:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """What is trained."""
+        """The parameters that are trained."""
         every = [one for one in self.model.parameters() if one.requires_grad]
         return self.words.among(every) if self.words else every
 
     def tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """All that training changes, by name and where it lies: weights, and the optimizer's moments."""
+        """Return all tensors that training changes, by name and in place: weights, and optimizer state."""
         names = [name for name, one in self.model.named_parameters() if one.requires_grad]
         trained = dict(zip(names, self.parameters, strict=True))
         return {**self.model.state_dict(), **trained}, optimizer_state(trained, self.adam)
 
     def training(self) -> AbstractContextManager[None]:
-        """Steps are taken inside; behind it the model is whole."""
+        """Return a context to take steps in; after it the embedding is whole again."""
         return self.words.trained(self.model.encoder) if self.words else nullcontext()
 
 
 class FineTuner:
-    """A model on which fine-tunings are made one after another: its weights are put back before each."""
+    """An encoder on which fine-tunings run one after another; its weights are restored before each."""
 
     def __init__(self, encoder: Encoder, setting: TuningOptions) -> None:
         self.setting = setting
         self.encoder = encoder.to(setting.device)
-        for parameter in encoder.parameters():  # and no buffer: rotations in bf16 would be wrong by radians
+        # Not buffers: rotary frequencies in bf16 would be wrong by radians.
+        for parameter in encoder.parameters():
             parameter.data = parameter.data.to(setting.dtype)
         self.weights = {name: value.clone() for name, value in encoder.state_dict().items()}
         encoder.prepare(setting.device, setting.precision)
         self.grid: TaskGrid | None = None
 
     def fresh(self, family: Family, seed: int) -> TaskModel:
-        """The model as it came, with a new head."""
+        """Return the restored encoder with a new head."""
         self._put_back()
         head = family.head(self.encoder.width)
         initialise(head, std=self.encoder.init_std, seed=salt(seed, "head"))
@@ -364,14 +365,14 @@ class FineTuner:
         now = self.encoder.state_dict()
         for name, value in self.weights.items():
             now[name].copy_(value)
-        # A fine-tuning that failed on its way may have left gradients.
+        # A failed fine-tuning may have left gradients.
         self.encoder.zero_grad(set_to_none=True)
         self.encoder.refresh()
 
     def _grid(self, family: Family, spec: AdamW, seed: int) -> TaskGrid:
-        """The grid of a task, at the beginning of a fine-tuning: the same memory while the task is the same."""
+        """Return the grid of a task, reset for a new fine-tuning; its memory is reused while the task is the same."""
         if self.grid is None or self.grid.family is not family or self.grid.spec != spec:
-            self.grid = None  # the old one's memory first
+            self.grid = None  # free the old one's memory first
             self.grid = self._new_grid(family, spec)
         grid = self.grid
         self._put_back()
@@ -406,9 +407,9 @@ class FineTuner:
         tell: Callable[[int, int], None] = lambda step, steps: None,
         checkpoints: Checkpoints | None = None,
     ) -> tuple[TaskModel, TrainingSummary]:
-        """Train a fresh model on the task, or go on from a checkpoint; what it scores is asked afterwards.
+        """Train a fresh model on the task, or resume from a checkpoint; call `score` afterwards.
 
-        `lost`: the trial is another worker's now, so nothing more is saved.
+        `lost`: whether another worker has taken over the trial, so that nothing more is saved.
         """
         setting, steps = self.setting, family.steps
         if not steps:  # zero-shot
@@ -421,7 +422,8 @@ class FineTuner:
                 checkpoints.save(*grid.tensors(), progress.trained().about())
 
         def loss_sum(batch: TaskBatch) -> Tensor:
-            if not self.encoder.graphable:  # else nothing is dropped, and a graph could not be told
+            # A graphable encoder has no dropout, and a graph could not be reseeded.
+            if not self.encoder.graphable:
                 seed_device(salt(seed, "dropout", batch.draw), setting.device)
             return family.loss_sum(model, batch)
 
@@ -429,7 +431,7 @@ class FineTuner:
             saved = checkpoints.load(*grid.tensors()) if checkpoints else None
             progress = TrialProgress(family, setting.device, tell, saved)
             if saved:
-                self.encoder.refresh()  # its 16-bit copies are those of the weights it came with
+                self.encoder.refresh()  # its 16-bit copies are still those of the original weights
             train(
                 grid.parameters,
                 grid.adam,
@@ -457,7 +459,7 @@ class FineTuner:
 
 
 def rows_of(family: Family, step: int, seed: int) -> np.ndarray:
-    """The training examples of a step: each epoch another order, and no batch across two epochs."""
+    """Return the training examples of a step: a new order in each epoch, and no batch across two epochs."""
     batch, size = family.task.batch, family.size
     per_epoch = -(-size // batch)
     epoch, place = divmod(step, per_epoch)
@@ -469,7 +471,7 @@ def rows_of(family: Family, step: int, seed: int) -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def _order(size: int, seed: int, epoch: int, block: int) -> np.ndarray:
-    """Which examples of `size` come at the places of a block of an epoch; worked out for many steps at once."""
+    """Return the examples at the positions of one block of an epoch; computed and cached for many steps at once."""
     numbers = torch.arange(block * BLOCK, min((block + 1) * BLOCK, size))
     order = permute(numbers, size, salt(seed, "order", epoch)).numpy()
     order.flags.writeable = False
@@ -477,7 +479,7 @@ def _order(size: int, seed: int, epoch: int, block: int) -> np.ndarray:
 
 
 def examples_of(family: Family, steps: int) -> int:
-    """How many examples `rows_of` gives in so many steps."""
+    """Return how many examples `rows_of` gives in so many steps."""
     epochs, more = divmod(steps, -(-family.size // family.task.batch))
     return epochs * family.size + min(more * family.task.batch, family.size)
 
@@ -485,9 +487,9 @@ def examples_of(family: Family, steps: int) -> int:
 def batches_of(
     family: Family, step: int, seed: int, setting: TuningOptions, buckets: Buckets | None = None
 ) -> list[TaskBatch]:
-    """The micro-batches of a step, each with a draw of its own, so that dropout differs between them.
+    """Return the micro-batches of a step, each with its own index, so that dropout differs between them.
 
-    A step of a single one is padded to one of `buckets`, where there are some. For a GPU they are ready to be copied.
+    A step of one micro-batch is padded to one of `buckets`, if given. For a GPU the batches are in pinned memory.
     """
     made = family.batch(rows_of(family, step, seed), setting)
     if buckets is not None and len(made) == 1:
@@ -498,10 +500,10 @@ def batches_of(
 
 
 def build_optimizer(model: nn.Module, spec: AdamW, words: TrainedRows | None = None) -> torch.optim.AdamW:
-    """AdamW whose weight decay spares biases and LayerNorms, as transformers' Trainer spares them.
+    """Make an AdamW without weight decay on biases and LayerNorms, as transformers' Trainer does.
 
-    RMSNorms do decay, as they did in the paper, whose norm class the Trainer did not know. `words` take the place of
-    the embedding, in its group.
+    RMSNorms do decay, as in the paper, because the Trainer did not recognize its norm class. If `words` is given,
+    its table takes the place of the embedding in its group.
     """
     norms = {
         id(parameter)
@@ -527,11 +529,9 @@ def build_optimizer(model: nn.Module, spec: AdamW, words: TrainedRows | None = N
 
 
 def score(model: TaskModel, family: Family, setting: TuningOptions) -> dict[Part, PartScores]:
-    """The scores of a fine-tuned model on a task, which may be another one than it was trained on."""
+    """Score a fine-tuned model on a task, which may differ from the one it was trained on."""
     own_head = model.head
-    if not list(
-        own_head.parameters()
-    ):  # retrieval: nothing of the head was learned, so any task can be asked
+    if not list(own_head.parameters()):  # retrieval: the head has no weights, so any task can be scored
         model.head = family.head(model.encoder.width)
     try:
         return family.score(model, setting)

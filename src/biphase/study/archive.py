@@ -1,17 +1,22 @@
-"""A parcel: results of one study in one file, to be carried to another store.
+"""Archives: the results of one study in one file, to be copied into another store.
 
-    ledger.json                     first: the study, and every other file with its size and hash
+`pack` writes an archive of what a store holds of a study; `check` reads an archive and validates all of it without
+writing; `merge` publishes a checked archive into a store. Layout of an archive:
+
+    ledger.json                     first: the study's name, and every other file with its size and SHA-256
     study/                          plan.json, fingerprints.json, failures/<key>.json
-    pins.json  corpora/link-*.json  what the study's names stand for
-    metadata/checkpoints/<key>/          checkpoint.json, metrics.jsonl: a state without weights and moments
+    pins.json  corpora/link-*.json  commits of hub models; fingerprints of corpora read from a folder
+    metadata/checkpoints/<key>/     checkpoint.json, metrics.jsonl: a checkpoint without weights and optimizer state
     metadata/shards/<key>/          card.json: a corpus without its tokens
-    metadata/trials/<key>/          trial.json: scores without their values by example
-    trials/<key>/                   trial.json, values.safetensors, predictions.safetensors if there are any
+    metadata/trials/<key>/          trial.json: scores without the per-example values
+    trials/<key>/                   trial.json, values.safetensors, predictions.safetensors if it exists
 
-It is a tar in zstandard, so any tool lists it; the same results give the same bytes. It may come from anywhere, so it is
-read strictly: only plain files, of the names above, in the order, of the sizes and with the hashes that its first file
-says. Links, devices, folders and extended headers have no place in it, and what it unpacks to is known, and judged,
-before any of it is read. Python's own reader follows extended headers of any size, so the headers are read one by one.
+The file is a zstandard-compressed tar, so standard tools can list it, and the same results give the same bytes.
+
+An archive is untrusted input, so reading is strict. It may contain regular files only, with the names above, in the
+order and with the sizes and hashes that ledger.json lists; links, devices, folders and extended headers are refused.
+The unpacked size is checked against a limit before anything else is read. The tar headers are parsed one by one instead
+of by `tarfile.open`, because that reader follows extended headers of any size.
 """
 
 from __future__ import annotations
@@ -69,7 +74,7 @@ from biphase.study.plan import (
 LEDGER = "ledger.json"
 FORMAT = 2
 PLAN_ENTRY, FINGERPRINTS, PINS = "study/plan.json", "study/fingerprints.json", "pins.json"
-# What a result's folder in a parcel holds: all of it, and nothing else but what it may hold as well.
+# Files that a result's folder in an archive must hold (`FOLDERS`) and may hold in addition (`OPTIONAL`).
 FOLDERS = {
     "metadata/checkpoints": ("checkpoint.json", "metrics.jsonl"),
     "metadata/shards": ("card.json",),
@@ -83,13 +88,14 @@ _LOOSE = re.compile(
 )
 _FOLDER = re.compile(rf"({'|'.join(FOLDERS)})/({_KEY})")
 
-BLOCK = 512  # of a tar
-LEVEL, FRAME = 12, 2**25  # how hard to compress, and how much at a time
-MAGIC = b"\x28\xb5\x2f\xfd"  # a file in zstandard begins so
+BLOCK = 512  # bytes; the block size of a tar
+LEVEL, FRAME = 12, 2**25  # zstandard level; bytes that are compressed into one frame
+MAGIC = b"\x28\xb5\x2f\xfd"  # the first bytes of a zstandard file
 LARGEST_LISTING = 2**25
-# A parcel may unpack to this, or to so many times its size. Ledgers shrink 4 to 22 times (measured), a bomb thousands of times.
+# An archive may unpack to `UNPACKED` bytes or `SHRUNK` times its size, whichever is larger. Real archives compress
+# 4 to 22 times (measured), a decompression bomb thousands of times.
 UNPACKED, SHRUNK = 2**26, 100
-# And no file of it to more than this, by its name: what is read whole must fit into memory.
+# Largest unpacked size in bytes by file name: these files are read whole, so they must fit into memory.
 LARGEST = {
     "plan.json": 2**24,
     "card.json": 2**22,
@@ -103,7 +109,7 @@ LARGEST_OTHER = 2**20
 
 @dataclass(frozen=True)
 class ArchiveEntry:
-    """One file of a parcel."""
+    """One file of an archive: its name, size and hash."""
 
     name: str
     bytes: int
@@ -112,20 +118,20 @@ class ArchiveEntry:
 
 @dataclass(frozen=True)
 class EntrySource:
-    """A file that goes into a parcel, and where its content comes from when its turn is there."""
+    """A file to be packed, and a function that reads its content again when it is written."""
 
     item: ArchiveEntry
     read: Callable[[], bytes]
 
     @classmethod
     def of(cls, name: str, content: bytes, read: Callable[[], bytes] | None = None) -> EntrySource:
-        """Without `read` the content itself is kept."""
+        """Make a source for `content`; without `read`, the content is kept in memory."""
         item = ArchiveEntry(name, len(content), hashlib.sha256(content).hexdigest())
         return cls(item, read or (lambda: content))
 
 
 def as_json(value: Any) -> bytes:
-    """As the store writes JSON."""
+    """Serialize a value to JSON as the store does."""
     return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
@@ -133,7 +139,7 @@ def as_json(value: Any) -> bytes:
 
 
 def write_archive(path: Path, study: str, sources: list[EntrySource]) -> int:
-    """Write a parcel whole, or not at all; gives its bytes."""
+    """Write an archive atomically and return its size in bytes."""
     _refuse_taken(path)
     listing = {one.item.name: {"bytes": one.item.bytes, "sha256": one.item.sha256} for one in sources}
     first = EntrySource.of(LEDGER, as_json({"ledger": FORMAT, "study": study, "files": listing}))
@@ -160,12 +166,12 @@ def write_archive(path: Path, study: str, sources: list[EntrySource]) -> int:
     except OSError as wrong:
         raise SpecError(f"{path}: {wrong.strerror or wrong}; free room there, or name another file") from None
     finally:
-        draft.unlink(missing_ok=True)  # there only if something went wrong
+        draft.unlink(missing_ok=True)  # exists only after an error
     return path.stat().st_size
 
 
 def _refuse_taken(path: Path) -> None:
-    """An older parcel is replaced; nothing else is."""
+    """Raise a `SpecError` unless `path` is free or holds an older archive, which is replaced."""
     if not path.parent.is_dir():
         raise SpecError(f"{path.parent} is no folder; make it, or name another file")
     if path.exists() and (not path.is_file() or _beginning(path) != MAGIC):
@@ -181,7 +187,7 @@ def _beginning(path: Path) -> bytes:
 
 
 class _Frames:
-    """A stream in zstandard, compressed frame by frame."""
+    """Writes a zstandard stream in frames of at least `FRAME` bytes."""
 
     def __init__(self, file: IO[bytes]) -> None:
         from pyarrow import Codec
@@ -205,7 +211,7 @@ class _Frames:
 
 @dataclass(frozen=True)
 class Archive:
-    """A parcel whose first file was read and makes sense; the others are checked as they are read."""
+    """An archive whose ledger.json was read and validated; the other files are checked when they are read."""
 
     path: Path
     study: str
@@ -233,11 +239,11 @@ class Archive:
 
     @property
     def unpacked(self) -> int:
-        """What it unpacks to."""
+        """The total unpacked size of the listed files in bytes."""
         return sum(item.bytes for item in self.items)
 
     def _judge(self, reader: _Reader) -> None:
-        """Refuse names that have no place in a ledger, folders that are not whole, and too much."""
+        """Refuse names that do not belong in an archive, incomplete folders, and sizes above the limits."""
         folders: dict[str, list[str]] = {}
         before = ""
         for item in self.items:
@@ -260,7 +266,7 @@ class Archive:
                 raise reader.refusal(f"{folder} holds {str(names)[:200]}")
         if PLAN_ENTRY not in {item.name for item in self.items}:
             raise reader.refusal(f"it has no {PLAN_ENTRY}")
-        if self.items[0].name != PLAN_ENTRY:  # what the others may say depends on it
+        if self.items[0].name != PLAN_ENTRY:  # the other entries are validated against the plan
             raise reader.refusal(f"it does not begin with {PLAN_ENTRY}")
         most = max(UNPACKED, SHRUNK * self.path.stat().st_size)
         if self.unpacked > most:
@@ -269,7 +275,11 @@ class Archive:
             )
 
     def contents(self) -> Iterator[tuple[str, dict[str, bytes]]]:
-        """Its files, as they were packed: those of a result together under its folder, others one by one under ""."""
+        """Yield the files in the order of the archive, each checked against its hash.
+
+        The files of one result come together as (folder, {name: content}); every other file comes alone as
+        ("", {path: content}).
+        """
         reader = _Reader(self.path)
         reader.member(LEDGER, None)
         at, together = "", dict[str, bytes]()
@@ -293,7 +303,7 @@ class Archive:
 
 
 class _Reader:
-    """The members of a parcel in order, read from the beginning on."""
+    """Reads the members of an archive sequentially, from the beginning."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow
@@ -317,7 +327,7 @@ class _Reader:
             raise self.refusal(f"its {LEDGER} is no JSON") from None
 
     def member(self, name: str, size: int | None) -> bytes:
-        """The next file, which must be a plain one of this name and size."""
+        """Return the content of the next member, which must be a regular file of this name and size."""
         header = self._read(BLOCK)
         try:
             info = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
@@ -333,7 +343,8 @@ class _Reader:
         return content
 
     def end(self) -> None:
-        rest = self._read(2 * BLOCK) + self._read(tarfile.RECORDSIZE, whole=False)  # some tools fill a record
+        # Some tools pad the tar to a full record.
+        rest = self._read(2 * BLOCK) + self._read(tarfile.RECORDSIZE, whole=False)
         if any(rest) or self._read(1, whole=False):
             raise self.refusal("there is more in it than it says")
 
@@ -354,28 +365,26 @@ class _Reader:
 
 
 # ---------------------------------------------------------------- pack
-# What of a study goes into a parcel: everything that a report elsewhere needs, and nothing heavy.
-#
-# Published results only, each checked against its manifest: leaves with their values by example and predictions;
-# states as receipts, without weights and moments; the cards of corpora; why jobs failed. What is damaged is left out
-# and named. Tracebacks stay here: they tell of this machine and not of the study.
+# An archive holds everything that a report elsewhere needs, but no weights: published results only, each checked
+# against its manifest. Damaged results are left out and listed. Tracebacks are not packed: they describe this
+# machine, not the study.
 
 
 @dataclass
 class PackSummary:
-    """What went into a parcel."""
+    """Counts of what went into an archive, and what was left out."""
 
     study: str
     scores: int = 0
     scores_planned: int = 0
-    bare: int = 0  # scores without their values by example
+    bare: int = 0  # scores without per-example values
     jobs: int = 0
     jobs_planned: int = 0
     corpora: int = 0
     failures: int = 0
-    bytes: int = 0  # of the file
+    bytes: int = 0  # size of the archive
     unpacked: int = 0
-    left_out: list[str] = field(default_factory=list)  # why
+    left_out: list[str] = field(default_factory=list)  # one reason per result
 
 
 def pack(
@@ -384,10 +393,13 @@ def pack(
     identities: Identities,
     path: Path,
     *,
-    results: Collection[str] | None = None,  # keys; None: all
+    results: Collection[str] | None = None,  # keys of the models to pack; None: all
     examples: bool = True,
 ) -> PackSummary:
-    """Write what the store knows of a plan, or of some of its results, into one file."""
+    """Write what the store holds of a plan, or of some of its results, into the archive `path`.
+
+    With `examples=False`, trials are packed as metadata only, without per-example values and predictions.
+    """
     packed = PackSummary(plan.study.name)
     sources = [
         EntrySource.of(PLAN_ENTRY, as_json(plan.to_json())),
@@ -408,7 +420,7 @@ def pack(
 
 
 def _names(plan: Plan, store: Store) -> Iterable[EntrySource]:
-    """What the study's names stand for in this store: models on the hub, corpora read from a folder, but not where it is."""
+    """Yield the pins of hub models and the links of corpora read from a folder; the folder's path is not included."""
     pins = pins_of(plan.study, store)
     if pins:
         yield EntrySource.of(PINS, as_json(pins))
@@ -416,9 +428,8 @@ def _names(plan: Plan, store: Store) -> Iterable[EntrySource]:
         link_path(corpus, store).name: {
             "source": corpus.source,
             "heldout": corpus.heldout,
-            "fingerprint": corpus_fingerprint(
-                corpus, store
-            ),  # as the plan has it: the folder may have changed
+            # The plan's fingerprint, since the folder may have changed.
+            "fingerprint": corpus_fingerprint(corpus, store),
         }
         for corpus in corpora_of(plan.study)
         if corpus.hub and read_link(corpus, store)
@@ -430,7 +441,7 @@ def _names(plan: Plan, store: Store) -> Iterable[EntrySource]:
 def _failures(
     plan: Plan, store: Store, results: Collection[str] | None, packed: PackSummary
 ) -> Iterable[EntrySource]:
-    """Why jobs that are not done failed."""
+    """Yield the failure records of jobs that are not done."""
     done = ledger.done_keys(plan, store)
     left = {key for key in _job_keys(plan, results) if key not in done}
     left |= {one.key for one in finetunings(plan, results) if not finished(one, store)}
@@ -481,7 +492,7 @@ def _trials(
 
 
 def _folder(store: Store, place: Path, kind: str, packed: PackSummary) -> list[EntrySource]:
-    """The light files of a result; none where it is not there, or not what was published."""
+    """Return the packable files of a result; empty if it is absent or damaged (see `left_out`)."""
     if not store.knows(place):
         packed.left_out += [fault] if (fault := store.fault(place)) else []
         return []
@@ -493,7 +504,7 @@ def _folder(store: Store, place: Path, kind: str, packed: PackSummary) -> list[E
             if there[name]["bytes"] > (most := LARGEST.get(name, LARGEST_OTHER)):
                 raise StoreError(f"{name} has more than {most:,} bytes")
         files = {name: read_verified(told, name) for name in names}
-        Validator(packed.study).result(folder, files)  # what would be refused elsewhere is not packed
+        Validator(packed.study).result(folder, files)  # do not pack what `check` would refuse
     except WRONG as wrong:
         packed.left_out.append(f"{folder}: {one_line(wrong)}")
         return []
@@ -503,36 +514,38 @@ def _folder(store: Store, place: Path, kind: str, packed: PackSummary) -> list[E
     ]
 
 
-# ---------------------------------------------------------------- sound
-# What an archive of results (a parcel) may say: whoever reads the store later relies on it.
-#
-# An archive speaks for its own study alone. Its plan is made again from the study that travels in it, so every key in it
-# must be one of that study's: of a state, a trial, a corpus or a failed job. Metadata is checked by the schema that readers
-# use (`metadata`), and sizes against what such a plan can leave. Nothing is written here.
+# ---------------------------------------------------------------- validate
+# An archive may contain results of its own study only. Its plan is computed again from the study it carries, and every
+# key in it (of a checkpoint, trial, corpus or failed job) must be in that plan. Metadata is checked by the same schema
+# that readers use (`biphase.metadata`), and sizes against what such a plan can produce. Nothing is written here.
 
 
-LINK = ("source", "heldout", "fingerprint")  # what is said of a corpus that was read from a folder
-FINGERPRINT_KINDS = {"task", "hub", "reads", "data"}  # of fingerprints; earlier versions told no `data`
-# As safetensors calls them, and as numpy does: what a report can count with.
+LINK = ("source", "heldout", "fingerprint")  # fields of a corpus link
+FINGERPRINT_KINDS = {"task", "hub", "reads", "data"}  # fingerprints.json of earlier versions has no `data`
+# Numeric types that are accepted: safetensors' name → numpy's.
 NUMBERS = {
     "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8",
     "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8",
 }  # fmt: skip
-MEAN = 1e-4  # by which a score may differ from the mean of its values, which are rounded
-COUNTS = "entity_counts"  # of each example: entities that are right, that were said, that are true
-TRIALS = 1_000_000  # that one study may plan
-LINE_BYTES, SPARE_LINES = 1_000, 100  # of metrics: for each step, and beside
-HELDOUT_LINES = 500_000  # of a whole archive: `status` parses all of them
+MEAN = 1e-4  # tolerance between a score and the mean of its per-example values, which are rounded
+COUNTS = "entity_counts"  # per example: correct, predicted and true entities
+TRIALS = 1_000_000  # most fine-tunings that one study may plan
+# Size limit of metrics.jsonl: bytes per line, and lines allowed beyond one per step.
+LINE_BYTES, SPARE_LINES = 1_000, 100
+HELDOUT_LINES = 500_000  # limit for a whole archive, since `status` parses all of them
 
 
 class Validator:
-    """Hears the files of one archive in their order, and refuses what is not as biphase writes it."""
+    """Takes the files of one archive in order and raises an error for anything that biphase would not have written.
+
+    Call `result` for each result folder, `loose` for every other file, and `finish` at the end.
+    """
 
     def __init__(self, study: str) -> None:
         self.name = study
-        self.said: dict[str, Any] = {}  # the plan, as the archive has it
+        self.said: dict[str, Any] = {}  # plan.json as it is in the archive
         self.fingerprints: dict[str, dict[str, str]] = {}
-        self.jobs: dict[str, tuple[int, int]] = {}  # key → its step from the root, bytes of its metrics
+        self.jobs: dict[str, tuple[int, int]] = {}  # key → steps from the root, bytes of metrics.jsonl
         self.trials: dict[str, dict[str, Any]] = {}
         self.corpora: dict[str, Corpus] = {}  # by the key of their shards
         self.failed: set[str] = set()
@@ -544,7 +557,7 @@ class Validator:
             about = check_trial(json.loads(files[TRIAL]), at)
             if VALUES in files:
                 _check_values(files[VALUES], about)
-            if PREDICTIONS in files:  # which no verb reads
+            if PREDICTIONS in files:  # checked for its format only; no command reads it
                 _arrays(PREDICTIONS, files[PREDICTIONS])
             self.trials[at] = {name: about[name] for name in ("model", "lr", "seed", "metric")}
         elif kind == "checkpoints":
@@ -565,7 +578,7 @@ class Validator:
 
     def loose(self, name: str, content: bytes) -> None:
         said = json.loads(content)
-        as_json(said)  # it must be possible to write it again: no NaN, no depths
+        as_json(said)  # refuses NaN and excessive nesting, which could not be written again
         if name == PLAN_ENTRY:
             made = decode(said["study"])
             _need(isinstance(made, Study) and made.name == self.name, f"{name} is of another study")
@@ -575,7 +588,7 @@ class Validator:
                 FINGERPRINT_KINDS - {"data"} <= set(said) <= FINGERPRINT_KINDS, f"{name} says something else"
             )
             keys = [one for some in said.values() for pair in some.items() for one in pair]
-            # Of a model's tokenizer there may be nothing to say.
+            # A model's tokenizer may have no fingerprint (an empty string).
             _need(all(is_key(one) or one == "" for one in keys), f"{name} has no keys")
             self.fingerprints = said
         elif name == PINS:
@@ -597,10 +610,10 @@ class Validator:
         own = {(corpus.source, corpus.heldout) for corpus in corpora_of(self.study) if corpus.hub}
         _need((said["source"], said["heldout"]) in own, f"{name} links a corpus that the study does not read")
 
-    # ------------------------------------------------------------ the end: every key is one of the study's
+    # ------------------------------------------------------------ checks against the plan
 
     def finish(self) -> Plan:
-        """After the last file: make the plan again, and hold everything that was heard against it. Gives that plan."""
+        """Compute the plan from the archive's study, check all keys seen so far against it, and return it."""
         plan = self._planned()
         keys = {job["key"]: job["parent"] for job in self.said["jobs"]}
         same = keys == {job.key: job.parent for job in plan.jobs.values()}
@@ -642,7 +655,7 @@ class Validator:
         return make_plan(self.study, identities, str(self.said.get("question", "")))
 
     def _data(self, run: Pretrain) -> str:
-        """The key of a run's shards: as the fingerprints say, or as a card of the archive does."""
+        """Return the key of a run's shards, from fingerprints.json or else from a corpus card of the archive."""
         corpus = corpus_of(run)
         told = self.fingerprints.get("data", {}).get(content_key(corpus), "")
         found = told or next((at for at, one in self.corpora.items() if one == corpus), "")
@@ -660,7 +673,11 @@ class Validator:
 
 
 def _check_values(content: bytes, about: dict[str, Any]) -> None:
-    """One number for each example of its part, within the metric's range, that make up its score; of entities three counts."""
+    """Check the per-example values of a trial.
+
+    Each array must hold one finite number per example (three counts for entities), within the metric's range, and its
+    mean must equal the score.
+    """
     import numpy as np
 
     for name, array in _arrays(VALUES, content):
@@ -684,7 +701,7 @@ def _check_values(content: bytes, about: dict[str, Any]) -> None:
 
 
 def _arrays(file: str, content: bytes) -> list[tuple[str, Any]]:
-    """The arrays of a file, each of numbers of a part."""
+    """Deserialize a safetensors file and check that array names begin with a split and that types are numeric."""
     from safetensors import SafetensorError, deserialize
 
     try:
@@ -704,12 +721,10 @@ def _need(true: Any, why: str) -> None:
 
 
 # ---------------------------------------------------------------- merge
-# Parcels from other machines into a store.
-#
-# A parcel is read twice: first all of it is checked and nothing is written, then its results are published one by one, by
-# the store's own rename. So a parcel that is refused changes nothing, a merge that is killed leaves whole results only, and
-# merging again goes on where it ended. What is in the store stays: a result that is there with other content, as when two
-# machines computed the same one, is named and kept as it is.
+# An archive is read twice: `check` validates all of it without writing, then `merge` publishes its results one by
+# one with the store's atomic rename. So a refused archive changes nothing, a merge that is killed leaves complete
+# results only, and repeating it continues. Results already in the store are never replaced: if their content
+# differs (two machines computed the same job), they are reported and kept.
 
 
 KINDS = {"trials": "scores", "checkpoints": "checkpoints", "shards": "corpora"}
@@ -717,30 +732,30 @@ KINDS = {"trials": "scores", "checkpoints": "checkpoints", "shards": "corpora"}
 
 @dataclass
 class Merged:
-    """What came of merging a parcel."""
+    """Counts of what a merge added, and what it left unchanged."""
 
     study: str
     plan: Path
     added: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS.values(), 0))
-    already: int = 0  # results that were here, the same
-    bytes: int = 0  # that were added to the store
-    kept: list[str] = field(default_factory=list)  # what is here with other content, and stays
+    already: int = 0  # results already in the store with the same content
+    bytes: int = 0  # added to the store
+    kept: list[str] = field(default_factory=list)  # what the store has with other content and keeps
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A parcel that was read whole, and the plan that its study makes."""
+    """An archive that passed `check`, with the plan computed from its study."""
 
     archive: Archive
     plan: Plan
 
 
 def check(path: Path) -> Checked:
-    """Read the whole parcel and refuse what is not as it should be. Writes nothing."""
+    """Read and validate a whole archive without writing anything; raise a `StoreError` if it is not valid."""
     found = Archive.open(path)
     judge = Validator(found.study)
     folder = ""
-    contents = found.contents()  # it refuses by itself what is damaged
+    contents = found.contents()  # raises by itself if the file is damaged
     while (some := next(contents, None)) is not None:
         folder, files = some
         with _refusing(path, folder or "study"):
@@ -765,7 +780,10 @@ def _refusing(path: Path, where: str) -> Generator[None]:
 
 
 def merge(checked: Checked, store: Store) -> Merged:
-    """Publish what the store does not have yet. Its plan is the one that was made again, not the archive's own."""
+    """Publish what the store does not have yet.
+
+    The plan that is written is the one that `check` computed, not the archive's own file.
+    """
     found = checked.archive
     merged = Merged(found.study, store.studies / found.study / PLAN)
     _merge_plan(checked.plan, store, merged)
@@ -810,12 +828,12 @@ def _merge_result(folder: str, files: dict[str, bytes], store: Store, merged: Me
         if publish(built, store.metadata_of(place) if metadata_of else place):
             merged.added[KINDS[kind]] += 1
             merged.bytes += sum(len(content) for content in files.values())
-        else:  # somebody was faster
+        else:  # another process published it first
             merged.already += 1
 
 
 def _kept(kind: str, at: str, files: dict[str, bytes], store: Store) -> str:
-    """In which way a result that is here is another one."""
+    """Describe how the store's result differs from the archive's."""
     told = "computed twice"
     if kind == "trials":
         try:
@@ -826,7 +844,7 @@ def _kept(kind: str, at: str, files: dict[str, bytes], store: Store) -> str:
     return f"{kind}/{at[:8]}: {told}"
 
 
-# ---------------------------------------------------------------- the study and its names
+# ---------------------------------------------------------------- study, pins and corpus links
 
 
 def _merge_plan(plan: Plan, store: Store, merged: Merged) -> None:
@@ -861,7 +879,11 @@ def _merge_loose(name: str, content: bytes, store: Store, merged: Merged) -> Non
 
 
 def _merge_link(path: Path, said: dict[str, Any], store: Store, merged: Merged) -> None:
-    """Which text a hub corpus is changes the keys of all that is trained on it, so it comes only where nothing was."""
+    """Add the link of a hub corpus, only if the store has no other text for it.
+
+    A link decides which text a corpus is, and so the keys of everything trained on it; adding one must not change
+    the keys of results or plans that are already in the store.
+    """
     linked = said["source"], said["heldout"]
     records = [card for card in cards(store) if isinstance(card.get("corpus"), dict)]
     here = {
@@ -884,9 +906,9 @@ def _merge_link(path: Path, said: dict[str, Any], store: Store, merged: Merged) 
 
 
 def _reader_here(link: Path, store: Store, but: str) -> str:
-    """Another study of this store that is planned on the corpus of a link, though nothing of it is computed yet."""
+    """Return another study of this store whose plan reads the linked corpus, as "studies/<name>", or ""."""
     for path in sorted(store.studies.glob(f"*/{PLAN}")):
-        with contextlib.suppress(*WRONG):  # who reads that plan says what is wrong with it
+        with contextlib.suppress(*WRONG):  # commands that read that plan report its damage
             corpora = corpora_of(decode(read_checked(path)["study"])) if path.parent.name != but else ()
             if link in {link_path(corpus, store) for corpus in corpora}:
                 return f"studies/{path.parent.name}"

@@ -1,4 +1,10 @@
-"""`biphase evaluate MODEL` as a study: one result that is there already, and what it is fine-tuned on."""
+"""Studies built from command-line options: `biphase evaluate MODEL` and `biphase adapt MODEL`.
+
+`evaluation` makes a study that fine-tunes one existing model; `finetuning` parses its grid of tasks, learning rates
+and seeds. `adaptation` makes a study that continues an existing model with a masked objective until it attends in
+both directions; `before_after` reports what came of it. Study names end with a hash of the options, so that
+different options do not share a study.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +43,7 @@ from biphase.text import objective_in_words
 
 
 def evaluation(model: str, finetune: Finetune, store: Store) -> Study:
-    """The study of one model: a local folder, owner/name@revision, or the key of a state of this store."""
+    """Return the study of one model: a local folder, owner/name@revision, or the key of a checkpoint in this store."""
     run = run_named(model, store)
     digest = content_key({"model": model, "finetune": encode(finetune)})[:8]
     return Study(f"evaluate-{run.name}-{digest}", runs=(run,), finetune=finetune)
@@ -52,9 +58,9 @@ def finetuning(
     documents: str,
     length: int,
 ) -> Finetune:
-    """The grid as the command line says it."""
+    """Parse the fine-tuning grid from command-line options."""
     said: dict[str, Any] = {"protocol": protocol, "length": length}
-    if precision or not has_gpu():  # bf16 on a CPU without units for it takes 50 times as long
+    if precision or not has_gpu():  # bf16 is about 50 times slower on a CPU without bf16 instructions
         said["precision"] = precision or "fp32"
     if documents:
         said["documents"] = documents
@@ -71,12 +77,12 @@ def finetuning(
 
 
 def absolute(source: str) -> str:
-    """The plan that is saved is read from other folders too."""
+    """Make a local path absolute, since the saved plan may be read from another working directory."""
     return source if source.startswith(("hf://", "builtin:")) else str(Path(source).expanduser().resolve())
 
 
 def _seeds(text: str) -> list[int]:
-    """0,1,2 or 0-4, or both: 0-2,7."""
+    """Parse seeds: "0,1,2", "0-4", or both, "0-2,7"."""
     found: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -99,16 +105,15 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-# ---------------------------------------------------------------- adaptation
-# `biphase adapt MODEL` as a study: a model that is there, continued by masking until it reads both ways.
+# ---------------------------------------------------------------- adapt
 
 
 OBJECTIVES = {"mlm": MLM, "mntp": MNTP}
-LONGEST = 1_024  # tokens of a row, unless more are asked for
-ROWS = 32  # of a step
+LONGEST = 1_024  # default row length limit in tokens
+ROWS = 32  # rows per step
 FULL_PEAK, LORA_PEAK = 2e-4, 1e-3
-CONVERTED = "tokenizers"  # where a store keeps tokenizers that came in another form than tokenizer.json
-HELDOUT_SHARE = 0.2  # of the work of training
+CONVERTED = "tokenizers"  # folder of a store for tokenizers that were converted to tokenizer.json
+HELDOUT_SHARE = 0.2  # cost of held-out evaluation, as a share of the cost of training
 FEWEST_HELDOUT = 256
 TITLE = "held-out loss, nats"
 CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
@@ -116,7 +121,7 @@ CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_
 
 @dataclass(frozen=True)
 class AdaptOptions:
-    """How to adapt, as the command line says it. 0 and "": what works."""
+    """Training options of `biphase adapt`; 0 and "" stand for the default."""
 
     steps: int
     objective: str = "mlm"
@@ -137,7 +142,7 @@ class AdaptOptions:
 
 @dataclass(frozen=True)
 class CorpusOptions:
-    """Which text, as the command line says it."""
+    """Corpus options of `biphase adapt`."""
 
     corpus: str
     field: str = ""
@@ -155,7 +160,7 @@ def adaptation(
     windows: str,
     finetune: Finetune | None,
 ) -> Study:
-    """The study of one run; where it is fine-tuned, beside the model as it was."""
+    """Return the study of one adaptation run; with `finetune`, the unadapted model is fine-tuned too."""
     before = run_named(model, store, gguf=gguf, windows=windows)
     said = _recipe(wishes)
     if isinstance(before.start, Hub) and not before.stages:
@@ -184,7 +189,7 @@ def adaptation(
 
 
 def _recipe(wishes: AdaptOptions) -> dict[str, Any]:
-    """What of the run does not depend on where it starts."""
+    """Return the fields of the run that do not depend on the model it starts from."""
     if wishes.objective not in OBJECTIVES:
         raise SpecError(f"--objective {wishes.objective}: {nearest(wishes.objective, OBJECTIVES)}")
     objective = OBJECTIVES[wishes.objective](wishes.ratio)
@@ -203,10 +208,11 @@ def _recipe(wishes: AdaptOptions) -> dict[str, Any]:
 
 
 def _heldout(wishes: AdaptOptions, length: int, batch_tokens: int) -> dict[str, int]:
-    """How often held-out losses are measured and on how many tokens, so that it costs little beside the training.
+    """Choose the interval and size of held-out evaluations that costs about `HELDOUT_SHARE` of training at most.
 
-    Usually before, after and four times on the way, for two objectives each time; a token that is only measured costs a
-    third of one that is trained on. A short run is measured on fewer tokens, a very short one only at its ends.
+    By default there are six: before the first step, after the last and four in between, each for two objectives.
+    Evaluating a token costs a third of training on it. A short run is evaluated on fewer tokens, a very short one
+    only at its ends.
     """
     every, usual = max(1, wishes.steps // 5), max(length, 131_072 if has_gpu() else 8_192)
     if wishes.heldout_tokens:
@@ -218,11 +224,11 @@ def _heldout(wishes: AdaptOptions, length: int, batch_tokens: int) -> dict[str, 
     return {"heldout_every": every, "heldout_tokens": min(usual, affordable // 6)}
 
 
-# ---------------------------------------------------------------- what it reads
+# ---------------------------------------------------------------- corpus and tokenizer
 
 
 def _corpus(text: CorpusOptions, hub: Hub, store: Store) -> Corpus:
-    """The corpus as the model's own tokenizer reads it, and each document begun as the model knows it."""
+    """Return the corpus with the hub model's own tokenizer, and a BOS token per document if it adds one."""
     from biphase.data.tokenizer import load
 
     if not text.corpus:
@@ -236,7 +242,7 @@ def _corpus(text: CorpusOptions, hub: Hub, store: Store) -> Corpus:
 
 
 def _corpus_after(before: Pretrain, text: CorpusOptions, store: Store) -> Corpus:
-    """What a run that is there goes on to read: the same text, or another one by the same tokenizer."""
+    """Return the corpus that continues an existing run: the same text, or another one with the same tokenizer."""
     read = corpus_of(before)
     if not text.corpus:
         if text.field or text.heldout or text.tokens:
@@ -245,7 +251,7 @@ def _corpus_after(before: Pretrain, text: CorpusOptions, store: Store) -> Corpus
     made = replace(_reading(text, read.tokenizer), bos=read.bos)
     if corpus_fingerprint(made, store) == corpus_fingerprint(read, store):
         return replace(made, name=read.name, source=read.source)
-    if isinstance(read.tokenizer, BPE):  # on another text another one would come out
+    if isinstance(read.tokenizer, BPE):  # trained on another text it would be another tokenizer
         raise SpecError(
             f"the tokenizer of {before.name!r} was trained on its own text; to go on with another, export the model "
             "(biphase export KEY ./folder) and type biphase adapt ./folder --corpus …"
@@ -259,7 +265,7 @@ def _reading(text: CorpusOptions, tokenizer: BPE | Pretrained) -> Corpus:
 
 
 def _tokenizer(hub: Hub, store: Store) -> Pretrained:
-    """The tokenizer beside a model; of one that comes in another form, a copy that is kept in the store."""
+    """Return a hub model's tokenizer; one that is not a tokenizer.json is converted and saved in the store."""
     from biphase.models.hub import has_tokenizer_json, load_tokenizer
 
     if not hub.gguf and has_tokenizer_json(hub):
@@ -276,27 +282,31 @@ def _tokenizer(hub: Hub, store: Store) -> Pretrained:
     if not (place / "tokenizer_config.json").is_file():
         place.mkdir(parents=True, exist_ok=True)
         write_json(place / "tokenizer.json", json.loads(model))
-        write_json(place / "tokenizer_config.json", about)  # written last: it says that the folder is whole
+        # Written last: its presence means that the folder is complete.
+        write_json(place / "tokenizer_config.json", about)
     return Pretrained(str(place.resolve()))
 
 
 def _usual_length(hub: Hub) -> int:
-    """As much as the model reads, up to what is usual; a power of two."""
+    """Return the model's context length, at most `LONGEST`, rounded down to a power of two."""
     from transformers import AutoConfig
 
     try:
         config = AutoConfig.from_pretrained(**hub.address, trust_remote_code=False)
-    except Exception:  # whoever loads the model says what is wrong with it
+    except Exception:  # loading the model reports the error
         return LONGEST
     context = next((int(one) for name in CONTEXT_FIELDS if (one := getattr(config, name, None))), LONGEST)
     return min(LONGEST, 1 << (context.bit_length() - 1))
 
 
-# ---------------------------------------------------------------- what came of it
+# ---------------------------------------------------------------- report
 
 
 def before_after(plan: Plan, store: Store, at: str) -> list[str]:
-    """Held-out losses before the first step and after the last, and what to type next; `at`: where, if to be said."""
+    """Return lines with the held-out losses before and after the run, and the next commands to type.
+
+    `at` is appended to these commands, such as the option that names the store; empty if it is the default.
+    """
     run = plan.study.runs[-1]
     end = plan.results[run.name]
     if not store.knows(store.checkpoints / end):

@@ -1,13 +1,16 @@
-"""What a plan costs: model FLOPs, device-hours, disk. Arithmetic only; nothing is measured here.
+"""What a plan costs in model FLOPs, device-hours and disk, by arithmetic only.
 
-    train = 3 × forward                       the backward pass is two forwards
-    forward, a token = 2 × block matrices
-                     + 4 × layers × width × attended length      halved where attention is causal
-                     + 2 × vocabulary × hidden × labelled share  the head runs where there are labels
+`costs` sums over a plan's training jobs; `shape_of` finds the model shape that they depend on; `sizes_of` estimates how
+many tokens a task's texts have. Nothing is measured here; measured speeds are in `study.prices`.
 
-The attended length is the mean over tokens: exact for whole rows and for the paper's chunks; with
-document masking it depends on the text, and the row length stands as an upper bound. What cannot be
-known without a download (the shape of a hub model, the size of a tokenizer) is said, never guessed.
+    train = 3 × forward                       the backward pass costs two forward passes
+    forward, per token = 2 × block matrices
+                       + 4 × layers × width × attended length      halved where attention is causal
+                       + 2 × vocabulary × hidden × labelled share  the head runs only at labelled positions
+
+The attended length is the mean over tokens. It is exact for whole rows and for `Chunks`; with document masking it
+depends on the text, and the row length is used as an upper bound. What only a download would tell (the shape of a hub
+model, the size of a tokenizer) is reported as unknown, never guessed.
 """
 
 from __future__ import annotations
@@ -33,23 +36,23 @@ from biphase.store import read_json
 from biphase.study.plan import Plan, TrainingJob
 from biphase.tasks.files import local_files, on_hub
 
-BYTES_PER_PARAMETER = 12  # fp32 weights and two fp32 moments
-_LOOKUPS = ("emb", "wte", "wpe")  # matrices that are read by row, not multiplied
+BYTES_PER_PARAMETER = 12  # fp32 weights and two fp32 Adam moments
+_LOOKUPS = ("emb", "wte", "wpe")  # name parts of matrices that are indexed, not multiplied
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What of a model its costs depend on."""
+    """The dimensions of a model that its costs depend on."""
 
     layers: int
-    width: int  # heads × head width
+    width: int  # heads × head dimension
     hidden: int
     ffn: int
-    matrices: int  # parameters of the blocks that multiply every token
+    matrices: int  # parameters of the blocks' matrices, which multiply every token
     blocks: int  # all parameters of the blocks and the final norm
     tied: bool
     vocab: int | None
-    context: int | None = None  # tokens that a model from elsewhere reads; ours read what they are trained on
+    context: int | None = None  # context length of a hub model; others read rows as long as in training
 
     @property
     def embedding(self) -> int:
@@ -66,15 +69,15 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Costs:
-    """Sums over some states of a plan. None: not known for at least one of them; `notes` say why."""
+    """Sums over some training jobs of a plan; None: unknown for at least one of them, as `notes` explain."""
 
     tokens: int
     flops: float | None
-    disk: int | None  # bytes, when every one of these states is kept
+    disk: int | None  # bytes if all of these checkpoints are kept
     notes: tuple[str, ...]
 
     def device_hours(self, device: str, efficiency: float) -> float | None:
-        """Hours of one `device` that sustains `efficiency` of its peak."""
+        """Return the hours on one `device` that sustains the share `efficiency` of its peak."""
         if not 0 < efficiency <= 1:
             raise SpecError(
                 f"an efficiency lies between 0 and 1, not {efficiency:g}; 0.4 is good for training"
@@ -84,14 +87,14 @@ class Costs:
 
 
 def peak_of(device: str) -> float:
-    """The dense peak of a named device in FLOP/s."""
+    """Return the dense peak of a named device in FLOP/s."""
     if device not in DEVICES:
         raise SpecError(f"there is no device {device!r}; {nearest(device, DEVICES)}")
     return DEVICES[device]
 
 
 def costs(plan: Plan, keys: Iterable[str] | None = None) -> Costs:
-    """What the training jobs that lead to `keys` cost; to all states of the plan if none are given."""
+    """Return the costs of the training jobs that produce the checkpoints `keys`, by default of all jobs of the plan."""
     states = [plan.jobs[key] for key in (plan.jobs if keys is None else keys)]
     notes: dict[str, None] = {}
     shapes: dict[str, ModelShape | None] = {}
@@ -118,7 +121,7 @@ def costs(plan: Plan, keys: Iterable[str] | None = None) -> Costs:
 
 
 def job_flops(job: TrainingJob, shape: ModelShape) -> float:
-    """Model FLOPs of the training job that leads to a state."""
+    """Return the model FLOPs of one training job."""
     phase = phase_at(job.run, job.first)
     share = labelled_share(phase.objective, job.run.packing, job.first - phase.first, job.step - phase.first)
     causal = isinstance(phase.objective, CLM)
@@ -126,7 +129,7 @@ def job_flops(job: TrainingJob, shape: ModelShape) -> float:
 
 
 def flops_of(job: TrainingJob) -> float | None:
-    """The same where its model may not be known: None where only a download would tell."""
+    """Return the model FLOPs of one training job, or None if its model's shape is unknown without a download."""
     try:
         shape = shape_of(job.run)
     except BiphaseError:
@@ -135,17 +138,17 @@ def flops_of(job: TrainingJob) -> float | None:
 
 
 def flops_per_token(shape: ModelShape, packing: Chunks | Rows, *, causal: bool, labelled: float) -> float:
-    """FLOPs to train on one token: forward and backward."""
+    """Return the FLOPs to train on one token, forward and backward."""
     attention = 4 * shape.layers * shape.width * attended_length(packing) * (0.5 if causal else 1)
     return 3 * (2 * shape.matrices + attention + 2 * shape.embedding * labelled)
 
 
 def attended_length(packing: Chunks | Rows) -> float:
-    """The mean length of the segment a token stands in."""
+    """Return the length of the segment that a token attends within, as the mean over tokens."""
     if isinstance(packing, Rows):
         return packing.length
     length, low, high = packing.length, packing.shortest, packing.length - packing.shortest
-    squares = _sum_of_squares(high) - _sum_of_squares(low - 1)  # r and length − r are alike
+    squares = _sum_of_squares(high) - _sum_of_squares(low - 1)  # r and length − r are equally likely
     return 2 * squares / (high - low + 1) / length
 
 
@@ -154,7 +157,7 @@ def _sum_of_squares(n: int) -> int:
 
 
 def labelled_share(objective: Objective, packing: Chunks | Rows, first: int, until: int) -> float:
-    """The share of positions with a label, from step `first` to `until` of the objective's act."""
+    """Return the share of positions with a label, from step `first` to `until` of the objective's phase."""
     segments = 2 if isinstance(packing, Chunks) else 1
     with_neighbour = (packing.length - segments) / packing.length
     if isinstance(objective, CLM):
@@ -164,7 +167,7 @@ def labelled_share(objective: Objective, packing: Chunks | Rows, first: int, unt
 
 
 def mean_ratio(ratio: float | Linear | Cosine, first: int, until: int) -> float:
-    """The mean masking ratio over these steps of its act."""
+    """Return the mean masking ratio from step `first` to `until` of its phase."""
     if not isinstance(ratio, Linear | Cosine):
         return ratio
     moving = sum(_ratio_at(ratio, step) for step in range(first, min(until, ratio.steps)))
@@ -173,7 +176,7 @@ def mean_ratio(ratio: float | Linear | Cosine, first: int, until: int) -> float:
 
 
 def _ratio_at(ratio: Linear | Cosine, step: int) -> float:
-    # As `objectives.ratio_at`, which needs torch; a test holds the two together.
+    # The same formula as `objectives.ratio_at`, which needs torch; a test compares the two.
     way = step / ratio.steps
     left = 1 - way if isinstance(ratio, Linear) else (1 + math.cos(math.pi * way)) / 2
     return ratio.last + (ratio.first - ratio.last) * left
@@ -183,7 +186,7 @@ def _ratio_at(ratio: Linear | Cosine, step: int) -> float:
 
 
 def shape_of(run: Pretrain) -> ModelShape | None:
-    """The shape of the model a run trains, or None where only a download would tell."""
+    """Return the shape of the model that a run trains, or None if only a download would tell."""
     match run.start:
         case Pretrain():
             return shape_of(run.start)
@@ -208,7 +211,7 @@ def shape_of_size(size: Size, vocab: int | None) -> ModelShape:
 
 
 def _shape_of_folder(folder: Path) -> ModelShape | None:
-    """A model folder's shape, from its configuration and the headers of its safetensors files."""
+    """Return a model folder's shape from config.json and the headers of its safetensors files; None if unreadable."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         tensors = {
@@ -250,7 +253,10 @@ def _shape_of_folder(folder: Path) -> ModelShape | None:
 
 
 def _tensors(path: Path) -> Mapping[str, list[int]]:
-    """Names and shapes in a safetensors file: its header is JSON behind eight bytes of length."""
+    """Return names and shapes of the tensors in a safetensors file.
+
+    The header is JSON and follows eight bytes that hold its length.
+    """
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         if length > path.stat().st_size:
@@ -263,32 +269,31 @@ def _source(run: Pretrain) -> str:
     return _source(run.start) if isinstance(run.start, Pretrain) else getattr(run.start, "source", "")
 
 
-# ---------------------------------------------------------------- lengths
-# How many tokens a task's texts are, without its tokenizer: from the characters, by one ratio.
-#
-# Of the catalog's tasks a table is shipped (`assets/task_sizes.json`, which says where each number is from); a task whose
-# files are on this machine is read. Of any other nothing is known, and nothing is guessed.
+# ---------------------------------------------------------------- text lengths of tasks
+# Token counts are estimated from characters by one ratio, without a tokenizer. Character counts of the catalog's
+# tasks are in `assets/task_sizes.json`, which names the source of each number; a task whose files are local is
+# read. The sizes of any other task are unknown.
 
 
 TABLE = ASSETS / "task_sizes.json"
-LARGEST = 64_000_000  # bytes of a task's files that are read while planning, which should take a moment
-STRIDE = 128  # tokens that neighbouring windows of a long context share
-MOST_CHARACTERS = 4.5  # of a token of English, by a large vocabulary
+LARGEST = 64_000_000  # bytes of task files; larger tasks are not read, since planning should be quick
+STRIDE = 128  # tokens that consecutive windows of a long context share
+MOST_CHARACTERS = 4.5  # per token of English with a large vocabulary
 
 
 @dataclass(frozen=True)
 class TextLengths:
-    """Some texts: how many, and the mean number of characters of each tenth of them, shortest first."""
+    """The number of some texts, and the mean number of characters of each tenth of them, shortest first."""
 
     rows: int
     characters: tuple[float, ...]
 
     def tokens(self, vocab: int, limit: int) -> float:
-        """The mean number of tokens of a text that is cut at `limit`."""
+        """Return the mean number of tokens of a text truncated at `limit` tokens."""
         return sum(min(one, limit) for one in self._each(vocab)) / len(self.characters)
 
     def windows(self, vocab: int, limit: int) -> tuple[float, float]:
-        """Where a long text is read in windows: how many there are for each text, and their mean tokens."""
+        """Return windows per text and mean tokens per window, for texts split into windows of `limit` tokens."""
         stride = min(STRIDE, limit // 4)
         counts = [1 + max(0, math.ceil((one - limit) / (limit - stride))) for one in self._each(vocab)]
         read = sum(one + (n - 1) * stride for one, n in zip(self._each(vocab), counts, strict=True))
@@ -296,7 +301,7 @@ class TextLengths:
 
     def _each(self, vocab: int) -> list[float]:
         ratio = characters_per_token(vocab)
-        return [one / ratio + 1 for one in self.characters]  # a text and its end
+        return [one / ratio + 1 for one in self.characters]  # + 1: the end-of-text token
 
     def limited(self, rows: int) -> TextLengths:
         return replace(self, rows=min(self.rows, rows)) if rows else self
@@ -304,19 +309,25 @@ class TextLengths:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The texts of a task: those an example is made of (two where it is a pair), and those that are scored."""
+    """Text lengths of a task: of the training inputs (two entries for pairs) and of the texts that are scored."""
 
     train: tuple[TextLengths, ...]
     scored: tuple[TextLengths, ...]
 
 
 def characters_per_token(vocab: int) -> float:
-    """Of English, by BPE: measured from 2,048 words (2.85) to 50,000 (4.5), a straight line in the logarithm."""
+    """Return the characters per BPE token of English for a vocabulary size.
+
+    Measured between 2,048 tokens (2.85) and 50,000 (4.5); linear in the logarithm of the size.
+    """
     return min(MOST_CHARACTERS, max(1.0, 2.85 + 0.38 * math.log2(vocab / 2_048)))
 
 
 def sizes_of(task: Task, documents: str) -> Sizes | None:
-    """The sizes of a task that is searched among `documents` ("judged", "all"), or None where they are not known."""
+    """Return the text lengths of a task, or None if they are unknown.
+
+    `documents`: which documents a retrieval task searches, "judged" or "all".
+    """
     known = CATALOG.get(task.name)
     if known and task.name in _table() and _means_the_same(task, known):
         return _listed(task, _table()[task.name], documents)
@@ -326,7 +337,7 @@ def sizes_of(task: Task, documents: str) -> Sizes | None:
 
 
 def _means_the_same(task: Task, known: Task) -> bool:
-    """The same data, asked alike; how long is trained, how many rows of it, and at which commit aside."""
+    """Whether a task reads the same data in the same form as the catalog's, apart from row limits and the commit."""
     splits = replace(task.splits, rows=known.splits.rows)
     places = [re.sub("@[^/]*", "", one.source) for one in (task, known)]
     return places[0] == places[1] and (task.form, splits) == (known.form, known.splits)
@@ -360,7 +371,7 @@ def _read(task: Task, documents: Any) -> Sizes | None:
         if sum(path.stat().st_size for path in files) > LARGEST:
             return None
         examples: Any = load(task, documents=documents)
-    except (BiphaseError, OSError):  # to be said by the verb that needs it; here it is only not known
+    except (BiphaseError, OSError):  # the command that needs the task reports the error
         return None
     if task.family == "IR":
         sides = [[pair.query for pair in examples.train], [pair.document for pair in examples.train]]
@@ -384,7 +395,7 @@ def _measured(texts: Iterable[str]) -> TextLengths:
 
 
 def deciles(lengths: Iterable[float]) -> tuple[float, ...]:
-    """The mean of each tenth, smallest first; of fewer than ten numbers, the numbers."""
+    """Return the mean of each tenth, smallest first; fewer than ten numbers are returned themselves, rounded."""
     each = sorted(lengths)
     parts = min(10, len(each))
     cuts = [len(each) * n // parts for n in range(parts + 1)]

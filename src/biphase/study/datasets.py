@@ -1,6 +1,9 @@
-"""What each dataset was read as: said before anything is trained, kept beside the plan, shown in the report.
+"""Descriptions of the datasets of a study: columns, labels, split sizes, two examples and warnings.
 
-store/studies/<name>/datasets.json      the descriptions of a study's datasets, with two examples of each
+`describe` reads datasets and describes them; the command line prints this before training, so that a wrong column or
+label is noticed early. `keep` saves the descriptions beside the plan, and the report shows them (`kept`):
+
+    store/studies/<name>/datasets.json
 """
 
 from __future__ import annotations
@@ -30,14 +33,14 @@ from biphase.tasks.load import (
 from biphase.text import counted
 
 DATASETS = "datasets.json"
-SHOWN = 160  # characters of an example
-LISTED = 12  # labels
-FEW = 100  # rows to train on
+SHOWN = 160  # characters shown of an example
+LISTED = 12  # labels listed
+FEW = 100  # training rows below which a warning is given
 
 
 @dataclass(frozen=True)
 class Description:
-    """A dataset in words; what cannot be printed is written out, a line break as \\n."""
+    """A dataset as text; non-printable characters are escaped, a line break as \\n."""
 
     name: str
     about: tuple[tuple[str, str], ...]
@@ -49,12 +52,15 @@ class Description:
 
 
 def describe(tasks: Iterable[Task], *, download: bool) -> list[Description]:
-    """Read datasets whole and say what they are; a bad row is refused. Without `download`, none is fetched from the hub."""
+    """Read whole datasets and describe them; a bad row raises an error.
+
+    Without `download`, hub datasets are described from their task record alone.
+    """
     return [_describe(task, download=download) for task in tasks]
 
 
 def keep(made: Sequence[Description], study: str, store: Store) -> None:
-    """Leave descriptions beside the plan; those of other datasets of the study stay."""
+    """Save descriptions beside the plan; those of the study's other datasets are kept."""
     path = store.studies / study / DATASETS
     known = {name: asdict(one) for name, one in kept(study, store).items()}
     known |= {one.name: asdict(one) for one in made}
@@ -63,7 +69,7 @@ def keep(made: Sequence[Description], study: str, store: Store) -> None:
 
 
 def kept(study: str, store: Store) -> dict[str, Description]:
-    """The descriptions of a study's datasets, by name; none where they are not here or were changed."""
+    """Return the saved descriptions of a study by name; empty if the file is missing or damaged."""
     with contextlib.suppress(StoreError, KeyError, TypeError, ValueError):
         every = read_checked(store.studies / study / DATASETS)["datasets"]
         made = [
@@ -106,7 +112,7 @@ def _printable(name: str, about: Iterable[tuple[str, str]], warnings: Iterable[s
 
 
 def _asked(task: Task, columns: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Columns, template and labels."""
+    """Yield the columns that are read, the templates and the labels."""
     form = task.form
     match form:
         case Classify():
@@ -131,7 +137,7 @@ def _asked(task: Task, columns: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _parts(task: Task, examples: Examples) -> Iterator[tuple[str, str]]:
-    """What each part is for, and its rows."""
+    """Yield the size and purpose of each split."""
     asks = isinstance(task.form, Retrieve)
     splits, what = task.splits, "query" if asks else "row"
 
@@ -160,7 +166,7 @@ def _parts(task: Task, examples: Examples) -> Iterator[tuple[str, str]]:
 
 
 def _examples(task: Task, examples: Examples) -> Iterator[str]:
-    """Two examples as a model reads them, before its tokenizer's own marks."""
+    """Yield two examples as the model gets them, without the tokenizer's special tokens; two labels if possible."""
     labels = getattr(task.form, "labels", ())
     rows = _rows_of(examples.train if len(examples.train) else examples.test)
     other = (one for one in rows[1:] if isinstance(one, LabelledText) and one.label != rows[0].label)
@@ -179,7 +185,7 @@ def _examples(task: Task, examples: Examples) -> Iterator[str]:
 
 
 def _rows_of(part: Any) -> Sequence[Any]:
-    """The examples of a part; of a search, the first queries with their best documents."""
+    """Return the examples of a split; for a `Search`, the first two queries with their best documents."""
     if not isinstance(part, Search):
         return part
     best = [max(judged, key=judged.__getitem__) for judged in part.judged[:2]]
@@ -192,7 +198,7 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…")
 
 
-# ---------------------------------------------------------------- what is odd
+# ---------------------------------------------------------------- warnings
 
 
 def _warnings(task: Task, examples: Examples, columns: Sequence[str]) -> Iterator[str]:
@@ -218,7 +224,7 @@ def _odd_texts(form: Classify, examples: Examples, columns: Sequence[str]) -> It
         one for one in columns if (one.lower() in LABELS or one.lower().endswith("label")) and one not in read
     ]
     first, *others = sorted(could, key=lambda one: (*LABELS, one.lower()).index(one.lower())) or [""]
-    if others and form.label == first:  # nobody said another
+    if others and form.label == first:  # the label column was not chosen by an option
         yield f"column {others[0]!r} could be the label too; if it is, type --label {others[0]}"
     header = filled(form.text, {one: one for one in read})
     for part in ("train", "validation", "test"):
@@ -239,7 +245,7 @@ def _inputs(part: Any) -> Sequence[Any]:
 
 
 def _input(one: Any) -> Any:
-    """What a model is given of an example, without the answer; of a pair, the query."""
+    """Return the model input of an example, without the label or answer; for a pair, the query."""
     match one:
         case LabelledText():
             return one.text

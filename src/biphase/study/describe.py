@@ -1,8 +1,8 @@
-"""How long a plan takes on several workers, each on one device with one job at a time.
+"""What `biphase plan` prints: the tree of training jobs, costs and elapsed time, what is done and what to type next.
 
-A training job waits for the one that it continues, a fine-tuning for its model. Jobs are chosen as `worker.Worker` does:
-fine-tunings whose model is there first, then training jobs in the order of the plan. Whatever the number of workers, a
-plan takes at least as long as its longest chain of jobs that wait for each other.
+`render` makes the text and `plan_json` the same facts for programs. `bill` prices a plan on a device: measured speeds
+predict hours, fine-tunings included; for a device that was not measured, hours are FLOPs at a share of its peak.
+`elapsed` simulates the plan on several workers, each with one device and one job at a time.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from biphase.text import counted, duration, short, si
 class Elapsed:
     workers: int
     seconds: float
-    chain: float  # seconds of the longest chain
-    ends: str  # the result it leads to
+    chain: float  # seconds of the longest chain of dependent jobs
+    ends: str  # names of the results at its end
 
 
 def elapsed(
@@ -52,7 +52,15 @@ def elapsed(
     counts: Mapping[Grid, int],
     workers: int,
 ) -> Elapsed:
-    """`training jobs`: seconds of the training jobs to run; `tunings`, `counts`: of each fine-tuning, and how many."""
+    """Simulate how long a plan takes on several workers.
+
+    A training job waits for its parent, a fine-tuning for its model. Jobs are chosen as `worker.Worker` does:
+    fine-tunings whose model exists first, then training jobs in the order of the plan. With any number of workers,
+    a plan takes at least as long as its longest chain of dependent jobs.
+
+    `jobs`: seconds of each training job to run; `tunings`: seconds of one fine-tuning of each grid; `counts`: how
+    many fine-tunings of each grid to run.
+    """
     grids: dict[str, deque[tuple[float, int]]] = {}
     for grid, seconds in tunings.items():
         if counts.get(grid):
@@ -65,7 +73,7 @@ def _longest(
     plan: Plan, jobs: Mapping[str, float], grids: Mapping[str, deque[tuple[float, int]]]
 ) -> tuple[float, str]:
     until: dict[str, float] = {}
-    for key in jobs:  # parents come first
+    for key in jobs:  # parents come before children
         until[key] = until.get(plan.jobs[key].parent or "", 0.0) + jobs[key]
     every = {
         model: until.get(model, 0.0) + max((seconds for seconds, _ in grids.get(model, ())), default=0.0)
@@ -86,9 +94,9 @@ def _simulated(
     first = [key for key in jobs if plan.jobs[key].parent not in jobs]
     trainable = [(order[key], key) for key in first]
     heapq.heapify(trainable)
-    # Fine-tunings of one grid are alike: seconds, and how many are left to start.
+    # Fine-tunings of one grid take equally long: (seconds, number left to start).
     tunable = deque(one for model, some in grids.items() if model not in jobs for one in some)
-    running: list[tuple[float, str]] = []  # when a worker is free again, and what it has trained
+    running: list[tuple[float, str]] = []  # when the job ends, and the key it trains ("" for a fine-tuning)
     now = 0.0
     while trainable or tunable or running:
         while len(running) < workers and (tunable or trainable):
@@ -108,16 +116,12 @@ def _simulated(
     return now
 
 
-# ---------------------------------------------------------------- totals
-# What stands below a plan's tree: sums, what they cost, what is done and what to type next.
-#
-# On a measured device hours are predicted, fine-tunings included; on another they are FLOPs at a share of its peak. Where
-# no device is named, it is the one at hand.
+# ---------------------------------------------------------------- costs and totals
 
 
 PAGE = 110
-LONG = 24.0  # hours on a processor, from which on a GPU is worth a word
-EFFICIENCY = 0.4  # of a device's peak is good for training
+LONG = 24.0  # hours on a CPU above which a GPU is suggested
+EFFICIENCY = 0.4  # share of a device's peak assumed where nothing was measured
 
 
 @dataclass(frozen=True)
@@ -125,12 +129,12 @@ class Bill:
     """How a plan is priced: by measured speeds, or by FLOPs at a share of the device's peak."""
 
     device: str
-    efficiency: float | None  # None: by measured speeds, or not at all
+    efficiency: float | None  # None: priced by measured speeds, or not at all
     prices: Prices | None = None
     tunings_left: dict[Grid, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    texts: tuple[Text, ...] = ()  # what the plan reads
-    workers: int = 1  # each on a device of its own
+    texts: tuple[Text, ...] = ()  # the corpora that the plan reads
+    workers: int = 1  # each with its own device
 
 
 def bill(
@@ -143,10 +147,10 @@ def bill(
     measure: str = MEASURE,
     workers: int = 1,
 ) -> Bill:
-    """Prices on a device: a named one, or without a name the one at hand.
+    """Price a plan on `device`, by default the one of this machine.
 
-    A stated efficiency asks for FLOPs, also where speeds were measured. `measure`: what to type to measure a device into
-    this store.
+    If `efficiency` is given, hours are FLOPs at that share of the peak, even where speeds were measured. `measure`: the
+    command that measures a device into this store, for messages.
     """
     here = "" if device else at_hand()
     if here and not is_known(here, store):
@@ -178,7 +182,7 @@ def _bill(plan: Plan, store: Store, device: str, efficiency: float | None, tuned
 
 
 def bill_json(plan: Plan, made: Bill, left: Collection[str]) -> dict[str, Any]:
-    """What everything costs, and what is left, for a program."""
+    """Return the costs of the whole plan and of what is left, for programs."""
     every, rest = costs(plan), costs(plan, left)
 
     def numbers(some: Costs, keys: Collection[str] | None) -> dict[str, Any]:
@@ -202,7 +206,7 @@ def bill_json(plan: Plan, made: Bill, left: Collection[str]) -> dict[str, Any]:
 
 
 def summary(plan: Plan, done: Collection[str], tuned: int, made: Bill, command_path: str) -> list[str]:
-    """The lines below the tree."""
+    """Return the lines below the tree."""
     every, left = costs(plan), plan.left(done)
     finetunings, scores = trials_line(plan)
     written, to_compute = plan.steps_written, plan.steps_to_compute
@@ -241,7 +245,7 @@ def _text_notes(made: Bill) -> list[str]:
 
 
 def _elapsed(plan: Plan, made: Bill, left: Collection[str]) -> Elapsed | None:
-    """Of what is left; None where a job has no price."""
+    """Simulate what is left to do; None if a job has no price."""
     if made.prices is not None:
         jobs = {key: made.prices.jobs.get(key) for key in left}
         tunings = made.prices.tunings
@@ -269,7 +273,7 @@ def _elapsed_line(plan: Plan, made: Bill, left: Collection[str]) -> list[str]:
 
 
 def _basis(plan: Plan, made: Bill) -> list[str]:
-    """The measured steps behind the hours, and which sizes are beyond them."""
+    """Name the measurements behind the hours, and the model sizes that they are extrapolated to."""
     if made.prices is None or not made.prices.precisions:
         return []
     machine, precisions = made.prices.machine, made.prices.precisions
@@ -280,7 +284,7 @@ def _basis(plan: Plan, made: Bill) -> list[str]:
 
 
 def _hours_parts(plan: Plan, made: Bill, every: Costs) -> list[str]:
-    """What the plan takes, as parts of the summary."""
+    """Return the hours of the whole plan, as parts of the summary."""
     device = made.device
     if made.prices is None:
         hours = _pretraining_hours(made, every, None)
@@ -300,7 +304,7 @@ def _hours_parts(plan: Plan, made: Bill, every: Costs) -> list[str]:
 
 
 def _pretraining_hours(made: Bill, some: Costs, keys: Collection[str] | None) -> float | None:
-    """None: of some of these training jobs it is not known."""
+    """Return the hours of these training jobs (`keys`, None: all), or None if unknown for some of them."""
     if made.prices is None:
         return some.device_hours(made.device, made.efficiency) if made.efficiency else None
     every = made.prices.priced if keys is None else set(keys) <= made.prices.jobs.keys()
@@ -331,13 +335,13 @@ def _next(plan: Plan, left: list[str], tuned: int, made: Bill, command_path: str
 
 
 def trials_line(plan: Plan) -> tuple[int, int]:
-    """Fine-tunings and scores: two names of one state share theirs."""
+    """Return the numbers of fine-tunings and scores; two names of one checkpoint share theirs."""
     parts = plan.tuned.values()
     return sum(part.finetunings for part in parts), sum(part.scores for part in parts)
 
 
 def _flow(parts: list[str]) -> list[str]:
-    """Parts joined by dots, broken between them where the page ends."""
+    """Join parts by dots, with line breaks between parts to fit the page width."""
     lines = [parts[0]]
     for part in parts[1:]:
         if len(lines[-1]) + len(part) + 3 > PAGE:
@@ -354,11 +358,9 @@ def _hours(hours: float, device: str) -> str:
     return f"{hours:.1f} {word}" if hours >= 1 else duration(hours * 3600)
 
 
-# ---------------------------------------------------------------- tree
-# A plan as text: the tree, what it costs, what is done and what to type next.
-#
-# Columns line up at any depth. A deep tree is drawn with narrower branches and then with its trunks upright,
-# each child that reaches deepest on the level of its parent, until it fits the page.
+# ---------------------------------------------------------------- text
+# Columns line up at any depth. A tree that is too wide for the page is drawn with narrower branches, then flat: at each
+# fork the child with the deepest subtree continues at its parent's indentation.
 
 
 SHORTEST_KEY = 6
@@ -366,7 +368,7 @@ SHORTEST_KEY = 6
 
 @dataclass(frozen=True)
 class _Row:
-    text: str  # branches and what is trained
+    text: str  # tree branches and the objective
     first: str
     until: str
     key: str
@@ -383,7 +385,10 @@ def render(
     command_path: str,
     claims: list[str],
 ) -> str:
-    """What `biphase plan` prints. `tuned` is how many fine-tunings are done; `claims` stand between tree and costs."""
+    """Return what `biphase plan` prints.
+
+    `tuned`: how many fine-tunings are done; `claims`: lines to print between tree and costs.
+    """
     name, question = plan.study.name, plan.question
     head = textwrap.wrap(f"{name}: {question}" if question else name, PAGE, subsequent_indent="  ")
     body = _tree(plan, done)
@@ -393,7 +398,7 @@ def render(
 
 
 def plan_json(plan: Plan, *, done: Collection[str], tuned: int, bill: Bill) -> dict[str, Any]:
-    """The same for a program."""
+    """Return the same facts for programs."""
     finetunings, scores = trials_line(plan)
     return (
         plan.to_json()
@@ -404,14 +409,14 @@ def plan_json(plan: Plan, *, done: Collection[str], tuned: int, bill: Bill) -> d
 
 
 def key_length(keys: Collection[str]) -> int:
-    """The shortest prefix length, from 6 on, at which all keys differ."""
+    """Return the shortest prefix length, at least 6, at which all keys differ."""
     length = SHORTEST_KEY
     while len({key[:length] for key in keys}) < len(set(keys)):
         length += 1
     return length
 
 
-# ---------------------------------------------------------------- the tree
+# ---------------------------------------------------------------- tree
 
 
 def _tree(plan: Plan, done: Collection[str]) -> list[str]:
@@ -445,18 +450,18 @@ def _tree(plan: Plan, done: Collection[str]) -> list[str]:
 def _branches(
     below: dict[str, list[TrainingJob]], root: str, branch: int, flat: bool
 ) -> Iterator[tuple[str, TrainingJob]]:
-    """Each state below a root with its line's text, depth first."""
+    """Yield each training job below a root with the text of its line, depth first."""
     signs = {3: ("├─ ", "└─ ", "│  ", "   "), 2: ("├ ", "└ ", "│ ", "  "), 1: ("├", "└", "│", " ")}
     fork, last, line, blank = signs[branch]
     depths = _depths(below, root) if flat else {}
 
     def expand(key: str, prefix: str) -> list[tuple[TrainingJob, str, str]]:
-        """Children, last first, each with the text before it and before what is below it."""
+        """Return children in reverse order, each with the prefix of its own line and of the lines below it."""
         children = below.get(key, [])
         trunk = max(children, key=lambda child: depths[child.key], default=None) if flat else None
         beside = [child for child in children if child is not trunk]
         made = [(child, prefix + fork, prefix + line) for child in beside]
-        if trunk:  # it goes on at its own level, after what leaves it
+        if trunk:  # continues at its parent's indentation, after the other children
             made.append((trunk, prefix, prefix))
         elif made:
             made[-1] = (beside[-1], prefix + last, prefix + blank)
@@ -472,7 +477,7 @@ def _branches(
 
 
 def _depths(below: dict[str, list[TrainingJob]], root: str) -> dict[str, int]:
-    """How many states lie in a row from each state on."""
+    """Return the number of training jobs on the longest path down from each job."""
     order, depths = [root], {}
     for key in order:
         order.extend(child.key for child in below.get(key, []))
@@ -494,7 +499,7 @@ def _aligned(rows: list[_Row]) -> list[str]:
 
 
 def titles(roots: list[Root], trained: set[str]) -> dict[str, str]:
-    """What each root is; roots that read alike also say in what they differ."""
+    """Return a title for each root; roots with the same title also name the fields in which they differ."""
     plain = {root.key: _title(root.run, trained=root.key in trained) for root in roots}
     alike: dict[str, list[dict[str, str]]] = {}
     for root in roots:
@@ -514,8 +519,8 @@ def _title(run: Pretrain, *, trained: bool) -> str:
 
 
 def _particulars(run: Pretrain) -> dict[str, str]:
-    """Everything a root's key looks at, as words by what they tell."""
-    if not run.corpus:  # a model as it is
+    """Return everything that a root's key depends on, as text by field."""
+    if not run.corpus:  # an existing model, not trained here
         return _fields(run.start)
     corpus, tokenizer = corpus_of(run), corpus_of(run).tokenizer
     optimizer, packing = run.optimizer, run.packing
@@ -545,7 +550,7 @@ def _particulars(run: Pretrain) -> dict[str, str]:
 
 
 def _fields(record: Any, but: Collection[str] = ()) -> dict[str, str]:
-    """The fields of a record, each as its name and value."""
+    """Return the fields of a record as "name value" by name."""
 
     def value(of: Any) -> str:
         return f"{of:g}" if isinstance(of, float) else str(of)

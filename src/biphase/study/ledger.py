@@ -1,7 +1,12 @@
-"""The ledger: what the store knows of a plan. Read from files alone, without torch.
+"""The ledger: what the store holds of a plan, read from files alone, without torch.
 
-Each state is done, running, failed, ready (its parent is done) or waiting. One is done too if only its receipt is here:
-everything is known of it but its weights, which stayed on another machine.
+`survey_jobs` returns the status of every training job: done, running, failed, ready (its parent is done) or
+waiting. A job is also done if only the metadata of its checkpoint is here and the weights are on another machine.
+`finetunings` lists the fine-tunings of a plan and `survey_trials` their status. `curve` and `measured` read
+training metrics, `note_failure` and `failures` write and read why jobs failed:
+
+    store/studies/<name>/failures/<key>.json     one per failed job, until it succeeds
+    store/studies/<name>/live/<key>.jsonl        metrics of a training job while it runs
 """
 
 from __future__ import annotations
@@ -25,34 +30,34 @@ from biphase.store import Store, read_file, read_json, write_json
 from biphase.study.plan import Plan, TrainingJob
 from biphase.text import si
 
-TAIL_BYTES = 8192  # of a live file: some dozens of steps
+TAIL_BYTES = 8192  # read from the end of a live file: some dozens of steps
 Standing = Literal["done", "running", "failed", "ready", "waiting"]
 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """One state of a plan, as it stands."""
+    """One training job of a plan and its status."""
 
     job: TrainingJob
     standing: Standing
-    progress: dict[str, Any] | None = None  # of a done state: step, seconds, flops, …
+    progress: dict[str, Any] | None = None  # of a done job: step, seconds, flops, …
     holder: Holder | None = None
     error: str = ""
-    weights: bool = True  # False: of a done state, only its receipt is here
+    weights: bool = True  # False: done, but only the checkpoint's metadata is here
 
 
 def done_keys(plan: Plan, store: Store) -> set[str]:
-    """The states that were computed, here or elsewhere."""
+    """Return the keys of checkpoints that were computed, here or on another machine."""
     return {key for key in plan.jobs if store.knows(store.checkpoints / key)}
 
 
 def keys_with_weights(plan: Plan, store: Store) -> set[str]:
-    """The states that are here whole: what can be gone on from, fine-tuned and exported."""
+    """Return the keys of checkpoints whose weights are here, and that can be continued, fine-tuned and exported."""
     return {key for key in plan.jobs if store.has(store.checkpoints / key)}
 
 
 def survey_jobs(plan: Plan, store: Store) -> dict[str, JobStatus]:
-    """Every state of the plan, as it stands now."""
+    """Return the current status of every training job of the plan."""
     done, whole = done_keys(plan, store), keys_with_weights(plan, store)
     holders = {key: one for key, one in Leases(store.leases).holders().items() if one.alive is not False}
     failed = failures(plan, store)
@@ -71,7 +76,7 @@ def survey_jobs(plan: Plan, store: Store) -> dict[str, JobStatus]:
 
 
 def _done(job: TrainingJob, store: Store) -> JobStatus:
-    """A state that is there: done, unless it cannot say what it is."""
+    """Return "done" for a published checkpoint, or "failed" if its metadata cannot be read."""
     try:
         return JobStatus(
             job, "done", progress=read_checkpoint_file(store.told(store.checkpoints / job.key))["progress"]
@@ -88,7 +93,7 @@ def _failures_folder(plan: Plan, store: Store) -> Path:
 
 
 def note_failure(plan: Plan, store: Store, key: str, error: BaseException) -> None:
-    """Keep why a job failed. It is tried again by the next `biphase run`."""
+    """Record why a job failed; the next `biphase run` tries it again."""
     folder = _failures_folder(plan, store)
     folder.mkdir(parents=True, exist_ok=True)
     lines = traceback.format_exception(error)
@@ -110,9 +115,8 @@ def failures(plan: Plan, store: Store) -> dict[str, dict[str, Any]]:
     for path in _failures_folder(plan, store).glob("*.json"):
         with contextlib.suppress(StoreError):
             noted = read_json(path)
-            if isinstance(noted, dict) and isinstance(
-                noted.get("error"), str
-            ):  # else it is damaged, and says nothing
+            # Otherwise the record is damaged and ignored.
+            if isinstance(noted, dict) and isinstance(noted.get("error"), str):
                 found[path.stem] = noted
     return found
 
@@ -121,52 +125,52 @@ def failures(plan: Plan, store: Store) -> dict[str, dict[str, Any]]:
 
 
 def curve(plan: Plan, store: Store, result: str, holding: bytes = b"") -> list[dict[str, Any]]:
-    """The lines of metrics on the way to a result, in order of steps, as far as it is computed.
+    """Return the metric lines on the path to a result in order of steps, as far as it is computed.
 
-    `holding`: only those with these bytes in them. Curves are long, and of most verbs' concern is little of them.
+    `holding`: return only lines that contain these bytes. Curves are long, and most commands need few of their lines.
     """
     for job in reversed(plan.path(plan.results[result])):
         place = store.told(store.checkpoints / job.key)
-        if store.has(place):  # a state holds the lines of its whole path
+        if store.has(place):  # a checkpoint holds the lines of its whole path
             return read_lines(place, holding)
     return []
 
 
 def live_file(plan: Plan, store: Store, key: str) -> Path:
-    """Where a worker leaves the lines of the training job it computes, for whoever watches."""
+    """Return the file to which a worker appends the metrics of the training job it runs, for `status` and `watch`."""
     return store.studies / plan.study.name / "live" / f"{key}.jsonl"
 
 
 def latest(plan: Plan, store: Store, job: TrainingJob) -> str:
-    """How far a training job is, by the last lines of its live file: step, loss, tokens a second. Empty: not known."""
+    """Describe the progress of a running training job (step, loss, tokens per second); empty if unknown."""
     try:
         content = read_file(live_file(plan, store, job.key), tail=TAIL_BYTES)
-        texts = content.decode(errors="replace").splitlines()[1:]  # the first may be cut
-        # The last line may be on its way to the disk.
+        texts = content.decode(errors="replace").splitlines()[1:]  # the first line may be cut
+        # The last line may be incomplete.
         lines = [json.loads(text) for text in texts if text.endswith("}") and '"loss"' in text]
         first, last = lines[0], lines[-1]
         seconds = last["seconds"] - first["seconds"]
         speed = f", {si((last['tokens'] - first['tokens']) / seconds)}tok/s" if seconds > 0 else ""
         loss = "not finite" if last["loss"] is None else f"{last['loss']:.3f}"
         return f"step {last['step']:,} of {job.span[1]:,}, loss {loss}{speed}"
-    except (OSError, ValueError, KeyError, TypeError, IndexError):  # only looked at
+    except (OSError, ValueError, KeyError, TypeError, IndexError):  # informative only, so errors are ignored
         return ""
 
 
 def heldout(lines: list[dict[str, Any]]) -> dict[int, dict[str, float]]:
-    """The held-out losses of a curve, by step."""
+    """Return the held-out losses of a curve by step."""
     return {line["step"]: line["heldout"] for line in lines if "heldout" in line}
 
 
 def measured(plan: Plan, store: Store, result: str) -> dict[int, dict[str, float]]:
-    """The held-out losses on the way to a result, by step."""
+    """Return the held-out losses on the path to a result by step."""
     return heldout(curve(plan, store, result, b'"heldout"'))
 
 
 def seconds_left(
     entries: dict[str, JobStatus], cost_of: Callable[[TrainingJob], float | None]
 ) -> float | None:
-    """Time to go at the speed measured so far, on as many workers as compute now; None before any."""
+    """Estimate the time left at the speed measured so far, on as many workers as run now; None before any."""
     spent = work = 0.0
     for entry in entries.values():
         if entry.progress:
@@ -179,45 +183,46 @@ def seconds_left(
     return left * spent / work / workers if work and spent > 0 else None
 
 
-# ---------------------------------------------------------------- leaves
-# The leaves of a plan: every result × task × learning rate × seed, and what the store knows of them. No torch.
-#
-# grid       a result and a task that is trained on: all its learning rates and seeds
-# training   one fine-tuning of a grid
-# trial       the scores of a training on a task: the one it was trained on, or one that borrows its model
+# ---------------------------------------------------------------- fine-tunings and trials
+# grid         a model and a task to train on: all its learning rates and seeds
+# fine-tuning  one learning rate and seed of a grid (`FineTuning`)
+# trial        the scores of a fine-tuning on one task: the task it was trained on, or one that reuses its model
 
 
 VALUES = "values.safetensors"
-PREDICTIONS = "predictions.safetensors"  # of trials of this version on
+PREDICTIONS = "predictions.safetensors"  # absent from trials of earlier versions
 
 
 @dataclass(frozen=True)
 class Trial:
     key: str
     task: Task
-    metric: str  # that learning rates are chosen by
+    metric: str  # by which the learning rate is chosen
 
 
 @dataclass(frozen=True)
 class FineTuning:
-    """One fine-tuning, and the leaves that are scored with it."""
+    """One fine-tuning, and the trials that are scored with it."""
 
     key: str
-    model: str  # key of a state or a root
+    model: str  # key of a checkpoint or a root
     task: Task
     lr: float
     seed: int
     trials: tuple[Trial, ...]
 
     def title(self, plan: Plan) -> str:
-        """As a person says it: which result, on which task, how."""
+        """Describe it for people: which result, task, learning rate and seed."""
         names = [name for name, key in plan.results.items() if key == self.model]
         how = "zero-shot" if self.task.zero_shot else f"lr {self.lr:g} · seed {self.seed}"
         return f"{', '.join(names)} · {self.task.name} · {how}"
 
 
 def finetunings(plan: Plan, models: Collection[str] | None = None) -> Iterator[FineTuning]:
-    """The fine-tunings of a plan, grid after grid, in the order in which models become ready."""
+    """Yield the fine-tunings of a plan, grid by grid, in the order in which models become ready.
+
+    `models`: keys of the models to include; None: all.
+    """
     for model in (*plan.roots, *plan.jobs):
         if model not in plan.tuned or (models is not None and model not in models):
             continue
@@ -226,7 +231,7 @@ def finetunings(plan: Plan, models: Collection[str] | None = None) -> Iterator[F
 
 
 def lenders(spec: Finetune) -> dict[Task, tuple[Task, ...]]:
-    """The tasks that are trained on → those that are scored with their models."""
+    """Map each task that is trained on to the tasks that are scored with its model."""
     scored = {task: tuple(one for one in spec.tasks if spec.lender(one) is task) for task in spec.tasks}
     return {task: some for task, some in scored.items() if some}
 
@@ -253,7 +258,7 @@ def finished(training: FineTuning, store: Store) -> bool:
 
 
 def unfinished(store: Store) -> dict[str, int]:
-    """Trainings that have checkpoints → the step of the last one."""
+    """Map fine-tunings that have checkpoints to the step of their last one."""
     found: dict[str, int] = {}
     for place in store.unfinished.glob("*-*"):
         training, _, step = place.name.rpartition("-")
@@ -263,14 +268,17 @@ def unfinished(store: Store) -> dict[str, int]:
 
 
 def kept(plan: Plan, store: Store) -> dict[str, tuple[FineTuning, int]]:
-    """The trainings of a plan that go on from a checkpoint, and from which step."""
+    """Return the unfinished fine-tunings of a plan that will resume from a checkpoint, with its step."""
     saved = unfinished(store)
     some = (one for one in finetunings(plan) if one.key in saved) if saved else ()
     return {one.key: (one, saved[one.key]) for one in some if not finished(one, store)}
 
 
 def settled(plan: Plan, store: Store, tuned: Count | TrialSurvey) -> set[str]:
-    """The states that need not be computed: those done, but for those whose weights are elsewhere and needed here."""
+    """Return the checkpoints that need not be computed.
+
+    These are all that are done, except those whose weights are on another machine and needed here.
+    """
     done, whole = done_keys(plan, store), keys_with_weights(plan, store)
     told = done - whole
     if not told:
@@ -282,14 +290,14 @@ def settled(plan: Plan, store: Store, tuned: Count | TrialSurvey) -> set[str]:
 
 @dataclass(frozen=True)
 class Count:
-    """How many of something are done."""
+    """How many of something are done and planned."""
 
     done: int
     of: int
 
 
 def count(plan: Plan, store: Store, models: Collection[str] | None = None) -> Count:
-    """Fine-tunings done and planned; of all models, or of these."""
+    """Count the fine-tunings done and planned, of all models or of `models`."""
     every = list(finetunings(plan, models))
     there = store.trials.is_dir() or store.metadata.is_dir()
     return Count(sum(there and finished(one, store) for one in every), len(every))
@@ -297,15 +305,15 @@ def count(plan: Plan, store: Store, models: Collection[str] | None = None) -> Co
 
 @dataclass(frozen=True)
 class TrialSurvey:
-    """The fine-tunings of a plan, as they stand."""
+    """The fine-tunings of a plan and their status."""
 
     done: int
     of: int
     running: dict[str, tuple[FineTuning, Holder]]
     failed: dict[str, tuple[FineTuning, str]]
-    damaged: dict[str, str]  # those of the failed whose published scores cannot be read, and why
-    kept: dict[str, tuple[FineTuning, int]]  # stopped on their way, at this step; not running, and not failed
-    seconds_left: float | None  # at the speed measured so far, on as many workers as compute now
+    damaged: dict[str, str]  # failed because published scores cannot be read, and why
+    kept: dict[str, tuple[FineTuning, int]]  # stopped at this step with a checkpoint; not running, not failed
+    seconds_left: float | None  # at the speed measured so far, on as many workers as run now
 
 
 def survey_trials(plan: Plan, store: Store) -> TrialSurvey:
@@ -342,7 +350,10 @@ def survey_trials(plan: Plan, store: Store) -> TrialSurvey:
 
 
 def read_trial(store: Store, key: str, metric: str = "") -> dict[str, Any]:
-    """What a trial says of itself, checked; a StoreError where it is damaged, or scored by another metric than `metric`."""
+    """Return the validated metadata of a trial.
+
+    Raises a `StoreError` if it is damaged, or scored by another metric than `metric`.
+    """
     place = store.told(store.trials / key)
     about = read_trial_file(place)
     if metric and about["metric"] != metric:
@@ -353,6 +364,6 @@ def read_trial(store: Store, key: str, metric: str = "") -> dict[str, Any]:
 
 
 def trial_keys(store: Store, digits: str = "") -> list[str]:
-    """The keys of all leaves of a store that begin with these digits, in order."""
+    """Return the sorted keys of all trials of a store that begin with `digits`."""
     metadata = store.metadata / store.trials.name
     return sorted({*store.named(store.trials, digits), *store.named(metadata, digits)})

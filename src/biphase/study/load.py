@@ -1,11 +1,13 @@
-"""A hub model without a revision is pinned once per store: the commit that the hub showed is noted, and stays.
+"""Loading a study from its file, and pinning its hub models to commits.
+
+`load` reads a study file or a plan.json. `pinned` sets the revision of every hub model that a study names without
+one. The commit is recorded once per store, so that the study means the same model later:
 
     store/pins.json     {"owner/name": "<commit>"}
 
-So a study that names a model means the same one tomorrow, as if the commit had been written in it. The first pin wins:
-a pin is never replaced. Who adds one holds a lock, reads the file anew and puts a new one in its place by a rename, so
-that two processes lose nothing of each other's; where the file system has no locks, the later of two at one instant may
-take the other's place, and that model is asked again.
+A pin is never replaced. A process that adds one takes a lock, reads the file again and replaces it by a rename, so
+that concurrent writers lose nothing. On a file system without locks one of two simultaneous pins may be lost; the
+hub is then asked again.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ ANSWER_SECONDS = 10.0
 
 
 def pinned(study: Study, store: Store, *, ask: bool) -> Study:
-    """The study with every hub model at its commit, where the store knows it; with `ask`, where the hub does."""
+    """Return the study with every hub model at its pinned commit.
+
+    With `ask`, the hub is asked for models that have no pin yet; without, these stay as they are.
+    """
     known = _known(store)
     made: dict[Pretrain, Pretrain] = {}
 
@@ -60,7 +65,7 @@ def pinned(study: Study, store: Store, *, ask: bool) -> Study:
 
 
 def commit_of(source: str, store: Store, *, note: bool = True) -> str:
-    """The commit that a hub model is pinned to in this store, asked from the hub (and noted) if there is none yet."""
+    """Return the commit a hub model is pinned to; if none, ask the hub and, with `note`, record the answer."""
     known = _known(store)
     if source in known:
         return known[source]
@@ -71,7 +76,7 @@ def _known(store: Store) -> dict[str, str]:
     path = store.root / PINS
     try:
         pins = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):  # what is wrong with a store is said by who writes there
+    except (FileNotFoundError, NotADirectoryError):  # no store yet; writing to it reports problems
         return {}
     except (OSError, ValueError) as wrong:
         raise StoreError(
@@ -88,13 +93,13 @@ def _known(store: Store) -> dict[str, str]:
 
 
 def pins_of(study: Study, store: Store) -> dict[str, str]:
-    """The pins of a store that a study's models stand on."""
+    """Return the store's pins of the models that a study starts from."""
     sources = {model.source for model in hubs_of(study)}
     return {source: commit for source, commit in sorted(_known(store).items()) if source in sources}
 
 
 def hubs_of(study: Study) -> set[Hub]:
-    """The models, on the hub or in folders here, that a study's runs start from."""
+    """Return the models, on the hub or in local folders, that a study's runs start from."""
     starts = set()
     for run in study.runs:
         at: Pretrain | Size | Hub = run
@@ -105,7 +110,7 @@ def hubs_of(study: Study) -> set[Hub]:
 
 
 def remember(source: str, commit: str, store: Store) -> str:
-    """Note a pin; or take the one that is noted already, or that somebody else noted meanwhile."""
+    """Record a pin and return it; if the model is already pinned, return the existing commit."""
     store.root.mkdir(parents=True, exist_ok=True)
     with _alone(store):
         known = _known(store)
@@ -116,10 +121,10 @@ def remember(source: str, commit: str, store: Store) -> str:
 
 @contextlib.contextmanager
 def _alone(store: Store) -> Generator[None]:
-    """One writer at a time. The lock goes with its process, however that ends."""
+    """Hold the store's pin lock; the kernel releases it when the process ends."""
     handle = os.open(store.root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        with contextlib.suppress(OSError):  # no locks here
+        with contextlib.suppress(OSError):  # the file system has no locks
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
@@ -127,15 +132,15 @@ def _alone(store: Store) -> Generator[None]:
 
 
 def _ask(source: str) -> str:
-    """The commit that the hub shows; where it cannot be reached, that of the copy in the hub library's cache."""
+    """Ask the hub for a model's newest commit; if it cannot be reached, use the one in the hub library's cache."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         commit = HfApi().model_info(source, timeout=ANSWER_SECONDS).sha
-    except (HfHubHTTPError, HFValidationError) as wrong:  # it was reached, and says no; or it is no name
+    except (HfHubHTTPError, HFValidationError) as wrong:  # the hub refused, or the name is invalid
         raise _refusal(source, one_line(wrong)) from None
-    except Exception as wrong:  # offline, or no way there: the library passes on many kinds
+    except Exception as wrong:  # offline; the library raises many kinds of errors
         commit = _cached(source)
         if not commit:
             raise _refusal(
@@ -147,7 +152,7 @@ def _ask(source: str) -> str:
 
 
 def _cached(source: str) -> str:
-    """What the cache took for the newest commit when it last looked."""
+    """Return the newest commit that the cache knows, or ""."""
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.file_download import repo_folder_name
 
@@ -165,12 +170,10 @@ def _refusal(source: str, why: str) -> SpecError:
     )
 
 
-# ---------------------------------------------------------------- load
-# A study file, or the plan.json that was made of one, as records.
-#
-# A study file is Python and is run; its variable `study` is the study and the first line of its docstring
-# the question it asks. A plan.json is data and is only read. Whatever goes wrong inside the file becomes
-# one line that names the file and the line in it.
+# ---------------------------------------------------------------- study files
+# A study file is a Python program and is run; its variable `study` is the study, and the first line of its
+# docstring is the question that the study asks. A plan.json is data and is only read. An error inside the file is
+# reported in one line with the file and its line number.
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,7 @@ class LoadedStudy:
 
 
 def load(path: Path | str) -> LoadedStudy:
-    """The study at `path`: a Python file that is run, or a plan.json that is read."""
+    """Load the study at `path`: a Python file, which is run, or a plan.json, which is read."""
     path = Path(path)
     if path.is_dir():
         raise SpecError(f"{path} is a folder; type a study file in it{_examples(path)}")
@@ -197,12 +200,12 @@ def load(path: Path | str) -> LoadedStudy:
 
 
 def _from_file(path: Path, text: str) -> LoadedStudy:
-    # The name marks the frames of this file in a traceback, whatever folder it was typed from.
+    # `compile` gets this name, so that `_line` finds the frames of this file in a traceback.
     name = str(path)
     try:
         tree = ast.parse(text, name)
         code = compile(tree, name, "exec")
-    except (SyntaxError, ValueError) as wrong:  # older Pythons refuse a null byte with the latter
+    except (SyntaxError, ValueError) as wrong:  # older Python versions raise ValueError for a null byte
         line, what = getattr(wrong, "lineno", None) or 1, getattr(wrong, "msg", str(wrong))
         raise SpecError(f"{name}:{line}: SyntaxError: {what}") from None
     variables: dict[str, object] = {"__name__": "study", "__file__": name}
@@ -243,7 +246,7 @@ def _from_plan(path: Path, text: str) -> LoadedStudy:
 
 
 def _line(wrong: BaseException, name: str) -> int:
-    """The deepest line of the file `name` that was running."""
+    """Return the deepest line of file `name` in the traceback."""
     lines = [frame.lineno for frame in traceback.extract_tb(wrong.__traceback__) if frame.filename == name]
     return lines[-1] or 1 if lines else 1
 
@@ -254,7 +257,7 @@ def _examples(folder: Path) -> str:
 
 
 def _did_you_mean(path: Path) -> str:
-    """The file that was probably meant: beside it, or among the studies here."""
+    """Suggest the file that was probably meant, from the same folder or from studies/."""
     files = [*path.parent.glob("*.py"), *path.parent.glob("*.json"), *Path("studies").glob("*.py")]
     by_stem: dict[str, Path] = {}
     for file in files:

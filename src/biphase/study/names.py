@@ -1,4 +1,10 @@
-"""A corpus as the command line says it, and how much text a plan reads of each."""
+"""Names on the command line, resolved to records: corpora and tokenizers, models, and tasks.
+
+`corpus_named` and `tokenizer_named` resolve --corpus and --tokenizer; `texts_of` says how many tokens a plan reads
+of each corpus. `run_named` resolves a model: a folder, owner/name, owner/name@commit, or the first digits of a
+checkpoint's key. `tasks_named` resolves --tasks: catalog names, local copies of catalog tasks, or the user's own
+files, whose splits, columns, labels and family are inferred from file names and content.
+"""
 
 from __future__ import annotations
 
@@ -51,14 +57,14 @@ from biphase.tasks.files import (
 from biphase.tasks.labels import Numbering, are_places, in_order, is_number, named, values_of
 from biphase.text import counted, short
 
-REPEATED = 1.05  # epochs; more is repetition: a few rows that come twice change little
+REPEATED = 1.05  # epochs; above this a corpus counts as repeated (a few repeated rows change little)
 MASK_RULES = {"own": "its own", "reserved": "a reserved slot", "added": "added"}
 
 
 def corpus_named(
     name: str, *, tokenizer: str | BPE | Pretrained = "", text: str = "", heldout: str = ""
 ) -> Corpus:
-    """A known corpus by name, or the one at a path; with another tokenizer or text field if said."""
+    """Return a known corpus by name, or a corpus at a path, with the given tokenizer and text field."""
     if name in CORPORA:
         base = CORPORA[name]
         words = tokenizer_named(tokenizer) if tokenizer else base.tokenizer
@@ -83,7 +89,7 @@ def corpus_named(
 
 
 def tokenizer_named(name: str | BPE | Pretrained) -> BPE | Pretrained:
-    """bpe:32000, llama3, a folder or tokenizer.json, or owner/name@revision."""
+    """Return the tokenizer for "bpe:32000", "llama3", a folder or tokenizer.json, or owner/name@revision."""
     if not isinstance(name, str):
         return name
     if name.startswith("bpe:"):
@@ -99,7 +105,7 @@ def tokenizer_named(name: str | BPE | Pretrained) -> BPE | Pretrained:
 
 
 def shards_text(shards: Any, folder: Path) -> str:
-    """What `biphase tokenize` says at the end."""
+    """Return what `biphase tokenize` prints at the end."""
     card = shards.card
     lines = [
         f"{folder}",
@@ -114,26 +120,26 @@ def shards_text(shards: Any, folder: Path) -> str:
     return "\n".join(lines)
 
 
-# ---------------------------------------------------------------- how much text
+# ---------------------------------------------------------------- corpus sizes
 
 
 @dataclass(frozen=True)
 class Text:
-    """The tokens of a corpus of a plan."""
+    """How many tokens a corpus has, and how many of them the runs of a plan read."""
 
     corpus: Corpus
-    tokens: int | None  # to train on; None: not known before it is tokenized
+    tokens: int | None  # training tokens; None: unknown before tokenization
     exact: bool  # counted in this store
-    read: dict[str, int]  # run → tokens that it and the runs before it read
+    read: dict[str, int]  # run → tokens read by it and the runs it continues
 
     @property
     def bytes(self) -> int | None:
-        """Of its shards: two for a token of a small vocabulary, else four."""
+        """Size of its shards: two bytes per token if the vocabulary fits into 16 bits, else four."""
         vocab = self.corpus.tokenizer.vocab
         return None if self.tokens is None else self.tokens * (2 if 0 < vocab <= 2**16 else 4)
 
     def repeats(self) -> str:
-        """Which runs read it more than once; empty where none does, or where its tokens are not known."""
+        """Name the runs that read the corpus more than once; empty if none does or its size is unknown."""
         if not self.tokens:
             return ""
         again = {run: tokens for run, tokens in self.read.items() if tokens > REPEATED * self.tokens}
@@ -148,7 +154,7 @@ class Text:
 
 
 def texts_of(plan: Plan, store: Store) -> list[Text]:
-    """What a plan reads of each corpus."""
+    """Return the size and use of each corpus of a plan."""
     read: dict[Corpus, dict[str, int]] = {}
     for run in plan.study.runs:
         for job in plan.path(plan.results[run.name]):
@@ -163,7 +169,7 @@ def texts_of(plan: Plan, store: Store) -> list[Text]:
 
 
 def card_of(corpus: Corpus, store: Store) -> tuple[str, dict[str, Any]]:
-    """The key of a corpus' shards and their card, as far as this machine knows them."""
+    """Return the key of a corpus's shards and their card, as far as known on this machine (else "" and {})."""
     try:
         at = shards_key(corpus, store)
         place = store.told(store.shards / at)
@@ -172,8 +178,7 @@ def card_of(corpus: Corpus, store: Store) -> tuple[str, dict[str, Any]]:
         return "", {}
 
 
-# ---------------------------------------------------------------- model names
-# A model as the command line names it: a folder, owner/name, owner/name@commit, or the first digits of a key.
+# ---------------------------------------------------------------- models
 
 
 SHORTEST_PREFIX = 6
@@ -182,9 +187,9 @@ SHORTEST_PREFIX = 6
 def run_named(
     model: str, store: Store, *, gguf: str = "", windows: str = "symmetric", note: bool = True
 ) -> Pretrain:
-    """The run that ends in a model: one without stages for a folder or a hub model, as it is.
+    """Return the run that ends in a model; for a folder or hub model, a run without stages.
 
-    Without `note`, nothing is written to the store.
+    With `note=False`, nothing is written to the store; otherwise the commit of a hub model is pinned.
     """
     how: dict[str, Any] = {"gguf": gguf, "windows": windows}
     folder = Path(model).expanduser()
@@ -194,7 +199,8 @@ def run_named(
                 f"{model} has no config.json; give the folder of a transformers model, or the key of a state"
                 f"{_gguf_hint(folder)}"
             )
-        start = Hub(str(folder.resolve()), **how)  # the plan that is saved is read from other folders too
+        # Absolute, since the saved plan is read from other working directories.
+        start = Hub(str(folder.resolve()), **how)
         if gguf and not (folder / gguf).is_file():
             raise SpecError(
                 f"{model} has no file {gguf}{_gguf_hint(folder) or '; give the folder that has it'}"
@@ -221,7 +227,7 @@ def run_named(
 
 
 def refuse_metadata_only(digits: str, store: Store) -> None:
-    """Say so where the state that is meant came here without its weights."""
+    """Raise a `SpecError` if the named checkpoint is here as metadata only, without weights."""
     metadata = store.metadata / store.checkpoints.name
     for key in sorted(path.name for path in metadata.glob(f"{digits}*") if store.has(path)):
         raise SpecError(metadata_only_refusal(key, store))
@@ -236,11 +242,11 @@ def metadata_only_refusal(key: str, store: Store) -> str:
 
 
 def _run_up_to(job: str, store: Store) -> Pretrain:
-    """The run that ends in a state of the store."""
+    """Return the run that ends in a checkpoint of the store; its stages are cut at the checkpoint's step."""
     about = read_checkpoint_file(store.checkpoints / job)
     run, step = decode(about["run"]), int(about["progress"]["step"])
     if step == run.steps:
-        return replace(run, keep=())  # what else the run kept was not asked for
+        return replace(run, keep=())  # the other checkpoints that the run kept are not needed
     if step > decay_start(run):
         raise SpecError(
             f"{job[:SHORTEST_PREFIX]} was saved in the middle of a decay; give the key of its beginning or its end"
@@ -268,10 +274,9 @@ def _name(text: str) -> str:
 
 
 # ---------------------------------------------------------------- tasks
-# Tasks as the command line says them: by name, in a local copy, or the user's own data.
 
 
-# Names of parts: as folders usually have them, else at the end of other words (eng.train, en_ewt-ud-train.iob2).
+# File name patterns of splits: as a whole name, or at the end of others (eng.train, en_ewt-ud-train.iob2).
 TRAIN = ("train*", "*[-_.]train*")
 VALIDATION = ("validation*", "valid*", "dev*", "val[-_.]*", "val", "*[-_.]valid*", "*[-_.]dev*", "*.testa")
 TEST = ("test*", "*.testb", "*[-_.]test*")
@@ -287,14 +292,14 @@ LABELS = (
     "label", "class", "category", "target", "labels", "sentiment", "intent", "emotion", "topic", "coarse_label",
     "answer",
 )  # fmt: skip
-IDS = ("id", "_id", "idx", "index", "guid", "unnamed: 0", "")  # columns that are neither
+IDS = ("id", "_id", "idx", "index", "guid", "unnamed: 0", "")  # columns that are neither text nor label
 Files = dict[str, tuple[Path, ...]]
 WORDS, TAGS, ANSWERS = "tokens|words", "tags|ner_tags|labels", "answers|answer"
 
 
 @dataclass(frozen=True)
 class Own:
-    """What the command line says of the user's own data; what is left empty is taken from the data."""
+    """What the command-line options say about the user's own data; empty fields are inferred from the data."""
 
     family: str
     text: str
@@ -315,21 +320,21 @@ def tasks_named(
     *,
     data: Path | None = None,
     family: str = "",
-    text: str = "",  # SC: a template or column; TC: the column of words; QA: before the context; IR: of documents
-    label: str = "",  # the column of labels, of tags or of answers
-    labels: str = "",  # their names, in the order of their numbers, separated by commas
+    text: str = "",  # SC: template or column; TC: column of tokens; QA: text before the context; IR: document template
+    label: str = "",  # column of labels, tags or answers
+    labels: str = "",  # label names in the order of their numbers, separated by commas
     test: Path | None = None,
     trained_on: str = "",
-    query: str = "",  # IR: the template of queries
-    lrs: str = "",  # they are looked at by others
+    query: str = "",  # IR: query template
+    lrs: str = "",  # lrs and seeds are only checked against --zero-shot here
     seeds: str = "",
     steps: int = 0,
     zero_shot: bool = False,
 ) -> tuple[Task, ...]:
-    """The tasks of a comma-separated list: names, `paper`, a family (SC, TC, QA, IR), or paths to own data.
+    """Return the tasks of a comma-separated list: names, `paper`, families (SC, TC, QA, IR), or paths to own data.
 
-    With `data`, known tasks are read from local copies there, where it has them. A task that is scored with
-    another's model brings that one with it. The options from `family` to `query` describe own data.
+    With `data`, catalog tasks are read from their local copies in that folder, where it has them. A task that is
+    scored with another task's model adds that task too. The options from `family` to `query` describe own data.
     """
     listed = tuple(one.strip() for one in labels.split(",")) if labels else ()
     own = Own(family, _unescaped(text), label, listed, test, trained_on, _unescaped(query), zero_shot)
@@ -366,13 +371,13 @@ def tasks_named(
         )
     _refuse_idle(own, {one.family for one in found.values() if one.name not in CATALOG})
     if trained_on and trained_on not in {*CATALOG, *found}:
-        lenders = [*CATALOG, *(found if len(found) > 1 else ())]  # one alone borrows nothing of itself
+        lenders = [*CATALOG, *(found if len(found) > 1 else ())]  # a single task cannot use its own model
         raise SpecError(f"--trained-on {trained_on}: there is no such task; {nearest(trained_on, lenders)}")
     return tuple(replace(one, steps=steps, epochs=0) if steps else one for one in found.values())
 
 
 def _refuse_idle(own: Own, families: set[str]) -> None:
-    """Refuse an option that none of the families of own data reads."""
+    """Refuse an option that applies to none of the families of the own data."""
     for option, said, readers in (
         ("--query", own.query, {"IR"}),
         ("--labels", ",".join(own.labels), {"SC", "TC"}),
@@ -386,12 +391,12 @@ def _refuse_idle(own: Own, families: set[str]) -> None:
 
 
 def _unescaped(text: str) -> str:
-    """What was typed, with \\n, \\t and \\\\ read as Python and the pages print them."""
+    """Replace \\n, \\t and \\\\ in an option by the characters they stand for."""
     return re.sub(r"\\([nt\\])", lambda found: {"n": "\n", "t": "\t"}.get(found[1], found[1]), text)
 
 
 def _untrained(task: Task, own: Own) -> Task:
-    """A retrieval task that scores a model as it is, with the plain texts unless others are said.
+    """Return a zero-shot version of a retrieval task, without prefixes on the texts unless templates are given.
 
     No learning rate is chosen, so all test queries are reported.
     """
@@ -406,7 +411,7 @@ def _untrained(task: Task, own: Own) -> Task:
 
 
 def _named(name: str) -> list[Task]:
-    """The known tasks a word stands for."""
+    """Return the catalog tasks that a name, family or "paper" stands for."""
     if name in CATALOG:
         return [CATALOG[name]]
     return [task for task in TASKS if name in ("paper", task.family)]
@@ -416,7 +421,7 @@ def _named(name: str) -> list[Task]:
 
 
 def _copy_of(task: Task, data: Path) -> Task:
-    """The task with its files in `data`: in a folder of its name, else in copies of its repositories, else as it is."""
+    """Return the task with local files: from `data`/<task>, else from copies of its repositories, else unchanged."""
     if not data.is_dir():
         raise SpecError(f"--data {data} is no folder; name the one that holds a folder for each task")
     copies = [task.at(str(data / task.name))] if (data / task.name).is_dir() else []
@@ -436,7 +441,7 @@ def _copy_of(task: Task, data: Path) -> Task:
 
 
 def _mirrored(task: Task, data: Path) -> Task:
-    """The task with every repository that `hf download … --local-dir DATA/NAME` copied read from there."""
+    """Return the task with the repositories that `hf download … --local-dir DATA/NAME` copied read from there."""
 
     def moved(place: str) -> str:
         if not place.startswith(SIGN):
@@ -476,7 +481,8 @@ def _own_task(name: str, own: Own) -> Task:
     borrowed = "" if own.trained_on == short else own.trained_on
     home = path.parent if path.is_file() else _home(path)
     splits = _borrowing(path, home, own) if borrowed else _own_splits(path, home, own)
-    task = Task(short, Answer(), str(home), splits, trained_on=borrowed)  # its form is not known yet
+    # With a placeholder form; the real one is inferred below.
+    task = Task(short, Answer(), str(home), splits, trained_on=borrowed)
     files = local_files(task)
     columns = column_names(whose, files["train" if "train" in files else "test"][0])
     maker = {"SC": _classify, "TC": _tag, "QA": _answer}[own.family or _family(columns)]
@@ -489,7 +495,7 @@ def _own_task(name: str, own: Own) -> Task:
 
 
 def _short_name(path: Path) -> str:
-    """The name of a folder; of a file, unless that only says which part it is."""
+    """Return a task name from a folder's name, or a file's; a file named for its split takes its folder's name."""
     place = path.resolve()
     stem = place.name if path.is_dir() else place.name.split(".")[0]
     if not path.is_dir() and any(
@@ -499,11 +505,11 @@ def _short_name(path: Path) -> str:
     return re.sub(r"[^\w.-]+", "-", stem) or "task"
 
 
-# ---------------------------------------------------------------- the parts of own data
+# ---------------------------------------------------------------- splits of own data
 
 
 def _home(path: Path) -> Path:
-    """The folder that has the files: this one, or the only one below it that has parts, as the hub lays them out."""
+    """Return the folder with the split files: this one, or the only subfolder that has some, as on the hub."""
     if _has_parts(path):
         return path
     homes = [one for one in sorted(path.iterdir()) if one.is_dir() and one.name[0] != "." and _has_parts(one)]
@@ -530,19 +536,19 @@ def _own_splits(path: Path, home: Path, own: Own) -> Splits:
     train, test = _part(home, TRAIN), _test(own.test) if own.test else _part(home, TEST)
     try:
         validation = _part(home, VALIDATION)
-    except SpecError:  # several; the one that is scored is said, so a part of train chooses
+    except SpecError:  # several candidates; --test is given, so validation is cut from train
         if not own.test:
             raise
         validation = ""
     if not train or not (test or validation):
         raise SpecError(_no_parts(path, home, train, test or validation))
-    if not test:  # as GLUE is used: scored on validation, and validation is cut from train
+    if not test:  # as is usual for GLUE: score on validation, and cut validation from train
         test, validation = validation, ""
     return Splits(train=train, validation=validation, test=test)
 
 
 def _borrowing(path: Path, home: Path, own: Own) -> Splits:
-    """The parts of data that nothing is trained on. One without validation gives half of its rows for the choice."""
+    """Return the splits of data that is only scored; without validation files, half of the test rows are used."""
     if path.is_file():
         validation, test = "", path.name
     else:
@@ -564,14 +570,14 @@ def _test(path: Path) -> str:
 
 
 def _part(folder: Path, patterns: Sequence[str]) -> str:
-    """The first of the patterns that means something there. Files of different names are not one part."""
+    """Return the first pattern that matches files; refuse it if they are not shards of one split."""
     for pattern in patterns:
         found = matching(folder, pattern)
         kinds = sorted({kind_of(path.name)[0] for path in found}, key=(*KINDS, *COLUMNS).index)
         if len(kinds) > 1:  # the same rows in several formats
             pattern += kinds[0]
             found = matching(folder, pattern)
-        # Shards are one part: train-00000-of-00002, also with the hash that old ones have; versions are not.
+        # Shards are one split: train-00000-of-00002, also with the hash of older files; versions (v1, v2) are not.
         shard = r"(?<!v)[-_.]?\d+(-of-\d+(-[0-9a-f]{16})?)?$"
         stems = {re.sub(shard, "", path.name.split(".")[0]) for path in found}
         if len(stems) > 1:
@@ -587,7 +593,7 @@ def _part(folder: Path, patterns: Sequence[str]) -> str:
 
 
 def _no_parts(path: Path, home: Path, train: str, scored: str) -> str:
-    """Why a folder has not the parts it needs, and what to type."""
+    """Say why a folder lacks the splits it needs, and what to type."""
     if scored and not train:
         return (
             f"{path} has nothing to train on; put train files there, or score another task's model on it: "
@@ -625,7 +631,7 @@ def _formats() -> str:
 
 
 def _unlabelled(whose: str, form: Classify | Tag | Answer, files: Sequence[Path]) -> bool:
-    """Has the test part no labels, as GLUE's and many of contests have none?"""
+    """Whether a test split has no labels, as in GLUE and many competitions."""
     column = (
         form.label if isinstance(form, Classify) else form.tags if isinstance(form, Tag) else form.answers
     )
@@ -636,30 +642,30 @@ def _unlabelled(whose: str, form: Classify | Tag | Answer, files: Sequence[Path]
     return not isinstance(form, Answer) and all(one in (-1, "-1", None, "") for one in values)
 
 
-# ---------------------------------------------------------------- what own data asks
+# ---------------------------------------------------------------- forms of own data
 
 
 @dataclass(frozen=True)
 class Folder:
-    """Own data as far as it is known: its files and the columns of the first."""
+    """Own data: its files, and the columns of the first one."""
 
     whose: str
-    root: Path  # as the user named it
+    root: Path  # as the user typed it
     files: Files
     columns: tuple[str, ...]
 
     @property
     def source(self) -> tuple[Path, ...]:
-        """The part that labels are taken from."""
+        """The files that labels are collected from."""
         return self.files.get("train", self.files["test"])
 
     def first(self, names: Sequence[str]) -> str:
-        """The first of some names that is a column, however it is capitalised."""
+        """Return the first of `names` that is a column, ignoring case."""
         there = {one.lower(): one for one in reversed(self.columns)}
         return next((there[one] for one in names if one in there), "")
 
     def other_than(self, *taken: str) -> str:
-        """The only column that is neither an id nor among those, if there is one."""
+        """Return the only column that is neither an id nor in `taken`, or ""."""
         left = [one for one in self.columns if one not in taken and one.lower() not in IDS]
         return left[0] if len(left) == 1 else ""
 
@@ -699,12 +705,13 @@ def _classify(data: Folder, own: Own) -> Classify:
 
 
 def _in_every_part(data: Folder, column: str, labels: tuple[str, ...]) -> tuple[str, ...]:
-    """The names that the train part gives labels; numbers in other parts are refused, as nobody said their order."""
+    """Return the labels of the train split, after checking that no other split uses numbers for them.
+
+    Numbers in another split are refused, since the order of the names is not known.
+    """
     number = Numbering(labels)
-    if any(map(is_number, labels)) or {one.lower() for one in labels} <= {
-        "false",
-        "true",
-    }:  # their order is known
+    # The order of numbers, and of false and true, is known.
+    if any(map(is_number, labels)) or {one.lower() for one in labels} <= {"false", "true"}:
         return labels
     for part, files in data.files.items():
         if files == data.source or not set(column.split("|")) & set(column_names(data.whose, files[0])):
@@ -721,7 +728,7 @@ def _in_every_part(data: Folder, column: str, labels: tuple[str, ...]) -> tuple[
 
 
 def _usual_text(data: Folder, label: str) -> str:
-    """Two columns that usually stand together, one that usually is the text, or the only one there is."""
+    """Return a template of two columns that usually form a pair, else of a usual text column or the only one left."""
     for pair in PAIRS:
         if set(pair) <= set(data.columns) - {label}:
             words = {one: re.sub(r"(\d)", r" \1", one).capitalize() for one in pair}
@@ -730,13 +737,13 @@ def _usual_text(data: Folder, label: str) -> str:
 
 
 def _labels_of_lender(own: Own, kind: type[Classify | Tag]) -> tuple[str, ...]:
-    """The labels of the known task whose model is scored."""
+    """Return the labels of the catalog task whose model is scored."""
     form = CATALOG[own.trained_on].form if own.trained_on in CATALOG else None
     return form.labels if isinstance(form, kind) else ()
 
 
 def _listed(whose: str, own: Own) -> tuple[str, ...]:
-    """The labels that are said, if any."""
+    """Return the labels given by --labels, if any."""
     if own.labels and (len(set(own.labels)) < max(2, len(own.labels)) or "" in own.labels):
         raise SpecError(
             f"{whose}: --labels {','.join(own.labels)!r} must be two names or more, all different; correct it"
@@ -745,8 +752,8 @@ def _listed(whose: str, own: Own) -> tuple[str, ...]:
 
 
 def _template(whose: str, text: str, columns: Sequence[str]) -> str:
-    """A template, or the one that is nothing but a column."""
-    bare = text.replace("{{", "").replace("}}", "")  # they stand for braces
+    """Return a template; the name of a column becomes a template of that column."""
+    bare = text.replace("{{", "").replace("}}", "")  # doubled braces are literal braces
     named = re.findall(r"\{([^{}]*)\}", bare) if "{" in text else [text]
     for name in named:
         if not name.isidentifier() and name in columns:
@@ -758,7 +765,7 @@ def _template(whose: str, text: str, columns: Sequence[str]) -> str:
             raise SpecError(f"{whose}: --text {text!r}: {name!r} is no column; {nearest(name, columns)}")
     if "{" not in text:
         return f"{{{text}}}"
-    # Between two columns, signs go with the first of them: they are left out where it is empty.
+    # Move punctuation between two columns into the first one's field: it is left out if that column is empty.
     return re.sub(r"(?<!\})\}([^\w{}]+)(?=\{\w)", r":\1}", text)
 
 
@@ -809,7 +816,7 @@ def _own_retrieval(whose: str, name: str, folder: Path, own: Own) -> Task:
         hint = f"; to be scored by {there[0].name}: --test {there[0]}" if there else ""
         raise SpecError(f"{whose}: {folder} has no judgments to be scored by; put qrels/test.tsv there{hint}")
     borrowed = "" if own.trained_on == name else own.trained_on
-    if borrowed or own.zero_shot:  # what the folder has to train on is not used
+    if borrowed or own.zero_shot:  # the folder's training data is not used
         train, pairs = "", ""
     elif not (train or pairs):
         raise SpecError(
@@ -823,7 +830,7 @@ def _own_retrieval(whose: str, name: str, folder: Path, own: Own) -> Task:
         asked = column_names(whose, matching(folder, "queries*")[0])
         form = replace(form, query=_template(whose, own.query, asked))
     splits = Splits(train, _part(folder, [f"qrels/{one}" for one in VALIDATION]), test)
-    if pairs or not train:  # there are no judgments to spare but those of the test
+    if pairs or not train:  # the only judgments are those of the test split
         splits = replace(splits, cut=0.5, cut_from="test")
     steps = {"steps": 0} if own.zero_shot else {}
     return Task(name, form, str(folder), splits, trained_on=borrowed, **steps)

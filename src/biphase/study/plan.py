@@ -1,9 +1,23 @@
-"""The fingerprints a plan needs of what lies outside the study file: corpora, hub models and tasks.
+"""A plan: the training jobs that a study needs, as a tree in which runs share equal beginnings.
 
-    store/studies/<name>/fingerprints.json      those of a study that came from another machine
+`make_plan` computes it from a study, `save_plan` writes it to the store, and `identities` provides the fingerprints
+of what the study refers to: corpora, hub models and tasks.
 
-On a machine without the files of a task or the folder of a model, what was merged from elsewhere is remembered, so that
-a study can be reported there. Where the files are, they alone count. (Of corpora the cards of their shards remember.)
+    root                                              a start: a size from scratch, or a hub model; nothing to compute
+    └─ training job ──► checkpoint ── training job ──► checkpoint
+
+A checkpoint is needed at the end of a run, at its `keep` steps, where the objective changes and where the decay
+starts. Two runs can diverge only at one of these steps, so every branch point is among them. A run passes through
+each needed checkpoint whose key equals its own key at that step; so a shared trunk is split where another run
+leaves it, while no key depends on where the splits are. One training job therefore has one objective, and is either
+decaying or not.
+
+    store/studies/<name>/plan.json              the latest plan of a study
+    store/studies/<name>/plans/<hash>.json      every plan that was ever run under this name
+    store/studies/<name>/fingerprints.json      fingerprints of a study that was merged from another machine
+
+On a machine without a task's files or a local model's folder, the merged fingerprints are used, so that the study
+can be reported there. Where the files exist, only they count. (Corpora have the cards of their shards instead.)
 """
 
 from __future__ import annotations
@@ -32,7 +46,7 @@ TOKENIZER = ("*token*.json", "vocab*", "merges*", "*.model", "tekken.json")
 
 
 def identities(store: Store) -> Identities:
-    """Fingerprints as this machine and store see them, each worked out once."""
+    """Return functions that fingerprint corpora, models and tasks on this machine, each cached."""
     shards_of = cache(lambda corpus: shards_key(corpus, store))
     return Identities(
         data=lambda run: shards_of(corpus_of(run)),
@@ -43,7 +57,7 @@ def identities(store: Store) -> Identities:
 
 
 def fingerprints_of(study: Study, known: Identities) -> dict[str, dict[str, str]]:
-    """What another machine has to be told, to plan a study without the files of its corpora, tasks and local models."""
+    """Return the fingerprints with which another machine can plan a study without its files."""
     starts = [model for model in hubs_of(study) if model.local]
     tasks = study.finetune.tasks if study.finetune else ()
     told = {
@@ -56,7 +70,7 @@ def fingerprints_of(study: Study, known: Identities) -> dict[str, dict[str, str]
 
 
 def trained_runs(study: Study) -> list[Pretrain]:
-    """The runs of a study that read a corpus, and those that they go on from."""
+    """Return the runs of a study that read a corpus, including the runs they continue."""
     found: list[Pretrain] = []
     for run in study.runs:
         at: object = run
@@ -67,12 +81,12 @@ def trained_runs(study: Study) -> list[Pretrain]:
 
 
 def corpora_of(study: Study) -> list[Corpus]:
-    """Of the study's runs, and of those that they go on from."""
+    """Return the corpora of a study's runs and of the runs they continue."""
     return list(dict.fromkeys(corpus_of(run) for run in trained_runs(study)))
 
 
 def remember_fingerprints(name: str, told: dict[str, dict[str, str]], store: Store) -> None:
-    """Keep what another machine said of a study's outside; what is known already stays."""
+    """Save the fingerprints of a merged study; those already known are kept."""
     path = store.studies / name / FINGERPRINTS
     known = read_checked(path) if path.exists() else {}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +94,7 @@ def remember_fingerprints(name: str, told: dict[str, dict[str, str]], store: Sto
 
 
 def _remembered(kind: str, what: Hub | Task, store: Store) -> str:
-    """What a merged study says of a task or of a local model; of a model only where its folder is not here."""
+    """Return a merged study's fingerprint of a task, or of a local model whose folder is not here, or ""."""
     if isinstance(what, Hub) and (not what.local or Path(what.source).expanduser().exists()):
         return ""
     files = sorted(store.studies.glob(f"*/{FINGERPRINTS}"))
@@ -104,13 +118,13 @@ def _task_key(task: Task, store: Store) -> str:
 
 
 def hub_fingerprint(model: Hub) -> str:
-    """Of a model on the hub a pinned revision is the content."""
+    """Fingerprint a hub model: its pinned revision identifies the content."""
     file = {"gguf": model.gguf} if model.gguf else {}
     return content_key({"hub": model.source, "revision": model.revision, **file})
 
 
 def _hub_fingerprint(model: Hub, store: Store) -> str:
-    """A pinned revision is the content; a local folder is what loading a model reads there."""
+    """Fingerprint a hub model by its revision, or a local folder by the files that loading the model reads."""
     if not model.local:
         return hub_fingerprint(model)
     folder = Path(model.source).expanduser()
@@ -129,7 +143,7 @@ def _hub_fingerprint(model: Hub, store: Store) -> str:
 
 
 def _tokenizer_fingerprint(model: Hub, store: Store) -> str:
-    """What a model that is evaluated as it is reads with: of a local folder, the files transformers may look for."""
+    """Fingerprint the tokenizer of a local folder: all files that transformers may look for; "" for a hub model."""
     if not model.local:
         return ""
     folder = Path(model.source).expanduser()
@@ -145,39 +159,30 @@ def _content(files: list[Path], store: Store) -> str:
 
 
 # ---------------------------------------------------------------- plan
-# A study as a tree of states: equal beginnings are one node, found and not declared.
-#
-#     root                          a start: a size from scratch or a hub model; nothing to compute
-#     └─ state ── training job ──► state   a training job is the work between two states that somebody needs
-#
-# Needed are the ends of runs, their `keep` steps, the switches between objectives and the start of the
-# decay. Two runs can only part at one of these, so every branch point is among them. A run passes through
-# each needed state whose key it has at that step; so a trunk is cut where another run leaves it, while no
-# key depends on where the cuts are. One training job therefore has one objective, and decays or does not.
 
 
 PLAN = "plan.json"
-VERSIONS = "plans"  # beside it: all that were ever run under the study's name
+VERSIONS = "plans"  # folder beside it with all plans that were ever run under the study's name
 
 
 @dataclass(frozen=True)
 class Root:
-    """A start, before any step. Its results are the runs without stages."""
+    """A start, before any step; its results are the runs without stages."""
 
     key: str
-    run: Pretrain  # a run that starts here; any other would start alike
+    run: Pretrain  # one run that starts here; all others start the same
     results: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A state somebody needs, and the training job that leads to it."""
+    """The training job that produces one needed checkpoint; `key` is the checkpoint's."""
 
     key: str
-    run: Pretrain  # a run that passes through it; any other would train it alike
-    step: int  # of that run
-    first: int  # the step of that run where the training job begins
-    parent: str | None  # the state the training job begins from; None: the start itself
+    run: Pretrain  # one run that passes through it; all others train it the same
+    step: int  # of that run, at the job's end
+    first: int  # of that run, at the job's beginning
+    parent: str | None  # key of the checkpoint it continues; None: the start itself
     root: str
     results: tuple[str, ...]
 
@@ -199,26 +204,26 @@ class TrainingJob:
 
     @property
     def span(self) -> tuple[int, int]:
-        """First and last step of the training job, counted from the root through all runs before."""
+        """First and last step of the training job, counted from the root through all earlier runs."""
         before = origin_step(self.run)
         return before + self.first, before + self.step
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a study needs, in the order in which it is best computed: depth first."""
+    """The roots, training jobs and results of a study, in the order in which jobs are run: depth first."""
 
-    study: Study  # corpora looked up, so that it means the same wherever it is read
+    study: Study  # with corpus names resolved, so that it means the same wherever it is read
     question: str
     roots: dict[str, Root]
     jobs: dict[str, TrainingJob]
-    results: dict[str, str]  # name → key of a state or a root
+    results: dict[str, str]  # name → key of a checkpoint or a root
     steps_written: int
     tasks: dict[str, str]  # name → key of a dataset to fine-tune on
 
     @cached_property
     def tuned(self) -> dict[str, Finetune]:
-        """What each result is fine-tuned on, by key: the ends of runs on everything, steps on the way perhaps on less."""
+        """What each result is fine-tuned on, by key: everything at the ends of runs, maybe less at `keep` steps."""
         spec, ends = self.study.finetune, {self.results[run.name] for run in self.study.runs}
         if spec is None:
             return {}
@@ -236,10 +241,11 @@ class Plan:
     def left(
         self, done: Collection[str], *, told: Collection[str] = (), unscored: Collection[str] = ()
     ) -> list[str]:
-        """The states to compute: what leads only to finished ones need not be there any more.
+        """Return the training jobs left to run, in order.
 
-        One that is only `told`, since its weights stayed on another machine, need not be computed again, unless its
-        weights are needed: it is `unscored`, or a state to compute begins from it.
+        A job whose only descendants are finished is not needed, even if its checkpoint was pruned. Checkpoints in
+        `told` are here as metadata only, with their weights on another machine; they are computed again only if
+        their weights are needed, because they are in `unscored` or a job that is left continues them.
         """
         wanted: set[str] = set()
         begun_from: set[str | None] = set()
@@ -251,7 +257,7 @@ class Plan:
         return [key for key in self.jobs if key in wanted]
 
     def path(self, key: str) -> tuple[TrainingJob, ...]:
-        """The states from the root to this one, in order."""
+        """Return the training jobs from the root to this checkpoint, in order."""
         found: list[TrainingJob] = []
         at: str | None = key
         while at in self.jobs:
@@ -288,14 +294,14 @@ class Plan:
 
 
 def make_plan(study: Study, identities: Identities, question: str = "") -> Plan:
-    """The tree of a study. The order of its runs decides the order of work and no key."""
+    """Compute the plan of a study. The order of its runs decides the order of jobs, but no key."""
     study = resolve(study)
     keyring = Keyring(identities)
     listed = dict.fromkeys(study.runs)
     everyone = dict.fromkeys(one for run in study.runs for one in _lineage(run))
 
     needed: set[str] = set()
-    cuts: dict[str, set[int]] = {}  # by the key at step 0: only runs that start alike can meet
+    cuts: dict[str, set[int]] = {}  # by the key at step 0: only runs with equal starts can share jobs
     for run in everyone:
         for step in _own_cuts(run, with_keep=run in listed):
             cuts.setdefault(keyring.at(run, 0), set()).add(step)
@@ -330,7 +336,7 @@ def make_plan(study: Study, identities: Identities, question: str = "") -> Plan:
 
 
 def _task_keys(finetune: Finetune, identities: Identities) -> dict[str, str]:
-    """The key of each dataset. One under two names would be one grid that is planned, counted and titled twice."""
+    """Return the key of each task's dataset, and refuse two names of one dataset: its grid would count twice."""
     keys = {task.name: identities.task(task) for task in finetune.tasks}
     known: dict[tuple[str, str], str] = {}
     for task in finetune.tasks:
@@ -343,7 +349,7 @@ def _task_keys(finetune: Finetune, identities: Identities) -> dict[str, str]:
 
 
 def resolve(study: Study) -> Study:
-    """The study with every corpus name replaced by the corpus it means."""
+    """Return the study with every corpus name replaced by its corpus."""
     known: dict[Pretrain, Pretrain] = {}
 
     def resolved(run: Pretrain) -> Pretrain:
@@ -358,7 +364,7 @@ def resolve(study: Study) -> Study:
 
 
 def _check_tokenizer(run: Pretrain) -> None:
-    """A model that knows one vocabulary learns nothing from the ids of another."""
+    """Refuse a corpus whose token ids differ from those that the run's start was trained with."""
     tokenizer = corpus_of(run).tokenizer
     if isinstance(run.start, Hub) and isinstance(tokenizer, BPE):
         raise SpecError(
@@ -378,15 +384,15 @@ def _check_tokenizer(run: Pretrain) -> None:
 
 
 def _lineage(run: Pretrain) -> list[Pretrain]:
-    """The runs this one goes on from, oldest first, and itself."""
+    """Return the runs that this one continues, oldest first, and itself."""
     before = _lineage(run.start) if isinstance(run.start, Pretrain) else []
     return [*before, run]
 
 
 def _own_cuts(run: Pretrain, *, with_keep: bool) -> set[int]:
-    """The steps of a run whose states it needs itself."""
+    """Return the steps of a run at which it needs checkpoints itself."""
     steps = {phase.until for phase in phases(run)} | {decay_start(run)}
-    if with_keep:  # a run that is only gone on from has no results of its own
+    if with_keep:  # a run that is only continued has no results of its own
         steps |= set(run.keep)
     return steps - {0}
 
@@ -407,10 +413,10 @@ def _depth_first(roots: dict[str, Root], jobs: dict[str, TrainingJob]) -> Iterat
 
 
 def save_plan(plan: Plan, store: Store) -> None:
-    """Leave the resolved study and its tree in the store; `load` reads it back without the study file.
+    """Write the resolved study and its tree to the store; `load` reads it back without the study file.
 
-    Every version stays in `plans/`: an edited study, or another version of the code, has other states, and a worker that
-    still computes the old ones must find its checkpoints.
+    Every version stays in `plans/`: an edited study, or another version of the code, has other checkpoints, and
+    those of a worker that still runs the old plan must not be pruned.
     """
     folder = store.studies / plan.study.name
     said = with_checksum(plan.to_json())
@@ -421,9 +427,9 @@ def save_plan(plan: Plan, store: Store) -> None:
 
 
 def needed_jobs(store: Store) -> dict[str, dict[str, Any]]:
-    """By key, the states that the studies of this store need, every version of them: what pruning must leave alone.
+    """Return the training jobs by key of all plans in this store, in any version; pruning keeps their checkpoints.
 
-    A plan that cannot be read is an error and not an empty one, lest its states be pruned.
+    A plan that cannot be read raises an error: ignoring it would let its checkpoints be pruned.
     """
     needed: dict[str, dict[str, Any]] = {}
     for path in sorted([*store.studies.glob(f"*/{PLAN}"), *store.studies.glob(f"*/{VERSIONS}/*.json")]):

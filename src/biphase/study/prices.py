@@ -1,23 +1,28 @@
-"""How fast a device is, from a few measured steps: `biphase bench scale --save` measures, `biphase plan` predicts.
+"""Predicted hours of a plan on a device, from a few measured steps.
 
-A step costs what its parts cost, each an amount of work that is known beforehand times a speed that is fitted:
+`biphase bench scale --save` measures steps, `fit` fits the speeds of a device to them, and `price` predicts every
+training job and fine-tuning of a plan with them. A step costs the sum of its parts, each a known amount of work
+times a fitted speed:
 
     gemm      FLOPs of the matrix products, head included      ┐ together a rate of peak × d / (d + d0):
-    narrow    the same over the width d of the model           ┘ narrow matrices are slower
+    narrow    the same divided by the model's width d          ┘ narrow matrices are slower
     rows      FLOPs of attention within whole rows             two kernels,
     varlen    FLOPs of attention within chunks or texts        so two speeds
-    bytes     what is moved: activations, logits, weights, gradients and moments
-    launches  layers × micro-batches: what a layer costs however little it has to do
+    bytes     memory traffic: activations, logits, weights, gradients and optimizer state
+    launches  layers × micro-batches: the fixed cost of a layer
 
-A fine-tuning step is a share of the same work, at few tokens: reading the weights and updating them outweigh
-computing there. (A product of M rows that must also read its weights reaches M / (M + M0) of its rate, so the two times
-add up; their maximum is the same where one is much larger.) Scoring is a share of the forward pass.
+A fine-tuning step is a share of the same work on few tokens, where reading and updating the weights outweighs
+computing. (A product of M rows that must also read its weights reaches M / (M + M0) of its rate, so the two times
+are added; their maximum is the same where one is much larger.) Scoring is a share of the forward pass.
 
-There are about as many speeds as measured steps, and noise in these. So each speed is pulled, weakly, to what it
-is on an H200, slowed by one factor to the device at hand: what the steps do not tell stays plausible, and a size that
-was not measured is not extrapolated from noise. Speeds are never negative. Errors count relative to the step.
+There are about as many speeds as measured steps, and the measurements are noisy. So each speed has a weak prior:
+its value on an H200, slowed by one factor to the device at hand. What the steps do not determine stays plausible,
+and sizes that were not measured are not extrapolated from noise. Speeds are never negative. Errors are relative to
+the step time.
 
 Prediction is plain arithmetic; only `fit` needs numpy and scipy.
+
+`device_named` reads a device from STORE/devices/NAME.json or from the shipped assets/devices.
 """
 
 from __future__ import annotations
@@ -55,16 +60,19 @@ from biphase.study.ledger import finetunings, finished, lenders
 from biphase.study.plan import Plan, TrainingJob
 from biphase.text import counted
 
-FORM = 1  # of what `fit` gives; raised when its terms change, and devices are fitted anew from their cases
+# Version of the result of `fit`; raise it when the terms change, so that saved cases are fitted again.
+FORM = 1
 
-CAUSAL = 0.65  # of full attention; half the FLOPs, but blocks on the diagonal are computed whole
-LOGIT_BYTES = 10  # a logit is written, read for its loss, replaced by its gradient, and read twice
-WEIGHT_BYTES = 12  # a micro-batch reads a bf16 weight three times, and adds to its fp32 gradient
-UPDATE_BYTES = {"fp32": 28, "bf16": 30, "fp8": 31, "pure-bf16": 14}  # AdamW, a parameter; and its bf16 copy
-SCORED_LENGTH = 120  # tokens of the texts that bench scores
+CAUSAL = 0.65  # relative to full attention: half the FLOPs, but blocks on the diagonal are computed whole
+# Bytes moved per logit: written, read for the loss, replaced by its gradient, and read twice.
+LOGIT_BYTES = 10
+# Bytes moved per weight and micro-batch: a bf16 weight is read three times, an fp32 gradient updated.
+WEIGHT_BYTES = 12
+UPDATE_BYTES = {"fp32": 28, "bf16": 30, "fp8": 31, "pure-bf16": 14}  # per parameter: AdamW and the bf16 copy
+SCORED_LENGTH = 120  # tokens per text in the scoring benchmark
 
-NOISE = 0.03  # of a measured step
-# On an H200: seconds of a unit of work, and how far from this a device may be, as a share.
+NOISE = 0.03  # relative noise of a measured step
+# On an H200: seconds per unit of work, and the relative standard deviation of the prior.
 PRIOR = {
     "gemm": (1 / 800e12, 0.3),
     "narrow": (150 / 800e12, 1.0),
@@ -73,7 +81,7 @@ PRIOR = {
     "bytes": (1 / 3.5e12, 0.5),
     "launches": (5e-5, 2.0),
 }
-# Shares of what pretraining takes, and then seconds: of a layer, of a step.
+# The first three are factors on the times of pretraining; then seconds per layer and seconds per step.
 TUNING_PRIOR = {
     "compute": (1.0, 0.3),
     "weights": (1.0, 0.5),
@@ -89,20 +97,20 @@ Terms = dict[str, float]
 
 @dataclass(frozen=True)
 class Speeds:
-    """The fitted speeds of a device in one precision: seconds of a unit of each kind of work. Empty: not measured."""
+    """Fitted speeds of a device in one precision, in seconds per unit of each kind of work; empty: not measured."""
 
     precision: str
-    micro_tokens: float  # of a micro-batch, as they were measured
+    micro_tokens: float  # tokens per micro-batch in the measurements
     base: Terms
     pretrain: bool
     finetune: Terms
     score: Terms
-    worst: float  # relative error on the measured cases themselves
+    worst: float  # largest relative error on the measured cases
 
     def step(
         self, shape: ModelShape, packing: Chunks | Rows, tokens: float, *, causal: bool, labelled: float
     ) -> float:
-        """Seconds of one optimizer step of pretraining."""
+        """Return the seconds of one optimizer step of pretraining on `tokens` tokens."""
         micros = max(1, math.ceil(tokens / self.micro_tokens))
         work = _training(shape, tokens, _reach(packing, causal), labelled=labelled, micros=micros)
         return _time(self.base, _with_update(work, shape, self.precision))
@@ -110,24 +118,24 @@ class Speeds:
     def forward(
         self, shape: ModelShape, packing: Chunks | Rows, tokens: float, *, causal: bool, labelled: float
     ) -> float:
-        """Seconds of a forward pass with its loss: a third of what training on it takes."""
+        """Return the seconds of a forward pass with loss: a third of training on the same tokens."""
         work = _training(shape, tokens, _reach(packing, causal), labelled=labelled, micros=0)
         return _time(self.base, work) / 3
 
     def tuning_step(
         self, shape: ModelShape, tokens: float, texts: float, *, precision: str = "", micros: int = 1
     ) -> float:
-        """Seconds of one optimizer step on `texts` texts of `tokens` tokens in all."""
+        """Return the seconds of one optimizer step of fine-tuning on `texts` texts with `tokens` tokens in total."""
         work = _tuning(self.base, shape, tokens, texts, precision or self.precision, micros)
         return _time(self.finetune, work)
 
     def scoring(self, shape: ModelShape, tokens: float, length: float = SCORED_LENGTH) -> float:
-        """Seconds to read `tokens` tokens in texts of this mean length."""
+        """Return the seconds to score `tokens` tokens in texts of this mean length."""
         return _time(self.score, _scoring(self.base, shape, tokens, length))
 
 
 def speeds_of(model: Mapping[str, Any], precision: str) -> Speeds | None:
-    """What `fit` found in this precision, if it was measured."""
+    """Return the speeds that `fit` found in this precision, or None if it was not measured."""
     found = model["precisions"].get(precision)
     if found is None:
         return None
@@ -147,7 +155,7 @@ def speeds_of(model: Mapping[str, Any], precision: str) -> Speeds | None:
 
 
 def _reach(packing: Chunks | Rows, causal: bool) -> tuple[str, float]:
-    """Which kernel attention takes, and over how many tokens each looks."""
+    """Return which attention kernel is used, and over how many tokens each token attends."""
     whole = isinstance(packing, Rows) and not packing.document_mask
     return "rows" if whole else "varlen", attended_length(packing) * (CAUSAL if causal else 1)
 
@@ -155,7 +163,7 @@ def _reach(packing: Chunks | Rows, causal: bool) -> tuple[str, float]:
 def _training(
     shape: ModelShape, tokens: float, reach: tuple[str, float], *, labelled: float, micros: float
 ) -> Terms:
-    """Forward and backward over `tokens` tokens, without the update."""
+    """Return the work of forward and backward over `tokens` tokens, without the optimizer update."""
     gemm = 6 * tokens * (shape.matrices + shape.embedding * labelled)
     logits = LOGIT_BYTES * tokens * labelled * (shape.vocab or 0)
     weights = WEIGHT_BYTES * micros * (shape.matrices + shape.embedding)
@@ -170,7 +178,7 @@ def _training(
 
 
 def _activations(shape: ModelShape, tokens: float) -> float:
-    """Bytes that norms, rotations, gates and sums move, forward and backward."""
+    """Return the bytes that norms, rotary embeddings, gates and residual sums move, forward and backward."""
     return tokens * shape.layers * (60 * shape.hidden + 18 * shape.ffn)
 
 
@@ -181,9 +189,9 @@ def _with_update(work: Terms, shape: ModelShape, precision: str) -> Terms:
 def _tuning(
     base: Terms, shape: ModelShape, tokens: float, texts: float, precision: str, micros: int
 ) -> Terms:
-    """The parts of a fine-tuning step; the first three in the seconds that pretraining would take for them."""
+    """Return the work of a fine-tuning step; its first three parts are in seconds that pretraining would take."""
     body = _training(shape, tokens, ("varlen", tokens / texts), labelled=0, micros=0)
-    parameters = shape.parameters - shape.head  # the vocabulary's head is not there
+    parameters = shape.parameters - shape.head  # there is no vocabulary head
     return {
         "compute": _time(base, body),
         "weights": base["bytes"] * WEIGHT_BYTES * shape.matrices * micros,
@@ -206,12 +214,12 @@ def _time(speeds: Mapping[str, float], work: Mapping[str, float]) -> float:
 
 
 def fit(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The speeds of a device by measured cases, each precision by itself. The result is JSON."""
+    """Fit the speeds of a device to measured cases, separately for each precision; the result is JSON."""
     by_precision: dict[str, list[Mapping[str, Any]]] = {}
     for case in cases:
         _check(case)
         if case.get("packing") == "documents":
-            continue  # how far attention reaches there depends on the text
+            continue  # the attended length depends on the text
         by_precision.setdefault(case.get("precision", "bf16"), []).append(case)
     if not by_precision:
         raise SpecError("there are no measured cases to fit; make some: biphase bench scale --save")
@@ -240,7 +248,7 @@ def _fit(precision: str, cases: list[Mapping[str, Any]]) -> dict[str, Any]:
     )
     return {
         "measured": {kind: len(some) for kind, (_, some, _) in zip(KINDS, sides, strict=True) if some},
-        # The largest error on the cases themselves: what the form of the model cannot follow.
+        # The largest error on the fitted cases themselves: what the form of the model cannot express.
         "worst": {kind: _worst(*side) for kind, side in zip(KINDS, sides, strict=True) if side[1]},
         "micro_tokens": float(median(case["rows"] * case["length"] for case in pretrain))
         if pretrain
@@ -254,7 +262,7 @@ def _fit(precision: str, cases: list[Mapping[str, Any]]) -> dict[str, Any]:
 def _slowness(
     usual: Terms, precision: str, steps: list[Terms], took: list[float], finetune: list[Mapping[str, Any]]
 ) -> float:
-    """How many times slower than an H200: in the middle of the pretraining cases, or else of the fine-tunings."""
+    """Return how many times slower than an H200 a device is: the median of pretraining, or else fine-tuning cases."""
     if steps:
         return median(seconds / _time(usual, work) for seconds, work in zip(took, steps, strict=True))
     shares = {name: value for name, (value, _) in TUNING_PRIOR.items()}
@@ -265,7 +273,7 @@ def _slowness(
 def _solve(
     works: list[Terms], took: list[float], prior: Mapping[str, tuple[float, float]]
 ) -> dict[str, float]:
-    """Speeds ≥ 0 with the least squares of relative errors and of departures from the prior, each in its spread."""
+    """Solve for nonnegative speeds by least squares over relative errors and deviations from the prior."""
     if not works:
         return {name: value for name, (value, _) in prior.items()}
     import numpy as np
@@ -290,7 +298,7 @@ def _case_shape(case: Mapping[str, Any]) -> ModelShape:
 
 
 def _case_work(case: Mapping[str, Any], precision: str) -> Terms:
-    """A measured step of pretraining: one micro-batch, one update."""
+    """Return the work of a measured pretraining step: one micro-batch, one update."""
     packing = Chunks(case["length"]) if case["packing"] == "chunks" else Rows(case["length"])
     causal = case["objective"] == "clm"
     labelled = labelled_share(CLM() if causal else MLM(case["ratio"]), packing, 0, 1)
@@ -324,27 +332,25 @@ def _check(case: Mapping[str, Any]) -> None:
         raise SpecError(f"a measured {kind} case took {number!r}; measure again: biphase bench scale --save")
 
 
-# ---------------------------------------------------------------- machines
-# Devices that a plan can be priced on: measured ones, of this store or shipped, and known peaks of others.
-#
-# `biphase bench scale --save` leaves a device in STORE/devices/NAME.json: what it is, when it was measured, with which
-# versions, the measured cases, and the speeds fitted to them. Shipped ones lie in assets/devices. Of two of one name that
-# of the store counts; the shipped one still tells of the precisions that were not measured there.
+# ---------------------------------------------------------------- devices
+# A device file holds its title, date and versions, the measured cases and the speeds fitted to them. If both the
+# store and the shipped assets have a device, the store's file takes precedence; the shipped one adds precisions
+# that it lacks.
 
 
 SHIPPED = ASSETS / "devices"
 MEASURE = "biphase bench scale --save"
-PLANNED_DEVICE = "h200"  # GPUs that are planned for where none is here
+PLANNED_DEVICE = "h200"  # assumed where this machine has no GPU
 DRIVER = Path("/proc/driver/nvidia/gpus")
 ASK_SECONDS = 5.0
-# Of one name and yet another card: with fewer units or less power, or a slice of one.
+# Cards that share a name with another but have fewer units or less power, or are a slice of one.
 _VARIANTS = {"laptop", "mobile", "max", "d", "ti", "super", "mig"}
 _MAKERS = re.compile(r"nvidia|amd|geforce|instinct|quadro|tesla|radeon|graphics|\(r\)|\(tm\)")
 
 
 @dataclass(frozen=True)
 class Origin:
-    """When one precision was measured, and with what."""
+    """When one precision was measured, and with which torch version."""
 
     date: str
     torch: str
@@ -353,23 +359,23 @@ class Origin:
 
 @dataclass(frozen=True)
 class PricedDevice:
-    """A measured device."""
+    """A measured device: fitted speeds, and the measurements they come from."""
 
     name: str
-    title: str  # as its maker calls it
-    model: dict[str, Any]  # what `measured.fit` gives
+    title: str  # the manufacturer's name
+    model: dict[str, Any]  # the result of `fit`
     origins: dict[str, Origin]  # by precision
     cases: tuple[dict[str, Any], ...] = ()  # the measured steps that the model is fitted to
 
     def when(self, precisions: Collection[str]) -> str:
-        """When these precisions were measured, and with what."""
+        """Say when these precisions were measured, and with which torch version."""
         each = {one: f"{self.origins[one].date}, torch {self.origins[one].torch}" for one in precisions}
         if len(set(each.values())) == 1:
             return f"measured {next(iter(each.values()))}"
         return f"measured {'; '.join(f'{one} {when}' for one, when in each.items())}"
 
     def completed_by(self, other: PricedDevice) -> PricedDevice:
-        """With the precisions that only the other one knows: each is fitted by itself, so they stand side by side."""
+        """Add the precisions that only `other` has; each precision is fitted separately, so they are independent."""
         precisions = other.model["precisions"] | self.model["precisions"]
         return replace(
             self,
@@ -379,7 +385,7 @@ class PricedDevice:
         )
 
     def steps_behind(self, precisions: Collection[str]) -> str:
-        """Which measured steps the speeds in these precisions are fitted to, and how well."""
+        """Say which measured steps the speeds in these precisions are fitted to, and how well."""
         found: dict[str, dict[str, None]] = {}
         for case in self.cases:
             if _precision(case) in precisions:
@@ -393,7 +399,7 @@ class PricedDevice:
         return f"measured steps behind these hours: {'; '.join(steps)}; fitted within {worst:.0%}"
 
     def not_measured(self, sizes: Collection[str]) -> list[str]:
-        """Those of these sizes of which no pretraining step was measured."""
+        """Return the sizes of which no pretraining step was measured."""
         measured = {case["size"] for case in self.cases if case["kind"] == "pretrain"}
         return [one for one in sizes if one not in measured]
 
@@ -410,7 +416,7 @@ def _measured_step(case: dict[str, Any]) -> str:
 
 
 def at_hand() -> str:
-    """The device that this machine computes on, as --device names it: its first NVIDIA GPU, or the processor."""
+    """Return this machine's device as --device names it: its first NVIDIA GPU, or "cpu"."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return "cpu"
     with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -427,7 +433,7 @@ def at_hand() -> str:
 
 
 def short_name(title: str) -> str:
-    """h200 of NVIDIA H200: what is typed after --device."""
+    """Return the name to type after --device, such as h200 for "NVIDIA H200"."""
     words = re.findall(r"[a-z0-9]+", _MAKERS.sub(" ", title.lower()))
     if not _VARIANTS & set(words):
         whole = {*words, *(one + other for one, other in pairwise(words))}  # "RTX 4090" is rtx4090
@@ -438,16 +444,16 @@ def short_name(title: str) -> str:
 
 
 def is_known(name: str, store: Store, shipped: Path = SHIPPED) -> bool:
-    """Was it measured, or is its peak known?"""
+    """Whether a device was measured, or its peak is known."""
     return name in DEVICES or name in _names(store.root / "devices") or name in _names(shipped)
 
 
 def device_named(
     name: str, store: Store, shipped: Path = SHIPPED, *, measure: str = MEASURE
 ) -> PricedDevice | None:
-    """The measured device of this name; None where only its peak is known. Any other name is refused.
+    """Return the measured device of this name, or None if only its peak is known; refuse any other name.
 
-    `measure`: what to type to measure one into this store.
+    `measure`: the command that measures a device into this store, for messages.
     """
     folders = [folder for folder in (store.root / "devices", shipped) if name in _names(folder)]
     found = [_read(one / f"{name}.json", name, shipped=one == shipped, measure=measure) for one in folders]
@@ -483,50 +489,51 @@ def _origin(told: dict[str, Any], shipped: bool) -> Origin:
 
 
 # ---------------------------------------------------------------- prices
-# What a plan takes on a measured device: seconds of each training job, and of each fine-tuning of each grid.
+#     training job   steps × seconds per step, and the held-out evaluations
+#     fine-tuning    steps × seconds per step, scoring, and a fixed cost to start one and publish its scores
 #
-#     training job        steps × a step, and the held-out losses on the way
-#     fine-tuning  steps × a step, the texts it is scored on, and what it costs to begin and to publish one
-#
-# Not counted: tokenizing, downloads, reading a model and compiling it, checkpoints, and waiting for other processes.
-# What cannot be priced is left out and said: a precision that was not measured, a model whose shape is not known here, a
-# dataset whose lengths are not.
+# Not counted: tokenizing, downloads, loading and compiling a model, checkpoints, and waiting for other processes.
+# What has no price is left out and named in `notes`: a precision that was not measured, a model of unknown shape, a
+# dataset of unknown text lengths.
 
 
-DOUBTFUL = 0.15  # measured steps that are off by more than this were not measured alone
-LEAF_SECONDS = 0.3  # to put weights back, draw a head, and publish scores
-SHARE_OF_CONTEXT = 0.99  # of a model's context is the longest input, unless a study says otherwise
-# Tokens of a micro-batch of fine-tuning, for a model of this many layers × width; larger ones get fewer.
+DOUBTFUL = 0.15  # if a fit is off by more than this, other work probably ran during the measurement
+LEAF_SECONDS = 0.3  # to restore weights, initialize a head, and publish scores
+SHARE_OF_CONTEXT = 0.99  # longest input as a share of the model's context, unless the study sets a length
+# Tokens per fine-tuning micro-batch for a model of this many layers × width; larger models get fewer.
 TUNED_TOKENS, USUAL = 32_768, 12 * 768
 
-Grid = tuple[str, str]  # the key of a model, the name of a task
+Grid = tuple[str, str]  # (key of a model, name of a task)
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Seconds on one device. What is not known is not in here, and said in `notes`."""
+    """Predicted seconds on one device; what is unknown is missing here and named in `notes`."""
 
     machine: PricedDevice
-    jobs: dict[str, float]  # by state
-    tunings: dict[Grid, float]  # of one fine-tuning
-    grids: dict[Grid, int]  # how many fine-tunings there are; what has no price included
+    jobs: dict[str, float]  # by the key of the job's checkpoint
+    tunings: dict[Grid, float]  # seconds of one fine-tuning
+    grids: dict[Grid, int]  # number of fine-tunings, including those without a price
     notes: tuple[str, ...]
-    unmeasured: tuple[str, ...]  # those of the notes that are about a precision that was not measured
-    precisions: tuple[str, ...]  # whose measured speeds these seconds are
-    priced: bool  # every training job
+    unmeasured: tuple[str, ...]  # the notes about precisions that were not measured
+    precisions: tuple[str, ...]  # the precisions whose speeds were used
+    priced: bool  # whether every training job has a price
 
     def pretraining(self, keys: Collection[str] | None = None) -> float:
-        """Seconds of the training jobs that lead to `keys`, or of all."""
+        """Return the seconds of the training jobs `keys`, or of all."""
         return sum(seconds for key, seconds in self.jobs.items() if keys is None or key in keys)
 
     def finetuning(self, counts: Mapping[Grid, int] | None = None) -> float:
-        """Seconds of so many fine-tunings of each grid, or of all."""
+        """Return the seconds of `counts` fine-tunings of each grid, or of all."""
         counts = self.grids if counts is None else counts
         return sum(seconds * counts.get(grid, 0) for grid, seconds in self.tunings.items())
 
 
 def price(plan: Plan, machine: PricedDevice, *, measure: str = MEASURE) -> Prices:
-    """What every training job and every fine-tuning of a plan takes on a device. `measure`: what to type to measure one."""
+    """Predict the seconds of every training job and fine-tuning of a plan.
+
+    `measure`: the command that measures a device, for messages.
+    """
     made = _Pricing(plan, machine, measure)
     jobs = {key: took for key, job in plan.jobs.items() if (took := made.job(job)) is not None}
     tunings, grids = {}, {}
@@ -551,7 +558,7 @@ def price(plan: Plan, machine: PricedDevice, *, measure: str = MEASURE) -> Price
 
 
 def left_of(plan: Plan, store: Store) -> dict[Grid, int]:
-    """How many fine-tunings of each grid are still to be made."""
+    """Return how many fine-tunings of each grid are left to run."""
     counts: dict[Grid, int] = {}
     for one in finetunings(plan):
         if not finished(one, store):
@@ -560,7 +567,7 @@ def left_of(plan: Plan, store: Store) -> dict[Grid, int]:
 
 
 def prices_json(made: Prices, left: Collection[str], counts: Mapping[Grid, int]) -> dict[str, Any]:
-    """The same for a program; `left` and `counts` are the training jobs and fine-tunings that are not done."""
+    """Return prices for programs; `left` and `counts`: the training jobs and fine-tunings that are not done."""
     machine = made.machine
     return {
         "measured": {
@@ -587,15 +594,15 @@ def prices_json(made: Prices, left: Collection[str], counts: Mapping[Grid, int])
 
 @dataclass
 class _Pricing:
-    """Prices, with what was found out on the way and what is to be said."""
+    """Prices a plan; caches shapes and sizes, and collects notes."""
 
     plan: Plan
     machine: PricedDevice
-    measure: str  # what to type to measure a device
+    measure: str  # the command that measures a device
     used: dict[str, None] = field(default_factory=dict)  # precisions by which something was priced
     notes: dict[str, None] = field(default_factory=dict)
-    shapeless: dict[str, None] = field(default_factory=dict)  # names of models
-    unmeasured: dict[str, dict[str, None]] = field(default_factory=dict)  # by precision: what was not
+    shapeless: dict[str, None] = field(default_factory=dict)  # names of models with unknown shape
+    unmeasured: dict[str, dict[str, None]] = field(default_factory=dict)  # precision → kinds of work
     shapes: dict[Any, ModelShape | None] = field(default_factory=dict)
     sizes: dict[str, Sizes | None] = field(default_factory=dict)
     tunings: dict[tuple[ModelShape, int, str, tuple[str, ...]], float] = field(default_factory=dict)
@@ -618,7 +625,7 @@ class _Pricing:
         return job.steps * step + self._heldout(job, shape, speeds, (first, until))
 
     def _heldout(self, job: TrainingJob, shape: ModelShape, speeds: Speeds, span: tuple[int, int]) -> float:
-        """Each measurement reads the held-out text once causally, once at 40%, and once as the run is trained."""
+        """Return the seconds of held-out evaluation: CLM, MLM at 40%, and the run's own if masked and different."""
         run, every = job.run, job.run.heldout_every
         often = job.step // every - job.first // every + (job.step % every != 0)
         yardsticks: list[Objective] = [CLM(), MLM(0.4)]
@@ -637,7 +644,7 @@ class _Pricing:
         )
 
     def tuning(self, run: Pretrain, spec: Finetune, task: Task, scored: list[Task]) -> float | None:
-        """Seconds of one fine-tuning on `task`, and of scoring its model on what asks for it."""
+        """Return the seconds of one fine-tuning on `task` and of scoring its model on the tasks `scored`."""
         shape = self._shape(run)
         precision = "fp32" if spec.precision == "fp32" else "bf16"
         speeds = self._speeds(precision, "fine-tuning")
@@ -662,7 +669,7 @@ class _Pricing:
         if place not in self.shapes:
             try:
                 self.shapes[place] = shape_of(run)
-            except BiphaseError:  # a size that nothing is trained from: no corpus says its vocabulary
+            except BiphaseError:  # a size that no run trains has no corpus to give its vocabulary
                 self.shapes[place] = None
         if self.shapes[place] is None:
             self.shapeless[getattr(start, "source", "") or getattr(start, "name", "")] = None
@@ -694,7 +701,7 @@ class _Pricing:
         self.notes[note] = None
 
     def told(self) -> tuple[str, ...]:
-        """What is to be said, a line each, but for precisions."""
+        """Return the notes, except those about precisions."""
         lines = list(self.notes)
         if self.shapeless:
             name, *others = self.shapeless
@@ -703,7 +710,7 @@ class _Pricing:
         return tuple(lines)
 
     def not_measured(self) -> tuple[str, ...]:
-        """A line for each precision that was not measured."""
+        """Return a note for each precision that was not measured."""
         lines = []
         for precision, what in self.unmeasured.items():
             verb = "were" if len(what) > 1 else "was"
@@ -716,7 +723,7 @@ class _Pricing:
 
 @dataclass(frozen=True)
 class _Reading:
-    """How one model reads the tasks of a study, and how fast."""
+    """Predicts training and scoring seconds of one model on the tasks of a study."""
 
     speeds: Speeds
     shape: ModelShape
@@ -725,7 +732,7 @@ class _Reading:
 
     @property
     def vocab(self) -> int:
-        return self.shape.vocab or 2**17  # not known: one so large that its size hardly matters
+        return self.shape.vocab or 2**17  # unknown: so large that its exact size hardly matters
 
     def train(self, task: Task, sizes: Sizes) -> float:
         examples, tokens = (

@@ -1,7 +1,21 @@
-"""How GPUs of one kind are usually joined: what a machine holds, and how fast bytes leave a GPU.
+"""Pretraining on many GPUs, for `biphase plan --gpus`: memory, communication and seconds of a step, by a model.
 
-Figures are the makers' own for the machines named, in one direction. Of these collectives reach a share (`REACHED`),
-which is taken from what is commonly seen, and was not measured here.
+`ManyGpus` predicts every model of a plan; `outlook` predicts one step for one way of sharding (`Way`). Nothing here
+is measured except the speed of one GPU (`study.prices`). The model of a step:
+
+    memory   weights, gradients and optimizer state, 16 bytes per parameter, divided by the GPUs that share them; 16-bit
+             copies of the weights; the activations of a micro-batch; the logits of a slice
+    bytes    sent by each GPU. Not sharded: an all-reduce of fp32 gradients. Sharded: weights are gathered forward and
+             backward for every micro-batch, gradients are reduced and scattered once a step
+    seconds  of computing a GPU's share of the rows, and of communication. The all-reduce starts after the backward
+             pass, so the two times are added; gathering overlaps with computing other blocks, so the longer one
+             counts
+
+Sharding and recomputation use torch's compiler instead of biphase's own kernels, which costs a factor `COMPILED`.
+Not counted: stragglers, data loading, checkpoints, and other traffic on the network.
+
+`INTERCONNECTS` holds the manufacturers' figures in one direction; collectives are assumed to reach the share
+`REACHED` of them, a commonly seen value that was not measured here.
 """
 
 from __future__ import annotations
@@ -22,26 +36,26 @@ from biphase.study.plan import Plan, TrainingJob
 from biphase.study.prices import PLANNED_DEVICE, Speeds, at_hand, device_named, speeds_of
 from biphase.text import short, si
 
-REACHED = 0.75  # of what a link is said to carry
-LATENCY = {"inside": 20e-6, "between": 60e-6}  # seconds a collective takes however little it carries; assumed
+REACHED = 0.75  # share of a link's nominal bandwidth
+LATENCY = {"inside": 20e-6, "between": 60e-6}  # fixed seconds per collective; assumed
 
 
 @dataclass(frozen=True)
 class Interconnect:
-    """GPUs of one kind, in machines of several."""
+    """The memory and links of one kind of GPU, in machines with several."""
 
-    gpus: int  # a machine
-    memory: float  # bytes of a GPU
-    inside: float  # bytes a second that a GPU sends to those of its machine
-    between: float  # bytes a second of network for each GPU
+    gpus: int  # per machine
+    memory: float  # bytes per GPU
+    inside: float  # bytes per second that a GPU sends to others in its machine
+    between: float  # bytes per second of network per GPU
     source: str
-    own_kernels: bool = True  # ours are for NVIDIA's, from Ampere on
+    own_kernels: bool = True  # biphase's own kernels need an NVIDIA GPU, Ampere or later
 
     def rate(self, members: int, stride: int) -> float:
-        """Bytes a second that each GPU sends in a ring of `members`, `stride` apart."""
+        """Return the bytes per second that each GPU sends in a ring of `members` GPUs, `stride` apart."""
         if (members - 1) * stride < self.gpus:
             return self.inside * REACHED
-        # A ring visits every member in a machine before it leaves it, so they share the way out.
+        # A ring visits all members in a machine before it leaves it, so they share the machine's network links.
         here = min(members, max(1, self.gpus // stride))
         return min(self.inside, here * self.between) * REACHED
 
@@ -75,26 +89,14 @@ def interconnect_of(device: str) -> Interconnect:
     return INTERCONNECTS[device]
 
 
-# ---------------------------------------------------------------- scaling
-# What a model needs and takes on many GPUs: memory, bytes, seconds of a step. A model of it, not a measurement.
-#
-#     memory   weights, gradients and moments, 16 bytes a parameter, cut by those that share them; 16-bit copies of them;
-#              what layers keep of a micro-batch; the logits of a slice
-#     bytes    that each GPU sends in a step. Not sharded: a sum of fp32 gradients. Sharded: weights are fetched forward
-#              and backward for every micro-batch, gradients are summed and cut once a step
-#     seconds  of computing its share of the rows, and of those bytes. A plain sum waits for the backward pass; what is
-#              fetched for a block travels while another is computed, so there the longer one counts
-#
-# Sharded and recomputed layers take torch's compiler instead of our own kernels, which costs `COMPILED`. Not counted:
-# stragglers, the reading of data, checkpoints, and a network that others use.
+# ---------------------------------------------------------------- one step
 
 
-COMPILED = (
-    441.9 / 367
-)  # seconds of a compiled step over those of ours: 210M, MLM on chunks of 24 rows, one H200
-AGAIN = 4 / 3  # a forward pass more
-LEAN = 2**15  # tokens of a micro-batch below which our kernels make norms and gates again
-ROOM = 0.92  # of a GPU's memory can be used: the rest is the driver's, the libraries', and gaps
+# Time of a compiled step ÷ one with own kernels: 210M, MLM on chunks, 24 rows, one H200.
+COMPILED = 441.9 / 367
+AGAIN = 4 / 3  # recomputation adds a forward pass
+LEAN = 2**15  # tokens per micro-batch below which own kernels recompute norms and gates
+ROOM = 0.92  # usable share of GPU memory; the rest is for driver, libraries and fragmentation
 GIB = 2**30
 
 
@@ -102,8 +104,8 @@ GIB = 2**30
 class Way:
     """One way to share a model among GPUs."""
 
-    shard: str  # as it is typed
-    together: int  # GPUs that keep one copy
+    shard: str  # the value of --shard
+    together: int  # GPUs that hold one copy
     recompute: bool = False
 
     @property
@@ -113,15 +115,15 @@ class Way:
 
 @dataclass(frozen=True)
 class Load:
-    """What one GPU has to do in a step."""
+    """The work of one GPU in a step."""
 
     shape: ModelShape
     precision: str
-    rows: int  # of the fullest GPU
+    rows: int  # of the GPU with the most rows
     micro_rows: int
     length: int
     labelled: float  # share of positions
-    own: bool = True  # our kernels know this model; else torch's compiler is taken in any case
+    own: bool = True  # whether biphase's own kernels support the model; otherwise torch's compiler is used
 
     @property
     def passes(self) -> int:
@@ -133,26 +135,26 @@ class Load:
 
     @property
     def width(self) -> int:
-        """Bytes of a number that layers compute with."""
+        """Bytes per number in the layers' computation."""
         return 4 if self.precision == "fp32" else 2
 
 
 def compiled(load: Load, way: Way) -> bool:
-    """Is torch's compiler taken, not our own kernels?"""
+    """Whether torch's compiler is used instead of biphase's own kernels."""
     return not load.own or way.together > 1 or way.recompute
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a way would need and take."""
+    """Predicted memory and time of one way to share a model."""
 
     way: str
-    memory: dict[str, float]  # bytes of a GPU, by what they hold
+    memory: dict[str, float]  # bytes per GPU by content
     fits: bool
-    sent: float  # bytes that a GPU sends in a step
-    seconds: float  # of a step
-    computing: float  # of these
-    efficiency: float  # against one GPU that took all rows as fast as it can
+    sent: float  # bytes that a GPU sends per step
+    seconds: float  # per step
+    computing: float  # seconds of computing, included in `seconds`
+    efficiency: float  # relative to one GPU that computes all rows, divided by the number of GPUs
 
     @property
     def bytes(self) -> float:
@@ -163,7 +165,7 @@ class Outlook:
 
 
 def memory(load: Load, way: Way) -> dict[str, float]:
-    """Bytes of one GPU at the peak of a step, by what they hold."""
+    """Return the bytes of one GPU at the peak of a step, by content."""
     shape, numbers = load.shape, load.shape.parameters
     cut = way.together > 1
     kept = {
@@ -175,10 +177,10 @@ def memory(load: Load, way: Way) -> dict[str, float]:
     }
     if cut:
         block = shape.blocks / shape.layers
-        # Two blocks, and the head with its gradients as they are made, cast and summed.
+        # Two blocks, and the head with its gradients while they are computed, cast and reduced.
         kept["fetched"] = load.width * 2 * block + (load.width + 8) * shape.embedding
         kept["fetched"] += 8 * block
-        if load.passes > 1:  # gradients stay whole until the last micro-batch
+        if load.passes > 1:  # gradients are not scattered before the last micro-batch
             kept["gradients"] += 4 * numbers
     elif load.width == 2 and not compiled(load, way):
         kept["copies"] = 2 * (shape.matrices + shape.embedding)
@@ -191,56 +193,54 @@ def _logits(load: Load) -> float:
 
 
 def activations(load: Load, way: Way) -> float:
-    """What layers keep for the backward pass of a micro-batch."""
+    """Return the bytes that layers keep for the backward pass of a micro-batch."""
     shape, size = load.shape, load.width
     tokens = load.micro_tokens
     own = not compiled(load, way)
     again = own and tokens < LEAN
-    first = size * (
-        shape.hidden + _projected(shape) + shape.width
-    )  # its input, q k v, and what attention gives
-    second = size * (shape.hidden + 2 * shape.ffn)  # the sum before its second half, gate and up
+    first = size * (shape.hidden + _projected(shape) + shape.width)  # input, q k v, and attention output
+    second = size * (shape.hidden + 2 * shape.ffn)  # residual sum before the feed-forward, gate and up
     if not again:
         first += size * shape.hidden
         second += size * (shape.hidden + shape.ffn)
-    if not own:  # turned queries and keys, beside those that were not
+    if not own:  # rotated queries and keys, beside the unrotated ones
         first += size * _projected(shape)
     if way.recompute:
         return tokens * (shape.layers * size * shape.hidden + first + second)
-    # Our kernels go on in the last block with the tokens that have a label.
+    # Own kernels compute the last block's feed-forward only for labelled tokens.
     spared = second * (1 - min(1.0, load.labelled)) if own else 0
     return tokens * (shape.layers * (first + second) - spared)
 
 
 def _projected(shape: ModelShape) -> float:
-    """Width of queries, keys and values, from what attention's matrices hold beside those of the feed-forward."""
+    """Return the width of queries, keys and values together, from the size of the attention matrices."""
     attention = shape.matrices / shape.layers - 3 * shape.hidden * shape.ffn
     return max(shape.width, attention / shape.hidden - shape.width)
 
 
-# ---------------------------------------------------------------- bytes
+# ---------------------------------------------------------------- communication
 
 
 @dataclass(frozen=True)
 class Collective:
-    """Collectives of one kind in a step."""
+    """The collectives of one kind in a step."""
 
     what: str
-    sent: float  # bytes of a GPU
+    sent: float  # bytes per GPU
     members: int
     stride: int
     often: int
 
 
 def collectives(load: Load, way: Way, gpus: int) -> Iterator[Collective]:
-    """What is sent in a step."""
+    """Yield the collectives of one step."""
     shape, numbers, whole = load.shape, load.shape.parameters, way.together
     if gpus == 1:
         return
     if whole == 1:
         yield Collective("gradients", _ring(4 * numbers, gpus, 2), gpus, 1, math.ceil(numbers / 2**25))
         return
-    head = shape.embedding + shape.hidden  # with the last norm: fetched once a micro-batch
+    head = shape.embedding + shape.hidden  # with the last norm: gathered once per micro-batch
     blocks = numbers - head
     fetched = load.width * (2 * blocks + head) * load.passes
     units = shape.layers + 2
@@ -252,15 +252,18 @@ def collectives(load: Load, way: Way, gpus: int) -> Iterator[Collective]:
 
 
 def _ring(size: float, members: int, rounds: int) -> float:
-    """Bytes that each member of a ring sends so that all have, or have summed, `size` bytes."""
+    """Return the bytes that each member of a ring sends to gather or reduce `size` bytes."""
     return rounds * (members - 1) / members * size
 
 
-# ---------------------------------------------------------------- seconds
+# ---------------------------------------------------------------- time
 
 
 def outlook(load: Load, way: Way, gpus: int, joined: Interconnect, computing: float, alone: float) -> Outlook:
-    """What a way takes, where our kernels would compute so long; `alone`: all rows on one GPU."""
+    """Predict one way to share a model.
+
+    `computing`: seconds of this GPU's rows with own kernels; `alone`: seconds of all rows on one GPU.
+    """
     computing *= (COMPILED if compiled(load, way) else 1) * (AGAIN if way.recompute else 1)
     alone *= 1 if load.own else COMPILED
     sent, travelling = 0.0, 0.0
@@ -269,7 +272,7 @@ def outlook(load: Load, way: Way, gpus: int, joined: Interconnect, computing: fl
         travelling += one.sent / joined.rate(one.members, one.stride)
         travelling += one.often * joined.latency(one.members, one.stride)
     seconds = computing + travelling if way.together == 1 else max(computing, travelling)
-    if way.together > 1:  # the first fetch and the last sum have nothing to hide behind
+    if way.together > 1:  # the first gather and the last reduction overlap with nothing
         head = load.width * load.shape.embedding + 4 * load.shape.embedding
         seconds += _ring(head, way.together, 1) / joined.rate(way.together, 1)
     held = memory(load, way)
@@ -285,7 +288,7 @@ def outlook(load: Load, way: Way, gpus: int, joined: Interconnect, computing: fl
 
 
 def ways(gpus: int, machine: int) -> list[Way]:
-    """What is worth a look: not sharded, over all, in machines; the least memory last."""
+    """Return the ways to compare: not sharded, over all GPUs, within machines; the one with least memory last."""
     found = [Way("none", 1), Way("full", gpus)]
     if gpus > machine and gpus % machine == 0:
         found.append(Way("hybrid", machine))
@@ -295,29 +298,28 @@ def ways(gpus: int, machine: int) -> list[Way]:
 
 
 def micro_rows(memory: float, rows: int, length: int) -> int:
-    """As `devices.micro_rows`, which asks a GPU that is there; a test holds the two together."""
+    """Return the rows per micro-batch; as `training.distributed.micro_rows`, without a GPU. A test compares them."""
     most = max(1, min(rows, (49_152 if memory > 100 * GIB else 24_576) // length))
     return next((count for count in range(most, most // 2, -1) if rows % count == 0), most)
 
 
-# ---------------------------------------------------------------- gpus
-# The pretraining of a plan on many GPUs, for `biphase plan --gpus`.
+# ---------------------------------------------------------------- a plan on many GPUs
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """One model of a plan."""
+    """The predictions for one model of a plan."""
 
     title: str
-    rows: int  # of a step
+    rows: int  # per step
     load: Load
     outlooks: list[Outlook]
-    hours: list[float]  # of its pretraining, on all GPUs at once, for each of these
+    hours: list[float]  # of its pretraining on all GPUs together, one per outlook
     measured: bool
 
 
 class ManyGpus:
-    """Every model that a plan trains, on `gpus` GPUs of one kind."""
+    """Predictions for every model that a plan trains, on `gpus` GPUs of one kind."""
 
     def __init__(self, plan: Plan, store: Store, gpus: int, device: str) -> None:
         self.gpus, self.device, self.joined = gpus, device, interconnect_of(device)
@@ -341,7 +343,7 @@ class ManyGpus:
 
     def _scaled(self, states: list[TrainingJob], shape: ModelShape, speeds: Speeds | None) -> Scaled:
         run = states[0].run
-        longest = max(states, key=lambda job: job.steps)  # the step and the memory shown are its
+        longest = max(states, key=lambda job: job.steps)  # the step and the memory shown are of this job
         rows, length = math.ceil(run.rows_per_step / self.gpus), run.packing.length
         micro = micro_rows(self.joined.memory, rows, length)
         own = self.joined.own_kernels and run.precision != "fp32" and _known(root_start(run))
@@ -363,7 +365,7 @@ class ManyGpus:
         return Scaled(title, run.rows_per_step, load, outlooks, hours, speeds is not None)
 
     def render(self) -> list[str]:
-        """The lines that stand below a plan."""
+        """Return the lines to print below a plan."""
         if not self.models:
             return ["", "--gpus: no model whose shape is known here is pretrained"]
         lines: list[str] = []
@@ -379,7 +381,7 @@ class ManyGpus:
         return [*lines, *self.basis()]
 
     def basis(self) -> list[str]:
-        """Where these numbers come from."""
+        """Say where the numbers come from."""
         by_flops = f"FLOPs at {EFFICIENCY:.0%} of its peak"
         kinds = {"as measured on one" if one.measured else by_flops for one in self.models}
         return [
@@ -388,7 +390,7 @@ class ManyGpus:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """The same for a program."""
+        """Return the predictions for programs."""
         models = [asdict(one) for one in self.models]
         return {
             "gpus": self.gpus,
@@ -399,13 +401,13 @@ class ManyGpus:
 
 
 def gpus_at_hand() -> str:
-    """The kind of GPU that --gpus means without --device: the one here, or else the usual one."""
+    """Return the GPU that --gpus means without --device: this machine's if known, else `PLANNED_DEVICE`."""
     here = at_hand()
     return here if here in INTERCONNECTS else PLANNED_DEVICE
 
 
 def computing(job: TrainingJob, shape: ModelShape, rows: int, speeds: Speeds | None, device: str) -> float:
-    """Seconds that one GPU computes for so many rows of a step, with our own kernels."""
+    """Return the seconds that one GPU computes for `rows` rows of a step, with own kernels."""
     packing, share, causal = job.run.packing, _labelled(job), isinstance(job.objective, CLM)
     tokens = rows * packing.length
     if speeds is not None:
@@ -419,7 +421,7 @@ def root_start(run: Pretrain) -> Size | Hub:
 
 
 def _known(start: Size | Hub) -> bool:
-    """Do our kernels know such a model? As `models.fused.refusal` says, as far as it can be known without one."""
+    """Whether own kernels support a model; as `fast.trunk.refusal`, as far as known without the model."""
     if isinstance(start, Hub):
         return False
     width = start.hidden // start.heads

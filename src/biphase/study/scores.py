@@ -1,7 +1,7 @@
 """Scores of a study as a table: the chosen learning rate, the mean over seeds, its interval, and baselines. No torch.
 
-Trials of earlier versions have no baselines and do not say whether their predictions are constant; nothing is shown
-for them.
+`rows` collects them from the store, `table` prints them, `as_json` is for programs. Trials of earlier versions have no
+baselines and do not record whether their predictions are constant; these cells stay empty.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from biphase.study.select import Cell, choose
 from biphase.text import beside, counted, duration, no_interval
 
 CONFIDENCE = 0.95
-ROUNDING = 1e-12  # values that differ by less are equal
+ROUNDING = 1e-12  # values that differ by less count as equal
 
 
 KEPT = ("metric", "scores", "seconds", "baselines", "constant")
@@ -27,30 +27,30 @@ KEPT = ("metric", "scores", "seconds", "baselines", "constant")
 
 @dataclass(frozen=True)
 class Row:
-    """One model on one task. Scores are None until every learning rate of every seed is there."""
+    """One model on one task; scores are None until every learning rate and seed is done."""
 
     result: str
     task: str
     metric: str
     done: int
     of: int
-    seconds: float  # of training and scoring, all leaves together
-    by_mean: tuple[float, list[float]] | None = None  # the rate, and the test score of each seed
-    by_seed: tuple[dict[int, float], list[float]] | None = None  # the rate of each seed, and its test score
+    seconds: float  # of training and scoring, over all trials
+    by_mean: tuple[float, list[float]] | None = None  # the learning rate, and the test score of each seed
+    by_seed: tuple[dict[int, float], list[float]] | None = None  # the rate of each seed, and test scores
     metrics: dict[str, list[float]] | None = None  # all test metrics at the rate chosen by the mean
-    # Of each seed, at the rate chosen by the mean and at its own: what it predicts for every test example, if one thing.
+    # Per seed, at the rate chosen by the mean and at the seed's own: the prediction, if all test examples got the same.
     constant: tuple[list[str], list[str]] | None = None
-    baselines: dict[str, dict[str, Any]] | None = None  # by name and metric: what it is, and its scores
+    baselines: dict[str, dict[str, Any]] | None = None  # by name and metric: a description, and scores
 
     @property
     def known_baselines(self) -> dict[str, tuple[str, float]]:
-        """Of the selecting metric: the name of a baseline → what it is, and its test score."""
+        """Baselines for the selection metric: name → description and test score."""
         found = {name: by_metric.get(self.metric) for name, by_metric in (self.baselines or {}).items()}
         return {name: (one["what"], one["test"]) for name, one in found.items() if one}
 
 
 def rows(plan: Plan, store: Store, damaged: dict[str, str] | None = None) -> list[Row]:
-    """Every result × task of a plan, as far as it is computed. Why a trial cannot be read is added to `damaged`."""
+    """Return a row for every result × task of a plan; reasons why trials cannot be read are added to `damaged`."""
     damaged = {} if damaged is None else damaged
     found: dict[tuple[str, str], dict[Cell, dict[str, Any] | None]] = defaultdict(dict)
     for training in finetunings(plan):
@@ -59,7 +59,8 @@ def rows(plan: Plan, store: Store, damaged: dict[str, str] | None = None) -> lis
             if store.knows(store.trials / trial.key):
                 try:
                     said = read_trial(store, trial.key, trial.metric)
-                    about = {name: said[name] for name in KEPT if name in said}  # of thousands
+                    # Only some fields, since there are thousands of trials.
+                    about = {name: said[name] for name in KEPT if name in said}
                 except StoreError as wrong:
                     damaged[trial.key] = str(wrong)
             found[training.model, trial.task.name][training.lr, training.seed] = about
@@ -91,7 +92,7 @@ def _row(result: str, task: str, cells: dict[Cell, dict[str, Any] | None]) -> Ro
 
     seeds = sorted(choice.by_seed)
     several = [trial["scores"]["test"] for trial in done.values()]
-    names = [name for name in several[0] if all(name in one for one in several)]  # an older version has fewer
+    names = [name for name in several[0] if all(name in one for one in several)]  # old trials have fewer
     return replace(
         row,
         by_mean=(choice.by_mean, [test(choice.by_mean, seed) for seed in seeds]),
@@ -105,7 +106,7 @@ def _row(result: str, task: str, cells: dict[Cell, dict[str, Any] | None]) -> Ro
 
 
 def half_width(values: list[float]) -> float | None:
-    """Half of the 95% t-interval of a mean over seeds; None for a single one, and where all are equal."""
+    """Return half of the 95% t-interval of a mean over seeds; None for one seed, or if all values are equal."""
     if len(values) < 2 or max(values) - min(values) <= ROUNDING:
         return None
     from scipy.stats import t
@@ -117,7 +118,7 @@ def half_width(values: list[float]) -> float | None:
 
 
 def with_interval(values: list[float]) -> str:
-    """Percent, as papers print them: 84.89 ± 0.18; an interval ends where scores do. Or why there is none."""
+    """Format a mean in percent with its interval, such as 84.89 ± 0.18, clipped to valid scores, or why it has none."""
     mean, half = 100 * sum(values) / len(values), half_width(values)
     if half is None:
         return f"{mean:.2f} ({no_interval(len(values))})"
@@ -129,7 +130,7 @@ def _percent(values: list[float]) -> str:
 
 
 def table(plan: Plan, store: Store, damaged: dict[str, str] | None = None) -> list[str]:
-    """The rows as text, notes below them, and a blank line. Empty before any trial is there."""
+    """Return the table as text, with notes below and a blank line; empty before any trial is done."""
     every = rows(plan, store, damaged)
     if not any(row.done for row in every):
         return []
@@ -175,7 +176,7 @@ def _cells(row: Row, *, zero_shot: bool) -> tuple[str, ...]:
 
 
 def _collapse(row: Row) -> str:
-    """A note on models that predict the same for every test example."""
+    """Return a note on seeds whose model predicts the same for every test example, or ""."""
     by_mean, by_seed = row.constant or ([], [])
     found = dict.fromkeys(filter(None, by_mean + by_seed))
     if not found:
@@ -188,7 +189,7 @@ def _collapse(row: Row) -> str:
 
 
 def as_json(plan: Plan, store: Store, damaged: dict[str, str] | None = None) -> list[dict[str, Any]]:
-    """The rows for a program."""
+    """Return the rows for programs."""
     return [
         {
             "result": row.result,
@@ -215,7 +216,7 @@ def as_json(plan: Plan, store: Store, damaged: dict[str, str] | None = None) -> 
 
 
 def _why_none(scores: tuple[Any, list[float]] | None) -> str | None:
-    """Why there is no interval, where there is none."""
+    """Say why there is no interval; None if there is one."""
     if scores is None:
         return "some learning rates or seeds are not done"
     return no_interval(len(scores[1])) if half_width(scores[1]) is None else None

@@ -1,7 +1,7 @@
-"""Which learning rate a model is reported with. Validation scores decide; nothing else is shown to this file.
+"""The choice of the learning rate that a model is reported with, from validation scores only.
 
-Two ways, both reported: each seed with the rate that was best for it (as the paper words it), and all seeds with the
-rate whose mean was best. Of equals the lowest rate is taken. A grid with a hole is not chosen from: the missing
+Two rules, both reported: per seed, the rate that was best for it (as in the paper), and one rate for all seeds,
+with the best mean. Ties go to the lowest rate. No choice is made from an incomplete grid, since the missing
 fine-tuning might have been the best.
 """
 
@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-Cell = tuple[float, int]  # learning rate, seed
+Cell = tuple[float, int]  # (learning rate, seed)
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,14 @@ class Choice:
 
 
 def choose(validation: Mapping[Cell, float]) -> Choice | None:
-    """The rates chosen by a full grid of validation scores; None if some are missing."""
+    """Choose learning rates from a full grid of validation scores; None if some are missing."""
     rates = sorted({lr for lr, _ in validation})
     seeds = sorted({seed for _, seed in validation})
     if not rates or len(validation) != len(rates) * len(seeds):
         return None
 
     def mean(lr: float) -> float:
-        # Exact before it is rounded: the same scores in another order of seeds are equals.
+        # `fsum` is exact, so that the order of seeds does not break ties.
         return math.fsum(validation[lr, seed] for seed in seeds) / len(seeds)
 
     return Choice(

@@ -1,4 +1,8 @@
-"""What `run` and `status` say of a study: where it stands, what came out, what to type next. No torch."""
+"""What `run` and `status` print about a study: progress, results so far, and what to type next. No torch.
+
+`opening` and `closing` are the first and last lines of a run, `status_text` and `status_json` the output of `biphase
+status`, `tables` the held-out losses and scores that both show.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +22,12 @@ from biphase.study.plan import Plan
 from biphase.text import counted, duration
 
 BAR = 20
-CURVE = 20  # columns of a curve
+CURVE = 20  # width of a curve in characters
 BLOCKS = "█▇▆▅▄▃▂▁"
 
 
 def opening(plan: Plan, store: Store) -> str:
-    """The first lines of a run."""
+    """Return the first lines of a run."""
     done = len(ledger.done_keys(plan, store))
     question = f": {plan.question}" if plan.question else ""
     parts = [f"{counted(plan.job_count, 'training job')}, {done} done"] if plan.job_count else []
@@ -44,9 +48,10 @@ def closing(
     tuned: ledger.TrialSurvey | None = None,
     unsaved: float = 0.0,
 ) -> str:
-    """The last lines of a run: results, and how to go on. Results that cannot be read are added to `failed`.
+    """Return the last lines of a run: results, and how to continue.
 
-    `tuned`: its fine-tunings, where they were looked at. `unsaved`: seconds of fine-tuning that a stop has cost.
+    Results that cannot be read are added to `failed`. `tuned`: the survey of fine-tunings, if already made. `unsaved`:
+    seconds of fine-tuning that a stop has lost.
     """
     tuned = tuned or ledger.survey_trials(plan, store)
     failed |= tuned.damaged
@@ -54,7 +59,7 @@ def closing(
     left = plan.left(done)
     damaged: dict[str, str] = {}
     lines = tables(plan, store, damaged)
-    told = set(failed.values())  # a trial is known by its fine-tuning too
+    told = set(failed.values())  # a damaged trial is already listed under its fine-tuning
     failed |= {key: error for key, error in damaged.items() if error not in told}
     lines += [f"failed  {key[:6]}  {error}" for key, error in failed.items()]
     where = [f"{len(done)} of {plan.job_count} training jobs"] if plan.job_count else []
@@ -83,7 +88,7 @@ def closing(
 
 
 def work_left(plan: Plan, store: Store, results: Collection[str] | None = None) -> bool:
-    """Is there anything left to compute? `results`: on the way to these alone."""
+    """Whether anything is left to compute, for the whole plan or for the models `results` (keys) only."""
     tuned = ledger.count(plan, store, results)
     left = plan.left(ledger.done_keys(plan, store))
     if results is not None:
@@ -93,16 +98,16 @@ def work_left(plan: Plan, store: Store, results: Collection[str] | None = None) 
 
 
 def tables(plan: Plan, store: Store, damaged: dict[str, str]) -> list[str]:
-    """What came out so far: held-out losses, then scores, each followed by a blank line.
+    """Return held-out losses, then scores, each table followed by a blank line.
 
-    A result that cannot be read has no row; why is added to `damaged`, by its key.
+    A result that cannot be read has no row; the reason is added to `damaged` by its key.
     """
     lines = [*results_table(plan, store, damaged), *scores.table(plan, store, damaged)]
     return ["", *lines] if lines else []
 
 
 def results_table(plan: Plan, store: Store, damaged: dict[str, str]) -> list[str]:
-    """Held-out losses of every finished result, with the curve that led there."""
+    """Return a table of held-out losses of every finished result, with their curves."""
     rows, corpora = [], _corpus_lines(plan, store, damaged)
     for name, key in plan.results.items():
         if key not in plan.jobs or not store.knows(store.checkpoints / key):
@@ -151,7 +156,7 @@ def _corpus_lines(plan: Plan, store: Store, damaged: dict[str, str]) -> list[str
 
 
 def sparkline(values: list[float]) -> str:
-    """A curve in one line of blocks, from its highest value to its lowest."""
+    """Draw a curve in one line of block characters, from its highest value to its lowest."""
     if len(values) > CURVE:
         values = [values[round(i * (len(values) - 1) / (CURVE - 1))] for i in range(CURVE)]
     low, high = min(values), max(values)
@@ -160,7 +165,7 @@ def sparkline(values: list[float]) -> str:
 
 
 def status_text(plan: Plan, store: Store, *, command_path: str, cluster: Sequence[str] = ()) -> str:
-    """What `biphase status` prints; `cluster`: what Slurm says."""
+    """Return what `biphase status` prints; `cluster`: lines about Slurm's queue."""
     entries = ledger.survey_jobs(plan, store)
     tuned = ledger.survey_trials(plan, store)
     damaged: dict[str, str] = {}
@@ -211,7 +216,7 @@ def _bar(done: int, of: int, what: str, left: float | None) -> str:
 
 
 def status_json(plan: Plan, store: Store) -> dict[str, Any]:
-    """The same for a program."""
+    """Return the same facts for programs."""
     entries = ledger.survey_jobs(plan, store)
     tuned = ledger.survey_trials(plan, store)
     damaged: dict[str, str] = {}
@@ -231,7 +236,7 @@ def status_json(plan: Plan, store: Store) -> dict[str, Any]:
             "kept": {training.title(plan): step for training, step in tuned.kept.values()},
         },
         "scores": scores.as_json(plan, store, damaged),
-        "damaged": damaged,  # by key: why a result that is there cannot be used
+        "damaged": damaged,  # key → why an existing result cannot be used
     }
 
 

@@ -1,4 +1,10 @@
-"""The tokenized corpora a worker needs: found in the store, or made there once, by whoever comes first."""
+"""What a worker prepares and computes: tokenized corpora (`ShardMaker`) and fine-tunings (`Tuner`).
+
+`ShardMaker` opens the shards of a run, or tokenizes its corpus if they are missing; a lease ensures that one worker
+does it. `Tuner` fine-tunes, scores and publishes trials. A grid is a model and a task; its learning rates and seeds
+run one after another in this process. The model's weights, the tokenized datasets and the measured times are kept
+between them, so that a fine-tuning costs only its training steps and scoring.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +49,12 @@ from biphase.tasks.files import refuse_changed
 from biphase.tasks.load import load
 from biphase.training.distributed import Ranks, machine
 
-FAILED = "failed: "  # and what went wrong
+FAILED = "failed: "  # prefix of a shared status; the error follows
 POLL_SECONDS = 1.0
 
 
 class Stopped(Exception):
-    """Somebody asked to stop in the middle of something that cannot be kept half done."""
+    """A stop was requested during work that cannot be saved halfway."""
 
 
 class ShardMaker:
@@ -67,19 +73,18 @@ class ShardMaker:
         self.stop, self.say, self.live = stop, say, live
 
     def alone(self, run: Pretrain) -> Shards:
-        """The shards that a run's keys name, made by this process if they are missing."""
+        """Return a run's shards, made by this process if missing; fine-tuning processes call it independently."""
         folder = self.store.shards / self.identities.data(run)
         self._make(run, folder)
         return Shards.open(folder)
 
     def together(self, run: Pretrain) -> Shards:
-        """The same for all processes at once, to train on: every token file is checked first."""
+        """Return a run's shards for training by all ranks together, after checking every token file."""
         folder = self.store.shards / self.identities.data(run)
         if self.ranks.world == 1:
             self._make_sound(run, folder)
             return Shards.open(folder)
-        # The first process makes them on the side and tells the others how it stands: whoever waits in silence
-        # for another process would never learn that it stopped or failed.
+        # Rank 0 makes them in a thread while all ranks poll its status; a bare wait would hang if it stopped or failed.
         with ThreadPoolExecutor(1) as pool:
             job = pool.submit(self._make_sound, run, folder) if self.ranks.first else None
             while (standing := self.ranks.share(_standing(job))) == "working":
@@ -93,10 +98,10 @@ class ShardMaker:
         return Shards.open(folder)
 
     def _make_sound(self, run: Pretrain, folder: Path) -> None:
-        """Made, and read before it is trained on: a bit that turned on its way would be learned in silence.
+        """Make the shards and verify the hashes of their token files, since training would not notice a flipped bit.
 
-        What was read before and has not changed its size or time since is not read again: a corpus of the paper's size
-        would keep every start waiting for minutes.
+        A file whose size and time have not changed since it was last verified is not read again: with a large
+        corpus, every start would take minutes.
         """
         self._make(run, folder)
         self.live(f"reading the tokens of {corpus_of(run).name}")
@@ -106,7 +111,7 @@ class ShardMaker:
         corpus = corpus_of(run)
 
         def report(text: str) -> None:
-            if self.stop():  # what is tokenized so far stays, and the next run goes on from it
+            if self.stop():  # what is tokenized so far is kept, and the next run continues from it
                 raise Stopped
             if text:
                 self.say(f"  {text}")
@@ -115,10 +120,10 @@ class ShardMaker:
             if self.stop():
                 raise Stopped
             lease = self.leases.take(f"shards-{folder.name}")
-            if lease is None:  # somebody else makes them
+            if lease is None:  # another worker makes them
                 time.sleep(POLL_SECONDS)
                 continue
-            # A worker that stalled finds another at work: it looks again, like one that came later.
+            # `TakenOver`: this worker stalled and another one took its lease; look for the shards again.
             with lease, contextlib.suppress(TakenOver):
                 if tokenize(corpus, self.store, report=report, lost=lambda held=lease: held.lost) != folder:
                     raise DataError(
@@ -136,12 +141,7 @@ def _standing(job: Future[None] | None) -> str:
     return "stopped" if isinstance(error, Stopped) else FAILED + one_line(error)
 
 
-# ---------------------------------------------------------------- tuner
-# Computes fine-tunings for a worker: what is loaded and tokenised once serves the whole grid.
-#
-# A grid is a model and a task; its learning rates and seeds run one after another in this process. The model's
-# weights, the tokenised datasets and the measured times are kept from one to the next, so a training costs its steps
-# and its scores and nothing else.
+# ---------------------------------------------------------------- fine-tunings
 
 
 SHOWN_EVERY = 0.5  # seconds between two updates of the live line
@@ -168,19 +168,19 @@ class Tuner:
         self.checkpoints = partial(
             Checkpoints, store, steps=checkpoint_steps, seconds=checkpoint_seconds, say=say
         )
-        self.unsaved = 0.0  # seconds of work that the last stop has cost
-        self.lost: Callable[[], bool] = lambda: False  # is the training at hand another's now?
+        self.unsaved = 0.0  # seconds of work that the last stop lost
+        self.lost: Callable[[], bool] = lambda: False  # whether the fine-tuning was taken over
         self.families: dict[tuple[str, str], Family] = {}
-        self.at_hand: tuple[str, FineTuner, EncoderUnderTest] | None = None  # the model, its bench
+        self.at_hand: tuple[str, FineTuner, EncoderUnderTest] | None = None  # model key, fine-tuner, encoder
         self.seconds: dict[str, list[float]] = defaultdict(list)  # measured, by task
 
     def compute(self, training: FineTuning, lost: Callable[[], bool]) -> PartScores | None:
-        """Fine-tune, score, publish. Gives the validation scores of the task itself, or None if it was stopped."""
+        """Fine-tune, score and publish; return the task's own validation scores, or None if it was stopped."""
         threads = torch.get_num_threads()
         try:
             return self._compute(training, lost)
         finally:
-            torch.set_num_threads(threads)  # a trial that goes on takes as many as it began with
+            torch.set_num_threads(threads)  # a resumed trial sets the number that it began with
 
     def _compute(self, training: FineTuning, lost: Callable[[], bool]) -> PartScores | None:
         began = time.monotonic()
@@ -189,7 +189,7 @@ class Tuner:
         self.live(f"{title}   reading the model and the data")
         bench, subject = self._bench(training.model)
         for trial in training.trials:
-            self.store.refuse_debris(self.store.trials / trial.key)  # now, and not after the work
+            self.store.refuse_debris(self.store.trials / trial.key)  # before the work, not after it
         family = self._family(training.task, subject)
         shown = 0.0
 
@@ -236,7 +236,7 @@ class Tuner:
         model: TaskModel,
         trained: TrainingSummary,
     ) -> PartScores | None:
-        """Score and publish what is missing; gives the validation scores of the task itself. None: another's now."""
+        """Score and publish the missing trials; return the task's own validation scores; None: lease lost."""
         title, own = training.title(self.plan), PartScores({}, {})
         for trial in training.trials:
             if self.store.knows(self.store.trials / trial.key):
@@ -253,7 +253,7 @@ class Tuner:
         return own
 
     def seconds_left(self, left: list[FineTuning]) -> float | None:
-        """At the speed measured here; tasks not measured yet are taken for an average one."""
+        """Estimate the time left from times measured here; tasks without one count as average."""
         every = [seconds for some in self.seconds.values() for seconds in some]
         if not every:
             return None
@@ -261,11 +261,11 @@ class Tuner:
         means = {name: sum(some) / len(some) for name, some in self.seconds.items()}
         return sum(means.get(training.task.name, usual) for training in left)
 
-    # ------------------------------------------------------------ what is kept
+    # ------------------------------------------------------------ cached model and data
 
     def _bench(self, model: str) -> tuple[FineTuner, EncoderUnderTest]:
         if self.at_hand is None or self.at_hand[0] != model:
-            self.at_hand = None  # the old one's memory first
+            self.at_hand = None  # free the old model's memory first
             subject = self._subject(model)
             reads = subject.reading.identity
             self.families = {place: kept for place, kept in self.families.items() if place[1] == reads}
@@ -280,7 +280,7 @@ class Tuner:
         return replace(setting, causal=self.spec.causal, pause=self._pause)
 
     def _pause(self) -> None:
-        """Asked while a model is scored, which may take long."""
+        """Raise `Stopped` if a stop was requested; called during scoring, which may take long."""
         if self.stop() or self.lost():
             raise Stopped
 
@@ -302,7 +302,7 @@ class Tuner:
             self.families[place] = family_of(task, examples, subject.reading, protocol=self.spec.protocol)
         return self.families[place]
 
-    # ------------------------------------------------------------ what comes out
+    # ------------------------------------------------------------ results
 
     def _publish(
         self,
@@ -345,7 +345,7 @@ class Tuner:
 
 
 def _predictions(scored: PartScores, part: Part, family: Family) -> dict[str, np.ndarray]:
-    """Of each example its id, and what was predicted."""
+    """Return the id of each example, and its predictions."""
     count = len(next(iter(scored.values.values())))
     return {"ids": as_text(list(family.example_ids.get(part, range(count)))), **scored.predictions}
 
@@ -360,7 +360,7 @@ def _save(path: Path, by_part: dict[Part, dict[str, np.ndarray]]) -> None:
 
 
 def _finite(about: dict[str, object]) -> dict[str, object]:
-    """A loss that was not finite is written as null; a score always is finite, or something is wrong."""
+    """Replace nonfinite losses by None for JSON; raise an error if a score is not finite."""
     losses = about["losses"]
     assert isinstance(losses, list)
     about["losses"] = [[step, loss if np.isfinite(loss) else None] for step, loss in losses]

@@ -1,7 +1,14 @@
-"""What can be known to be wrong with a study's tasks before anything is computed.
+"""A worker: runs the jobs of a plan until none is left that it can run.
 
-A bad row that is found when the first fine-tuning begins may be found after days of pretraining. So tasks whose files
-are on this machine are read once, whole, before the first job; those on the hub must at least be pinned.
+`check_tasks` validates the tasks of a study before the first job: a bad row would otherwise be found when the first
+fine-tuning begins, perhaps after days of pretraining. Tasks with local files are read whole; tasks on the hub must
+at least be pinned.
+
+`Worker` fine-tunes finished models before it continues pretraining. Otherwise it takes the first training job,
+depth first, whose parent is done and whose lease it gets, trains, publishes the checkpoint and repeats. Any number
+of workers on any machines may share a store: leases keep them apart, and the jobs of a dead worker are taken over.
+With several processes (torchrun), rank 0 chooses and the others follow: all train a training job together, while
+fine-tunings run in each process separately.
 """
 
 from __future__ import annotations
@@ -36,7 +43,7 @@ from biphase.training.pretrain import Pretraining, refuse_unfit
 
 
 def check_tasks(plan: Plan, store: Store, *, download: bool = False) -> list[Description]:
-    """Refuse what the tasks that are still to be scored would be refused for, and say what they were read as."""
+    """Validate the data of the tasks that are still to be scored, and return their descriptions."""
     asked = {
         task.name: task
         for training in finetunings(plan)
@@ -54,26 +61,20 @@ def check_tasks(plan: Plan, store: Store, *, download: bool = False) -> list[Des
 
 
 # ---------------------------------------------------------------- worker
-# A worker computes jobs of a plan until none is left that it could do.
-#
-# A finished result is fine-tuned before the next pretraining is trained. Else the worker takes the first state, depth first,
-# whose parent is done and whose lease it gets; trains up to it; publishes; looks again. Any number of workers, on any
-# machines, may share a store: leases keep them apart, and a dead one's job is taken over. With several processes
-# (torchrun) the first one chooses and the others follow: a pretraining is trained by all together, fine-tunings by each alone.
 
 
 POLL_SECONDS = 1.0
-LOOKED_AT = 500  # fine-tunings whose results are looked for after each
+LOOKED_AT = 500  # largest number of open fine-tunings for which the store is scanned after each one
 
 
 @dataclass
 class Outcome:
-    """How a worker ended."""
+    """What a worker did, and how it ended."""
 
     computed: int = 0
     failed: dict[str, str] = field(default_factory=dict)
     stopped: bool = False
-    unsaved: float = 0.0  # seconds of fine-tuning, in all processes, that a stop has cost
+    unsaved: float = 0.0  # seconds of fine-tuning, summed over processes, that a stop lost
 
 
 class Worker:
@@ -86,7 +87,7 @@ class Worker:
         options: RuntimeOptions,
         *,
         wanted: set[str],
-        evaluated: set[str] | None = None,  # results to fine-tune; None: all
+        evaluated: set[str] | None = None,  # keys of models to fine-tune; None: all
         say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
     ) -> None:
         self.plan, self.store, self.identities = plan, store, identities
@@ -100,15 +101,14 @@ class Worker:
         )
         self.outcome = Outcome()
         self.warned: set[str] = set()
-        self.open = {
-            one.key: one for one in finetunings(plan, evaluated)
-        }  # fine-tunings not known to be done
+        # Fine-tunings not known to be done.
+        self.open = {one.key: one for one in finetunings(plan, evaluated)}
         self.planned = len(self.open)
         self.doomed: set[str] = set()  # models that cannot be loaded here
         self.tuner: Tuner | None = None
 
     def work(self) -> Outcome:
-        """Compute until nothing is left to do here, or somebody asks to stop."""
+        """Run jobs until none is left for this worker, or a stop is requested."""
         if self.ranks.first:
             self._sweep()
         try:
@@ -118,7 +118,7 @@ class Worker:
 
     def _work(self) -> Outcome:
         while True:
-            stopping = self.ranks.sum(self.options.stop())[0] > 0  # whoever was told, all must know
+            stopping = self.ranks.sum(self.options.stop())[0] > 0  # a stop of any rank applies to all
             leases, order = self._choose(stopping) if self.ranks.first else ([], None)
             order = self.ranks.share(order)
             if order["do"] == "end":
@@ -138,13 +138,13 @@ class Worker:
                     lease.release()
 
     def _sweep(self) -> None:
-        """Remove checkpoints of fine-tunings that are done: whoever finished them was killed, or did not have them."""
+        """Remove checkpoints of finished fine-tunings that a killed worker, or one on another machine, left behind."""
         for key in unfinished(self.store):
             if key in self.open and finished(self.open[key], self.store):
                 Checkpoints(self.store, key).discard()
 
     def _choose(self, stopping: bool) -> tuple[list[Lease], dict[str, Any]]:
-        """The next job, with its lease; of fine-tunings one for each process."""
+        """Return the leases and the description of the next job; for fine-tunings, one lease per process."""
         if stopping:
             self.outcome.stopped = True
             return [], {"do": "end"}
@@ -161,7 +161,8 @@ class Worker:
             lease = self.leases.take(key)
             if lease is None:
                 continue
-            if not self.store.has(self.store.checkpoints / key):  # its last holder may just have published it
+            # Its last holder may have published it just now.
+            if not self.store.has(self.store.checkpoints / key):
                 return [lease], {"do": "train", "key": key}
             lease.release()
         others = any(
@@ -170,7 +171,7 @@ class Worker:
         return [], {"do": "wait" if pending or others else "end"}
 
     def _left(self, done: set[str]) -> list[str]:
-        """The states to compute, among them those whose weights stayed elsewhere and are needed for what is left."""
+        """Return the training jobs left, including those whose weights are on another machine and needed here."""
         told = ledger.done_keys(self.plan, self.store) - done
         unscored = set()
         for training in list(self.open.values()) if told else ():
@@ -194,7 +195,7 @@ class Worker:
             lease = self.leases.take(training.key)
             if lease is None:
                 continue
-            if finished(training, self.store):  # its last holder may just have published it
+            if finished(training, self.store):  # its last holder may have published it just now
                 lease.release()
                 del self.open[training.key]
                 continue
@@ -202,33 +203,33 @@ class Worker:
         return taken
 
     def _ready(self, training: FineTuning, done: set[str]) -> bool:
-        """Is its model there?"""
+        """Whether its model is here and can be loaded."""
         return training.model not in self.doomed and (
             training.model in self.plan.roots or training.model in done
         )
 
     def _doomed(self, key: str) -> bool:
-        """Did this job, or one it needs, fail here?"""
+        """Whether this job, or one that it depends on, failed in this worker."""
         return any(job.key in self.outcome.failed for job in self.plan.path(key))
 
     def _tune(self, keys: list[str], leases: list[Lease]) -> None:
-        """This process's fine-tuning of those chosen, if there is one for it."""
+        """Run this process's share of the chosen fine-tunings, if there is one for it."""
         failed = ""
         if self.ranks.rank < len(keys):
             training = self.open[keys[self.ranks.rank]]
-            # Only the first process holds leases; what others publish late is published once all the same.
+            # Only rank 0 holds leases. If another rank's trial was taken over, publishing it twice does no harm.
             failed = self._tune_one(training, lambda: bool(leases) and leases[0].lost)
         self.outcome.unsaved += self.ranks.sum_float(self.tuner.unsaved if self.tuner else 0.0)
         if self.tuner:
             self.tuner.unsaved = 0.0
-        if self.ranks.world > 1:  # the first process must know, lest it choose the same one again
+        if self.ranks.world > 1:  # rank 0 must know, or it would choose the same one again
             for rank, key in enumerate(keys):
                 if self.ranks.sum(bool(failed) and rank == self.ranks.rank)[0]:
                     noted = ledger.failures(self.plan, self.store).get(key, {})
                     self.outcome.failed.setdefault(key, noted.get("error", "failed in another process"))
 
     def _tune_one(self, training: FineTuning, lost: Callable[[], bool]) -> str:
-        """Gives what went wrong, if something did."""
+        """Run one fine-tuning; return the error as one line, or ""."""
         if self.tuner is None:
             spec = self.plan.study.finetune
             self._warn_of(spec.precision if spec else "", "Finetune(…)")
@@ -250,12 +251,12 @@ class Worker:
             return ""
         except (DataError, SpecError):
             self.tuner.live("")
-            raise  # the study's input is wrong: its author has to act
+            raise  # the study's input is wrong, and its author must correct it
         except Exception as error:
             self.tuner.live("")
-            if lost():  # whoever took it over may have swept away what was being written
+            if lost():  # the worker that took it over may have removed files that were being written
                 return ""
-            if self.tuner.at_hand is None:  # the model cannot be had, and none of its fine-tunings can
+            if self.tuner.at_hand is None:  # the model cannot be loaded, so none of its fine-tunings can run
                 only = len(set(self.plan.results.values())) == 1 and self.ranks.world == 1
                 if only and isinstance(error, ModelError):
                     raise
@@ -276,7 +277,7 @@ class Worker:
         return ""
 
     def _place(self) -> str:
-        """How far the grid is, others' work included where looking costs little."""
+        """Format how many fine-tunings are done, including other workers' if few enough are open to look for them."""
         if len(self.open) <= LOOKED_AT:
             for training in list(self.open.values()):
                 if finished(training, self.store):
@@ -308,7 +309,7 @@ class Worker:
         began = time.monotonic()
         try:
             if not self.store.has(self.store.shards / self.identities.data(job.run)):
-                refuse_unfit(job.run, self.ranks.device)  # before hours of tokenizing
+                refuse_unfit(job.run, self.ranks.device)  # fail before hours of tokenizing
             shards = self.shards.together(job.run)
             self.live(f"{title}   reading the model")
             pretraining = Pretraining(
@@ -325,23 +326,24 @@ class Worker:
             )
             self._say_once(pretraining.model.note)
             trained = pretraining.progress.seconds
-            self.live("")  # the pretraining tells its steps itself
+            self.live("")  # the pretraining shows its own progress
             finished = pretraining.train()
         except Stopped:
             return
         except (DataError, SpecError):
-            raise  # the study's input is wrong: its author has to act
+            raise  # the study's input is wrong, and its author must correct it
         except Exception as error:
-            lost = options.lost()  # whoever took it over has swept away what was being written
+            # The worker that took it over may have removed files that were being written.
+            lost = options.lost()
             if lost and self.ranks.world == 1:
                 return
-            if not lost and not has_lost(error):  # a process that has gone is no fault of the pretraining
+            if not lost and not has_lost(error):  # the loss of another process is not a failure of this job
                 ledger.note_failure(self.plan, self.store, job.key, error)
             if self.ranks.world > 1:
-                raise  # the processes no longer agree on where they are
+                raise  # the ranks are no longer at the same point
             alone = len({one.run.name for one in self.plan.jobs.values()}) == 1
             if alone and isinstance(error, ModelError):
-                raise  # nothing else could be trained: its author has to act
+                raise  # nothing else could be trained, so report it as an error
             self.outcome.failed[job.key] = one_line(error)
             self.live("")
             self.say(f"  {title}  {job.key[:6]}  failed: {one_line(error)}")
@@ -356,7 +358,7 @@ class Worker:
                 )
 
     def _needed(self, run: Pretrain) -> set[str]:
-        """What pruning must leave alone on the path of a run: everything, while a plan of the store cannot be read."""
+        """Return the checkpoints on a run's path that pruning must keep; all if a plan of the store cannot be read."""
         try:
             planned = needed_jobs(self.store) | {one["key"]: one for one in self.plan.to_json()["jobs"]}
             return set(planned) | checkpoint.resume_points(run, planned.values(), self.store, self.identities)
@@ -374,14 +376,14 @@ class Worker:
 
 
 def _board_name(job: TrainingJob) -> str:
-    """What TensorBoard calls a pretraining: its result or run, what is trained, and the beginning of its key."""
+    """Return a training job's name in TensorBoard: result or run, objective, steps, and the beginning of its key."""
     name = (job.results or (job.run.name,))[0]
     first, until = job.span
     return f"{name}, {label(job.objective)} {first}-{until}, {job.key[:6]}"
 
 
 def _validation(scored: PartScores) -> str:
-    """The first metric of a part, as percent, and whether all examples got the same prediction."""
+    """Format the first validation metric in percent, and note if all predictions are the same."""
     metrics = list(scored.metrics.items())
     same = f" (constant: {scored.constant})" if scored.constant else ""
     return f"{metrics[0][0]} {metrics[0][1] * 100:.1f}% on validation{same}   " if metrics else ""
@@ -393,9 +395,8 @@ def _flops_per_token(job: TrainingJob) -> float | None:
 
 
 def _summary(pretraining: Pretraining, training: float, seconds: float) -> str:
-    first = (
-        pretraining.meter.origin + pretraining.meter.first
-    )  # the lines go back to the root; these are the pretraining's own
+    # The lines begin at the root; use only this job's own.
+    first = pretraining.meter.origin + pretraining.meter.first
     losses = [
         line["loss"]
         for line in pretraining.meter.lines

@@ -1,10 +1,11 @@
-"""What a model says of each token → its answer to each question: a text, and a set of positions.
+"""Decoding question answering: a model's outputs per token → the answer to each question, as text and token positions.
 
-A text is for the metrics of SQuAD, a set of positions for the paper's, which compares it with
-`EncodedQuestions.gold`; both kinds of head give both.
+`decode_tagged` is for heads that mark answer tokens (protocol "paper"), `decode_spans` for heads that score start
+and end (protocol "standard"). SQuAD's metrics compare the text; the paper's metric compares the set of positions
+with `EncodedQuestions.gold`. Both decoders return both.
 
-A token that several windows hold counts with the highest of its values there: for taggers position by position, for
-spans by the best span of any window. What is not a number is never chosen.
+A token that occurs in several windows counts with its highest value: per position for taggers, by the best span of
+any window for spans. NaN is never chosen.
 """
 
 from __future__ import annotations
@@ -16,27 +17,27 @@ import numpy as np
 from biphase.errors import SpecError
 from biphase.tasks.encode import NULL, EncodedQuestions, Ragged
 
-_HIGHEST = float(np.finfo(np.float32).max)  # for infinity: two of them still have a sum
+_HIGHEST = float(np.finfo(np.float32).max)  # replaces infinity, so that the sum of two is finite
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """An answer: its text, "" for none, its positions in the whole input of its question, its place in the context."""
+    """An answer: its text ("" for none), its token positions in the question's whole input, its span in the context."""
 
     text: str
     tokens: frozenset[int]
-    span: tuple[int, int] = (-1, -1)  # the characters of the context that are the text; -1: none
+    span: tuple[int, int] = (-1, -1)  # start and end character in the context; -1: none
 
 
 NOTHING = Decoded("", frozenset())
 
 
 def decode_tagged(encoded: EncodedQuestions, margins: Ragged) -> list[Decoded]:
-    """The answers of a tagger, by the margin logit(in) - logit(out) of each token of each window.
+    """Return the answers of a tagger, from the margin logit(in) − logit(out) of each token of each window.
 
-    The positions are those of every token with a margin above 0, as the paper counts: also of the question and of
-    the ids around it, which can never be right. (The paper counted padding too; here there is none.) The text is the
-    best run of such tokens in the context: the one with the highest sum, of equal ones the first.
+    The positions are those of every token with a margin above 0, as in the paper; this includes tokens of the
+    question and special tokens, which can never be right. (The paper counted padding too; here there is none.) The
+    text is the run of such tokens in the context with the highest sum, the first of equals.
     """
     heads = np.zeros(len(encoded), np.int64)
     heads[encoded.question_of] = encoded.context_from
@@ -54,18 +55,19 @@ def decode_tagged(encoded: EncodedQuestions, margins: Ragged) -> list[Decoded]:
 def decode_spans(
     encoded: EncodedQuestions, starts: Ragged, ends: Ragged, *, unanswerable: bool, longest: int = 30
 ) -> list[Decoded]:
-    """The answers by two logits of each token of each window: it is the first one, it is the last one.
+    """Return the answers from two logits per token of each window: the token is the first, or the last, of the answer.
 
-    An answer is the span of at most `longest` context tokens with the highest sum of its two logits; of equal ones the
-    first window's, the first there, the shortest. Where a question may have no answer, the smallest sum at the null
-    position of any of its windows is the score of saying so, and wins if it is higher.
+    An answer is the span of at most `longest` context tokens with the highest sum of its two logits; ties go to the
+    first window, then the first start, then the shortest span. If questions may be unanswerable, the smallest sum
+    at the null position over a question's windows is the score of "no answer", which wins if it is higher.
     """
     if longest < 1:
         raise SpecError(f"an answer of at most {longest} tokens is none; set longest to 1 or more")
     _same_shape(encoded, starts, ends)
     best = np.full(len(encoded), -np.inf)
     null = np.full(len(encoded), np.inf)
-    found: dict[int, tuple[int, int, int]] = {}  # by question: its head, its first and its last context token
+    # Question → start of its context, first and last context token.
+    found: dict[int, tuple[int, int, int]] = {}
     windows = zip(
         encoded.question_of.tolist(),
         encoded.context_from.tolist(),
@@ -98,7 +100,7 @@ def _span(
 
 
 def _best_span(start: np.ndarray, end: np.ndarray, longest: int) -> tuple[float, int, int]:
-    """The best sum and its place; no place has a sum above -infinity where there are no tokens."""
+    """Return the best sum with its first and last token; −inf if there are no tokens."""
     if not len(start):
         return -np.inf, 0, 0
     reach = min(longest, len(end))
@@ -109,7 +111,7 @@ def _best_span(start: np.ndarray, end: np.ndarray, longest: int) -> tuple[float,
 
 
 def _best_run(margins: np.ndarray) -> tuple[int, int] | None:
-    """The first and last token of the run of positive margins with the highest sum."""
+    """Return the first and last token of the run of positive margins with the highest sum."""
     edges = np.flatnonzero(np.diff(margins > 0, prepend=False, append=False))
     if not len(edges):
         return None
@@ -119,14 +121,14 @@ def _best_run(margins: np.ndarray) -> tuple[int, int] | None:
 
 
 def _over_windows(encoded: EncodedQuestions, values: Ragged, heads: np.ndarray) -> Ragged:
-    """The highest value at each position of each question's whole input."""
+    """Return the highest value at each position of each question's whole input."""
     _same_shape(encoded, values)
     context = encoded.spans.lengths
     starts = np.concatenate(([0], np.cumsum(heads + context + encoded.after)))
     window = np.repeat(np.arange(len(encoded.ids)), encoded.ids.lengths)
     at = np.arange(len(window)) - encoded.ids.starts[window]
     question = encoded.question_of[window]
-    # Tokens of the context move on by the window's first one; what comes after stands behind the whole context.
+    # Context tokens are shifted by the window's first one; the ids after it go behind the whole context.
     behind = heads[question] + context[question] - encoded.context_to[window]
     moved = np.where(at < encoded.context_to[window], encoded.first[window], behind)
     moved[at < heads[question]] = 0
@@ -136,7 +138,7 @@ def _over_windows(encoded: EncodedQuestions, values: Ragged, heads: np.ndarray) 
 
 
 def _numbers(values: Ragged) -> np.ndarray:
-    """As float64 that can be added and compared."""
+    """Return float64 values without NaN and +inf, which can be added and compared."""
     return np.nan_to_num(values.flat.astype(np.float64), nan=-np.inf, posinf=_HIGHEST, neginf=-np.inf)
 
 

@@ -1,10 +1,11 @@
-"""Texts and words → tokens, as a model reads them; and which inputs go together.
+"""Encoding: texts, tagged words and questions → token ids, and groups of inputs for batches.
 
-    encode_texts   a text       before + its tokens, cut to fit + after
-    encode_words   a sentence   the same of its words joined by a space, with the tag of each token
-    by_length      inputs of like length, in groups of so many tokens
+    encode_texts      a text       before + its tokens, truncated to fit + after
+    encode_words      a sentence   the same for its words joined by a space, with the tag of each token
+    encode_questions  a question   one or more windows over its context, with the answer's place in each
+    by_length         inputs of similar length in groups of at most so many tokens
 
-Everything is numpy arrays, end to end (`Ragged`); padding is the business of who makes batches.
+All results are concatenated numpy arrays (`Ragged`); padding is left to the code that makes batches.
 """
 
 from __future__ import annotations
@@ -19,20 +20,19 @@ from biphase.errors import DataError, SpecError, one_line
 from biphase.objectives import IGNORE
 from biphase.tasks.load import Question, TaggedSentence
 
-BLOCK = 1_000  # texts given to the tokenizer at once; its results weigh far more than the ids
+BLOCK = 1_000  # texts per tokenizer call; its results take far more memory than the ids
 
 
 @dataclass(frozen=True)
 class Tokenization:
-    """How a model reads text: its tokenizer, what it expects around a text, and how much it can take."""
+    """How text becomes model input: the tokenizer, the ids around a text, and the longest input."""
 
-    tokenizer: (
-        Any  # of the `tokenizers` library, without truncation or padding, deaf to special tokens in text
-    )
-    before: tuple[int, ...]  # ids before every text (a beginning token, [CLS])
-    after: tuple[int, ...]  # ids after it (the end token, [SEP])
-    length: int  # the most tokens of an input, before and after included
-    identity: str  # the hash of all this, for caches
+    # From `tokenizers`, without truncation or padding, treating special tokens in a text as text.
+    tokenizer: Any
+    before: tuple[int, ...]  # ids before every text (BOS, [CLS])
+    after: tuple[int, ...]  # ids after it (EOS, [SEP])
+    length: int  # most tokens of an input, including before and after
+    identity: str  # hash of all this, for caches
 
     def __post_init__(self) -> None:
         if self.room < 1:
@@ -44,13 +44,13 @@ class Tokenization:
 
     @property
     def room(self) -> int:
-        """The most tokens of the text itself."""
+        """Most tokens of the text itself."""
         return self.length - len(self.before) - len(self.after)
 
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """Arrays of different lengths, end to end: number i is `flat[starts[i] : starts[i + 1]]`."""
+    """Arrays of different lengths, concatenated: array i is `flat[starts[i] : starts[i + 1]]`."""
 
     flat: np.ndarray
     starts: np.ndarray  # one more than there are arrays
@@ -59,7 +59,7 @@ class Ragged:
         return len(self.starts) - 1
 
     def __getitem__(self, number: int) -> np.ndarray:
-        at = range(len(self))[number]  # the last is -1, and one too far is an IndexError
+        at = range(len(self))[number]  # allows negative indices, and raises IndexError beyond the end
         return self.flat[self.starts[at] : self.starts[at + 1]]
 
     def __iter__(self) -> Iterator[np.ndarray]:
@@ -71,7 +71,7 @@ class Ragged:
 
     @classmethod
     def from_lists(cls, lists: Sequence[Any], dtype: Any = None, *, item: tuple[int, ...] = ()) -> Ragged:
-        """From lists or arrays, as they are or as `dtype`; `item` is the shape of one entry."""
+        """Concatenate lists or arrays, converted to `dtype` if given; `item` is the shape of one entry."""
         rows = [np.asarray(one, dtype).reshape(-1, *item) for one in lists]
         starts = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([len(row) for row in rows], out=starts[1:])
@@ -79,7 +79,7 @@ class Ragged:
 
     @classmethod
     def joined(cls, parts: Sequence[Ragged], dtype: Any) -> Ragged:
-        """All arrays of `parts`, one after the other."""
+        """Concatenate the arrays of `parts`."""
         starts = np.zeros(sum(map(len, parts)) + 1, np.int64)
         lengths = [np.empty(0, np.int64), *(part.lengths for part in parts)]
         np.cumsum(np.concatenate(lengths), out=starts[1:])
@@ -87,7 +87,7 @@ class Ragged:
 
 
 def encode_texts(reading: Tokenization, texts: Sequence[str]) -> Ragged:
-    """The input for each text, as int32 ids: before + as many of its tokens as fit + after."""
+    """Return the int32 input ids of each text: before + as many of its tokens as fit + after."""
     before, after = around(reading)
     blocks = [
         Ragged.from_lists(
@@ -103,22 +103,22 @@ def encode_texts(reading: Tokenization, texts: Sequence[str]) -> Ragged:
 
 @dataclass(frozen=True, eq=False)
 class EncodedWords:
-    """Sentences as tokens, and which word each token belongs to.
+    """Sentences as tokens, and the word that each token belongs to.
 
-    A token belongs to the first word that its characters overlap. The space a byte-level token begins with, a token
-    of white space only, and the ids before and after belong to none. A word may have no token: it was cut off, is
-    empty, or the tokenizer drops its characters; `words` and `gold` count it all the same.
+    A token belongs to the first word that its characters overlap. Tokens of white space only, and the ids before
+    and after, belong to none; the leading space of a byte-level token does not count. A word may have no token: it
+    was truncated, is empty, or the tokenizer drops its characters; `words` and `gold` count it all the same.
     """
 
     ids: Ragged  # int32
-    labels: Ragged  # int64: the tag of its word, IGNORE without one
-    word_of: Ragged  # int32: the number of its word in the sentence, -1 without one
-    words: np.ndarray  # words of each sentence
+    labels: Ragged  # int64: the tag of the token's word, or IGNORE
+    word_of: Ragged  # int32: the index of the token's word in the sentence, or -1
+    words: np.ndarray  # number of words of each sentence
     gold: Ragged  # int64: the tag of each word
 
 
 def encode_words(reading: Tokenization, sentences: Sequence[TaggedSentence]) -> EncodedWords:
-    """The inputs for sentences whose words are tagged; every token of a word carries the word's tag."""
+    """Encode tagged sentences; every token of a word has the word's tag."""
     before, after = around(reading)
     ids: list[np.ndarray] = []
     labels: list[np.ndarray] = []
@@ -129,7 +129,7 @@ def encode_words(reading: Tokenization, sentences: Sequence[TaggedSentence]) -> 
         inner = _words_of(sentence.words, spans[: reading.room])
         whole = np.full(len(before) + len(inner) + len(after), -1, np.int32)
         whole[len(before) : len(before) + len(inner)] = inner
-        # One entry more, for "no word": number -1 finds it.
+        # An extra last entry for "no word", which index -1 selects.
         labels.append(np.array([*sentence.tags, IGNORE], np.int64)[whole])
         word_of.append(whole)
         ids.append(np.concatenate((before, found[: reading.room], after)))
@@ -143,13 +143,14 @@ def encode_words(reading: Tokenization, sentences: Sequence[TaggedSentence]) -> 
 
 
 def _words_of(words: Sequence[str], spans: np.ndarray) -> np.ndarray:
-    """For each token, by its characters in the words joined by a space, the first word it overlaps, or -1."""
+    """Return for each token, by its characters in the joined words, the first word it overlaps, or -1."""
     lengths = np.array([len(word) for word in words], np.int64)
     ends = np.cumsum(lengths + 1) - 1
-    real = np.flatnonzero(lengths)  # an empty word has a place but nothing to overlap
+    real = np.flatnonzero(lengths)  # an empty word overlaps nothing
     if not len(real) or not len(spans):
         return np.full(len(spans), -1, np.int32)
-    candidate = np.searchsorted(ends[real], spans[:, 0], side="right")  # the first that ends after it begins
+    # The first word that ends after the token begins.
+    candidate = np.searchsorted(ends[real], spans[:, 0], side="right")
     word = real[np.minimum(candidate, len(real) - 1)]
     overlaps = (candidate < len(real)) & (ends[word] - lengths[word] < spans[:, 1])
     return np.where(overlaps, word, -1).astype(np.int32)
@@ -159,17 +160,17 @@ def _words_of(words: Sequence[str], spans: np.ndarray) -> np.ndarray:
 
 
 def around(reading: Tokenization) -> tuple[np.ndarray, np.ndarray]:
-    """The ids before and after every text, as arrays."""
+    """Return the ids before and after every text as arrays."""
     return np.array(reading.before, np.int32), np.array(reading.after, np.int32)
 
 
-Tokens = tuple[np.ndarray, np.ndarray]  # ids (n,) and, where asked for, their characters (n, 2), else (0, 2)
+Tokens = tuple[np.ndarray, np.ndarray]  # ids (n,) and, if requested, character spans (n, 2), else (0, 2)
 
 
 def tokens(
     reading: Tokenization, texts: Sequence[str], name: Callable[[int], str], *, spans: bool = False
 ) -> Iterator[list[Tokens]]:
-    """All tokens of each text, in blocks; `name` says in messages which text that is."""
+    """Yield all tokens of each text, in blocks; `name` names a text in messages."""
     none = np.empty((0, 2), np.int32)
     for first in range(0, len(texts), BLOCK):
         yield [
@@ -188,7 +189,7 @@ def _encodings(
     block = list(texts[first : first + BLOCK])
     try:
         return encode(block, add_special_tokens=False)
-    except Exception:  # half a surrogate pair, or a word list without an unknown token: many kinds
+    except Exception:  # half a surrogate pair, or no unknown token: many kinds of errors
         for number, text in enumerate(block, first):
             try:
                 encode([text], add_special_tokens=False)
@@ -201,7 +202,7 @@ def _encodings(
 
 
 def refuse_empty(inputs: Ragged, name: Callable[[int], str]) -> Ragged:
-    """The same inputs, each of at least one token; a text without any has none unless something is put around it."""
+    """Raise an error if an input has no tokens; otherwise return the inputs."""
     empty = np.flatnonzero(inputs.lengths == 0)
     if len(empty):
         raise DataError(
@@ -214,7 +215,7 @@ def refuse_empty(inputs: Ragged, name: Callable[[int], str]) -> Ragged:
 
 
 def by_length(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
-    """Numbers of inputs, shortest first, equal ones in order, in groups of at most `budget` tokens together.
+    """Return indices of inputs, shortest first and stable, in groups of at most `budget` tokens.
 
     An input longer than the budget is a group of its own.
     """
@@ -230,68 +231,64 @@ def by_length(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
 
 
 # ---------------------------------------------------------------- questions
-# Questions and their contexts → the windows a model reads, with the answer's place in each.
+# A window is: before + question + part of the context + after; question and context are tokenized separately.
+# Without a stride there is one window with a truncated context (protocol "paper"); with one, as many windows as
+# cover the context, and consecutive ones share `stride` tokens (protocol "standard").
 #
-# A window is: before + the question's part + a piece of the context + after; question and context are tokenised
-# apart. Without a stride there is one window, whose context is cut to fit (protocol "paper"); with one there are as
-# many as cover the context, and neighbours share `stride` tokens of it (protocol "standard").
+# When there is little room:
+# - The question is truncated at its front, so that 16 tokens of the context (or half of all tokens, if fewer) and the
+#   words right before the context remain.
+# - Windows share less than `stride`, so that at least a quarter of each is new. Otherwise a stride near the room would
+#   make a window for every few tokens.
 #
-# What gives way when room is scarce:
-# - A question's part is cut at its front, so that 16 tokens of the context (or half of all tokens, if that is less)
-#   and the words right before the context stay.
-# - Where the question leaves little room, neighbours share less than `stride`: of each window at least a quarter is
-#   new. Else a stride near the room would make a window of every few tokens.
-#
-# A position of a question counts tokens of its whole input: before + question + all the context that is read + after.
+# A position of a question counts tokens of its whole input: before + question + all of the context that is read +
+# after.
 
 
 LEAST_CONTEXT = 16
-NULL = 0  # the place in a window that means: the answer is not here
+NULL = 0  # the position in a window that means "no answer here"
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedQuestions:
-    """Questions as windows. Those of a question stand together, in the order of the questions."""
+    """Questions as windows; the windows of a question are adjacent, in the order of the questions."""
 
     ids: Ragged  # int32, of each window
     question_of: np.ndarray  # the question of each window
-    context_from: (
-        np.ndarray
-    )  # where in each window the context begins; the same for all windows of a question
-    first: np.ndarray  # which of the question's context tokens stands there
-    spans: Ragged  # of each question: the characters (from, to) of each context token that is read
+    context_from: np.ndarray  # where the context begins in each window; equal for all windows of a question
+    first: np.ndarray  # index of the question's context token at that place
+    spans: Ragged  # of each question: character span (from, to) of each context token that is read
     inside: Ragged  # int8, of each window: 1 where a token overlaps the first answer, else 0
-    bounds: (
-        np.ndarray
-    )  # (windows, 2): its first and last token, or NULL twice where the window lacks some of it
+    # (windows, 2): the answer's first and last token, or NULL twice if the window lacks part of it
+    bounds: np.ndarray
     gold: list[frozenset[int]]  # of each question: the positions of its first answer
     contexts: tuple[str, ...]  # of each question
-    after: int  # ids after the context in every window
+    after: int  # number of ids after the context in every window
 
     def __len__(self) -> int:
         return len(self.contexts)
 
     @property
     def context_to(self) -> np.ndarray:
-        """Where in each window the context ends."""
+        """Where the context ends in each window."""
         return self.ids.lengths - self.after
 
     def span(self, question: int, first: int, last: int) -> tuple[int, int]:
-        """The characters of the context from its token `first` to its token `last`, without white space around them."""
+        """Return the character span from context token `first` to `last`, without surrounding white space."""
         start, end = int(self.spans[question][first, 0]), int(self.spans[question][last, 1])
         text = self.contexts[question][start:end]
         start += len(text) - len(text.lstrip())
         return start, start + len(text.strip())
 
     def text(self, question: int, first: int, last: int) -> str:
-        """What the context says there."""
+        """Return the context's text from token `first` to `last`."""
         start, end = self.span(question, first, last)
         return self.contexts[question][start:end]
 
 
 @dataclass
 class _Windows:
-    """The columns of an `EncodedQuestions`, as they grow."""
+    """The columns of an `EncodedQuestions` while they are collected."""
 
     ids: list[np.ndarray] = field(default_factory=list)
     inside: list[np.ndarray] = field(default_factory=list)
@@ -301,7 +298,7 @@ class _Windows:
 def encode_questions(
     reading: Tokenization, questions: Sequence[Question], *, stride: int | None, unanswerable: bool = True
 ) -> EncodedQuestions:
-    """The windows of all questions. Without `unanswerable`, a question that has no answer is refused."""
+    """Encode questions as windows. With `unanswerable=False`, a question without an answer raises an error."""
     if stride is not None and stride < 0:
         raise SpecError(
             f"the stride is {stride}; windows share 0 tokens or more, or give None for a single one"
@@ -359,7 +356,7 @@ def encode_questions(
 def _tokenised(
     reading: Tokenization, questions: Sequence[Question]
 ) -> list[tuple[Question, np.ndarray, Tokens]]:
-    """Each question with the ids of its part and the tokens of its context; a shared context is tokenised once."""
+    """Return each question with its own ids and the tokens of its context; a shared context is tokenized once."""
     owner: dict[str, int] = {}
     for number, question in enumerate(questions):
         owner.setdefault(question.context, number)
@@ -380,9 +377,9 @@ def _tokenised(
 
 
 def _answer_tokens(question: Question, spans: np.ndarray) -> np.ndarray:
-    """Which tokens overlap the first answer, white space around it aside.
+    """Return the tokens that overlap the first answer, ignoring white space around it.
 
-    A token without characters (some tokenizers give none to a space) counts where it stands within the answer.
+    A token without characters (some tokenizers give none to a space) counts if it is within the answer.
     """
     if not question.answers or not question.answers[0].text.strip():
         return np.empty(0, np.int64)
@@ -392,6 +389,6 @@ def _answer_tokens(question: Question, spans: np.ndarray) -> np.ndarray:
 
 
 def _firsts(count: int, capacity: int, stride: int) -> range:
-    """Which of `count` tokens each window begins with; even a context without tokens has a window."""
+    """Return the context token that each window begins with; a context without tokens has a window too."""
     new = max(1, capacity // 4, capacity - stride)
     return range(0, max(1, count - capacity + new), new)

@@ -1,7 +1,31 @@
-"""Files of datasets on the hub: what a repository holds at a revision, and a copy of some of it in the hub's cache.
+"""Files of a task: where they are, their identity, and their rows.
 
-The cache is the hub library's own. What is there already is read without a network; a copy that was broken off is
-never taken for a whole one, since the library keeps the list of files beside them.
+`files_of` returns the local files of each split and downloads those on the hub; `task_key` identifies what a task
+reads and how it is trained; `read` yields rows with only the requested columns; `column_names` lists the columns of
+a file.
+
+A source is a folder, one file (the train split; the others are beside it), `builtin:tasks/NAME` or
+`hf://owner/name@revision/folder`. Splits are names or patterns below it, in which `*` does not match a slash:
+"train*" matches train.parquet, train-00000-of-00002.parquet or train.jsonl.zst, but nothing in train_extra/. If no
+file matches, the files in a folder of that name are used: "corpus*" finds corpus/corpus-00000-of-00001.parquet. A
+name may omit .gz or .zst, and case is ignored if nothing matches exactly. Files of other kinds (README.md) are
+ignored, and so are files in CoNLL columns where there are tables.
+
+Hub files are in the hub library's own cache. Files already there are read without a network; an interrupted
+download is never taken for a complete one, since the library keeps a list of the files.
+
+    parquet, arrow   a row is a row; its place is its number
+    jsonl, json      a row is a line that holds an object
+    json             or the whole file is an array of rows, or an object with one under "data"; in SQuAD's own
+                     layout a row is a question. Its place is its number
+    csv              a header line, commas (or ; tab | if the header has more of them), usual quotes
+    tsv              a header line, tabs, no quotes: GLUE's files have stray ones
+    conll, txt, …    CoNLL columns, one word and its tags per line, sentences separated by blank lines: columns tokens
+                     and tags; also a tsv whose first line has a tag
+
+Text files may be compressed (.gz, .zst); their places are line numbers. A column may be requested by alternatives,
+"tokens|words". Files are read in the given order and in chunks, so that only the wanted rows of a large corpus need
+memory.
 """
 
 from __future__ import annotations
@@ -34,7 +58,7 @@ SIGN = "hf://"
 
 @dataclass(frozen=True)
 class HubPlace:
-    """`hf://owner/name@revision/path`, taken apart; the path may be a pattern, or empty, and so may the revision."""
+    """The parts of `hf://owner/name@revision/path`; the path may be a pattern, and path and revision may be empty."""
 
     repository: str
     revision: str
@@ -52,7 +76,7 @@ class HubPlace:
         return cls(f"{owner}/{name}", revision, path.rstrip("/"))
 
     def below(self, place: str) -> HubPlace:
-        """Something in this folder."""
+        """Return a place in this folder."""
         return replace(self, path=f"{self.path}/{place}" if self.path else place)
 
     @property
@@ -62,12 +86,12 @@ class HubPlace:
 
     @property
     def name(self) -> str:
-        """The repository without its owner: what a local copy of it is called."""
+        """The repository without its owner: the name of a local copy's folder."""
         return self.repository.split("/")[1]
 
     @property
     def remedy(self) -> str:
-        """How to do without the hub."""
+        """How to do without the hub, for messages."""
         words = ["hf", "download", self.repository, "--repo-type", "dataset"]
         words += ["--revision", self.revision] if self.revision else []
         return (
@@ -77,7 +101,7 @@ class HubPlace:
 
 
 def refuse_unpinned(whose: str, place: HubPlace) -> None:
-    """What is on the hub is read at a commit, or not at all."""
+    """Refuse a place on the hub without a pinned commit."""
     if not place.revision:
         raise DataError(
             f"{whose}: no commit of {place.repository} is pinned; name the one its page shows: task.pin('…'); "
@@ -86,7 +110,7 @@ def refuse_unpinned(whose: str, place: HubPlace) -> None:
 
 
 def listing(whose: str, place: HubPlace) -> list[str]:
-    """The names of all files of the repository."""
+    """Return the names of all files of the repository."""
     refuse_unpinned(whose, place)
     try:
         from huggingface_hub import HfApi, get_cached_repo_tree
@@ -104,7 +128,7 @@ def listing(whose: str, place: HubPlace) -> list[str]:
 
 
 def download(whose: str, place: HubPlace, names: list[str]) -> tuple[Path, ...]:
-    """These files of the repository, on this machine."""
+    """Download these files of the repository and return their local paths."""
     try:
         from huggingface_hub import snapshot_download
 
@@ -121,20 +145,11 @@ def download(whose: str, place: HubPlace, names: list[str]) -> tuple[Path, ...]:
     return tuple(Path(folder) / name for name in names)
 
 
-# ---------------------------------------------------------------- places
-# Which files a task means, and their identity.
-#
-# A source is a folder, one file (the train part; the others stand beside it), `builtin:tasks/NAME` or
-# `hf://owner/name@revision/folder`. The parts are names or patterns below it, and `*` never passes a slash: "train*"
-# means train.parquet, train-00000-of-00002.parquet or train.jsonl.zst, not what lies in train_extra/. Where no file
-# matches, the files of a folder of that very name are meant: "corpus*" finds corpus/corpus-00000-of-00001.parquet.
-# A name may leave out .gz or .zst, and be written in other capitals where none fits as it is. Files of other kinds (README.md) are passed over, and files in CoNLL's columns where
-# there are tables.
-#
-# Only the standard library is used here, because planning passes through.
+# ---------------------------------------------------------------- which files, and their identity
+# This section uses only the standard library, because planning calls it.
 
 
-# Raised when the same files and record would be read as other examples than before.
+# Raise this when the same files and record would be read as other examples than before.
 GENERATION = 1
 
 KINDS = (".parquet", ".arrow", ".jsonl", ".json", ".csv", ".tsv")
@@ -149,17 +164,17 @@ COLUMNS = (
     ".test",
     ".testa",
     ".testb",
-)  # CoNLL's
-# What stands beside the rows of a dataset and says something about them.
-LISTS = ("labels.json", "label.json")  # of the names of labels alone
-INFOS = ("dataset_infos.json", "dataset_info.json")  # of its columns
+)  # CoNLL columns
+# Files beside the rows of a dataset that describe them.
+LISTS = ("labels.json", "label.json")  # names of labels only
+INFOS = ("dataset_infos.json", "dataset_info.json")  # columns of a dataset
 ABOUT = (*LISTS, *INFOS, "dataset_dict.json", "state.json")
 CODECS = {".gz": "gzip", ".zst": "zstd"}
 _BUILTIN = "builtin:"
 
 
 def kind_of(name: str) -> tuple[str, str]:
-    """The kind of a file and how it is compressed: (".jsonl", "zstd"). The kind of no table is ""."""
+    """Return a file's kind and compression, such as (".jsonl", "zstd"); ("", "") if it is no table."""
     path = PurePosixPath(name.lower())
     codec = CODECS.get(path.suffix, "")
     kind = path.with_suffix("").suffix if codec else path.suffix
@@ -169,7 +184,7 @@ def kind_of(name: str) -> tuple[str, str]:
 
 
 def files_of(task: Task) -> dict[str, tuple[Path, ...]]:
-    """The files of each part the examples are made of, on this machine; those on the hub are downloaded."""
+    """Return the local files of each split that the examples are made of; those on the hub are downloaded."""
     whose = f"task {task.name!r}"
     found = {}
     for part, place in _places(task).items():
@@ -182,12 +197,12 @@ def files_of(task: Task) -> dict[str, tuple[Path, ...]]:
 
 
 def on_hub(task: Task) -> list[HubPlace]:
-    """The places of a task that are not on this machine, its cache aside."""
+    """Return the places of a task that are on the hub, cached or not."""
     return [place for place in _places(task).values() if isinstance(place, HubPlace)]
 
 
 def local_files(task: Task) -> dict[str, tuple[Path, ...]]:
-    """The files of those parts that are not on the hub. Nothing is downloaded."""
+    """Return the files of the splits that are not on the hub, without downloading anything."""
     return {
         part: _local_files(f"task {task.name!r}", *place)
         for part, place in _places(task).items()
@@ -196,12 +211,12 @@ def local_files(task: Task) -> dict[str, tuple[Path, ...]]:
 
 
 def matching(folder: Path, pattern: str) -> tuple[Path, ...]:
-    """The files in a folder that a pattern means, in the order of their names; there may be none."""
+    """Return the files in a folder that a pattern matches, sorted by name; there may be none."""
     return tuple(folder / name for name in _in_folder(folder, pattern)[0])
 
 
 def task_fingerprint(task: Task, store: Store, *, again: bool = False) -> str:
-    """The hash of what the examples are made from: pinned places on the hub; here, the files' names and bytes."""
+    """Hash what the examples are made from: pinned places on the hub, and names and bytes of local files."""
     memory = HashMemory(store, again=again)
     pinned = {part: one.address for part, one in _places(task).items() if isinstance(one, HubPlace)}
     local = {
@@ -213,7 +228,7 @@ def task_fingerprint(task: Task, store: Store, *, again: bool = False) -> str:
 
 
 def refuse_changed(task: Task, planned: str, store: Store) -> None:
-    """After its files were read: refuse a task whose content is not what its key in the plan stands for."""
+    """Refuse a task whose content differs from its key in the plan; call it after its files were read."""
     if task_key(task, store, again=True) != planned:
         raise DataError(
             f"the files of task {task.name!r} ({task.source}) are not those that the study was planned with; "
@@ -222,9 +237,9 @@ def refuse_changed(task: Task, planned: str, store: Store) -> None:
 
 
 def task_key(task: Task, store: Store, *, again: bool = False) -> str:
-    """What is asked and how long is trained for it, whatever the task is called and wherever its files stand.
+    """Return a key of what a task asks and how long it is trained, whatever its name and its files' location.
 
-    `again`: remembered hashes of its files are not believed.
+    `again`: hash the files again instead of using remembered hashes.
     """
     splits, form = task.splits, encode(task.form)
     used = parts_of(task)
@@ -247,7 +262,7 @@ def task_key(task: Task, store: Store, *, again: bool = False) -> str:
 
 
 def parts_of(task: Task) -> dict[str, str]:
-    """The places the examples are read from, by part. What a task does not use is left out."""
+    """Return the places that the examples are read from, by split; what a task does not use is left out."""
     splits, form = task.splits, task.form
     pairs = form.pairs if isinstance(form, Retrieve) and task.is_trained else ""
     cut_from_train = not splits.validation and splits.cut_from == "train"
@@ -274,7 +289,7 @@ LocalPlace = tuple[Path, str]  # a folder, and a name or pattern in it
 
 
 def _places(task: Task) -> dict[str, HubPlace | LocalPlace]:
-    """Where each part stands, before anything is looked up."""
+    """Return the place of each split, before anything is looked up."""
     whose = f"task {task.name!r}"
     parts = parts_of(task)
     if task.source.startswith(SIGN):
@@ -290,7 +305,7 @@ def _places(task: Task) -> dict[str, HubPlace | LocalPlace]:
 
 
 def _beside_one_file(task: Task, parts: dict[str, str], name: str) -> dict[str, str]:
-    """The parts where the source is one file: it is the train part."""
+    """Return the splits of a task whose source is one file, which is the train split."""
     if isinstance(task.form, Retrieve):
         raise SpecError(
             f"task {task.name!r}: retrieval needs a folder, and its source is {name}; name the folder"
@@ -320,7 +335,7 @@ def _place(whose: str, base: HubPlace | Path, place: str) -> HubPlace | LocalPla
 
 
 def _local_files(whose: str, folder: Path, pattern: str) -> tuple[Path, ...]:
-    """The files in a folder that a pattern means, in the order of their names."""
+    """Return the files in a folder that a pattern matches, sorted by name; raise an error if there are none."""
     found = _in_folder(folder, pattern)
     shown = folder / PurePosixPath(pattern).parent
     names = _chosen(whose, str(shown if shown.is_dir() else folder), pattern, found)
@@ -328,7 +343,7 @@ def _local_files(whose: str, folder: Path, pattern: str) -> tuple[Path, ...]:
 
 
 def _chosen(whose: str, where: str, pattern: str, found: tuple[list[str], list[str]]) -> list[str]:
-    """The names that were found, in order, if they can be meant together."""
+    """Return the names that were found, if there are some and they are of one kind."""
     names, others = found
     if not names:
         close = get_close_matches(pattern, others, n=4, cutoff=0.3) or sorted(others)[:4]
@@ -346,12 +361,12 @@ def _chosen(whose: str, where: str, pattern: str, found: tuple[list[str], list[s
 
 
 def _unpacked(name: str) -> str:
-    """A name without .gz or .zst."""
+    """Return a name without .gz or .zst."""
     return str(PurePosixPath(name).with_suffix("")) if PurePosixPath(name.lower()).suffix in CODECS else name
 
 
 def _readings(pattern: str) -> Iterator[tuple[str, ...]]:
-    """What a pattern may mean: files, or else those in the folder of that name."""
+    """Yield the interpretations of a pattern: files, or else the files in a folder of that name."""
     *folders, last = PurePosixPath(pattern).parts
     yield *folders, last
     if last.removesuffix("*"):
@@ -359,7 +374,7 @@ def _readings(pattern: str) -> Iterator[tuple[str, ...]]:
 
 
 def _fits(name: str, part: str, *, last: bool, anyhow: bool) -> bool:
-    """Does one name in a path fit one part of a pattern, `anyhow` it is capitalised? What is hidden never does."""
+    """Whether a component of a path matches one of a pattern, with `anyhow` ignoring case; hidden ones never do."""
     if name.startswith("."):
         return False
     if anyhow:
@@ -368,7 +383,7 @@ def _fits(name: str, part: str, *, last: bool, anyhow: bool) -> bool:
 
 
 def _readable(names: Iterable[str]) -> list[str]:
-    """Those of the names that can be read: tables, or else files in CoNLL's columns."""
+    """Return the names that can be read: tables, or else files in CoNLL columns."""
     kinds = {name: kind_of(name)[0] for name in names}
     for some in (KINDS, COLUMNS):
         if found := [name for name, kind in kinds.items() if kind in some]:
@@ -377,7 +392,7 @@ def _readable(names: Iterable[str]) -> list[str]:
 
 
 def _in_names(names: Iterable[str], pattern: str) -> tuple[list[str], list[str]]:
-    """The names a pattern means among those of a repository, and those in the same folder."""
+    """Return the names in a repository that a pattern matches, and others in the same folder for messages."""
     tables = [name for name in names if kind_of(name)[0]]
     folder = PurePosixPath(pattern).parent
     others = [
@@ -398,7 +413,7 @@ def _in_names(names: Iterable[str], pattern: str) -> tuple[list[str], list[str]]
 
 
 def _in_folder(folder: Path, pattern: str) -> tuple[list[str], list[str]]:
-    """The names a pattern means below a folder, and those that stand where it looks."""
+    """Return the names below a folder that a pattern matches, or else the others there for messages."""
     for anyhow, parts in product((False, True), _readings(pattern)):
         every = [
             name
@@ -412,7 +427,7 @@ def _in_folder(folder: Path, pattern: str) -> tuple[list[str], list[str]]:
 
 
 def _expand(folder: Path, below: PurePosixPath, parts: tuple[str, ...], *, anyhow: bool) -> Iterator[str]:
-    """All that a pattern means below a folder. What exists is no pattern."""
+    """Yield everything below a folder that a pattern matches; a component that exists is taken literally."""
     part, rest = parts[0], parts[1:]
     if part == ".." or (rest and (folder / below / part).exists()):
         steps = [part]
@@ -435,21 +450,7 @@ def _entries(folder: Path) -> list[Path]:
         raise DataError(f"{folder} cannot be read ({wrong.strerror}); check its permissions") from None
 
 
-# ---------------------------------------------------------------- tables
-# Files of a task → rows: only the columns that are asked for, each row with its place, for messages.
-#
-#     parquet, arrow   a row is a row; its place is its number
-#     jsonl, json      a row is a line that holds an object
-#     json             or the whole file is an array of rows, or an object with one under "data"; in SQuAD's own
-#                      layout a row is a question. Its place is its number
-#     csv              a header line, commas (or ; tab | where the header has more of them), quotes as usual
-#     tsv              a header line, tabs, no quotes: GLUE's files have stray ones
-#     conll, txt, …    CoNLL's columns, a word and its tags a line, sentences between blank lines: tokens and tags;
-#                      so is a tsv whose first line ends with a tag
-#
-# Text files may be compressed (.gz, .zst); their places are line numbers. A column may be asked for by alternatives,
-# "tokens|words". Files are read in the order they are given, in pieces, so that of a large corpus only the rows that
-# are wanted need memory.
+# ---------------------------------------------------------------- rows of files
 
 
 PIECE_BYTES = 2**22
@@ -459,7 +460,7 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class Only:
-    """Take only the rows whose `column` is among `values` (as text)."""
+    """A filter for the rows whose `column`, as text, is in `values`."""
 
     column: str
     values: Collection[str]
@@ -467,10 +468,10 @@ class Only:
 
 @dataclass(frozen=True)
 class TableRows:
-    """Some rows of one file: the columns under the names they were asked for by."""
+    """Some rows of one file, with columns under the names they were requested by."""
 
     file: str
-    numbers: Sequence[int]  # of the rows in the file, from 1
+    numbers: Sequence[int]  # row numbers in the file, from 1
     columns: dict[str, list[Any]]
 
     def __len__(self) -> int:
@@ -480,7 +481,7 @@ class TableRows:
         return f"{self.file}:{self.numbers[row]}"
 
     def taken(self, only: Only | None) -> TableRows:
-        """Those of the rows that are wanted."""
+        """Return the rows that pass the filter."""
         if only is None:
             return self
         rows = [row for row, value in enumerate(self.columns[only.column]) if str(value) in only.values]
@@ -496,7 +497,7 @@ def read(
     optional: Sequence[str] = (),
     only: Only | None = None,
 ) -> Iterator[TableRows]:
-    """The rows of the files. An optional column that is not there is all None."""
+    """Yield the rows of the files in chunks; an optional column that is absent is all None."""
     for path in files:
         kind, _ = kind_of(path.name)
         asked = _Asked(f"{whose}: {path.name}", path.name, tuple(wanted), tuple(optional))
@@ -512,12 +513,12 @@ def read(
                 yield _separated(asked, path).taken(only)
         except DataError:
             raise
-        except Exception as wrong:  # pyarrow, csv and the file system each have their own
+        except Exception as wrong:  # pyarrow, csv and the file system have their own errors
             raise _unreadable(whose, path, wrong) from wrong
 
 
 def column_names(whose: str, path: Path) -> tuple[str, ...]:
-    """The columns of a file; of JSON, those of the first row."""
+    """Return the columns of a file; for JSON, those of the first row."""
     kind, _ = kind_of(path.name)
     try:
         if kind in (".parquet", ".arrow"):
@@ -538,7 +539,7 @@ def column_names(whose: str, path: Path) -> tuple[str, ...]:
 
 
 def schema_of(path: Path) -> Any:
-    """The columns of a parquet or arrow file with their types, and what its writer noted of them."""
+    """Return the schema of a parquet or arrow file, with its metadata."""
     from pyarrow import ipc, parquet
 
     if kind_of(path.name)[0] == ".parquet":
@@ -559,7 +560,7 @@ def _unreadable(whose: str, path: Path, wrong: Exception) -> DataError:
 
 
 def lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a text file that are not blank, with their numbers."""
+    """Yield the lines of a text file that are not blank, with their numbers."""
     with _opened(path) as stream:
         number, rest, job = 0, b"", stream.read(PIECE_BYTES).removeprefix(_BOM)
         while job:
@@ -568,7 +569,7 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 if line and not line.isspace():
                     yield number, line
             job = stream.read(PIECE_BYTES)
-        if rest and not rest.isspace():  # a last line without its newline is a line
+        if rest and not rest.isspace():  # a last line without a newline
             yield number + 1, rest
 
 
@@ -577,7 +578,7 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 @dataclass(frozen=True)
 class _Asked:
-    """The columns that are asked of one file."""
+    """The columns requested of one file."""
 
     where: str
     file: str
@@ -585,7 +586,7 @@ class _Asked:
     optional: tuple[str, ...]
 
     def chosen(self, present: Collection[str], where: str = "") -> dict[str, str]:
-        """The name each column has in the file; an optional one that is not there is left out."""
+        """Return the name of each column in the file; an absent optional one is left out."""
         found = {}
         for column in (*self.wanted, *self.optional):
             name = next((one for one in column.split("|") if one in present), None)
@@ -622,7 +623,7 @@ def _arrow(asked: _Asked, path: Path, only: Only | None) -> Iterator[TableRows]:
         for batch in table.iter_batches(batch_size=PIECE_ROWS, columns=wanted) if is_parquet else table:
             numbers: Sequence[int] = range(first, first + len(batch))
             first += len(batch)
-            if only is not None:  # texts that are not wanted never become Python's
+            if only is not None:  # filter first, so that unwanted texts are not converted to Python
                 values = batch.column(chosen[only.column]).to_pylist()
                 rows = [row for row, value in enumerate(values) if str(value) in only.values]
                 batch, numbers = (
@@ -643,7 +644,7 @@ def _json_rows(asked: _Asked, path: Path) -> Iterator[TableRows]:
     size = 0
     for number, length, row in _objects(asked.where, path):
         if not all(name in row for name in chosen.values()) or len(chosen) < len(every):
-            chosen = asked.chosen(row, f"{asked.where}:{number}")  # rows may differ in what they leave out
+            chosen = asked.chosen(row, f"{asked.where}:{number}")  # rows may omit different columns
         numbers.append(number)
         for name in every:
             columns[name].append(row[chosen[name]] if name in chosen else None)
@@ -655,7 +656,7 @@ def _json_rows(asked: _Asked, path: Path) -> Iterator[TableRows]:
 
 
 def _objects(where: str, path: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """The number, bytes and content of the rows of a JSON file: one object a line, or the file as a whole."""
+    """Yield number, bytes and content of the rows of a JSON file: one object per line, or one document."""
     first = list(islice(lines(path), 2))
     in_lines = kind_of(path.name)[0] == ".jsonl"
     if first and _begins_document(where, [line for _, line in first], in_lines=in_lines):
@@ -669,7 +670,10 @@ def _objects(where: str, path: Path) -> Iterator[tuple[int, int, dict[str, Any]]
 
 
 def _begins_document(where: str, first: list[bytes], *, in_lines: bool) -> bool:
-    """By its first two lines: is a file one JSON value, and not an object a line (`in_lines`: as its name says)?"""
+    """Whether a file is one JSON document rather than an object per line, by its first two lines.
+
+    `in_lines`: the file's name says that it holds an object per line.
+    """
     begins = first[0].strip()
     if begins.startswith(b"[") or begins == b"{":
         return True
@@ -698,7 +702,7 @@ def _rows_of_document(where: str, document: Any) -> Iterator[dict[str, Any]]:
 
 
 def _squad_questions(article: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The questions of an article in SQuAD's own layout, as the hub has them."""
+    """Yield the questions of an article in SQuAD's own layout, with the columns that the hub's dataset has."""
     for paragraph in article["paragraphs"]:
         context = paragraph["context"]
         if not isinstance(context, str):
@@ -716,7 +720,7 @@ def _squad_questions(article: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _json(where: str, raw: bytes) -> Any:
     try:
-        found = json.loads(raw.decode())  # json's own guess of the encoding would hide bad UTF-8
+        found = json.loads(raw.decode())  # json's own detection of the encoding would hide bad UTF-8
         if b"\\u" in raw:
             json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair is no text
     except UnicodeDecodeError:
@@ -746,8 +750,9 @@ def _object(where: str, found: Any) -> dict[str, Any]:
 
 
 def _reader(path: Path, text: str) -> Any:
-    """The rows of a csv or tsv. Of a csv, the separator is the one that makes most columns of the header."""
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # documents are longer than the 128 KiB it allows
+    """Return a csv or tsv reader; the separator of a csv is the one that gives the header the most columns."""
+    # Documents are longer than the default limit of 128 KiB.
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     if kind_of(path.name)[0] == ".tsv":
         return csv.reader(io.StringIO(text, newline=""), delimiter="\t", quoting=csv.QUOTE_NONE)
     header = next((line for line in io.StringIO(text) if line.strip()), "")
@@ -758,7 +763,7 @@ def _reader(path: Path, text: str) -> Any:
         except csv.Error:
             return 0
 
-    separator = max(",;\t|", key=columns)  # of equals the first
+    separator = max(",;\t|", key=columns)  # the first of equals
     return csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
 
 
@@ -796,15 +801,15 @@ def _separated(asked: _Asked, path: Path) -> TableRows:
     return asked.rows(numbers, {name: [row[place] for row in rows] for name, place in at.items()})
 
 
-# ---------------------------------------------------------------- CoNLL's columns
+# ---------------------------------------------------------------- CoNLL columns
 
 CONLL = ("tokens", "tags")
 _TAG = re.compile(r"O|[BI]-\S+")
-Line = tuple[int, list[str]]  # its number, its columns
+Line = tuple[int, list[str]]  # (line number, columns)
 
 
 def _is_conll(path: Path) -> bool:
-    """By its name; or, of a tsv, because its first line has a tag and so is no header."""
+    """Whether a file is in CoNLL columns: by its name, or for a tsv because its first line has a tag."""
     kind, _ = kind_of(path.name)
     if kind == ".tsv":
         _, first = next(lines(path), (0, b""))
@@ -821,7 +826,7 @@ def _has_tag(fields: list[str]) -> bool:
 
 
 def _conll_rows(asked: _Asked, path: Path) -> TableRows:
-    """A row for each sentence. The tags are those of the last column that holds nothing else."""
+    """Return one row per sentence; the tags are the last column that holds only tags."""
     sentences = list(_sentences(asked.where, path))
     every = [line for sentence in sentences for line in sentence]
     if not every:
@@ -853,11 +858,11 @@ def _conll_rows(asked: _Asked, path: Path) -> TableRows:
 
 
 def _sentences(where: str, path: Path) -> Iterator[list[Line]]:
-    """The lines of each sentence, without comments and marks of documents."""
+    """Yield the lines of each sentence, without comments and document marks."""
     sentence: list[Line] = []
     last, ended = 0, False
     for number, line in lines(path):
-        ended, last = ended or number > last + 1, number  # blank lines have numbers too
+        ended, last = ended or number > last + 1, number  # a gap in the numbers is a blank line
         try:
             fields = _fields(line.decode().rstrip("\r"))
         except UnicodeDecodeError:
@@ -874,7 +879,7 @@ def _sentences(where: str, path: Path) -> Iterator[list[Line]]:
 
 
 def _iob2(tags: list[str]) -> list[str]:
-    """Tags in which every entity begins with B-; in IOB1, as CoNLL-2003 has it, most begin with I-."""
+    """Return tags in IOB2, where every entity begins with B-; in IOB1, as in CoNLL-2003, most begin with I-."""
     before = ["O", *tags[:-1]]
     return [
         f"B{tag[1:]}" if tag[0] == "I" and old[2:] != tag[2:] else tag

@@ -1,11 +1,12 @@
-"""Labels as files write them → their numbers; and the labels of data that nobody has listed.
+"""Labels: from values in files to their numbers, and the inference of labels that a task does not list.
 
-A label may stand there as its name, as its number (2, 2.0, "2"), or as true or false where there are two. A name
-goes before a number: where labels are called "1" to "5", a 1 is the one called "1", and 0 is none of them, unless
-metadata names the labels and the rows are known to hold numbers alone.
+`Numbering` maps values to numbers. A label may be written as its name, as its number (2, 2.0, "2"), or as true or
+false if there are two. Names take precedence over numbers: where labels are called "1" to "5", a 1 is the label
+called "1", and 0 is no label, unless metadata names the labels and the rows are known to hold numbers only.
 
-The names of numbers that nobody has listed stand beside the rows: in labels.json or label.json, in what the `datasets`
-library notes in parquet and arrow files, in dataset_infos.json or dataset_info.json, or at the top of README.md.
+`values_of` and `in_order` collect the labels of a column; `named` finds names for numeric labels beside the rows:
+in labels.json or label.json, in the `datasets` metadata of parquet and arrow files, in dataset_infos.json or
+dataset_info.json, or in the header of README.md.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from biphase.errors import SpecError, one_line
 from biphase.tasks.files import INFOS, LISTS, kind_of, read, schema_of
 
 MOST_LABELS = 1_000
-CARDS = (*INFOS, "README.md")  # of a dataset, with its columns
+CARDS = (*INFOS, "README.md")  # files that describe a dataset's columns
 _WHOLE = re.compile(r"-?\d+")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _TRUTH = {"false": 0, "true": 1}
 
 
 class Numbering:
-    """The number of each label of a list; with `numbered`, the files hold numbers alone."""
+    """Maps labels to their numbers; with `numbered`, the files hold numbers only."""
 
     def __init__(self, labels: Sequence[str], *, numbered: bool = False) -> None:
         self.labels = tuple(labels)
@@ -37,10 +38,10 @@ class Numbering:
         self.known: dict[tuple[type, Any], int | None] = {}
 
     def __call__(self, value: Any) -> int | None:
-        """Its number; None if it is no label."""
+        """Return the number of a label, or None if it is not one."""
         if isinstance(value, (list, dict)):
             return None
-        seen = (type(value), value)  # True is not 1 here
+        seen = (type(value), value)  # distinguishes True from 1
         if seen not in self.known:
             self.known[seen] = self._find(value)
         return self.known[seen]
@@ -58,11 +59,11 @@ class Numbering:
         return number if number is not None and 0 <= number < len(self.labels) else None
 
     def by_place(self, value: Any) -> bool:
-        """Is it a label by its place in the list, and not by its name?"""
+        """Whether a value is a label by its number and not by its name."""
         return str(value) not in self.names and self(value) is not None
 
     def refusal(self, value: Any) -> str:
-        """What to say of a value that is no label."""
+        """Return the message for a value that is not a label."""
         if _whole(str(value)) == -1:
             return (
                 "has the label -1: these rows are unlabelled, as GLUE's test is; "
@@ -79,11 +80,11 @@ def _whole(text: str) -> int | None:
         return None
 
 
-# ---------------------------------------------------------------- labels of data that nobody has listed
+# ---------------------------------------------------------------- inferred labels
 
 
 def values_of(whose: str, files: Sequence[Path], column: str, *, lists: bool = False) -> set[Any]:
-    """The values of a column, or of the lists it holds. A blank, or a space around one, makes no label."""
+    """Return the values of a column, or of the lists it holds; refuse missing labels and labels with spaces around."""
     found: set[Any] = set()
     for rows in read(whose, files, (column,)):
         for row, value in enumerate(rows.columns[column]):
@@ -105,7 +106,7 @@ def values_of(whose: str, files: Sequence[Path], column: str, *, lists: bool = F
 
 
 def in_order(whose: str, column: str, values: set[Any]) -> tuple[str, ...]:
-    """Labels in order: numbers by size, everything else by name."""
+    """Return labels in order: numbers by size, everything else by name."""
     numbers = (one for one in values if is_number(one) and not isinstance(one, int))
     measure = next((one for one in numbers if not float(one).is_integer()), None)
     if measure is not None:
@@ -118,13 +119,13 @@ def in_order(whose: str, column: str, values: set[Any]) -> tuple[str, ...]:
 
 
 def is_number(value: Any) -> bool:
-    """Is it a number, or the text of one?"""
+    """Whether a value is a number, or the text of one."""
     return isinstance(value, (int, float)) or (isinstance(value, str) and bool(_NUMBER.fullmatch(value)))
 
 
 def _no_label(value: Any) -> str:
-    """What is wrong with a value that can be no label."""
-    if value is None or isinstance(value, (list, dict)) or value != value:  # NaN is not itself
+    """Return why a value cannot be a label, or ""."""
+    if value is None or isinstance(value, (list, dict)) or value != value:  # NaN differs from itself
         return "has no label"
     if isinstance(value, str) and not value.strip():
         return "has no label"
@@ -133,13 +134,13 @@ def _no_label(value: Any) -> str:
     return ""
 
 
-# ---------------------------------------------------------------- the names of numbers
+# ---------------------------------------------------------------- names of numeric labels
 
 
 def named(whose: str, files: Sequence[Path], root: Path, column: str, values: set[Any]) -> tuple[str, ...]:
-    """The names of labels that are numbers, in order, where they stand beside the files or in their metadata.
+    """Return the names of numeric labels in order, from files beside the data or its metadata; () if none.
 
-    `root`: the folder the user named. Nothing is found for labels that are names already.
+    `root`: the folder that the user named. Labels that are names already return ().
     """
     numbers = {_whole(str(one)) for one in values}
     if not numbers or None in numbers:
@@ -155,15 +156,15 @@ def named(whose: str, files: Sequence[Path], root: Path, column: str, values: se
 
 
 def are_places(names: Sequence[str], values: set[Any]) -> bool:
-    """Are all values numbers of names that metadata lists, some of which are written as numbers themselves?"""
+    """Whether all values are indices into `names`, some of which look like numbers themselves."""
     written = any(_whole(one) is not None for one in names)
     return written and all(_whole(str(one)) in range(len(names)) for one in values)
 
 
 def _names_beside(whose: str, file: Path, root: Path, column: str) -> tuple[Path, tuple[str, ...]]:
-    """The first names that are found for a column, and the file that says them.
+    """Return the first names found for a column, and the file they are from.
 
-    The card of a repository stands above the folder of a configuration; there only what it says of that one counts.
+    A repository's card is above the folder of a configuration; from there only the names of that configuration count.
     """
     there, top = file.resolve(), root.resolve()
     inside = [one for one in there.parents if one.is_relative_to(top)] or [there.parent]
@@ -171,7 +172,7 @@ def _names_beside(whose: str, file: Path, root: Path, column: str) -> tuple[Path
     for path in (*beside[: len(LISTS)], there, *beside, *(top.parent / name for name in CARDS)):
         if path.name in LISTS and path.is_file():
             _refuse_damaged(whose, path)
-        with contextlib.suppress(Exception):  # absent, or no metadata: then it says nothing
+        with contextlib.suppress(Exception):  # a file that is absent or has no metadata is skipped
             found = dict(_said(path, column))  # by configuration
             own = {config: names for config, names in found.items() if config in there.parts}
             if path.parent == top.parent and top.name != "data":
@@ -191,7 +192,7 @@ def _refuse_damaged(whose: str, path: Path) -> None:
 
 
 def _said(path: Path, column: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """What a file says of the names of a column's labels, by configuration."""
+    """Yield the label names that a file gives for a column, by configuration."""
     if kind_of(path.name)[0] in (".parquet", ".arrow"):
         infos = {"": json.loads(schema_of(path).metadata[b"huggingface"])["info"]}
     elif path.name == "README.md":
@@ -208,7 +209,7 @@ def _said(path: Path, column: str) -> Iterator[tuple[str, tuple[str, ...]]]:
             infos = {"": said} if "features" in said else said
     for config, info in infos.items():
         features = info["features"]
-        if isinstance(features, list):  # so in a card: each with its name
+        if isinstance(features, list):  # in a card, features are a list of named entries
             features = {one.get("name"): one for one in features}
         names = _listed(_names(features.get(column)))
         if names:
@@ -216,7 +217,7 @@ def _said(path: Path, column: str) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _names(feature: Any) -> Any:
-    """The names in the description of a column, whose lists may be described one level deeper."""
+    """Return the label names in a column's description, which may be nested for lists."""
     if not isinstance(feature, dict):
         return None
     if "names" in feature:
@@ -225,7 +226,7 @@ def _names(feature: Any) -> Any:
 
 
 def _listed(names: Any) -> tuple[str, ...]:
-    """Names in the order of their numbers: a list, {"0": "bad"} or {"bad": 0}; nothing where they are no names."""
+    """Return names in the order of their numbers from a list, {"0": "bad"} or {"bad": 0}; () if they are not valid."""
     if isinstance(names, dict):
         numbered = all(_WHOLE.fullmatch(str(one)) for one in names)
         pairs = names.items() if numbered else ((number, name) for name, number in names.items())

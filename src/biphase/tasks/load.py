@@ -1,6 +1,7 @@
-"""What a task asks, read and checked: the rows of its files as examples.
+"""Loading a task: the rows of its files as checked examples, divided into train, validation and test.
 
-Texts are already filled into the task's template. Nothing here knows of tokens or models.
+`load` returns the `Examples` of any task; `load_retrieval` does so for retrieval, from documents, queries and judgments
+(qrels). Texts are already filled into the task's template. Nothing here knows of tokens or models.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class LabelledText:
 
 @dataclass(frozen=True, slots=True)
 class TaggedSentence:
-    """TC: the words of a sentence and the number of the tag of each."""
+    """TC: the words of a sentence and the number of each word's tag."""
 
     words: tuple[str, ...]
     tags: tuple[int, ...]
@@ -37,7 +38,7 @@ class TaggedSentence:
 
 @dataclass(frozen=True, slots=True)
 class AnswerSpan:
-    """A piece of a context: `context[start : start + len(text)] == text`."""
+    """A span of a context: `context[start : start + len(text)] == text`."""
 
     text: str
     start: int
@@ -45,7 +46,7 @@ class AnswerSpan:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """QA: what stands before the context, the context, and the answers (none: it has no answer there)."""
+    """QA: the text before the context, the context, and the answers (empty: unanswerable)."""
 
     name: str  # the id of the row, or its place
     before: str
@@ -55,7 +56,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """IR: a query and a document that belong together."""
+    """IR: a query and a relevant document."""
 
     query: str
     document: str
@@ -71,7 +72,7 @@ class Library:
 
 @dataclass(frozen=True)
 class Search:
-    """IR: queries, and for each the grades of the judged documents, by their place in the library."""
+    """IR: queries, and for each the grades of its judged documents by their index in the library."""
 
     library: Library  # one object, shared by validation and test
     names: tuple[str, ...]
@@ -87,32 +88,32 @@ Part = Sequence[LabelledText] | Sequence[TaggedSentence] | Sequence[Question] | 
 
 @dataclass(frozen=True)
 class Examples:
-    """A dataset, cut into its parts. `train` is empty where the task borrows another's model."""
+    """A dataset in its splits; `train` is empty if the task is scored with another task's model or zero-shot."""
 
     train: Sequence[LabelledText] | Sequence[TaggedSentence] | Sequence[Question] | Sequence[Pair]
     validation: Part
     test: Part
-    # By part, for each example the number of its row in the files it was read from, from 0 on; retrieval has ids.
+    # By split: the row number of each example in its files, from 0; retrieval has ids instead.
     rows: dict[str, Sequence[int]] = field(default_factory=dict)
 
 
-# ---------------------------------------------------------------- cuts
-# Validation cut off from another part, exactly as `datasets.Dataset.train_test_split` does it.
+# ---------------------------------------------------------------- splitting
+# Validation is cut from another split exactly as `datasets.Dataset.train_test_split` does it.
 
 
 def cut(count: int, splits: Splits) -> tuple[list[int], list[int]]:
-    """Of `count` rows, the places of those that go to validation and of the rest, each in a permuted order."""
+    """Return the indices of `count` rows that go to validation, and of the rest, each in a permuted order."""
     order = numpy.random.default_rng(splits.seed).permutation(count).tolist()
     first = count - int((1 - splits.cut) * count)
     return order[:first], order[first:]
 
 
 # ---------------------------------------------------------------- judgments
-# Which documents answer which queries (qrels), as they are written.
+# Formats of qrels (which documents answer which queries):
 #
 # a table                       query-id, corpus-id, score                       BEIR, MTEB
 # four columns, no header       query, iteration, document, grade                TREC
-# a row for each query          query_id, query, positive_passages: [{docid}]    MLDR: the query's text stands there too
+# one row per query             query_id, query, positive_passages: [{docid}]    MLDR: includes the query's text
 
 
 QUERY = "query-id|query_id|qid|query"
@@ -132,13 +133,13 @@ class Judgment:
 
 @dataclass
 class Judgments:
-    """All judgments of a part, in the order of the files; and the queries' texts, where they stand there too."""
+    """All judgments of a split in the order of the files, and the queries' texts if the files have them."""
 
     rows: list[Judgment] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
 
     def by_query(self) -> dict[str, dict[str, int]]:
-        """The grades of each query's documents, queries in the order they appear, if any document is relevant."""
+        """Return the grades of each query's documents, for queries with a relevant document, in order of appearance."""
         found: dict[str, dict[str, int]] = {}
         for one in self.rows:
             found.setdefault(one.query, {})[one.document] = one.grade
@@ -146,11 +147,11 @@ class Judgments:
 
 
 def read_judgments(whose: str, files: Sequence[Path]) -> Judgments:
-    """The judgments of the files. The same one twice counts once; two grades for one document are refused."""
+    """Read judgments; duplicates count once, and two different grades for one document are refused."""
     made = Judgments()
     known: dict[tuple[str, str], int] = {}
     for path in files:
-        if kind_of(path.name)[0] in (".tsv", *COLUMNS):  # TREC's are .txt
+        if kind_of(path.name)[0] in (".tsv", *COLUMNS):  # TREC's files are .txt
             found = _separated(whose, path)
         elif PASSAGES in column_names(whose, path):
             found = _passages(whose, path, made.texts)
@@ -176,11 +177,11 @@ def _table(whose: str, path: Path) -> Iterator[Judgment]:
 
 
 def _separated(whose: str, path: Path) -> Iterator[Judgment]:
-    """Tabs or spaces, with BEIR's header or without one."""
+    """Yield judgments from columns separated by tabs or spaces, with BEIR's header or without one."""
     order: tuple[int, ...] = ()
     width = 0
     for number, line in lines(path):
-        place = f"{path.parent.name}/{path.name}:{number}"  # a test.tsv may stand elsewhere too
+        place = f"{path.parent.name}/{path.name}:{number}"  # other folders may have such a file too
         text = line.decode(errors="replace").rstrip("\r")
         fields = [one.strip() for one in text.split("\t")] if "\t" in text else text.split()
         if not order:
@@ -197,7 +198,7 @@ def _separated(whose: str, path: Path) -> Iterator[Judgment]:
 
 
 def _order(where: str, fields: list[str], header: bool) -> tuple[int, ...]:
-    """Which columns are query, document and grade."""
+    """Return which columns are query, document and grade."""
     if not header and len(fields) in (3, 4):
         return (0, 1, 2) if len(fields) == 3 else (0, 2, 3)
     found = [
@@ -234,7 +235,7 @@ def _passages(whose: str, path: Path, texts: dict[str, str]) -> Iterator[Judgmen
 
 
 def identity(whose: str, value: Any, place: str) -> str:
-    """An id as text; numbers are ids too."""
+    """Return an id as text; integers are accepted."""
     if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
         raise DataError(f"{whose}: {place} has the id {value!r}; give it a text or a whole number")
     return str(value)
@@ -256,10 +257,8 @@ def _grade(value: Any) -> int | None:
 
 
 # ---------------------------------------------------------------- retrieval
-# Retrieval: judgments, queries and documents → pairs to train on, and searches to be scored by.
-#
-# A query counts if some document is relevant to it (a grade of 1 or more), as pytrec_eval and BEIR do it. Where
-# validation is cut from another part, it is the queries that are cut.
+# A query counts if a document is relevant to it (grade 1 or more), as in pytrec_eval and BEIR. If validation is cut
+# from another split, its queries are divided.
 
 
 DOCUMENT_ID = "_id|id|docid|doc_id|corpus-id|corpus_id|pid"
@@ -267,11 +266,11 @@ Files = dict[str, tuple[Path, ...]]
 Grades = dict[str, dict[str, int]]
 
 
-EMPTY = 0.01  # the share of judged documents that may lack any text, as a few do in old collections
+EMPTY = 0.01  # share of judged documents that may have no text, as a few in old collections
 
 
 def load_retrieval(task: Task, files: Files, documents: Literal["judged", "all"]) -> Examples:
-    """The examples of a retrieval task."""
+    """Return the examples of a retrieval task."""
     form = task.form
     assert isinstance(form, Retrieve)
     whose = f"task {task.name!r}"
@@ -315,7 +314,7 @@ def load_retrieval(task: Task, files: Files, documents: Literal["judged", "all"]
 
 
 def _cut(task: Task, judged: dict[str, Judgments]) -> tuple[dict[str, Grades], list[Judgment]]:
-    """Grades of validation and test, and the judgments that are left to train on."""
+    """Return the grades of validation and test, and the judgments left for training."""
     graded = {part: rows.by_query() for part, rows in judged.items()}
     trained = judged["train"].rows if "train" in judged else []
     if "validation" in graded:
@@ -341,7 +340,7 @@ def _search(
 def _refuse_missing(
     whose: str, asked: Iterable[Judgment], queries: dict[str, str], texts: dict[str, str], wanted: set[str]
 ) -> None:
-    """Every judgment that counts must name a query and a document that are there."""
+    """Refuse judgments of queries or documents that do not exist."""
     for one in asked:
         if one.query not in queries:
             raise DataError(
@@ -360,7 +359,7 @@ def _refuse_missing(
 def _queries(
     whose: str, form: Retrieve, files: Files, judged: dict[str, Judgments], wanted: set[str]
 ) -> dict[str, str]:
-    """The text of each query that is judged: from the files of queries, or beside its judgments."""
+    """Return the text of each judged query, from the query files or beside its judgments."""
     if "queries" in files:
         return _document_texts(whose, form.query, files["queries"], QUERY_ID, wanted)
     columns = columns_of("Retrieve.query", form.query)
@@ -385,7 +384,10 @@ def _document_texts(
     whole: bool = False,
     spared: float = 0.0,
 ) -> dict[str, str]:
-    """Texts by id, in the order of the files: those that are wanted, or all. Of the wanted, so many may be empty."""
+    """Return texts by id in the order of the files: those in `wanted`, or all if `whole`.
+
+    A share `spared` of the wanted texts may be empty.
+    """
     columns = columns_of("Retrieve", template)
     only = None if whole else Only(name_column, wanted)
     found: dict[str, str] = {}
@@ -429,12 +431,12 @@ def _pairs(whose: str, form: Retrieve, files: Sequence[Path]) -> list[Pair]:
 
 
 def _filled(template: str, columns: tuple[str, ...], text: str) -> str:
-    """A template where only the text is known."""
+    """Fill a template of which only the column "text" is known."""
     return filled(template, dict.fromkeys(columns, "") | {"text": text})
 
 
 def _text(whose: str, value: Any, column: str, rows: TableRows, row: int, *, needed: bool = False) -> str:
-    """A column as text. An empty title is usual; an empty document is one that nobody finds."""
+    """Return a column's value as text; with `needed`, refuse an empty one (an empty title is usual)."""
     if value is None and not needed:
         return ""
     if not isinstance(value, (str, int, float)) or (needed and not str(value).strip()):
@@ -443,14 +445,13 @@ def _text(whose: str, value: Any, column: str, rows: TableRows, row: int, *, nee
 
 
 # ---------------------------------------------------------------- load
-# A task's files → its examples: read, checked row by row, cut into parts.
 
 
 PARTS = ("train", "validation", "test")
 
 
 def load(task: Task, *, documents: Literal["judged", "all"]) -> Examples:
-    """The examples of a task. Retrieval searches `documents`: those that are judged at all, or the whole corpus."""
+    """Return the examples of a task. Retrieval searches `documents`: the judged ones, or the whole corpus ("all")."""
     files = files_of(task)
     if isinstance(task.form, Retrieve):
         return load_retrieval(task, files, documents)
@@ -573,7 +574,7 @@ def _name(known: Any, rows: TableRows, row: int) -> str:
 
 
 def spans_of(answers: Any, context: str) -> tuple[AnswerSpan, ...]:
-    """The answers of one row, in any of the ways they are written, or ValueError with the reason."""
+    """Return the answers of one row, in any supported format; raise ValueError with the reason if they are wrong."""
     texts: list[Any]
     starts: list[Any]
     if isinstance(answers, dict) and {"text", "answer_start"} <= set(answers):

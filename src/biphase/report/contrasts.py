@@ -320,7 +320,7 @@ class ScoreView:
         return 100 * self.evidence.by_rate(model, task)[self.rows[model.name]]
 
     def resampled(self, model: Model, tasks: tuple[str, ...], metric: str) -> Floats | None:
-        """Mean resampled score over tasks as (resamples, pretraining seeds, fine-tuning seeds); None if a task has none."""
+        """Mean over tasks as (resamples, pretraining seeds, fine-tuning seeds); None if a task has no values."""
         found = [self.draws.of(model, task, metric) if self.draws else None for task in tasks]
         known = [one for one in found if one is not None]
         if len(known) < len(tasks):

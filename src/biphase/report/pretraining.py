@@ -62,7 +62,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Switch:
-    """A step at which something changes: another objective, or the decay begins."""
+    """A step at which the objective changes or the decay begins."""
 
     step: int
     what: str
@@ -70,7 +70,7 @@ class Switch:
 
 @dataclass(frozen=True)
 class Curve:
-    """The losses on the way to a result. In long curves a point is the mean of adjacent lines, or of a sample of them."""
+    """The losses on the way to a result. In long curves a point is the mean of (a sample of) adjacent lines."""
 
     result: str
     steps: list[int]
@@ -280,8 +280,8 @@ def _mean(lines: list[dict[str, Any]]) -> list[_Point]:
 
 # ---------------------------------------------------------------- repetition
 # A checkpoint records how many rows it has read and how many epochs that was. This gives the number of rows of its
-# corpus, and so the epochs at every step of every run that reads the same corpus. Epochs count from the root through all
-# runs on the path, also through a run that restarted its data order: what matters is how often the model saw a text.
+# corpus, and so the epochs at every step of every run that reads the same corpus. Epochs count from the root through
+# all runs on the path, also through one that restarted its data order: what matters is how often the model saw a text.
 # Where the path reads several corpora, only the one read last is counted.
 #
 # Masks are new in each epoch and causal targets are not, so a repeated corpus gives MLM more to learn than CLM.
@@ -355,7 +355,7 @@ def _rows(store: Store, job: TrainingJob) -> int:
 
 @dataclass(frozen=True)
 class LossGap:
-    """Training and held-out loss of the objective that is being trained, at one step from the root."""
+    """Training and held-out loss of the objective in training, at one step counted from the root."""
 
     step: int
     objective: str  # "mlm 40%"

@@ -32,8 +32,8 @@ from biphase.study.plan import Plan
 from biphase.text import counted, effect
 
 # Standard deviation of one score over fine-tuning seeds, in points. SC: the paper's Figure 1 has half widths of
-# 0.11 to 0.18 over five seeds for means of three tasks, so 0.12 for such a mean and √3 times as much for one task. The
-# paper does not give the others: TC is assumed equal to SC, QA and IR noisier (ReCoRD; 43 queries of MS MARCO).
+# 0.11 to 0.18 over five seeds for means of three tasks, so 0.12 for such a mean and √3 times as much for one task.
+# The paper does not give the others: TC is assumed equal to SC, QA and IR noisier (ReCoRD; 43 queries of MS MARCO).
 ASSUMED: dict[Family, float] = {"SC": 0.2, "TC": 0.2, "QA": 0.85, "IR": 0.5}
 # Small models are noisier. Measured with a 30M model on one task of each family (docs/results/replica).
 ASSUMED_OF_SMALL: dict[Family, float] = {"SC": 0.7, "TC": 0.45, "QA": 3.0, "IR": 1.4}

@@ -45,7 +45,7 @@ class Data:
 
 @dataclass(frozen=True)
 class MachineUsed:
-    """A device and the software on it, with what it computed."""
+    """A device and its software, with the number of jobs and trials it computed."""
 
     device: str
     software: str
@@ -218,7 +218,7 @@ def _protocol(spec: Finetune, evidence: Evidence) -> tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class MissingTrials:
-    """A result and a task of which some leaves are missing."""
+    """The number of missing trials of one result on one task."""
 
     result: str
     task: str
@@ -228,7 +228,7 @@ class MissingTrials:
 
 @dataclass(frozen=True)
 class Unusable:
-    """One trial or state that failed or cannot be read."""
+    """A trial or checkpoint that failed or cannot be read."""
 
     title: str  # "result · task · lr · seed", or the results or run of a checkpoint
     key: str
@@ -333,7 +333,7 @@ def _titles(grid: ScoreGrid) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One result. What is not known yet is None, or empty."""
+    """One result with its recipe, cost and progress. Unknown fields are None or empty."""
 
     name: str
     model: str  # the name of the model it belongs to

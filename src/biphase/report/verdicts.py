@@ -58,7 +58,7 @@ class ClaimPart:
 
     @property
     def contrary(self) -> bool:
-        """Whether the whole 95% interval lies below both 0 and the margin, although the corrected test is not significant."""
+        """Whether the 95% interval lies below both 0 and the margin, although the corrected test is not significant."""
         return self.supports == "underpowered" and self.estimate.high < min(self.margin, 0.0)
 
 
@@ -371,7 +371,7 @@ def _causal(model: Model) -> float:
 
 
 def statements(over: ComparableModels) -> list[Statement]:
-    """Every claim that a report tests: the paper's, if the study pretrains at least two models, then the study's own."""
+    """Every claim that a report tests: the paper's, if the study pretrains two models or more, then the study's own."""
     pretrained = {one.name for line in over.lines for one in line.models if one.recipe.spans}
     return [*(STATEMENTS if len(pretrained) > 1 else ()), *own_statements(over)]
 

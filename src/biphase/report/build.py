@@ -39,7 +39,7 @@ KNOWN = (
 
 @dataclass(frozen=True)
 class Built:
-    """What was written, and what it says in short."""
+    """The files that were written, and their content."""
 
     folder: Path
     files: tuple[Path, ...]

@@ -1,4 +1,4 @@
-"""The figures of a report: each is described once as data, then drawn by Plotly for the page and matplotlib for print."""
+"""The figures of a report: described once as data, then drawn by Plotly for the page and by matplotlib for print."""
 
 from __future__ import annotations
 

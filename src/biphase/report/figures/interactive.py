@@ -175,9 +175,9 @@ def _short(value: float) -> float | int | None:
 
 
 # ---------------------------------------------------------------- layouts
-# Panels stand side by side on a desktop and below each other on a phone. Heights are in pixels and do not depend on the
-# width, so the page does not shift while figures are drawn. Notes and lines refer to the axes of their panel, not to the
-# whole drawing, so both layouts have the same ones.
+# Panels stand side by side on a desktop and below each other on a phone. Heights are in pixels and do not depend on
+# the width, so the page does not shift while figures are drawn. Notes and lines refer to the axes of their panel, not
+# to the whole drawing, so both layouts have the same ones.
 
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"

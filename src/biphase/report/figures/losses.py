@@ -254,8 +254,8 @@ def _caption(parts: list[Part]) -> str:
 
 
 # ---------------------------------------------------------------- repetition
-# Training loss minus held-out loss over epochs of the corpus, a panel for each kind of objective. Both losses are of the
-# objective that the run trains at that step, so the gaps of two objectives are comparable although their losses are not.
+# Training loss minus held-out loss over epochs of the corpus, a panel for each kind of objective. Both losses are of
+# the objective in training at that step, so the gaps of two objectives are comparable although their losses are not.
 
 
 SETTLED = 0.1  # epochs before which losses fall too fast to set the scale

@@ -258,8 +258,8 @@ def _heads(heads: list[tuple[float, str]]) -> Series:
 
 
 # ---------------------------------------------------------------- costs
-# Time is seconds × devices on the machine that computed each training job: GPU-hours on GPUs, plain hours on a CPU. Jobs
-# that were imported without their times are not counted, and the caption says so.
+# Time is seconds × devices on the machine that computed each training job: GPU-hours on GPUs, hours on a CPU. Jobs that
+# were imported without their times are not counted, and the caption says so.
 
 
 # The names that Python gives to CPUs; a GPU reports its own name.

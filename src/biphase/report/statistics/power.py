@@ -23,7 +23,7 @@ NODES = (
 
 @dataclass(frozen=True)
 class Noise:
-    """The sds of a score, or of a paired difference, by where they come from."""
+    """The sds of a score, or of a paired difference, by source."""
 
     pretraining: float
     finetuning: float

@@ -1,4 +1,4 @@
-"""The cases of `biphase bench` as records, their defaults by kind of device, and the cases that characterize a device."""
+"""The cases of `biphase bench` as records, their defaults by kind of device, and the cases that describe a device."""
 
 from __future__ import annotations
 

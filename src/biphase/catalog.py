@@ -2,9 +2,9 @@
 
 Sources on the hub are pinned by commit. For two of the paper's own copies (hgissbkh/uner_en and hgissbkh/record) no
 commit is known here: they are read from a local folder (`--data`), or from the hub once a commit is named (`Task.pin`).
-For the others that the paper copied, a public original is used instead: CoNLL-2003 (the paper's copy has 1, 2 and 1 more
-sentences, made of document marks), OntoNotes 5 and MLDR (of which hgissbkh's are re-uploads), and the MS MARCO training
-pairs.
+Instead of the paper's copies of three more datasets and of the MS MARCO training pairs, the public originals are used:
+CoNLL-2003 (the paper's copy has 1, 2 and 1 more sentences, made of document marks), OntoNotes 5 and MLDR (hgissbkh's
+are re-uploads of these).
 """
 
 from __future__ import annotations

@@ -251,7 +251,7 @@ def work(
 def _code(
     code: int, warned: bool, made: Plan, where: Store, heartbeat: WorkerHeartbeat, results: set[str] | None
 ) -> int:
-    """The exit code of a worker: one that was warned (of a time limit), but not stopped, asks to be restarted."""
+    """The exit code of a worker: one that Slurm warned (SIGUSR1) and no user stopped asks to be restarted."""
     from biphase.cluster.launch import WORK_LEFT
     from biphase.study.status import work_left
 

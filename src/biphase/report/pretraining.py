@@ -1,6 +1,6 @@
 """The cost of pretraining and its loss curves, from the files of the store. No torch.
 
-`job_costs` gives tokens, FLOPs, seconds and joules of every training job; `curve` the losses on the way to a result;
+`job_costs` gives tokens, FLOPs, seconds and joules of every training job; `curve` the losses on the path to a result;
 `Epochs` how often a result has read its corpus; `gaps` the difference between training and held-out loss.
 
 FLOPs are the model's own, as `study.costs` counts them: the head counts only where it runs. Seconds were measured on
@@ -70,7 +70,7 @@ class Switch:
 
 @dataclass(frozen=True)
 class Curve:
-    """The losses on the way to a result. In long curves a point is the mean of (a sample of) adjacent lines."""
+    """The losses on the path to a result. In long curves a point is the mean of (a sample of) adjacent lines."""
 
     result: str
     steps: list[int]
@@ -126,7 +126,7 @@ def _job_cost(entry: ledger.JobStatus, entries: dict[str, ledger.JobStatus], sto
 
 
 def _began(entry: ledger.JobStatus, store: Store) -> float | None:
-    """The seconds on the clock when a job began, from the metrics line of its first step."""
+    """The seconds on the clock when a job began: those in the metrics line of the last step before it."""
     with contextlib.suppress(StoreError):
         told = read_verified(store.told(store.checkpoints / entry.job.key), LINES)
         at = told.find(b'{"step": %d, "loss"' % entry.job.span[0])
@@ -162,7 +162,7 @@ def about_state(plan: Plan, store: Store, result: str) -> dict[str, Any]:
 
 
 def curve(plan: Plan, store: Store, result: str, *, live: bool = False) -> Curve:
-    """The losses on the way to a result, as far as known; `live` includes what a worker is writing now."""
+    """The losses on the path to a result, as far as known; `live` includes what a worker is writing now."""
     found = texts(plan, store, result, live=live)
     try:
         return _curve(plan, result, found)
@@ -190,7 +190,7 @@ def _curve(plan: Plan, result: str, found: list[str]) -> Curve:
 
 
 def switches(plan: Plan, result: str) -> tuple[Switch, ...]:
-    """The steps at which the objective changes or a decay begins, on the way to a result."""
+    """The steps at which the objective changes or a decay begins, on the path to a result."""
     found = []
     path = plan.path(plan.results[result])
     for before, job in zip((None, *path), path, strict=False):
@@ -205,7 +205,7 @@ def switches(plan: Plan, result: str) -> tuple[Switch, ...]:
 
 
 def texts(plan: Plan, store: Store, result: str, *, live: bool) -> list[str]:
-    """The unparsed metrics lines on the way to a result. A file that fails verification is skipped."""
+    """The unparsed metrics lines on the path to a result. A file that fails verification is skipped."""
     path = plan.path(plan.results[result])
     found: list[str] = []
     for job in reversed(path):  # a checkpoint holds the lines of its whole path
@@ -370,7 +370,7 @@ class LossGap:
 
 
 def gaps(plan: Plan, store: Store, result: str, *, live: bool = False) -> list[LossGap]:
-    """The gap at every held-out measurement on the way to a result.
+    """The gap at every held-out measurement on the path to a result.
 
     There is none for a scheduled masking ratio, because the held-out loss is measured at fixed ratios.
     """

@@ -393,7 +393,7 @@ def _run(evidence: Evidence, name: str, model: str, by_key: dict[str, JobCost]) 
 
 
 def last_heldout(plan: Plan, store: Store, result: str) -> dict[str, float]:
-    """The last held-out losses measured on the way to a result.
+    """The last held-out losses measured on the path to a result.
 
     Only the lines that contain held-out losses are parsed, because curves are long.
     """

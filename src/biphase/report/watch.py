@@ -1,4 +1,4 @@
-"""Serve the page of a running study on localhost, and rebuild it when the store changes (`biphase watch`).
+"""Serve the page of a running study on localhost, and rebuild it when the store changes (`report --watch`).
 
 `Watcher` polls the store and rebuilds the report; `Server` answers requests from memory. Only a few fixed paths are
 served: no folder can be listed and no path leads to a file. Requests with another Host or Origin header are refused,

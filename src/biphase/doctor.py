@@ -192,6 +192,7 @@ def render(findings: Iterable[Diagnosis]) -> str:
 
 
 def look_at_versions() -> list[Diagnosis]:
+    """Check Python and the packages that biphase requires."""
     package = importlib.metadata.metadata("biphase")
     requirements = importlib.metadata.requires("biphase") or []
     names = [_split(text)[0] for text in requirements]

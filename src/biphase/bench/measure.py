@@ -80,10 +80,12 @@ class Timing:
 
 
 def failure(why: str) -> Timing:
+    """A timing that records only why the measurement failed."""
     return Timing(float("nan"), float("nan"), float("nan"), failed=why)
 
 
 def wait(device: torch.device) -> None:
+    """Wait until a GPU has finished; does nothing for a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -294,6 +296,7 @@ def on_gpu(events: Any, vocab: int) -> Times:
 
 
 def on_cpu(events: Any, vocab: int) -> Times:
+    """CPU operations by name, in their own time without callees."""
     times: Times = defaultdict(float)
     for event in events:
         if not event.is_user_annotation:
@@ -306,6 +309,7 @@ def _has(event: Any, vocab: int) -> bool:
 
 
 def sorted_out(times: Times, steps: int) -> Breakdown:
+    """Sum microseconds by kind of kernel, as milliseconds of one step."""
     kinds: dict[str, float] = defaultdict(float)
     names: dict[str, float] = defaultdict(float)
     for (name, with_vocab), microseconds in times.items():
@@ -574,6 +578,7 @@ def bench_on(encoder: Encoder, precision: str, device: torch.device) -> FineTune
 def measure_finetuning(
     case: FinetuneCase, device: torch.device, *, profile: Callable[[Breakdown], None] | None = None
 ) -> Timing:
+    """Measure our fine-tuning; `profile`: receives the breakdown of a step."""
     data = Dataset(case)
     reading = reading_of(case.vocab, CONTEXT)
     family = family_of(data.task(), data.examples(), reading, protocol="standard")
@@ -604,6 +609,7 @@ def path_of(bench: FineTuner) -> str:
 
 
 def train_once(bench: FineTuner, family: Family, case: Any, after: Callable[[], None]) -> TaskModel:
+    """One fine-tuning as a study makes it; `after` is called at the end of each step."""
     spec = Finetune(
         (family.task,), lrs=(TUNING_RATE,), seeds=(SEED,), protocol="standard", precision=case.precision
     )

@@ -80,6 +80,7 @@ AttentionMaskInterface.register(MASKLESS, lambda *parts, **named: None)
 
 
 def refuse_missing(package: str, peer: str) -> None:
+    """Refuse if a package that a peer needs is not installed."""
     if find_spec(package) is None:
         name = package.replace("_", "-")
         raise TrainingError(f"{peer} needs the package {name}; type pip install {name}, or --against none")
@@ -160,6 +161,7 @@ class RowDataset(torch.utils.data.Dataset):
 
 
 def shape(size_name: str, vocab: int, length: int) -> dict[str, Any]:
+    """The configuration fields of a size, as transformers names them."""
     size = SIZES[size_name]
     return {
         "vocab_size": vocab,
@@ -180,6 +182,7 @@ def shape(size_name: str, vocab: int, length: int) -> dict[str, Any]:
 
 
 def peer_model(case: PretrainCase) -> nn.Module:
+    """The transformers model of a case: EuroBERT for MLM, Llama for CLM."""
     like = shape(case.size, case.vocab, case.length)
     torch.manual_seed(0)
     if case.objective == "mlm":
@@ -250,6 +253,7 @@ def padded(examples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def finetune(case: FinetuneCase, device: torch.device, *, peer: str, rate: float, length: int) -> Timing:
+    """Time the Trainer's fine-tuning, on padded batches."""
     data = Dataset(case)
     collate: Callable[[list[Any]], dict[str, Any]] = padded
     said = TrainingArguments(**arguments(case, device, peer=peer, batch=case.batch, rate=rate))
@@ -333,6 +337,7 @@ def examples_of(texts: RetrievalTexts) -> Examples:
 
 
 def train_ours(texts: RetrievalTexts, folder: Path, device: torch.device) -> Timing:
+    """Time our training for retrieval."""
     subject, bench = _loaded(texts.case, folder, device)
     task, examples = task_of(texts.case), examples_of(texts)
     family = family_of(task, examples, subject.reading, protocol="standard")

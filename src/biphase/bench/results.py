@@ -245,6 +245,7 @@ def table(compared: list[Compared]) -> str:
 
 
 def profile_table(one: Breakdown) -> str:
+    """The breakdown of a step as text: time by kind, then the longest kernels."""
     rows = [["", "ms", "share"]]
     rows += [[kind, f"{ms:.2f}", f"{ms / one.total:.0%}"] for kind, ms in one.by_kind.items()]
     rows.append(["together", f"{one.total:.2f}", ""])

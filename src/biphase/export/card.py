@@ -81,6 +81,7 @@ def hidden_states() -> str:
 
 
 def both_ways() -> str:
+    """Lines that assert bidirectional attention: the first token's vector must depend on a later token."""
     return "\n".join(
         (
             'other = model(**tokenizer("A word.", return_tensors="pt")).last_hidden_state',
@@ -265,6 +266,7 @@ class Base:
 
 
 def base_of(run: Pretrain) -> Base:
+    """The published model that a run started from, with its licence."""
     start = lineage(run)[0].start
     if not isinstance(start, Hub):
         return Base()
@@ -352,6 +354,7 @@ def titled(state: SavedCheckpoint) -> str:
 
 
 def start_words(start: Size | Hub) -> str:
+    """The start of a run as text: its shape, or the published model."""
     if isinstance(start, Size):
         return (
             f"from scratch, {escaped(start.name)}: {start.layers} layers of width {start.hidden}, {start.heads} heads "
@@ -415,6 +418,7 @@ def _training_settings(state: SavedCheckpoint) -> Rows:
 
 
 def data(state: SavedCheckpoint, shards: Shards) -> list[str]:
+    """The corpus, its token counts and its tokenizer, as a table."""
     run = state.run
     corpus, card = corpus_of(run), shards.card
     words = "byte-level BPE, trained on the corpus"

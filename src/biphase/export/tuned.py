@@ -255,6 +255,7 @@ LIBRARIES = {"sentence-similarity": "sentence-transformers"}
 def tuned_card(
     again: Retrained, store: Store, written: Written, *, pipeline: str, labels: tuple[str, ...], onnx: bool
 ) -> Card:
+    """The card of a fine-tuned model: its task, its scores, and how its inputs must be written."""
     recipe = again.recipe
     task, form = recipe.trained_on, recipe.trained_on.form
     blocks = [card.embeddings(prompts_of(form))] if isinstance(form, Retrieve) else []

@@ -295,6 +295,8 @@ def edits_for(config: Any, *, windows: bool) -> tuple[Edits, ...]:
 
 @dataclass(frozen=True)
 class Exported:
+    """The result of an export."""
+
     folder: Path
     written: Written
     onnx: bool

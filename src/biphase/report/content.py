@@ -76,6 +76,8 @@ def reading(*, claims: bool) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Content:
+    """Everything that a report shows."""
+
     evidence: Evidence
     estimates: Estimates
     findings: tuple[Finding, ...]

@@ -206,6 +206,7 @@ def rows_in_common(models: list[Model]) -> dict[str, list[int]]:
 
 
 def _group(plan: Plan, *members: Model, about: str) -> Group:
+    """Sort models of one setting by size and shape into `ModelGroup`s."""
     by_size: dict[tuple[str, str], list[Model]] = {}
     for one in members:
         by_size.setdefault((one.recipe.size, one.recipe.shape), []).append(one)

@@ -76,6 +76,7 @@ class Headline:
 
 
 def headline(evidence: Evidence, findings: Iterable[Finding]) -> Headline:
+    """The top of a report, from the scores and the verdicts."""
     verdicts = Counter(one.reads for one in findings)
     answer, subject, against = _answer(evidence)
     return Headline(

@@ -55,6 +55,8 @@ class MachineUsed:
 
 @dataclass(frozen=True)
 class Provenance:
+    """Where the numbers of a report come from."""
+
     version: str
     study: str  # the hash of the study record
     data: tuple[Data, ...]
@@ -81,6 +83,7 @@ class Provenance:
 
 
 def provenance(evidence: Evidence) -> Provenance:
+    """Collect the provenance of a report from the store."""
     plan, store = evidence.plan, evidence.store
     finetune = plan.study.finetune
     joules = [cost.joules for cost in evidence.job_costs if cost.joules is not None]
@@ -237,6 +240,8 @@ class Unusable:
 
 @dataclass(frozen=True)
 class Missing:
+    """What is missing from a report, and why."""
+
     done: int
     of: int
     gaps: tuple[MissingTrials, ...]

@@ -64,6 +64,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class BoardRow:
+    """One model of a board."""
+
     model: Model
     cells: tuple[Cell, ...]
 

@@ -462,6 +462,7 @@ def _finding(
 
 
 def missing_families(over: ComparableModels, statement: Statement) -> list[str]:
+    """The families that a claim is about and the study has no task of."""
     return [one for one in statement.on if one not in over.families]
 
 

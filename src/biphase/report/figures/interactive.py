@@ -194,6 +194,7 @@ WIDTHS = {
 
 
 def layout_of(figure: Figure, *, narrow: bool) -> dict[str, Any]:
+    """The Plotly layout of a figure, for a desktop or a phone."""
     count = len(figure.panels)
     columns = 1 if narrow else count
     heights = [panel.rows * ROW if panel.rows else PANEL[narrow] for panel in figure.panels]

@@ -67,6 +67,7 @@ class _Found:
 
 
 def losses_figure(evidence: Evidence, *, live: bool = False) -> Figure | None:
+    """Training and held-out losses over steps, with every change of objective and every decay marked."""
     drawn = parts(evidence, live=live)
     if not drawn:
         return None

@@ -48,6 +48,7 @@ class _Placed:
 
 
 def tree_figure(evidence: Evidence) -> Figure | None:
+    """Which checkpoint is trained from which, over steps, and where the results lie."""
     plan = evidence.plan
     if not plan.jobs:
         return None
@@ -282,6 +283,7 @@ class _Bar:
 
 
 def costs_figure(evidence: Evidence) -> Figure | None:
+    """The time of pretraining by objective and of fine-tuning by task."""
     work = evidence.job_costs
     trained, tuned = _pretraining(evidence.plan, work), _finetuning(evidence)
     bars = [*trained, *tuned]

@@ -282,6 +282,7 @@ def rates(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> str:
 
 
 def objectives_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
+    """One model of each objective: over sizes, or side by side."""
     chosen = {
         words: {size: standing_for(some) for size, some in by_size(models).items()}
         for words, models in by_setting(ends(evidence.models.values())).items()
@@ -378,6 +379,7 @@ def _broken(name: str) -> str:
 
 
 def ratio_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
+    """MLM from scratch over masking ratios, a line for each size and budget."""
     masked = [one for one in ends(evidence.models.values()) if one.recipe.kind == "mlm"]
     lines = []
     for words, models in by_setting(masked).items():
@@ -420,6 +422,7 @@ def ratio_axis(lines: list[ScoreLine]) -> Axis:
 
 
 def rates_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
+    """One model of each objective over the learning rates of fine-tuning."""
     finetune = evidence.plan.study.finetune
     if finetune is None or len(finetune.lrs) < 2:
         return None
@@ -526,6 +529,7 @@ QUARTERS = (0.0, 25.0, 50.0, 75.0, 100.0)
 
 
 def splits_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
+    """Scores over the share of CLM steps, a line for each budget."""
     found: list[tuple[str, float, int, str, tuple[Point, ...]]] = []
     for words, models in by_setting(ends(evidence.models.values())).items():
         for size, some in by_size(models).items():
@@ -578,6 +582,7 @@ def _split_rows(models: list[Model]) -> dict[tuple[float, int], tuple[Point, ...
 
 
 def robustness_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
+    """Scores over masking ratios, from scratch and after CLM."""
     scratch, after = [], []
     for words, models in by_setting(ends(evidence.models.values())).items():
         sizes = by_size(models)
@@ -621,6 +626,7 @@ def _several(sizes: dict[str, list[Model]]) -> bool:
 
 
 def continued_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
+    """Decayed bases and their continuations, over the steps since the base."""
     models = list(evidence.models.values())
     rows = _continued_rows(models)
     names = _continued_names(rows)
@@ -703,6 +709,7 @@ ROOM = {"tokens": 0.14, "FLOPs": 0.3, "seconds": 0.25}  # between labels, as a s
 
 
 def efficiency_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
+    """Scores of kept checkpoints over tokens, FLOPs and seconds, a line for each run."""
     ways = _ways(evidence)
     xs = {one.name: _x(evidence, one) for way in ways for one in way}
     views = [n for n in range(len(VIEWS)) if any(math.isfinite(x[n]) for x in xs.values())]

@@ -588,12 +588,12 @@ def checkpoints(line: ModelGroup) -> dict[int, tuple[Model, Model]]:
 
 
 def early(line: ModelGroup) -> int | None:
-    """The last common checkpoint within the first eighth of the budget."""
+    """The step of the last common checkpoint within the first eighth of the budget."""
     return max((step for step in checkpoints(line) if step <= EARLY * budget(line)), default=None)
 
 
 def late(line: ModelGroup) -> int | None:
-    """The last common checkpoint in the second half of the budget."""
+    """The step of the last common checkpoint in the second half of the budget."""
     return max((step for step in checkpoints(line) if step > LATE * budget(line)), default=None)
 
 

@@ -1,9 +1,10 @@
-"""Datasets by name: the paper's twelve, and more. Each is a record; docs/tasks.md says how to add one.
+"""Datasets by name: the paper's twelve (`TASKS`), and more (`MORE_TASKS`). docs/tasks.md explains how to add one.
 
-Places on the hub are pinned by commit. Of two of the paper's own copies (hgissbkh/uner_en and hgissbkh/record) no commit
-is known here: they are read from a local folder (`--data`), or from the hub once a commit is named (`Task.pin`). For
-three more a public original stands in for the paper's copy: CoNLL-2003 (the paper's has 1, 2 and 1 more sentences, made
-of document marks), OntoNotes 5 and MLDR (of which hgissbkh's are re-uploads), and the MS MARCO training pairs.
+Sources on the hub are pinned by commit. For two of the paper's own copies (hgissbkh/uner_en and hgissbkh/record) no
+commit is known here: they are read from a local folder (`--data`), or from the hub once a commit is named (`Task.pin`).
+Instead of the paper's copies of three more datasets and of the MS MARCO training pairs, the public originals are used:
+CoNLL-2003 (the paper's copy has 1, 2 and 1 more sentences, made of document marks), OntoNotes 5 and MLDR (hgissbkh's
+are re-uploads of these).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def _iob(*kinds: str) -> tuple[str, ...]:
 
 _FOUR = _iob("PER", "ORG", "LOC", "MISC")
 _THREE = _iob("PER", "ORG", "LOC")
-# The order of the numbers in tner/ontonotes5.
+# The order of the label numbers in tner/ontonotes5.
 _EIGHTEEN = (
     "O", "B-CARDINAL", "B-DATE", "I-DATE", "B-PERSON", "I-PERSON", "B-NORP", "B-GPE", "I-GPE", "B-LAW", "I-LAW",
     "B-ORG", "I-ORG", "B-PERCENT", "I-PERCENT", "B-ORDINAL", "B-MONEY", "I-MONEY", "B-WORK_OF_ART",
@@ -35,7 +36,9 @@ _EIGHTEEN = (
     "B-PRODUCT", "I-TIME", "B-EVENT", "I-EVENT", "I-FAC", "B-LANGUAGE", "I-PRODUCT", "I-ORDINAL", "I-LANGUAGE",
 )  # fmt: skip
 
-_ON_VALIDATION = Splits(test="validation*")  # 5% of train to choose by; the public validation part to report
+_ON_VALIDATION = Splits(
+    test="validation*"
+)  # 5% of train chooses the rate; the public validation part is reported
 _OFFICIAL = Splits(validation="validation*")
 
 _TITLED = Retrieve(document="Document: {title}. {text}", queries="queries/*", corpus="corpus/*")
@@ -129,7 +132,7 @@ MORE_TASKS = (
         _SCIFACT,
         Splits(train=f"{_SCIFACT_QRELS}/train*", test=f"{_SCIFACT_QRELS}/test*", cut=0.1),
     ),
-    # Tiny slices that ship with biphase: for the quickstart and for trying things out.
+    # Tiny slices that ship with biphase, for the quickstart and for experiments.
     Task(
         "sources-mini",
         Classify("{text}", ("wikipedia", "elife-digest", "books")),

@@ -1,4 +1,9 @@
-"""What was found when something was looked at, and the command that mends it."""
+"""`biphase doctor`: examine the machine and the store, and name the command that fixes each problem.
+
+`examine` runs one check per `Diagnosis` and never fails: a check that raises becomes a diagnosis, too. Versions are
+compared with the requirements in the installed package's metadata, so pyproject.toml is the only place that states
+them. Importing torch is slow (seconds); nothing is imported before its check.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +37,7 @@ from biphase.store import Store
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One thing looked at. `ok`: True fine, None works but could be better, False does not work."""
+    """The result of one check. `ok`: True works, None works but could be better, False does not work."""
 
     name: str
     ok: bool | None
@@ -41,31 +46,30 @@ class Diagnosis:
 
 
 def install(name: str, requirement: str) -> str:
-    """The command that installs what is missing."""
+    """The command that installs a missing package."""
     if name == "python":
         return f"install Python {requirement.removeprefix('python')} and make the environment again with it"
-    # An environment made without pip is served by the system's.
+    # An environment made without pip uses the system's pip.
     here = importlib.util.find_spec("pip")
     pip = [sys.executable, "-m", "pip"] if here else ["python3", "-m", "pip", "--python", sys.executable]
     return shlex.join([*pip, "install", requirement])
 
 
-# ---------------------------------------------------------------- processors
-# What this machine computes with: GPUs, the processor, a compiler. Importing torch is the slow part (seconds).
+# ---------------------------------------------------------------- devices and compiler
 
 
 TORCH_FOR_GPUS = "https://download.pytorch.org/whl/cu130"
 
 
 def look_at_devices() -> list[Diagnosis]:
-    """GPUs, and what the processor is good at where there are none."""
+    """Check GPUs, and the CPU's bf16 support."""
     try:
         import torch
-    except Exception as wrong:  # a broken install raises anything
+    except Exception as wrong:  # a broken install may raise anything
         fix = f"{install('torch', 'torch')} --force-reinstall"
         return [Diagnosis("torch loads", False, one_line(wrong), fix)]
     driver = Path("/proc/driver/nvidia/version")
-    with warnings.catch_warnings(record=True) as complaints:  # an old driver is told by a warning
+    with warnings.catch_warnings(record=True) as complaints:  # torch reports an old driver as a warning
         warnings.simplefilter("always")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     names = [
@@ -74,7 +78,10 @@ def look_at_devices() -> list[Diagnosis]:
     ]
     complaint = str(complaints[0].message).splitlines()[0] if complaints else ""
     newest = max((torch.cuda.get_device_capability(index) for index in range(count)), default=(0, 0))
-    wanted = torch.version.cuda is not None and newest >= (9, 0)  # what the package has kernels for
+    wanted = torch.version.cuda is not None and newest >= (
+        9,
+        0,
+    )  # the GPUs that nvidia-cudnn-frontend has kernels for
     gpu = describe_gpus(
         names,
         torch.version.cuda or torch.version.hip,
@@ -89,7 +96,7 @@ def look_at_devices() -> list[Diagnosis]:
 def _loads(package: str) -> bool:
     try:
         importlib.import_module(package)
-    except (ImportError, OSError):  # not there, or without the library it fronts
+    except (ImportError, OSError):  # not installed, or without its library
         return False
     return True
 
@@ -97,7 +104,7 @@ def _loads(package: str) -> bool:
 def describe_gpus(
     names: list[str], toolkit: str | None, driver: bool, complaint: str = "", *, lacks_frontend: bool = False
 ) -> Diagnosis:
-    """`toolkit`: what torch was built for; `driver`: whether the system has NVIDIA's."""
+    """The diagnosis of GPUs. `toolkit`: what torch was built for; `driver`: whether NVIDIA's driver is present."""
     if names:
         detail = f"{', '.join(names)}; torch built for {toolkit}"
         if not lacks_frontend:
@@ -114,7 +121,7 @@ def describe_gpus(
 
 
 def describe_cpu(cpuinfo: str, threads: int, *, has_gpu: bool = False) -> Diagnosis:
-    """`cpuinfo` as Linux writes it: x86 lists flags, ARM features."""
+    """The diagnosis of the CPU, from /proc/cpuinfo: x86 lists flags, ARM features."""
     words = set(re.findall(r"\w+", " ".join(re.findall(r"(?m)^(?:flags|Features)\s*:(.*)$", cpuinfo))))
     units = [word for word in ("amx_bf16", "avx512_bf16", "bf16") if word in words]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -126,7 +133,7 @@ def describe_cpu(cpuinfo: str, threads: int, *, has_gpu: bool = False) -> Diagno
 
 
 def look_at_compiler() -> list[Diagnosis]:
-    """torch.compile builds its kernels with a C++ compiler and Python's headers."""
+    """Check for a C++ compiler and Python's headers, which torch.compile needs."""
     compiler = shutil.which(os.environ.get("CXX", "")) or shutil.which("g++") or shutil.which("clang++")
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     lacks = [] if compiler else ["g++"]
@@ -137,17 +144,12 @@ def look_at_compiler() -> list[Diagnosis]:
     return [Diagnosis("compiler", None, detail, f"apt-get install {' '.join(lacks)}")]
 
 
-# ---------------------------------------------------------------- doctor
-# What this machine has, what it lacks, and the command that mends it.
-#
-# `examine` asks one small question per finding and never fails: what cannot be found out is a finding too.
-# Versions are compared with the requirements in the installed package's own metadata, so pyproject.toml is the
-# only place that states them. Importing torch is the slow part (seconds); nothing is imported before it is asked.
+# ---------------------------------------------------------------- checks
 
 
 GB = 1e9
 HUB_SECONDS = 2.0
-LEFT_BEHIND_SECONDS = 3600.0  # an attempt nobody has written to for so long, and whose job nobody holds
+LEFT_BEHIND_SECONDS = 3600.0  # an attempt not written to for this long, whose job has no lease, is abandoned
 OPERATORS = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
 }  # fmt: skip
@@ -155,7 +157,7 @@ MARKS = {True: "✓", None: "!", False: "✗"}
 
 
 def examine(store: Store) -> list[Diagnosis]:
-    """Everything worth knowing about this machine and this store, in the order it is needed."""
+    """Check this machine and this store, in the order in which things are needed."""
     looks: dict[str, Callable[[], list[Diagnosis]]] = {
         "versions": look_at_versions,
         "devices": look_at_devices,
@@ -169,7 +171,7 @@ def examine(store: Store) -> list[Diagnosis]:
 
 
 def guarded(name: str, look: Callable[[], list[Diagnosis]]) -> list[Diagnosis]:
-    """A machine broken in a way nobody thought of still gets its other findings."""
+    """Run a check; an exception becomes a diagnosis, so the other checks still run."""
     try:
         return look()
     except Exception as wrong:
@@ -178,7 +180,7 @@ def guarded(name: str, look: Callable[[], list[Diagnosis]]) -> list[Diagnosis]:
 
 
 def render(findings: Iterable[Diagnosis]) -> str:
-    """One aligned line each; under a problem, what to type."""
+    """One aligned line for each diagnosis, followed by the fix of a problem."""
     rows = list(findings)
     width = max((len(row.name) for row in rows), default=0)
     lines = []
@@ -190,6 +192,7 @@ def render(findings: Iterable[Diagnosis]) -> str:
 
 
 def look_at_versions() -> list[Diagnosis]:
+    """Check Python and the packages that biphase requires."""
     package = importlib.metadata.metadata("biphase")
     requirements = importlib.metadata.requires("biphase") or []
     names = [_split(text)[0] for text in requirements]
@@ -201,12 +204,12 @@ def look_at_versions() -> list[Diagnosis]:
 
 
 def compare(requirements: Iterable[str], installed: Mapping[str, str | None]) -> list[Diagnosis]:
-    """Requirements as package metadata writes them, against versions; None or no entry is not installed."""
+    """Compare requirements, as package metadata writes them, with installed versions; None: not installed."""
     findings = []
     for text in requirements:
         wanted, _, marker = (part.strip() for part in text.partition(";"))
         optional = "track" in marker
-        if "extra" in marker and not optional:  # for those who test and develop
+        if "extra" in marker and not optional:  # for testing and development
             continue
         name, bounds = _split(wanted)
         version = installed.get(name)
@@ -221,7 +224,7 @@ def compare(requirements: Iterable[str], installed: Mapping[str, str | None]) ->
 
 
 def meets(version: str, bounds: str) -> bool:
-    """Is `version` within e.g. "<6,>=5.17"? Only release numbers count: 2.11.0a0+git is a 2.11."""
+    """Whether a version is within bounds such as "<6,>=5.17". Only release numbers count: 2.11.0a0+git is 2.11."""
     for bound in filter(None, bounds.split(",")):
         number = bound.lstrip("<>=! ")
         if not OPERATORS[bound.removesuffix(number).strip()](_release(version), _release(number)):
@@ -230,14 +233,14 @@ def meets(version: str, bounds: str) -> bool:
 
 
 def _split(requirement: str) -> tuple[str, str]:
-    """Name and bounds."""
+    """Split a requirement into name and bounds."""
     name = re.split(r"[^\w.-]", requirement)[0]
     return name, re.sub(r"\s|\[.*?\]|[()]", "", requirement.removeprefix(name))
 
 
 def _release(version: str) -> tuple[int, ...]:
     numbers = [int(part) for part in re.findall(r"\d+", re.split(r"[^\d.]", version)[0])]
-    while numbers and numbers[-1] == 0:  # 15 and 15.0 are one version
+    while numbers and numbers[-1] == 0:  # 15 and 15.0 are equal
         numbers.pop()
     return tuple(numbers)
 
@@ -250,7 +253,7 @@ def installed_version(name: str) -> str | None:
 
 
 def look_at_hub() -> list[Diagnosis]:
-    """Does the hub answer? Without it, local copies do."""
+    """Check whether the hub answers. Without it, local copies work."""
     copy = (
         f"where there is a network: hf download {LLAMA3.source} --revision {LLAMA3.revision} --local-dir ./copy; "
         "then name the folder in the study: Pretrained('./copy'), Hub('./copy'), Corpus(..., './copy', ...)"
@@ -265,7 +268,7 @@ def look_at_hub() -> list[Diagnosis]:
 
 
 def unreachable(address: str, seconds: float = HUB_SECONDS) -> str:
-    """Why `address` cannot be reached within `seconds`; nothing if it can."""
+    """Why `address` cannot be reached within `seconds`; empty if it can."""
     answer = [f"nothing within {seconds:g} s"]
 
     def ask() -> None:
@@ -273,10 +276,10 @@ def unreachable(address: str, seconds: float = HUB_SECONDS) -> str:
             request = urllib.request.Request(address, method="HEAD")
             with urllib.request.urlopen(request, timeout=seconds):
                 answer[0] = ""
-        except (OSError, ValueError) as wrong:  # HTTP errors too: a proxy that says 403 is no hub
+        except (OSError, ValueError) as wrong:  # HTTP errors too: a proxy's 403 is not the hub
             answer[0] = str(getattr(wrong, "reason", "") or wrong)
 
-    # A thread, since looking up a name has no timeout of its own.
+    # In a thread, because name resolution has no timeout of its own.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(seconds)
@@ -284,7 +287,7 @@ def unreachable(address: str, seconds: float = HUB_SECONDS) -> str:
 
 
 def look_at_assets(folder: Path = ASSETS) -> list[Diagnosis]:
-    """The built-in corpus, which the quickstart reads."""
+    """Check the built-in corpus, which the quickstart reads."""
     corpus = CORPORA["builtin"]
     names = [corpus.source.removeprefix("builtin:"), corpus.heldout]
     missing = [name for name in names if not (folder / name).is_file()]
@@ -296,7 +299,7 @@ def look_at_assets(folder: Path = ASSETS) -> list[Diagnosis]:
 
 
 def look_at_store(store: Store) -> list[Diagnosis]:
-    """Can results be written, published and leased there, and is there room?"""
+    """Check whether results can be written, published and leased in the store, and the free space."""
     elsewhere = "biphase run STUDY --store /another/folder (or set BIPHASE_STORE)"
     root = store.root.absolute()
     there = next(folder for folder in (root, *root.parents) if folder.exists())
@@ -313,7 +316,7 @@ def look_at_store(store: Store) -> list[Diagnosis]:
 
 
 def try_out(folder: Path) -> str:
-    """What publishing and leases rest on, tried; the first thing that does not hold."""
+    """Test the file system operations that publishing and leases need; returns the first problem."""
     for name in ("one", "two"):
         (folder / name).mkdir()
         (folder / name / "file").write_text(name)
@@ -333,7 +336,7 @@ def describe_room(free: float, elsewhere: str) -> Diagnosis:
 
 
 def look_at_attempts(store: Store, *, old_seconds: float = LEFT_BEHIND_SECONDS) -> list[Diagnosis]:
-    """Half-built results of killed runs: they never count as results, but they take room."""
+    """Find unfinished results of killed runs. They never count as results, but they take space."""
     held = tuple(key for key, holder in Leases(store.leases).holders().items() if holder.alive is not False)
     left, size, resumable = [], 0, 0
     for folder in sorted(store.attempts.iterdir()) if store.attempts.is_dir() else ():
@@ -355,10 +358,10 @@ def look_at_attempts(store: Store, *, old_seconds: float = LEFT_BEHIND_SECONDS) 
 
 
 def _facts(folder: Path) -> list[os.stat_result]:
-    """What the file system knows of a folder and all in it, as far as it is still there."""
+    """The lstat of a folder and everything in it, as far as it still exists."""
     inside = [Path(base, name) for base, *both in os.walk(folder) for names in both for name in names]
     found = []
     for path in (folder, *inside):
-        with contextlib.suppress(FileNotFoundError):  # its worker goes on writing while we look
+        with contextlib.suppress(FileNotFoundError):  # its worker may still be writing
             found.append(path.lstat())
     return found

@@ -1,8 +1,8 @@
 """Named values: model sizes, corpora, devices.
 
-210m, 610m and 1b are the paper's, to the unit; 2b is EuroBERT's largest. Smaller ones are named by the
-parameters of their blocks, for laptops and single-GPU studies, in the proportions of the 210m: heads of
-64, as many key as query heads, a feed-forward four times as wide.
+210m, 610m and 1b are the paper's, exactly; 2b is EuroBERT's largest. Smaller ones are named by the parameters of their
+blocks, for laptops and single-GPU studies, in the proportions of the 210m: heads of width 64, as many key as query
+heads, a feed-forward layer four times as wide.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SIZES = ByName(
     },
 )
 
-# Llama 3's vocabulary with a mask token in a reserved slot (128002), as the paper's.
+# Llama 3's vocabulary with a mask token in a reserved slot (128002), as in the paper.
 LLAMA3 = Pretrained(
     "EuroBERT/EuroBERT-210m", revision="39b51e15dd1f1a06f58b5cbf6a8a188cec60bd0e", vocab=128_256
 )
@@ -48,10 +48,10 @@ CORPORA = ByName(
     },
 )
 
-# Tokens to train on of these corpora, about, where a store has not counted them: what the sample is called, or counted.
+# Approximate training tokens of these corpora, used until a store has counted them: the sample's name, or a count.
 TOKENS = {"fineweb-edu": 100_000_000_000, "fineweb-edu-10b": 10_000_000_000, "builtin": 1_424_968}
 
-# Dense peak of one device in FLOP/s: bf16 where it has it, fp32 for the CPU (measured: two AVX2 cores).
+# Dense peak of one device in FLOP/s: bf16 for GPUs, fp32 for the CPU (measured on two AVX2 cores).
 DEVICES = ByName(
     "device",
     {
@@ -67,7 +67,7 @@ DEVICES = ByName(
 
 
 def corpus_of(run: Pretrain) -> Corpus:
-    """The corpus record of a run, looked up where the run gives a name."""
+    """The corpus record of a run, looked up if the run gives a name."""
     if isinstance(run.corpus, Corpus):
         return run.corpus
     if run.corpus not in CORPORA:

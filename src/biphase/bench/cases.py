@@ -1,4 +1,4 @@
-"""What is measured: cases as records, their defaults by the kind of device, and the list that a device is known by."""
+"""The cases of `biphase bench` as records, their defaults by kind of device, and the cases that describe a device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PRECISIONS = ("bf16", "fp32", "fp8")
 PEERS = ("trainer", "trainer-compiled")
 NO_PEER = "none"
 
-# Where an option counts; elsewhere it is refused, since ignoring it would be an answer to another question.
+# The subjects an option applies to; elsewhere it is refused, since ignoring it would measure something else.
 COUNTS_FOR = {
     **dict.fromkeys(("objective", "ratio", "packing", "micro_batches"), ("pretrain", "all")),
     **dict.fromkeys(("vocab", "length", "deterministic"), ("pretrain",)),
@@ -24,21 +24,21 @@ COUNTS_FOR = {
     "profile": ("pretrain", "finetune", "scale", "all"),
 }
 
-LEAST, MOST = 64, 2**20  # words of a vocabulary, and tokens of a row
-PEER_ROWS = 12  # whose logits fit beside the Trainer at a vocabulary of 128,256
+LEAST, MOST = 64, 2**20  # limits of vocabulary size and of tokens in a row
+PEER_ROWS = 12  # rows whose logits fit in memory for the Trainer at a vocabulary of 128,256
 
 
 @dataclass(frozen=True)
 class DeviceDefaults:
-    """What a kind of device can do in a minute."""
+    """Default sizes that a kind of device measures in about a minute."""
 
     size: str
     vocab: int
     length: int
-    rows: int  # of a micro-batch; 0: what training takes by itself
+    rows: int  # of a micro-batch; 0: chosen by training
     batch: int  # examples of a fine-tuning step
     steps: int
-    warm: int  # steps before those that are counted; the device is waited for within them, once
+    warm: int  # steps before the measured ones; includes one synchronization with the device
     precision: str
     peers: tuple[str, ...]
     passages: int
@@ -55,7 +55,7 @@ PLACES = {
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """What was typed, checked. Empty, 0 and None: not typed, so what is usual, here or on this device."""
+    """The command's options, checked. Empty, 0 and None: not given, so the default of the device."""
 
     subject: str = "pretrain"
     size: str = ""
@@ -135,7 +135,7 @@ def _known(what: str, value: str, names: Any) -> None:
 
 @dataclass(frozen=True)
 class PretrainCase:
-    """Steps of one micro-batch or several, on random tokens."""
+    """Pretraining steps of one or more micro-batches, on random tokens."""
 
     size: str
     vocab: int
@@ -152,7 +152,7 @@ class PretrainCase:
 
     @property
     def tokens(self) -> int:
-        """Of an optimizer step."""
+        """Tokens of an optimizer step."""
         return self.rows * self.micro_batches * self.length
 
     @property
@@ -169,16 +169,16 @@ class PretrainCase:
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long the texts of a dataset are, in tokens: a gamma distribution, cut off."""
+    """The distribution of a dataset's text lengths in tokens: a gamma distribution, cut off."""
 
     name: str
     mean: float
     most: int
-    shape: float  # the larger, the more alike they are
-    labels: int  # of a text; 0: an answer inside it is asked for
+    shape: float  # of the gamma distribution; larger: more equal lengths
+    labels: int  # of a text; 0: a span in the text is predicted
 
 
-# The means, the spread and the longest of these datasets as they are commonly tokenized.
+# Mean, spread and maximum of these datasets with common tokenizers.
 LIKE = (
     Lengths("SST-2-like", 13, 64, 2.0, 2),
     Lengths("MNLI-like", 40, 256, 5.0, 3),
@@ -189,7 +189,7 @@ QUERIES, PASSAGES = Lengths("queries", 16, 64, 6.0, 0), Lengths("passages", 120,
 
 @dataclass(frozen=True)
 class FinetuneCase:
-    """Steps of one batch of texts each."""
+    """Fine-tuning steps of one batch of texts."""
 
     size: str
     vocab: int
@@ -214,7 +214,7 @@ class FinetuneCase:
 
 @dataclass(frozen=True)
 class RetrievalCase:
-    """Steps of one batch of pairs each; then passages that are only read."""
+    """Training steps of one batch of pairs; then inference on passages."""
 
     size: str
     vocab: int
@@ -237,7 +237,7 @@ class RetrievalCase:
 
 @dataclass(frozen=True)
 class ScoreCase:
-    """Texts that are only read."""
+    """Inference on texts."""
 
     size: str
     vocab: int
@@ -254,7 +254,7 @@ class ScoreCase:
 
 @dataclass(frozen=True)
 class ScaleCases:
-    """The cases that a device is known by: each part of the cost of a step weighs in some of them."""
+    """The cases that characterize a device; together they cover each part of the cost of a step."""
 
     pretrain: list[PretrainCase] = field(default_factory=list)
     finetune: list[FinetuneCase] = field(default_factory=list)
@@ -262,7 +262,7 @@ class ScaleCases:
 
 
 class Maker:
-    """Makes the cases of what was asked, on a kind of device."""
+    """Makes the cases for a request on a kind of device."""
 
     def __init__(self, asked: BenchRequest, kind: str, rows: int) -> None:
         self.asked, self.place = asked, PLACES.get(kind, PLACES["cpu"])
@@ -288,7 +288,7 @@ class Maker:
         )  # fmt: skip
 
     def peer_rows(self) -> int:
-        """Rows of the Trainer's batch: as typed, else the usual ones."""
+        """Rows of the Trainer's batch: as given, else at most `PEER_ROWS`."""
         return self.asked.rows or min(self.rows, PEER_ROWS)
 
     def finetune(self, lengths: Lengths, size: str = "") -> FinetuneCase:
@@ -307,7 +307,7 @@ class Maker:
         return ScoreCase(size, self.place.vocab, self.place.passages, self.precision)
 
     def scale(self) -> ScaleCases:
-        """With a size, the cases of that size alone; in 8 bits pretraining alone, since nothing else is made in them."""
+        """The cases of `bench scale`; with --size, only those of that size; with fp8, pretraining only."""
         usual, larger, *smaller = self.place.scale
         small = smaller[0]
         plain = {"objective": "mlm", "ratio": USUAL_RATIO, "packing": "chunks", "micro_batches": 1}

@@ -1,4 +1,8 @@
-"""How long steps take, as the device sees it, and one measurement after another without anything left behind."""
+"""Measure biphase's own steps: clock, isolation, profiler, random data, pretraining, fine-tuning, inference.
+
+`StepClock` times steps on the device. `ours` and `theirs` run one measurement at a time and free everything after it.
+Data are random tokens, because the cost of a step does not depend on their content.
+"""
 
 from __future__ import annotations
 
@@ -44,22 +48,22 @@ from biphase.training import distributed, optimizer
 from biphase.training.distributed import Ranks
 from biphase.training.loop import train
 
-READY = 3  # a step by then has been compiled, captured and cached
+READY = 3  # steps after which everything is compiled, captured and cached
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What one side needs for a case."""
+    """One side's measurement of a case."""
 
     seconds: float  # of a step: the median
     mean_seconds: float
-    tokens: float  # of a step, padding not counted
+    tokens: float  # of a step, without padding
     peak_bytes: int | None = None  # None: not a GPU
-    ready_seconds: float | None = None  # until the third step is done, compilation included
-    graphs: int = 0  # compiled
-    recompilations: int = 0  # of them, after the third step
+    ready_seconds: float | None = None  # until the third step is done, with compilation
+    graphs: int = 0  # compiled graphs
+    recompilations: int = 0  # graphs compiled after the third step
     path: str = ""  # how it was computed
-    idle: float | None = None  # the share of the time that the device waits for data
+    idle: float | None = None  # share of the time that the device waits for data
     failed: str = ""
 
     @property
@@ -71,21 +75,26 @@ class Timing:
             return {"failed": self.failed}
         known = {name: value for name, value in asdict(self).items() if name != "failed"}
         known |= {"tokens_per_second": self.tokens_per_second}
-        # How many tokens a step has is counted by our side: where that failed, nobody knows.
-        return {name: value for name, value in known.items() if value == value}  # NaN is not itself
+        # Our side counts the tokens of a step; if it failed, they are NaN for the peers, too.
+        return {name: value for name, value in known.items() if value == value}  # drop NaN
 
 
 def failure(why: str) -> Timing:
+    """A timing that records only why the measurement failed."""
     return Timing(float("nan"), float("nan"), float("nan"), failed=why)
 
 
 def wait(device: torch.device) -> None:
+    """Wait until a GPU has finished; does nothing for a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 class StepClock:
-    """Notes when each step ends. On a GPU these are events in its stream, which is waited for once, at step `ready_at`."""
+    """Records when each step ends.
+
+    On a GPU it records CUDA events and synchronizes once, at step `ready_at`.
+    """
 
     def __init__(self, device: torch.device, *, ready_at: int = READY) -> None:
         self.device, self.ready_at = device, ready_at
@@ -108,7 +117,7 @@ class StepClock:
             self.graphs_when_ready = compiled_graphs()
 
     def seconds(self, warm: int) -> list[float]:
-        """Of each step after the first `warm`."""
+        """The seconds of each step after the first `warm`."""
         wait(self.device)
         pairs = list(zip(self.marks[warm - 1 :], self.marks[warm:], strict=False))
         if self.device.type == "cuda":
@@ -135,7 +144,7 @@ def peak_bytes(device: torch.device) -> int | None:
 
 
 def compiled_graphs() -> int:
-    """How many graphs torch.compile has made since it was last reset."""
+    """The number of graphs compiled by torch.compile since the last reset."""
     if "torch._dynamo" not in sys.modules:
         return 0
     from torch._dynamo.utils import counters
@@ -143,23 +152,23 @@ def compiled_graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-# ---------------------------------------------------------------- one at a time
+# ---------------------------------------------------------------- isolation
 
-_DYNAMO = ("recompile_limit", "fail_on_recompile_limit_hit")  # what our models set for themselves
+_DYNAMO = ("recompile_limit", "fail_on_recompile_limit_hit")  # settings that our models change
 
 
 def ours(device: torch.device, advice: str, measure: Callable[[], Timing]) -> Timing:
-    """Our side, by itself. That it does not fit into memory is a finding, which ends with the advice."""
+    """Run our side in isolation. Out of memory is a result, whose message ends with the advice."""
     try:
         return _alone(device, measure)
     except torch.OutOfMemoryError:
-        pass  # outside this handler, where the traceback holds nothing any more
+        pass  # free memory outside this handler, where the traceback no longer holds tensors
     free(device)
     return failure(f"out of memory; {advice}")
 
 
 def theirs(device: torch.device, measure: Callable[[], Timing]) -> Timing:
-    """A peer's side, by itself: its words do not mix with ours, and its failure is a finding."""
+    """Run a peer's side in isolation: its output goes to stderr, and its failure is a result."""
     why = ""
     try:
         with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings(), quietly():
@@ -169,7 +178,7 @@ def theirs(device: torch.device, measure: Callable[[], Timing]) -> Timing:
         raise
     except torch.OutOfMemoryError:
         why = "out of memory"
-    except Exception as wrong:  # whatever another project raises
+    except Exception as wrong:  # peers raise many types
         why = one_line(wrong)
     free(device)
     return failure(why)
@@ -189,7 +198,7 @@ def _alone(device: torch.device, measure: Callable[[], Timing]) -> Timing:
 
 
 def free(device: torch.device) -> None:
-    """Forget compiled code and give memory back, so that what comes next begins alike."""
+    """Reset compiled code and free memory, so that the next measurement starts from the same state."""
     if "torch._dynamo" in sys.modules:
         from torch._dynamo.utils import counters
 
@@ -203,18 +212,17 @@ def free(device: torch.device) -> None:
 
 
 def with_idle(measured: Timing, kept_seconds: float) -> Timing:
-    """The share of a step that is spent waiting for data: what the same step takes less with its data at hand."""
+    """Add the share of a step spent waiting for data, from the time of the same step with its data on the device."""
     return replace(measured, idle=max(0.0, 1 - kept_seconds / measured.seconds))
 
 
-# ---------------------------------------------------------------- kernels
-# Where the time of a step goes, by kind of kernel.
+# ---------------------------------------------------------------- profile by kind of kernel
 
 
 PROFILED = 3  # steps
 BLOCKS, HEAD = "GEMMs of the blocks", "GEMMs of the head"
 
-# The first that is found in a name counts. Names of fused kernels list what was fused into them.
+# The first pattern found in a name decides. Names of fused kernels list the fused operations.
 KINDS = (
     ("attention", r"flash|fmha|sdpa|attention|attn"),
     ("optimizer", r"adam|multi_tensor_apply|lpnorm|_foreach"),
@@ -230,14 +238,14 @@ OTHER = "other"
 
 
 def kind_of(name: str) -> str:
-    """The kind of a kernel, or of an operation on a CPU."""
+    """The kind of a kernel, or of a CPU operation, by its name."""
     low = name.lower()
     return next((kind for kind, pattern in _KINDS if pattern.search(low)), OTHER)
 
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Milliseconds of one step by kind, the most first, and the kernels that took longest."""
+    """Milliseconds of one step by kind, largest first, and the longest kernels."""
 
     by_kind: dict[str, float]
     longest: tuple[tuple[str, float], ...]
@@ -253,11 +261,11 @@ class Breakdown:
 def breakdown(
     run: Callable[[], object], device: torch.device, *, vocab: int, steps: int = PROFILED
 ) -> Breakdown:
-    """`run` takes `steps` steps."""
+    """Profile `run`, which executes `steps` steps."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    run()  # whatever only a first time needs
+    run()  # warm up
     wait(device)
     with torch.profiler.profile(activities=activities, record_shapes=True, acc_events=True) as profiler:
         run()
@@ -267,11 +275,11 @@ def breakdown(
     return sorted_out(times, steps)
 
 
-Times = dict[tuple[str, bool], float]  # microseconds by name, and whether it had the vocabulary in its shapes
+Times = dict[tuple[str, bool], float]  # microseconds by (name, whether the vocabulary is in its shapes)
 
 
 def on_gpu(events: Any, vocab: int) -> Times:
-    """Kernels by name. The operation that launched one tells its shapes; those in a graph have none."""
+    """GPU kernels by name. Shapes come from the operation that launched a kernel; kernels in a CUDA graph have none."""
     every: dict[str, float] = defaultdict(float)
     of_head: dict[str, float] = defaultdict(float)
     for event in events:
@@ -288,6 +296,7 @@ def on_gpu(events: Any, vocab: int) -> Times:
 
 
 def on_cpu(events: Any, vocab: int) -> Times:
+    """CPU operations by name, in their own time without callees."""
     times: Times = defaultdict(float)
     for event in events:
         if not event.is_user_annotation:
@@ -300,6 +309,7 @@ def _has(event: Any, vocab: int) -> bool:
 
 
 def sorted_out(times: Times, steps: int) -> Breakdown:
+    """Sum microseconds by kind of kernel, as milliseconds of one step."""
     kinds: dict[str, float] = defaultdict(float)
     names: dict[str, float] = defaultdict(float)
     for (name, with_vocab), microseconds in times.items():
@@ -311,19 +321,18 @@ def sorted_out(times: Times, steps: int) -> Breakdown:
     return Breakdown(dict(ordered), tuple(longest))
 
 
-# ---------------------------------------------------------------- tokens
-# Random tokens in place of a corpus and of datasets: what a step costs does not depend on what they say.
+# ---------------------------------------------------------------- random tokens
 
 
 BEGIN, END, PAD, MASK = range(4)
 FIRST_WORD = 4
-DOCUMENT = 700  # tokens of a document, on average
-BATCHES = 64  # that differ; then they come again in another order
-QUESTION = 12  # tokens of what is asked, before the text that answers
+DOCUMENT = 700  # mean tokens of a document
+BATCHES = 64  # distinct batches; then they repeat in another order
+QUESTION = 12  # tokens of the question before the context
 
 
 class RandomTokens:
-    """Rows drawn once, with ends of documents here and there; read as the shards of a corpus are."""
+    """Random rows with document ends at random places; has the interface of a corpus's shards."""
 
     def __init__(self, rows: int, length: int, vocab: int) -> None:
         chance = np.random.default_rng(0)
@@ -338,7 +347,7 @@ class RandomTokens:
 
 
 def stream_of(case: PretrainCase, *, whole_rows: bool = False) -> Stream:
-    """The real stream over random tokens; with `whole_rows`, without the cuts of its packing."""
+    """The training stream over random tokens; `whole_rows`: without the packing's boundaries."""
     packing: Chunks | Rows
     if case.packing == "chunks" and not whole_rows:
         packing = Chunks(case.length)
@@ -352,17 +361,17 @@ def stream_of(case: PretrainCase, *, whole_rows: bool = False) -> Stream:
 
 
 def drawn_lengths(lengths: Lengths, count: int) -> np.ndarray:
-    """The same ones every time."""
+    """Sample text lengths, the same at every call."""
     drawn = np.random.default_rng(0).gamma(lengths.shape, lengths.mean / lengths.shape, count)
     drawn *= lengths.mean / drawn.mean()
     return np.clip(np.round(drawn), 3, lengths.most).astype(np.int64)
 
 
 def drawn_ids(lengths: Lengths, count: int, vocab: int) -> list[np.ndarray]:
-    """Texts as ids, each ended by the end token.
+    """Texts as ids, each with an end token.
 
-    Words come as often as Zipf's law says, the n-th an n-th as often as the first: fine-tuning trains those that occur,
-    and of real texts these are few.
+    Token frequencies follow Zipf's law (the n-th occurs 1/n as often as the first): fine-tuning updates only the
+    vocab rows that occur, and real texts use few of them.
     """
     chance, words = np.random.default_rng(1), vocab - FIRST_WORD
     return [
@@ -372,7 +381,7 @@ def drawn_ids(lengths: Lengths, count: int, vocab: int) -> list[np.ndarray]:
 
 
 def reading_of(vocab: int, length: int) -> Tokenization:
-    """Texts are numbers with spaces between them, and each number is its own token."""
+    """A tokenization in which texts are numbers separated by spaces, and each number is its own token."""
     words = Tokenizer(WordLevel({str(number): number for number in range(vocab)}, unk_token=str(PAD)))
     words.pre_tokenizer = WhitespaceSplit()
     return Tokenization(words, (), (END,), length, "numbers")
@@ -380,7 +389,7 @@ def reading_of(vocab: int, length: int) -> Tokenization:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Texts of a case with labels: in ids for a peer, as examples for us. Both read the same tokens."""
+    """The labelled texts of a case: ids for a peer, examples for us. Both have the same tokens."""
 
     case: FinetuneCase
 
@@ -390,7 +399,7 @@ class Dataset:
 
     @cached_property
     def labels(self) -> np.ndarray:
-        """(n,) the class of each text; or (n, 2) the first and last token of the answer in it."""
+        """(n,) the class of each text; or (n, 2) the first and last token of its answer."""
         chance, kinds = np.random.default_rng(2), self.case.lengths.labels
         if kinds:
             return chance.integers(0, kinds, len(self.ids))
@@ -400,7 +409,7 @@ class Dataset:
 
     @property
     def tokens(self) -> float:
-        """Of a step, on average."""
+        """Mean tokens of a step."""
         return float(np.mean([len(ids) for ids in self.ids])) * self.case.batch
 
     def task(self) -> Task:
@@ -433,12 +442,12 @@ def _spelled(ids: np.ndarray) -> str:
     return " ".join(map(str, ids.tolist()))
 
 
-# ---------------------------------------------------------------- pretrain
-# Pretraining steps of ours: the real stream, the real loop, the paper's AdamW.
+# ---------------------------------------------------------------- pretraining
+# The stream, loop and optimizer of real runs.
 
 
 RATE = 5e-4
-SETTLING = 2  # steps after which those with data at hand are like each other
+SETTLING = 2  # steps before timings with data on the device are stable
 
 
 def objective_of(case: PretrainCase) -> Objective:
@@ -453,7 +462,7 @@ def model_of(case: PretrainCase, device: torch.device) -> LanguageModel:
 
 @dataclass(frozen=True)
 class Kept:
-    """A batch that is on the device already and stays there."""
+    """A batch that is already on the device and stays there."""
 
     batch: Batch
 
@@ -466,7 +475,7 @@ class Kept:
 
 
 class Side:
-    """A model and its optimizer, ready to take steps of a case."""
+    """A model and its optimizer, ready to train steps of a case."""
 
     def __init__(self, case: PretrainCase, device: torch.device, model: LanguageModel) -> None:
         self.case, self.device, self.model = case, device, model
@@ -490,12 +499,12 @@ class Side:
         return self.model.loss_sum(batch, pattern_of(batch, varlen=self.varlen))
 
     def streamed(self, steps: int, after: Callable[[], None]) -> None:
-        """Steps as a run takes them."""
+        """Train steps as a run does, with data from the stream."""
         batches = load_ahead(self.batches, 0, steps, loaders=1)
         self._train(self.loss_sum, batches, after)
 
     def kept(self, steps: int, after: Callable[[], None]) -> None:
-        """The same step again and again, its data at hand."""
+        """Train the same step repeatedly, with its data on the device."""
         same = [Kept(batch.to(self.device)) for batch in self.batches(0)]
         self._train(lambda batch: self.loss_sum(batch.batch), (same for _ in range(steps)), after)
 
@@ -525,7 +534,7 @@ def measure_pretraining(
     idle: bool = True,
     profile: Callable[[Breakdown], None] | None = None,
 ) -> Timing:
-    """Steps of ours; with `idle`, how long they wait for data; with `profile`, where the time of one goes."""
+    """Measure our pretraining; `idle`: also the wait for data; `profile`: receives the breakdown of a step."""
     with distributed.repeatable(enabled=case.deterministic):
         model = model_of(case, device)
         clock = StepClock(device)
@@ -547,17 +556,16 @@ def measure_pretraining(
     return measured
 
 
-# ---------------------------------------------------------------- finetune
-# Fine-tuning steps of ours, as a study takes them; and how fast a model only reads.
+# ---------------------------------------------------------------- fine-tuning
 
 
 TUNING_RATE, SEED = 5e-5, 0
 CONTEXT = 2_048
-READINGS = 3  # of all texts; the median counts
+READINGS = 3  # passes over all texts; the median counts
 
 
 def bench_of(case: Any, device: torch.device) -> FineTuner:
-    """A new model on which fine-tunings are made."""
+    """A new random model to fine-tune."""
     model = from_scratch(SIZES[case.size], vocab=case.vocab, mask_id=MASK, length=CONTEXT, seed=0)
     return bench_on(Encoder(model.model.base_model, context=CONTEXT), case.precision, device)
 
@@ -570,6 +578,7 @@ def bench_on(encoder: Encoder, precision: str, device: torch.device) -> FineTune
 def measure_finetuning(
     case: FinetuneCase, device: torch.device, *, profile: Callable[[Breakdown], None] | None = None
 ) -> Timing:
+    """Measure our fine-tuning; `profile`: receives the breakdown of a step."""
     data = Dataset(case)
     reading = reading_of(case.vocab, CONTEXT)
     family = family_of(data.task(), data.examples(), reading, protocol="standard")
@@ -585,7 +594,7 @@ def measure_finetuning(
 
 
 def tuned(bench: FineTuner, family: Family, case: Any, *, tokens: float) -> Timing:
-    """Two fine-tunings: the first pays for what a grid needs once, the second is what all others cost."""
+    """Run two fine-tunings: the first pays the one-time costs of a grid, the second has the cost of all others."""
     device = bench.setting.device
     first = StepClock(device)
     train_once(bench, family, case, first.mark)
@@ -600,6 +609,7 @@ def path_of(bench: FineTuner) -> str:
 
 
 def train_once(bench: FineTuner, family: Family, case: Any, after: Callable[[], None]) -> TaskModel:
+    """One fine-tuning as a study makes it; `after` is called at the end of each step."""
     spec = Finetune(
         (family.task,), lrs=(TUNING_RATE,), seeds=(SEED,), protocol="standard", precision=case.precision
     )
@@ -614,11 +624,11 @@ def train_once(bench: FineTuner, family: Family, case: Any, after: Callable[[], 
     return model
 
 
-# ---------------------------------------------------------------- reading
+# ---------------------------------------------------------------- inference
 
 
 def score(case: ScoreCase, device: torch.device) -> Timing:
-    """Texts through the encoder, without gradients; seconds are those of all texts."""
+    """Encode texts without gradients; seconds are for all texts."""
     bench = bench_of(case, device)
     texts = Ragged.from_lists(drawn_ids(PASSAGES, case.passages, case.vocab))
     model = TaskModel(bench.encoder, EmbeddingHead()).eval()
@@ -628,7 +638,7 @@ def score(case: ScoreCase, device: torch.device) -> Timing:
 
 
 def read(once: Callable[[], Any], device: torch.device, *, tokens: float, path: str) -> Timing:
-    """Do it once unmeasured, then a few times."""
+    """Time a function: once unmeasured, then `READINGS` times."""
     once()
     wait(device)
     seconds = []

@@ -1,6 +1,8 @@
-"""The same steps with transformers' Trainer: bf16 under autocast, fused AdamW, sdpa, compiled or not.
+"""The peers that biphase is compared with: transformers' Trainer and sentence-transformers.
 
-It trains the same shape on the same tokens. What its users usually leave as it is stays as it is.
+The Trainer runs in bf16 under autocast, with fused AdamW and sdpa, compiled or not, on the same model shape and the
+same tokens. Options that its users usually leave at their defaults stay there. Retrieval compares training and encoding
+with sentence-transformers on the same folder.
 """
 
 from __future__ import annotations
@@ -70,21 +72,22 @@ from biphase.tasks.encode import Tokenization, encode_texts
 from biphase.tasks.load import Examples, Library, Pair, Search
 
 COMPILED = "trainer-compiled"
-# Compiled, transformers' encoders build a mask that hides nothing, and lose the fast kernels by it. Whole rows need none,
-# so the peer is spared it: it is measured at its best.
+# Compiled, transformers' encoders build a mask that masks nothing, which disables the fast attention kernels. Whole
+# rows need no mask, so the peer gets this variant and is measured at its best.
 MASKLESS = "sdpa-without-mask"
 AttentionInterface.register(MASKLESS, sdpa_attention_forward)
 AttentionMaskInterface.register(MASKLESS, lambda *parts, **named: None)
 
 
 def refuse_missing(package: str, peer: str) -> None:
+    """Refuse if a package that a peer needs is not installed."""
     if find_spec(package) is None:
         name = package.replace("_", "-")
         raise TrainingError(f"{peer} needs the package {name}; type pip install {name}, or --against none")
 
 
 def arguments(case: Any, device: torch.device, *, peer: str, batch: int, rate: float) -> dict[str, Any]:
-    """What the Trainer is told: the arithmetic, the optimizer, and to be silent."""
+    """The Trainer's arguments: precision, optimizer, and no output."""
     adam = AdamW()
     return {
         "output_dir": tempfile.gettempdir(),
@@ -109,13 +112,13 @@ def arguments(case: Any, device: torch.device, *, peer: str, batch: int, rate: f
 
 
 def use_one_gpu(said: TrainingArguments) -> None:
-    """Where there are several, a Trainer would spread its batch over all of them."""
+    """Prevent the Trainer from using DataParallel if there are several GPUs."""
     if said.device.type == "cuda":
         said._n_gpu = 1
 
 
 class Ticks(TrainerCallback):
-    """Tells a clock when a step is done."""
+    """Marks a clock at the end of each step."""
 
     def __init__(self, clock: StepClock) -> None:
         self.clock = clock
@@ -125,7 +128,7 @@ class Ticks(TrainerCallback):
 
 
 def timed(trainer: Trainer, device: torch.device, warm: int, *, tokens: float, path: str) -> Timing:
-    """Let a trainer train."""
+    """Run a trainer and time its steps."""
     clock = StepClock(device)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(Ticks(clock))
@@ -137,7 +140,7 @@ def timed(trainer: Trainer, device: torch.device, warm: int, *, tokens: float, p
 
 
 class RowDataset(torch.utils.data.Dataset):
-    """Rows that were masked before the clock starts; for CLM as they are, since Llama shifts them itself."""
+    """Rows masked before the clock starts; for CLM unshifted, since Llama shifts labels itself."""
 
     def __init__(self, case: PretrainCase) -> None:
         stream, objective = stream_of(case, whole_rows=True), objective_of(case)
@@ -158,6 +161,7 @@ class RowDataset(torch.utils.data.Dataset):
 
 
 def shape(size_name: str, vocab: int, length: int) -> dict[str, Any]:
+    """The configuration fields of a size, as transformers names them."""
     size = SIZES[size_name]
     return {
         "vocab_size": vocab,
@@ -178,6 +182,7 @@ def shape(size_name: str, vocab: int, length: int) -> dict[str, Any]:
 
 
 def peer_model(case: PretrainCase) -> nn.Module:
+    """The transformers model of a case: EuroBERT for MLM, Llama for CLM."""
     like = shape(case.size, case.vocab, case.length)
     torch.manual_seed(0)
     if case.objective == "mlm":
@@ -187,7 +192,7 @@ def peer_model(case: PretrainCase) -> nn.Module:
 
 
 def pretrain(case: PretrainCase, device: torch.device, *, peer: str, rows: int) -> Timing:
-    """Whole rows, whatever our packing: the Trainer has no other."""
+    """Time the Trainer's pretraining, on whole rows whatever our packing: it has no other."""
     case = replace(case, rows=rows)
     said = TrainingArguments(
         **arguments(case, device, peer=peer, batch=rows, rate=RATE),
@@ -238,7 +243,7 @@ class TextDataset(torch.utils.data.Dataset):
 
 
 def padded(examples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """A batch as wide as its longest text."""
+    """A batch padded to its longest text."""
     texts = [one["input_ids"] for one in examples]
     return {
         "input_ids": pad_sequence(texts, batch_first=True, padding_value=PAD),
@@ -248,6 +253,7 @@ def padded(examples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def finetune(case: FinetuneCase, device: torch.device, *, peer: str, rate: float, length: int) -> Timing:
+    """Time the Trainer's fine-tuning, on padded batches."""
     data = Dataset(case)
     collate: Callable[[list[Any]], dict[str, Any]] = padded
     said = TrainingArguments(**arguments(case, device, peer=peer, batch=case.batch, rate=rate))
@@ -257,7 +263,6 @@ def finetune(case: FinetuneCase, device: torch.device, *, peer: str, rate: float
 
 
 # ---------------------------------------------------------------- retrieval
-# Training an encoder to retrieve, and reading passages with it, beside sentence-transformers on the same folder.
 
 
 ENCODE_BATCHES = (64, 256)  # of sentence-transformers; the faster counts
@@ -265,7 +270,7 @@ ENCODE_BATCHES = (64, 256)  # of sentence-transformers; the faster counts
 
 @dataclass(frozen=True)
 class RetrievalTexts:
-    """Pieces of the built-in corpus, as long as asked in tokens of its own tokenizer."""
+    """Excerpts of the built-in corpus, with given lengths in tokens of its own tokenizer."""
 
     case: RetrievalCase
 
@@ -279,7 +284,7 @@ class RetrievalTexts:
         return np.concatenate([np.array(one.ids, np.int64) for one in encoded])
 
     def texts(self, lengths: Lengths, count: int) -> list[str]:
-        """Cut anywhere: a word that is cut in two may be spelled by other tokens than it was cut from."""
+        """Excerpts cut at any token, so a word cut in two may be encoded by other tokens than before."""
         sizes = drawn_lengths(lengths, count)
         starts = np.random.default_rng(3).integers(0, len(self.ids) - lengths.most, count)
         cut = [self.ids[start : start + size].tolist() for start, size in zip(starts, sizes, strict=True)]
@@ -304,7 +309,7 @@ def _builtin() -> Iterator[str]:
 
 
 def write_folder(texts: RetrievalTexts, folder: Path) -> None:
-    """A model with random weights and the tokenizer of the texts, as both sides load them."""
+    """Write a randomly initialized model and the tokenizer of the texts, for both sides to load."""
     case, words = texts.case, texts.words
     vocab, size = max(case.vocab, words.vocab), SIZES[case.size]
     model = from_scratch(size, vocab=vocab, mask_id=words.special.mask, length=CONTEXT, seed=0)
@@ -332,6 +337,7 @@ def examples_of(texts: RetrievalTexts) -> Examples:
 
 
 def train_ours(texts: RetrievalTexts, folder: Path, device: torch.device) -> Timing:
+    """Time our training for retrieval."""
     subject, bench = _loaded(texts.case, folder, device)
     task, examples = task_of(texts.case), examples_of(texts)
     family = family_of(task, examples, subject.reading, protocol="standard")
@@ -339,7 +345,7 @@ def train_ours(texts: RetrievalTexts, folder: Path, device: torch.device) -> Tim
 
 
 def read_ours(texts: RetrievalTexts, folder: Path, device: torch.device) -> Timing:
-    """From texts to vectors: making tokens of them is counted, as it is there."""
+    """Time encoding from texts to vectors; tokenization is included, as for the peer."""
     subject, bench = _loaded(texts.case, folder, device)
     model = TaskModel(bench.encoder, EmbeddingHead()).eval()
 
@@ -356,7 +362,7 @@ def _loaded(case: RetrievalCase, folder: Path, device: torch.device) -> tuple[En
 
 
 def tokens_of_pairs(texts: RetrievalTexts, reading: Tokenization) -> float:
-    """Of a step, on average."""
+    """Mean tokens of a step."""
     sides = ([one.query for one in texts.pairs], [one.document for one in texts.pairs])
     total = sum(int(encode_texts(reading, side).lengths.sum()) for side in sides)
     return total / len(texts.pairs) * texts.case.batch
@@ -376,7 +382,7 @@ def _sentences(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
 
 @contextlib.contextmanager
 def _without_bars() -> Generator[None]:
-    """None of datasets', which silence about transformers does not reach."""
+    """Hide the progress bars of `datasets`, which transformers' verbosity does not control."""
     from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     shown = not are_progress_bars_disabled()
@@ -389,14 +395,14 @@ def _without_bars() -> Generator[None]:
 
 
 def train_sentences(texts: RetrievalTexts, folder: Path, device: torch.device, *, tokens: float) -> Timing:
-    """Its own trainer and loss: in-batch negatives, cosines at the same temperature."""
+    """Time its own trainer and loss: in-batch negatives, cosine similarity at the same temperature."""
     from datasets import Dataset
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
     case = texts.case
     model = _sentences(folder, device, torch.float32)
-    # Examples for a model card: with some at hand it looks for none, which it would do under a bar of its own.
+    # Widget examples for the model card; without them the trainer searches for some, with a progress bar.
     model.model_card_data.widget = [{"text": texts.pairs[0].query}]
     pairs = Dataset.from_dict(
         {"anchor": [one.query for one in texts.pairs], "positive": [one.document for one in texts.pairs]}
@@ -413,7 +419,7 @@ def train_sentences(texts: RetrievalTexts, folder: Path, device: torch.device, *
 
 
 def read_sentences(texts: RetrievalTexts, folder: Path, device: torch.device, *, tokens: float) -> Timing:
-    """`encode` with its weights in 16 bits, at the batch size that suits it best."""
+    """Time `encode` with bf16 weights (fp32 if the case is), at the faster of the batch sizes."""
     dtype = torch.float32 if texts.case.precision == "fp32" else torch.bfloat16
     model = _sentences(folder, device, dtype)
     measured = [

@@ -1,4 +1,9 @@
-"""What is known of a device, in the store: the cases that were measured on it and the cost model they fit."""
+"""Run `biphase bench`, compare the sides, and keep a device's measurements in the store.
+
+`run` measures biphase first, then each peer, one after another on an otherwise idle device. `Report` shows the results
+as tables and JSON. `save` writes `devices/NAME.json`, the cases of `bench scale` and the cost model fitted to them,
+which `biphase plan --device NAME` reads.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +30,11 @@ from biphase.text import counted, short
 from biphase.training import distributed
 from biphase.training.distributed import machine
 
-_BESIDE = ("triton", "accelerate", "sentence-transformers")  # what else moves the figures
+_BESIDE = ("triton", "accelerate", "sentence-transformers")  # other packages that affect the results
 
 
 def report_of(device: torch.device, command: str) -> Report:
-    """An empty one, with what a reader of figures must know."""
+    """An empty report with the device, date and versions."""
     facts = machine(device)
     name = facts.pop("device")
     if device.type == "cpu":
@@ -40,7 +45,7 @@ def report_of(device: torch.device, command: str) -> Report:
 
 
 def short_name(device: torch.device, name: str) -> str:
-    """h200 of NVIDIA H200: what is typed after --device."""
+    """The name to type after --device: "h200" for "NVIDIA H200"."""
     return "cpu" if device.type == "cpu" else prices.short_name(name)
 
 
@@ -54,7 +59,7 @@ def _version(package: str) -> str:
 def save(report: Report, store: Store) -> Path:
     """Write `devices/NAME.json`, which `biphase plan --device NAME` reads.
 
-    What was measured earlier in other precisions stays, each with its date and versions.
+    Earlier measurements in other precisions are kept, each with its date and versions.
     """
     place = store.root / "devices" / f"{report.name}.json"
     fresh = cases_of(report.compared)
@@ -75,9 +80,9 @@ def save(report: Report, store: Store) -> Path:
 
 
 def _earlier(place: Path, device: str, again: set[str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Cases of other precisions than those measured again, and when each was measured.
+    """Saved cases of other precisions than those measured now, and when each was measured.
 
-    None where the file is of another device by this name, or damaged: then this measurement mends it.
+    Empty if the file is of another device with this name, or damaged; then it is overwritten.
     """
     if not place.exists():
         return [], {}
@@ -94,7 +99,6 @@ def _earlier(place: Path, device: str, again: set[str]) -> tuple[list[dict[str, 
 
 
 # ---------------------------------------------------------------- results
-# What was measured, side by side: as a table for people, as JSON, and as the cases of a cost model.
 
 
 OURS = "biphase"
@@ -114,11 +118,11 @@ class Compared:
     unit: str  # tokens/s, ms/step or passages/s
     about: dict[str, Any]
     sides: dict[str, Timing]
-    passages: int = 0  # of one measurement, where that is the unit
-    note: str = ""  # in what the sides differ, beyond how they compute
+    passages: int = 0  # of one measurement, if the unit is passages/s
+    note: str = ""  # differences between the sides other than their code
 
     def value(self, side: str) -> float:
-        """In the unit of the case; not a number where that side failed."""
+        """The result in the unit of the case; NaN if that side failed."""
         measured = self.sides[side]
         if measured.failed:
             return math.nan
@@ -133,7 +137,7 @@ class Compared:
 
     @property
     def least_ratio(self) -> float | None:
-        """Against the fastest peer; None where there is none."""
+        """The ratio to the fastest peer; None if there is none."""
         every = [self.ratio(side) for side in self.sides if side != OURS]
         return min((one for one in every if math.isfinite(one)), default=None)
 
@@ -154,7 +158,7 @@ class Compared:
 
 @dataclass
 class Report:
-    """All that one command measured, and on what."""
+    """All measurements of one command, with the device and versions."""
 
     device: str
     name: str
@@ -179,11 +183,11 @@ class Report:
 
     @property
     def measured(self) -> bool:
-        """Something of ours was."""
+        """Whether any of our measurements succeeded."""
         return any(not one.sides[OURS].failed for one in self.compared)
 
     def words(self, study: str = "STUDY") -> str:
-        """For people. `study`: as it is typed after a verb, with its store."""
+        """The report as text. `study`: how the study is typed after a verb, with its store."""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         parts = [f"{self.device} · {self.date} · {versions}\n{self.command}"]
         parts += [table(some) for some in _by_sides(self.compared)]
@@ -194,7 +198,7 @@ class Report:
 
 
 def _by_sides(compared: list[Compared]) -> list[list[Compared]]:
-    """Those with the same sides stand in one table."""
+    """Group cases that have the same sides, for one table each."""
     tables: dict[tuple[str, ...], list[Compared]] = {}
     for one in compared:
         tables.setdefault(tuple(one.sides), []).append(one)
@@ -207,7 +211,7 @@ Row = list[str]
 
 
 def table(compared: list[Compared]) -> str:
-    """A line for each case, then what else is known of each side."""
+    """A line for each case, followed by more facts of each side."""
     sides = list(compared[0].sides)
     peers = len(sides) > 1
     head = ["", "unit", *(NAMES[side] for side in sides), *(["ratio"] if peers else [])]
@@ -241,6 +245,7 @@ def table(compared: list[Compared]) -> str:
 
 
 def profile_table(one: Breakdown) -> str:
+    """The breakdown of a step as text: time by kind, then the longest kernels."""
     rows = [["", "ms", "share"]]
     rows += [[kind, f"{ms:.2f}", f"{ms / one.total:.0%}"] for kind, ms in one.by_kind.items()]
     rows.append(["together", f"{one.total:.2f}", ""])
@@ -249,7 +254,7 @@ def profile_table(one: Breakdown) -> str:
 
 
 def aligned(rows: list[Row]) -> str:
-    """Columns under each other: words to the left, numbers to the right."""
+    """Align columns: text to the left, numbers to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     texts = (
         "  ".join(
@@ -271,7 +276,7 @@ def _number(value: float, unit: str) -> str:
 
 
 def cases_of(compared: list[Compared]) -> list[dict[str, Any]]:
-    """What `study.measured` fits a device by: all that did not fail."""
+    """The cases that `study.prices` fits a device's cost model to: all that did not fail."""
     cases = []
     for one in compared:
         mine = one.sides[OURS]
@@ -288,18 +293,17 @@ def cases_of(compared: list[Compared]) -> list[dict[str, Any]]:
 
 
 # ---------------------------------------------------------------- run
-# Measure what was asked: ours first, then each peer, one after another on an empty device.
 
 
 SENTENCES = "sentence-transformers"
 WHOLE_ROWS = "the Trainer's attention spans whole rows, which is more work; --packing rows makes it equal"
 FEWER_ROWS, SMALLER = "type fewer --rows, or a smaller --size", "type a smaller --size"
 LEFT_OUT = "this case is left out"
-MANY_ROWS = 1_152  # the paper's step in rows of 2,048: what a micro-batch is cut from
+MANY_ROWS = 1_152  # rows of 2,048 in the paper's step, from which the micro-batch is derived
 
 
 class Measuring:
-    """One command: the device, what was asked, and the report that grows."""
+    """One command: the device, the request, and the growing report."""
 
     def __init__(
         self, asked: BenchRequest, device: torch.device, command: str, tell: Callable[[str], None]
@@ -314,7 +318,7 @@ class Measuring:
             tell(f"note: {poor}")
 
     def _refuse_missing(self) -> None:
-        """Before anything is measured."""
+        """Refuse before the first measurement if a package or precision is not available."""
         if self.make.precision == "fp8" and (why := fp8_refusal(self.device)):
             raise TrainingError(f"--precision fp8 cannot be had ({why}); type --precision bf16")
         subjects = self.asked.subjects()
@@ -391,7 +395,7 @@ class Measuring:
                 self._note(Compared(title, unit, about, sides, passages=case.passages))
 
     def scale(self) -> None:
-        """Ours alone. A device is known by what it can do: what does not fit is no case of it."""
+        """Measure our side only. A case that does not fit in memory is left out of the device's cases."""
         cases = self.make.scale()
         works: list[tuple[Any, str, Callable[[], Timing]]] = [
             *(
@@ -443,7 +447,7 @@ class Measuring:
 def run(
     asked: BenchRequest, store: Store, *, device: torch.device, command: str, tell: Callable[[str], None]
 ) -> Report:
-    """All that was asked; saved if that was asked too and there is something to save."""
+    """Measure everything requested; save it if requested and if any case succeeded."""
     report = Measuring(asked, device, command, tell).all()
     if asked.save and cases_of(report.compared):
         report.saved = str(save(report, store))

@@ -1,7 +1,8 @@
-"""What all verbs share. Results go to stdout, progress to stderr; every refusal is one line that ends with what to type.
+"""The command line's shared parts: options, error handling, output, and loading of a study's plan.
 
-Exit codes: 0 done, 1 jobs failed, 2 wrong use. Imports stand inside the functions, so that a verb pays for
-what it needs: `plan`, `status` and `--help` never import torch.
+Results go to stdout, progress to stderr. Every refusal is one line that ends with what to type. Exit codes: 0 done, 1
+jobs failed, 2 wrong use. Imports are inside the functions, so that a verb pays only for what it needs: `plan`, `status`
+and `--help` never import torch.
 """
 
 from __future__ import annotations
@@ -48,28 +49,28 @@ DEFAULT_STORE = Path("store")
 
 
 def main() -> None:
-    """Run a verb; a refusal becomes one line and exit code 2."""
+    """Run a verb; an error of ours becomes one line and exit code 2."""
     from biphase.errors import BiphaseError, one_line
 
     try:
         sys.exit(app(prog_name="biphase", standalone_mode=False) or 0)
     except BiphaseError as refusal:
-        refuse(one_line(refusal))  # a name of somebody else's may hold anything
+        refuse(one_line(refusal))  # a name from outside may contain anything
     except typer.TyperException as wrong:
         _refuse_words(wrong)
     except SystemExit as end:
-        if end.code == 128 + signal.SIGINT:  # so typer ends what ^C has interrupted
+        if end.code == 128 + signal.SIGINT:  # typer's exit code after ^C
             tell(
                 "stopped at once; results and checkpoints are kept, what came after them will be computed again"
             )
         raise
     except OSError as wrong:
-        if isinstance(wrong, BrokenPipeError):  # the reader of our output has gone, e.g. `| head`
+        if isinstance(wrong, BrokenPipeError):  # the reader of our output is gone, e.g. `| head`
             sys.stderr.close()
             sys.exit(0)
         refuse(f"{wrong.filename or 'the disk'}: {wrong.strerror or wrong}; {_way_out(wrong)}")
     except Exception as error:
-        # So says Path.expanduser of ~NAME.
+        # Path.expanduser raises this for an unknown ~NAME.
         if isinstance(error, RuntimeError) and "home directory" in str(error):
             refuse("there is no user whose name follows the ~ in a path; write the path in full")
         if "RANK" in os.environ:
@@ -81,7 +82,7 @@ def main() -> None:
 
 
 def _refuse_words(wrong: typer.TyperException) -> NoReturn:
-    """What the option parser refuses, as one line. It says nothing where it has shown the help instead."""
+    """Print the option parser's error as one line; it has none if it printed the help instead."""
     said, context = wrong.format_message(), getattr(wrong, "ctx", None)
     if not said:
         sys.exit(2)
@@ -90,18 +91,18 @@ def _refuse_words(wrong: typer.TyperException) -> NoReturn:
 
 
 def refuse(line: str) -> NoReturn:
-    """End with one line and exit code 2. Of several processes that train together the parent says it, once."""
+    """Print one line and exit with code 2. Of several training processes, the parent prints it, once."""
     if "RANK" in os.environ:
         from biphase.cluster.launch import report_to_parent
 
         if report_to_parent(line):
-            os._exit(2)  # the group cannot be taken down in order: others may be waiting in it
+            os._exit(2)  # an orderly shutdown could hang: other ranks may be waiting in a collective
     tell(f"error: {line}")
     sys.exit(2)
 
 
 def _way_out(wrong: OSError) -> str:
-    """What to do about what the system refused."""
+    """What to do about an error of the operating system."""
     if wrong.errno in (errno.EMFILE, errno.ENFILE):
         return "too few files may be open at once; type ulimit -n 4096 and then the command again"
     if wrong.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -112,18 +113,18 @@ def _way_out(wrong: OSError) -> str:
 
 
 def tell(text: str) -> None:
-    """Progress and refusals, for people; an empty text is none."""
+    """Print progress and refusals to stderr; nothing for an empty text."""
     if text:
         print(printable(text), file=sys.stderr, flush=True)
 
 
 def show(text: str) -> None:
-    """Results, for people."""
+    """Print results to stdout."""
     print(printable(text), flush=True)
 
 
 def give(as_json: bool, told: Callable[[], Any], text: Callable[[], str]) -> None:
-    """A result: for a program as JSON, which escapes by itself, or for people."""
+    """Print a result as JSON (which escapes by itself), or as text."""
     if as_json:
         print(json.dumps(told(), indent=1), flush=True)
     else:
@@ -131,7 +132,7 @@ def give(as_json: bool, told: Callable[[], Any], text: Callable[[], str]) -> Non
 
 
 def store_at(folder: Path) -> Store:
-    """The store of a verb that only reads: one that is not there is refused, never made."""
+    """Open the store of a verb that only reads; a missing store is refused, never created."""
     from difflib import get_close_matches
 
     from biphase.errors import StoreError
@@ -150,10 +151,10 @@ def store_at(folder: Path) -> Store:
 def planned(
     path: Path, store_folder: Path, *, ask: bool = False, reads: bool = False, verify: bool = False
 ) -> tuple[Plan, Store, Identities]:
-    """The plan of a study.
+    """Load a study and make its plan.
 
-    With `ask`, hub models that have no commit yet get the one the hub shows. With `reads`, there must be a store. With
-    `verify`, all inputs are hashed again; of several processes that train together the parent has done so.
+    `ask`: pin hub models without a commit to the hub's current one. `reads`: the store must exist. `verify`: hash all
+    inputs again, unless this is one of several training processes, whose parent has done so.
     """
     from biphase.store import Store
     from biphase.study.load import load, pinned
@@ -168,7 +169,7 @@ def planned(
 
 
 def with_store(study: Path, store: Path) -> str:
-    """A study as it is typed after a verb, with its store where that is not the one taken without saying."""
+    """A study as typed after a verb, with --store unless it is the default."""
     usual = os.environ.get("BIPHASE_STORE") or str(DEFAULT_STORE)
     words = [str(study)] if str(store) == usual else [str(study), "--store", str(store)]
     return shlex.join(words)

@@ -1,4 +1,4 @@
-"""`tokenize` and `doctor`: what a machine needs before it trains."""
+"""The verbs `tokenize`, `doctor` and `bench`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def tokenize(
     key = shards_key(made, where)
     leases = Leases(where.leases)
     while (lease := leases.take(f"shards-{key}")) is None:
-        time.sleep(1)  # somebody else makes them
+        time.sleep(1)  # another process is making them
     with lease:
         folder = make_shards(made, where, processes=processes, report=tell, lost=lambda: lease.lost)
     show(shards_text(Shards.open(folder), folder))
@@ -65,7 +65,6 @@ def doctor(store: StoreFolder = DEFAULT_STORE, as_json: AsJson = False) -> None:
 
 
 # ---------------------------------------------------------------- bench
-# `bench`: how fast this machine trains, beside the tools that people use instead.
 
 
 Subject = Annotated[

@@ -1,4 +1,4 @@
-"""`adapt`: an existing decoder (or encoder) continued by masking."""
+"""The verbs `adapt`, `evaluate` and `export`."""
 
 from __future__ import annotations
 
@@ -120,8 +120,7 @@ def _work(
     )  # fmt: skip
 
 
-# ---------------------------------------------------------------- evaluation
-# `evaluate`: any model on any tasks.
+# ---------------------------------------------------------------- evaluate
 
 
 if TYPE_CHECKING:
@@ -197,10 +196,10 @@ def evaluate(
         tasks, data=data, family=family, text=text, label=label, labels=labels, test=test, trained_on=trained_on,
         query=query, lrs=lrs, seeds=seeds, steps=steps, zero_shot=zero_shot,
     )  # fmt: skip
-    usual = ("1e-5", "0") if zero_shot else (LRS, SEEDS)  # nothing depends on the first
+    usual = ("1e-5", "0") if zero_shot else (LRS, SEEDS)  # zero-shot scores do not depend on the rate
     lrs, seeds = lrs or usual[0], seeds or usual[1]
     where = Store.open(store)
-    precision = precision or ("fp32" if dry_run else "")  # what is not computed needs no look at the device
+    precision = precision or ("fp32" if dry_run else "")  # a dry run needs no device
     grid = finetuning(asked, lrs, seeds, protocol, precision, documents, length)
     if dry_run:
         run_named(model, where, note=False)
@@ -220,7 +219,7 @@ def evaluate(
 
 
 def _tell_only(grid: Finetune, *, as_json: bool) -> None:
-    """What the datasets of a grid are read as, and how often a model would be fine-tuned on them."""
+    """Describe the datasets of a grid and the number of fine-tunings, without computing anything."""
     from dataclasses import asdict
 
     from biphase.study.datasets import describe
@@ -237,7 +236,6 @@ def _tell_only(grid: Finetune, *, as_json: bool) -> None:
 
 
 # ---------------------------------------------------------------- export
-# `export`: a model of the store as a folder that other tools load.
 
 
 Key = Annotated[

@@ -1,4 +1,4 @@
-"""`plan`, `run` and `status`: a study file and its store."""
+"""The verbs of a study file and its store: `plan`, `run`, `status`, `stop`, `ledger pack`, `ledger merge`, `report`."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def plan(
 
 
 def _to_come(made: Plan, where: Store, tuned: Count) -> list[Prospect]:
-    """What a study that is to be fine-tuned, and is not done, will be able to say; by the noise measured so far."""
+    """The power analysis of a study with unfinished trials, with the noise measured so far."""
     from biphase.report.prospects import prospects
 
     if not tuned.of or tuned.done == tuned.of:
@@ -140,7 +140,7 @@ def run(
     if deterministic:
         os.environ.setdefault(
             "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-        )  # cuBLAS reads it once, at its first product
+        )  # cuBLAS reads it once, at its first matrix product
 
     from biphase.cluster import launch
     from biphase.training.options import RuntimeOptions, Sharding
@@ -198,9 +198,9 @@ def work(
     more: Callable[[], list[str]] = list,
     more_json: Callable[[], dict[str, Any]] = dict,
 ) -> None:
-    """Compute what is missing of a plan, here; then say what came out, and end.
+    """Compute what is missing of a plan in this process, print the outcome, and exit.
 
-    `study`: as a verb after it names it. `more`, `more_json`: what this verb has to add.
+    `study`: the study as typed after a verb. `more`, `more_json`: output that the calling verb adds.
     """
     from dataclasses import replace
 
@@ -230,7 +230,7 @@ def work(
         heartbeat.leave()
     if ranks.first:
         tuned = survey_trials(made, where)
-        text = closing(  # adds what cannot be read to the failed
+        text = closing(  # adds unreadable results to the failed
             made,
             where,
             outcome.failed,
@@ -242,7 +242,7 @@ def work(
         )
         lines = [text, *more()]
         give(as_json, lambda: more_json() | status_json(made, where), lambda: "\n".join(lines))
-    ranks.wait()  # torchrun ends the others soon after one has ended with a failure
+    ranks.wait()  # torchrun kills the other ranks soon after one has exited with a failure
     code = 1 if outcome.failed else 0
     launch.note_ending(code)
     distributed.leave(_code(code, stop.warned, made, where, heartbeat, results))
@@ -251,7 +251,7 @@ def work(
 def _code(
     code: int, warned: bool, made: Plan, where: Store, heartbeat: WorkerHeartbeat, results: set[str] | None
 ) -> int:
-    """How a worker ends: one that was warned, but not asked to stop, says whether it should start again."""
+    """The exit code of a worker: one that Slurm warned (SIGUSR1) and no user stopped asks to be restarted."""
     from biphase.cluster.launch import WORK_LEFT
     from biphase.study.status import work_left
 
@@ -269,15 +269,15 @@ def prepare(
     *,
     describe: bool = False,
 ) -> WorkerHeartbeat:
-    """Before any job: refuse what is wrong with the tasks, sign in, and hand over to several processes if asked for.
+    """Before any job: check the tasks, register the worker, and start several processes if asked for.
 
-    With `describe`, also say what each dataset was read as.
+    With `describe`, also print what each dataset was read as. With several processes, this one waits and exits.
     """
     from biphase.cluster import launch
     from biphase.cluster.workers import WORKER, WorkerHeartbeat
     from biphase.study.worker import check_tasks
 
-    if "RANK" in os.environ:  # one of those processes: all this was done before it was started
+    if "RANK" in os.environ:  # one of those processes: its parent has done all this
         return WorkerHeartbeat(where, made.study.name)
     for one in check_tasks(made, where, download=describe):
         if describe:
@@ -297,7 +297,7 @@ def prepare(
 
 
 def check_processes(processes: int, runs: list[Pretrain]) -> None:
-    """Refuse here what would otherwise be refused by every process at once."""
+    """Refuse here what every process would otherwise refuse at once."""
     import torch
 
     from biphase.errors import SpecError
@@ -311,12 +311,12 @@ def check_processes(processes: int, runs: list[Pretrain]) -> None:
 
 
 def _wanted(made: Plan, only: str) -> set[str]:
-    """The states on the way to every result whose name matches."""
+    """The keys of the training jobs on the path to every result whose name matches."""
     return {state.key for key in matching(made, only) for state in made.path(key)}
 
 
 def matching(made: Plan, only: str) -> set[str]:
-    """The keys of the results whose name matches."""
+    """The checkpoint keys of the results whose name matches."""
     from fnmatch import fnmatch
 
     from biphase.errors import SpecError, nearest
@@ -348,7 +348,6 @@ def status(
 
 
 # ---------------------------------------------------------------- workers
-# `stop`, and what `run --slurm` does: the workers of a study, wherever they run.
 
 
 if TYPE_CHECKING:
@@ -407,7 +406,7 @@ def submit(
     results: set[str],
     named: str,
 ) -> None:
-    """Start as many workers in Slurm as the profile says and are not there yet."""
+    """Submit as many Slurm workers as the profile asks for and are not yet in the queue."""
     from biphase.cluster import slurm
     from biphase.cluster.launch import check_sharding
     from biphase.cluster.slurm import read_profile
@@ -433,7 +432,7 @@ def submit(
         there = slurm.queue_of(where, name)
         if there.problem:
             raise ClusterError(there.problem)
-        # Also those that are completing: one that was warned is, while it goes back into the queue.
+        # Completing jobs count too: a warned worker is completing while it is requeued.
         jobs = profile.jobs - len(there.jobs)
         if jobs > 0:
             id, script = slurm.submit(profile, where, name, jobs=jobs, arguments=_typed(made, where, manners))
@@ -451,7 +450,7 @@ def submit(
 
 
 def share_rows(processes: int, runs: list[Pretrain], typed: str) -> None:
-    """Refuse more processes than a step has rows; `typed` is how a number of them is said."""
+    """Refuse more processes than a step has rows; `typed`: how the number of processes is typed."""
     from biphase.errors import SpecError
 
     for run in runs:
@@ -470,7 +469,7 @@ def _workers(profile: Profile, jobs: int) -> str:
 
 
 def _typed(made: Plan, where: Store, manners: dict[str, Any]) -> list[str]:
-    """What a job types after `biphase`: the plan in the store, wherever the study file goes, and the manners."""
+    """The arguments of a Slurm job: the plan in the store, since the study file may move, and the runtime options."""
     from biphase.study.plan import PLAN
 
     root = where.root.resolve()
@@ -486,7 +485,6 @@ def _typed(made: Plan, where: Store, manners: dict[str, Any]) -> list[str]:
 
 
 # ---------------------------------------------------------------- ledger
-# `ledger pack` and `ledger merge`: results of a study from one machine to another, in one file.
 
 
 if TYPE_CHECKING:
@@ -495,7 +493,7 @@ if TYPE_CHECKING:
 ledger = typer.Typer(help="Results from one machine to another, in one file.", no_args_is_help=True)
 app.add_typer(ledger, name="ledger")
 
-SHOWN = 5  # of what stays as it is
+SHOWN = 5  # of the results that are kept unchanged
 
 
 @ledger.command()
@@ -550,7 +548,7 @@ def merge(
     from biphase.study.archive import check
     from biphase.study.archive import merge as merge_parcel
 
-    checked = [check(file) for file in files]  # all of them, before anything is written
+    checked = [check(file) for file in files]  # check all files before anything is written
     merged = [merge_parcel(one, Store.open(store)) for one in checked]
     if as_json:
         told = [{"file": str(file), **asdict(one)} for file, one in zip(files, merged, strict=True)]
@@ -583,7 +581,6 @@ def _merged(merged: Merged, file: Path) -> str:
 
 
 # ---------------------------------------------------------------- report
-# `report`: what a study found, as one page.
 
 
 Out = Annotated[
@@ -623,7 +620,7 @@ def report(
 
 
 def _check_packages(*names: str) -> None:
-    """Refuse before the work where a machine that only computes lacks what only the page needs."""
+    """Refuse early if packages are missing that only the report needs."""
     from importlib.util import find_spec
 
     from biphase.errors import SpecError

@@ -1,4 +1,9 @@
-"""The licence of the model that another was made from, as its own card says it."""
+"""The model card (README.md) of an exported model: how to load it, how it was made, its scores, licence and limits.
+
+The file has the licence of the base model, code snippets for loading, the scores that a store holds of a model, and
+`Card`, which writes the text. Text from outside (names, sources, licences) is escaped, so it is shown but never
+interpreted. Paths on this machine are reduced to their last component.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +35,12 @@ _NAME = re.compile(r"[\w.+-]{1,60}")
 
 
 def licence_of(hub: Hub) -> str:
-    """The `license:` of its card; empty where nothing is said, or nothing that can be passed on."""
+    """The `license:` field of a model's card; empty if there is none, or not a plain name."""
     from huggingface_hub import metadata_load
 
     try:
         said = (metadata_load(_card_file(hub)) or {}).get("license")
-    except Exception:  # no card, no network, or a card that is no YAML: then nobody said anything
+    except Exception:  # no card, no network, or invalid YAML: the licence is unknown
         return ""
     return said if isinstance(said, str) and _NAME.fullmatch(said) else ""
 
@@ -48,15 +53,14 @@ def _card_file(hub: Hub) -> Path:
     return Path(hf_hub_download(hub.source, "README.md", revision=hub.revision))
 
 
-# ---------------------------------------------------------------- loading
-# How to load what was exported, as lines that a reader can copy.
+# ---------------------------------------------------------------- snippets
 
 
-FOLDER = "FOLDER"  # a reader puts the folder or the repository there
+FOLDER = "FOLDER"  # placeholder for the folder or the repository
 
 
 def loading(written: Written, prompts: Prompts, *, fills: bool, onnx: bool) -> list[str]:
-    """Blocks of Python for an encoder; `fills`: its head has learnt to fill masks."""
+    """Python snippets for an encoder; `fills`: its head was trained to fill masks."""
     blocks = [hidden_states() + ("\n" + both_ways() if written.edits else "")]
     if fills:
         blocks.append(fill_mask() if is_masked(written.architecture) else fill_mask_here())
@@ -77,6 +81,7 @@ def hidden_states() -> str:
 
 
 def both_ways() -> str:
+    """Lines that assert bidirectional attention: the first token's vector must depend on a later token."""
     return "\n".join(
         (
             'other = model(**tokenizer("A word.", return_tensors="pt")).last_hidden_state',
@@ -153,21 +158,21 @@ def graph(output: str = "last_hidden_state") -> str:
 
 
 # ---------------------------------------------------------------- scores
-# The scores that a store holds of one model: chosen by validation, told with intervals. Nothing is computed again.
+# Read from the store; nothing is recomputed. Learning rates are chosen by validation scores.
 
 
 @dataclass(frozen=True)
 class TaskScores:
-    """One model on one task, fine-tuned in one way: every learning rate and seed that is there."""
+    """One model on one task, fine-tuned in one way: all its finished learning rates and seeds."""
 
     task: str
     metric: str
-    about: dict[str, Any]  # one of its leaves; all say the same of the task and the manner
+    about: dict[str, Any]  # of one of its trials; task and fine-tuning options are the same in all
     trials: dict[Cell, SavedTrial]
 
     @property
     def rate(self) -> float | None:
-        """The learning rate whose mean validation score is best; None while a cell of the grid is missing."""
+        """The learning rate with the best mean validation score; None while a cell of the grid is missing."""
         scores = {cell: one.about["scores"]["validation"][self.metric] for cell, one in self.trials.items()}
         choice = choose(scores)
         return None if choice is None else choice.by_mean
@@ -181,7 +186,7 @@ class TaskScores:
         return None if self.rate is None else self.trials[self.rate, self.seeds[0]]
 
     def words(self) -> str:
-        """The mean test score over seeds at that rate, in percent, with its interval."""
+        """The mean test score over seeds at that rate in percent, with its interval."""
         if self.rate is None:
             return "incomplete"
         test = [self.trials[self.rate, seed].about["scores"]["test"][self.metric] for seed in self.seeds]
@@ -189,14 +194,14 @@ class TaskScores:
 
 
 def grids_of(model: str, store: Store) -> list[TaskScores]:
-    """Every grid of leaves that the store holds of a model, by the name of the task."""
+    """Every grid of trials that the store holds of a model, ordered by task."""
     found: dict[str, dict[Cell, SavedTrial]] = defaultdict(dict)
     for trial in trial_keys(store):
         try:
             about = read_trial(store, trial)
-        except StoreError:  # `status` names it; it may be of any model
+        except StoreError:  # `status` reports it; it may belong to any model
             continue
-        # One that was fine-tuned reading forwards only says nothing of an encoder.
+        # Trials fine-tuned with causal attention do not measure the encoder.
         if about["model"] == model and not about["finetune"].get("causal"):
             alike = content_key([about["task"], about["trained_on"], _protocol_of(about)])
             found[alike][about["lr"], about["seed"]] = SavedTrial(trial, about)
@@ -208,12 +213,12 @@ def grids_of(model: str, store: Store) -> list[TaskScores]:
 
 
 def _protocol_of(about: dict[str, Any]) -> dict[str, Any]:
-    """How it was fine-tuned; what a trial does not say, since it is older than the field, is as usual."""
+    """The fine-tuning options of a trial; fields that an older trial lacks get their defaults."""
     return encode(decode({**about["finetune"], "tasks": [about["trained_on"] or about["task"]]}))
 
 
 def trial_for_task(model: str, task: str, store: Store) -> SavedTrial:
-    """The trial of a model on the task of that name, chosen by validation scores alone."""
+    """The trial of a model on the named task, chosen by validation scores alone."""
     every = grids_of(model, store)
     grids = [one for one in every if one.task == task]
     if not grids:
@@ -236,10 +241,6 @@ def trial_for_task(model: str, task: str, store: Store) -> SavedTrial:
 
 
 # ---------------------------------------------------------------- card
-# The model card: what it is, how to load it, how it was made, what it is worth, where its limits are.
-#
-# What comes from outside (names, sources, licences) is escaped: it is told, never interpreted. Places on this machine
-# are told by their last name alone.
 
 
 Rows = list[tuple[str, ...]]
@@ -247,7 +248,7 @@ Rows = list[tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Base:
-    """The existing model that another was made from, if any."""
+    """The existing model that this one was made from, if any."""
 
     model: str = ""  # a hub id
     name: str = ""
@@ -265,6 +266,7 @@ class Base:
 
 
 def base_of(run: Pretrain) -> Base:
+    """The published model that a run started from, with its licence."""
     start = lineage(run)[0].start
     if not isinstance(start, Hub):
         return Base()
@@ -273,18 +275,18 @@ def base_of(run: Pretrain) -> Base:
 
 @dataclass(frozen=True)
 class Card:
-    """The parts of a card, each ready to be written."""
+    """The parts of a card, ready to be written."""
 
     title: str
     summary: str
-    pipeline: str  # transformers' name of what it can do
+    pipeline: str  # transformers' pipeline tag
     library: str
-    loading: list[str]  # blocks of Python
+    loading: list[str]  # Python snippets
     sections: list[tuple[str, list[str]]]
     limits: list[str]
     tags: list[str] = field(default_factory=list)
     base: Base = field(default_factory=lambda: Base())
-    needs: str = ""  # which version of transformers
+    needs: str = ""  # the required version of transformers, as a sentence
 
     def text(self) -> str:
         front: dict[str, Any] = {
@@ -296,7 +298,7 @@ class Card:
             front["license"] = self.base.licence
         if self.base.model:
             front["base_model"] = self.base.model
-        # JSON is YAML: nothing in a value can end it.
+        # JSON is valid YAML, and no value in it can end the front matter.
         lines = ["---", *(f"{name}: {json.dumps(value)}" for name, value in front.items()), "---", ""]
         lines += [f"# {escaped(self.title)}", "", self.summary, ""]
         lines += [self.needs, ""] if self.needs else []
@@ -318,20 +320,20 @@ class Card:
 
 
 def escaped(text: str) -> str:
-    """Text from outside as one line of Markdown that shows it and does nothing."""
+    """Escape outside text into one line of Markdown without markup."""
     one = " ".join(str(text).split())
     one = one.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_\[\]|#~!])", r"\\\1", one)
 
 
 def table(rows: Rows, heads: tuple[str, ...] = ("", "")) -> list[str]:
-    """Rows whose cells are escaped already."""
+    """A Markdown table; its cells must be escaped already."""
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     return lines + [f"| {' | '.join(row)} |" for row in rows]
 
 
 def place(source: str) -> str:
-    """Where something came from, without the folders of this machine."""
+    """A source without the folders of this machine."""
     here = source.startswith((".", "/", "~")) or source.endswith(
         (".json", ".jsonl", ".txt", ".parquet", ".zst")
     )
@@ -347,11 +349,12 @@ def lineage(run: Pretrain) -> list[Pretrain]:
 
 
 def titled(state: SavedCheckpoint) -> str:
-    """The run, and the step where it is not its end."""
+    """The name of the run, with the step if it is not the last."""
     return state.run.name if state.step == state.run.steps else f"{state.run.name}, step {state.step:,}"
 
 
 def start_words(start: Size | Hub) -> str:
+    """The start of a run as text: its shape, or the published model."""
     if isinstance(start, Size):
         return (
             f"from scratch, {escaped(start.name)}: {start.layers} layers of width {start.hidden}, {start.heads} heads "
@@ -364,7 +367,7 @@ def start_words(start: Size | Hub) -> str:
 
 
 def recipe_lines(state: SavedCheckpoint) -> list[str]:
-    """How the weights came about, run after run."""
+    """How the weights were trained, run by run, as a table."""
     every = lineage(state.run)
     rows: Rows = [("start", start_words(every[0].start))]  # ty: ignore[invalid-argument-type]  (the first has no run before it)
     for run in every:
@@ -415,6 +418,7 @@ def _training_settings(state: SavedCheckpoint) -> Rows:
 
 
 def data(state: SavedCheckpoint, shards: Shards) -> list[str]:
+    """The corpus, its token counts and its tokenizer, as a table."""
     run = state.run
     corpus, card = corpus_of(run), shards.card
     words = "byte-level BPE, trained on the corpus"
@@ -439,7 +443,7 @@ def data(state: SavedCheckpoint, shards: Shards) -> list[str]:
 
 
 def losses(heldout: dict[int, dict[str, float]]) -> list[str]:
-    """The last held-out losses, in nats a token; beside those of before the first step, where they were measured."""
+    """The last held-out losses in nats a token, beside those before the first step if they were measured."""
     if not heldout:
         return ["None were measured."]
     (first, before), (step, last) = min(heldout.items()), max(heldout.items())
@@ -457,7 +461,7 @@ def losses(heldout: dict[int, dict[str, float]]) -> list[str]:
 
 
 def scores(grids: list[TaskScores]) -> list[str]:
-    """Test scores of fine-tuned copies of this model."""
+    """Test scores of fine-tuned copies of this model, as a table."""
     if not grids:
         return ["This model has not been fine-tuned in the store it comes from."]
     lines = [

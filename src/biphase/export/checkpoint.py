@@ -1,4 +1,4 @@
-"""A pretrained or adapted state → a folder that loads in transformers and sentence-transformers."""
+"""Export a pretrained or adapted checkpoint as a folder that loads in transformers and sentence-transformers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def shards_of(run: Pretrain, store: Store) -> Shards:
 
 
 def export_checkpoint(state: SavedCheckpoint, store: Store, place: Path, *, onnx: bool, say: Say) -> Exported:
-    """Write the state's model to `place`, checked; or refuse, and leave nothing."""
+    """Write a checkpoint's model to `place` and verify it; if that fails, raise and leave nothing behind."""
     with building(place) as folder:
         say(f"reading {state.key[:8]}")
         run, shards = state.run, shards_of(state.run, store)
@@ -68,7 +68,7 @@ def export_checkpoint(state: SavedCheckpoint, store: Store, place: Path, *, onnx
         )
         say("writing it, and reading it again")
         written = write_encoder(model, words, folder)
-        del model  # what is checked from here on is the folder
+        del model  # from here on the folder is checked, not the model in memory
         write_tokenizer(words, folder)
         check_tokenizer(words, folder, fills=is_masked(written.architecture))
         prompts = prompts_of(Retrieve())
@@ -82,7 +82,7 @@ def export_checkpoint(state: SavedCheckpoint, store: Store, place: Path, *, onnx
 
 
 def write_encoder(model: LanguageModel, words: ExportedTokenizer, folder: Path) -> Written:
-    """Write a language model as an encoder: as EuroBERT where it fits, else as what it is."""
+    """Write a language model as an encoder: as EuroBERT if its architecture fits, otherwise in its own class."""
     own: Any = model.model
     encoder: Encoder = model.reader[0]
     texts = probe_texts(encoder.trunk.config, words)
@@ -152,7 +152,7 @@ def cut_words(context: int) -> str:
 
 
 def limits_of(written: Written) -> list[str]:
-    """What a user might expect of a class and would be wrong to."""
+    """Limits that a user of the class would not expect."""
     said = []
     if written.edits:
         said.append(

@@ -1,4 +1,7 @@
-"""A folder that appears whole or not at all: built beside its place, checked, and renamed."""
+"""The target folder of an export, the lookup of what to export, and the upload to the hub.
+
+An export is built in a temporary folder beside its target, verified, and renamed, so the target is complete or absent.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ from biphase.store import Store, sync
 from biphase.study.ledger import read_trial, trial_keys
 from biphase.study.names import SHORTEST_PREFIX, refuse_metadata_only
 
-Say = Callable[[str], None]  # tells a user how far it is
+Say = Callable[[str], None]  # prints progress
 
 
 def refuse_taken(place: Path) -> None:
-    """Refuse a place where something is."""
+    """Refuse a target that is a file, a link or a folder with content."""
     if place.is_symlink() or (place.exists() and not place.is_dir()):
         raise SpecError(f"{place} is a file; type the name of a folder that is not there yet")
     if place.is_dir() and any(place.iterdir()):
@@ -34,7 +37,7 @@ def refuse_taken(place: Path) -> None:
 
 @contextlib.contextmanager
 def building(place: Path) -> Generator[Path]:
-    """A folder to build in; it takes its place when the block ends well, and is gone when it does not."""
+    """Yield a temporary folder; rename it to its target when the block succeeds, delete it when it fails."""
     refuse_taken(place)
     draft = place.parent / f".{place.name}-{uuid.uuid4().hex[:8]}.part"
     try:
@@ -45,38 +48,37 @@ def building(place: Path) -> Generator[Path]:
         yield draft
         for path in draft.rglob("*"):
             if path.is_file():
-                path.chmod(0o644)  # safetensors writes for its owner alone
+                path.chmod(0o644)  # safetensors makes files readable by the owner only
             sync(path)
-        refuse_taken(place)  # whoever was faster keeps it
+        refuse_taken(place)  # another process may have created it meanwhile
         draft.rename(place)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-# ---------------------------------------------------------------- found
-# Which result of a store a few digits mean: a state, or the trial of a fine-tuned model.
+# ---------------------------------------------------------------- lookup by key
 
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A state of the store and the run that made it."""
+    """A checkpoint of the store and the run that made it."""
 
     key: str
     run: Pretrain
     step: int
-    about: dict[str, Any]  # what its checkpoint.json says
+    about: dict[str, Any]  # the content of its checkpoint.json
 
 
 @dataclass(frozen=True)
 class SavedTrial:
-    """The scores of a fine-tuned model."""
+    """A trial of the store: the scores of a fine-tuned model."""
 
     key: str
-    about: dict[str, Any]  # what its trial.json says
+    about: dict[str, Any]  # the content of its trial.json
 
 
 def find(digits: str, store: Store) -> SavedCheckpoint | SavedTrial:
-    """The one result of the store whose key begins so."""
+    """The one checkpoint or trial of the store whose key begins with these digits."""
     if not re.fullmatch(rf"[0-9a-f]{{{SHORTEST_PREFIX},}}", digits):
         raise SpecError(
             f"{digits!r} is no key: type the first {SHORTEST_PREFIX} or more digits of one that biphase plan shows"
@@ -101,12 +103,11 @@ def saved_trial(key: str, store: Store) -> SavedTrial:
     return SavedTrial(key, read_trial(store, key))
 
 
-# ---------------------------------------------------------------- push
-# An exported folder → the hub. Private, unless somebody says that everybody may see it.
+# ---------------------------------------------------------------- upload
 
 
 def check_push(repo: str) -> None:
-    """Refuse before the work what could not be uploaded after it."""
+    """Refuse an upload that cannot succeed, before the export is computed."""
     from huggingface_hub import constants, get_token
 
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo):
@@ -122,7 +123,10 @@ def check_push(repo: str) -> None:
 
 
 def upload(folder: Path, repo: str, *, public: bool, say: Say) -> str:
-    """Upload a folder as one commit; gives where it is. What was exported stays in its place if this fails."""
+    """Upload a folder as one commit and return its address. The folder is kept if the upload fails.
+
+    The repository is private unless `public`; an existing public one is refused without it.
+    """
     from huggingface_hub import HfApi
 
     api = HfApi()
@@ -133,7 +137,7 @@ def upload(folder: Path, repo: str, *, public: bool, say: Say) -> str:
         if not (seen and not public):
             commit = api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Exported by biphase")
             return f"{commit.repo_url.url}: {'public' if seen else 'private'}, commit {commit.oid[:8]}"
-    except Exception as wrong:  # refused, unreachable, cut off: many kinds
+    except Exception as wrong:  # refused, unreachable, interrupted: many exception types
         raise SpecError(
             f"{repo} could not be uploaded ({one_line(wrong)[:300]}); the folder {folder} is whole: look at the token and "
             f"the name, or type hf upload {repo} {folder}"

@@ -1,6 +1,6 @@
-"""A model as an ONNX graph: input_ids and attention_mask in, hidden states or logits out, of any texts of any length.
+"""Export a model as an ONNX graph: input_ids and attention_mask in, hidden states or logits out, with dynamic shapes.
 
-It is run beside torch before it is kept, on other shapes than it was made with.
+The graph is run with onnxruntime and compared with torch before it is kept, on shapes other than the traced one.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ from biphase.models.hub import quietly
 GRAPH = Path("onnx") / "model.onnx"
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 INPUTS = ("input_ids", "attention_mask")
-# Of the largest number. Thirty layers of a real model, summed in another order, came to 1e-4; a wrong graph to far more.
+# Relative to the largest value. Thirty layers of a real model, summed in another order, differ by 1e-4; a wrong graph
+# differs by far more.
 CLOSE = 1e-3
-LARGEST = 1_500_000_000  # bytes of weights inside the graph's own file; more stands beside it
+LARGEST = (
+    1_500_000_000  # bytes of weights stored in the graph's own file; larger weights go into a second file
+)
 
 
 def check_packages() -> None:
-    """Refuse before the work where something is not installed."""
+    """Refuse early if a required package is not installed."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise SpecError(
@@ -41,7 +44,7 @@ def check_packages() -> None:
 
 
 class _Plain(nn.Module):
-    """A model's forward with what goes in and comes out of the graph."""
+    """A model's forward with the graph's inputs and output."""
 
     def __init__(self, model: Any, output: str) -> None:
         super().__init__()
@@ -55,7 +58,7 @@ class _Plain(nn.Module):
 def write_onnx(
     folder: Path, words: ExportedTokenizer, *, auto: Any = AutoModel, output: str = "last_hidden_state"
 ) -> None:
-    """Leave the graph of a folder's model in it; refuse if it does not give what torch gives."""
+    """Write the graph of a folder's model into the folder; raise if its outputs differ from torch's."""
     model = load(folder, auto, attn_implementation="eager")
     plain = _Plain(model, output).eval()
     path = folder / GRAPH
@@ -74,7 +77,7 @@ def write_onnx(
                 verbose=False,
             )
             made.save(path, external_data=size > LARGEST)
-    except Exception as wrong:  # the exporter meets something it does not know, in its own way
+    except Exception as wrong:  # the exporter raises many types for unsupported operations
         raise ModelError(
             f"{type(model).__name__} cannot be written as ONNX ({one_line(wrong)[:200]}); leave out --onnx"
         ) from None
@@ -82,7 +85,7 @@ def write_onnx(
 
 
 def refuse_unlike(plain: _Plain, path: Path, words: ExportedTokenizer) -> None:
-    """Refuse a graph that does not give what its model gives, whatever the shape of the input."""
+    """Raise if the graph's outputs differ from the model's on several input shapes."""
     apart = max(_apart(plain, path, words, shape) for shape in ((1, 3), (3, min(words.context, 40))))
     if not apart <= CLOSE:
         raise ModelError(
@@ -92,7 +95,7 @@ def refuse_unlike(plain: _Plain, path: Path, words: ExportedTokenizer) -> None:
 
 
 def _batch(words: ExportedTokenizer, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Words drawn at random, the last text padded in its second half."""
+    """Random token ids; the last text is padded in its second half."""
     draw = torch.Generator().manual_seed(shape[1])
     ids = torch.randint(0, words.vocab, shape, generator=draw)
     mask = torch.ones_like(ids)
@@ -104,6 +107,7 @@ def _batch(words: ExportedTokenizer, shape: tuple[int, int]) -> tuple[Tensor, Te
 
 @torch.no_grad()
 def _apart(plain: _Plain, path: Path, words: ExportedTokenizer, shape: tuple[int, int]) -> float:
+    """The largest difference of outputs on real tokens, relative to the largest value."""
     import onnxruntime
 
     ids, mask = _batch(words, shape)
@@ -116,7 +120,7 @@ def _apart(plain: _Plain, path: Path, words: ExportedTokenizer, shape: tuple[int
 
 @contextlib.contextmanager
 def _in_silence() -> Generator[None]:
-    """The exporter tells of operators of other packages, and of what torch will call otherwise some day."""
+    """Silence the exporter's notes about other packages' operators and its deprecation warnings."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,6 +1,12 @@
-"""The few files that make a folder a sentence-transformers model: mean pooling, length 1, and our prompts.
+"""The tokenizer and the sentence-transformers files of an exported folder.
 
-Written in the names that every version of sentence-transformers reads.
+`write_sentences` writes the files that make a folder a sentence-transformers model (mean pooling, normalization,
+prompts), with the names that every version of sentence-transformers reads.
+
+`write_tokenizer` writes the tokenizer with the special tokens that biphase puts around a text (a begin token if the
+corpus had one, the end token) as its template, so `tokenizer(text)` gives the ids that the model was trained with.
+`check_tokenizer` verifies this. The one difference: in transformers a text may spell a special token, such as
+"<|mask|>" for fill-mask.
 """
 
 from __future__ import annotations
@@ -22,19 +28,19 @@ _PLACE = "sentence_transformers.models"
 
 @dataclass(frozen=True)
 class Prompts:
-    """What stands before a query and before a document."""
+    """The prefixes of queries and documents."""
 
     query: str
     document: str
 
 
 def prompts_of(form: Retrieve) -> Prompts:
-    """The words of a retrieval task's templates before their first column."""
+    """The text before the first column in a retrieval task's templates."""
     return Prompts(*(one.split("{", 1)[0] for one in (form.query, form.document)))
 
 
 def write_sentences(folder: Path, *, width: int, context: int, prompts: Prompts) -> None:
-    """Leave the files beside the model's."""
+    """Write the sentence-transformers files beside the model's."""
     modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
     write_json(
         folder / "modules.json",
@@ -64,15 +70,10 @@ def write_sentences(folder: Path, *, width: int, context: int, prompts: Prompts)
             "include_prompt": True,
         },
     )
-    # The last module has nothing to remember, so there is no folder of it: the hub would not keep an empty one.
+    # Normalize has no configuration, so it has no folder: the hub would not keep an empty one.
 
 
-# ---------------------------------------------------------------- words
-# The tokenizer of an exported model: transformers reads a text with it as we read it.
-#
-# What we put around a text (a beginning token where the corpus had one, the end token) becomes the tokenizer's template,
-# so `tokenizer(text)` gives the ids that the model was trained and fine-tuned with. In transformers a text may spell a
-# special token, as "<|mask|>" for fill-mask; only there do the two differ.
+# ---------------------------------------------------------------- tokenizer
 
 
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -88,16 +89,16 @@ BEFORE_MASK = "the cat"
 
 @dataclass(frozen=True)
 class ExportedTokenizer:
-    """A tokenizer, what stands around every text, and how much a model may read."""
+    """A tokenizer, the ids around every text, and the maximum length."""
 
     model: Any  # of the `tokenizers` library
-    named: dict[str, int]  # special tokens by transformers' names for them, a pad token among them
+    named: dict[str, int]  # special tokens by transformers' names; always has a pad token
     special: frozenset[int]
-    vocab: int  # one more than the largest id
+    vocab: int  # largest id + 1
     before: tuple[int, ...]
     after: tuple[int, ...]
     context: int
-    mask_is_ours: bool = False  # no text of others ever spelt it
+    mask_is_ours: bool = False  # the mask token was added by biphase, so no training text contains it
 
     @property
     def pad(self) -> int:
@@ -105,7 +106,7 @@ class ExportedTokenizer:
 
     @property
     def token_ids(self) -> dict[str, int | None]:
-        """As a model's configuration names them."""
+        """The special token ids as a model's configuration names them."""
         return {
             f"{name}_id": self.named.get(name)
             for name in ("pad_token", "bos_token", "eos_token", "mask_token")
@@ -113,20 +114,20 @@ class ExportedTokenizer:
 
     @property
     def native_ids(self) -> dict[str, int | None]:
-        """The same for EuroBERT, whose configuration insists on a mask token."""
+        """As `token_ids`, for EuroBERT, whose configuration requires a mask token."""
         return self.token_ids | {"mask_token_id": self.named.get("mask_token", self.pad)}
 
     def ids(self, text: str) -> list[int]:
-        """A text as we read it."""
+        """The ids of a text as biphase encodes it."""
         return [*self.before, *self.model.encode(text, add_special_tokens=False).ids, *self.after]
 
 
 def tokenizer_of(
     tokenizer: Tokenizer, *, bos: bool, context: int, trained_here: bool = False
 ) -> ExportedTokenizer:
-    """Of a model that was trained here, on a corpus whose documents begin with a token of their own or not.
+    """The tokenizer of a model trained here.
 
-    `trained_here`: the tokenizer was, too.
+    `bos`: documents of its corpus begin with a begin token. `trained_here`: the tokenizer was also trained by biphase.
     """
     special = tokenizer.special
     every = {
@@ -151,7 +152,7 @@ def tokenizer_of(
 def tokenizer_of_hub(
     hub: Hub, before: tuple[int, ...], after: tuple[int, ...], context: int
 ) -> ExportedTokenizer:
-    """Of a hub model that was fine-tuned as it is, with what its texts were put between."""
+    """The tokenizer of a hub model that was fine-tuned directly; `before` and `after` are the ids around its texts."""
     loaded = load_tokenizer(hub)
     model = loaded.backend_tokenizer
     model.no_truncation()
@@ -166,13 +167,13 @@ def tokenizer_of_hub(
 
 
 def write_tokenizer(words: ExportedTokenizer, folder: Path) -> None:
-    """Leave the tokenizer's files in a folder."""
+    """Write the tokenizer's files into a folder."""
     from tokenizers import Tokenizer as Model
 
     said = json.loads(words.model.to_str())
     for token in said["added_tokens"]:
         if words.mask_is_ours and token["id"] == words.named["mask_token"]:
-            # In "the cat <mask> on" the space belongs to the hidden word, as it did when masks were put in place of it.
+            # In "the cat <mask> on" the space belongs to the masked word, as in training, where the mask replaced it.
             token["lstrip"] = True
     model = Model.from_str(json.dumps(said))
     model.post_processor = _template(words)
@@ -192,7 +193,7 @@ def write_tokenizer(words: ExportedTokenizer, folder: Path) -> None:
 def _template(words: ExportedTokenizer) -> Any:
     from tokenizers import processors
 
-    # Names of our own: a token's text may hold signs that mean something in a template.
+    # Aliases, because a token's text may contain characters with a meaning in a template.
     alias = {number: f"t{number}" for number in (*words.before, *words.after)}
     before, after = ([alias[number] for number in some] for some in (words.before, words.after))
     return processors.TemplateProcessing(
@@ -206,11 +207,11 @@ def _template(words: ExportedTokenizer) -> Any:
 
 
 def check_tokenizer(words: ExportedTokenizer, folder: Path, *, fills: bool = False) -> None:
-    """Refuse if transformers reads texts otherwise than we do; with `fills`, texts with a hidden word too."""
+    """Raise if transformers encodes texts differently; with `fills`, also texts with a mask token."""
     from transformers import AutoTokenizer
 
     try:
-        with quietly():  # a context of a few tokens is worth a warning of transformers'
+        with quietly():  # transformers warns about a context of a few tokens
             loaded: Any = AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
@@ -219,7 +220,7 @@ def check_tokenizer(words: ExportedTokenizer, folder: Path, *, fills: bool = Fal
                 "input_ids"
             ]
         named = {name: getattr(loaded, f"{name}_id") for name in words.named}
-    except Exception as wrong:  # whatever a class of its own makes of the files
+    except Exception as wrong:  # tokenizer classes raise many types
         raise ModelError(
             f"transformers cannot load the tokenizer that was written ({one_line(wrong)}); it cannot be exported"
         ) from None

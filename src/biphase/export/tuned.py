@@ -1,8 +1,8 @@
-"""A fine-tuned model, made again: its weights were not kept, but everything that determines them was.
+"""Export a fine-tuned model: retrain it from its trial, verify its score, and write it as a transformers folder.
 
-The trial says which model, task, learning rate and seed; the fine-tuning is the one that made its scores. What comes out
-is held against the validation score of the trial: the same on the same kind of CPU, and elsewhere within what sums in
-another order may change.
+Weights of fine-tuned models are not stored, but everything that determines them is: a trial records the model, task,
+learning rate and seed. `retrain` repeats the fine-tuning and compares the validation score with the trial's. It is
+identical on the same kind of CPU; elsewhere it may differ by the effect of another summation order.
 """
 
 from __future__ import annotations
@@ -88,20 +88,20 @@ from biphase.tasks.files import task_key
 from biphase.tasks.load import load
 from biphase.training import distributed
 
-# How far a validation score may lie from the trial's, and how many examples may be judged otherwise in any case.
+# The allowed difference of the validation score, and the number of examples that may always differ.
 SCORE_TOLERANCE, FEW_EXAMPLES = 0.03, 3
 
 
 @dataclass(frozen=True)
 class TrialRecipe:
-    """Everything that makes a fine-tuned model, and the model it is made from."""
+    """Everything that determines a fine-tuned model, and the encoder it starts from."""
 
     trial: SavedTrial
     spec: Finetune
-    task: Task  # that it was scored on
+    task: Task  # the task it was scored on
     trained_on: Task
-    run: Pretrain  # that the model came from
-    state: SavedCheckpoint | None  # None: a start as it is
+    run: Pretrain  # the run that made the encoder
+    state: SavedCheckpoint | None  # None: a start without further training
     subject: EncoderUnderTest
     words: ExportedTokenizer
 
@@ -111,20 +111,20 @@ class TrialRecipe:
 
     @property
     def recorded(self) -> float:
-        """The validation score that learning rates were chosen by."""
+        """The validation score that chose the learning rate."""
         return self.trial.about["scores"]["validation"][self.metric]
 
 
 @dataclass(frozen=True)
 class Retrained:
-    """A model that was fine-tuned again, and what it reached."""
+    """A retrained model and its validation score."""
 
     recipe: TrialRecipe
     model: TaskModel
     validation: float
 
     def comparison(self) -> str:
-        """How the model at hand compares with the one that the trial scored."""
+        """Compare the validation score with the one that the trial recorded, as text."""
         now, then = (f"{one * 100:.2f}%" for one in (self.validation, self.recipe.recorded))
         if self.validation == self.recipe.recorded:
             return f"validation {self.recipe.metric} {now}, the same as when it was first made"
@@ -135,7 +135,7 @@ class Retrained:
 
 
 def recipe_of(trial: SavedTrial, store: Store) -> TrialRecipe:
-    """What a trial says of the model it scored, with that model's beginning loaded."""
+    """Rebuild the recipe of a trial, and load the encoder it starts from."""
     about = trial.about
     task = decode(about["task"])
     trained_on = decode(about["trained_on"]) if about["trained_on"] else task
@@ -154,7 +154,7 @@ def recipe_of(trial: SavedTrial, store: Store) -> TrialRecipe:
 
 
 def _refuse_other_data(trial: SavedTrial, spec: Finetune, task: Task, trained_on: Task, store: Store) -> None:
-    """The key of a trial says which data it was trained and scored on: the files here must give the same."""
+    """Raise if the task's files have changed: the trial's key contains the hash of its data."""
     taught, asked = (task_key(one, store, again=True) for one in (trained_on, task))
     about = trial.about
     training = finetuning_key(about["model"], taught, spec, lr=about["lr"], seed=about["seed"])
@@ -166,7 +166,7 @@ def _refuse_other_data(trial: SavedTrial, spec: Finetune, task: Task, trained_on
 
 
 def retrain(recipe: TrialRecipe, say: Say) -> Retrained:
-    """The model that a trial scored."""
+    """Fine-tune the trial's model again, and raise if its score differs too much."""
     about, spec, subject = recipe.trial.about, recipe.spec, recipe.subject
 
     def family(task: Task) -> Family:
@@ -210,7 +210,7 @@ def _setting(spec: Finetune, subject: EncoderUnderTest) -> TuningOptions:
 
 
 def _model_of(key: str, store: Store) -> tuple[Pretrain, SavedCheckpoint | None]:
-    """The run of the model that was fine-tuned, and its state unless it was a start as it is."""
+    """The run of the fine-tuned model, and its checkpoint unless it was a start without further training."""
     if store.has(store.checkpoints / key):
         saved = saved_checkpoint(key, store)
         return saved.run, saved
@@ -246,8 +246,7 @@ def _subject(
     )
 
 
-# ---------------------------------------------------------------- tuned card
-# The card of a fine-tuned model: what it was taught, what it reached, and how a text must be written for it.
+# ---------------------------------------------------------------- card
 
 
 LIBRARIES = {"sentence-similarity": "sentence-transformers"}
@@ -256,6 +255,7 @@ LIBRARIES = {"sentence-similarity": "sentence-transformers"}
 def tuned_card(
     again: Retrained, store: Store, written: Written, *, pipeline: str, labels: tuple[str, ...], onnx: bool
 ) -> Card:
+    """The card of a fine-tuned model: its task, its scores, and how its inputs must be written."""
     recipe = again.recipe
     task, form = recipe.trained_on, recipe.trained_on.form
     blocks = [card.embeddings(prompts_of(form))] if isinstance(form, Retrieve) else []
@@ -312,7 +312,7 @@ def _taught(again: Retrained, labels: tuple[str, ...]) -> list[str]:
 
 
 def _texts(form: Classify | Tag | Answer | Retrieve) -> str:
-    """How an input is written, as Python would show it."""
+    """The template of an input, quoted as JSON."""
     match form:
         case Classify(text=text):
             return escaped(json.dumps(text, ensure_ascii=False))
@@ -361,8 +361,7 @@ def _grid(again: Retrained, store: Store) -> TaskScores | None:
     return next((grid for grid in found if grid.trials[cell].key == again.recipe.trial.key), None)
 
 
-# ---------------------------------------------------------------- tuned
-# A fine-tuned model → a folder that is ready: a pipeline with label names, or a sentence-transformers model.
+# ---------------------------------------------------------------- export
 
 
 ANSWERS = "question-answering"
@@ -370,10 +369,10 @@ ANSWERS = "question-answering"
 
 @dataclass(frozen=True)
 class Kind:
-    """A family of tasks as transformers knows it."""
+    """A task family in transformers' terms."""
 
     pipeline: str
-    auto: Any  # what loads it
+    auto: Any  # the auto class that loads it
     native: Any | None  # EuroBERT's class for it
     labels: tuple[str, ...] = ()
 
@@ -383,7 +382,7 @@ class Kind:
 
 
 def kind_of(recipe: TrialRecipe) -> Kind:
-    """What a fine-tuned model is; refused where transformers has nothing like it."""
+    """The transformers class for a fine-tuned model."""
     match recipe.trained_on.form:
         case Classify(labels=labels):
             return Kind(
@@ -399,7 +398,7 @@ def kind_of(recipe: TrialRecipe) -> Kind:
                 EuroBertForTokenClassification,
                 labels,
             )
-        case Answer() if recipe.spec.protocol == "paper":  # every token is in the answer or not: two tags
+        case Answer() if recipe.spec.protocol == "paper":  # each token is in the answer or not: two tags
             return Kind(
                 "token-classification",
                 AutoModelForTokenClassification,
@@ -413,7 +412,7 @@ def kind_of(recipe: TrialRecipe) -> Kind:
 
 
 def refuse_without_class(recipe: TrialRecipe, kind: Kind) -> None:
-    """Refuse before the work where transformers has no class for such a model and such a task."""
+    """Raise before the work if transformers has no class for this model and task."""
     encoder = recipe.subject.encoder
     trunk: Any = encoder.trunk
     ids: dict[str, Any] = recipe.words.native_ids
@@ -428,7 +427,7 @@ def refuse_without_class(recipe: TrialRecipe, kind: Kind) -> None:
 
 
 def export_tuned(trial: SavedTrial, store: Store, place: Path, *, onnx: bool, say: Say) -> Exported:
-    """Write the model that a trial scored to `place`, checked; or refuse, and leave nothing."""
+    """Write the model that a trial scored to `place` and verify it; if that fails, raise and leave nothing behind."""
     with building(place) as folder:
         say(f"reading {trial.key[:8]}")
         recipe = recipe_of(trial, store)
@@ -463,7 +462,7 @@ def _write(again: Retrained, kind: Kind, folder: Path) -> Written:
     asked: tuple[Readback, ...] = (hidden,)
     if (
         kind.pipeline == ANSWERS
-    ):  # some of these classes keep their trunk under a name that AutoModel does not know
+    ):  # some of these classes store the trunk under a name that AutoModel does not know
         asked = (Readback(kind.auto, ours_tuned(model, texts), _bounds),)
     elif kind.labels:
         asked = hidden, Readback(kind.auto, ours_tuned(model, texts), _logits)
@@ -491,7 +490,7 @@ def _write(again: Retrained, kind: Kind, folder: Path) -> Written:
     return write_model(folder, forms(), words, title=f"{type(trunk).__name__} for {kind.pipeline}")
 
 
-# Where EuroBERT's classes keep what our heads are made of.
+# The names of our head's parameters in EuroBERT's classes.
 _PLACES = {
     "dense.weight": "dense.weight",
     "dense.bias": "dense.bias",
@@ -501,7 +500,7 @@ _PLACES = {
 
 
 def _has_own(trunk: Any, kind: Kind) -> bool:
-    """Does transformers have a class for it? None of its classifiers of texts but EuroBERT's has a head like ours."""
+    """Whether transformers has a class for it. Of its text classifiers, only EuroBERT's has a head like ours."""
     if not kind.labels:
         return True
     return (
@@ -510,7 +509,7 @@ def _has_own(trunk: Any, kind: Kind) -> bool:
 
 
 def _own(trunk: Any, kind: Kind, head: nn.Module, named: dict[str, Any]) -> Any | None:
-    """The class that transformers has for this trunk and this task, filled; None where it has none like ours."""
+    """The transformers class for this trunk and task, with our weights; None if there is none like ours."""
     if not _has_own(trunk, kind):
         return None
     if not kind.labels:

@@ -1,8 +1,17 @@
-"""Does what was written read as what was trained? Hidden states of the same tokens, compared number by number.
+"""Write a trained model as files that plain transformers loads, and verify that its outputs are unchanged.
 
-Ours come from the trained model with our attention, as fine-tuning reads. Theirs come from the folder through plain
-transformers: each text alone and without a mask, and some of them padded in one batch. The longest text is longer than
-any window of the model's layers, as far as its context allows.
+Verification compares hidden states or logits token by token. The reference comes from the trained model with biphase's
+attention, as in fine-tuning. The other side is loaded from the folder by plain transformers: each text alone without a
+mask, and some texts padded in one batch. The longest text exceeds any attention window of the model, as far as its
+context allows.
+
+`write_model` first tries a class with a masked-LM head (models/native.py), then the model's own class with a
+configuration that makes its attention bidirectional. It tries the possible configurations, reads the folder back each
+time, and keeps only one that agrees.
+
+transformers 4 silently ignores configuration fields that it does not know, such as `is_causal`, and would run such a
+model as a decoder. It does check the `format` in the header of a weights file and refuses an unknown one, while version
+5 does not check it. So the header of such files names the required version.
 """
 
 from __future__ import annotations
@@ -29,15 +38,15 @@ from biphase.models.heads import TextHead
 from biphase.models.hub import quietly, windows_of
 from biphase.store import read_json, write_json
 
-# The most that a token's vector may differ, as a share of its length. Sums in another order come to about 1e-6.
+# The largest allowed difference of a token's vector, relative to its norm. Summation order alone gives about 1e-6.
 TOLERANCE = 5e-5
-LONGEST = 256  # of the probe texts, where no window asks for more
-BEYOND = 32  # tokens more than the widest window
+LONGEST = 256  # tokens of the longest probe text, unless a window requires more
+BEYOND = 32  # tokens beyond the widest window
 
 
 @dataclass(frozen=True)
 class Probes:
-    """Texts, shortest first, and what the trained model makes of them."""
+    """Texts, shortest first, and the trained model's outputs for them."""
 
     texts: tuple[np.ndarray, ...]
     numbers: tuple[
@@ -46,7 +55,7 @@ class Probes:
 
 
 def probe_texts(config: Any, words: ExportedTokenizer) -> tuple[np.ndarray, ...]:
-    """Texts of several lengths, of words drawn at random."""
+    """Texts of several lengths made of random tokens."""
     longest = min(words.context, max(LONGEST, max(windows_of(config).values(), default=0) + BEYOND))
     plain = np.array([number for number in range(words.vocab) if number not in words.special])
     draw = np.random.default_rng(0)
@@ -56,7 +65,7 @@ def probe_texts(config: Any, words: ExportedTokenizer) -> tuple[np.ndarray, ...]
 
 @torch.no_grad()
 def ours(encoder: Encoder, texts: tuple[np.ndarray, ...]) -> Probes:
-    """What the trained model makes of the texts."""
+    """The trained encoder's hidden states of the texts."""
     device = next(encoder.parameters()).device
     hidden = []
     for text in texts:
@@ -68,7 +77,7 @@ def ours(encoder: Encoder, texts: tuple[np.ndarray, ...]) -> Probes:
 
 @torch.no_grad()
 def ours_tuned(model: TaskModel, texts: tuple[np.ndarray, ...]) -> Probes:
-    """What a fine-tuned model's head says of the texts, or of each of their tokens."""
+    """The logits of a fine-tuned model's head, per text or per token."""
     said = [model(pack([text], varlen=False)).float() for text in texts]
     per_text = isinstance(model.head, TextHead)
     return Probes(texts, tuple(one[0] if per_text else one for one in said))
@@ -76,7 +85,7 @@ def ours_tuned(model: TaskModel, texts: tuple[np.ndarray, ...]) -> Probes:
 
 @torch.no_grad()
 def ours_logits(model: LanguageModel, texts: tuple[np.ndarray, ...]) -> Probes:
-    """What the trained model's head makes of the shorter texts: a vocabulary of numbers for every token is much."""
+    """The trained model's logits of the shorter texts; logits of long texts would need too much memory."""
     few = tuple(text for text in texts if len(text) < LONGEST) or texts[:1]
     said = []
     for text in few:
@@ -88,7 +97,7 @@ def ours_logits(model: LanguageModel, texts: tuple[np.ndarray, ...]) -> Probes:
 
 @torch.no_grad()
 def deviation(probes: Probes, read: Callable[..., Tensor], *, pad: int) -> float:
-    """The largest difference of any vector; `read` is a transformers model's forward, as numbers of one kind."""
+    """The largest difference of any vector; `read` calls a transformers model and returns the compared tensor."""
     worst = 0.0
     for texts, ids, mask in _inputs(probes, pad):
         said = read(input_ids=ids, **({} if mask is None else {"attention_mask": mask})).float().cpu()
@@ -99,7 +108,7 @@ def deviation(probes: Probes, read: Callable[..., Tensor], *, pad: int) -> float
 
 
 def _inputs(probes: Probes, pad: int) -> Iterator[tuple[list[int], Tensor, Tensor | None]]:
-    """Each text alone; and the shortest, one between and the longest side by side, padded."""
+    """Each text alone; then the shortest, a middle and the longest as one padded batch."""
     for number, text in enumerate(probes.texts):
         yield [number], torch.from_numpy(text)[None], None
     last = len(probes.texts) - 1
@@ -113,7 +122,7 @@ def _inputs(probes: Probes, pad: int) -> Iterator[tuple[list[int], Tensor, Tenso
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> float:
-    """Of the token that differs most: the length of the difference, as a share of the vector's."""
+    """The largest difference of a token's vector, relative to its norm; infinite if any value is not finite."""
     if not bool(theirs.isfinite().all()):
         return float("inf")
     share = (ours - theirs).norm(dim=-1) / ours.norm(dim=-1).clamp_min(1e-12)
@@ -121,56 +130,48 @@ def _apart(ours: Tensor, theirs: Tensor) -> float:
 
 
 # ---------------------------------------------------------------- writing
-# A trained model → files that plain transformers loads, with the same hidden states; or a refusal that says why.
-#
-# First as a class with a masked head (`models/native.py`). Else as the class it has, with a configuration that makes it
-# read in both directions: what may be said there is tried, and the folder is read again each time. Only what agrees is kept.
-#
-# transformers 4 passes over fields that it does not know, `is_causal` among them, and would read such a folder as a decoder
-# without a word. It does look at the `format` in the header of a weights file and refuses one that it does not know; version
-# 5 does not look. So the header names the version that is needed.
 
 
 CONFIG = "config.json"
-LEAST = "5.17"  # of transformers: the least version that exports are tested with
-NEW_FIELDS = ("is_causal", "rope_parameters")  # what transformers 4 passes over
+LEAST = "5.17"  # the lowest version of transformers that exports are tested with
+NEW_FIELDS = ("is_causal", "rope_parameters")  # fields that transformers 4 ignores
 FORMAT = f"one for transformers>={LEAST}, which older versions would read wrongly"
 Edits = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Readback:
-    """What a written model must give: the numbers of the trained one, through one of transformers' own loaders."""
+    """What a written model must return when loaded by one of transformers' auto classes."""
 
     auto: Any  # AutoModel, AutoModelForMaskedLM, …
     probes: Probes
-    numbers: Callable[[Any], Tensor]  # of what it returns
+    numbers: Callable[[Any], Tensor]  # extracts the compared tensor from the model's output
 
 
 @dataclass(frozen=True)
 class Form:
-    """One way to write a model: a class that holds its weights, and what its configuration may say."""
+    """One way to write a model: a class that holds its weights, and possible edits of its configuration."""
 
     model: Any
     asked: tuple[Readback, ...]
     tries: tuple[Edits, ...] = ({},)
-    native: bool = False  # as EuroBERT, whatever it was
+    native: bool = False  # written as EuroBERT, whatever its original class
 
 
 @dataclass(frozen=True)
 class Written:
-    """How a model stands in its folder."""
+    """How a model was written."""
 
     architecture: str  # the class that wrote it
     native: bool
-    deviation: float  # the largest difference that was seen
-    edits: Edits  # of its configuration, to read in both directions
-    attention: str  # "" where any will do, or the only one that agrees
-    marked: bool = False  # so that transformers 4 refuses it
+    deviation: float  # the largest difference found
+    edits: Edits  # of its configuration, to make attention bidirectional
+    attention: str  # the only implementation that agrees; empty: any
+    marked: bool = False  # the weights have a header that transformers 4 refuses
 
     @property
     def needs(self) -> str:
-        """Which version of transformers it needs, and what older ones do with it; "" where any will do."""
+        """The required version of transformers and what older ones do, as a sentence; empty if any works."""
         if not (self.native or self.marked):
             return ""
         older = "5.0 and 5.1 read it forwards only" if self.edits else ""
@@ -178,13 +179,13 @@ class Written:
 
 
 def write_model(folder: Path, forms: Iterable[Form], words: ExportedTokenizer, *, title: str) -> Written:
-    """Write the first form that agrees with the trained model, with its tokens in its configuration."""
+    """Write the first form that agrees with the trained model, with its token ids in its configuration."""
     seen: list[str] = []
     for form in forms:
         _save(form.model, folder, words.token_ids)
         found = _best(folder, form, words.pad, seen)
         if found is not None:
-            # EuroBERT is refused by its name.
+            # Older versions refuse EuroBERT by its name.
             marked = not form.native and any(name in read_json(folder / CONFIG) for name in NEW_FIELDS)
             if marked:
                 _refuse_old_versions(folder)
@@ -200,14 +201,14 @@ def _save(model: Any, folder: Path, fields: Edits) -> None:
     for name, value in fields.items():
         if hasattr(model.config, name):
             with contextlib.nullcontext() if value is not None else contextlib.suppress(Exception):
-                setattr(model.config, name, value)  # a few configurations do not let a token be None
+                setattr(model.config, name, value)  # a few configurations do not allow None for a token
     with quietly():
         model.save_pretrained(folder)
-    (folder / "generation_config.json").unlink(missing_ok=True)  # an encoder generates nothing
+    (folder / "generation_config.json").unlink(missing_ok=True)  # an encoder does not generate
 
 
 def _refuse_old_versions(folder: Path) -> None:
-    """Write the weights again under a header that transformers 4 does not take."""
+    """Rewrite the weights with a header that transformers 4 refuses."""
     for path in folder.glob("*.safetensors"):
         marked = path.with_suffix(".marked")
         save_file(load_file(path), marked, metadata={"format": FORMAT})
@@ -215,7 +216,7 @@ def _refuse_old_versions(folder: Path) -> None:
 
 
 def _best(folder: Path, form: Form, pad: int, seen: list[str]) -> tuple[float, Edits, str] | None:
-    """The edits of the configuration under which the folder agrees best; None if it agrees under none."""
+    """The configuration edits under which the folder agrees best; None if it agrees under none."""
     plain = read_json(folder / CONFIG)
     for attention in ("", "eager"):
         said = {"attn_implementation": attention} if attention else {}
@@ -224,7 +225,7 @@ def _best(folder: Path, form: Form, pad: int, seen: list[str]) -> tuple[float, E
             write_json(folder / CONFIG, plain | edits | said)
             try:
                 apart = max(_reread(folder, one, pad, eager=not attention) for one in form.asked)
-            except Exception as wrong:  # a class may refuse a field, or fail in its forward, in its own way
+            except Exception as wrong:  # model classes raise many types
                 seen.append(f"{plain['architectures'][0]}: {one_line(wrong)[:200]}")
                 continue
             if apart <= TOLERANCE:
@@ -242,7 +243,7 @@ def _best(folder: Path, form: Form, pad: int, seen: list[str]) -> tuple[float, E
 
 
 def _reread(folder: Path, asked: Readback, pad: int, *, eager: bool) -> float:
-    """How far the folder's model is from the trained one: as it loads by itself, and with the plainest attention."""
+    """The difference between the folder's model and the trained one, with default and with eager attention."""
     model = load(folder, asked.auto)
 
     def read(**inputs: Tensor) -> Tensor:
@@ -256,7 +257,7 @@ def _reread(folder: Path, asked: Readback, pad: int, *, eager: bool) -> float:
 
 
 def load(folder: Path, auto: Any = AutoModel, **more: Any) -> Any:
-    """A model of a folder, as anybody would load it, ready to be asked."""
+    """Load a folder's model as a user would, in fp32 and evaluation mode; raise if weights are missing."""
     with quietly():
         model, said = auto.from_pretrained(
             folder,
@@ -274,10 +275,10 @@ def load(folder: Path, auto: Any = AutoModel, **more: Any) -> Any:
 
 
 def edits_for(config: Any, *, windows: bool) -> tuple[Edits, ...]:
-    """What a configuration may say so that a decoder reads in both directions.
+    """The configuration edits that may make a decoder's attention bidirectional.
 
-    transformers counts a window to both sides without the token itself, and one to the past with it; so a window that
-    is to reach as far as it did is one less. `windows`: they hold; else they are to be as wide as the longest text.
+    transformers counts a bidirectional window without the token itself and a causal one with it, so a window of equal
+    reach is one smaller. `windows`: keep the windows; otherwise they are made as wide as the longest text.
     """
     both = {"is_causal": False, "use_cache": False}
     fields = windows_of(config)
@@ -289,18 +290,20 @@ def edits_for(config: Any, *, windows: bool) -> tuple[Edits, ...]:
     return both | {name: width - 1 for name, width in fields.items()}, both
 
 
-# ---------------------------------------------------------------- exported
-# What an export leaves behind, for whoever asked.
+# ---------------------------------------------------------------- result
 
 
 @dataclass(frozen=True)
 class Exported:
+    """The result of an export."""
+
     folder: Path
     written: Written
     onnx: bool
     note: str = ""
 
     def words(self) -> str:
+        """The lines that `biphase export` prints."""
         attention = (
             f" (with attn_implementation={self.written.attention!r})" if self.written.attention else ""
         )

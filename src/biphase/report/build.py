@@ -1,12 +1,12 @@
-"""Writes the report of a study: the page, the text, the tables, the figures. The same ledger gives the same bytes.
+"""Write the report of a study into a folder. The same store content gives the same bytes.
 
-    report.html                 the page, whole in one file
-    report.md                   the same as text
+    report.html                 the page, self-contained
+    report.md                   the report as text
     scores.csv families.csv noise.csv claims.csv runs.csv trials.csv
-    tables/*.tex                for a paper
-    figures/*.svg *.pdf         for a paper
+    tables/*.tex                LaTeX tables
+    figures/*.svg *.pdf         figures for print
 
-Each file is written beside its place and then put there, so a reader sees the old one or the new one.
+Each file is written under a temporary name and then moved into place, so a reader sees either the old or the new one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from biphase.text import counted, duration
 
 PAGE = "report.html"
 FIGURES, TABLES = "figures", "tables"
-# What a report may draw; files of these names in its folder are its own to remove.
+# Ids of all figures. Files with these names in the figures folder belong to the report and may be removed.
 KNOWN = (
     "objectives", "ratio", "efficiency", "rates", "splits", "robustness", "continued", "losses", "repetition",
     "tree", "costs",
@@ -39,7 +39,7 @@ KNOWN = (
 
 @dataclass(frozen=True)
 class Built:
-    """What was written, and what it says in short."""
+    """The files that were written, and their content."""
 
     folder: Path
     files: tuple[Path, ...]
@@ -51,7 +51,7 @@ class Built:
         return self.folder / PAGE
 
     def words(self) -> str:
-        """What `biphase report` prints: the answer, the verdicts, what is missing, where the page is."""
+        """The text that `biphase report` prints: the answer, the verdicts, what is missing, where the page is."""
         top = self.content.headline
         counts = ", ".join(f"{number} {verdict}" for verdict, number in top.verdicts.items() if number)
         lines = [f"{self.content.name}: {self.content.question}", "", top.answer]
@@ -62,7 +62,7 @@ class Built:
         return "\n".join([*lines, "", f"{number} in {duration(self.seconds)}; the page: {self.page}"])
 
     def to_json(self) -> dict[str, Any]:
-        """The same for a program."""
+        """The summary for JSON."""
         done, of = self.content.evidence.count
         return {
             "study": self.content.name,
@@ -80,7 +80,7 @@ class Built:
 def build(plan: Plan, store: Store, folder: Path, *, live: bool = False, static: bool = True) -> Built:
     """Write the report of a plan into a folder.
 
-    `live` also shows the losses that workers are writing now; `static` draws the figures for print, too.
+    `live` includes the losses that workers are writing now; `static` also writes the figures for print.
     """
     began = time.monotonic()
     content = collect(plan, store, live=live)
@@ -96,7 +96,7 @@ def build(plan: Plan, store: Store, folder: Path, *, live: bool = False, static:
 
 
 def _beside(content: Content, folder: Path, *, static: bool) -> Iterable[Path]:
-    """Everything but the page."""
+    """Write everything but the page."""
     yield _write(folder / "report.md", markdown(content, drawn=static))
     for table in content.tables:
         yield _write(folder / f"{table.name}.csv", table.csv())
@@ -107,7 +107,7 @@ def _beside(content: Content, folder: Path, *, static: bool) -> Iterable[Path]:
 
 
 def _drawn(content: Content, place: Path) -> list[Path]:
-    """The figures for print. One of an earlier report that can no longer be drawn is taken away."""
+    """Write the figures for print, and remove those of an earlier report that no longer exist."""
     draft = place.with_name(f"{place.name}.{uuid.uuid4().hex[:8]}.part")
     draft.mkdir(parents=True)
     place.mkdir(exist_ok=True)
@@ -130,5 +130,5 @@ def _write(path: Path, text: str) -> Path:
         draft.write_text(text, encoding="utf-8", newline="\n")
         draft.replace(path)
     finally:
-        draft.unlink(missing_ok=True)  # there only if something went wrong
+        draft.unlink(missing_ok=True)  # exists only if writing failed
     return path

@@ -1,4 +1,8 @@
-"""How to read a report: what its intervals cover, what its verdicts mean. Said the same way wherever it is said."""
+"""The content of a report, computed once by `collect`; the page, the text and the tables only format it.
+
+`READING` explains how to read a report: what its intervals cover and what its verdicts mean. All formats print this
+same text.
+"""
 
 from __future__ import annotations
 
@@ -63,16 +67,17 @@ OF_CLAIMS = ("Verdicts.", "Detectable.")
 
 
 def reading(*, claims: bool) -> list[tuple[str, str]]:
-    """What a reader needs: nothing about claims where a report has none."""
+    """The explanations that a report needs; those about claims are left out if it has none."""
     return [one for one in READING if claims or one[0] not in OF_CLAIMS]
 
 
 # ---------------------------------------------------------------- content
-# Everything a report says, worked out once; the page, the text and the tables only put it into words.
 
 
 @dataclass(frozen=True)
 class Content:
+    """Everything that a report shows."""
+
     evidence: Evidence
     estimates: Estimates
     findings: tuple[Finding, ...]
@@ -82,7 +87,7 @@ class Content:
     missing: Missing
     provenance: Provenance
     boards: tuple[tables.Board, ...]
-    edges: str  # of the grid of learning rates, where they won
+    edges: str  # a warning where the ends of the learning-rate grid won
     tables: tuple[tables.Table, ...]
 
     @property
@@ -95,7 +100,7 @@ class Content:
 
 
 def collect(plan: Plan, store: Store, *, live: bool = False) -> Content:
-    """Read the ledger of a plan and work out what it says."""
+    """Read the scores of a plan from a store and compute the report's content."""
     evidence = gather(plan, store)
     draws = Resamples(evidence)
     estimates = estimate(evidence, draws)

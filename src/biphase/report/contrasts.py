@@ -1,11 +1,18 @@
-"""Which models of a study may be compared: lines of one size and one setting. From recipes alone, before any score.
+"""Contrasts: which models of a study can be compared, what is measured of them, and with which result.
 
-    line    models that differ in nothing but their objectives, their steps, and the seeds of one recipe
-    group   lines that differ in size alone
-    bench   everything a claim looks through: the groups of a study and the tasks it is scored on
+The file has four parts:
 
-Models that began from a published one belong to no line: what they saw before is not known. A study's own claims may
-name them.
+    comparable models   `comparable_models` sorts the models of a plan into `ModelGroup`s (one size, one set of other
+                        hyperparameters) and `Group`s (the same hyperparameters at several sizes)
+    quantities          `Quantity`: a number for every seed, in percentage points (score, spread, slope, sums of these)
+    contrasts           `Contrast`: a quantity that is positive if a claim holds, and the margin it must exceed;
+                        `Statement`: a claim with the function that finds its contrasts
+    measuring           `measure`: a contrast's estimate, intervals and p-value from the scores
+
+Everything before `measure` needs recipes only, so `biphase plan` can list the tests of a study before any score exists.
+
+Models that start from a published checkpoint belong to no group, because their earlier training data is not known. A
+study's own claims may still name them.
 """
 
 from __future__ import annotations
@@ -36,28 +43,28 @@ WINDOW = 0.05  # a split of 25% is any between 20% and 30%
 
 @dataclass(frozen=True)
 class ModelGroup:
-    """Models of one size and setting. Lookups answer by the steps at which there is one."""
+    """Models of one size and one set of other hyperparameters. Most lookups return models by their number of steps."""
 
     size: str
     parameters: int | None
-    about: str  # what sets it apart where a study has several settings: "peak 0.001"
+    about: str  # what distinguishes it where a study has several settings: "peak 0.001"
     models: tuple[Model, ...]
-    plateau: frozenset[str]  # models whose learning rate has not begun to come down
+    plateau: frozenset[str]  # names of models whose learning rate has not begun to decay
 
     @property
     def title(self) -> str:
         return " · ".join(one for one in (self.size, self.about) if one)
 
     def clm(self) -> dict[int, Model]:
-        """From scratch, causal from the first step to the last of the decay."""
+        """Models trained from scratch with CLM only."""
         return {one.recipe.steps: one for one in self._finals("clm")}
 
     def mlm(self, ratio: float = USUAL) -> dict[int, Model]:
-        """From scratch, masked at one ratio."""
+        """Models trained from scratch with MLM only, at one ratio."""
         return {one.recipe.steps: one for one in self._finals("mlm") if _is(one.recipe.ratio, ratio)}
 
     def ratios(self, steps: int) -> dict[float, Model]:
-        """From scratch, masked, of so many steps: by their ratio, lowest first."""
+        """Models trained from scratch with MLM for this many steps, by masking ratio in ascending order."""
         found = {
             one.recipe.ratio: one
             for one in self._finals("mlm")
@@ -66,18 +73,18 @@ class ModelGroup:
         return dict(sorted(found.items()))
 
     def split(self, share: float) -> dict[int, Model]:
-        """Causal for about this share of the steps, then masked at the usual ratio."""
+        """Models trained with CLM for about this share of their steps, then with MLM at the usual ratio."""
         near = [
             one
             for one in self._finals("clm-mlm")
             if _is(one.recipe.ratio, USUAL) and abs(one.recipe.causal_share - share) <= WINDOW + 1e-9
         ]
         near.sort(key=lambda one: (-round(abs(one.recipe.causal_share - share), 6), -one.recipe.causal_share))
-        # The nearest comes last and stays; of equals the less causal.
+        # Later entries replace earlier ones: the nearest share wins; of two equally near, the lower one.
         return {one.recipe.steps: one for one in near}
 
     def mostly_causal(self, steps: int) -> dict[int, dict[float, Model]]:
-        """Masked only for the last tenth or less: by the step of the switch, then by ratio."""
+        """Models with MLM for at most the last tenth of their steps: by the step of the switch, then by ratio."""
         found: dict[int, dict[float, Model]] = {}
         for one in self._finals("clm-mlm"):
             recipe = one.recipe
@@ -86,7 +93,7 @@ class ModelGroup:
         return found
 
     def on_the_way(self, kind: Kind) -> dict[int, Model]:
-        """Checkpoints at a learning rate that has not come down: causal, or masked at the usual ratio."""
+        """Intermediate checkpoints before the decay, trained with CLM or with MLM at the usual ratio."""
         return {
             one.recipe.steps: one
             for one in sorted(self.models, key=lambda one: one.recipe.steps)
@@ -97,7 +104,7 @@ class ModelGroup:
         }
 
     def continued(self, kind: Kind) -> dict[tuple[int, int], Model]:
-        """Decayed bases of a kind, gone on with at the usual ratio: by (steps of the base, steps since)."""
+        """Decayed bases of a kind, continued with MLM at the usual ratio: by (steps of the base, steps since)."""
         found = {}
         for one in self.models:
             recipe, base = one.recipe, one.recipe.base
@@ -121,7 +128,7 @@ Group = tuple[ModelGroup, ...]  # smallest size first
 
 @dataclass(frozen=True)
 class ComparableModels:
-    """What the claims of a study can be tested with."""
+    """The models and tasks that the claims of a study can be tested with."""
 
     plan: Plan
     models: dict[str, Model]
@@ -143,17 +150,17 @@ class ComparableModels:
 
     @property
     def fewer(self) -> Fewer | None:
-        """What steps on the way are fine-tuned on, if not on everything."""
+        """The reduced fine-tuning of intermediate checkpoints, if the study has one."""
         return self.finetune.on_the_way if self.finetune else None
 
     def plans(self, models: Iterable[Model], tasks: Iterable[str]) -> bool:
-        """Will all of these models be scored on all of these tasks?"""
+        """Whether all of these models are planned to be scored on all of these tasks."""
         return self.fewer is None or all(
             task in self.fewer.tasks for one in models if not one.recipe.final for task in tasks
         )
 
     def seeds(self, models: Iterable[Model]) -> int:
-        """Fine-tuning seeds that all of these models have."""
+        """The number of fine-tuning seeds that all of these models have."""
         if self.finetune is None:
             return 0
         whole = self.fewer is None or all(one.recipe.final for one in models)
@@ -161,7 +168,7 @@ class ComparableModels:
 
 
 def comparable_models(plan: Plan, known: dict[str, Model] | None = None) -> ComparableModels:
-    """The bench of a plan; `known` are its models, where they were already worked out."""
+    """Sort the models of a plan into comparable groups; `known` avoids recomputing its models."""
     known = models(plan) if known is None else known
     finetune = plan.study.finetune
     tasks = {task.name: task for task in finetune.tasks} if finetune else {}
@@ -182,12 +189,15 @@ def comparable_models(plan: Plan, known: dict[str, Model] | None = None) -> Comp
 
 
 def common(*found: dict[int, Model]) -> list[int]:
-    """The steps at which all of them have a model, in order."""
+    """The steps at which every dictionary has a model, in ascending order."""
     return sorted(set.intersection(*(set(one) for one in found))) if found else []
 
 
 def rows_in_common(models: list[Model]) -> dict[str, list[int]]:
-    """For each model its rows of the pretraining seeds that all have; in order, where they share none."""
+    """For each model, the row indices of the pretraining seeds that all models share.
+
+    If they share none, rows are paired in the order of the seeds.
+    """
     shared = [seed for seed in models[0].seeds if all(seed in one.seeds for one in models)]
     if shared:
         return {one.name: [one.seeds.index(seed) for seed in shared] for one in models}
@@ -196,6 +206,7 @@ def rows_in_common(models: list[Model]) -> dict[str, list[int]]:
 
 
 def _group(plan: Plan, *members: Model, about: str) -> Group:
+    """Sort models of one setting by size and shape into `ModelGroup`s."""
     by_size: dict[tuple[str, str], list[Model]] = {}
     for one in members:
         by_size.setdefault((one.recipe.size, one.recipe.shape), []).append(one)
@@ -203,7 +214,7 @@ def _group(plan: Plan, *members: Model, about: str) -> Group:
     names = [name for name, _ in by_size]
     lines = [
         ModelGroup(
-            # Two shapes under one name are told apart by their parameters.
+            # Two shapes under one name are distinguished by their parameters.
             name if names.count(name) == 1 else f"{name} of {short(some[0].recipe.parameters or math.nan)}",
             some[0].recipe.parameters,
             about,
@@ -221,7 +232,7 @@ def _on_plateau(plan: Plan, model: Model) -> bool:
 
 
 def _run(plan: Plan, model: Model) -> Pretrain:
-    """The run that its first result is an end or a step of."""
+    """The run whose end or intermediate checkpoint is the model's first result."""
     name = model.results[0]
     return next(
         run
@@ -235,13 +246,13 @@ def _origin(run: Pretrain) -> object:
 
 
 def _rules(model: Model) -> set[str]:
-    """How its hidden tokens were replaced: mask, random, kept."""
+    """The replacement shares of its MLM phases, as "mask/random/kept" in percent."""
     masked = [span.objective for span in model.recipe.spans if type(span.objective) is MLM]
     return {"/".join(f"{share * 100:g}" for share in one.replace) for one in masked}
 
 
 def _settings(plan: Plan, members: Iterable[Model]) -> dict[str, str]:
-    """Settings in words: only what they differ in, so nothing where there is one."""
+    """A description of each setting that lists only the fields in which the settings differ."""
     fields: dict[str, dict[str, str]] = {}
     for one in members:
         way = {"way": "continued" if one.recipe.base else "from scratch"}
@@ -252,7 +263,7 @@ def _settings(plan: Plan, members: Iterable[Model]) -> dict[str, str]:
         if len({fields[setting].get(name) for setting in fields}) > 1
     ]
     words = {setting: ", ".join(one[name] for name in differing) for setting, one in fields.items()}
-    if len(set(words.values())) < len(words):  # warmed up a second time, say
+    if len(set(words.values())) < len(words):  # a second warmup, for example, shows in no field
         words = {
             setting: ", ".join(filter(None, (said, fields[setting]["way"])))
             for setting, said in words.items()
@@ -286,11 +297,9 @@ def _is(ratio: float | None, wanted: float) -> bool:
 
 
 # ---------------------------------------------------------------- quantities
-# What is measured of models, seed by seed, in percent points: scores, spreads, the best of several, and sums of these.
-#
-# Each quantity answers four questions: its value for every seed, its value for every resample of the test examples, how
-# noisy it will be for a given noise of scores, and what it was in the paper. So one definition serves the report, which
-# has scores, and the plan, which has none yet.
+# A quantity has four numbers: its value for every seed, its value for every resample of the test examples, its expected
+# variance for a given noise of scores, and its value in the paper. So one definition serves both the report, which has
+# scores, and the plan, which has none yet.
 
 
 Noise = Callable[[str], float]  # task → standard deviation of one score over seeds, in points
@@ -298,21 +307,21 @@ Noise = Callable[[str], float]  # task → standard deviation of one score over 
 
 @dataclass(frozen=True)
 class ScoreView:
-    """The evidence, restricted to the pretraining seeds that all models of a contrast have."""
+    """Scores in percentage points, restricted to the pretraining seeds that all models of a contrast have."""
 
     evidence: Evidence
     draws: Resamples | None
-    rows: dict[str, list[int]]  # model → its rows, in the same order for all
+    rows: dict[str, list[int]]  # model → its row indices, in the same seed order for all models
 
     def scores(self, model: Model, tasks: tuple[str, ...], metric: str, part: str = "test") -> Floats:
         return 100 * self.evidence.on(model, tasks, metric, part=part)[self.rows[model.name]]
 
     def rates(self, model: Model, task: str) -> Floats:
-        """(pretraining seeds, learning rates, fine-tuning seeds)"""
+        """Test scores as (pretraining seeds, learning rates, fine-tuning seeds)."""
         return 100 * self.evidence.by_rate(model, task)[self.rows[model.name]]
 
     def resampled(self, model: Model, tasks: tuple[str, ...], metric: str) -> Floats | None:
-        """(resamples, pretraining seeds, fine-tuning seeds)"""
+        """Mean over tasks as (resamples, pretraining seeds, fine-tuning seeds); None if a task has no values."""
         found = [self.draws.of(model, task, metric) if self.draws else None for task in tasks]
         known = [one for one in found if one is not None]
         if len(known) < len(tasks):
@@ -321,31 +330,32 @@ class ScoreView:
 
 
 class Quantity(ABC):
-    """Something that has a value for every seed. Sums of quantities are quantities."""
+    """A number for every seed, in percentage points. Sums and multiples of quantities are quantities."""
 
     @property
     @abstractmethod
     def models(self) -> tuple[Model, ...]:
-        """Whose scores it needs."""
+        """The models whose scores it needs."""
 
     @property
     @abstractmethod
     def tasks(self) -> tuple[str, ...]:
-        """On which tasks."""
+        """The tasks it needs scores on."""
 
     @abstractmethod
     def measure(self, reading: ScoreView) -> Floats:
-        """(pretraining seeds, fine-tuning seeds), in points; NaN: missing."""
+        """Its values as (pretraining seeds, fine-tuning seeds), in points. NaN: missing."""
 
     def resample(self, reading: ScoreView) -> Floats | None:
-        """(resamples, pretraining seeds, fine-tuning seeds); None where the examples say nothing of it."""
+        """Its values as (resamples, pretraining seeds, fine-tuning seeds); None where resampling does not apply."""
         return None
 
     @abstractmethod
     def variance(self, noise: Noise) -> float:
-        """Over fine-tuning seeds, if scores of different models and tasks vary independently."""
+        """Its variance over fine-tuning seeds, if scores of different models and tasks vary independently."""
 
     def in_paper(self) -> float | None:
+        """Its value computed from the paper's scores; None if any of them is not known."""
         return None
 
     def __mul__(self, weight: float) -> Sum:
@@ -362,11 +372,11 @@ class Quantity(ABC):
 
 @dataclass(frozen=True)
 class ScoreQuantity(Quantity):
-    """The mean over some tasks of one model."""
+    """The mean score of one model over some tasks."""
 
     model: Model
     on: tuple[str, ...]
-    family: Family | None = None  # where the tasks are all that the study has of a family
+    family: Family | None = None  # set where `on` is every task that the study has of a family
     metric: str = ""  # empty: the one that learning rates are chosen by
 
     @property
@@ -392,7 +402,7 @@ class ScoreQuantity(Quantity):
 
 @dataclass(frozen=True)
 class Sum(Quantity):
-    """Quantities, each times a weight."""
+    """A weighted sum of quantities."""
 
     terms: tuple[tuple[float, Quantity], ...]
 
@@ -423,7 +433,7 @@ class Sum(Quantity):
 
 @dataclass(frozen=True)
 class SpreadOfRates(Quantity):
-    """How far the test score moves over the learning rates: best minus worst of each seed, mean over tasks."""
+    """The sensitivity to the learning rate: best minus worst test score of each seed, mean over tasks."""
 
     model: Model
     on: tuple[str, ...]
@@ -440,13 +450,13 @@ class SpreadOfRates(Quantity):
         return np.mean([rate_spread(reading.rates(self.model, task)) for task in self.on], axis=0)
 
     def variance(self, noise: Noise) -> float:
-        # Best minus worst: two scores, so twice the variance of one.
+        # Best minus worst is a difference of two scores, so it has twice the variance of one.
         return 2 * sum(noise(task) ** 2 for task in self.on) / len(self.on) ** 2
 
 
 @dataclass(frozen=True)
 class Several(Quantity):
-    """What is made of several quantities."""
+    """Base class of quantities that are computed from several others."""
 
     among: tuple[Quantity, ...]
 
@@ -460,7 +470,7 @@ class Several(Quantity):
 
 
 class Spread(Several):
-    """How far a quantity moves over several models: largest minus smallest of each seed."""
+    """The range of several quantities: largest minus smallest for each seed."""
 
     def measure(self, reading: ScoreView) -> Floats:
         return spread(np.stack([one.measure(reading) for one in self.among]))
@@ -470,7 +480,7 @@ class Spread(Several):
 
 
 class Largest(Several):
-    """The largest of several, seed by seed: on average not below the one that is truly largest."""
+    """The maximum of several quantities for each seed. Its mean is biased upwards: at least that of the largest."""
 
     def measure(self, reading: ScoreView) -> Floats:
         return np.max([one.measure(reading) for one in self.among], axis=0)
@@ -485,7 +495,7 @@ class Largest(Several):
 
 @dataclass(frozen=True)
 class Best(Quantity):
-    """The model with the best validation score, mean over the seeds that all have; its test score is what counts."""
+    """The test score of the model with the best validation score, averaged over the seeds that all models have."""
 
     among: tuple[Model, ...]
     on: tuple[str, ...]
@@ -500,7 +510,7 @@ class Best(Quantity):
         return self.on
 
     def chosen(self, reading: ScoreView) -> Model | None:
-        """Of equals the first."""
+        """The model that validation selects; the first of equals. None: no seed is complete for all models."""
         validation = np.stack([reading.scores(one, self.on, "", "validation") for one in self.among])
         complete = np.isfinite(validation).all(axis=0)
         if not complete.any():
@@ -521,20 +531,21 @@ class Best(Quantity):
         return sum(noise(task) ** 2 for task in self.on) / len(self.on) ** 2
 
     def in_paper(self) -> float | None:
-        # Of each size the best ratio of a family is known, and some of the others.
+        # The paper gives the best ratio of each family and size, and some of the others.
         known = [paper_score(one.recipe, self.family) for one in self.among]
         found = [one for one in known if one is not None]
         return max(found) if len(self.among) >= 4 and len(found) >= 2 else None
 
 
 def score(bench: ComparableModels, model: Model, on: str, metric: str = "") -> ScoreQuantity:
-    """Of one model on a family, or on a task."""
+    """The score of one model on a family or on a task."""
     families: dict[str, tuple[str, ...]] = dict(bench.families)
     family = next((one for one in bench.families if one == on), None)
     return ScoreQuantity(model, families.get(on, (on,)), family, metric)
 
 
 def gap(bench: ComparableModels, more: Model, less: Model, on: str, metric: str = "") -> Sum:
+    """The score of `more` minus that of `less`."""
     return score(bench, more, on, metric) - score(bench, less, on, metric)
 
 
@@ -552,7 +563,7 @@ def slope(points: Iterable[tuple[float, Quantity]]) -> Sum:
 
 
 def paper_score(recipe: Recipe, family: Family | None) -> float | None:
-    """What the paper's model of this recipe scored, in percent; of some tasks of a family nothing is known."""
+    """The paper's score of this recipe on a family, in percent; None if not published or not a whole family."""
     return None if family is None else family_mean(recipe, family)
 
 
@@ -561,18 +572,15 @@ def _together(several: Iterable[tuple]) -> tuple:
 
 
 # ---------------------------------------------------------------- contrasts
-# A test as a record: a quantity that is positive if a claim holds, the margin it must exceed, and how to say it.
-#
-# Contrasts are found from recipes, so they exist before any score does: the plan lists them, the report measures them.
 
 
 Source = Literal["paper", "beyond", "study"]
-Remark = Callable[[ScoreView], str]  # what else the scores say, once they are there
+Remark = Callable[[ScoreView], str]  # an additional sentence computed from the scores
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """One test. `above` and `below` are sentences without a full stop; the first {} is a number without its sign."""
+    """One test. `above` and `below` are sentences without a full stop; the first {} is the absolute value."""
 
     title: str  # "610m · SC"
     quantity: Quantity
@@ -593,7 +601,10 @@ class Contrast:
 
 @dataclass(frozen=True)
 class AnyOf:
-    """At least one of several contrasts holds: the clearest stands for all, its p-value times their number."""
+    """Holds if at least one of several contrasts holds.
+
+    The contrast with the smallest p-value represents all, and its p-value is multiplied by their number (Bonferroni).
+    """
 
     title: str
     options: tuple[Contrast, ...]
@@ -614,23 +625,23 @@ Test = Contrast | AnyOf
 
 @dataclass(frozen=True)
 class Statement:
-    """What is claimed, and how it is found out. Every test of it must hold."""
+    """A claim and how it is tested. Every one of its tests must hold."""
 
     id: str
     says: str
-    gist: str  # the same as the beginning of a list of numbers: "MLM 40% minus CLM on SC"
-    contrast: str  # in one line, for docs/claims.md
-    needs: str  # the runs, in words
+    gist: str  # the claim as the start of a list of numbers: "MLM 40% minus CLM on SC"
+    contrast: str  # one line for docs/claims.md
+    needs: str  # the runs it needs, as text
     find: Callable[[ComparableModels], list[Test]]
-    on: tuple[Family, ...]  # the families it speaks of
+    on: tuple[Family, ...]  # the task families it is about
     figure: str
     paper: str = "no numbers known"
     source: Source = "paper"
     caveats: tuple[str, ...] = ()
-    equal_data: bool = False  # objectives are compared by what they make of the same data
+    equal_data: bool = False  # it compares objectives on equal amounts of data
 
     def tests(self, bench: ComparableModels) -> list[Test]:
-        """Those whose models are all fine-tuned on what they ask about."""
+        """The tests whose models are all planned to be fine-tuned on the tasks of the test."""
         return [one for one in self.find(bench) if bench.plans(one.models, one.tasks)]
 
 
@@ -647,7 +658,7 @@ def ahead(
     margin: float = 0.0,
     remark: Remark | None = None,
 ) -> Contrast:
-    """`more` scores above `less`, both as (how it is called, model)."""
+    """The contrast "`more` scores above `less`"; both are (display name, model)."""
     difference = gap(bench, more[1], less[1], on, metric)
     what = f"{on} ({metric})" if metric else on
     where = f"on {what} at {line.title}{f', {when}' if when else ''}"
@@ -672,18 +683,17 @@ def measured_contrasts(
     paper: float | None = None,
     remark: Remark | None = None,
 ) -> Contrast:
-    """A contrast of any quantity; the paper's number is the same quantity of the paper's scores, where all are known."""
+    """A contrast of any quantity. `paper` defaults to the same quantity of the paper's scores, where all are known."""
     known = _rounded(quantity.in_paper()) if paper is None else paper
     return Contrast(title, quantity, above, below, margin, known, remark)
 
 
 def _rounded(points: float | None) -> float | None:
-    """The paper prints two decimals; differences of them need no more."""
+    """Remove floating-point noise from differences of the paper's scores, which have two decimals."""
     return None if points is None else round(points, 6)
 
 
 # ---------------------------------------------------------------- measuring
-# Contrasts with their numbers: the estimate over seeds, the interval over test examples, the effect they could find.
 
 
 Places = NDArray[np.intp]
@@ -693,23 +703,23 @@ ALIKE = "every seed gives the same number, so there is no noise to judge it by"
 
 @dataclass(frozen=True)
 class MeasuredContrast:
-    """A test and what came out. `p` of the estimate is that of the margin; NaN: it cannot be told."""
+    """A test and its result. The p-value of `estimate` is for exceeding the margin; NaN: not available."""
 
     title: str
     models: tuple[str, ...]
-    said: Contrast  # whose words say it
+    said: Contrast  # the contrast whose sentences describe the result
     estimate: Estimate
     margin: float
     paper: float | None
-    tries: int  # how many tests it is the clearest of; its p-value and interval are corrected for them
+    tries: int  # number of tests it was selected from; its p-value and interval are corrected for them
     examples: tuple[float, float] | None
     note: str
-    shape: tuple[int, int]  # pretraining seeds, fine-tuning seeds that are complete
-    lost: int  # leaves that failed or cannot be read: their seeds are not complete
+    shape: tuple[int, int]  # complete pretraining seeds, complete fine-tuning seeds
+    lost: int  # trials that failed or cannot be read, so that their seeds are incomplete
 
     @property
     def alike(self) -> bool:
-        """Every seed gives the same number, so nothing tells how far chance could move it."""
+        """Whether every seed gives the same number, so that the noise cannot be estimated."""
         return math.isnan(self.estimate.p) and self.estimate.n > 1
 
     @property
@@ -718,15 +728,17 @@ class MeasuredContrast:
 
     @property
     def p(self) -> float:
-        """As a claim counts it: what is there and cannot be judged is no evidence. NaN: missing."""
+        """The p-value as a claim uses it: 1 if all seeds are alike, NaN if missing."""
         return 1.0 if self.alike else self.estimate.p
 
     @property
     def excess(self) -> float:
+        """How far the estimate lies above the margin."""
         return self.estimate.mean - self.margin
 
 
 def measure(test: Test, evidence: Evidence, draws: Resamples | None) -> MeasuredContrast:
+    """Measure one test. `draws`: resampled scores for the interval over test examples, or None for no interval."""
     return _clearest(test, evidence, draws) if isinstance(test, AnyOf) else _measure(test, evidence, draws)
 
 
@@ -756,7 +768,7 @@ def _measure(
 
 
 def _clearest(test: AnyOf, evidence: Evidence, draws: Resamples | None) -> MeasuredContrast:
-    """The option that is furthest from chance in the claimed direction, corrected for having been chosen."""
+    """Measure the option with the smallest one-sided p-value, corrected for having been selected."""
     tried = [_measure(one, evidence, None, len(test.options)) for one in test.options]
     known = [one for one in tried if not one.missing]
     judged = [one for one in known if not one.alike]
@@ -773,7 +785,7 @@ def _clearest(test: AnyOf, evidence: Evidence, draws: Resamples | None) -> Measu
 
 
 def detectable(measured: MeasuredContrast, level: float) -> float:
-    """The smallest true effect beyond the margin that this test would find with 80% power; none, where seeds are alike."""
+    """The smallest true effect beyond the margin that this test finds with 80% power; infinite if seeds are alike."""
     from biphase.report.statistics.power import detectable_in
 
     if measured.alike:
@@ -784,7 +796,7 @@ def detectable(measured: MeasuredContrast, level: float) -> float:
 def _over_examples(
     contrast: Contrast, reading: ScoreView, point: float, rows: Places, columns: Places
 ) -> tuple[float, float] | None:
-    """Of the mean over the same seeds, over resampled examples; of several test sets, the smallest decides on t."""
+    """The interval of the mean over resampled test examples, with the degrees of freedom of the smallest test set."""
     resampled = contrast.quantity.resample(reading)
     if resampled is None:
         return None

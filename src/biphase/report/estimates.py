@@ -1,8 +1,11 @@
-"""The scores of a study with their intervals: every model on every task, and on every family of tasks.
+"""The scores of a study with their intervals: every model on every task and on every family of tasks.
 
-Several intervals stand beside a mean, since each answers another question. Over fine-tuning seeds: would the same
-model and the same test set give this again? Over test examples: would another test set? Over both: would either? Where
-a recipe was pretrained with several seeds, the first covers those too, and says so.
+A `Score` has several intervals, because each answers another question. The interval over fine-tuning seeds: would the
+same model give this score again on the same test set? Over test examples: would another test set give it? Over both:
+would either? Where a recipe was pretrained with several seeds, the interval over seeds covers those too, and
+`Estimate.covers` says so.
+
+`edges` warns where the grid of learning rates was too narrow.
 """
 
 from __future__ import annotations
@@ -22,24 +25,24 @@ from biphase.text import collapse, listed, no_interval, rate
 
 @dataclass(frozen=True)
 class Score:
-    """One model on one task, or on one family: the mean of its tasks, seed by seed. Between 0 and 1."""
+    """The score of one model on a task, or on a family (the mean of its tasks for each seed). Between 0 and 1."""
 
     model: str
     on: str  # a task or a family
-    metric: str  # of a task; a family mixes those of its tasks
-    seeds: Estimate  # NaN where nothing is complete
+    metric: str  # of a task; for a family, those of its tasks
+    seeds: Estimate  # NaN if no seed is complete
     by_seed: Floats  # (pretraining seeds, fine-tuning seeds); NaN: missing
-    examples: tuple[float, float] | None  # over test examples: a bootstrap interval
-    no_examples: str  # why there is none, where there is a score
+    examples: tuple[float, float] | None  # bootstrap interval over test examples
+    no_examples: str  # why there is no interval over examples, where there is a score
     noise: (
         Decomposition | None
-    )  # of a family: which noise is how large, and the intervals over several of them
-    done: int  # leaves
+    )  # for a family: variance components, and intervals over several sources of noise
+    done: int  # finished trials
     of: int
-    planned: bool  # on each of its tasks
-    baselines: dict[str, Baseline] = field(default_factory=dict)  # by name: the mean over its tasks
-    constant: int = 0  # of its chosen fine-tunings, those that predict the same for every test example
-    others: dict[str, float] = field(default_factory=dict)  # the means of a task's other metrics
+    planned: bool  # whether trials are planned on each of its tasks
+    baselines: dict[str, Baseline] = field(default_factory=dict)  # by name; the mean over its tasks
+    constant: int = 0  # chosen fine-tunings that predict the same for every test example
+    others: dict[str, float] = field(default_factory=dict)  # means of a task's other metrics
 
     @property
     def known(self) -> bool:
@@ -47,25 +50,25 @@ class Score:
 
     @property
     def no_interval(self) -> str:
-        """Why there is no interval over seeds; empty where there is one, or no score."""
+        """Why there is no interval over seeds; empty if there is one, or no score."""
         return no_interval(self.seeds.n) if self.known and not np.isfinite(self.seeds.low) else ""
 
     @property
     def collapse(self) -> str:
-        """A warning where models predict the same for every test example."""
+        """A warning if models predict the same for every test example."""
         return collapse(self.constant)
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """All scores of a study: by model and task, and by model and family."""
+    """All scores of a study, by (model, task) and by (model, family)."""
 
     tasks: dict[tuple[str, str], Score]
     families: dict[tuple[str, str], Score]
 
 
 def estimate(evidence: Evidence, draws: Resamples | None = None) -> Estimates:
-    """The scores of every model. `draws`: those that others also ask, so that they are made once."""
+    """Compute the scores of every model. `draws`: resampled scores shared with other callers."""
     draws = draws or Resamples(evidence)
     models = evidence.models.values()
     tasks = {
@@ -114,7 +117,7 @@ def _score(
 
 
 def _baselines(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> dict[str, Baseline]:
-    """Those that every task has for the metric its rates are chosen by."""
+    """The baselines that every task has for its main metric, averaged over tasks."""
     grids = [[evidence.grids[result, task] for result in model.results] for task in tasks]
     each = [
         {
@@ -136,7 +139,7 @@ def _baselines(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> dict
 
 
 def _others(evidence: Evidence, model: Model, task: str) -> dict[str, float]:
-    """The metrics that did not choose, as far as every seed that counts has them."""
+    """The means of the task's other metrics, where every complete seed has them."""
     grids = [evidence.grids[result, task] for result in model.results]
     names = dict.fromkeys(name for grid in grids for name in grid.test if name != grid.metric)
     rows, columns = kept(evidence.scores(model, task))
@@ -147,7 +150,7 @@ def _others(evidence: Evidence, model: Model, task: str) -> dict[str, float]:
 def _over_examples(
     evidence: Evidence, draws: Resamples, model: Model, tasks: tuple[str, ...], matrix: Floats
 ) -> tuple[float, float] | str:
-    """The mean over the seeds that count, on redrawn test sets; or why it cannot be had."""
+    """The interval of the mean over resampled test sets; or, as a string, why there is none."""
     rows, columns = kept(matrix)
     each = [draws.of(model, task) for task in tasks]
     drawn = [one for one in each if one is not None]
@@ -167,6 +170,7 @@ def _over_examples(
 
 
 def _noise(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> Decomposition | None:
+    """The variance components of a mean over tasks; None if per-example values are missing."""
     values = [evidence.values(model, task) for task in tasks]
     known = [one for one in values if one is not None]
     if len(known) < len(values) or any(one.shape[2] < 2 for one in known):
@@ -175,12 +179,12 @@ def _noise(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> Decompos
     return decompose(known) if kept(np.where(complete, 1.0, np.nan))[1].size else None
 
 
-# ---------------------------------------------------------------- edges
-# Was the grid of learning rates wide enough? Where its last rate wins, a better one may lie beyond it.
+# ---------------------------------------------------------------- edges of the grid of learning rates
+# If the lowest or highest rate is best most of the time, a better rate may lie outside the grid.
 
 
 def edges(evidence: Evidence) -> str:
-    """Tasks on which an end of the grid wins more often than all other rates together; empty where there are none."""
+    """Name the tasks on which one end of the grid wins more than half of the time; empty if there are none."""
     told = [words for task in evidence.tasks for words in _of(evidence, task)]
     if not told:
         return ""
@@ -190,7 +194,9 @@ def edges(evidence: Evidence) -> str:
 def _of(evidence: Evidence, task: str) -> Iterator[str]:
     won: Counter[str] = Counter()
     for (_, name), grid in evidence.grids.items():
-        if name == task and len(grid.lrs) > 2 and all(all(row) for row in grid.keys):  # the whole grid
+        if (
+            name == task and len(grid.lrs) > 2 and all(all(row) for row in grid.keys)
+        ):  # the whole grid is planned
             won.update(_end(grid, seed, at) for seed, at in grid.chosen.items())
     for end, times in won.items():
         if end and 2 * times > won.total():
@@ -198,7 +204,7 @@ def _of(evidence: Evidence, task: str) -> Iterator[str]:
 
 
 def _end(grid: ScoreGrid, seed: int, at: int) -> str:
-    """Which end of the grid won for a seed; none where another rate did as well: ties go to the lowest."""
+    """The end of the grid that won for a seed; empty if another rate won or tied, as ties go to the lowest rate."""
     scores = grid.validation[grid.metric][:, grid.seeds.index(seed)]
     alone = (scores == scores[at]).sum() == 1
     for which, end in (("lowest", min(grid.lrs)), ("highest", max(grid.lrs))):

@@ -1,8 +1,11 @@
-"""The ledger as arrays: what every fine-tuning of a study scored, and what its pretraining cost. No torch.
+"""The scores of a study as arrays: every trial of a plan, read from the store. No torch.
 
-A missing trial is NaN and stays NaN: nothing is imputed. The learning rate of each seed is chosen among the validation
-scores of that seed, once all its rates are there; so the scores of two seeds are two draws of the whole procedure,
-selection included, and a study that is half done speaks through the seeds that are complete.
+`gather` reads all trials of a plan into an `Evidence`, which holds one `ScoreGrid` (learning rates × seeds) for each
+result and task. `Resamples` computes each model's score on bootstrap resamples of the test examples.
+
+A missing trial is NaN and is never imputed. For each fine-tuning seed the learning rate is chosen by the validation
+scores of that seed alone, once all its planned rates are there. The scores of two seeds are therefore two independent
+runs of the whole procedure, selection included, and a half-finished study can be reported on its complete seeds.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ PARTS = ("validation", "test")
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A score on the test part that any model should beat."""
+    """A reference score on the test part, such as the majority class, that any model should beat."""
 
     what: str
     test: float
@@ -42,38 +45,43 @@ class Baseline:
 
 @dataclass(frozen=True)
 class ScoreGrid:
-    """One result on one task. Arrays are (learning rates, seeds) of the study; NaN: that trial is missing, or not planned."""
+    """The scores of one result on one task.
+
+    Arrays have the shape (learning rates, seeds) of the study. NaN: the trial is missing or not planned.
+    """
 
     result: str
     task: Task
-    metric: str  # the one that learning rates are chosen by
+    metric: str  # the metric that chooses the learning rate
     lrs: tuple[float, ...]
     seeds: tuple[int, ...]
-    keys: tuple[tuple[str, ...], ...]  # of the leaves: [rate][seed]; empty: not planned
+    keys: tuple[tuple[str, ...], ...]  # trial keys as [rate][seed]; empty: not planned
     validation: dict[str, Floats]
     test: dict[str, Floats]
     seconds: Floats
-    examples: int  # in the test part
-    machines: tuple[dict[str, Any], ...]  # what computed the leaves that are done, each as it was recorded
+    examples: int  # number of examples in the test part
+    machines: tuple[dict[str, Any], ...]  # the machine record of every finished trial
     missing: dict[str, str] = field(
         default_factory=dict
-    )  # key of a trial → why it is missing, where more is known
-    baselines: dict[str, dict[str, Baseline]] = field(default_factory=dict)  # by name and metric
+    )  # trial key → why it is missing, where a reason is known
+    baselines: dict[str, dict[str, Baseline]] = field(default_factory=dict)  # by name, then by metric
     constant: frozenset[tuple[int, int]] = (
         frozenset()
-    )  # places whose model predicts the same for every test example
+    )  # (rate index, seed index) of trials that predict the same for every test example
 
     @property
     def done(self) -> int:
+        """The number of finished trials."""
         return int(np.isfinite(self.seconds).sum())
 
     @property
     def of(self) -> int:
+        """The number of planned trials."""
         return sum(bool(key) for row in self.keys for key in row)
 
     @cached_property
     def chosen(self) -> dict[int, int]:
-        """Seed → the place of its rate, for seeds whose planned rates are all there."""
+        """Map each seed to the index of its chosen rate; seeds with an unfinished rate are left out."""
         if self.metric not in self.validation:
             return {}
         found = {}
@@ -91,11 +99,11 @@ class ScoreGrid:
 
     @property
     def constant_seeds(self) -> int:
-        """How many seeds have constant predictions at their chosen rate."""
+        """The number of seeds whose chosen trial predicts the same for every test example."""
         return sum((self.chosen.get(seed), at) in self.constant for at, seed in enumerate(self.seeds))
 
     def at_chosen(self, part: dict[str, Floats], metric: str = "") -> Floats:
-        """The score of each seed at its own rate; NaN for a seed that is not complete."""
+        """The score of each seed at its chosen rate; NaN for a seed with unfinished rates."""
         scores = np.full(len(self.seeds), np.nan)
         values = part.get(metric or self.metric)
         for column, seed in enumerate(self.seeds):
@@ -106,42 +114,40 @@ class ScoreGrid:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything a report speaks of."""
+    """Everything a report is computed from: the plan, the store, and all scores."""
 
     plan: Plan
     store: Store
     models: dict[str, Model]
     tasks: dict[str, Task]
-    grids: dict[tuple[str, str], ScoreGrid]  # result, task
-    unreadable: dict[
-        str, str
-    ]  # key of a trial that is there and cannot be trusted → why; grows as files are read
-    bare: frozenset[str] = frozenset()  # keys of leaves that came here without their values by example
+    grids: dict[tuple[str, str], ScoreGrid]  # by (result, task)
+    unreadable: dict[str, str]  # trial key → why its files cannot be used; grows as values are read
+    bare: frozenset[str] = frozenset()  # keys of trials imported as metadata only, without per-example values
 
     @cached_property
     def job_costs(self) -> list[JobCost]:
-        """The work between states, in the order in which it is computed."""
+        """The cost of every training job, in the order of computation."""
         return job_costs(self.plan, self.store)
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Of fine-tuning, in the order of the columns of every array."""
+        """The fine-tuning seeds, in the order of the columns of every array."""
         finetune = self.plan.study.finetune
         return tuple(sorted(finetune.seeds)) if finetune else ()
 
     @property
     def families(self) -> dict[Family, tuple[str, ...]]:
-        """The tasks of each family that the study has, in the paper's order."""
+        """The study's tasks by family, in the order of `FAMILIES`; families without tasks are left out."""
         found = {f: tuple(name for name, task in self.tasks.items() if task.family == f) for f in FAMILIES}
         return {family: names for family, names in found.items() if names}
 
     @property
     def count(self) -> tuple[int, int]:
-        """Leaves done and planned."""
+        """The number of trials done, and of trials planned."""
         return sum(grid.done for grid in self.grids.values()), sum(grid.of for grid in self.grids.values())
 
     def scores(self, model: Model, task: str, metric: str = "", *, part: str = "test") -> Floats:
-        """(pretraining seeds, fine-tuning seeds), each at the rate its validation score chose. NaN: missing."""
+        """Scores at the rates chosen on validation, as (pretraining seeds, fine-tuning seeds). NaN: missing."""
         rows = []
         for result in model.results:
             grid = self.grids[result, task]
@@ -149,24 +155,25 @@ class Evidence:
         return np.stack(rows)
 
     def on(self, model: Model, tasks: Iterable[str], metric: str = "", *, part: str = "test") -> Floats:
-        """The unweighted mean over tasks, seed by seed: NaN where any of them is missing."""
+        """The unweighted mean over tasks for each seed; NaN where any task is missing."""
         return np.mean([self.scores(model, task, metric, part=part) for task in tasks], axis=0)
 
     def by_rate(self, model: Model, task: str, metric: str = "") -> Floats:
-        """(pretraining seeds, learning rates, fine-tuning seeds), with nothing chosen. NaN: missing."""
+        """Scores at every rate, as (pretraining seeds, learning rates, fine-tuning seeds). NaN: missing."""
         grids = [self.grids[result, task] for result in model.results]
         blank = np.full((len(grids[0].lrs), len(grids[0].seeds)), np.nan)
         return np.stack([grid.test.get(metric or grid.metric, blank) for grid in grids])
 
     def examples(self, model: Model, task: str) -> int:
-        """In the test part of a task; 0 where no trial is there to tell."""
+        """The number of examples in a task's test part; 0 if no trial is finished."""
         return max(self.grids[result, task].examples for result in model.results)
 
     def values(self, model: Model, task: str, metric: str = "") -> NDArray[np.float32] | None:
-        """Example by example at the chosen rates: (pretraining seeds, fine-tuning seeds, examples[, counts]).
+        """Per-example values at the chosen rates: (pretraining seeds, fine-tuning seeds, examples[, counts]).
 
-        Rows of seeds that are not complete, or whose values cannot be read, are NaN. Entity F1 has three counts for
-        each example (right, said, true); everything else one number whose mean is the score. None: there is no row.
+        Rows of incomplete seeds, and of seeds whose values cannot be read, are NaN. Entity F1 has three counts for each
+        example (correct, predicted, true); every other metric has one number, whose mean over examples is the score.
+        None: no seed has values.
         """
         made: list[list[NDArray[np.float32] | None]] = []
         for result in model.results:
@@ -199,7 +206,7 @@ class Evidence:
         except (StoreError, SafetensorError) as wrong:
             self.unreadable[key] = _inside(self.store, one_line(wrong))
             return None
-        except (KeyError, TypeError, ValueError) as wrong:  # numbers of a kind that numpy does not know
+        except (KeyError, TypeError, ValueError) as wrong:  # a dtype that numpy does not know
             told = f"{place / VALUES} has no values to count with ({one_line(wrong)}); remove {place} and run the study again"
             self.unreadable[key] = _inside(self.store, told)
             return None
@@ -217,24 +224,24 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class TrialScores:
-    """What a report needs of a trial. The rest of its file, its loss curve above all, is not kept."""
+    """The part of a trial's file that a report needs; the loss curve and the rest are dropped to save memory."""
 
     metric: str
     scores: dict[str, dict[str, float]]  # part → metric → score
-    examples: int  # in the test part
+    examples: int  # number of examples in the test part
     seconds: float
     machine: dict[str, Any]
     baselines: dict[str, dict[str, Baseline]]
-    constant: str  # what is predicted for every test example; empty: not one thing, or not known
+    constant: str  # the prediction made for every test example; empty: predictions differ, or not recorded
 
 
 Cells = dict[
     tuple[float, int], tuple[str, TrialScores | None]
-]  # rate and seed → the key of the trial, and the trial
+]  # (rate, seed) → the trial's key, and its scores where it is finished
 
 
 def gather(plan: Plan, store: Store) -> Evidence:
-    """Read everything a store knows of a plan."""
+    """Read all scores of a plan from a store."""
     finetune = plan.study.finetune
     tasks = {task.name: task for task in finetune.tasks} if finetune else {}
     known = models(plan)
@@ -261,12 +268,12 @@ def gather(plan: Plan, store: Store) -> Evidence:
 
 
 def _inside(store: Store, text: str) -> str:
-    """Files by their place in the store: where the store lies is nobody's business, and no part of a report."""
+    """Make the paths in a message relative to the store; a report must not reveal where the store is."""
     return text.replace(f"{store.root}/", "")
 
 
 def _read(store: Store, key: str, metric: str, unreadable: dict[str, str]) -> TrialScores | None:
-    """A trial that is whole, or None; one that cannot be trusted counts as missing, and is named."""
+    """Read a finished trial; None if it is missing or invalid. Invalid trials are recorded in `unreadable`."""
     if not store.knows(store.trials / key):
         if fault := store.fault(store.trials / key):
             unreadable[key] = _inside(store, fault)
@@ -295,6 +302,7 @@ def _read(store: Store, key: str, metric: str, unreadable: dict[str, str]) -> Tr
 def _grid(
     result: str, task: Task, cells: Cells, whys: dict[str, str], axes: tuple[list[float], list[int]]
 ) -> ScoreGrid:
+    """Put the trials of one result on one task into arrays."""
     lrs, seeds = axes
     done = [trial for _, trial in cells.values() if trial is not None]
     shape = len(lrs), len(seeds)
@@ -332,18 +340,16 @@ def _grid(
     )
 
 
-# ---------------------------------------------------------------- draws
-# The scores of every model on resampled test examples: computed once for a task, asked for by whoever needs them.
-#
-# Values by example are read task by task and let go; only their resampled scores stay. All models of a task are scored
-# on the same resamples, so the draws of two models may be subtracted.
+# ---------------------------------------------------------------- resampling
+# Per-example values are read for one task at a time and dropped; only the resampled scores are kept. All models of a
+# task are scored on the same resamples, so the resampled scores of two models may be subtracted.
 
 
-Tables = dict[str, Floats]  # model → (draws, pretraining seeds, fine-tuning seeds)
+Tables = dict[str, Floats]  # model → (resamples, pretraining seeds, fine-tuning seeds)
 
 
 class Resamples:
-    """The resampled scores of a ledger."""
+    """Bootstrap scores of all models, computed once for each task and metric."""
 
     def __init__(self, evidence: Evidence, draws: int = DRAWS) -> None:
         self._evidence = evidence
@@ -351,9 +357,9 @@ class Resamples:
         self._known: dict[tuple[str, str], Tables] = {}
 
     def of(self, model: Model, task: str, metric: str = "") -> Floats | None:
-        """(draws, pretraining seeds, fine-tuning seeds), each seed at its chosen rate. NaN: that seed is missing.
+        """One model's scores as (resamples, pretraining seeds, fine-tuning seeds), at the chosen rates.
 
-        None: no seed of the model has values by example.
+        NaN: that seed is missing. None: no seed of the model has per-example values.
         """
         if (task, metric) not in self._known:
             self._known[task, metric] = self._task(task, metric)
@@ -366,7 +372,7 @@ class Resamples:
             if (found := self._evidence.values(model, task, metric)) is not None
         }
         tables: Tables = {}
-        # As many examples and counts in each row; rows that differ in these cannot share resamples.
+        # Only rows with equally many examples and counts can share resamples.
         for shape in sorted({one.shape[2:] for one in values.values()}):
             alike = {name: one for name, one in values.items() if one.shape[2:] == shape}
             rows = np.concatenate([one.reshape(-1, *shape) for one in alike.values()])
@@ -385,6 +391,6 @@ def _split(drawn: Floats, values: Iterable[NDArray[np.float32]]) -> Iterable[Flo
 
 
 def shared_resamples(evidence: Evidence) -> Resamples:
-    """The draws of this evidence: the same object for all who ask, so that nothing is resampled twice."""
-    # Kept beside its fields, as a cached property would be, and so let go with it.
+    """The `Resamples` of this evidence: always the same object, so that nothing is resampled twice."""
+    # Stored in the instance's __dict__, as a cached_property would be, so it is freed with the evidence.
     return vars(evidence).setdefault("draws", Resamples(evidence))

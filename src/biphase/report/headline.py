@@ -1,8 +1,8 @@
-"""The answer of a study in plain sentences, before any table.
+"""The answer of a study in a few sentences: the best recipe, and its lead over the best of every other kind.
 
-The best recipe is chosen by validation scores and spoken of by test scores: choosing and reporting with the same
-numbers would favour whoever was lucky. It is compared with the best of every other kind, chosen in the same way, at the
-same size and the same number of steps; the differences are paired, seed by seed.
+The best recipe is chosen by validation scores and reported by test scores, because choosing and reporting with the
+same numbers would favour a lucky model. It is compared with the best recipe of every other kind, chosen in the same
+way, at the same size and the same number of steps. Differences are paired by seed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Lead:
-    """How the best recipe stands to the best of another kind: paired differences in points."""
+    """The difference between the best recipe and the best of another kind: paired, in points."""
 
     kind: str
     name: str  # of the other model
@@ -43,7 +43,7 @@ class Lead:
 
     @property
     def clear(self) -> bool:
-        """The interval of the average leaves nought out, on the side of the best."""
+        """Whether the interval of the average lies above 0."""
         return self.average.low > 0
 
     @property
@@ -65,17 +65,18 @@ class Lead:
 
 @dataclass(frozen=True)
 class Headline:
-    """What stands at the top of a report."""
+    """The top of a report: the answer, the leads, the scale, and the count of verdicts."""
 
     answer: str
-    subject: str  # the words of the answer that name the best recipe
+    subject: str  # the part of the answer that names the best recipe
     against: tuple[Lead, ...]
     scale: str
     noise: str
-    verdicts: dict[str, int]  # as they read
+    verdicts: dict[str, int]  # by verdict as reports show it
 
 
 def headline(evidence: Evidence, findings: Iterable[Finding]) -> Headline:
+    """The top of a report, from the scores and the verdicts."""
     verdicts = Counter(one.reads for one in findings)
     answer, subject, against = _answer(evidence)
     return Headline(
@@ -92,7 +93,7 @@ def headline(evidence: Evidence, findings: Iterable[Finding]) -> Headline:
 
 
 def _answer(evidence: Evidence) -> tuple[str, str, tuple[Lead, ...]]:
-    """The answer, its subject, and the leads it rests on."""
+    """The answer, the part of it that names the best recipe, and the leads it rests on."""
     if not evidence.tasks:
         return "This study fine-tunes nothing, so no recipe is judged; its losses stand below.", "", ()
     group = _comparable([model for model in evidence.models.values() if _known(evidence, model)])
@@ -125,20 +126,20 @@ def _answer(evidence: Evidence) -> tuple[str, str, tuple[Lead, ...]]:
 
 
 def _known(evidence: Evidence, model: Model) -> bool:
-    """Has it at least one seed that is complete on every family?"""
+    """Whether the model has at least one seed that is complete on every family."""
     return kept(_average(evidence, model))[1].size > 0
 
 
 def _average(evidence: Evidence, model: Model, part: str = "test") -> Floats:
-    """The mean over families, each counting the same, seed by seed."""
+    """The mean over families, equally weighted, for each seed."""
     return np.mean([evidence.on(model, tasks, part=part) for tasks in evidence.families.values()], axis=0)
 
 
 def _comparable(models: list[Model]) -> list[Model]:
-    """The models at one size and one number of steps that hold most kinds of recipes, then most models.
+    """The models of one size and number of steps with the most kinds of recipes, then the most models.
 
-    Checkpoints on the way are left out: their learning rate has not come down. Models that nothing was trained for
-    (`biphase evaluate`) are compared as they are.
+    Intermediate checkpoints are left out, because their learning rate has not decayed. Models without any training
+    here (`biphase evaluate`) form one group.
     """
     groups: dict[tuple[object, ...], list[Model]] = {}
     for model in models:
@@ -156,7 +157,10 @@ def _comparable(models: list[Model]) -> list[Model]:
 
 
 def _best(evidence: Evidence, models: list[Model]) -> Model:
-    """By validation alone, on the seeds that all have, where there are any; of equals the first of the study."""
+    """The model with the best validation score on the seeds that all models have; the first of equals.
+
+    If no seed is complete for all models, each model is averaged over its own seeds.
+    """
     tables = [_average(evidence, one, "validation") for one in models]
     shared = np.all([np.isin(np.arange(len(evidence.seeds)), kept(one)[1]) for one in tables], axis=0)
     means = [across(one[:, shared] if shared.any() else one).mean for one in tables]
@@ -164,14 +168,14 @@ def _best(evidence: Evidence, models: list[Model]) -> Model:
 
 
 def _highest(evidence: Evidence, best: Model, group: list[Model]) -> bool:
-    """Does no test score exceed that of the one that validation chose? For words only: nothing is chosen by it."""
+    """Whether no test score exceeds that of the model chosen on validation. Affects the wording only."""
     others = [one for one in group if one is not best]
     leads = [across(difference(evidence, best, one, evidence.families.values())).mean for one in others]
     return all(lead >= 0 for lead in leads)
 
 
 def _against(evidence: Evidence, best: Model, group: list[Model]) -> Iterable[Lead]:
-    """Its lead over the best of each other kind; where all are of one kind, over the next."""
+    """The leads over the best of each other kind; if there is one kind only, over the next best."""
     kinds = dict.fromkeys(one.recipe.kind for one in group)
     if len(kinds) == 1:
         rival = _best(evidence, [one for one in group if one is not best])
@@ -199,9 +203,9 @@ def _lead(evidence: Evidence, best: Model, rival: Model, kind: str, note: str) -
 
 
 def difference(evidence: Evidence, one: Model, other: Model, families: Iterable[tuple[str, ...]]) -> Floats:
-    """Test scores of `one` minus those of `other`, in points: paired by pretraining seed, then by fine-tuning seed.
+    """Test scores of `one` minus those of `other`, in points, paired by pretraining and fine-tuning seed.
 
-    Where no pretraining seed is common to both, their first ones are compared.
+    If they have no pretraining seed in common, their first ones are compared.
     """
     common = [seed for seed in one.seeds if seed in other.seeds]
     places = [(one.seeds.index(seed), other.seeds.index(seed)) for seed in common] or [(0, 0)]
@@ -213,7 +217,7 @@ def difference(evidence: Evidence, one: Model, other: Model, families: Iterable[
 
 
 def no_interval(of: Estimate) -> str:
-    """Why there is none."""
+    """Why an estimate has no interval."""
     return text.no_interval(of.n)
 
 
@@ -231,7 +235,7 @@ def _setting(group: list[Model]) -> str:
 
 
 def _what(model: Model) -> str:
-    """The recipe without its size, which stands before it; a model that was not trained here by its name."""
+    """The recipe without its size, which precedes it; the name for a model that was not trained here."""
     return model.name if model.recipe.kind == "start" else model.recipe.words().split(" · ", 1)[1]
 
 
@@ -265,7 +269,7 @@ def _scale(evidence: Evidence) -> str:
 
 
 def noise(evidence: Evidence) -> str:
-    """Which noise the intervals cover, and which they do not."""
+    """Which sources of noise the intervals cover, and which they do not."""
     if not evidence.tasks:
         return ""
     several = [model for model in evidence.models.values() if len(model.results) > 1]

@@ -1,7 +1,10 @@
-"""What pretraining cost and how its losses fell: training jobs, results and curves of a plan, from files alone. No torch.
+"""The cost of pretraining and its loss curves, from the files of the store. No torch.
 
-FLOPs are the model's own, as `costs` counts them: the head only where it runs. Seconds were measured, on whatever
-machine computed the training job; so curves over seconds compare objectives only where the machines were alike.
+`job_costs` gives tokens, FLOPs, seconds and joules of every training job; `curve` the losses on the path to a result;
+`Epochs` how often a result has read its corpus; `gaps` the difference between training and held-out loss.
+
+FLOPs are the model's own, as `study.costs` counts them: the head counts only where it runs. Seconds were measured on
+the machine that computed the job, so curves over seconds compare objectives only where the machines were alike.
 """
 
 from __future__ import annotations
@@ -23,33 +26,33 @@ from biphase.study import ledger
 from biphase.study.costs import flops_of
 from biphase.study.plan import Plan, TrainingJob
 
-POINTS = 400  # of a drawn loss curve
-ROUNDED = 0.001  # seconds in a line of metrics
-SAMPLE = 8  # lines that a point is the mean of, where it stands for more: a run logs every step
+POINTS = 400  # of a plotted loss curve
+ROUNDED = 0.001  # seconds in metrics.jsonl are rounded to this
+SAMPLE = 8  # a point that stands for more lines is the mean of this many: runs log every step
 
 
 @dataclass(frozen=True)
 class JobCost:
-    """The work between two states."""
+    """The cost of one training job: the work between two checkpoints of the plan."""
 
     key: str
     parent: str | None
-    title: str  # clm 0 → 10,000
+    title: str  # "clm 0 → 10,000"
     results: tuple[str, ...]
     steps: tuple[int, int]
     decaying: bool
     tokens: int
     flops: float | None
     standing: str
-    seconds: float | None  # of this training job alone; None: not computed, or nobody knows when it began
-    joules: float | None  # alike
+    seconds: float | None  # of this job alone; None: not computed, or its start is not known
+    joules: float | None  # likewise
     devices: int
     device: str
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What it took to come from the root to a result."""
+    """The cost of the whole path from the root to a result."""
 
     tokens: int
     flops: float | None
@@ -59,7 +62,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Switch:
-    """A step at which something changes: another objective, or the decay begins."""
+    """A step at which the objective changes or the decay begins."""
 
     step: int
     what: str
@@ -67,26 +70,26 @@ class Switch:
 
 @dataclass(frozen=True)
 class Curve:
-    """The losses on the way to a result. Long curves are thinned: a point is the mean of neighbours, or of some."""
+    """The losses on the path to a result. In long curves a point is the mean of (a sample of) adjacent lines."""
 
     result: str
     steps: list[int]
     tokens: list[int]
     losses: list[float]
-    objectives: list[str]  # of each point: losses of two objectives are not one curve
-    heldout: dict[str, list[tuple[int, float]]]  # objective → step, loss
+    objectives: list[str]  # of each point; losses of two objectives are not one curve
+    heldout: dict[str, list[tuple[int, float]]]  # objective → (step, loss)
     switches: tuple[Switch, ...]
     complete: bool
 
 
 def job_costs(plan: Plan, store: Store) -> list[JobCost]:
-    """Every training job of a plan, in the order in which it is computed."""
+    """The cost of every training job of a plan, in the order of computation."""
     entries = {key: _trusted(entry, store) for key, entry in ledger.survey_jobs(plan, store).items()}
     return [_job_cost(entry, entries, store) for entry in entries.values()]
 
 
 def _trusted(entry: ledger.JobStatus, store: Store) -> ledger.JobStatus:
-    """A done state says what it cost; one that was changed since it was written says nothing."""
+    """Add the recorded progress to a finished job; a checkpoint whose metadata fails validation counts as failed."""
     if entry.standing != "done":
         return entry
     try:
@@ -102,7 +105,9 @@ def _job_cost(entry: ledger.JobStatus, entries: dict[str, ledger.JobStatus], sto
     first, until = job.span
     before = parent.get("seconds")
     began = _began(entry, store) if progress and job.parent else before
-    same = began is None or before is None or abs(before - began) < ROUNDED  # else: trained again since
+    same = (
+        began is None or before is None or abs(before - began) < ROUNDED
+    )  # else: the parent was retrained since
     return JobCost(
         key=job.key,
         parent=job.parent,
@@ -121,7 +126,7 @@ def _job_cost(entry: ledger.JobStatus, entries: dict[str, ledger.JobStatus], sto
 
 
 def _began(entry: ledger.JobStatus, store: Store) -> float | None:
-    """The seconds on a state's clock where its own training job began, as its own lines have them."""
+    """The seconds on the clock when a job began: those in the metrics line of the last step before it."""
     with contextlib.suppress(StoreError):
         told = read_verified(store.told(store.checkpoints / entry.job.key), LINES)
         at = told.find(b'{"step": %d, "loss"' % entry.job.span[0])
@@ -135,12 +140,12 @@ def _difference(end: float | None, begin: float | None) -> float | None:
 
 
 def cost(plan: Plan, store: Store, result: str) -> Cost:
-    """The whole way from the root to a result."""
+    """The cost of the whole path from the root to a result."""
     path = plan.path(plan.results[result])
     flops = [flops_of(job) for job in path]
     try:
         progress = about_state(plan, store, result).get("progress", {})
-    except StoreError:  # what was measured cannot be trusted; what was planned is known
+    except StoreError:  # the measurements are invalid; planned numbers are still known
         progress = {}
     return Cost(
         tokens=sum(job.tokens for job in path),
@@ -151,17 +156,17 @@ def cost(plan: Plan, store: Store, result: str) -> Cost:
 
 
 def about_state(plan: Plan, store: Store, result: str) -> dict[str, Any]:
-    """What a finished result's checkpoint.json says; empty for a start, and before it is computed."""
+    """The checkpoint.json of a finished result; empty for an untrained start, and before it is computed."""
     folder = store.told(store.checkpoints / plan.results[result])
     return read_checkpoint_file(folder) if store.has(folder) else {}
 
 
 def curve(plan: Plan, store: Store, result: str, *, live: bool = False) -> Curve:
-    """The losses on the way to a result, as far as they are known; `live` also reads what a worker is writing now."""
+    """The losses on the path to a result, as far as known; `live` includes what a worker is writing now."""
     found = texts(plan, store, result, live=live)
     try:
         return _curve(plan, result, found)
-    except StoreError:  # a line that cannot be read: the file says nothing that can be trusted
+    except StoreError:  # one invalid line makes the whole file untrustworthy
         return _curve(plan, result, [])
 
 
@@ -185,13 +190,13 @@ def _curve(plan: Plan, result: str, found: list[str]) -> Curve:
 
 
 def switches(plan: Plan, result: str) -> tuple[Switch, ...]:
-    """Where the objective changes on the way to a result, and where decays begin."""
+    """The steps at which the objective changes or a decay begins, on the path to a result."""
     found = []
     path = plan.path(plan.results[result])
     for before, job in zip((None, *path), path, strict=False):
         if before and label(before.objective) != label(job.objective):
             found.append(Switch(job.span[0], label(job.objective)))
-        if job.decaying and job.first == decay_start(job.run):  # later training jobs only go on with it
+        if job.decaying and job.first == decay_start(job.run):  # later jobs only continue it
             found.append(Switch(job.span[0], "decay"))
     return tuple(found)
 
@@ -200,22 +205,22 @@ def switches(plan: Plan, result: str) -> tuple[Switch, ...]:
 
 
 def texts(plan: Plan, store: Store, result: str, *, live: bool) -> list[str]:
-    """The lines on the way to a result, not yet parsed. A file that was changed since it was written is passed over."""
+    """The unparsed metrics lines on the path to a result. A file that fails verification is skipped."""
     path = plan.path(plan.results[result])
     found: list[str] = []
-    for job in reversed(path):  # a state holds the lines of its whole path
+    for job in reversed(path):  # a checkpoint holds the lines of its whole path
         folder = store.told(store.checkpoints / job.key)
         if not found and store.has(folder):
             with contextlib.suppress(StoreError):
                 found = read_verified(folder, LINES).decode(errors="replace").splitlines()
     for job in path if live else ():
-        # There is none, or the training job was finished a moment ago, or it is damaged: it is only looked at.
+        # The live file may be absent, just finished, or damaged; it is for display only, so errors are ignored.
         with contextlib.suppress(OSError, UnicodeDecodeError, StoreError):
             told = read_file(ledger.live_file(plan, store, job.key)).decode().splitlines()
-            for text in told[:-1]:  # the last one may be on its way to the disk
+            for text in told[:-1]:  # the last line may be incomplete
                 parse_line(text)
-            found = max(found, told, key=_last_step)  # it too begins at the root
-    return [text for text in found if text.endswith("}")]  # the last one may be on its way to the disk
+            found = max(found, told, key=_last_step)  # the live file also begins at the root
+    return [text for text in found if text.endswith("}")]  # the last line may be incomplete
 
 
 def _last_step(texts: list[str]) -> int:
@@ -223,7 +228,7 @@ def _last_step(texts: list[str]) -> int:
 
 
 def parse_line(text: str) -> dict[str, Any]:
-    """A line of metrics, checked when it is needed: of long curves few are."""
+    """Parse and validate one line. Done on demand, because long curves use only a few of their lines."""
     try:
         return check_line(json.loads(text))
     except WRONG as wrong:
@@ -239,7 +244,7 @@ class _Point:
 
 
 def _thinned(texts: list[str]) -> list[_Point]:
-    """About `POINTS` means over neighbours that have one objective."""
+    """Reduce lines to about `POINTS` means of adjacent lines with one objective."""
     width = max(1, -(-len(texts) // POINTS))
     points = []
     for first in range(0, len(texts), width):
@@ -258,14 +263,14 @@ def _thinned(texts: list[str]) -> list[_Point]:
 
 
 def _spread(group: list[str]) -> list[dict[str, Any]]:
-    """Some lines of a group, evenly spread, its first and last among them."""
+    """A sample of a group's lines, evenly spaced, with the first and the last."""
     if len(group) <= SAMPLE:
         return [parse_line(text) for text in group]
     return [parse_line(group[round(n * (len(group) - 1) / (SAMPLE - 1))]) for n in range(SAMPLE)]
 
 
 def _mean(lines: list[dict[str, Any]]) -> list[_Point]:
-    """The mean of lines as a point at the last of them; none where no loss was finite."""
+    """The mean loss as a point at the last line; empty if no loss is finite."""
     known = [line for line in lines if line.get("loss") is not None]
     if not known:
         return []
@@ -274,24 +279,23 @@ def _mean(lines: list[dict[str, Any]]) -> list[_Point]:
 
 
 # ---------------------------------------------------------------- repetition
-# How often runs read their corpus, and how much easier what they read is than what they never saw. No torch.
+# A checkpoint records how many rows it has read and how many epochs that was. This gives the number of rows of its
+# corpus, and so the epochs at every step of every run that reads the same corpus. Epochs count from the root through
+# all runs on the path, also through one that restarted its data order: what matters is how often the model saw a text.
+# Where the path reads several corpora, only the one read last is counted.
 #
-# A state tells how many rows it drew and how many epochs these were; so the rows of its corpus are known, and the epochs
-# at every step of every run that reads the same. Reading counts from the root through all runs on the way, a run that
-# began its data anew included: what matters is how often a model saw a text. Of several corpora the one being read counts.
-#
-# Masks are new in each epoch and causal targets are not, so a corpus that is read again gives MLM more to learn than CLM.
+# Masks are new in each epoch and causal targets are not, so a repeated corpus gives MLM more to learn than CLM.
 
 
-LATELY = 50  # steps before a held-out measurement whose training losses are its counterpart
-OF_ITS_STAGE = 0.1  # at most: early in a stage, and in a decay, losses fall faster than they scatter
+LATELY = 50  # training steps before a held-out measurement that are averaged for comparison
+OF_ITS_STAGE = 0.1  # at most this share of the phase: early in a phase, and in a decay, losses fall too fast
 
-# What rows are counted of: a corpus, the published model whose tokenizer reads it (or none), tokens in a row.
+# The key of a row count: corpus, published model whose tokenizer is used (or None), tokens in a row.
 Read = tuple[Corpus, Hub | None, int]
 
 
 class Epochs:
-    """The epochs of a plan's results, as far as any state of the store tells how large its corpus is."""
+    """The epochs of a plan's results, known where some checkpoint of the store records the size of its corpus."""
 
     def __init__(self, plan: Plan, store: Store) -> None:
         self._plan, self._store = plan, store
@@ -301,7 +305,7 @@ class Epochs:
         self._rows: dict[Read, int | None] = {}
 
     def at(self, result: str, step: int | None = None) -> float | None:
-        """How often a result had read its corpus, by now or by a step counted from the root; None: not known."""
+        """How often a result has read its corpus, in total or up to a step counted from the root; None: not known."""
         path = [
             one for one in self._plan.path(self._plan.results[result]) if step is None or one.span[0] < step
         ]
@@ -317,7 +321,7 @@ class Epochs:
         return epochs if path else None
 
     def tokens(self, result: str) -> int | None:
-        """Of one epoch of the corpus that a result reads last: whole rows, as they are drawn."""
+        """The tokens in one epoch of the corpus that a result reads last, counted in whole rows."""
         path = self._plan.path(self._plan.results[result])
         rows = self._corpus_rows(_read(path[-1].run)) if path else None
         return None if rows is None else rows * path[-1].run.packing.length
@@ -337,7 +341,7 @@ def _read(run: Pretrain) -> Read:
 
 
 def _rows(store: Store, job: TrainingJob) -> int:
-    """In the corpus of a state, by its own account; 0: it gives none, or none that can be trusted."""
+    """The rows in a job's corpus, from its checkpoint's metadata; 0: not recorded or invalid."""
     folder = store.told(store.checkpoints / job.key)
     if not store.has(folder):
         return 0
@@ -351,7 +355,7 @@ def _rows(store: Store, job: TrainingJob) -> int:
 
 @dataclass(frozen=True)
 class LossGap:
-    """Training and held-out loss of the objective that is being trained, at one step from the root."""
+    """Training and held-out loss of the objective in training, at one step counted from the root."""
 
     step: int
     objective: str  # "mlm 40%"
@@ -361,15 +365,18 @@ class LossGap:
 
     @property
     def nats(self) -> float:
-        """Below 0: what is trained on is easier than what is held out."""
+        """Training minus held-out loss in nats. Negative: the training data is easier."""
         return self.training - self.heldout
 
 
 def gaps(plan: Plan, store: Store, result: str, *, live: bool = False) -> list[LossGap]:
-    """At every held-out measurement on the way to a result. A moving masking ratio has no counterpart, so no gap."""
+    """The gap at every held-out measurement on the path to a result.
+
+    There is none for a scheduled masking ratio, because the held-out loss is measured at fixed ratios.
+    """
     try:
         return _gaps(plan, result, texts(plan, store, result, live=live))
-    except StoreError:  # a line that cannot be read: the file says nothing that can be trusted
+    except StoreError:  # one invalid line makes the whole file untrustworthy
         return []
 
 
@@ -391,20 +398,20 @@ def _gaps(plan: Plan, result: str, lines: list[str]) -> list[LossGap]:
 
 
 def _turns(plan: Plan, result: str) -> set[int]:
-    """The steps from the root at which losses take another course: a run, an objective or a decay begins."""
+    """The steps from the root at which the loss curve changes: a run, an objective or a decay begins."""
     path = plan.path(plan.results[result])
     begun = {job.span[0] for job in path if job.first == 0}
     return begun | {one.step for one in switches(plan, result)}
 
 
 def _of(measured: dict[str, float], span: RecipePhase) -> float | None:
-    """The held-out loss of an objective: named by its label, or shorter (mlm40 for mlm 40%)."""
+    """The held-out loss of an objective, recorded under its label or the short form (mlm40 for mlm 40%)."""
     said = span.label
     return measured.get(said, measured.get(said.replace(" ", "").replace("%", "")))
 
 
 def _lately(lines: list[str], place: int, step: int, since: int) -> float | None:
-    """The mean training loss over the steps that lead to a measurement; nothing else of a long curve is parsed."""
+    """The mean training loss over the steps before a measurement. Parses only those lines."""
     steps = max(1, min(LATELY, int(OF_ITS_STAGE * (step - since))))
     losses = []
     for before in range(place - 1, -1, -1):

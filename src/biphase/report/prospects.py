@@ -1,7 +1,7 @@
-"""Before a study is run: which claims it will test, and how large an effect must be to be found with its seeds.
+"""Power analysis before a study is run: which claims it will test, and the smallest effects its seeds can detect.
 
-How noisy scores are is taken from the ledger, where it already holds enough of them, and assumed otherwise, in numbers
-that are said. Recipes alone decide what is tested, so nothing is read but the plan.
+Which tests exist follows from the plan's recipes alone. The noise of scores is estimated from the study's trials where
+enough are finished; otherwise it is assumed, and the assumed numbers are printed.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from biphase.study.costs import shape_of
 from biphase.study.plan import Plan
 from biphase.text import counted, effect
 
-# Standard deviation of one score over fine-tuning seeds, in points. SC: the paper's Figure 1 has half widths of 0.11 to
-# 0.18 over five seeds for means of three tasks, so 0.12 for such a mean and √3 times as much for a task. The others are
-# not printed there: TC is taken to be alike, QA and IR to be noisier (ReCoRD; 43 queries of MS MARCO).
+# Standard deviation of one score over fine-tuning seeds, in points. SC: the paper's Figure 1 has half widths of
+# 0.11 to 0.18 over five seeds for means of three tasks, so 0.12 for such a mean and √3 times as much for one task.
+# The paper does not give the others: TC is assumed equal to SC, QA and IR noisier (ReCoRD; 43 queries of MS MARCO).
 ASSUMED: dict[Family, float] = {"SC": 0.2, "TC": 0.2, "QA": 0.85, "IR": 0.5}
-# Small models are noisier; these were measured with a 30M model on one task of each family (docs/results/replica).
+# Small models are noisier. Measured with a 30M model on one task of each family (docs/results/replica).
 ASSUMED_OF_SMALL: dict[Family, float] = {"SC": 0.7, "TC": 0.45, "QA": 3.0, "IR": 1.4}
 SMALL = 100_000_000  # parameters in the blocks
-ENOUGH = 3  # degrees of freedom: a standard deviation measured with so many is better than an assumed one
-WIDTH, SAYS = 110, 44  # columns of the text, and of what is claimed
+ENOUGH = 3  # degrees of freedom from which a measured standard deviation replaces the assumed one
+WIDTH, SAYS = 110, 44  # columns of the text, and of the claim
 
 
 @dataclass(frozen=True)
 class Expected:
-    """A test to come."""
+    """A planned test and its power."""
 
     title: str
     models: tuple[str, ...]
     sd: float  # of the contrast, over fine-tuning seeds
-    seeds: tuple[int, int]  # of pretraining and of fine-tuning
+    seeds: tuple[int, int]  # pretraining seeds, fine-tuning seeds
     detectable: (
-        float  # the smallest effect beyond the margin found with 80% power at the corrected level, in points
+        float  # smallest effect beyond the margin found with 80% power at the corrected level, in points
     )
-    effect: float  # what it should find: the paper's effect beyond the margin, or half a point
+    effect: float  # the effect it should find: the paper's beyond the margin, or 0.5 points
     paper: float | None
     margin: float
 
@@ -64,7 +64,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Prospect:
-    """A claim, and what a study will be able to say to it."""
+    """A claim, and the tests that a study plans for it."""
 
     id: str
     says: str
@@ -72,12 +72,12 @@ class Prospect:
     tested: bool
     parts: tuple[Expected, ...]
     why: str  # why it will not be tested
-    noise: str  # where the standard deviations are from
-    assumed: dict[Family, float]  # what they are where the ledger does not tell
+    noise: str  # the source of the standard deviations
+    assumed: dict[Family, float]  # the standard deviations used where none was measured
 
 
 def prospects(plan: Plan, evidence: Evidence | None = None) -> list[Prospect]:
-    """Of every claim, in the order of the report. `evidence`: what the ledger already holds of this plan."""
+    """The prospects of every claim, in the order of the report. `evidence`: the finished trials of this plan."""
     over = comparable_models(plan, evidence.models if evidence else None)
     found = [(one, one.tests(over)) for one in statements(over)]
     tested = [any(max(_seeds(test, over)) > 1 for test in tests) for _, tests in found]
@@ -123,13 +123,13 @@ def _prospect(
 
 
 def _small(plan: Plan) -> bool:
-    """Is every model known to be small?"""
+    """Whether every model is known to have fewer than `SMALL` parameters in its blocks."""
     shapes = [shape_of(run) if run.corpus or isinstance(run.start, Hub) else None for run in plan.study.runs]
     return all(shape is not None and shape.blocks < SMALL for shape in shapes)
 
 
 def _seeds(test: Test, over: ComparableModels) -> tuple[int, int]:
-    """Pretraining seeds that all its models have, and fine-tuning seeds."""
+    """The pretraining seeds that all its models share, and the fine-tuning seeds."""
     return min(len(one) for one in rows_in_common(list(test.models)).values()), over.seeds(test.models)
 
 
@@ -156,9 +156,9 @@ def _expected(test: Test, over: ComparableModels, level: float, noise: Noise) ->
 
 @cache
 def _unit(pretrained: int, tuned: int, level: float) -> float:
-    """The detectable effect for a standard deviation of 1 over fine-tuning seeds: it grows in proportion.
+    """The detectable effect for a standard deviation of 1 over fine-tuning seeds; it scales linearly.
 
-    Pretraining again is taken to move a score as much as fine-tuning again does.
+    Assumes that another pretraining seed changes a score as much as another fine-tuning seed does.
     """
     from biphase.report.statistics import power
 
@@ -168,7 +168,10 @@ def _unit(pretrained: int, tuned: int, level: float) -> float:
 
 
 def _measured(evidence: Evidence) -> dict[str, float]:
-    """Task → standard deviation over fine-tuning seeds in points, pooled over all models, where there are enough."""
+    """Task → standard deviation over fine-tuning seeds in points, pooled over all models, then over the family.
+
+    Tasks with fewer than `ENOUGH` degrees of freedom in both are left out.
+    """
     found: dict[str, float] = {}
     families: dict[Family, list[tuple[float, int]]] = {}
     for task, about in evidence.tasks.items():
@@ -193,7 +196,7 @@ def _measured(evidence: Evidence) -> dict[str, float]:
 
 
 def as_json(found: list[Prospect]) -> list[dict[str, Any]]:
-    """The same for a program; what is not known is null."""
+    """The prospects for JSON; unknown numbers are null."""
     return [
         {
             "id": one.id,
@@ -221,7 +224,7 @@ def as_json(found: list[Prospect]) -> list[dict[str, Any]]:
 
 
 def render(found: list[Prospect]) -> list[str]:
-    """For a terminal: a line for each claim that will be tested, and one that names the others."""
+    """The prospects for a terminal: one line for each claim that will be tested, and one that names the others."""
     tested = [one for one in found if one.tested]
     if not tested:
         return _untested(found)
@@ -264,7 +267,7 @@ def _untested(found: list[Prospect]) -> list[str]:
 
 
 def _runs(names: list[str]) -> list[str]:
-    """C5, C6, C7 as C5–C7."""
+    """Abbreviate consecutive ids: C5, C6, C7 becomes C5–C7."""
     runs: list[list[str]] = []
     for name in names:
         if runs and _follows(runs[-1][-1], name):
@@ -290,5 +293,5 @@ def _span(values: list[float]) -> str:
 
 
 def _cut(text: str, width: int) -> str:
-    """At a word, where it is too long."""
+    """Shorten a text to a width at a word boundary."""
     return text if len(text) <= width else f"{text[:width].rsplit(' ', 1)[0].rstrip(',')}…"

@@ -1,6 +1,7 @@
-"""Where the numbers come from: data and its fingerprints, the protocol, machines, versions, seconds, energy.
+"""Where the numbers of a report come from: data and keys, protocol, machines, versions, time, energy, missing parts.
 
-Everything is read from the ledger. The only thing that is not is the version of biphase that wrote the report.
+`provenance`, `missing` and `runs` read everything from the store. The only exception is the version of biphase that
+writes the report.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ class Data:
     """A corpus or a dataset."""
 
     name: str
-    what: str  # corpus, or the family of a task
+    what: str  # "corpus", or the family of a task
     source: str
-    key: str  # of its shards, or of the dataset as it is asked; empty: not known here
+    key: str  # of its shards, or of the task; empty: not known here
     note: str
-    about: tuple[tuple[str, str], ...] = ()  # what it was read as, where this store has it
+    about: tuple[tuple[str, str], ...] = ()  # how it was loaded, if this store has the description
 
 
 @dataclass(frozen=True)
 class MachineUsed:
-    """A device and the software on it, with what it computed."""
+    """A device and its software, with the number of jobs and trials it computed."""
 
     device: str
     software: str
@@ -54,18 +55,20 @@ class MachineUsed:
 
 @dataclass(frozen=True)
 class Provenance:
+    """Where the numbers of a report come from."""
+
     version: str
-    study: str  # the hash of everything the study says
+    study: str  # the hash of the study record
     data: tuple[Data, ...]
     machines: tuple[MachineUsed, ...]
     protocol: tuple[tuple[str, str], ...]
     spent: tuple[tuple[str, str], ...]
     joules: float | None
-    metered: tuple[int, int]  # training jobs whose joules are known, and those that are done
+    metered: tuple[int, int]  # finished training jobs with known joules, and all finished ones
 
     @property
     def energy(self) -> str:
-        """In words; empty where no device told."""
+        """The energy as text; empty if no device reported it."""
         if not self.joules:
             return ""
         some = (
@@ -80,6 +83,7 @@ class Provenance:
 
 
 def provenance(evidence: Evidence) -> Provenance:
+    """Collect the provenance of a report from the store."""
     plan, store = evidence.plan, evidence.store
     finetune = plan.study.finetune
     joules = [cost.joules for cost in evidence.job_costs if cost.joules is not None]
@@ -134,7 +138,7 @@ def _datasets(evidence: Evidence) -> Iterable[Data]:
 
 
 def _machines(evidence: Evidence) -> tuple[MachineUsed, ...]:
-    """By device and software; most used first, then by name."""
+    """The machines by device and software; most used first, then by name."""
     plan, store = evidence.plan, evidence.store
     trained = Counter(_words(one) for one in _progress(plan, store).values())
     tuned = Counter(_words({"machine": one}) for grid in evidence.grids.values() for one in grid.machines)
@@ -157,7 +161,7 @@ def _words(progress: dict[str, Any]) -> tuple[str, str]:
 
 
 def _progress(plan: Plan, store: Store) -> dict[str, dict[str, Any]]:
-    """What each state that is there says of its making; one that was changed since it was written says nothing."""
+    """The progress record of every finished checkpoint; those that fail validation are left out."""
     found = {}
     for at in plan.jobs:
         folder = store.told(store.checkpoints / at)
@@ -187,7 +191,7 @@ def _spent(evidence: Evidence) -> tuple[tuple[str, str], ...]:
 
 
 def _hours(seconds: float) -> str:
-    """Devices are paid by the hour, however many days that makes."""
+    """Seconds as text; hours from 10 hours on, because devices are billed by the hour."""
     return duration(seconds) if seconds < 36_000 else f"{seconds / 3600:,.0f} h"
 
 
@@ -213,12 +217,11 @@ def _protocol(spec: Finetune, evidence: Evidence) -> tuple[tuple[str, str], ...]
 
 
 # ---------------------------------------------------------------- missing
-# What a report cannot speak of: leaves and training jobs that are not there, that failed, or that cannot be trusted, and why.
 
 
 @dataclass(frozen=True)
 class MissingTrials:
-    """A result and a task of which some leaves are missing."""
+    """The number of missing trials of one result on one task."""
 
     result: str
     task: str
@@ -228,22 +231,24 @@ class MissingTrials:
 
 @dataclass(frozen=True)
 class Unusable:
-    """One trial or state that failed or cannot be read."""
+    """A trial or checkpoint that failed or cannot be read."""
 
-    title: str  # result · task · rate · seed, or the results or the run that a state is for
+    title: str  # "result · task · lr · seed", or the results or run of a checkpoint
     key: str
     why: str
 
 
 @dataclass(frozen=True)
 class Missing:
+    """What is missing from a report, and why."""
+
     done: int
     of: int
     gaps: tuple[MissingTrials, ...]
     failed: tuple[Unusable, ...]
     unreadable: tuple[Unusable, ...]
-    untrained: tuple[str, ...]  # results whose pretraining is not done
-    bare: int = 0  # scores that are there without their values by example
+    untrained: tuple[str, ...]  # results whose pretraining is not finished
+    bare: int = 0  # trials imported as metadata only, without per-example values
 
     @property
     def count(self) -> int:
@@ -254,7 +259,7 @@ class Missing:
         return bool(self.count or self.failed or self.unreadable or self.untrained or self.bare)
 
     def words(self) -> str:
-        """One line for the top of a report; empty where nothing is missing."""
+        """One line for the top of a report; empty if nothing is missing."""
         if not self.any:
             return ""
         parts = []
@@ -280,7 +285,7 @@ class Missing:
 
 
 def missing(evidence: Evidence, found: list[RunSummary]) -> Missing:
-    """The gaps of a study, in the order of its results and tasks."""
+    """What is missing from a study, in the order of its results and tasks."""
     done, of = evidence.count
     places: dict[str, str] = {}
     failed = _failed_jobs(evidence)
@@ -310,7 +315,7 @@ def missing(evidence: Evidence, found: list[RunSummary]) -> Missing:
 
 
 def _failed_jobs(evidence: Evidence) -> list[Unusable]:
-    """Pieces of pretraining that failed; what depends on them waits, so their reason is the one that counts."""
+    """Training jobs that failed. The jobs that depend on them only wait, so they are not listed."""
     store = evidence.store
     return [
         Unusable(", ".join(entry.job.results) or entry.job.run.name, key, entry.error)
@@ -329,33 +334,32 @@ def _titles(grid: ScoreGrid) -> dict[str, str]:
 
 
 # ---------------------------------------------------------------- runs
-# Every result of a study as a run that somebody may ask about: its recipe, its way, its cost, where it stands.
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One result. What is not known yet is None, or empty."""
+    """One result with its recipe, cost and progress. Unknown fields are None or empty."""
 
     name: str
-    model: str  # the name it is reported under
+    model: str  # the name of the model it belongs to
     seed: int
     recipe: Recipe
     key: str
-    way: tuple[JobCost, ...]  # from the root
+    way: tuple[JobCost, ...]  # training jobs from the root
     flops: float | None
     seconds: float | None
     joules: float | None
     devices: int
     device: str
     epochs: float | None
-    heldout: dict[str, float]  # objective → the last loss that was measured
+    heldout: dict[str, float]  # objective → the last measured loss
     standing: str  # done, running, failed, ready, waiting
     trials: tuple[int, int]  # done, planned
-    wrong: str = ""  # why what its state says cannot be trusted
+    wrong: str = ""  # why its checkpoint's metadata is invalid
 
 
 def runs(evidence: Evidence) -> list[RunSummary]:
-    """The results of every model, in the order of the plan."""
+    """A summary of every result, in the order of the plan."""
     plan = evidence.plan
     by_key = {cost.key: cost for cost in evidence.job_costs}
     models = {result: model.name for model in evidence.models.values() for result in model.results}
@@ -370,7 +374,7 @@ def _run(evidence: Evidence, name: str, model: str, by_key: dict[str, JobCost]) 
     spent = cost(plan, store, name)
     try:
         about, heldout, wrong = about_state(plan, store, name), last_heldout(plan, store, name), ""
-    except StoreError as damage:  # told by its place in the store: where the store lies is nobody's business
+    except StoreError as damage:  # a report must not reveal where the store is
         about, heldout, wrong = {}, {}, str(damage).replace(f"{store.root}/", "")
     progress = about.get("progress", {})
     return RunSummary(
@@ -394,9 +398,9 @@ def _run(evidence: Evidence, name: str, model: str, by_key: dict[str, JobCost]) 
 
 
 def last_heldout(plan: Plan, store: Store, result: str) -> dict[str, float]:
-    """The held-out losses measured last on the way to a result.
+    """The last held-out losses measured on the path to a result.
 
-    Curves are long and few of their lines hold these, so the others are not parsed.
+    Only the lines that contain held-out losses are parsed, because curves are long.
     """
     for job in reversed(plan.path(plan.results[result])):
         folder = store.told(store.checkpoints / job.key)

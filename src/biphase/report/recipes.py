@@ -1,7 +1,8 @@
-"""What a result is, as a claim asks for it: its size, what it was asked in which order, for how long. From specs alone.
+"""How each result was pretrained: size, objectives and their steps, and a hash of everything else. From specs alone.
 
-Names play no part. Two results are comparable if they differ in nothing but what the comparison is about, so
-everything else that shapes a model is summed up in one word, its `setting`.
+`models` groups the results of a plan into `Model`s: results of one recipe that differ in the pretraining seed only.
+Names of runs play no part. Claims compare models that differ only in what is compared, so all other hyperparameters
+are reduced to one hash, `Recipe.setting`.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from biphase.study.costs import shape_of
 from biphase.study.plan import Plan, TrainingJob
 
 Kind = Literal["start", "clm", "mlm", "clm-mlm", "other"]
-Shares = dict[str, list[float]]  # warmup, decay → the shares it takes, where these are its rule and not steps
+Shares = dict[
+    str, list[float]
+]  # "warmup" or "decay" → its shares of the run, where it scales with the run's length
 SETTING = ("packing", "batch_tokens", "optimizer", "precision", "optimizer_state", "data")
-SHAPE = ("layers", "hidden", "heads", "kv_heads", "ffn")  # what makes a size a size
+SHAPE = ("layers", "hidden", "heads", "kv_heads", "ffn")  # the fields that define a model's shape
 
 
 @dataclass(frozen=True)
 class RecipePhase:
-    """An objective over steps, counted from the root."""
+    """One objective and its steps, counted from the root: the first run of the chain."""
 
     objective: Objective
     first: int
@@ -42,18 +45,18 @@ class RecipePhase:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a result was made."""
+    """How a result was pretrained."""
 
     size: str
-    parameters: int | None  # embedding and head included; None: not known without a download
-    spans: tuple[RecipePhase, ...]  # from the root to here
+    parameters: int | None  # with embedding and head; None: not known without a download
+    spans: tuple[RecipePhase, ...]  # phases from the root to this result
     tokens: int
-    decayed: bool  # the end of a run: its learning rate has come down
-    of: int  # steps from the root to the end of the run this is a step of
-    base: Recipe | None  # the decayed end it was continued from
-    setting: str  # equal: nothing else differs but size, objectives, steps, and the seed
-    seed: int  # of the first run on the way: another one is another draw of all of it
-    shape: str = ""  # equal: the same layers and widths, whatever the size is called
+    decayed: bool  # the end of a run whose learning rate has decayed
+    of: int  # steps from the root to the end of the run that this is a checkpoint of
+    base: Recipe | None  # the decayed result it was continued from
+    setting: str  # equal: only size, objectives, steps and seed may differ
+    seed: int  # of the root run
+    shape: str = ""  # equal: the same layers and widths, whatever the size is named
 
     @property
     def steps(self) -> int:
@@ -61,12 +64,12 @@ class Recipe:
 
     @property
     def final(self) -> bool:
-        """The end of a run, and no checkpoint on the way to one."""
+        """Whether this is the end of a run, not an intermediate checkpoint."""
         return self.steps == self.of
 
     @property
     def own(self) -> tuple[RecipePhase, ...]:
-        """The spans since the base, or all."""
+        """The phases since the base, or all phases if there is no base."""
         before = self.base.steps if self.base else 0
         return tuple(
             RecipePhase(one.objective, max(one.first, before), one.until)
@@ -80,23 +83,23 @@ class Recipe:
 
     @property
     def causal_share(self) -> float:
-        """The share of its own steps that were causal."""
+        """The share of the steps since the base that were trained with CLM."""
         total = sum(one.steps for one in self.own)
         return sum(one.steps for one in self.own if isinstance(one.objective, CLM)) / total if total else 0.0
 
     @property
     def ratio(self) -> float | None:
-        """The masking ratio of its last masked span, if it is one number and plainly MLM."""
+        """The masking ratio of the last MLM phase; None if it varies or the objective is a variant of MLM."""
         last = next((one.objective for one in reversed(self.own) if isinstance(one.objective, MLM)), None)
         return last.ratio if type(last) is MLM and isinstance(last.ratio, float) else None
 
     @property
     def continued(self) -> int:
-        """Steps since the base; 0 if it was made in one go."""
+        """Steps since the base; 0 if there is no base."""
         return self.steps - self.base.steps if self.base else 0
 
     def words(self) -> str:
-        """As a person says it: 610m · CLM for 10,000 steps, then MLM 40% for 32,000."""
+        """The recipe as text: "610m · CLM for 10,000 steps, then MLM 40% for 32,000"."""
         if not self.spans:
             return f"{self.size} · as it is"
         first, *others = (f"{named(one.label)} for {one.steps:,}" for one in self.own)
@@ -108,22 +111,23 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Model:
-    """Results that differ in nothing but the seed of their pretraining: several draws of one recipe."""
+    """Results that differ only in the seed of their pretraining: several samples of one recipe."""
 
-    name: str  # of the first
+    name: str  # the name of the first result
     recipe: Recipe
-    results: tuple[str, ...]  # in order of their seeds
+    results: tuple[str, ...]  # ordered by seed
     seeds: tuple[int, ...]
 
 
 def named(objective: str) -> str:
-    """A label of an objective as reports write it: mlm 40% as MLM 40%, and mlm40 alike."""
+    """Format an objective's label for reports: both "mlm 40%" and "mlm40" become "MLM 40%"."""
     word, *ratio = re.split(r"(?<=[a-z]) ?(?=\d)", objective, maxsplit=1)
     sign = "%" if ratio and re.fullmatch(r"[\d.]+", ratio[0]) else ""
     return " ".join([word.upper(), *ratio]) + sign
 
 
 def kind_of(spans: tuple[RecipePhase, ...]) -> Kind:
+    """Classify a sequence of phases by its objectives."""
     masked = [type(one.objective) is MLM for one in spans]
     causal = [isinstance(one.objective, CLM) for one in spans]
     if not spans:
@@ -136,7 +140,10 @@ def kind_of(spans: tuple[RecipePhase, ...]) -> Kind:
 
 
 def models(plan: Plan) -> dict[str, Model]:
-    """The models of a plan by name, in the order of its results. Two names of one state are one model, the first."""
+    """The models of a plan by name, in the order of its results.
+
+    Two result names of one checkpoint are one model, under the first name.
+    """
     groups: dict[tuple[object, ...], dict[int, str]] = {}
     recipes: dict[str, Recipe] = {}
     shares = _shares(plan)
@@ -144,11 +151,12 @@ def models(plan: Plan) -> dict[str, Model]:
     for name, at in plan.results.items():
         names.setdefault(at, []).append(name)
     for first, *others in names.values():
-        # A checkpoint that several runs pass through speaks for the longest: it lies on the way to all of them.
+        # A checkpoint that several runs share is an intermediate checkpoint of the longest of them.
         known = [_recipe(*_made_by(plan, name), shares=shares) for name in (first, *others)]
         recipe = recipes[first] = max(known, key=lambda one: one.of)
         same = alike(recipe)
-        # Of one recipe and one seed there is one state; if not, something differs that a recipe does not tell.
+        # One recipe and seed should give one checkpoint. A second one differs in something that `Recipe` does not
+        # hold, so it starts another group.
         number = next(n for n in range(len(names)) if recipe.seed not in groups.get((n, *same), {}))
         groups.setdefault((number, *same), {})[recipe.seed] = first
     made = {}
@@ -160,16 +168,17 @@ def models(plan: Plan) -> dict[str, Model]:
 
 
 def recipe_of(plan: Plan, result: str) -> Recipe:
+    """The recipe of a result, by name."""
     return _recipe(*_made_by(plan, result), shares=_shares(plan))
 
 
 def recipe_at(plan: Plan, job: TrainingJob, *, to_end: bool) -> Recipe:
-    """The recipe that a state is on the way of: up to it, or to the end of its run."""
+    """The recipe of a training job: up to the job's checkpoint, or to the end of its run."""
     return _recipe(job.run, job.run.steps if to_end else job.step, shares=_shares(plan))
 
 
 def _made_by(plan: Plan, result: str) -> tuple[Pretrain, int]:
-    """The run that has this result, and its step: other runs may pass through the same state on other ways."""
+    """The run that has this result, and its step. Another run may reach the same checkpoint by another name."""
     for run in plan.study.runs:
         steps = {f"{run.name}-{step}": step for step in run.keep} | {run.name: run.steps}
         if result in steps:
@@ -178,15 +187,16 @@ def _made_by(plan: Plan, result: str) -> tuple[Pretrain, int]:
 
 
 def alike(recipe: Recipe) -> tuple[object, ...]:
-    """What all draws of one recipe share."""
+    """Everything that the results of one model have in common."""
     bases, at = [], recipe.base
-    while at:  # the same spans with a decay between them are another recipe
+    while at:  # the same phases with a decay between them are another recipe
         bases.append(at.steps)
         at = at.base
     return recipe.size, recipe.shape, recipe.spans, recipe.of, recipe.setting, tuple(bases)
 
 
 def _recipe(run: Pretrain, step: int, *, shares: Shares) -> Recipe:
+    """The recipe of a run at one of its steps."""
     before = origin_step(run)
     start = _recipe(run.start, run.start.steps, shares=shares) if isinstance(run.start, Pretrain) else None
     own = [
@@ -203,7 +213,7 @@ def _recipe(run: Pretrain, step: int, *, shares: Shares) -> Recipe:
         tokens=(start.tokens if start else 0) + step * run.batch_tokens,
         decayed=step == run.steps and (decay_start(run) < run.steps or not run.stages),
         of=before + run.steps,
-        # To go on from a rate that never came down is to have gone on all the time.
+        # Continuing from a checkpoint that was not decayed is the same as one longer run.
         base=start if start is None or start.decayed else start.base,
         setting=_setting(run, shares=shares),
         seed=root.seed,
@@ -212,7 +222,7 @@ def _recipe(run: Pretrain, step: int, *, shares: Shares) -> Recipe:
 
 
 def _merged(spans: tuple[RecipePhase, ...]) -> tuple[RecipePhase, ...]:
-    """Equal neighbours as one, unless their masking ratio counts steps from where each began."""
+    """Merge adjacent phases of one objective, unless its masking ratio is a schedule that restarts with each phase."""
     made: list[RecipePhase] = []
     for one in spans:
         moves = isinstance(one.objective, MLM) and not isinstance(one.objective.ratio, float)
@@ -224,7 +234,7 @@ def _merged(spans: tuple[RecipePhase, ...]) -> tuple[RecipePhase, ...]:
 
 
 def shape_key(start: object) -> str:
-    """Equal for sizes with the same layers and widths."""
+    """A hash of a model's layers and widths."""
     return content_key([getattr(start, name, "") for name in SHAPE])
 
 
@@ -240,7 +250,7 @@ def _size(root: Pretrain) -> str:
 
 
 def _shares(plan: Plan) -> Shares:
-    """Is a warmup or a decay the same share of runs that differ in length, rather than the same number of steps?"""
+    """Find whether warmup and decay are shares of a run's length in this study, rather than numbers of steps."""
     found: Shares = {}
     for name in ("warmup", "decay"):
         counts = {(int(getattr(run.schedule, name)), run.steps) for run in plan.study.runs if run.stages}
@@ -252,7 +262,7 @@ def _shares(plan: Plan) -> Shares:
 
 
 def _fewest_shares(counts: set[tuple[int, int]]) -> list[float]:
-    """The fewest shares that, rounded to whole steps, are these counts of these lengths."""
+    """The fewest shares that, rounded to whole steps, give these (count, length) pairs."""
     found: list[float] = []
     for most, least in sorted(((count + 0.5) / of, (count - 0.5) / of) for count, of in counts):
         if not found or found[-1] <= least:
@@ -261,9 +271,9 @@ def _fewest_shares(counts: set[tuple[int, int]]) -> list[float]:
 
 
 def _setting(run: Pretrain, *, shares: Shares) -> str:
-    """Everything that shapes a model apart from its size, its objectives and their steps, and its seed.
+    """Hash everything that shapes a model except its size, objectives, steps and seed.
 
-    A run that goes on as the one before it went has that one's setting.
+    A run that continues another with unchanged hyperparameters has the same hash as that run.
     """
     own, warmup = _ways(run, shares=shares), _part(run, "warmup", shares=shares)
     start = run.start
@@ -272,7 +282,8 @@ def _setting(run: Pretrain, *, shares: Shares) -> str:
         goes_on = not warmup and own == _ways(start, shares=shares)
         return before if goes_on else content_key([before, own, warmup])
     named = (*SHAPE, "kind", "name", "precision")
-    # A published model is what it is; of a size there is more to say than how large it is.
+    # A published model is identified by its whole record; of a size, the shape and name are left out here
+    # because `Recipe` has them in its own fields.
     about = (
         encode(start)
         if isinstance(start, Hub)
@@ -282,7 +293,7 @@ def _setting(run: Pretrain, *, shares: Shares) -> str:
 
 
 def _ways(run: Pretrain, *, shares: Shares) -> dict[str, object]:
-    """How a run trains, its warmup apart. The precision is the size's own where nothing else was said."""
+    """The hyperparameters of a run except its warmup. A precision equal to the size's default is left empty."""
     fields = {name: encode(getattr(run, name)) for name in SETTING}
     usual = run.precision == getattr(_root(run).start, "precision", "")
     return {
@@ -295,7 +306,7 @@ def _ways(run: Pretrain, *, shares: Shares) -> dict[str, object]:
 
 
 def _part(run: Pretrain, name: str, *, shares: Shares) -> float:
-    """Of the schedule: a share, where that is its rule, else steps."""
+    """One part of the schedule: a share of the run where the study uses shares, otherwise steps."""
     count = getattr(run.schedule, name)
     if name not in shares or not count:
         return count

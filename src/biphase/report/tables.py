@@ -1,7 +1,7 @@
-"""What a report knows, as tables: rows of text for files, and boards of models against tasks for people.
+"""The tables of a report: `Table`s of text for CSV files, and `Board`s of models against tasks for people.
 
-Files hold percent with four decimals and an empty cell for what is missing. They are written the same way for every
-reader: commas, one line a row, a header, UTF-8.
+CSV files have percent with four decimals and an empty cell for a missing value. The format does not depend on the
+locale: comma-separated, one line a row, with a header, UTF-8.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from biphase.report.verdicts import Finding
 from biphase.text import SCALE, beside, exponent, plain, rate
 
 DIGITS = 4
-# What a spreadsheet takes for a formula, and no number. The page's script has the same rule.
+# What a spreadsheet would take for a formula and is not a number. The page's script has the same rule.
 FORMULA = re.compile(r"[=+\-@\t\r](?![\d.]+(e[+-]?\d+)?$)")
 
 
 @dataclass(frozen=True)
 class Table:
-    """A file of rows. The first column says what a row is about."""
+    """A CSV file. The first column identifies the row."""
 
     name: str
     columns: tuple[str, ...]
@@ -44,7 +44,7 @@ class Table:
 
 
 def _as_text(cell: str) -> str:
-    """A spreadsheet would compute what begins like a formula; a quote before it makes it text. Numbers stay numbers."""
+    """Prefix a cell that a spreadsheet would run as a formula with a quote. Numbers stay numbers."""
     return f"'{cell}" if FORMULA.match(cell) else cell
 
 
@@ -57,20 +57,22 @@ class Cell:
 
     @property
     def around(self) -> str:
-        """The interval over seeds, in percent, as it stands beside the mean; empty where there is none."""
+        """The interval over seeds in percent, to print beside the mean; empty if there is none."""
         seeds = self.score.seeds
         return beside(100 * seeds.mean, 100 * seeds.low, 100 * seeds.high)
 
 
 @dataclass(frozen=True)
 class BoardRow:
+    """One model of a board."""
+
     model: Model
     cells: tuple[Cell, ...]
 
 
 @dataclass(frozen=True)
 class Board:
-    """Models against tasks or families, and below them the baselines that their tasks have."""
+    """Models against tasks or families, followed by the baselines of the tasks."""
 
     name: str
     columns: tuple[str, ...]
@@ -79,7 +81,10 @@ class Board:
 
 
 def boards(evidence: Evidence, estimates: Estimates) -> tuple[Board, Board]:
-    """Families, then tasks. The ends of runs come first, then what has no score yet, then checkpoints on the way."""
+    """The boards of families and of tasks.
+
+    Rows are ordered: ends of runs with a score, ends of runs without one, intermediate checkpoints.
+    """
 
     def place(model: Model) -> tuple[bool, bool]:
         scored = any(estimates.tasks[model.name, task].known for task in evidence.tasks)
@@ -95,7 +100,7 @@ def boards(evidence: Evidence, estimates: Estimates) -> tuple[Board, Board]:
 def _board(
     name: str, models: list[Model], columns: tuple[str, ...], scores: dict[tuple[str, str], Score]
 ) -> Board:
-    """Of equals all are best: bold type must not break a tie. A score of constant predictions is never the best."""
+    """Build one board. All models that tie for the best are marked; constant predictions never are."""
     known = [one for one in scores.values() if one.known and not one.constant]
     best = {on: max((one.seeds.mean for one in known if one.on == on), default=math.nan) for on in columns}
     lines = []
@@ -151,7 +156,7 @@ NOISE = (
 
 
 def noise(evidence: Evidence, estimates: Estimates) -> Table:
-    """What each source of noise brings to one score of a family, and the interval that covers most of them."""
+    """The standard deviation from each source of noise in one family score, and the widest interval."""
     rows = []
     for name in evidence.models:
         for family in evidence.families:
@@ -167,7 +172,7 @@ def noise(evidence: Evidence, estimates: Estimates) -> Table:
 
 
 def widest_interval(noise: Decomposition) -> tuple[str, Estimate | None]:
-    """The interval that takes most to be random, where there is one: all of it, or seeds and examples."""
+    """The interval that covers the most sources: all, or else fine-tuning seeds and test examples."""
     for covers in ("all", "fine-tuning seeds and test examples"):
         found = noise.intervals.get(covers)
         if found is not None and math.isfinite(found.low):
@@ -193,7 +198,7 @@ def _percent(score: float) -> str:
 
 
 def _rates(evidence: Evidence, model: Model, task: str) -> str:
-    """The rate that validation chose for each seed, in order; none for a seed that is not complete."""
+    """The learning rate chosen for each seed, in order; "none" for an incomplete seed."""
     found = []
     for result in model.results:
         grid = evidence.grids[result, task]
@@ -234,7 +239,7 @@ LEAF = (
 
 
 def trial_table(evidence: Evidence) -> Table:
-    """Every fine-tuning, done or not."""
+    """Every planned trial, finished or not."""
     rows: list[tuple[str, ...]] = []
     for model in evidence.models.values():
         for result, pretraining_seed in zip(model.results, model.seeds, strict=True):
@@ -265,7 +270,7 @@ RUN = (
 
 
 def runs(found: Iterable[RunSummary]) -> Table:
-    """Every result and what it took to make it."""
+    """Every result and its cost."""
     rows = []
     for one in found:
         recipe = one.recipe

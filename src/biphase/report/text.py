@@ -1,4 +1,8 @@
-"""Tables for a paper: LaTeX with booktabs, the best of each column in bold, intervals beside the means."""
+"""The report as LaTeX tables (`latex`) and as Markdown (`markdown`).
+
+LaTeX tables use booktabs, with the best of each column in bold and intervals beside the means. The Markdown file holds
+the whole report: question, answer, claims, scores, figures, provenance, commands.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ SIGNS = {
 
 
 def latex(content: Content) -> dict[str, str]:
-    """File name → its text."""
+    """The LaTeX files as name → text."""
     made = {
         f"{board.name}.tex": _latex_board(board) for board in content.boards if board.lines and board.columns
     }
@@ -33,7 +37,7 @@ def latex(content: Content) -> dict[str, str]:
 
 
 def escape(words: str) -> str:
-    """Words as LaTeX prints them; every sign that it would act upon is made plain."""
+    """Escape text for LaTeX, so that no character in it acts as a command."""
     return "".join(SIGNS.get(sign, sign) for sign in " ".join(words.split()))
 
 
@@ -44,7 +48,7 @@ def _tabular(columns: str, head: list[str], rows: list[list[str]]) -> str:
 
 
 def _latex_board(board: Board) -> str:
-    """Long boards are parted where the size of the models changes."""
+    """A board as a table, with a rule where the size of the models changes."""
     rows, before = [], None
     for line in board.lines:
         size = line.model.recipe.size
@@ -100,11 +104,10 @@ def _points(value: float) -> str:
     return f"${text}$" if float(text) else "$0.00$"
 
 
-# ---------------------------------------------------------------- markdown
-# The report as text, for a repository: question, answer, claims, scores, figures, provenance, commands.
+# ---------------------------------------------------------------- Markdown
 
 
-LOSSES = 50  # listed one by one; more are counted, and stand in trials.csv
+LOSSES = 50  # listed one by one; the rest is counted and can be found in trials.csv
 SYMBOLS = {
     "reproduced": "✓",
     "direction only": "↗",
@@ -116,7 +119,7 @@ SYMBOLS = {
 
 
 def markdown(content: Content, *, drawn: bool = True) -> str:
-    """The whole report. Figures are linked beside it, where they were drawn for print."""
+    """The whole report. `drawn`: link the figure files, which were written beside it."""
     parts = [
         _opening(content),
         _missing(content.missing),
@@ -133,7 +136,7 @@ def markdown(content: Content, *, drawn: bool = True) -> str:
 
 
 def _text(words: str) -> str:
-    """Words of others, so that no sign in them is taken for markup or ends a table's cell."""
+    """Escape text of users, so that no character in it acts as markup or ends a table cell."""
     flat = " ".join(words.split())
     return re.sub(r"([\\`*_<>|\[\]#])", r"\\\1", flat).replace("&", "&amp;")
 
@@ -143,7 +146,7 @@ def _row(cells: list[str]) -> str:
 
 
 def _table(head: list[str], rows: list[list[str]], right: int = 1) -> str:
-    """Columns from the `right`-th on hold numbers."""
+    """A Markdown table; columns from index `right` on are right-aligned."""
     rule = ["---" if place < right else "--:" for place in range(len(head))]
     return "\n".join([_row(head), f"|{'|'.join(rule)}|", *(_row(one) for one in rows)])
 
@@ -236,7 +239,7 @@ def _markdown_board(board: Board) -> str:
 
 
 def _other_metrics(board: Board) -> str:
-    """The metrics that no learning rate was chosen by, of tasks that have some."""
+    """The metrics that did not choose the learning rate, for tasks that have them."""
     rows = [
         [
             _text(line.model.name),

@@ -1,4 +1,10 @@
-"""What a study says to a claim, as records: the finding, and the parts that it rests on."""
+"""From measured contrasts to verdicts: what a study shows about each claim, and why.
+
+`judge` measures all claims of a report, corrects their p-values for the number of claims, and returns one `Finding`
+for each claim with a `ClaimPart` for each of its tests. The file has, in order, the records, the decision rules (pure
+functions; docs/statistics.md gives the reasons), the sentences that explain a verdict, the claims that a study file
+makes itself, the mark for repeated data, and `judge`.
+"""
 
 from __future__ import annotations
 
@@ -37,30 +43,28 @@ READS = ("reproduced", "direction only", "not reproduced", CONTRARY, "underpower
 
 @dataclass(frozen=True)
 class ClaimPart:
-    """One test of a claim; numbers in percent points."""
+    """One test of a claim; numbers in percentage points."""
 
     title: str  # "610m · SC"
     models: tuple[str, ...]
-    estimate: Estimate  # of the contrast, positive: as claimed; its p is that of the margin
-    margin: float  # what the contrast must exceed
-    paper: float | None  # the same contrast of the paper's scores, where they are known for these recipes
-    detectable: (
-        float  # the smallest effect beyond the margin that is found with 80% power at the corrected level
-    )
+    estimate: Estimate  # of the contrast; positive: as claimed; its p-value is for exceeding the margin
+    margin: float  # the value that the contrast must exceed
+    paper: float | None  # the contrast of the paper's scores, where they are published for these recipes
+    detectable: float  # smallest effect beyond the margin found with 80% power at the corrected level
     examples: tuple[float, float] | None  # the contrast's 95% interval over test examples
     supports: Supports
     note: str
-    says: str  # in words, without a full stop; empty where it is missing
+    says: str  # the result as a sentence without a full stop; empty if missing
 
     @property
     def contrary(self) -> bool:
-        """The 95% interval lies wholly on the other side of nought and of the margin; the corrected test does not say so."""
+        """Whether the 95% interval lies below both 0 and the margin, although the corrected test is not significant."""
         return self.supports == "underpowered" and self.estimate.high < min(self.margin, 0.0)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim and what the study says to it."""
+    """A claim and the study's verdict on it."""
 
     id: str
     says: str
@@ -68,58 +72,63 @@ class Finding:
     verdict: Verdict
     why: str
     parts: tuple[ClaimPart, ...]
-    p: float  # NaN where not tested
+    p: float  # NaN if not tested
     p_holm: float
     scale: str
-    figure: str  # the id of the figure that shows it
+    figure: str  # id of the figure that shows it
     caveats: tuple[str, ...]
     contrast: str  # how it is tested, in one line
-    paper: str  # the paper's numbers, in words
-    condition: str = ""  # that the verdict stands under, in two words
+    paper: str  # the paper's numbers, as text
+    condition: str = ""  # a condition that limits the verdict, in two words
 
     @property
     def reads(self) -> str:
-        """The verdict as a report shows it: an underpowered claim whose numbers point the other way is called that."""
+        """The verdict as a report shows it: an underpowered claim with a contrary part "points the other way"."""
         contrary = self.verdict == "underpowered" and any(one.contrary for one in self.parts)
         return CONTRARY if contrary else self.verdict
 
 
-# ---------------------------------------------------------------- verdicts
-# From numbers to verdicts. Pure rules; docs/statistics.md says why they are these.
-#
-# A part is one test. Every part of a claim must hold, so the p-value of a claim is the largest of its parts' (a part with
-# the wrong sign counts as 1), and Holm corrects for the number of claims that were tested.
+# ---------------------------------------------------------------- decision rules
+# Every part of a claim must hold, so the p-value of a claim is the largest of its parts' (a part with the wrong sign
+# counts as 1). Holm's procedure then corrects for the number of claims that were tested.
 
 
 Verdict = Literal["reproduced", "direction only", "not reproduced", "underpowered", "not tested"]
 Supports = Literal["yes", "direction", "against", "underpowered", "missing"]
 
-ALPHA = 0.05  # for all claims of a study together
+ALPHA = 0.05  # family-wise error rate over all claims of a study
 WORTH_FINDING = 0.5  # points: the effect a test should be able to find where the paper gives none
 
 
 def claim_p(parts: Sequence[tuple[float, float]]) -> float:
-    """Of parts as (how far beyond the margin, p), missing ones (NaN) left out; NaN if none is there."""
+    """The p-value of a claim from its parts as (excess over the margin, p).
+
+    Missing parts (NaN) are ignored; NaN if all are missing.
+    """
     known = [p if excess > 0 else 1.0 for excess, p in parts if not math.isnan(p)]
     return max(known, default=math.nan)
 
 
 def level_of_parts(adjusted: Sequence[float]) -> float:
-    """The level of single parts in claims that Holm's procedure did not reach: that of the step at which it stopped.
+    """The significance level of single parts in claims that Holm's procedure does not reject.
 
-    A claim that is not reproduced then always has a part that falls short of it.
+    It is the level of the step at which the procedure stopped, so a claim that is not reproduced always has at least
+    one part that is not significant at this level.
     """
     left = sum(p > ALPHA for p in adjusted)
     return ALPHA / max(1, left)
 
 
 def sought(paper: float | None, margin: float) -> float:
-    """The effect a test should be able to find: the paper's, counted from the margin."""
+    """The effect a test should be able to find: the paper's distance from the margin, or `WORTH_FINDING`."""
     return WORTH_FINDING if paper is None else abs(paper - margin)
 
 
 def supports(excess: float, p: float, *, level: float, detectable: float, effect: float) -> Supports:
-    """What one part says. `excess`: the estimate minus its margin; `effect`: what it should be able to find."""
+    """Classify one part.
+
+    `excess`: the estimate minus the margin; `effect`: the size of effect that the test should be able to find.
+    """
     if math.isnan(p):
         return "missing"
     if p <= level:
@@ -130,7 +139,7 @@ def supports(excess: float, p: float, *, level: float, detectable: float, effect
 
 
 def verdict(parts: Sequence[Supports], p_holm: float) -> Verdict:
-    """Of a claim, from what its parts say."""
+    """The verdict on a claim, from the classes of its parts and its corrected p-value."""
     if all(one == "missing" for one in parts):
         return "not tested"
     if p_holm <= ALPHA:
@@ -140,14 +149,15 @@ def verdict(parts: Sequence[Supports], p_holm: float) -> Verdict:
     return "underpowered" if "underpowered" in parts else "direction only"
 
 
-# ---------------------------------------------------------------- telling
-# Why a verdict is what it is: one or two sentences with the numbers that decide, to be read without any table.
+# ---------------------------------------------------------------- explanations
+# Each verdict is explained in one or two sentences that contain the deciding numbers and need no table.
 
 
-LISTED = 4  # parts; of more, the weakest is told
+LISTED = 4  # parts; of more, only the weakest is quoted
 
 
 def why(gist: str, verdict: Verdict, parts: Sequence[ClaimPart], p_holm: float, needs: str) -> str:
+    """The sentences that explain a verdict. `needs`: what the study lacks, used where there is no part."""
     known = [one for one in parts if one.supports != "missing"]
     if not parts:
         return f"{_capital(needs)}."
@@ -209,7 +219,7 @@ def _underpowered(gist: str, known: Sequence[ClaimPart], p_holm: float) -> str:
     )
     beyond = f" beyond {signed(worst.margin)}" if worst.margin else ""
     possible = f"only an effect of {fixed(worst.detectable)} points{beyond} would be found, and {wanted}"
-    if math.isinf(worst.detectable):  # what its note says
+    if math.isinf(worst.detectable):  # the note gives the reason
         return f"{_capital(worst.says)}, but {worst.note}{_clear(known)}."
     if worst.detectable > SCALE:
         possible = "no effect that scores can have would be found"
@@ -217,7 +227,7 @@ def _underpowered(gist: str, known: Sequence[ClaimPart], p_holm: float) -> str:
 
 
 def _numbers(gist: str, parts: Sequence[ClaimPart]) -> str:
-    """The gist and the numbers; of many parts the weakest."""
+    """The gist followed by the numbers of the parts; if there are many, only the least significant one."""
     if len(parts) <= LISTED:
         return f"{gist}, in points: {', '.join(_short(one) for one in parts)}"
     weakest = max(parts, key=lambda one: one.estimate.p)
@@ -234,12 +244,12 @@ def _full(part: ClaimPart) -> str:
 
 
 def _short_of_margin(part: ClaimPart) -> str:
-    """What the sentence does not show: that the claim asks for more, or less, than a sign."""
+    """A phrase for claims with a margin, since the sentence itself compares with 0 only."""
     return f", below the margin of {signed(part.margin)}" if part.margin else ""
 
 
 def _clear(known: Sequence[ClaimPart]) -> str:
-    """How much of the claim is beyond doubt, where some of it is not."""
+    """How many of several parts are significant."""
     clear = sum(one.supports == "yes" for one in known)
     if len(known) == 1:
         return ""
@@ -260,7 +270,7 @@ def _half(part: ClaimPart) -> str:
 
 
 def _strength(part: ClaimPart) -> float:
-    """How far from the margin, in standard errors."""
+    """The distance from the margin in standard errors."""
     excess = part.estimate.mean - part.margin
     return excess / part.estimate.se if part.estimate.se > 0 else math.copysign(math.inf, excess)
 
@@ -269,12 +279,12 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-# ---------------------------------------------------------------- own
-# The claims that a study makes itself (`Study(claims=…)`), as statements like those of the catalog.
+# ---------------------------------------------------------------- the study's own claims
+# Claims of the study file (`Study(claims=…)`) become `Statement`s, as those of the paper are.
 
 
 def own_statements(bench: ComparableModels) -> list[Statement]:
-    """In the order of the study file."""
+    """The claims of the study file, in its order."""
     return [_statement(bench, claim) for claim in bench.plan.study.claims]
 
 
@@ -316,24 +326,23 @@ def _test(bench: ComparableModels, claim: Claim, more: Model, less: Model, where
 
 
 def _model(bench: ComparableModels, result: str) -> Model:
-    """The model that a result is a draw of; two names of one state are one model."""
+    """The model that a result belongs to. Two names of one checkpoint are one model."""
     at = bench.plan.results[result]
     return next(
         model for model in bench.models.values() if at in [bench.plan.results[name] for name in model.results]
     )
 
 
-# ---------------------------------------------------------------- repeated
-# The mark on verdicts about equal data where the corpus was read more than once.
-#
-# Steps are equal there, and what they teach is not: a row that comes again has new masks and the same causal targets.
+# ---------------------------------------------------------------- repeated data
+# Claims that compare objectives on equal data are marked where the corpus was read more than once. In a repeated epoch
+# the number of steps is still equal, but MLM gets new masks while CLM gets the same targets again.
 
 
 MARK = "under repetition"
 
 
 def marked(finding: Finding, statement: Statement, tests: Iterable[Test], epochs: Epochs) -> Finding:
-    """The finding, told as one under repetition where it is one. Where epochs are not known nothing is said."""
+    """Mark a finding "under repetition" where that applies; it stays unmarked where epochs are not known."""
     if not statement.equal_data or finding.verdict == "not tested":
         return finding
     compared = [one for one in tests if len({_causal(model) for model in one.models}) > 1]
@@ -352,24 +361,23 @@ def marked(finding: Finding, statement: Statement, tests: Iterable[Test], epochs
 
 
 def _causal(model: Model) -> float:
-    """The share of all its steps that were causal: where it differs, so does what a second reading brings."""
+    """The share of all its steps trained with CLM: models that differ in it gain differently from a second epoch."""
     spans = model.recipe.spans
     causal = sum(one.steps for one in spans if isinstance(one.objective, CLM))
     return round(causal / model.recipe.steps, 6) if spans else 0.0
 
 
 # ---------------------------------------------------------------- judging
-# What a study says to every claim: measured, corrected for their number, judged, and put into words.
 
 
 def statements(over: ComparableModels) -> list[Statement]:
-    """Every claim a report tests: the catalog's, if the study pretrains models to compare, then the study's own."""
+    """Every claim that a report tests: the paper's, if the study pretrains two models or more, then the study's own."""
     pretrained = {one.name for line in over.lines for one in line.models if one.recipe.spans}
     return [*(STATEMENTS if len(pretrained) > 1 else ()), *own_statements(over)]
 
 
 def judge(evidence: Evidence, draws: Resamples | None = None) -> list[Finding]:
-    """Every claim of `statements`, in order. `draws`: those of the evidence, if they are at hand."""
+    """Judge every claim of `statements`, in order. `draws` defaults to the shared resamples of the evidence."""
     over = comparable_models(evidence.plan, evidence.models)
     draws = shared_resamples(evidence) if draws is None else draws
     asked = [(one, one.tests(over)) for one in statements(over)]
@@ -389,6 +397,7 @@ def judge(evidence: Evidence, draws: Resamples | None = None) -> list[Finding]:
 
 
 def _part(measured: MeasuredContrast, level: float, first: float) -> ClaimPart:
+    """Classify one measured contrast. `level`: of its claim; `first`: of Holm's first step, used for the power."""
     estimate = measured.estimate
     smallest = detectable(measured, first)
     says = supports(
@@ -417,7 +426,9 @@ def _sentence(measured: MeasuredContrast) -> str:
     half = (estimate.high - estimate.low) / 2
     words = measured.said.above if estimate.mean >= 0 else measured.said.below
     around = "" if math.isnan(half) else f" ± {half:.2f}"
-    return words.replace("{}", f"{abs(estimate.mean):.2f}{around}", 1)  # a name may hold braces of its own
+    return words.replace(
+        "{}", f"{abs(estimate.mean):.2f}{around}", 1
+    )  # only the first {}: a run's name may contain braces
 
 
 def _finding(
@@ -451,11 +462,12 @@ def _finding(
 
 
 def missing_families(over: ComparableModels, statement: Statement) -> list[str]:
+    """The families that a claim is about and the study has no task of."""
     return [one for one in statement.on if one not in over.families]
 
 
 def needs(over: ComparableModels, statement: Statement) -> str:
-    """Why no test was found: what the study lacks."""
+    """What the study lacks, where no test of a claim was found."""
     absent = missing_families(over, statement)
     if statement.on and len(absent) == len(statement.on):
         return (
@@ -467,7 +479,7 @@ def needs(over: ComparableModels, statement: Statement) -> str:
 
 
 def _scale(over: ComparableModels, tests: list[Test], measured: list[MeasuredContrast]) -> str:
-    """610m · 99B tokens · 1 pretraining seed, 5 fine-tuning seeds."""
+    """The scale of a claim's tests: "610m · 99B tokens · 1 pretraining seed, 5 fine-tuning seeds"."""
     recipes = [model.recipe for test in tests for model in test.models]
     if not recipes:
         return ""
@@ -475,7 +487,7 @@ def _scale(over: ComparableModels, tests: list[Test], measured: list[MeasuredCon
         (1, over.seeds(model for test in tests for model in test.models))
     ]
     pretraining, tuning = ({shape[which] for shape in known} for which in (0, 1))
-    tokens = sorted({one.tokens for one in recipes} - {0})  # none: published models as they are
+    tokens = sorted({one.tokens for one in recipes} - {0})  # 0: published models without further training
     parts = [", ".join(dict.fromkeys(one.size for one in recipes))]
     if tokens:
         parts.append(f"{'–'.join(dict.fromkeys((short(tokens[0]), short(tokens[-1]))))} tokens")
@@ -488,7 +500,7 @@ def _seeds(counts: set[int], word: str) -> str:
 
 
 def _left_out(over: ComparableModels, tests: list[Test], measured: list[MeasuredContrast]) -> Iterable[str]:
-    """Seeds that are not there because something failed: what is left of them is no chance selection."""
+    """A caveat where seeds are missing because trials failed: the remaining seeds are not a random selection."""
     fewer = [
         one
         for test, one in zip(tests, measured, strict=True)
@@ -505,6 +517,7 @@ def _left_out(over: ComparableModels, tests: list[Test], measured: list[Measured
 def _caveats(
     over: ComparableModels, parts: tuple[ClaimPart, ...], tests: list[Test], absent: list[str]
 ) -> Iterable[str]:
+    """Caveats that apply to a claim's tests in this study."""
     if absent:
         yield f"The study has no task of {listed(absent)}: this much of the claim is open."
     if over.fewer and any(not model.recipe.final for test in tests for model in test.models):

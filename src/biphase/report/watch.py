@@ -1,8 +1,8 @@
-"""The page of a study that runs, served to this machine alone and kept up to date.
+"""Serve the page of a running study on localhost, and rebuild it when the store changes (`report --watch`).
 
-Nothing but three texts is served, from memory: no folder can be listed, no path leads to a file. Requests that name
-another host than this one, or that a page of another origin sends, are refused, so that a page from the net cannot reach
-in through a name it made up.
+`Watcher` polls the store and rebuilds the report; `Server` answers requests from memory. Only a few fixed paths are
+served: no folder can be listed and no path leads to a file. Requests with another Host or Origin header are refused,
+which prevents DNS rebinding: a web page cannot reach this server through a hostname that it controls.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from biphase.study.plan import Plan
 from biphase.text import duration
 
 HOST = "127.0.0.1"
-LOOK_SECONDS = 2.0  # between looks at the store
-REST = 3.0  # times as long as something took, before it is done again
+LOOK_SECONDS = 2.0  # between polls of the store
+REST = 3.0  # after a rebuild, wait this many times its duration before the next
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; connect-src 'self'; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
@@ -39,10 +39,10 @@ POLICY = (
 
 @dataclass(frozen=True)
 class Shown:
-    """What is served now."""
+    """The texts served now, with hashes that the page polls."""
 
-    texts: dict[str, tuple[str, bytes]]  # path → kind, content
-    content: str  # changes when anything but the figures does
+    texts: dict[str, tuple[str, bytes]]  # path → content type, content
+    content: str  # hash of everything but the figures
     figures: str
 
 
@@ -55,7 +55,7 @@ def serve(
     say: Callable[[str], None] = print,
     stop: threading.Event | None = None,
 ) -> None:
-    """Serve the page of a study until ^C, or until `stop` is set. The plan is made anew with each report."""
+    """Serve the page of a study until ^C, or until `stop` is set. The plan is reloaded for each report."""
     stop = stop or threading.Event()
     watcher = Watcher(make_plan, store, folder, say=say, stop=stop)
     with listen(port) as server:
@@ -71,7 +71,7 @@ def serve(
 
 
 class Server(ThreadingHTTPServer):
-    """Answers from what a watcher shows."""
+    """An HTTP server that answers from its watcher's texts."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -79,7 +79,7 @@ class Server(ThreadingHTTPServer):
 
 
 def listen(port: int) -> Server:
-    """A server on loopback; a port in use is refused in one line."""
+    """Create a server on loopback; a port in use raises a one-line error."""
     try:
         return Server((HOST, port), _Answer)
     except OSError as wrong:
@@ -90,7 +90,7 @@ def listen(port: int) -> Server:
 
 
 class _Answer(BaseHTTPRequestHandler):
-    """GET and HEAD of a few known paths, and nothing else. HTTP/1.0: no connection outlives its answer."""
+    """Handles GET and HEAD of the known paths. HTTP/1.0: each connection closes after its answer."""
 
     timeout = 30
 
@@ -105,7 +105,7 @@ class _Answer(BaseHTTPRequestHandler):
         assert isinstance(server, Server)
         port = server.server_port
         ours = (f"{HOST}:{port}", f"localhost:{port}")
-        origin = self.headers.get("Origin")  # said by a script, of the page it came with
+        origin = self.headers.get("Origin")  # set by browsers for scripted requests
         if self.headers.get("Host", "") not in ours or origin not in (
             None,
             *(f"http://{one}" for one in ours),
@@ -136,11 +136,11 @@ class _Answer(BaseHTTPRequestHandler):
         return "biphase"
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not worth a line each."""
+        """Do not log requests."""
 
 
 class Pace:
-    """When something is done again: after a change, and after a rest that grows with the time it takes."""
+    """Rate limit: run again only after a change, and after a pause proportional to the last duration."""
 
     def __init__(self) -> None:
         self._seen = ""
@@ -161,7 +161,7 @@ class Pace:
 
 
 class Watcher:
-    """Looks at the store, makes the report anew when something changed, and knows how far the study is."""
+    """Polls the store, rebuilds the report when something changed, and reports the study's progress."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class Watcher:
             self.look()
 
     def look(self) -> None:
-        """One look. What goes wrong is said once, and the page stays as it was."""
+        """Poll once. An error is printed once, and the page stays as it was."""
         try:
             seen = fingerprint(self.plan, self.store)
             with self._progress.turn(seen) as due:
@@ -212,7 +212,7 @@ class Watcher:
 
     def served(self, path: str) -> tuple[str, bytes] | None:
         if path == "/status.json":
-            shown = self.shown  # once: it may be exchanged meanwhile
+            shown = self.shown  # read once: another thread may replace it
             job = {
                 "content": shown.content,
                 "figures": shown.figures,
@@ -238,7 +238,7 @@ def _hash(text: str) -> str:
 
 
 def fingerprint(plan: Plan, store: Store) -> str:
-    """Something that changes when the report would: names of results, of failures and leases, sizes of live files."""
+    """A hash that changes when the report would: names of results, failures and leases, sizes of live files."""
     study = store.studies / plan.study.name
     folders = [store.checkpoints, store.trials, store.leases, study / "failures"]
     folders += [store.metadata / "checkpoints", store.metadata / "trials"]
@@ -265,7 +265,7 @@ def _progress(plan: Plan, store: Store) -> dict[str, Any]:
 
 
 def progress(plan: Plan, store: Store) -> dict[str, Any]:
-    """How far a study is, in the words that the page shows."""
+    """The progress of a study, as the strings that the page shows."""
     entries = ledger.survey_jobs(plan, store)
     tuned = ledger.survey_trials(plan, store)
     trained = sum(entry.standing == "done" for entry in entries.values())

@@ -1,4 +1,15 @@
-"""C1 to C6: masked against causal pretraining at equal steps, family by family and size by size (Figure 2)."""
+"""The claims of Gisserot-Boukhlef et al. (2025), C1 to C21, and B1 to B6 that go beyond them, as `Statement`s.
+
+Each section has the functions that find a claim's tests in a study, followed by the claims as records. `STATEMENTS`
+has all of them in order. In every finder, `line` is a `ModelGroup`: models of one size and one set of hyperparameters.
+
+    OBJECTIVES   C1–C6        MLM against CLM at equal steps, by family and size (Figure 2)
+    RATIOS       C7–C9, C16   masking ratios (Figures 3 and 7)
+    EFFICIENCY   C10–C12      learning curves, and sensitivity to the learning rate (Figures 4, 5 and 10)
+    STAGES       C13–C15, C21 CLM, then MLM, from scratch at equal steps (Figures 1, 6 and 11)
+    CONTINUED    C17–C20      more MLM on a decayed CLM or MLM model (Figures 1, 8 and 9)
+    BEYOND       B1–B6        questions that the paper's numbers raise and do not answer
+"""
 
 from __future__ import annotations
 
@@ -46,12 +57,12 @@ from biphase.study.names import REPEATED
 from biphase.text import listed, short
 
 CLM, MLM = "CLM", "MLM 40%"
-CLOSE = 0.5  # points: what counts as no worse
+CLOSE = 0.5  # points: the margin of "no worse"
 PAIR = "needs an MLM 40% and a CLM run of the same size and length"
 
 
 def pair(line: ModelGroup) -> tuple[Model, Model] | None:
-    """MLM 40% and CLM from scratch, as long as both were trained."""
+    """The MLM 40% and the CLM model trained from scratch, at the longest length that both have."""
     masked, causal = line.mlm(), line.clm()
     steps = common(masked, causal)
     return (masked[steps[-1]], causal[steps[-1]]) if steps else None
@@ -72,7 +83,7 @@ def _c2(bench: ComparableModels) -> list[Test]:
 
 
 def _answers_most(bench: ComparableModels, line: ModelGroup, masked: Model, causal: Model) -> list[Contrast]:
-    """The gap on QA, and how far it exceeds every other."""
+    """The gap on QA, and how far it exceeds the largest gap of the other families."""
     if "QA" not in bench.families:
         return []
     first = ahead(bench, line, "QA", (MLM, masked), (CLM, causal))
@@ -91,6 +102,7 @@ def _answers_most(bench: ComparableModels, line: ModelGroup, masked: Model, caus
 
 
 def tagging(bench: ComparableModels, metric: str = "") -> list[Test]:
+    """CLM is no worse than MLM 40% on TC, at each size (C4; B4 with entity F1)."""
     return [
         ahead(bench, line, "TC", (CLM, both[1]), (MLM, both[0]), metric=metric, margin=-CLOSE)
         for line in bench.lines
@@ -99,7 +111,7 @@ def tagging(bench: ComparableModels, metric: str = "") -> list[Test]:
 
 
 def _at_one_length(group: Group) -> list[tuple[ModelGroup, tuple[Model, Model]]]:
-    """The pair of each size, at the length that most sizes have, the longest of these."""
+    """The pair of each size, at the length that most sizes have; of several such, the longest."""
     found: dict[int, list[tuple[ModelGroup, tuple[Model, Model]]]] = {}
     for line in group:
         masked, causal = line.mlm(), line.clm()
@@ -109,7 +121,7 @@ def _at_one_length(group: Group) -> list[tuple[ModelGroup, tuple[Model, Model]]]
 
 
 def _over_sizes(bench: ComparableModels, on: Family, *, grows: bool) -> list[Test]:
-    """The slope of the gap between MLM 40% and CLM over the doublings of parameters."""
+    """The slope of the gap between MLM 40% and CLM over log2 of the parameters."""
     found: list[Test] = []
     for group in bench.groups:
         known = _at_one_length(group)
@@ -213,12 +225,11 @@ OBJECTIVES = (
 )
 
 
-# ---------------------------------------------------------------- ratios
-# C7 to C9 and C16: does it matter how much is masked, where, and after what (Figures 3 and 7)?
+# ---------------------------------------------------------------- masking ratios: C7 to C9, C16
 
 
 NOISY = "A spread holds noise too: where one side is noisier, its spread is larger for that alone."
-TENTH = 10.0  # slopes are given for ten more tokens in a hundred
+TENTH = 10.0  # converts a ratio to units of ten percent, in which slopes are given
 
 
 def percent(ratio: float) -> str:
@@ -226,7 +237,7 @@ def percent(ratio: float) -> str:
 
 
 def masked(line: ModelGroup, at_least: int) -> dict[float, Model]:
-    """The ratios of a line at the longest budget that has enough of them."""
+    """The models of a group by masking ratio, at the longest length with at least this many ratios."""
     budgets = sorted({one.recipe.steps for one in line.models}, reverse=True)
     return next((found for steps in budgets if len(found := line.ratios(steps)) >= at_least), {})
 
@@ -244,7 +255,7 @@ def _about(group: Group) -> str:
 
 
 def _c7(bench: ComparableModels) -> list[Test]:
-    """For each ratio: somewhere another one is better."""
+    """For each ratio: another ratio is better on some family at some size."""
     found: list[Test] = []
     for group in bench.groups:
         known = _lines(group, 2)
@@ -283,7 +294,7 @@ def _better(
 def _preference(
     bench: ComparableModels, ratios: dict[float, Model], families: tuple[Family, ...]
 ) -> Quantity:
-    """Points gained for ten percent more masking, mean over families."""
+    """The points gained for ten percent more masking, mean over families."""
     return slope(
         (ratio * TENTH, mean(score(bench, model, family) for family in families))
         for ratio, model in ratios.items()
@@ -308,7 +319,9 @@ def _c8(bench: ComparableModels) -> list[Test]:
         sized = [one for one in known if one[0].parameters and _steps(one[1]) == _steps(known[-1][1])]
         if len(sized) > 1 and families:
             (small, few), (large, many) = sized[0], sized[-1]
-            both = [ratio for ratio in few if ratio in many]  # a slope over other ratios is another slope
+            both = [
+                ratio for ratio in few if ratio in many
+            ]  # slopes are comparable over the same ratios only
             if len(both) < 2:
                 continue
             few, many = ({ratio: models[ratio] for ratio in both} for models in (few, many))
@@ -325,7 +338,7 @@ def _c8(bench: ComparableModels) -> list[Test]:
 
 
 def _c9(bench: ComparableModels) -> list[Test]:
-    """The ends against the middle, but at the smallest size, where the paper saw none."""
+    """The lowest and highest ratio against those between; without the smallest size, where the paper saw no U shape."""
     wanted: tuple[Family, ...] = ("TC", "QA")
     found: list[Test] = []
     for group in bench.groups:
@@ -375,7 +388,7 @@ def _c16(bench: ComparableModels) -> list[Test]:
 
 
 def robust(line: ModelGroup) -> tuple[dict[float, Model], dict[float, Model]] | None:
-    """MLM from scratch and MLM after a long CLM, of one budget, at the same ratios: three or more."""
+    """MLM from scratch and MLM after a long CLM phase, of one length, at three or more shared ratios."""
     for steps in sorted({one.recipe.steps for one in line.models}, reverse=True):
         scratch = line.ratios(steps)
         candidates = [
@@ -440,22 +453,22 @@ RATIOS = (
 )
 
 
-# ---------------------------------------------------------------- crossings
-# When one curve overtakes another: the last crossing from below, interpolated over the logarithm of the way.
-#
-# Steps, tokens and FLOPs are three ways to measure how far a model has come. At equal steps two objectives have seen
-# equal tokens, but not spent equal FLOPs; so the crossing over FLOPs is found on its own axis.
+# ---------------------------------------------------------------- crossings of learning curves
+# Where one curve overtakes another: the last crossing from below, interpolated over the logarithm of steps or FLOPs. At
+# equal steps two objectives have seen equal tokens but spent different FLOPs, so the crossing over FLOPs is computed on
+# its own axis.
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """Where MLM overtakes CLM on a family, over the checkpoints (MLM, CLM) of both."""
+    """Where MLM overtakes CLM on a family, over checkpoints given as (MLM, CLM)."""
 
     bench: ComparableModels
     checkpoints: tuple[tuple[Model, Model], ...]
     family: Family
 
     def words(self, reading: ScoreView) -> str:
+        """The crossing as text, for the remark of a contrast."""
         masked = self._curves(reading, 0)
         causal = self._curves(reading, 1)
         steps = np.array([float(one.recipe.steps) for one, _ in self.checkpoints])
@@ -482,7 +495,7 @@ class Crossing:
         return f"MLM 40% overtakes CLM near {self._place(np.array(at), masked, causal, epochs)}{once}"
 
     def _within_one_epoch(self, epochs: Epochs, gap: Floats) -> str:
-        """Who is ahead at the last checkpoint that read nothing twice, where later ones did."""
+        """Which model leads at the last checkpoint of the first epoch, if later ones repeated data."""
         known = [epochs.at(one.results[0]) for one, _ in self.checkpoints]
         read = [math.inf if one is None else one for one in known]
         once = [place for place, one in enumerate(read) if one <= REPEATED]
@@ -493,7 +506,7 @@ class Crossing:
         return f"; {where} it is {abs(ahead):.2f} points {'ahead' if ahead > 0 else 'behind'}"
 
     def _place(self, at: Floats, masked: Floats, causal: Floats, epochs: Epochs) -> str:
-        """The mean over seeds, taken of logarithms, with its interval; seeds in which it never happens are told."""
+        """The geometric mean over seeds with its interval, and the number of seeds in which a crossing exists."""
         crossed = across(np.log(at))
         happens = int(np.isfinite(at).sum())
         some = f" in {happens} of {at.size} seeds" if happens < at.size else ""
@@ -521,7 +534,7 @@ class Crossing:
         return at if math.isfinite(at) else None
 
     def _curves(self, reading: ScoreView, which: int) -> Floats:
-        """(checkpoints, pretraining seeds, fine-tuning seeds)"""
+        """The curves as (checkpoints, pretraining seeds, fine-tuning seeds)."""
         models = [pair[which] for pair in self.checkpoints]
         everyone = [one for pair in self.checkpoints for one in pair]
         within = ScoreView(reading.evidence, None, rows_in_common(everyone))
@@ -529,7 +542,7 @@ class Crossing:
 
 
 def crossing(xs: Floats, rising: Floats, others: Floats, other: Floats) -> float:
-    """The last x at which `rising` comes from below `other`; NaN if it never does. Linear in log x."""
+    """The last x at which `rising` crosses `other` from below, linear in log x; NaN if it never does."""
     low, high = max(xs[0], others[0]), min(xs[-1], others[-1])
     grid = np.unique(np.log([low, *xs, *others, high]))
     grid = grid[(grid >= np.log(low) - 1e-12) & (grid <= np.log(high) + 1e-12)]
@@ -543,27 +556,26 @@ def crossing(xs: Floats, rising: Floats, others: Floats, other: Floats) -> float
 
 
 def _flops_to(bench: ComparableModels, model: Model) -> float | None:
-    """Model FLOPs from the root to a model."""
+    """Model FLOPs from the root to a model; None if not known."""
     path = bench.plan.path(bench.plan.results[model.results[0]])
     flops = [flops_of(job) for job in path]
     known = [one for one in flops if one is not None]
     return sum(known) if len(known) == len(flops) else None
 
 
-# ---------------------------------------------------------------- efficiency
-# C10 to C12: who learns faster, who ends higher, and who is less delicate to fine-tune (Figures 4, 5 and 10).
+# ---------------------------------------------------------------- efficiency: C10 to C12
 
 
-EARLY = 0.125  # of the budget: the paper's 5,000 of 42,000 steps are the last checkpoint within it
+EARLY = 0.125  # of the budget; for the paper this selects the checkpoint at 5,000 of 42,000 steps
 LATE = 0.5
-RATES = 3  # of two rates the spread is one difference
+RATES = 3  # of two rates the spread would be a single difference
 
 EVERY_CURVE: tuple[Family, ...] = ("SC", "TC", "QA", "IR")
 OVERTAKEN: tuple[Family, ...] = ("SC", "QA", "IR")
 
 
 def budget(line: ModelGroup) -> int:
-    """The longest run from scratch of either objective."""
+    """The steps of the longest run from scratch of either objective."""
     ends = [*line.clm(), *line.mlm()]
     ways = [*line.on_the_way("clm").values(), *line.on_the_way("mlm").values()]
     return max(ends, default=max((one.recipe.of for one in ways), default=0))
@@ -576,10 +588,12 @@ def checkpoints(line: ModelGroup) -> dict[int, tuple[Model, Model]]:
 
 
 def early(line: ModelGroup) -> int | None:
+    """The step of the last common checkpoint within the first eighth of the budget."""
     return max((step for step in checkpoints(line) if step <= EARLY * budget(line)), default=None)
 
 
 def late(line: ModelGroup) -> int | None:
+    """The step of the last common checkpoint in the second half of the budget."""
     return max((step for step in checkpoints(line) if step > LATE * budget(line)), default=None)
 
 
@@ -682,8 +696,7 @@ EFFICIENCY = (
 )
 
 
-# ---------------------------------------------------------------- stages
-# C13 to C15 and C21: causal first, then masked, from scratch at equal steps (Figures 1, 6 and 11).
+# ---------------------------------------------------------------- stages: C13 to C15, C21
 
 
 EVERY_SPLIT: tuple[Family, ...] = ("SC", "TC", "QA", "IR")
@@ -693,13 +706,13 @@ SPLIT_PAIR = f"{FIRST}, and an MLM 40% run of the same size and length"
 
 
 def shares(model: Model) -> str:
-    """How a two-stage recipe is called: CLM→MLM 24-76."""
+    """The name of a two-stage recipe: "CLM→MLM 24-76"."""
     causal = round(model.recipe.causal_share * 100)
     return f"CLM→MLM {causal}-{100 - causal}"
 
 
 def pairs(line: ModelGroup) -> dict[int, tuple[Model, Model]]:
-    """25-75 and MLM 40% by budget."""
+    """The 25-75 split and MLM 40%, by number of steps."""
     first, masked = line.split(QUARTER), line.mlm()
     return {steps: (first[steps], masked[steps]) for steps in common(first, masked)}
 
@@ -710,6 +723,7 @@ def smallest(group: Group) -> ModelGroup | None:
 
 
 def compared(bench: ComparableModels, line: ModelGroup, steps: int, when: str = "") -> list[Contrast]:
+    """The 25-75 split against MLM 40% at one budget, on each family."""
     first, masked = pairs(line)[steps]
     return [
         ahead(bench, line, family, (shares(first), first), (MLM, masked), when=when)
@@ -841,17 +855,16 @@ STAGES = (
 )
 
 
-# ---------------------------------------------------------------- continued
-# C17 to C20: MLM on top of a finished model, which began with CLM or with MLM (Figures 1, 8 and 9).
+# ---------------------------------------------------------------- continued training: C17 to C20
 
 
 BASES = ("the CLM base", "the MLM base")
 SAME: tuple[Family, ...] = ("SC", "TC", "IR")
-CLOSED = 0.9  # of the gap on QA: what "nearly closed" is taken to mean
+CLOSED = 0.9  # share of the QA gap that must be gone for "nearly closed"
 
 
 def lengths(line: ModelGroup) -> dict[int, tuple[Model, Model]]:
-    """(CLM base, MLM base), both gone on with MLM 40%, by the steps since; of the longest bases that have both."""
+    """(CLM base, MLM base) continued with MLM 40%, by the steps since; of the longest bases that have both."""
     causal, masked = line.continued("clm"), line.continued("mlm")
     shared = set(causal) & set(masked)
     longest = max((base for base, _ in shared), default=0)
@@ -903,7 +916,7 @@ def _c18(bench: ComparableModels) -> list[Test]:
 
 
 def bases_of(bench: ComparableModels, line: ModelGroup) -> tuple[Model, Model] | None:
-    """The decayed CLM and MLM models themselves, before they were gone on with: maybe in another way."""
+    """The decayed CLM and MLM bases themselves. They may have other hyperparameters than their continuations."""
     after = lengths(line)
     if not after:
         return None
@@ -1015,8 +1028,7 @@ CONTINUED = (
 )
 
 
-# ---------------------------------------------------------------- beyond
-# B1 to B6: what the paper's numbers raise and do not answer. Tested in the same way as its claims.
+# ---------------------------------------------------------------- beyond the paper: B1 to B6
 
 
 def _b1(bench: ComparableModels) -> list[Test]:
@@ -1080,7 +1092,7 @@ def _b2(bench: ComparableModels) -> list[Test]:
 
 
 def _ahead_of_decay(bench: ComparableModels, model: Model, step: int) -> Remark | None:
-    """That some of the gain is training at the full rate, where the checkpoint is not where the decay begins."""
+    """A remark if the checkpoint lies before the decay, so that part of the gain comes from training at full rate."""
     run = bench.plan.jobs[bench.plan.results[model.results[0]]].run
     early = origin_step(run) + decay_start(run) - step
     if early <= 0:
@@ -1091,7 +1103,7 @@ def _ahead_of_decay(bench: ComparableModels, model: Model, step: int) -> Remark 
 
 
 def _b3(bench: ComparableModels) -> list[Test]:
-    """The gap on tasks whose text names two columns or more, minus the gap on the others."""
+    """The gap on tasks whose text has two columns or more, minus the gap on the others."""
     texts = {name: task.form.text for name, task in bench.tasks.items() if isinstance(task.form, Classify)}
     two = tuple(name for name, text in texts.items() if len(columns_of(name, text)) > 1)
     one = tuple(name for name in texts if name not in two)
@@ -1152,7 +1164,7 @@ def _b6(bench: ComparableModels) -> list[Test]:
 
 
 def _noise(contrast: Contrast) -> Remark:
-    """How much of its noise is pretraining's."""
+    """A remark with the sd over pretraining seeds and over fine-tuning seeds."""
 
     def words(reading: ScoreView) -> str:
         table = complete(contrast.quantity.measure(reading))
@@ -1247,8 +1259,7 @@ BEYOND = (
 )
 
 
-# ---------------------------------------------------------------- catalog
-# All claims that every report tests, in order: C1 to C21 of the paper, B1 to B6 beyond it.
+# ---------------------------------------------------------------- all claims
 
 
 def _number(statement: Statement) -> tuple[bool, int]:

@@ -1,8 +1,8 @@
-"""The paper's own numbers, in percent, as far as they are known: means over the datasets of a family, and single runs.
+"""The paper's published numbers, in percent: means over the datasets of a family, and single runs.
 
-A model is looked up by how it was made, never by what a study calls it. What the paper shows only as a picture is not
-here. Its means are over three datasets and five seeds, under its own protocol and metrics; so beside a study with other
-tasks or another protocol they are a landmark, not a target.
+A model is looked up by its recipe, never by its name in a study. Numbers that the paper shows only in a plot are not
+included. Its means are over three datasets and five seeds, with its own protocol and metrics; for a study with other
+tasks or another protocol they are a reference point, not a target.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ AUTHORS = "Gisserot-Boukhlef, Boizard, Faysse, Alves, Malherbe, Martins, Hudelot
 TITLE = "Should We Still Pretrain Encoders with Masked Language Modeling?"
 PUBLISHED = "arXiv:2507.00994, 2025"
 ADDRESS = "https://arxiv.org/abs/2507.00994"
-TOKENS = 2_359_296  # a step; the paper itself gives a second figure, 0.6% above
-HIDDEN = (1.0, 0.0, 0.0)  # every hidden token becomes the mask token
+TOKENS = 2_359_296  # tokens a step; the paper also gives a second figure, 0.6% higher
+HIDDEN = (1.0, 0.0, 0.0)  # every masked token is replaced by the mask token
 
 
 @dataclass(frozen=True)
 class Made:
-    """What the paper's tables tell models apart by."""
+    """The properties by which the paper's tables distinguish models."""
 
     size: str
     kind: Kind
     steps: int  # since the base, if there is one
     ratio: float | None = None
-    causal: int = 0  # of these steps
+    causal: int = 0  # steps of these trained with CLM
     decayed: bool = True
     base: Made | None = None
 
 
 def made(recipe: Recipe) -> Made:
-    """A recipe as the paper would list it."""
+    """Reduce a recipe to the properties that the paper's tables list."""
     steps = recipe.continued or recipe.steps
     return Made(
         size=recipe.size,
@@ -49,7 +49,7 @@ def made(recipe: Recipe) -> Made:
 
 
 def family_mean(recipe: Recipe, family: str) -> float | None:
-    """The paper's mean of this recipe over the datasets of a family; None where it is not known."""
+    """The paper's mean of this recipe over the datasets of a family; None if not published."""
     return FAMILY_MEANS.get(made(recipe), {}).get(family) if _theirs(recipe) else None
 
 
@@ -59,7 +59,7 @@ def at_rates(recipe: Recipe, task: str) -> dict[float, float]:
 
 
 def _theirs(recipe: Recipe) -> bool:
-    """Are layers and widths, the rule of masking and the tokens of a step the paper's? Its tables do not tell them."""
+    """Whether the shape, the masking rule and the tokens a step are the paper's, which `Made` does not hold."""
     size = SIZES.get(recipe.size)
     if size is None or recipe.shape != shape_key(size) or not recipe.steps:
         return False
@@ -98,11 +98,11 @@ FAMILY_MEANS: dict[Made, dict[str, float]] = {
     _clm("610m"): _row(83.58, 92.69, 42.09, 76.20),
     _mlm("1b"): _row(88.23, 92.51, 70.28, 79.95),
     _clm("1b"): _row(82.68, 92.46, 44.48, 78.68),
-    # Other masking ratios, where one of them is the best of its size: Figure 3.
+    # Other masking ratios, if one of them is the best of its size: Figure 3.
     _mlm("610m", 0.2): {"SC": 87.56, "TC": 92.79, "QA": 65.00},
     _mlm("610m", 0.5): {"IR": 79.62},
     _mlm("1b", 0.5): {"TC": 92.88, "IR": 81.97},
-    # On the way, not decayed: Figure 4, Tables 6 to 9.
+    # Intermediate checkpoints, not decayed: Figure 4, Tables 6 to 9.
     _mlm("610m", steps=5_000, decayed=False): _row(72.49, 89.36, 27.89, 54.50),
     _clm("610m", 5_000, decayed=False): _row(78.56, 91.17, 34.30, 65.22),
     _mlm("610m", steps=40_000, decayed=False): _row(86.40, 92.02, 57.90, 79.26),
@@ -113,14 +113,14 @@ FAMILY_MEANS: dict[Made, dict[str, float]] = {
     _both(32_000): {"SC": 87.06},
     _both(11_000, 22_000): {"QA": 55.97},
     _both(17_000, 22_000): {"IR": 77.81},
-    # More MLM on decayed bases: Figures 1, 8 and 9, Tables 14 to 17.
+    # Continued MLM on decayed bases: Figures 1, 8 and 9, Tables 14 to 17.
     _continued(_mlm("610m"), 12_000): _row(87.61, 92.27, 66.57, 79.92),
     _continued(_clm("610m"), 12_000): _row(87.84, 92.77, 63.21, 80.27),
     _continued(_mlm("610m"), 22_000): _row(87.47, 92.11, 67.66, 80.45),
     _continued(_clm("610m"), 22_000): _row(88.40, 92.70, 66.62, 80.70),
 }
 
-# Raw runs behind Figure 5: SST-2, seed 0.
+# Single runs behind Figure 5: SST-2, seed 0.
 RATES: dict[tuple[Made, str], dict[float, float]] = {
     (_mlm("610m"), "sst2"): {1e-5: 76.15, 5e-5: 90.25, 2e-4: 82.34, 5e-4: 81.77},
     (_clm("610m"), "sst2"): {1e-5: 83.14, 5e-5: 90.94, 2e-4: 87.27, 5e-4: 82.91},

@@ -1,4 +1,4 @@
-"""The figures of a report, each from the ledger alone: described once, drawn for the page and for print."""
+"""The figures of a report: described once as data, then drawn by Plotly for the page and by matplotlib for print."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["PALETTES", "SCRIPT", "Figure", "draw", "figures", "plotly_json"]
 
 
 def figures(evidence: Evidence, estimates: Estimates, *, live: bool = False) -> list[Figure]:
-    """Every figure the study has data for, in the order of the paper; `live` also shows losses that are being written."""
+    """Every figure that the study has data for, in the order of the paper; `live` includes losses being written now."""
     scored = (
         scores.objectives_figure,
         scores.ratio_figure,

@@ -1,7 +1,8 @@
-"""A figure as data: panels, axes and series, and what each series means. No colour and no library.
+"""A figure as data: panels, axes and series with their meaning, independent of any plotting library.
 
-Two renderers read this, one for the page and one for print, so a number cannot differ between them. A series says by
-its role what it shows (causal, masked, the paper …); the palette says how that looks, once for all figures.
+`Figure` is read by two renderers, `interactive` for the page and `static` for print, so a number cannot differ between
+them. A series says by its role what it shows (CLM, MLM, the paper …); the palettes map roles to colours, the same in
+all figures. The file also has the rules for tick labels, and for choosing the models that a figure shows.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ Draws = Literal["line", "points", "both", "bars", "text"]
 
 @dataclass(frozen=True)
 class Style:
-    """How a series is told from the others. The palette decides it by what the series stands for."""
+    """The visual attributes of a series, chosen by `looks` from what it stands for."""
 
     role: str  # what it means: a name of the palettes
     shade: Shade = ""  # of that colour
     marker: Marker = "circle"
     dash: Dash = "solid"
     hollow: bool = False
-    width: float = 1.0  # of the line, 1 being usual
-    size: float = 1.0  # of the markers
+    width: float = 1.0  # of the line, relative
+    size: float = 1.0  # of the markers, relative
 
     @property
     def colour(self) -> str:
@@ -43,26 +44,26 @@ class Style:
 
 @dataclass(frozen=True)
 class Series:
-    """Points that mean one thing. An interval that is not known is NaN; a point that is not known is not here."""
+    """Points with one meaning. An unknown interval is NaN; an unknown point is left out."""
 
-    name: str  # in the legend; series of one name are one entry
+    name: str  # legend entry; series with equal names share one
     look: Style
     x: Numbers
     y: Numbers
     draws: Draws = "both"
     low: Numbers = ()
     high: Numbers = ()
-    band: bool = False  # the interval as an area, not as bars
-    hover: tuple[str, ...] = ()  # of each point; its first line is what it is
-    labels: tuple[str, ...] = ()  # beside each point
-    side: Side = "right"  # of its point that a label stands on
-    views: tuple[Numbers, ...] = ()  # x in each view of the figure, the first being `x`
+    band: bool = False  # draw the interval as an area instead of error bars
+    hover: tuple[str, ...] = ()  # of each point; the first line is its title
+    labels: tuple[str, ...] = ()  # text beside each point
+    side: Side = "right"  # where a label stands relative to its point
+    views: tuple[Numbers, ...] = ()  # x in each view of the figure; the first equals `x`
     legend: bool = True
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What is measured along one side, in what steps."""
+    """One axis: title, scale, ticks and range."""
 
     title: str = ""
     scale: Literal["linear", "log"] = "linear"
@@ -75,9 +76,9 @@ class Axis:
 
 @dataclass(frozen=True)
 class Vertical:
-    """A line at one x, and what happens there."""
+    """A vertical line at one x, with a label."""
 
-    x: float  # in the first view of a figure: in the others it is not drawn
+    x: float  # in the first view only; other views do not draw it
     label: str = ""
 
 
@@ -90,13 +91,13 @@ class Panel:
     y: Axis
     series: tuple[Series, ...]
     verticals: tuple[Vertical, ...] = ()
-    rows: int = 0  # of a list with labels, which needs room for each; 0: as high as panels are
-    label_room: int = 0  # letters of the longest label beyond the last point
+    rows: int = 0  # of a list with labels, which sets the height; 0: the usual height
+    label_room: int = 0  # characters of the longest label beyond the last point
 
 
 @dataclass(frozen=True)
 class View:
-    """Another way to measure x: the same points over tokens, FLOPs or seconds."""
+    """Another measure of x for the same points: tokens, FLOPs or seconds."""
 
     name: str
     axis: Axis
@@ -104,7 +105,7 @@ class View:
 
 @dataclass(frozen=True)
 class Figure:
-    """What a report shows under one id."""
+    """One figure of a report."""
 
     id: str
     title: str
@@ -114,7 +115,7 @@ class Figure:
 
     @property
     def entries(self) -> tuple[Series, ...]:
-        """One series for each name of the legend; none where a single name would say nothing."""
+        """One series for each legend entry, the paper's last; empty if there would be a single entry."""
         found: dict[str, Series] = {}
         for panel in self.panels:
             for series in panel.series:
@@ -129,17 +130,17 @@ PAPER = "paper"  # the name of reference marks
 
 
 # ---------------------------------------------------------------- palette
-# One meaning, one look, in every figure: what a series stands for decides its colour, dash, width and marker.
+# What a series stands for decides its look, in every figure:
 #
-# hue      the objectives of a model's whole way, in order: causal, masked, causal then masked
-# shade    which split, ratio, budget or setting, where a figure shows several of one hue: soft to deep
-# width    the size of the model, where a figure shows several: thin to thick, markers alike
-# dash     the hue once more, for grey print; dotted where a decayed model was trained on
-# marker   the hue once more; where all series have one hue, which of them
+# hue      the objectives of the model's whole path, in order: CLM, MLM, CLM then MLM
+# shade    the split, ratio, budget or setting, where a figure shows several of one hue: soft to deep
+# width    the size of the model, where a figure shows several: thin to thick, and markers likewise
+# dash     repeats the hue, for grey print; dotted for continued training of a decayed model
+# marker   repeats the hue; if all series have one hue, it distinguishes them
 #
-# The hues are those of Okabe and Ito, which people with any kind of colour vision tell apart. Every shade has a contrast
-# of at least 3:1 to its background, on white as on dark; deep is what stands out most. A shared beginning of several
-# runs has the hue of what was trained there, whichever run it is drawn with.
+# The hues are those of Okabe and Ito, which are distinguishable with any kind of colour vision. Every shade has a
+# contrast of at least 3:1 to its background, light and dark; deep has the highest. A phase that several runs share has
+# the hue of the objective trained there, whichever run it is drawn with.
 
 
 Theme = Literal["light", "dark"]
@@ -162,7 +163,7 @@ _ANCHORS: dict[Theme, dict[str, str]] = {
         "text": "#e8eaed", "muted": "#a3abb6", "grid": "#2a3038", "background": "#14171c",
     },
 }  # fmt: skip
-FURNITURE = ("text", "muted", "grid", "background")  # what no series is drawn in, but for its words and rules
+FURNITURE = ("text", "muted", "grid", "background")  # colours that are not for series
 
 NAMES = {"clm": "CLM", "mlm": "MLM", "clm-mlm": "CLM → MLM", "other": "other"}
 _MARKERS: dict[str, Marker] = {"clm": "square", "mlm": "circle", "clm-mlm": "triangle", "other": "cross"}
@@ -183,7 +184,7 @@ def _mixed(one: str, other: str) -> str:
 
 
 def _with_halves(anchors: dict[str, str]) -> dict[str, str]:
-    """The palette with the two shades between soft, plain and deep of each hue."""
+    """Add the two shades between soft, plain and deep of each hue."""
     halves = {
         f"{role}-half-{end}": _mixed(anchors[role], anchors[f"{role}-{end}"])
         for role in NAMES
@@ -197,33 +198,33 @@ PALETTES: dict[Theme, dict[str, str]] = {theme: _with_halves(some) for theme, so
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a series stands for. Series of one figure with equal meanings look alike; others do not."""
+    """What a series stands for. In one figure, equal meanings look alike and others differ."""
 
     role: str
-    variant: Any = None  # a split, a ratio, a budget, a setting; those of one role can be sorted
+    variant: Any = None  # a split, ratio, budget or setting; sortable within one role
     size: int = 0  # parameters
-    continued: bool = False  # trained on after the learning rate had come down
+    continued: bool = False  # trained further after the learning rate had decayed
 
 
 def role_of(recipe: Recipe) -> str:
-    """The hue of a model: the objectives of its whole way."""
+    """The role of a model, from the objectives of its whole path."""
     return role_of_way(one.objective for one in recipe.spans)
 
 
 def role_of_way(objectives: Iterable[Objective]) -> str:
-    """The hue of what was trained with these, in order."""
+    """The role of a sequence of objectives: its distinct consecutive kinds, or "other"."""
     kinds = ("clm" if isinstance(one, CLM) else "mlm" if type(one) is MLM else "other" for one in objectives)
     way = "-".join(kind for kind, _ in groupby(kinds))
     return way if way in NAMES else "other"
 
 
 def style_of(role: str) -> Style:
-    """The look of an objective alone."""
+    """The style of a role alone, without variants."""
     return Style(role, marker=_MARKERS[role], dash=_DASHES[role])
 
 
 def looks(meanings: Sequence[Meaning]) -> list[Style]:
-    """How each of the series of one figure looks, by what it stands for."""
+    """The style of each series of one figure, from their meanings."""
     distinct = list(dict.fromkeys(meanings))
     sizes = sorted({one.size for one in meanings})
     alone = len({one.role for one in meanings}) == 1 and len(distinct) > 1
@@ -246,10 +247,10 @@ def looks(meanings: Sequence[Meaning]) -> list[Style]:
 
 
 # ---------------------------------------------------------------- ticks
-# Where ticks stand: at round numbers, with labels no nearer to each other than a narrow panel allows.
+# Ticks stand at round numbers; labels keep the distance that a narrow panel needs.
 
 
-MOST = 6  # ticks on an axis of one panel among four
+MOST = 6  # ticks on an axis, with four panels side by side
 
 
 def from_zero(last: float) -> Numbers:
@@ -263,7 +264,7 @@ def from_zero(last: float) -> Numbers:
 
 
 def on_log(values: Iterable[float]) -> Numbers:
-    """Round numbers between the least and the greatest of these: 1, 2, 5 or 1, 3 of each power of ten, or less."""
+    """Round numbers within the range of these: 1, 2, 5 or 1, 3 or 1 of each power of ten, at most `MOST`."""
     known = [value for value in values if math.isfinite(value) and value > 0]
     if not known:
         return ()
@@ -277,7 +278,7 @@ def on_log(values: Iterable[float]) -> Numbers:
 
 
 def spaced(ticks: Numbers, labels: Iterable[str], apart: float, *, log: bool = False) -> tuple[str, ...]:
-    """The labels, but for those too near to the one before: `apart` is a share of the axis."""
+    """Blank the labels that are too near to the previous one; `apart` is a share of the axis."""
     places = [math.log10(tick) for tick in ticks] if log else list(ticks)
     whole = (max(places) - min(places)) if places else 0.0
     made: list[str] = []
@@ -289,24 +290,22 @@ def spaced(ticks: Numbers, labels: Iterable[str], apart: float, *, log: bool = F
     return tuple(made)
 
 
-# ---------------------------------------------------------------- chosen
-# Which models a figure is about: the ends of runs, by size, budget and objective. From recipes alone.
-#
-# Scores play no part in the choice, so a figure cannot flatter what it shows. Where a study has several settings (other
-# data, another optimizer …), models are only ever joined within one.
+# ---------------------------------------------------------------- choice of models
+# Models are chosen by their recipes, never by their scores, so the choice cannot favour a result. Where a study has
+# several settings (other data, another optimizer …), lines join only models of one setting.
 
 
-USUAL_RATIO = 0.4  # the paper's, wherever one masking ratio stands for all
-USUAL_SHARE = 0.25  # its recommended share of causal steps
+USUAL_RATIO = 0.4  # the paper's, where one masking ratio represents all
+USUAL_SHARE = 0.25  # the paper's recommended share of CLM steps
 
 
 def ends(models: Iterable[Model]) -> list[Model]:
-    """The ends of runs that were made in one go."""
+    """The ends of runs that continue no decayed model."""
     return [one for one in models if one.recipe.final and not one.recipe.base and one.recipe.spans]
 
 
 def by_size(models: Iterable[Model]) -> dict[str, list[Model]]:
-    """Models by the name of their size, small ones first; sizes that are not known come last."""
+    """Models by the name of their size, smallest first; unknown sizes come last."""
     found: dict[str, list[Model]] = {}
     for one in sorted(models, key=lambda one: (one.recipe.parameters is None, one.recipe.parameters or 0)):
         found.setdefault(one.recipe.size, []).append(one)
@@ -314,9 +313,9 @@ def by_size(models: Iterable[Model]) -> dict[str, list[Model]]:
 
 
 def by_setting(models: Iterable[Model]) -> dict[str, list[Model]]:
-    """Models that differ only in size, objectives and steps stand together: words for the setting → models.
+    """Group models that differ only in size, objectives and steps: suffix for the legend → models.
 
-    The words are empty where a study has one setting; else they name its first model.
+    The suffix is empty if the study has one setting; otherwise it names the group's first model.
     """
     found: dict[str, list[Model]] = {}
     for one in models:
@@ -325,10 +324,10 @@ def by_setting(models: Iterable[Model]) -> dict[str, list[Model]]:
 
 
 def standing_for(models: Iterable[Model]) -> list[Model]:
-    """One model for each objective, of models of one size and setting, at the budget that has most objectives.
+    """One model for each kind of objective, at the budget with the most kinds; the models have one size and setting.
 
-    Of several masking ratios the one nearest to the usual is taken, of several splits likewise; of two budgets with as
-    many objectives the longer.
+    Of several masking ratios or splits, the one nearest to the usual is taken; of two budgets with equally many kinds,
+    the longer.
     """
     budgets: dict[int, list[Model]] = {}
     for one in models:
@@ -351,7 +350,7 @@ def _nearest(kind: str, models: list[Model]) -> Model | None:
 
 
 def objective_name(recipe: Recipe) -> str:
-    """CLM, MLM 40%, CLM → MLM 40%; anything else in its own words."""
+    """The name of a recipe's objectives: CLM, MLM 40%, CLM → MLM 40%; anything else in full."""
     role = role_of(recipe)
     if role == "other" or (role != "clm" and recipe.ratio is None):
         return recipe.words().split(" · ", 1)[1]
@@ -360,7 +359,7 @@ def objective_name(recipe: Recipe) -> str:
 
 
 def meaning(recipe: Recipe, variant: object = None) -> Meaning:
-    """What a series of models like this one stands for; `variant`: what sets it apart from others of its objectives."""
+    """The meaning of a series of models like this one; `variant` distinguishes it within its role."""
     return Meaning(role_of(recipe), variant, recipe.parameters or 0, continued=recipe.base is not None)
 
 
@@ -369,5 +368,5 @@ def percent(share: float | None) -> str:
 
 
 def thousands(steps: int) -> str:
-    """42,000 as 42k, where nothing is lost by it."""
+    """Write steps as 42k if they are a multiple of 1,000."""
     return f"{steps // 1000:,}k" if steps and steps % 1000 == 0 else f"{steps:,}"

@@ -1,4 +1,9 @@
-"""The series of an interactive figure as traces of Plotly, their roles in `meta` and no colour in them."""
+"""Figures for the page: `plotly_json` turns a `Figure` into plain dicts for Plotly, without colours.
+
+Every trace carries its role in `meta`, every line and note of the layout in its `name`; the page's script (`SCRIPT`)
+fills in the colours of a theme. `narrow` is the layout of the same traces on a phone; `views` have the x values of
+each trace for other measures of x.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +30,12 @@ DASHES: dict[Dash, str] = {
     "dot": "2px,3px",
     "dashdot": "7px,3px,2px,3px",
 }
-LAST = 2000  # in the legend, where others have 1000
-GAP = "\N{NO-BREAK SPACE}" * 2  # between a mark and the words right of it
+LAST = 2000  # legend rank; the default is 1000
+GAP = "\N{NO-BREAK SPACE}" * 2  # between a marker and the text right of it
 
 
 def traces(series: Series, panel: int, narrow: list[str] | None = None) -> Iterable[dict[str, Any]]:
-    """`narrow`: the labels on a phone, where they are others."""
+    """The Plotly traces of a series. `narrow`: its labels on a phone, where they differ."""
     axes = {"xaxis": f"x{panel + 1 if panel else ''}", "yaxis": f"y{panel + 1 if panel else ''}"}
     about = {
         "name": as_html(series.name),
@@ -127,28 +132,28 @@ def _hover(series: Series) -> dict[str, Any]:
 
 
 def _hover_text(text: str) -> str:
-    """The first line in bold: it says what a point is."""
+    """Hover text with its first line, the title of the point, in bold."""
     first, *rest = as_html(text).split("<br>")
     return "<br>".join([f"<b>{first}</b>", *rest])
 
 
 def as_html(text: str) -> str:
-    """Text for Plotly, which reads every name, label, tick, title and note as HTML."""
+    """Escape text for Plotly, which parses every name, label, tick, title and note as HTML."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\n", "<br>")
 
 
 def _in_template(text: str) -> str:
-    """Text inside a template, where Plotly fills in whatever stands in braces."""
+    """Escape text for a hover template, where Plotly also substitutes braces."""
     return as_html(text).replace("{", "&#123;")
 
 
 def group_of(series: Series) -> str:
-    """Series of one name are one group. Plotly makes it a key of an object, which `__proto__` must not be."""
+    """The legend group of a series. Plotly uses it as an object key, so a prefix keeps out `__proto__`."""
     return f"series {series.name}"
 
 
 def name_once(data: list[dict[str, Any]], groups: set[str]) -> None:
-    """Each name once: the first of its traces stands for all."""
+    """Show each legend group once: the first of its traces represents all."""
     for trace in data:
         first = trace["showlegend"] and trace["legendgroup"] in groups
         trace["showlegend"] = first
@@ -157,7 +162,7 @@ def name_once(data: list[dict[str, Any]], groups: set[str]) -> None:
 
 
 def plain(values: Iterable[float]) -> list[float | int | None]:
-    """Numbers with as many digits as a screen can show; null where there is none."""
+    """Numbers with six significant digits, enough for a screen; null for NaN and infinity."""
     return [_short(value) for value in values]
 
 
@@ -170,23 +175,26 @@ def _short(value: float) -> float | int | None:
 
 
 # ---------------------------------------------------------------- layouts
-# Where the panels of an interactive figure lie: in a row on a desk, below each other on a phone.
-#
-# Heights are in pixels and do not depend on the width, so nothing on the page moves while figures are drawn. Notes and
-# lines are tied to the axes of their panel, not to the paper; so both layouts hold the same ones.
+# Panels stand side by side on a desktop and below each other on a phone. Heights are in pixels and do not depend on
+# the width, so the page does not shift while figures are drawn. Notes and lines refer to the axes of their panel, not
+# to the whole drawing, so both layouts have the same ones.
 
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 PANEL = {False: 250, True: 205}  # pixels: the height of a panel, by narrow
-ROW = 19  # of a row of a list
+ROW = 19  # pixels: the height of a list row
 TOP, BOTTOM, LEFT, RIGHT = 34, 52, 52, 14
 LEGEND = 34
-LETTER = 6.4  # the width of one in a label
-WIDTHS = {False: 1000, True: 366}  # of the page's column, by narrow: decides how much of x the labels need
+LETTER = 6.4  # pixels: the width of a character in a label
+WIDTHS = {
+    False: 1000,
+    True: 366,
+}  # pixels: the page's column, by narrow; sets the share of x that labels need
 
 
 def layout_of(figure: Figure, *, narrow: bool) -> dict[str, Any]:
+    """The Plotly layout of a figure, for a desktop or a phone."""
     count = len(figure.panels)
     columns = 1 if narrow else count
     heights = [panel.rows * ROW if panel.rows else PANEL[narrow] for panel in figure.panels]
@@ -198,7 +206,7 @@ def layout_of(figure: Figure, *, narrow: bool) -> dict[str, Any]:
     legend = LEGEND * _legend_lines(figure, narrow) if figure.entries else 0
     layout: dict[str, Any] = {
         "autosize": True,
-        "uirevision": figure.id,  # what a reader hid or zoomed stays so when the theme changes
+        "uirevision": figure.id,  # keeps what a reader hid or zoomed when the theme changes
         "height": inner + top + BOTTOM + legend,
         "margin": {"l": left, "r": RIGHT, "t": top, "b": BOTTOM + legend, "pad": 0},
         "font": {"family": FONT, "size": 12},
@@ -238,7 +246,7 @@ def _legend_lines(figure: Figure, narrow: bool) -> int:
 def _domains(
     number: int, columns: int, heights: list[int], inner: int, gap: float
 ) -> tuple[list[float], list[float]]:
-    """Where a panel lies, as shares of the width and of the height: in one row, or in one column."""
+    """The position of a panel as shares of width and height: in one row, or in one column."""
     if columns == 1 and len(heights) > 1:
         above = sum(heights[:number]) + number * (TOP + BOTTOM)
         bottom = 1 - (above + heights[number]) / inner
@@ -273,7 +281,7 @@ def _axis(axis: Axis) -> dict[str, Any]:
 
 
 def view_axis(axis: Axis) -> dict[str, Any]:
-    """What of an x axis another view changes."""
+    """The properties of an x axis that another view changes."""
     made = _axis(axis)
     return {
         name: made[name] for name in ("title", "type", "tickmode", "tickvals", "ticktext") if name in made
@@ -303,7 +311,7 @@ def _with_room(panel: Panel, pixels: float) -> tuple[float, float]:
 
 
 def apart(panel: Panel, series: Series) -> list[str]:
-    """Labels above their points as a phone has room for them: one that would touch the one before it is empty."""
+    """The labels above points that fit on a phone; one that would touch the previous one is empty."""
     low, high = _with_room(panel, _inner_width(True))
     unit = _inner_width(True) / (high - low)
     ends: dict[float, float] = {}  # row → where its last label ends
@@ -317,7 +325,7 @@ def apart(panel: Panel, series: Series) -> list[str]:
 
 
 def _notes(panel: Panel, suffix: str) -> list[dict[str, Any]]:
-    """The panel's title and the words of its verticals."""
+    """The panel's title and the labels of its vertical lines."""
     title = {
         "text": as_html(panel.title),
         "xref": f"x{suffix} domain",
@@ -336,7 +344,7 @@ def _notes(panel: Panel, suffix: str) -> list[dict[str, Any]]:
             "text": as_html(one.label),
             "xref": f"x{suffix}",
             "yref": f"y{suffix} domain",
-            # On such an axis Plotly places words by the logarithm, and lines by the value.
+            # On a log axis Plotly positions annotations by the logarithm, but shapes by the value.
             "x": round(math.log10(one.x), 6) if panel.x.scale == "log" else one.x,
             "y": 0.99,
             "xanchor": "right",
@@ -367,10 +375,8 @@ def _upright(x: float, suffix: str) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- script
-# What a page runs to show figures: a few lines of JavaScript that know the roles, the two layouts and the views.
-#
-# `biphaseFigures.show(box, figure, palette)` draws, and draws again after the theme, the width or the view has changed;
-# what a reader has hidden or zoomed stays. The Plotly script must be on the page; nothing else is needed.
+# `biphaseFigures.show(box, figure, palette)` draws a figure, and redraws it after the theme, the width or the view has
+# changed; it keeps what a reader has hidden or zoomed. It needs the Plotly script on the page and nothing else.
 
 
 NARROW = 720  # pixels of the box: below it, panels stand below each other
@@ -434,16 +440,11 @@ const biphaseFigures = {
 """.replace("NARROW", str(NARROW))
 
 
-# ---------------------------------------------------------------- interactive
-# A figure for the page: plain dicts for Plotly.newPlot, without a colour in them.
-#
-# Every trace carries its role in `meta`, every line and note of the layout in its `name`; the page's script fills in the
-# colours of a theme. `narrow` is the layout of the same traces on a phone; `views` say what x becomes, trace by trace,
-# when it is measured another way.
+# ---------------------------------------------------------------- figure
 
 
 def plotly_json(figure: Figure) -> dict[str, Any]:
-    """The figure as Plotly takes it: data, layout, the narrow layout, and the views if it has any."""
+    """The figure for Plotly: data, layout, the narrow layout, and the views if it has any."""
     data = _data(figure)
     name_once(data, {group_of(series) for series in figure.entries})
     made: dict[str, Any] = {
@@ -457,7 +458,7 @@ def plotly_json(figure: Figure) -> dict[str, Any]:
 
 
 def _data(figure: Figure, view: int = 0) -> list[dict[str, Any]]:
-    """The traces of all panels, with x as this view measures it."""
+    """The traces of all panels, with x in the measure of this view."""
     return [
         trace
         for number, panel in enumerate(figure.panels)

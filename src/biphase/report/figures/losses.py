@@ -1,8 +1,8 @@
-"""How losses fell: while training, and on held-out text, with every switch of objective and every decay marked.
+"""The figures of losses: training and held-out loss over steps, and their difference over epochs.
 
-Held-out losses are of the same rows and masks for all runs, so these compare; training losses compare only within one
-objective and ratio. A curve changes its look where the run changes its objective: each part looks as the model does that
-it leads to. A beginning that several runs share is drawn once.
+Held-out losses use the same rows and masks for all runs, so they are comparable; training losses are comparable only
+within one objective and ratio. A curve changes its style where the run changes its objective: each part has the style
+of the recipe up to its end. Phases that several runs share are drawn once.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from biphase.study.names import REPEATED
 from biphase.study.plan import Plan, TrainingJob
 from biphase.text import listed, short
 
-BY_NAME = 6  # up to so many runs are named one by one, where they mean the same or are not complete
-ENTRIES = 10  # of the legend: with more, only objectives and sizes are told apart
-BEGINNING = 0.02  # of the steps: too steep to set the scale by
-UPRIGHTS = 6  # more of them hide the curves
-LABELS_APART = 0.05  # of the steps: nearer ones would lie upon each other
+BY_NAME = 6  # runs named one by one, if their recipes are equal or they are not complete
+ENTRIES = 10  # of the legend: with more, only objectives and sizes are distinguished
+BEGINNING = 0.02  # share of the steps where losses are too steep to set the scale
+UPRIGHTS = 6  # vertical lines; more would hide the curves
+LABELS_APART = 0.05  # share of the steps: nearer labels would overlap
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a run's curve that no run before it has, trained with one order of objectives; how it is drawn."""
+    """A part of a run's curve that no earlier run has, with one sequence of objectives, and its style."""
 
     curve: Curve
     begins: int
@@ -58,15 +58,16 @@ class Part:
 
 @dataclass(frozen=True)
 class _Found:
-    """A part before it is known which others there are."""
+    """A part before styles are assigned."""
 
     curve: Curve
     begins: int
     ends: int
-    recipe: Recipe  # of the run's end, or of the end of the part where another objective follows
+    recipe: Recipe  # at the end of the run, or at the end of the part if another objective follows
 
 
 def losses_figure(evidence: Evidence, *, live: bool = False) -> Figure | None:
+    """Training and held-out losses over steps, with every change of objective and every decay marked."""
     drawn = parts(evidence, live=live)
     if not drawn:
         return None
@@ -77,7 +78,7 @@ def losses_figure(evidence: Evidence, *, live: bool = False) -> Figure | None:
     panels = [_panel("Training", "loss, nats per token", training, uprights, last)]
     for objective in measured:
         held = [one for part in drawn if (one := _heldout(part, objective))]
-        unsaid = tuple(replace(one, label="") for one in uprights)  # said once, in the first panel
+        unsaid = tuple(replace(one, label="") for one in uprights)  # labels only in the first panel
         panels.append(_panel(f"Held out, {named(objective)}", "", held, unsaid, last))
     return Figure("losses", "How the losses fell", _caption(drawn), tuple(panels))
 
@@ -103,7 +104,7 @@ def parts(evidence: Evidence, *, live: bool) -> list[Part]:
 
 
 def _parted(plan: Plan, made: Curve, own: list[TrainingJob]) -> list[_Found]:
-    """A run's own states, parted where the order of objectives grows."""
+    """Split a run's own training jobs where the sequence of objectives grows."""
     roles = {one.key: role_of_way(before.objective for before in plan.path(one.key)) for one in own}
     groups = [list(some) for _, some in groupby(own, key=lambda one: roles[one.key])]
     return [
@@ -113,7 +114,7 @@ def _parted(plan: Plan, made: Curve, own: list[TrainingJob]) -> list[_Found]:
 
 
 def _meanings(found: list[_Found]) -> list[tuple[str, Meaning]]:
-    """Name and meaning of each part, as detailed as a legend can be."""
+    """Name and meaning of each part, as detailed as the legend allows."""
     recipes = [one.recipe for one in found]
     sizes = len({one.size for one in recipes}) > 1
     detailed = [(objective_name(one), (round(one.causal_share, 2), one.ratio or 0.0)) for one in recipes]
@@ -129,7 +130,9 @@ def _meanings(found: list[_Found]) -> list[tuple[str, Meaning]]:
         for (name, variant), one in zip(told, recipes, strict=True)
     ]
     ends = [(one.curve.result, of) for one, of in zip(found, made, strict=True) if one.recipe.final]
-    if len(ends) <= BY_NAME and len({of for _, of in ends}) < len(ends):  # alike but for what no recipe tells
+    if len(ends) <= BY_NAME and len({of for _, of in ends}) < len(
+        ends
+    ):  # the recipes do not distinguish them
         number = {result: n for n, (result, _) in enumerate(ends, start=1)}
         made = [
             (one.curve.result, replace(of, variant=(*of.variant, number[one.curve.result])))
@@ -141,7 +144,7 @@ def _meanings(found: list[_Found]) -> list[tuple[str, Meaning]]:
 
 
 def _training(part: Part, *, legend: bool) -> list[Series]:
-    """A line for each objective in turn: losses of two are not one curve."""
+    """One line for each objective in turn, since losses of two objectives are not one curve."""
     made: list[Series] = []
     points = list(zip(part.curve.steps, part.curve.losses, part.curve.objectives, strict=True))
     own = [point for point in points if part.has(point[0])]
@@ -168,7 +171,7 @@ def _heldout(part: Part, objective: str) -> Series | None:
 
 
 def _measured(parts: list[Part]) -> list[str]:
-    """The objectives that every run was measured by; up to three of any, if there is none."""
+    """The objectives that every run was measured by; if there are none, up to three of any."""
     every = list(dict.fromkeys(one for part in parts for one in part.curve.heldout))
     shared = [one for one in every if all(one in part.curve.heldout for part in parts if part.curve.heldout)]
     return (shared or every)[:3]
@@ -193,7 +196,7 @@ def _curves(parts: list[Part]) -> list[Curve]:
 
 
 def _switches(parts: list[Part]) -> dict[int, list[str]]:
-    """Step → what the drawn runs do there, each run for itself."""
+    """Step → the changes of the drawn runs there, one entry for each run."""
     at: dict[int, list[str]] = {}
     for one in _curves(parts):
         for switch in one.switches:
@@ -203,7 +206,7 @@ def _switches(parts: list[Part]) -> dict[int, list[str]]:
 
 
 def _verticals(parts: list[Part], last: int) -> tuple[Vertical, ...]:
-    """The steps at which most runs switch or decay; words where there is room for them."""
+    """The steps at which most runs switch or decay; labelled where there is room."""
     at = _switches(parts)
     commonest = sorted(at, key=lambda step: (-len(at[step]), step))[:UPRIGHTS]
     made: list[Vertical] = []
@@ -216,7 +219,7 @@ def _verticals(parts: list[Part], last: int) -> tuple[Vertical, ...]:
 
 
 def _said(whats: list[str]) -> str:
-    """→ MLM 40%, decay: a ratio where there is but one."""
+    """A label such as "→ MLM 40%, decay"; without ratios if there are several objectives."""
     asked = sorted({what for what in whats if what != "decay"})
     words = [f"→ {named(what)}" for what in asked]
     if len(asked) > 1:
@@ -225,7 +228,7 @@ def _said(whats: list[str]) -> str:
 
 
 def told(parts: list[Part]) -> list[str]:
-    """What shades and widths mean, where they mean anything."""
+    """What shades and widths mean, if they vary."""
     shades = max(len({one.look.shade for one in parts if one.look.role == role}) for role in NAMES)
     said = ["Shades of one colour, soft to deep: the share of CLM, the masking ratio."] * (shades > 1)
     return said + ["Thicker lines: larger models."] * (len({one.look.width for one in parts}) > 1)
@@ -252,13 +255,11 @@ def _caption(parts: list[Part]) -> str:
 
 
 # ---------------------------------------------------------------- repetition
-# Learnt by heart? Training loss minus held-out loss over epochs of the corpus, a panel for each kind of objective.
-#
-# Both losses are of the objective that a run trains at that step, so the gaps of two objectives compare although their
-# losses do not. What several runs share is drawn once, with the first of them, as in the figure of losses.
+# Training loss minus held-out loss over epochs of the corpus, a panel for each kind of objective. Both losses are of
+# the objective in training at that step, so the gaps of two objectives are comparable although their losses are not.
 
 
-SETTLED = 0.1  # epochs: before, losses fall too fast to set the scale by
+SETTLED = 0.1  # epochs before which losses fall too fast to set the scale
 CAPTION = (
     "Training loss minus held-out loss of the objective that a run trains, over how often it has read its corpus. "
     "Below 0, what the run trains on is easier to it than what it has never seen; where a line falls further with every "
@@ -272,7 +273,7 @@ Point = tuple[float, LossGap]  # epochs, and the gap there
 
 
 def repetition_figure(evidence: Evidence, *, live: bool = False) -> Figure | None:
-    """Only where some run read its corpus more than once."""
+    """The figure of memorization; None unless some run has read its corpus more than once."""
     plan, epochs = evidence.plan, Epochs(evidence.plan, evidence.store)
     if not any((epochs.at(run.name) or 0.0) > REPEATED for run in plan.study.runs if run.stages):
         return None
@@ -286,7 +287,7 @@ def repetition_figure(evidence: Evidence, *, live: bool = False) -> Figure | Non
             objectives.setdefault(kind, set()).add(line[0][1].objective)
     every = [one for some in lines.values() for one in some]
     if max((x for one in every for x in one.x), default=0.0) <= REPEATED:
-        return None  # planned, and not come so far
+        return None  # planned, but not reached yet
     titles = {kind: named(min(some)) if len(some) == 1 else kind.upper() for kind, some in objectives.items()}
     panels = [
         _repetition_panel(titles[kind], lines[kind], every, first=kind == next(iter(lines))) for kind in lines
@@ -296,7 +297,7 @@ def repetition_figure(evidence: Evidence, *, live: bool = False) -> Figure | Non
 
 
 def _lines(evidence: Evidence, epochs: Epochs, part: Part, *, live: bool) -> list[list[Point]]:
-    """The gaps of a part of a run, with the last one before; parted where the objective or corpus changes."""
+    """The gaps of a part, with the last one before it; split where the objective or corpus changes."""
     points: list[Point] = []
     for gap in gaps(evidence.plan, evidence.store, part.curve.result, live=live):
         at = epochs.at(part.curve.result, gap.step)
@@ -327,7 +328,7 @@ def _series(part: Part, line: list[Point]) -> Series:
 
 
 def _repetition_panel(title: str, series: list[Series], every: list[Series], *, first: bool) -> Panel:
-    """All panels have one scale, with 0 on it."""
+    """One panel. All panels have the same scale, which includes 0."""
     last = max(x for one in every for x in one.x)
     settled = [y for one in every for x, y in zip(one.x, one.y, strict=True) if x >= SETTLED]
     low, high = min((0.0, *settled)), max((0.0, *settled))

@@ -1,8 +1,8 @@
-"""The plan as a drawing: what is trained from what, over steps, and which results lie where.
+"""The figure of the plan (which checkpoint is trained from which, over steps) and the figure of its costs.
 
-────────────┬──────────●╌╌╌╌ result      a row for each way to an end; a trunk stays on its row,
-            │   ┌──────●╌╌╌╌ result      what leaves it later lies nearer to it, so that no line
-            └───●╌╌╌╌╌╌╌╌╌╌╌ result      crosses another
+────────────┬──────────●╌╌╌╌ result      a row for each path to an end; the longest continuation
+            │   ┌──────●╌╌╌╌ result      stays on its parent's row, and later branches lie nearer
+            └───●╌╌╌╌╌╌╌╌╌╌╌ result      to it, so that no line crosses another
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ from biphase.study.describe import titles
 from biphase.study.plan import Plan, TrainingJob
 from biphase.text import counted, short
 
-CHECKPOINT_ROOM = 0.7  # of a row, above one that has labels of checkpoints on it
-CHECKPOINT_ABOVE = 0.18  # of a row: clear of the line below
-CHECKPOINT_APART = 0.08  # of the steps: labels of checkpoints nearer to each other are left out
+CHECKPOINT_ROOM = 0.7  # of a row, above one that has checkpoint labels
+CHECKPOINT_ABOVE = 0.18  # of a row: distance of a label from its line
+CHECKPOINT_APART = 0.08  # share of the steps: nearer checkpoint labels are left out
 
 
 @dataclass(frozen=True)
 class _Placed:
     job: TrainingJob
     row: float
-    trials: float  # the row of what it begins from
-    goes_on: bool  # its row does not end here
+    trials: float  # the row of its parent
+    goes_on: bool  # its row continues after it
 
 
 def tree_figure(evidence: Evidence) -> Figure | None:
+    """Which checkpoint is trained from which, over steps, and where the results lie."""
     plan = evidence.plan
     if not plan.jobs:
         return None
@@ -84,7 +85,7 @@ def tree_figure(evidence: Evidence) -> Figure | None:
 
 
 def _places(plan: Plan) -> tuple[list[_Placed], list[tuple[float, str]], float]:
-    """Every state on a row, the rows with the names of starts, and how many rows there are."""
+    """Assign training jobs to rows. Returns them, the rows with the names of starts, and the number of rows."""
     below: dict[str, list[TrainingJob]] = {}
     for job in plan.jobs.values():
         below.setdefault(job.parent or job.root, []).append(job)
@@ -95,7 +96,7 @@ def _places(plan: Plan) -> tuple[list[_Placed], list[tuple[float, str]], float]:
     row = 0.0
     for root in plan.roots:
         if root not in below:
-            continue  # a model as it is: nothing is trained from it
+            continue  # a published model without further training
         heads.append((row, names[root]))
         row += 1
         for first in below[root]:
@@ -104,7 +105,7 @@ def _places(plan: Plan) -> tuple[list[_Placed], list[tuple[float, str]], float]:
 
 
 def _onward(plan: Plan, below: dict[str, list[TrainingJob]]) -> dict[str, TrainingJob]:
-    """State → the child that goes on beside it on its row: the one that reaches furthest without a new run."""
+    """Job key → the child that continues on its row: the one that reaches furthest without starting a new run."""
     reach: dict[str, tuple[int, int]] = {}
     onward: dict[str, TrainingJob] = {}
     for key, job in reversed(plan.jobs.items()):  # children come before their parents
@@ -124,7 +125,7 @@ def _way(
     onward: dict[str, TrainingJob],
     placed: list[_Placed],
 ) -> float:
-    """Put a state and all that comes from it on rows from `row` on; the next free row."""
+    """Place a job and its descendants on rows from `row` on; returns the next free row."""
     trunk = [first]
     while trunk[-1].key in onward:
         trunk.append(onward[trunk[-1].key])
@@ -136,7 +137,7 @@ def _way(
         for one in trunk
     ]
     free = row + 1
-    for job in reversed(trunk):  # what leaves last lies nearest
+    for job in reversed(trunk):  # the last branch lies nearest
         for child in below.get(job.key, []):
             if child is not onward.get(job.key):
                 free = _way(child, free, row, below, onward, placed)
@@ -147,7 +148,7 @@ def _way(
 
 
 def _jobs(plan: Plan, placed: list[_Placed], standing: dict[str, str]) -> list[Series]:
-    """One series for each hue and for its decays: bars broken between training jobs."""
+    """One series for each role, and one for its decays: bars broken between training jobs."""
     groups: dict[tuple[str, bool], list[_Placed]] = {}
     for one in placed:
         role = role_of_way(job.objective for job in plan.path(one.job.key))
@@ -177,7 +178,7 @@ def _about(job: TrainingJob, standing: dict[str, str]) -> str:
 
 
 def _joints(placed: list[_Placed]) -> Series:
-    """Thin uprights from a trunk to what leaves it."""
+    """Thin vertical lines from a row to its branches."""
     x: list[float] = []
     y: list[float] = []
     for one in placed:
@@ -189,7 +190,7 @@ def _joints(placed: list[_Placed]) -> Series:
 
 
 def _results(placed: list[_Placed], standing: dict[str, str]) -> list[Series]:
-    """A mark at each result: filled where it is computed."""
+    """A marker at each result; filled if it is computed."""
     made = []
     for there in (True, False):
         some = [one for one in placed if one.job.results and (standing[one.job.key] == "done") is there]
@@ -208,7 +209,7 @@ def _results(placed: list[_Placed], standing: dict[str, str]) -> list[Series]:
 
 
 def _labels(placed: list[_Placed], last: int) -> list[Series]:
-    """Names right of the ends of rows; above a row, the steps of checkpoints that lie on it."""
+    """Result names right of the ends of rows; above a row, the steps of its intermediate checkpoints."""
     ends = [one for one in placed if one.job.results and not one.goes_on]
     on_the_way: list[_Placed] = []
     for one in placed:
@@ -240,7 +241,7 @@ def _names(job: TrainingJob) -> str:
 
 
 def _short(job: TrainingJob) -> str:
-    """A checkpoint by its step; a run that ends here by its name."""
+    """A kept checkpoint by its step; the end of a run by its name."""
     kept = all(name.endswith(f"-{job.step}") for name in job.results)
     return thousands(job.step) if kept else _names(job)
 
@@ -258,19 +259,17 @@ def _heads(heads: list[tuple[float, str]]) -> Series:
 
 
 # ---------------------------------------------------------------- costs
-# Where the hours went: pretraining by what was trained, fine-tuning by task.
-#
-# Hours are seconds × devices, on the machine that computed each training job: GPU-hours on GPUs, plain hours on a CPU. What was
-# computed elsewhere and came without its times is not counted, and the caption says so.
+# Time is seconds × devices on the machine that computed each training job: GPU-hours on GPUs, hours on a CPU. Jobs that
+# were imported without their times are not counted, and the caption says so.
 
 
-# What Python calls a processor; a GPU has a name of its own.
+# The names that Python gives to CPUs; a GPU reports its own name.
 PROCESSOR = re.compile(r"(x86|i\d86|amd64|intel64|arm|aarch64|ppc|power|riscv|s390)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class _Bar:
-    """A row of a panel: seconds × devices, those of decays apart."""
+    """One bar: seconds × devices, with the decay counted separately."""
 
     name: str
     role: str
@@ -284,6 +283,7 @@ class _Bar:
 
 
 def costs_figure(evidence: Evidence) -> Figure | None:
+    """The time of pretraining by objective and of fine-tuning by task."""
     work = evidence.job_costs
     trained, tuned = _pretraining(evidence.plan, work), _finetuning(evidence)
     bars = [*trained, *tuned]
@@ -317,7 +317,7 @@ def _caption(evidence: Evidence, work: list[JobCost], totals: list[str], unit: s
 
 
 def _pretraining(plan: Plan, work: list[JobCost]) -> list[_Bar]:
-    """Seconds × devices of what was trained: CLM, MLM at each ratio, MLM after CLM, and continued."""
+    """The time by objective: CLM, MLM at each ratio, MLM after CLM, and continued training."""
     found: dict[tuple[str, str], list[JobCost]] = {}
     for cost in work:
         if cost.seconds is not None:
@@ -411,7 +411,7 @@ def _panel(title: str, bars: list[_Bar], unit: str, seconds: float) -> Panel:
 
 
 def _unit(longest: float, on_gpu: bool) -> tuple[str, float]:
-    """What to count in, so that the longest bar is a number a person reads."""
+    """The unit of time in which the longest bar is at least 1."""
     name, seconds = next(
         one
         for one in (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
@@ -425,7 +425,7 @@ def _amount(number: float) -> str:
 
 
 def _on_gpu(evidence: Evidence, work: list[JobCost]) -> bool:
-    """Did every device that is known to have worked here bear the name of a GPU?"""
+    """Whether every known device is a GPU, judged by its name."""
     machines = [machine for grid in evidence.grids.values() for machine in grid.machines]
     devices = {cost.device for cost in work} | {str(machine.get("device", "")) for machine in machines}
     return not any(PROCESSOR.match(one) for one in devices) and bool(devices - {""})

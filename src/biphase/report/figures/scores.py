@@ -1,7 +1,8 @@
-"""Panels of scores: one for each family of tasks, with intervals over seeds and the paper's values beside them.
+"""The figures of scores: objectives, ratios, learning rates, splits, robustness, continued training, efficiency.
 
-A point is a model. A model without a complete seed on every task of a family has no point there: it is counted, and
-the caption says how many there are. Scores are in percent here and in every figure.
+`score_panels` draws one panel for each family of tasks, with intervals over seeds and the paper's values. A point is a
+model. A model without a seed that is complete on every task of a family has no point there; the caption gives the
+number of missing points. Scores are in percent in all figures.
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ from biphase.study.names import REPEATED
 from biphase.text import beside, counted, fixed, listed, rate, short
 
 SCORE = "test score, %"
-SEEDS_BESIDE = 0.16  # along an axis of places
+SEEDS_BESIDE = 0.16  # x offset of the markers for single seeds
 
 
 @dataclass(frozen=True)
 class Point:
-    """A model, and where it stands along x: a number for each view of the figure."""
+    """A model and its x position, one number for each view of the figure."""
 
     x: Numbers
     model: Model
@@ -67,31 +68,31 @@ class Point:
 
 @dataclass(frozen=True)
 class ScoreLine:
-    """Models that one series joins, in order of x."""
+    """The models that one series joins, in order of x."""
 
     name: str
     meaning: Meaning
     points: tuple[Point, ...]
     draws: Draws = "both"
     legend: bool = True
-    seeds: bool = False  # each seed as a small circle beside its mean
+    seeds: bool = False  # draw each seed as a small circle beside its mean
     hollow: bool = False
     tail: bool = False  # thin and dotted: it only leads to a point
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Panels of scores, and how many of their points are not there."""
+    """Panels of scores, and the number of their missing points."""
 
     panels: tuple[Panel, ...]
     points: int
     missing: int
-    covers: tuple[str, ...]  # what the intervals cover; empty: there is none
+    covers: tuple[str, ...]  # what the intervals cover; empty: there are none
     paper: bool
-    lonely: tuple[str, ...]  # families without a panel: no line joins two points there
+    lonely: tuple[str, ...]  # families without a panel, because no line has two points there
 
     def notes(self) -> str:
-        """What a reader must know of intervals, scales, marks and gaps."""
+        """Caption text about intervals, scales, marks and missing points."""
         said = [
             f"Bars are 95% intervals over {listed(list(self.covers))}."
             if self.covers
@@ -114,14 +115,14 @@ class Drawn:
 def score_panels(
     evidence: Evidence, estimates: Estimates, lines: Iterable[ScoreLine], x: Axis, *, views: int = 1
 ) -> Drawn:
-    """A panel for each family in which anything is known."""
+    """A panel for each family with known scores."""
     lines = tuple(lines)
     styles = [
         _style(line, look) for line, look in zip(lines, looks([one.meaning for one in lines]), strict=True)
     ]
     panels: list[Panel] = []
     covers: dict[str, None] = {}
-    every: dict[tuple[str, str], bool] = {}  # family and model → is it known?
+    every: dict[tuple[str, str], bool] = {}  # (family, model) → whether its score is known
     paper = False
     joining = any(line.draws != "points" for line in lines)
     lonely: list[str] = []
@@ -163,7 +164,7 @@ def _style(line: ScoreLine, look: Style) -> Style:
 def _of_other_roles(
     evidence: Evidence, line: ScoreLine, known: list[tuple[Point, Score]], tasks: tuple[str, ...], views: int
 ) -> list[Series]:
-    """Points on a line whose models have another hue than it, in their own: where a base or a pure objective stands."""
+    """Redraw points whose role differs from their line's, such as a base or a single objective, in their own style."""
     found: dict[str, list[tuple[Point, Score]]] = {}
     for point, score in known if line.draws == "both" else ():
         role = role_of(point.model.recipe)
@@ -184,7 +185,9 @@ def _series(
     views: int,
 ) -> Series:
     across = tuple(tuple(point.x[view] for point, _ in known) for view in range(views))
-    bars = known if line.draws != "line" else []  # a line that only joins points others draw has none
+    bars = (
+        known if line.draws != "line" else []
+    )  # a line that only joins points of other series has no intervals
     return Series(
         name=line.name,
         look=look,
@@ -200,7 +203,7 @@ def _series(
 
 
 def _seeds(line: ScoreLine, look: Style, known: list[tuple[Point, Score]]) -> list[Series]:
-    """What the means are of: every seed, a little beside them."""
+    """A marker for every single seed, a little beside its mean."""
     every = [
         (point, 100 * float(value))
         for point, score in known
@@ -223,7 +226,7 @@ def _seeds(line: ScoreLine, look: Style, known: list[tuple[Point, Score]]) -> li
 
 
 def _paper_marks(lines: Iterable[ScoreLine], family: str, views: int) -> list[Series]:
-    """The paper's values of the very models that are drawn."""
+    """The paper's values of the drawn recipes."""
     found: dict[Numbers, tuple[float, str]] = {}
     for line in lines:
         for point in line.points:
@@ -247,7 +250,7 @@ def _paper_marks(lines: Iterable[ScoreLine], family: str, views: int) -> list[Se
 
 
 def hover(evidence: Evidence, model: Model, score: Score, tasks: tuple[str, ...]) -> str:
-    """What a point tells when it is asked."""
+    """The hover text of a point."""
     lines = [model.name, model.recipe.words(), with_half(score.seeds.mean, score.seeds.low, score.seeds.high)]
     seeds = counted(score.seeds.n, "seed")
     lines.append(f"{seeds}, interval over {score.seeds.covers}" if math.isfinite(score.seeds.low) else seeds)
@@ -260,12 +263,12 @@ def hover(evidence: Evidence, model: Model, score: Score, tasks: tuple[str, ...]
 
 
 def with_half(mean: float, low: float, high: float) -> str:
-    """84.89 ± 0.18%, from shares of one."""
+    """A mean and its interval, given as shares of one: "84.89 ± 0.18%"."""
     return f"{fixed(100 * mean)} {beside(100 * mean, 100 * low, 100 * high)}".rstrip() + "%"
 
 
 def rates(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> str:
-    """Which learning rates validation chose, and how often: 5e-5 ×9, 1e-4 ×6."""
+    """How often validation chose each learning rate: "5e-5 ×9, 1e-4 ×6"."""
     chosen: Counter[float] = Counter()
     for result in model.results:
         for task in tasks:
@@ -275,10 +278,11 @@ def rates(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> str:
 
 
 # ---------------------------------------------------------------- objectives
-# Masked against causal, and both in sequence: by size where there are several, else side by side.
+# CLM, MLM and both in sequence: over sizes if there are several, else side by side.
 
 
 def objectives_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
+    """One model of each objective: over sizes, or side by side."""
     chosen = {
         words: {size: standing_for(some) for size, some in by_size(models).items()}
         for words, models in by_setting(ends(evidence.models.values())).items()
@@ -321,7 +325,7 @@ def _over_sizes(
 
 
 def _around(values: Numbers) -> tuple[float, float]:
-    """A little more than these, on a logarithmic scale."""
+    """A range slightly wider than these values, on a logarithmic scale."""
     room = (max(values) / min(values)) ** 0.12
     return min(values) / room, max(values) * room
 
@@ -365,17 +369,17 @@ def _side_by_side(evidence: Evidence, estimates: Estimates, models: list[tuple[s
 
 
 def _broken(name: str) -> str:
-    """A name in short lines, to stand below its place."""
+    """A name in short lines, for a tick label."""
     for before, after in ((" → ", " →\n"), (" (as ", "\n(as ")):
         name = name.replace(before, after)
     return name if "\n" in name else name.replace(" ", "\n", 1)
 
 
-# ---------------------------------------------------------------- ratio
-# The masking ratio: what is best for which task, at which size.
+# ---------------------------------------------------------------- masking ratio
 
 
 def ratio_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
+    """MLM from scratch over masking ratios, a line for each size and budget."""
     masked = [one for one in ends(evidence.models.values()) if one.recipe.kind == "mlm"]
     lines = []
     for words, models in by_setting(masked).items():
@@ -394,7 +398,7 @@ def ratio_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
 
 
 def over_ratios(models: list[Model]) -> dict[int, tuple[Point, ...]]:
-    """Budget → models by their ratio, where there are at least two to compare."""
+    """Budget → models by ratio, for budgets with at least two ratios."""
     rows: dict[int, dict[float, Model]] = {}
     for one in models:
         if one.recipe.ratio is not None:
@@ -413,11 +417,12 @@ def ratio_axis(lines: list[ScoreLine]) -> Axis:
     )
 
 
-# ---------------------------------------------------------------- rates
-# How much the learning rate of fine-tuning matters: the mean over seeds at each rate, with nothing chosen.
+# ---------------------------------------------------------------- learning rates of fine-tuning
+# The mean over seeds at each rate, without selection.
 
 
 def rates_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
+    """One model of each objective over the learning rates of fine-tuning."""
     finetune = evidence.plan.study.finetune
     if finetune is None or len(finetune.lrs) < 2:
         return None
@@ -450,7 +455,10 @@ def rates_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
 
 
 def _models(evidence: Evidence) -> tuple[dict[str, tuple[str, Style]], str]:
-    """One model for each objective at the middle size with any score, by name; else the models as they are."""
+    """Model name → (legend name, style) for one model of each objective at the middle size, and that size.
+
+    If nothing was pretrained, all scored models.
+    """
     scored = [one for one in evidence.models.values() if _any(evidence, one)]
     sizes = by_size(ends(scored))
     if not sizes:
@@ -474,7 +482,7 @@ def _any(evidence: Evidence, model: Model) -> bool:
 
 
 def _by_rate(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> dict[float, Estimate]:
-    """Rate → the mean over tasks, seed by seed."""
+    """Rate → the mean over tasks for each seed, with its interval."""
     scores = np.mean([evidence.by_rate(model, task) for task in tasks], axis=0)  # (P, rates, F)
     lrs = evidence.grids[model.results[0], tasks[0]].lrs
     return {lr: of_scores(across(scores[:, place])) for place, lr in enumerate(lrs)}
@@ -494,7 +502,7 @@ def _rate_series(name: str, look: Style, model: Model, at: dict[float, Estimate]
 
 
 def _paper_rate_marks(models: list[Model], tasks: tuple[str, ...]) -> list[Series]:
-    """The paper's single runs, where a family here is the one dataset they are of."""
+    """The paper's single runs, if the family has one task here and it is their dataset."""
     if len(tasks) > 1:
         return []
     known = [(lr, y, one) for one in models for lr, y in at_rates(one.recipe, tasks[0]).items()]
@@ -514,13 +522,14 @@ def _axis(lrs: tuple[float, ...]) -> Axis:
 
 
 # ---------------------------------------------------------------- splits
-# How much of a budget should be causal? From masked alone to causal alone, for each budget.
+# The share of CLM steps, from MLM alone to CLM alone, for each budget.
 
 
 QUARTERS = (0.0, 25.0, 50.0, 75.0, 100.0)
 
 
 def splits_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
+    """Scores over the share of CLM steps, a line for each budget."""
     found: list[tuple[str, float, int, str, tuple[Point, ...]]] = []
     for words, models in by_setting(ends(evidence.models.values())).items():
         for size, some in by_size(models).items():
@@ -542,9 +551,9 @@ def splits_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
 
 
 def _split_rows(models: list[Model]) -> dict[tuple[float, int], tuple[Point, ...]]:
-    """(masking ratio, budget) → models by their share of causal steps, where any has both.
+    """(masking ratio, budget) → models by their share of CLM steps, where some model has both objectives.
 
-    A budget is drawn at the ratio with most splits, and of equals at the one nearest to the usual.
+    A budget is drawn at the ratio with the most splits; of equals, at the one nearest to the usual.
     """
     every: dict[int, dict[float, dict[float, Model]]] = {}
     for one in models:
@@ -569,10 +578,11 @@ def _split_rows(models: list[Model]) -> dict[tuple[float, int], tuple[Point, ...
 
 
 # ---------------------------------------------------------------- robustness
-# Is the masking ratio less delicate after causal pretraining? The same ratios from scratch and after CLM.
+# The same masking ratios from scratch and after CLM.
 
 
 def robustness_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
+    """Scores over masking ratios, from scratch and after CLM."""
     scratch, after = [], []
     for words, models in by_setting(ends(evidence.models.values())).items():
         sizes = by_size(models)
@@ -596,7 +606,7 @@ def robustness_figure(evidence: Evidence, estimates: Estimates) -> Figure | None
 
 
 def _after_clm(models: list[Model]) -> dict[tuple[int, int], tuple[Point, ...]]:
-    """(causal steps, all steps) → two-stage models by their ratio."""
+    """(CLM steps, all steps) → two-stage models by ratio."""
     groups: dict[int, list[Model]] = {}
     for one in models:
         if one.recipe.kind == "clm-mlm":
@@ -612,11 +622,11 @@ def _several(sizes: dict[str, list[Model]]) -> bool:
     return sum(bool(_after_clm(some)) for some in sizes.values()) > 1
 
 
-# ---------------------------------------------------------------- continued
-# More masked pretraining on finished models: does a causal base catch up with a masked one, and when?
+# ---------------------------------------------------------------- continued training
 
 
 def continued_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
+    """Decayed bases and their continuations, over the steps since the base."""
     models = list(evidence.models.values())
     rows = _continued_rows(models)
     names = _continued_names(rows)
@@ -638,7 +648,7 @@ def continued_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
 
 
 def _continued_rows(models: list[Model]) -> list[tuple[Recipe, list[Model]]]:
-    """The models that go on from one base with one objective, in order of steps."""
+    """The models that continue one base with one objective, in order of steps."""
     rows: list[tuple[Recipe, list[Model]]] = []
     gone_on = [one for one in models if one.recipe.base and one.recipe.final]
     for one in sorted(gone_on, key=lambda one: one.recipe.continued):
@@ -657,7 +667,7 @@ def _continued_rows(models: list[Model]) -> list[tuple[Recipe, list[Model]]]:
 
 
 def _continued_names(rows: list[tuple[Recipe, list[Model]]]) -> list[str]:
-    """What sets each row apart from the others, and no more."""
+    """Legend names with only the parts that distinguish the rows."""
     parts = [
         (
             base.size,
@@ -680,7 +690,7 @@ def _went_on_with(model: Model) -> str:
 
 
 def _alike(one: Recipe, other: Recipe) -> bool:
-    """The same model but for its seed."""
+    """Whether two recipes are equal except for their seed."""
     facts = ("size", "parameters", "spans", "decayed", "of", "setting")
     if any(getattr(one, fact) != getattr(other, fact) for fact in facts):
         return False
@@ -690,9 +700,8 @@ def _alike(one: Recipe, other: Recipe) -> bool:
 
 
 # ---------------------------------------------------------------- efficiency
-# What a model has learnt on its way: scores of kept checkpoints over tokens, FLOPs and seconds.
-#
-# Checkpoints on the way have not been decayed, the end has; so the end is a mark of its own, and the way to it dotted.
+# Scores of kept checkpoints over tokens, FLOPs and seconds. Intermediate checkpoints are not decayed and the end is, so
+# the end has a marker of its own, joined by a dotted line.
 
 
 VIEWS = ("tokens", "FLOPs", "seconds")
@@ -700,6 +709,7 @@ ROOM = {"tokens": 0.14, "FLOPs": 0.3, "seconds": 0.25}  # between labels, as a s
 
 
 def efficiency_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
+    """Scores of kept checkpoints over tokens, FLOPs and seconds, a line for each run."""
     ways = _ways(evidence)
     xs = {one.name: _x(evidence, one) for way in ways for one in way}
     views = [n for n in range(len(VIEWS)) if any(math.isfinite(x[n]) for x in xs.values())]
@@ -729,7 +739,7 @@ def efficiency_figure(evidence: Evidence, estimates: Estimates) -> Figure | None
 
 
 def _ways(evidence: Evidence) -> list[list[Model]]:
-    """The checkpoints of each run that keeps some, in order of steps, its end last. Each model stands once."""
+    """The kept checkpoints of each run in order of steps, its end last. Each run's end occurs once."""
     plan = evidence.plan
     of = {plan.results[result]: one for one in evidence.models.values() for result in one.results}
     ways, seen = [], set()
@@ -743,7 +753,7 @@ def _ways(evidence: Evidence) -> list[list[Model]]:
 
 
 def _one_epoch(evidence: Evidence, ways: list[list[Model]]) -> tuple[Vertical, ...]:
-    """The tokens at which each corpus had been read once, where some way from the root went on from there."""
+    """The tokens of one epoch of each corpus, where some run from scratch reads further."""
     epochs = Epochs(evidence.plan, evidence.store)
     found: dict[int, str] = {}
     for way in (way for way in ways if not way[-1].recipe.base):
@@ -758,7 +768,7 @@ def _one_epoch(evidence: Evidence, ways: list[list[Model]]) -> tuple[Vertical, .
 
 
 def _x(evidence: Evidence, model: Model) -> Numbers:
-    """Tokens, FLOPs and seconds up to a model; seconds are means over its pretraining seeds, NaN where unknown."""
+    """Tokens, FLOPs and seconds up to a model; seconds are the mean over its pretraining seeds. NaN: unknown."""
     costs = [cost(evidence.plan, evidence.store, result) for result in model.results]
     took = [one.seconds for one in costs if one.seconds is not None]
     flops = costs[0].flops
@@ -782,7 +792,7 @@ def _view(name: str, values: list[float]) -> View:
 
 
 def _efficiency_names(ways: list[list[Model]]) -> list[str]:
-    """The objective of each way; the name of its end where that is not enough."""
+    """The objectives of each run; the name of its end where that is ambiguous."""
     sizes = len({way[-1].recipe.size for way in ways})
     names = [
         f"{f'{way[-1].recipe.size} ' if sizes > 1 else ''}{objective_name(way[-1].recipe)}" for way in ways

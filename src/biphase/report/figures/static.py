@@ -1,6 +1,6 @@
-"""A figure for print: SVG and PDF as wide as a page of two columns, in 8 point type, legible in grey.
+"""Figures for print: SVG and PDF at the width of a two-column page, in 8 point type, legible in grey.
 
-The same figure gives the same bytes: no date, no salt of chance, and the fonts that come with matplotlib.
+The same figure gives the same bytes: no date, a fixed hash salt, and the fonts that come with matplotlib.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Sheet
 
-WIDTH = 6.9  # inches: the text of a two-column page
+WIDTH = 6.9  # inches: the text width of a two-column page
 HEIGHT = 1.32  # of a panel
-TITLE, LINE, RIGHT = 0.2, 0.15, 0.13  # above panels, of a line of words, right of the last panel
-ROW = 0.125  # of a row of a list
-KEY = 0.62  # of the line and the gap beside a name of the legend
-LETTER, TICK, LABEL = 0.066, 0.062, 0.05  # the width of a letter in the legend, at a tick, in a label
+TITLE, LINE, RIGHT = 0.2, 0.15, 0.13  # above panels; of a line of text; right of the last panel
+ROW = 0.125  # of a list row
+KEY = 0.62  # of the line and the gap beside a legend entry
+LETTER, TICK, LABEL = 0.066, 0.062, 0.05  # the width of a character in the legend, at a tick, in a label
 COLOURS = PALETTES["light"]
 MARKERS: dict[Marker, str] = {
     "circle": "o",
@@ -84,7 +84,7 @@ def draw(figure: Figure, folder: Path) -> list[Path]:
     made: list[Path] = []
     for name, one in _printed(figure):
         with rc_context(STYLE | {"svg.hashsalt": name}), warnings.catch_warnings():
-            # A name in a script that the font lacks is drawn as boxes; a warning for each sign of it helps nobody.
+            # Characters that the font lacks are drawn as boxes; a warning for each of them would only be noise.
             warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
             sheet = sheet_of(one)
             for form, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
@@ -95,7 +95,7 @@ def draw(figure: Figure, folder: Path) -> list[Path]:
 
 
 def _printed(figure: Figure) -> list[tuple[str, Figure]]:
-    """The figure by the name of its file, or one for each view."""
+    """The figure by file name, or one figure for each view."""
     if not figure.views:
         return [(figure.id, figure)]
     made = []
@@ -115,7 +115,7 @@ def _printed(figure: Figure) -> list[tuple[str, Figure]]:
 
 
 def sheet_of(figure: Figure) -> Sheet:
-    """The figure as matplotlib holds it. Everything is placed in inches: to let it find places doubles the time."""
+    """The figure in matplotlib. Everything is placed in inches, because automatic layout doubles the time."""
     from matplotlib.figure import Figure as Sheet
 
     rows = max(panel.rows for panel in figure.panels)
@@ -139,14 +139,14 @@ def sheet_of(figure: Figure) -> Sheet:
 
 
 def _columns(letters: list[int]) -> int:
-    """How many names of the legend stand in a line: all, or as many of the longest as there is room for."""
+    """The number of legend columns: all entries in one line, or as many of the longest as fit."""
     if sum(KEY + LETTER * one for one in letters) <= WIDTH:
         return max(1, len(letters))
     return max(1, int(WIDTH / (KEY + LETTER * max(letters))))
 
 
 def _across(panels: tuple[Panel, ...]) -> list[tuple[float, float]]:
-    """Left edge and width of each panel, in inches: equal widths, after room for what stands left of each."""
+    """Left edge and width of each panel in inches: equal widths, after room for tick labels."""
     rooms = [_room(panel.y) for panel in panels]
     width = (WIDTH - sum(rooms) - RIGHT) / len(panels)
     return [(sum(rooms[: n + 1]) + n * width, width) for n in range(len(panels))]
@@ -262,7 +262,7 @@ def _whiskers(series: Series, at: Axes, colour: str) -> None:
 
 
 def _drawn(series: Series) -> dict[str, Any]:
-    """What matplotlib is told of a line and its markers."""
+    """Keyword arguments for a line and its markers."""
     look, colour = series.look, COLOURS[series.look.colour]
     marks = series.draws in ("points", "both")
     return {

@@ -1,1 +1,1 @@
-"""The page: one HTML file that holds the report, its data and its scripts, and asks nothing of any network."""
+"""The page: one self-contained HTML file with the report, its data and its scripts; it loads nothing from a network."""

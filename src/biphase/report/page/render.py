@@ -1,4 +1,4 @@
-"""Puts the page together: templates, style, scripts and data become one text. User's words are always escaped."""
+"""Assemble the page: templates, style, scripts and data become one HTML text. Text of users is always escaped."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from biphase.report.figures.description import PAPER
 from biphase.report.page import view
 from biphase.report.tables import Table
 
-MOST = 200  # losses listed one by one
-FEW = 4096  # a column with at most so many different values is written as places in a list of them
+MOST = 200  # failed or unreadable entries listed one by one
+FEW = 4096  # a column with at most this many distinct values is stored as indices into a list of them
 
 
 def page(content: Content, *, live: bool = False) -> str:
-    """The whole file."""
+    """The whole HTML file."""
     scripts = [f"const PALETTES = {_json(PALETTES)};", SCRIPT, _asset("page.js"), _asset("figures.js")]
     if live:
         scripts.append(_asset("live.js"))
@@ -37,7 +37,7 @@ def page(content: Content, *, live: bool = False) -> str:
 
 
 def main(content: Content, *, live: bool = False, with_figures: bool = True) -> str:
-    """What stands between the bar and the footer: all that a watched page exchanges."""
+    """The part between the bar and the footer, which a watched page replaces on updates."""
     training = live and any(cost.standing != "done" for cost in content.evidence.job_costs)
     figures = [_figure(one) for one in content.figures]
     return _template("main.html.j2").render(
@@ -70,12 +70,12 @@ def main(content: Content, *, live: bool = False, with_figures: bool = True) -> 
 
 
 def figures_data(content: Content) -> dict[str, Any]:
-    """Figure id → what Plotly draws."""
+    """Figure id → its Plotly data."""
     return {one.id: plotly_json(one) for one in content.figures}
 
 
 def packed(table: Table) -> dict[str, Any]:
-    """A table for the page, columns first: a text that comes often is written once."""
+    """A table for the page, by columns; repeated texts are stored once to keep the file small."""
     columns = []
     for place in range(len(table.columns)):
         cells = [row[place] for row in table.rows]
@@ -136,11 +136,11 @@ def _plotly() -> Markup:
 
 
 def inside_script(code: str) -> str:
-    """Code that cannot end its own element, nor open a comment that hides the end."""
+    """Escape code so that it cannot end its script element or open an HTML comment."""
     return code.replace("</script", r"<\/script").replace("<!--", r"<\!--")
 
 
 def _json(value: Any) -> str:
-    """Data inside a script element: no sign in it can end the element."""
+    """JSON for a script element; no character in it can end the element."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", r"\u003c").replace("\u2028", r"\u2028").replace("\u2029", r"\u2029")

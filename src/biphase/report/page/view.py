@@ -1,8 +1,9 @@
-"""The parts of a claim as a forest plot: one small drawing for each row of its table, all on one scale.
+"""The values that the page's templates show: answer, claims with forest plots, runs, boards, noise.
 
-A dot is our estimate with its interval over seeds, a pale bar the interval over test examples, a hollow diamond the
-paper's number, a dashed line the margin that must be exceeded. Intervals that would squeeze everything else (two seeds
-give very long ones) are cut, and an arrow says so.
+In a forest plot each part of a claim is one small drawing, and all parts share one scale. A dot is the estimate with
+its interval over seeds, a pale bar the interval over test examples, a hollow diamond the paper's number, a dashed line
+the margin that must be exceeded. Intervals so long that they would compress everything else (two seeds give very long
+ones) are cut, with an arrow at the cut end.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from biphase.text import (
 
 WIDTH, HEIGHT = 210, 24
 EDGE = 10  # room for half a diamond and the arrows
-LONGEST = 2.5  # intervals count for the scale up to so many times what the points span
+LONGEST = 2.5  # intervals extend the scale by at most this many times the range of the points
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What one row shows, in points."""
+    """The numbers of one row of a forest plot, in points."""
 
     mean: float
     low: float = math.nan
@@ -60,7 +61,7 @@ def mark(part: ClaimPart) -> Mark:
 
 
 class AxisScale:
-    """Points of percent → pixels, the same for all rows of a table."""
+    """Maps percentage points to pixels, the same for all rows of a table."""
 
     def __init__(self, marks: Iterable[Mark], width: int = WIDTH) -> None:
         self.width = width
@@ -85,7 +86,7 @@ class AxisScale:
         return self.at(min(max(value, self.low), self.high))
 
     def ticks(self) -> list[float]:
-        """Round numbers, nought among them."""
+        """Round tick values, 0 among them."""
         step = _round_step((self.high - self.low) / 4)
         first = math.ceil(self.low / step)
         return [step * n for n in range(first, math.floor(self.high / step) + 1)]
@@ -101,7 +102,7 @@ def _round_step(about: float) -> float:
 
 
 def drawing(one: Mark, scale: AxisScale) -> Markup:
-    """One row."""
+    """The drawing of one row, as SVG."""
     middle = HEIGHT / 2
     marks = [f'<line class="zero" x1="{scale.at(0)}" x2="{scale.at(0)}" y1="0" y2="{HEIGHT}"/>']
     if one.margin and math.isfinite(one.margin):
@@ -125,7 +126,7 @@ def drawing(one: Mark, scale: AxisScale) -> Markup:
 
 
 def _whisker(low: float, high: float, scale: AxisScale, middle: float) -> str:
-    """The interval; an end that is cut off points on, one that is not has a cap."""
+    """The interval as an SVG path; an end that is cut has an arrow, another end a cap."""
     left, right = scale.clipped(low), scale.clipped(high)
     path = f"M{left} {middle}H{right}"
     path += f"M{left} {middle - 4}v8" if scale.inside(low) else f"M{left + 4} {middle - 4}l-4 4 4 4"
@@ -134,7 +135,7 @@ def _whisker(low: float, high: float, scale: AxisScale, middle: float) -> str:
 
 
 def axis(scale: AxisScale) -> Markup:
-    """The numbers that belong to the rows."""
+    """The axis labels below the rows, as SVG."""
     ticks = scale.ticks()
     smallest = min((abs(tick) for tick in ticks if tick), default=1.0)
     digits = max(0, -math.floor(math.log10(smallest) + 1e-9))
@@ -148,8 +149,8 @@ def axis(scale: AxisScale) -> Markup:
     )
 
 
-# ---------------------------------------------------------------- details
-# What the page tells of each run: a row of numbers, and the facts and training jobs that open below it.
+# ---------------------------------------------------------------- runs
+# Each run is a row of numbers, with facts and training jobs that open below it.
 
 
 def runs(content: Content) -> list[dict[str, Any]]:
@@ -223,8 +224,7 @@ def _fixed(value: float | None, digits: int) -> tuple[str, str]:
     return ("", MISSING) if value is None else (plain(value, 6), fixed(value, digits))
 
 
-# ---------------------------------------------------------------- view
-# What the templates are told: the content of a report in the words and numbers that a page shows.
+# ---------------------------------------------------------------- answer
 
 
 CSS = {
@@ -255,7 +255,7 @@ def tally(content: Content) -> list[dict[str, Any]]:
 
 
 def answer(content: Content) -> dict[str, Any]:
-    """The sentence around its subject, and the leads."""
+    """The answer split around the name of the best recipe, and the leads."""
     top = content.headline
     before, subject, after = top.answer.partition(top.subject) if top.subject else (top.answer, "", "")
     return {
@@ -286,7 +286,7 @@ def _lead(one: Lead) -> dict[str, Any]:
 
 
 def claims(content: Content) -> list[dict[str, Any]]:
-    """By where they come from, those that were not tested apart; the order inside is kept."""
+    """Claims by source, in order, with the untested ones separate."""
     drawn = {figure.id for figure in content.figures}
     found = []
     for source, title in SOURCES.items():
@@ -326,7 +326,7 @@ def _claim(one: Finding, drawn: set[str]) -> dict[str, Any]:
 
 
 def _elsewhere(one: Finding) -> str:
-    """The paper's numbers in words, where a tested claim has none for the same recipes."""
+    """The paper's numbers as text, if a tested claim has none for the same recipes."""
     tested = any(math.isfinite(part.estimate.mean) for part in one.parts)
     known = (
         tested
@@ -337,7 +337,7 @@ def _elsewhere(one: Finding) -> str:
 
 
 def _summed(values: list[float]) -> str:
-    """The numbers of a few parts, or from the least to the most; empty where none is known."""
+    """The numbers of a few parts, or their range; empty if none is known."""
     known = [value for value in values if math.isfinite(value)]
     if not known:
         return ""
@@ -348,7 +348,7 @@ def _summed(values: list[float]) -> str:
 
 
 def _with_intervals(parts: list[Estimate]) -> list[str]:
-    """A line for each of a few parts; of many, from the least to the most, and what their intervals span."""
+    """One line for each of a few parts; for many, the range of the means and of the intervals."""
     known = [one for one in parts if math.isfinite(one.mean)]
     digits = 2 if len(known) < FEW else 1
     if len(known) <= FEW:
@@ -425,7 +425,7 @@ def _line(line: BoardRow, ranks: list[list[float]], *, with_recipe: bool) -> dic
 
 
 def _cell(cell: Cell, means: list[float]) -> dict[str, Any]:
-    """Shaded by its rank in the column: a few models that were hardly trained would wash out a scale of scores."""
+    """A cell, shaded by its rank in the column: a few poorly trained models would compress a scale of scores."""
     score = cell.score
     if not score.known:
         left = f"{score.done} of {score.of} fine-tunings are done; no seed has all its rates"
@@ -471,7 +471,7 @@ SOURCES_OF_NOISE = (
 
 
 def noise(content: Content) -> list[tuple[str, list[str]]]:
-    """Family → the standard deviation that each source brings to one score, in points: the median over models."""
+    """Family → the sd from each source of noise in one score, in points: the median over models."""
     rows = []
     for family in content.evidence.families:
         found = [content.estimates.families[model, family].noise for model in content.evidence.models]

@@ -1,1 +1,1 @@
-"""What the scores can bear: intervals, resampling, variance components, power, several tests at once."""
+"""The statistics of a report: intervals, resampling, variance components, power, multiple tests."""

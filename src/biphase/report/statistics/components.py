@@ -1,9 +1,11 @@
-"""Which noise is how large: of pretraining seeds, fine-tuning seeds, test examples; and an interval for any of them.
+"""Variance components: how much noise comes from pretraining seeds, fine-tuning seeds and test examples.
 
-The score of a cell (a pretraining seed, a fine-tuning seed) is the mean of its test examples, and all cells answer the
-same examples. Mean squares of the table of scores say what seeds do. The covariance of the cells over the examples
-says what another test set would do, and how much of what seeds seem to do is due to this one. Variances are found by
-the method of moments; one that comes out negative is said to be 0.
+The score of a cell (one pretraining seed, one fine-tuning seed) is the mean over its test examples, and all cells are
+scored on the same examples. The mean squares of the table of scores estimate the effect of seeds. The covariance of
+the cells over examples estimates what another test set would change, and how much of the apparent effect of seeds is
+due to this test set. Variances are estimated by the method of moments; a negative estimate is reported as 0.
+
+`decompose` returns the components and an interval for each choice of which sources are random.
 """
 
 from __future__ import annotations
@@ -50,16 +52,16 @@ Random = Literal[
 
 @dataclass(frozen=True)
 class Component:
-    """One source of noise. NaN: it cannot be told apart with one seed of its kind."""
+    """One source of noise. NaN: it cannot be estimated, because there is one seed of its kind."""
 
     source: Source
-    single: float  # the variance it brings to the score of one fine-tuning on a test set of this size
-    mean: float  # the variance it brings to the reported mean
+    single: float  # its variance in the score of one fine-tuning on a test set of this size
+    mean: float  # its variance in the reported mean
 
 
 @dataclass(frozen=True)
 class Decomposition:
-    """A mean, where its noise comes from, and its interval for each choice of what is random."""
+    """A mean, its variance components, and its interval for each choice of random sources."""
 
     mean: float
     pretraining_seeds: int
@@ -71,37 +73,38 @@ class Decomposition:
 
 @dataclass(frozen=True)
 class Squares:
-    """Mean squares over the number of cells: what a source, and every finer one, brings to the variance of the mean."""
+    """Mean squares divided by the number of cells: the variance that a source and all finer ones add to the mean."""
 
     pretraining: float
     finetuning: float
-    seeds: float  # what neither explains
-    examples: tuple[tuple[float, int], ...]  # of each task, and its degrees of freedom
+    seeds: float  # residual
+    examples: tuple[tuple[float, int], ...]  # of each task: variance, degrees of freedom
     pretraining_examples: float
     finetuning_examples: float
     rest: float
 
     @property
     def overlap(self) -> float:
-        """What both the table of seeds and the examples show: it must not count twice."""
+        """The variance contained in both the seed terms and the example terms, which must not be counted twice."""
         return max(0.0, self.pretraining_examples + self.finetuning_examples - self.rest)
 
     @property
     def redrawn(self) -> float:
-        """The variance of the mean over test sets, with the seeds as they are."""
+        """The variance of the mean over test sets, with the seeds fixed."""
         return sum(variance for variance, _ in self.examples)
 
     def reach(self, alpha: float) -> float:
-        """Of the mean over test sets. Tasks differ in degrees of freedom, so each has its own quantile."""
+        """The squared half width over test sets. Tasks differ in degrees of freedom, so each has its own quantile."""
         return sum(students(variance, df)(alpha) for variance, df in self.examples)
 
 
 def decompose(values: Values | Sequence[Values], level: float = 0.95) -> Decomposition:
-    """Of one model, or of a paired difference, on a task: values are (pretraining seeds, fine-tuning seeds, examples).
+    """Decompose the noise of one model, or of a paired difference.
 
-    A fourth axis of three holds counts for micro F1; the difference of two such is a difference of their `linear`.
-    Several arrays are several tasks, and their unweighted mean is meant: the same seeds, other examples. A cell with
-    any NaN is missing; of a table with holes the part that `complete` takes is used.
+    Values have the shape (pretraining seeds, fine-tuning seeds, examples). A fourth axis of length three holds counts
+    for micro F1; for the difference of two such arrays, pass the difference of their `linear`. Several arrays are
+    several tasks with the same seeds and other examples; their unweighted mean is decomposed. A cell with any NaN is
+    missing; of an incomplete table, the part that `complete` keeps is used.
     """
     tasks = [values] if isinstance(values, np.ndarray) else list(values)
     cells = [linear(one) if one.ndim == 4 else one.astype(np.float64) for one in tasks]
@@ -126,21 +129,21 @@ def decompose(values: Values | Sequence[Values], level: float = 0.95) -> Decompo
 
 
 def linear(counts: Values) -> Floats:
-    """Counts (…, examples, 3) of right, said and true as one value an example, whose mean is micro F1.
+    """Linearize counts (…, examples, 3) of correct, predicted and true into values whose mean is micro F1.
 
-    F1, plus what the example moves it by to first order (its influence): so the noise of F1 over examples is that of
+    Each value is F1 plus the example's first-order influence on it, so the noise of F1 over examples becomes that of
     a mean.
     """
     right = counts[..., 0].astype(np.float64)
     named = counts[..., 1].astype(np.float64) + counts[..., 2]
     size = named.mean(axis=-1, keepdims=True)
-    size = np.where(size == 0, 1.0, size)  # nothing said and nothing there: F1 is 0
+    size = np.where(size == 0, 1.0, size)  # nothing predicted and nothing true: F1 is 0
     f1 = 2 * right.mean(axis=-1, keepdims=True) / size
     return f1 + (2 * right - f1 * named) / size
 
 
 def _squares(table: Floats, tasks: list[Floats]) -> Squares:
-    """A mean square is the size of a projection of the cells: onto means over a factor, or onto what differs from them."""
+    """The mean squares. Each is a projection of the cells: onto the means over a factor, or onto the deviations."""
     pretrained, tuned = table.shape
 
     def square(of: Floats, pretraining: bool, finetuning: bool) -> float:
@@ -152,7 +155,7 @@ def _squares(table: Floats, tasks: list[Floats]) -> Squares:
 
     deviations = (table - table.mean()).reshape(-1)
     seen = np.outer(deviations, deviations)
-    # The covariance of the cells' scores over test sets of this size; those of several tasks are independent.
+    # Covariance of the cells' scores over test sets of this size; different tasks are independent.
     redrawn = [
         np.atleast_2d(np.cov(one.reshape(table.size, -1))) / (one.shape[2] * len(tasks) ** 2) for one in tasks
     ]
@@ -176,12 +179,12 @@ def _projection(levels: int, differences: bool) -> Floats:
 
 
 def _components(squares: Squares, pretrained: int, tuned: int) -> tuple[Component, ...]:
-    """The expected mean squares, solved for the variances."""
+    """Solve the expected mean squares for the variances."""
     several, cells = pretrained > 1 and tuned > 1, pretrained * tuned
     pretraining = squares.pretraining - squares.seeds - squares.pretraining_examples + squares.rest
     finetuning = squares.finetuning - squares.seeds - squares.finetuning_examples + squares.rest
     examples = squares.redrawn - squares.overlap
-    # In one cell: pretraining × example, fine-tuning × example, and the rest of both.
+    # In one cell: pretraining × example, fine-tuning × example, and the residual of both.
     mixed = (
         pretrained * max(0.0, squares.pretraining_examples - squares.rest)
         + tuned * max(0.0, squares.finetuning_examples - squares.rest)
@@ -202,7 +205,7 @@ def _components(squares: Squares, pretrained: int, tuned: int) -> tuple[Componen
 
 
 def _intervals(squares: Squares, table: Floats, level: float) -> dict[Random, Estimate]:
-    """Each source as random or as given. What is given is averaged over, and stays as it is in every redraw."""
+    """The interval for each choice of random sources. A fixed source is averaged over."""
     pretrained, tuned = table.shape
     single = [name for name, n in (("pretraining seed", pretrained), ("fine-tuning seed", tuned)) if n == 1]
     covers = f"not covered: there is one {' and one '.join(single)}"
@@ -230,7 +233,7 @@ def _intervals(squares: Squares, table: Floats, level: float) -> dict[Random, Es
 def _and_examples(
     seeds: Estimate, squares: Squares, by_seeds: tuple[float, Reach, float], level: float
 ) -> Estimate:
-    """An estimate over seeds made one over test examples too: variance and reach of the seeds, and what both show."""
+    """Extend an estimate over seeds to test examples; `by_seeds`: variance, reach and overlap of the seeds."""
     variance, reach, overlap = by_seeds
     most = max(seeds.n - 1, *(df for _, df in squares.examples))
     whole = both(reach, squares.reach, shared=overlap, df=most)

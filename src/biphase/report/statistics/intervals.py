@@ -1,11 +1,11 @@
-"""Intervals over seeds: what a mean over seeds says of the mean over all seeds there could be.
+"""Intervals over seeds and over test examples, spreads, and Holm's correction.
 
-One row of fine-tuning seeds gives Student's t. Several pretraining seeds, each fine-tuned with the same fine-tuning
-seeds, are a crossed table: what a pretraining seed does to its whole row and what a fine-tuning seed does to its whole
-column does not average out over the cells, so cells are not counted as if they were independent.
+One row of fine-tuning seeds gives Student's t-interval (`over_seeds`). Several pretraining seeds, each fine-tuned with
+the same fine-tuning seeds, form a crossed table (`across`): the effect of a pretraining seed on its whole row and of a
+fine-tuning seed on its whole column does not average out over the cells, so cells are not treated as independent.
 
-An interval that cannot be had is NaN, never narrow: of one value, and of values that are all equal, whose spread is
-below what the test set can resolve.
+Where no interval can be computed it is NaN, never narrow: for one value, and for values that are all equal, because
+their spread is below the resolution of the test set.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-# Half an interval's width, squared, for a chance `alpha` to miss. It grows as alpha falls.
+# The squared half width of an interval as a function of alpha, the probability to miss the true mean.
 Reach = Callable[[float], float]
 
-ROUNDING = 1e-12  # values that differ by less are equal: their last digits are those of sums
-SMALLEST_P = 1e-12  # of a crossed table; a smaller one is said to be this
+ROUNDING = 1e-12  # values that differ by less are equal: the difference is rounding of sums
+SMALLEST_P = 1e-12  # lower bound of p-values of crossed tables
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean and how far it can be trusted. NaN: not known."""
+    """A mean with its interval and p-value. NaN: not known."""
 
     mean: float
-    sd: float  # of the values that were averaged
-    n: int  # how many they are
+    sd: float  # of the averaged values
+    n: int  # number of averaged values
     low: float
     high: float
-    p: float  # two-sided, of a true mean of 0; below 1 − level exactly where the interval excludes 0
-    covers: str  # the noise that the interval allows for, as a person says it
-    se: float = math.nan  # of the mean
+    p: float  # two-sided, for a true mean of 0; below 1 − level exactly if the interval excludes 0
+    covers: str  # the sources of noise that the interval covers, as text
+    se: float = math.nan  # standard error of the mean
     df: float = math.nan  # low and high are mean ∓ t(df) · se
 
 
 def over_seeds(values: Floats, level: float = 0.95, covers: str = "fine-tuning seeds") -> Estimate:
-    """Student's t-interval of a mean. Missing values are left out, and `n` says how many stayed."""
+    """Student's t-interval of a mean. Missing values are left out; `n` counts the rest."""
     from scipy.special import stdtr
 
     row = np.asarray(values, dtype=np.float64)
@@ -59,10 +59,10 @@ def over_seeds(values: Floats, level: float = 0.95, covers: str = "fine-tuning s
 
 
 def across(matrix: Floats, level: float = 0.95) -> Estimate:
-    """The mean over (pretraining seeds, fine-tuning seeds), with an interval for both.
+    """The mean over (pretraining seeds, fine-tuning seeds), with an interval that covers both.
 
-    With one pretraining seed the interval is over fine-tuning seeds alone, and says so. Of a table with holes the part
-    that `complete` names is taken.
+    With one pretraining seed the interval covers fine-tuning seeds only, and `covers` says so. Of an incomplete table,
+    the part that `complete` returns is used.
     """
     table = complete(matrix)
     cells = table.reshape(-1)
@@ -76,7 +76,7 @@ def across(matrix: Floats, level: float = 0.95) -> Estimate:
 
 
 def complete(matrix: Floats) -> Floats:
-    """The part of a table without holes that is used: rows with any score, columns with a score in all of those."""
+    """The complete part of a table: rows with any score, and columns with a score in all of those rows."""
     table = np.asarray(matrix, dtype=np.float64)
     if table.ndim != 2:
         raise ValueError(
@@ -87,14 +87,14 @@ def complete(matrix: Floats) -> Floats:
 
 
 def kept(table: Floats) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The places of the rows and columns that `complete` takes."""
+    """The row and column indices that `complete` keeps."""
     there = np.isfinite(table)
     rows = np.flatnonzero(there.any(axis=1))
     return rows, np.flatnonzero(there[rows].all(axis=0)) if rows.size else rows
 
 
 def crossed(table: Floats) -> tuple[float, Reach]:
-    """The variance of a full table's mean if both its rows and its columns are random, and how far it reaches."""
+    """The variance and reach of a full table's mean, if both its rows and its columns are random."""
     first, second = (levels - 1 for levels in table.shape)
     rows, columns, rest = (square / table.size for square in mean_squares(table))
     reach = both(students(rows, first), students(columns, second), shared=rest, df=max(first, second))
@@ -102,12 +102,12 @@ def crossed(table: Floats) -> tuple[float, Reach]:
 
 
 def joined(first: float, second: float, shared: float) -> float:
-    """Two estimated variances that both contain `shared`, as one, which is no less than any of the three."""
+    """Combine two variance estimates that both contain `shared`; the result is at least any of the three."""
     return max(first, second, shared, first + second - shared)
 
 
 def mean_squares(table: Floats) -> tuple[float, float, float]:
-    """Of rows, of columns, and of what neither explains, in a full table with one value in each cell."""
+    """The mean squares of rows, columns and residual in a full table with one value in each cell."""
     rows, columns = table.shape
     mean = table.mean()
     row = table.mean(axis=1) - mean
@@ -121,31 +121,31 @@ def mean_squares(table: Floats) -> tuple[float, float, float]:
 
 
 def students(variance: float, df: float) -> Reach:
-    """Of a mean whose variance was estimated with so many degrees of freedom."""
+    """The reach of a mean whose variance was estimated with `df` degrees of freedom."""
     return lambda alpha: quantile(df, alpha) ** 2 * variance
 
 
 def both(first: Reach, second: Reach, shared: float, df: float) -> Reach:
-    """Of a mean with two sources of noise, whose estimated variances both contain `shared`.
+    """The reach of a mean with two sources of noise, whose estimated variances both contain `shared`.
 
-    Squared half widths add up, each with the quantile of its own degrees of freedom (Banerjee 1960: never below the
-    level, whatever the true variances). What was counted twice comes off at the smallest of the quantiles, that of
-    `df`. The whole reaches no less far than either part, nor than a normal with the variance they share, or means of
-    rows and of columns that happen to be equal would leave nothing. One variance with Satterthwaite's degrees of
-    freedom instead covers too little in small tables: docs/statistics.md has the figures.
+    Squared half widths add up, each with the quantile of its own degrees of freedom (Banerjee 1960: coverage is never
+    below the level, whatever the true variances). The part counted twice is subtracted with the smallest of the
+    quantiles, that of `df`. The result is at least the reach of either source, and at least that of a normal with
+    variance `shared`; otherwise row means and column means that happen to be equal would give a width of 0. One
+    variance with Satterthwaite's degrees of freedom covers too little in small tables: see docs/statistics.md.
     """
 
     def reach(alpha: float) -> float:
         one, other = first(alpha), second(alpha)
         least, twice = (quantile(of, alpha) ** 2 * shared for of in (math.inf, df))
-        # numpy's: so that a simulation can ask of a million tables at once.
+        # numpy functions, so that a simulation can pass arrays of a million tables.
         return np.maximum(np.maximum(one, other), np.maximum(least, one + other - twice))
 
     return reach
 
 
 def estimate(mean: float, sd: float, n: int, se: float, reach: Reach, covers: str, level: float) -> Estimate:
-    """A mean with the interval of this reach and the degrees of freedom that fit it; with none if `se` is 0 or NaN."""
+    """A mean with the interval of this reach and matching degrees of freedom; no interval if `se` is 0 or NaN."""
     if not se > ROUNDING * max(1.0, abs(mean)):
         return Estimate(mean, sd, n, math.nan, math.nan, math.nan, covers)
     half = math.sqrt(reach(1 - level))
@@ -154,7 +154,7 @@ def estimate(mean: float, sd: float, n: int, se: float, reach: Reach, covers: st
 
 
 def of_scores(one: Estimate) -> Estimate:
-    """The interval of a score between 0 and 1 as far as scores go: no true mean lies beyond, so it covers as often."""
+    """Clip the interval of a score to [0, 1]. No true mean lies outside, so the coverage is unchanged."""
     return replace(one, low=max(one.low, 0.0), high=min(one.high, 1.0)) if math.isfinite(one.low) else one
 
 
@@ -163,7 +163,7 @@ def average(values: Floats) -> float:
 
 
 def deviation(values: Floats) -> float:
-    """The sd of values; NaN for one, and 0 for equal ones."""
+    """The sample sd; NaN for fewer than two values, 0 for equal ones."""
     if values.size < 2:
         return math.nan
     equal = np.ptp(values) <= ROUNDING * max(1.0, float(np.abs(values).max()))
@@ -171,7 +171,7 @@ def deviation(values: Floats) -> float:
 
 
 def chance(reach: Reach, mean: float) -> float:
-    """The p-value that belongs to an interval: the chance to miss at which it just touches 0."""
+    """The p-value that corresponds to an interval: the alpha at which it just touches 0."""
     from scipy.optimize import brentq
 
     def gap(log_alpha: float) -> float:
@@ -184,7 +184,7 @@ def chance(reach: Reach, mean: float) -> float:
 
 
 def quantile(df: float, alpha: float) -> float:
-    """Student's t that is exceeded, on the two sides together, with probability alpha; of inf, the normal one."""
+    """The two-sided quantile of Student's t for probability alpha; the normal quantile for df = inf."""
     from scipy.special import stdtrit
 
     return float(-stdtrit(df, alpha / 2))
@@ -203,29 +203,27 @@ def fitting_df(ratio: float, alpha: float) -> float:
 
 
 # ---------------------------------------------------------------- resampling
-# The bootstrap over test examples: what the scores would be on other test sets like this one.
-#
-# All models and seeds of a task are scored on the same resamples, in one call or in several: a resample follows from the
-# task's name and the number of its examples. So differences of draws are paired, and a mean over seeds, or over tasks,
-# is a mean of draws.
+# The bootstrap over test examples. The resamples of a task depend only on its name and its number of examples, so all
+# models and seeds are scored on the same resamples, in one call or in several. Differences of resampled scores are
+# therefore paired, and a mean over seeds or tasks is the mean of their resampled scores.
 
 
 Values = NDArray[np.float32] | NDArray[np.float64]
 
 DRAWS = 1000
 BLOCK = 64 * 2**20  # bytes of weights at a time
-RESOLUTION = 2e-6  # sums of float32 differ by less; a spread below it is none
+RESOLUTION = 2e-6  # relative; a smaller spread is rounding of float32 sums
 
 
 def scores(values: Values) -> Floats:
-    """Of values (K, examples): their mean. Of counts (K, examples, 3) of right, said and true: micro F1."""
+    """The scores of values (K, examples): their mean; of counts (K, examples, 3) correct, predicted, true: micro F1."""
     return _scored([part.sum(axis=1, dtype=np.float64) for part in _parts(values)], values.shape[1])
 
 
 def resample(values: Values, *, seed: str, draws: int = DRAWS) -> Floats:
-    """The scores (draws, K) of values (K, examples), or of counts (K, examples, 3), on resampled examples.
+    """The scores (resamples, K) of values (K, examples) or counts (K, examples, 3) on resampled examples.
 
-    `seed` is the task's name. A row with NaN gives NaN, and disturbs no other.
+    `seed` is the task's name. A row with NaN gives NaN and does not affect other rows.
     """
     parts = _parts(values)
     sums = [np.empty((draws, len(values))) for _ in parts]
@@ -240,24 +238,25 @@ def resample(values: Values, *, seed: str, draws: int = DRAWS) -> Floats:
 
 
 def interval(draws: Floats, point: Floats, *, examples: int, level: float = 0.95) -> tuple[Floats, Floats]:
-    """Low and high for points (…) from their draws (draws, …): the wider, on each side, of two intervals.
+    """The bootstrap interval of points (…) from their resampled scores (resamples, …).
 
-    One is point ∓ t · se, which skew misleads. The other is BCa widened as t is wider than a normal (Hesterberg 2015),
-    which follows skew but is too narrow for differences that are mostly 0. Together they hold their level also for 43
-    queries: docs/statistics.md. NaN: the draws do not differ.
+    On each side it takes the wider of two intervals. One is point ∓ t · se, which is inaccurate for skewed scores. The
+    other is BCa, widened by the ratio of t to normal quantiles (Hesterberg 2015), which follows skew but is too narrow
+    for differences that are mostly 0. Together they hold their level even for 43 queries: see docs/statistics.md.
+    NaN: the resampled scores do not differ.
     """
     from scipy.special import ndtr
 
     wide = quantile(examples - 1, 1 - level)
     small = np.sqrt(
         examples / (examples - 1)
-    )  # a resample's variance is that of the population, not of a sample
+    )  # resampling gives the population variance, not the sample variance
     centred = draws - draws.mean(axis=0)
     sd = np.sqrt(np.square(centred).mean(axis=0))
     known = sd > RESOLUTION * np.maximum(1, np.abs(point))
     sd = np.where(known, sd, np.nan)
     half = wide * small * sd
-    # Of a mean, bias correction and acceleration are the same: a sixth of the skewness of its draws.
+    # For a mean, bias correction and acceleration are equal: a sixth of the skewness of the resampled scores.
     skew = (centred**3).mean(axis=0) / sd**3 / 6
     ordered = np.sort(draws, axis=0)
     low, high = (
@@ -267,7 +266,7 @@ def interval(draws: Floats, point: Floats, *, examples: int, level: float = 0.95
 
 
 def _parts(values: Values) -> list[NDArray[np.float32]]:
-    """What is summed over examples: the values; or right, and said + true."""
+    """The arrays that are summed over examples: the values; or correct, and predicted + true."""
     if values.ndim == 2:
         return [values.astype(np.float32, copy=False)]
     if values.ndim != 3 or values.shape[2] != 3:
@@ -284,12 +283,12 @@ def _scored(sums: list[Floats], examples: int) -> Floats:
     if len(sums) == 1:
         return sums[0] / examples
     right, named = sums
-    # As seqeval: 0 where nothing is found rightly, also where there was nothing to find.
+    # As seqeval: 0 if nothing is found correctly, also if there was nothing to find.
     return np.divide(2 * right, named, out=np.where(np.isnan(named), np.nan, 0.0), where=named > 0)
 
 
 def _weights(seed: str, examples: int, draws: int) -> Iterator[NDArray[np.float32]]:
-    """How often each example is drawn in each resample, (draws, examples), a block of draws at a time."""
+    """How often each example occurs in each resample, (resamples, examples), in blocks to bound memory."""
     digest = hashlib.sha256(f"{seed}:{examples}".encode()).digest()
     chance = np.random.default_rng(int.from_bytes(digest[:16]))
     rows = max(1, min(draws, BLOCK // (4 * examples)))
@@ -302,7 +301,7 @@ def _weights(seed: str, examples: int, draws: int) -> Iterator[NDArray[np.float3
 
 
 def _at(ordered: Floats, share: Floats) -> Floats:
-    """The value of sorted draws below which this share of them lies, each point at its own share."""
+    """The quantile of sorted resampled scores at a share, for each point at its own share."""
     most = len(ordered) - 1
     place = np.clip(np.nan_to_num(share) * (most + 2) - 1, 0, most)
     below = np.floor(place).astype(np.intp)[None]
@@ -311,35 +310,35 @@ def _at(ordered: Floats, share: Floats) -> Floats:
 
 
 # ---------------------------------------------------------------- spread
-# How much a score depends on a choice: its spread over learning rates, or over masking ratios, seed by seed.
+# How much a score depends on a choice: its range over learning rates or masking ratios, for each seed.
 #
-# A spread holds noise too. Of K equally good choices with noise of sd σ each, max − min is 1.69 σ on average for K = 3,
-# 2.06 σ for 4 and 2.53 σ for 6. So a spread is not compared with 0 but with that of another model over the same choices,
-# paired by seed, where noise of the same size is on both sides.
+# A spread contains noise. For K equally good choices with noise of sd σ each, max − min is on average 1.69 σ for K = 3,
+# 2.06 σ for 4 and 2.53 σ for 6. So a spread is never compared with 0 but with that of another model over the same
+# choices, paired by seed, where both sides have noise of the same size.
 
 
 def spread(stack: Floats) -> Floats:
-    """max − min over the first axis (choices, …): NaN where any is missing, or where there is no choice."""
+    """max − min over the first axis (choices, …); NaN if any choice is missing or there is only one."""
     return (
         np.full(stack.shape[1:], np.nan) if len(stack) < 2 else np.max(stack, axis=0) - np.min(stack, axis=0)
     )
 
 
 def rate_spread(by_rate: Floats) -> Floats:
-    """(pretraining seeds, learning rates, fine-tuning seeds) → max − min over rates, of each pair of seeds."""
+    """(pretraining seeds, learning rates, fine-tuning seeds) → max − min over rates for each pair of seeds."""
     return spread(np.moveaxis(by_rate, 1, 0))
 
 
-# ---------------------------------------------------------------- multiplicity
-# Many tests at once: Holm's adjustment, under which the chance of any false finding stays below the level.
-#
-# It asks nothing of how the tests depend on each other, which suits claims that share models, tasks and seeds.
+# ---------------------------------------------------------------- multiple tests
+# Holm's procedure bounds the probability of any false positive. It makes no assumption about the dependence of the
+# tests, which suits claims that share models, tasks and seeds.
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p-values in the order given. NaN, a test that was not made, stays NaN and does not count.
+    """Holm-adjusted p-values, in the order given. NaN (no test was made) stays NaN and does not count.
 
-    The smallest is multiplied by the number of tests, the next by one less, and so on; none falls below a smaller one.
+    The smallest p-value is multiplied by the number of tests, the next by one less, and so on; the results are made
+    monotonic.
     """
     adjusted = [math.nan] * len(p_values)
     made = sorted((p, place) for place, p in enumerate(p_values) if not math.isnan(p))

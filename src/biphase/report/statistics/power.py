@@ -1,8 +1,8 @@
-"""What a study can see: the chance to find an effect, and the smallest effect that is found with a given chance.
+"""Power: the probability to find an effect, and the smallest effect that is found with a given probability.
 
-An effect is found where its test is significant: Student's t for a row of seeds, the test that belongs to the crossed
-interval for several pretraining seeds. An sd of 0 says nothing about the next seeds, so its answer is NaN; of fewer
-than two values nothing is ever found.
+An effect is found if its test is significant: Student's t-test for one row of seeds, or the test that corresponds to
+the crossed interval for several pretraining seeds. An sd of 0 gives NaN, because it says nothing about further seeds;
+with fewer than two values nothing is ever found.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ import numpy as np
 
 from biphase.report.statistics.intervals import Estimate, both, quantile, students
 
-NODES = 32  # for each mean square in `power_crossed`; with 64 the power moves by less than 0.0002
+NODES = (
+    32  # quadrature nodes for each mean square in `power_crossed`; 64 change the power by less than 0.0002
+)
 
 
 @dataclass(frozen=True)
 class Noise:
-    """The sds of a score, or of a paired difference, by where they come from."""
+    """The sds of a score, or of a paired difference, by source."""
 
     pretraining: float
     finetuning: float
-    rest: float  # of a fine-tuning of a pretraining beyond what either seed does everywhere
+    rest: float  # residual: pretraining × fine-tuning seed
 
 
 def power_of(effect: float, sd: float, n: int, level: float = 0.05) -> float:
-    """The chance that the two-sided t-test of n values with this true sd finds a true mean of `effect`."""
+    """The power of the two-sided t-test of n values with this true sd, for a true mean of `effect`."""
     _check(level, sd)
     if n < 2:
         return 0.0
@@ -42,7 +44,7 @@ def detectable(sd: float, n: int, level: float = 0.05, power: float = 0.8) -> fl
 
 
 def detectable_by(se: float, df: float, level: float = 0.05, power: float = 0.8) -> float:
-    """The same, of a mean whose standard error was found with so many degrees of freedom."""
+    """As `detectable`, for a mean with this standard error and degrees of freedom."""
     _check(level, se, power)
     if df <= 0:
         return math.inf
@@ -50,15 +52,15 @@ def detectable_by(se: float, df: float, level: float = 0.05, power: float = 0.8)
 
 
 def detectable_in(estimate: Estimate, level: float = 0.05, power: float = 0.8) -> float:
-    """What the seeds of this estimate could have found, if the spread they showed is the true one."""
+    """The effect that the seeds of this estimate could have found, if their sd is the true one."""
     return math.inf if estimate.n < 2 else detectable_by(estimate.se, estimate.df, level, power)
 
 
 def power_crossed(effect: float, noise: Noise, pretrained: int, tuned: int, level: float = 0.05) -> float:
-    """The chance that `across` finds a true mean of `effect` with so many pretraining and fine-tuning seeds.
+    """The power of the test of `across`, for a true mean of `effect` and these numbers of seeds.
 
-    With one pretraining seed its noise is part of what is measured, not of what is tested, and the test is that of
-    the fine-tuning seeds; and the other way round.
+    With one pretraining seed its noise is part of the measured effect, not of the error, so the test is the t-test
+    over fine-tuning seeds; and vice versa.
     """
     from scipy.special import chdtri, ndtr
 
@@ -73,7 +75,7 @@ def power_crossed(effect: float, noise: Noise, pretrained: int, tuned: int, leve
     if not se > 0:
         return math.nan
     dfs = pretrained - 1, tuned - 1, (pretrained - 1) * (tuned - 1)
-    # A mean square is its expectation times chi² / df, whatever the others are: Gauss's rule over their quantiles.
+    # Each mean square is its expectation times an independent chi² / df: Gauss-Legendre over their quantiles.
     places, weights = np.polynomial.legendre.leggauss(NODES)
     grid = np.meshgrid(*(chdtri(df, (1 - places) / 2) / df for df in dfs), indexing="ij")
     rows, columns, left = (e * g / (pretrained * tuned) for e, g in zip(expected, grid, strict=True))
@@ -86,7 +88,7 @@ def power_crossed(effect: float, noise: Noise, pretrained: int, tuned: int, leve
 def detectable_crossed(
     noise: Noise, pretrained: int, tuned: int, level: float = 0.05, power: float = 0.8
 ) -> float:
-    """The smallest true mean that `across` finds with this power. See `power_crossed`."""
+    """The smallest true mean that the test of `across` finds with this power. See `power_crossed`."""
     scale = max(noise.pretraining, noise.finetuning, noise.rest)
     _check(level, scale, power)
     if max(pretrained, tuned) < 2:
@@ -97,23 +99,23 @@ def detectable_crossed(
 
 
 def _power(distance: float, df: float, level: float) -> float:
-    """Of a t-test, of a true mean so many standard errors from 0: both tails of the noncentral t."""
+    """The power of a t-test for a true mean at this many standard errors: both tails of the noncentral t."""
     from scipy.stats import nct
 
     critical = quantile(df, level)
     wrong_sign = float(nct.cdf(-critical, df, distance))
-    # scipy says NaN where this tail is too small for it.
+    # scipy returns NaN if this tail is too small for it.
     return float(nct.sf(critical, df, distance)) + (0.0 if math.isnan(wrong_sign) else wrong_sign)
 
 
 @cache
 def _distance(df: float, level: float, power: float) -> float:
-    """How many standard errors from 0 a true mean must be for a t-test to find it with this power."""
+    """The number of standard errors at which a t-test finds a true mean with this power."""
     return _reaching(power, lambda distance: _power(distance, df, level))
 
 
 def _reaching(power: float, of: Callable[[float], float]) -> float:
-    """Where a function that rises from 0 on has the value `power`."""
+    """The argument at which an increasing function of x ≥ 0 reaches `power`."""
     from scipy.optimize import brentq
 
     far = 1.0

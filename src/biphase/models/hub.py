@@ -571,7 +571,7 @@ def load_tokenizer(hub: Hub) -> Any:
             made = LlamaTokenizer.from_pretrained(**address)
         if _reads_as(file, made):
             return made
-        why = f"transformers cuts text into other training jobs than {Path(file).name}"
+        why = f"transformers cuts text into other pieces than {Path(file).name}"
     except Exception as wrong:  # absent, damaged, without a fast version: many types
         if "trust_remote_code" in str(wrong):
             raise needs_code(hub.source) from None

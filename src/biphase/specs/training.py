@@ -168,7 +168,7 @@ class Pretrain:
         if warmup == -1:
             if isinstance(self.start, Hub) and self.stages:
                 raise SpecError(
-                    f"Pretrain {self.name!r} starts from a hub model with new moments: "
+                    f"Pretrain {self.name!r} starts from a hub model with a new optimizer state: "
                     "state its warmup, e.g. schedule=WSD(peak=1e-4, warmup=0.05)"
                 )
             warmup = PAPER_WARMUP if isinstance(self.start, Size) else 0
@@ -214,7 +214,7 @@ class Pretrain:
             self._check_parent(where, self.start)
         elif (self.optimizer_state, self.data) != ("keep", "continue"):
             raise SpecError(
-                f"{where}: moments and data say how another run goes on; this one has none to continue"
+                f"{where}: optimizer_state and data say how another run goes on; this one has none to continue"
             )
 
     def _check_parent(self, where: str, parent: Pretrain) -> None:

@@ -86,6 +86,11 @@ def decay_start(run: Pretrain) -> int:
     return run.steps - int(run.schedule.decay)
 
 
+def root_of(run: Pretrain) -> Pretrain:
+    """The run that this one goes on from in the end: the one with a start of its own."""
+    return root_of(run.start) if isinstance(run.start, Pretrain) else run
+
+
 def origin_step(run: Pretrain) -> int:
     """Steps taken before this run by the runs it goes on from."""
     return origin_step(run.start) + run.start.steps if isinstance(run.start, Pretrain) else 0

@@ -33,7 +33,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from biphase.errors import StoreError
-from biphase.records import KEY_LENGTH
+from biphase.records import is_key
 
 MANIFEST = "manifest.json"
 CHECKSUM = "sha256"
@@ -72,7 +72,7 @@ class Store:
 
     def named(self, folder: Path, digits: str) -> list[str]:
         """The keys of the results in a folder of this store (`states`, `leaves`) that begin with these digits."""
-        found = sorted(place for place in folder.glob(f"{digits}*") if _IS_KEY.fullmatch(place.name))
+        found = sorted(place for place in folder.glob(f"{digits}*") if is_key(place.name))
         for place in found if digits else ():
             self.refuse_debris(place)
         return [place.name for place in found if self.has(place)]
@@ -148,7 +148,6 @@ def publish(built: Path, place: Path, known: dict[str, Any] | None = None) -> bo
     return True
 
 
-_IS_KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}")
 _KEY_FIRST = re.compile(rb'\{\s*"key": "([^"\\]+)"')
 _keys_in: dict[str, tuple[list[int], str]] = {}  # by path of a manifest: its stamp, and the key it says
 

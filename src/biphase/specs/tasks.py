@@ -16,7 +16,7 @@ import re
 import string
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from biphase.errors import SpecError
 from biphase.records import added, record
@@ -134,8 +134,8 @@ FAMILY_OF: dict[type, Family] = {Classify: "SC", Tag: "TC", Answer: "QA", Retrie
 
 def family_name(family: str) -> str:
     """sequence classification (SC): a family at its first use."""
-    names: dict[str, str] = {**FAMILIES}
-    return f"{names[family]} ({family})"
+    name = FAMILIES[cast("Family", family)]
+    return f"{name} ({family})"
 
 
 @record

@@ -29,6 +29,7 @@ from biphase.keys import (
     origin_step,
     phase_at,
     phases,
+    root_of,
 )
 from biphase.metadata import read_checkpoint_file
 from biphase.models.adapters import add_adapter, merge_adapter
@@ -47,11 +48,6 @@ from biphase.training.loop import LoopStep, train
 from biphase.training.meter import Meter
 from biphase.training.optimizer import rate
 from biphase.training.options import RuntimeOptions
-
-
-def root_of(run: Pretrain) -> Pretrain:
-    """The run that this one goes on from in the end: the one with a start of its own."""
-    return root_of(run.start) if isinstance(run.start, Pretrain) else run
 
 
 def reads_otherwise(run: Pretrain) -> bool:

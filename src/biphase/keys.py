@@ -94,6 +94,11 @@ def decay_start(run: Pretrain) -> int:
     return run.steps - int(run.schedule.decay)
 
 
+def root_of(run: Pretrain) -> Pretrain:
+    """The run that this one goes on from in the end: the one with a start of its own."""
+    return root_of(run.start) if isinstance(run.start, Pretrain) else run
+
+
 def origin_step(run: Pretrain) -> int:
     """Return the number of steps taken by the chain of runs that this one continues."""
     return origin_step(run.start) + run.start.steps if isinstance(run.start, Pretrain) else 0

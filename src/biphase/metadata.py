@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Any
 
 from biphase.errors import BiphaseError, StoreError, one_line
 from biphase.keys import data_key
-from biphase.records import KEY_LENGTH, decode
+from biphase.records import decode, is_key
 from biphase.specs import Corpus, Pretrain
 from biphase.specs.claims import CHOSEN, METRICS, RANGES
 from biphase.specs.tasks import FAMILY_OF
@@ -36,7 +35,6 @@ _FORMS = {form.__name__: family for form, family in FAMILY_OF.items()}
 ROUNDING = 1e-6  # tolerance for scores outside their range
 # The exceptions that untrusted JSON can cause when it is read as ours.
 WRONG = (BiphaseError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
-_KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}")
 
 # ---------------------------------------------------------------- the schema
 
@@ -64,10 +62,6 @@ def positive(value: Any) -> bool:
 
 def text(value: Any) -> bool:
     return isinstance(value, str)
-
-
-def is_key(value: Any) -> bool:
-    return text(value) and _KEY.fullmatch(value) is not None
 
 
 def _or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:

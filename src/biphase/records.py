@@ -15,6 +15,7 @@ import functools
 import hashlib
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -24,6 +25,9 @@ from typing import Any, Literal, TypeVar, Union, dataclass_transform, get_args, 
 from biphase.errors import SpecError, nearest
 
 KEY_LENGTH = 32  # hex digits: 128 bits make collisions practically impossible
+
+KEY_PATTERN = rf"[0-9a-f]{{{KEY_LENGTH}}}"
+_KEY = re.compile(KEY_PATTERN)
 
 _KINDS: dict[str, type] = {}
 T = TypeVar("T")
@@ -195,6 +199,11 @@ def decode(data: Any) -> Any:
     if isinstance(data, list):
         return tuple(decode(one) for one in data)
     return data
+
+
+def is_key(value: Any) -> bool:
+    """Does this read like a key? Folders of results are named by keys; other names are not the store's."""
+    return isinstance(value, str) and _KEY.fullmatch(value) is not None
 
 
 def content_key(value: Any) -> str:

@@ -36,7 +36,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from biphase.errors import StoreError
-from biphase.records import KEY_LENGTH
+from biphase.records import is_key
 
 MANIFEST = "manifest.json"
 CHECKSUM = "sha256"
@@ -92,7 +92,7 @@ class Store:
 
     def named(self, folder: Path, digits: str) -> list[str]:
         """Return the keys that start with `digits` in one folder of this store, e.g. `checkpoints` or `trials`."""
-        found = sorted(place for place in folder.glob(f"{digits}*") if _IS_KEY.fullmatch(place.name))
+        found = sorted(place for place in folder.glob(f"{digits}*") if is_key(place.name))
         for place in found if digits else ():
             self.refuse_debris(place)
         return [place.name for place in found if self.has(place)]
@@ -171,7 +171,6 @@ def publish(built: Path, place: Path, known: dict[str, Any] | None = None) -> bo
     return True
 
 
-_IS_KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}")
 _KEY_FIRST = re.compile(rb'\{\s*"key": "([^"\\]+)"')
 _keys_in: dict[str, tuple[list[int], str]] = {}  # path of a manifest → its stamp and the key it contains
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from biphase.errors import StoreError, one_line
-from biphase.keys import decay_start, label
+from biphase.keys import decay_start, label, root_of
 from biphase.metadata import LINES, WRONG, check_line, read_checkpoint_file
 from biphase.presets import corpus_of
 from biphase.report.recipes import RecipePhase, recipe_of
@@ -334,9 +334,7 @@ class Epochs:
 
 
 def _read(run: Pretrain) -> Read:
-    root = run
-    while isinstance(root.start, Pretrain):
-        root = root.start
+    root = root_of(run)
     return corpus_of(run), root.start if isinstance(root.start, Hub) else None, run.packing.length
 
 

@@ -16,7 +16,7 @@ import re
 import string
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from biphase.errors import SpecError
 from biphase.records import added, record
@@ -138,8 +138,8 @@ FAMILY_OF: dict[type, Family] = {Classify: "SC", Tag: "TC", Answer: "QA", Retrie
 
 def family_name(family: str) -> str:
     """Return a family's full name with its abbreviation: sequence classification (SC)."""
-    names: dict[str, str] = {**FAMILIES}
-    return f"{names[family]} ({family})"
+    name = FAMILIES[cast("Family", family)]
+    return f"{name} ({family})"
 
 
 @record

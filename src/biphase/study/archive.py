@@ -50,10 +50,9 @@ from biphase.metadata import (
     check_checkpoint,
     check_line,
     check_trial,
-    is_key,
 )
 from biphase.presets import corpus_of
-from biphase.records import KEY_LENGTH, content_key, decode, encode
+from biphase.records import KEY_PATTERN, content_key, decode, encode, is_key
 from biphase.specs import Corpus, Hub, Pretrain, Study, Task
 from biphase.specs.claims import RANGES
 from biphase.store import Store, publish, read_checked, read_verified, verify, with_checksum, write_json
@@ -82,11 +81,10 @@ FOLDERS = {
     "trials": ("trial.json", "values.safetensors"),
 }
 OPTIONAL = {"trials": ("predictions.safetensors",)}
-_KEY = rf"[0-9a-f]{{{KEY_LENGTH}}}"
 _LOOSE = re.compile(
-    rf"{re.escape(PLAN_ENTRY)}|{re.escape(FINGERPRINTS)}|pins\.json|study/failures/{_KEY}\.json|corpora/link-{_KEY}\.json"
+    rf"{re.escape(PLAN_ENTRY)}|{re.escape(FINGERPRINTS)}|pins\.json|study/failures/{KEY_PATTERN}\.json|corpora/link-{KEY_PATTERN}\.json"
 )
-_FOLDER = re.compile(rf"({'|'.join(FOLDERS)})/({_KEY})")
+_FOLDER = re.compile(rf"({'|'.join(FOLDERS)})/({KEY_PATTERN})")
 
 BLOCK = 512  # bytes; the block size of a tar
 LEVEL, FRAME = 12, 2**25  # zstandard level; bytes that are compressed into one frame

@@ -43,7 +43,7 @@ from typing import Any
 
 from biphase.data.corpus import ASSETS
 from biphase.errors import BiphaseError, SpecError, StoreError, nearest
-from biphase.keys import phase_at
+from biphase.keys import phase_at, root_of
 from biphase.presets import DEVICES, SIZES
 from biphase.specs import CLM, MLM, Chunks, Finetune, Objective, Pretrain, Rows, Size, Task
 from biphase.store import Store, read_checked
@@ -613,7 +613,7 @@ class _Pricing:
         if shape is None or speeds is None:
             return None
         self.used[run.precision] = None
-        if not isinstance(_start(run), Size):
+        if not isinstance(root_of(run).start, Size):
             self._say("models from elsewhere are priced as if they were of the shape that was measured")
         if run.adapter or run.freeze != "nothing":
             self._say("LoRA and frozen weights are priced as if all weights were trained: an upper bound")
@@ -664,7 +664,7 @@ class _Pricing:
         return self.tunings[place]
 
     def _shape(self, run: Pretrain) -> ModelShape | None:
-        start = _start(run)
+        start = root_of(run).start
         place = start, run.corpus if isinstance(start, Size) else ""
         if place not in self.shapes:
             try:
@@ -763,7 +763,3 @@ class _Reading:
 
     def _in_windows(self, task: Task) -> bool:
         return task.family == "QA" and self.spec.protocol == "standard"
-
-
-def _start(run: Pretrain) -> Any:
-    return _start(run.start) if isinstance(run.start, Pretrain) else run.start

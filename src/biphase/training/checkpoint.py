@@ -40,9 +40,19 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from biphase.errors import StoreError, one_line
-from biphase.keys import Identities, Keyring, checkpoint_key, decay_start, label, origin_step, phase_at
-from biphase.metadata import is_key, read_checkpoint_file, read_lines
+from biphase.keys import (
+    Identities,
+    Keyring,
+    checkpoint_key,
+    decay_start,
+    label,
+    origin_step,
+    phase_at,
+    root_of,
+)
+from biphase.metadata import read_checkpoint_file, read_lines
 from biphase.models.backbone import LanguageModel
+from biphase.records import is_key
 from biphase.specs import Pretrain
 from biphase.store import Store, publish, verify, write_json
 from biphase.training import optimizer as adam
@@ -169,10 +179,7 @@ def resume_points(
     `jobs` are the training jobs of saved plans. A job can share a checkpoint with the run if it has the same root, and
     the same objective and decay phase at that step.
     """
-    root = run
-    while isinstance(root.start, Pretrain):
-        root = root.start
-    at, origin = checkpoint_key(root, 0, identities), origin_step(run)
+    at, origin = checkpoint_key(root_of(run), 0, identities), origin_step(run)
     saved = saved_on_path(run, run.steps, store, identities)
     found = set()
     for job in jobs:

@@ -39,6 +39,7 @@ from biphase.keys import (
     origin_step,
     phase_at,
     phases,
+    root_of,
 )
 from biphase.metadata import read_checkpoint_file
 from biphase.models.adapters import add_adapter, merge_adapter
@@ -57,11 +58,6 @@ from biphase.training.loop import LoopStep, train
 from biphase.training.meter import Meter
 from biphase.training.optimizer import rate
 from biphase.training.options import RuntimeOptions
-
-
-def root_of(run: Pretrain) -> Pretrain:
-    """Return the first run in the chain that this one continues: the one that starts from a Size or Hub."""
-    return root_of(run.start) if isinstance(run.start, Pretrain) else run
 
 
 def reads_otherwise(run: Pretrain) -> bool:

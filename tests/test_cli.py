@@ -89,14 +89,14 @@ def test_plan_run_status_plan(study, store):
     assert "masked 40%" in ran
     assert "knows only how often each token occurs" in ran
     boards = sorted(path.name for path in (store.studies / "verbs" / "tensorboard").iterdir())
-    keys = [state["key"][:6] for state in json.loads(planned_json(study, store))["states"]]
+    keys = [state["key"][:6] for state in json.loads(planned_json(study, store))["jobs"]]
     assert sorted(name.split(", ")[-1] for name in boards) == sorted(keys)
     assert any(name.startswith("two, mlm 40% ") for name in boards), boards
 
     status = biphase("status", study, "--store", store.root)
     assert "5/5 training jobs" in status
     read = json.loads(biphase("status", study, "--store", store.root, "--json"))
-    assert {state["standing"] for state in read["states"]} == {"done"}
+    assert {state["standing"] for state in read["jobs"]} == {"done"}
     assert set(read["heldout"]) == {"clm", "two"}
     assert "5" in read["heldout"]["clm"]
 

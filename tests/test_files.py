@@ -182,14 +182,14 @@ def test_of_many_publishers_exactly_one_wins_and_its_content_is_whole(tmp_path):
 
 
 def test_a_second_publish_is_refused_and_changes_nothing(tmp_path):
-    place = tmp_path / "states" / "key"
+    place = tmp_path / "checkpoints" / "key"
     assert publish(build(tmp_path / "one", "a"), place) is True
     assert publish(build(tmp_path / "two", "b"), place) is False
     assert marks(place) == {"a"}
 
 
 def test_publish_takes_an_empty_folder_for_a_free_place(tmp_path):
-    place = tmp_path / "states" / "key"
+    place = tmp_path / "checkpoints" / "key"
     place.mkdir(parents=True)
     assert publish(build(tmp_path / "one", "a"), place) is True
     assert marks(place) == {"a"}
@@ -197,7 +197,7 @@ def test_publish_takes_an_empty_folder_for_a_free_place(tmp_path):
 
 @pytest.mark.parametrize("debris", ["folder", "file"])
 def test_publish_onto_debris_names_what_to_remove(tmp_path, debris):
-    place = tmp_path / "states" / "key"
+    place = tmp_path / "checkpoints" / "key"
     place.parent.mkdir()
     if debris == "folder":
         place.mkdir()
@@ -212,7 +212,7 @@ def test_publish_onto_debris_names_what_to_remove(tmp_path, debris):
 
 def test_publish_of_a_folder_that_is_gone_says_so(tmp_path):
     with pytest.raises(FileNotFoundError):
-        publish(tmp_path / "nothing", tmp_path / "states" / "key")
+        publish(tmp_path / "nothing", tmp_path / "checkpoints" / "key")
 
 
 def test_publish_that_cannot_rename_for_another_reason_says_which(tmp_path):
@@ -324,4 +324,4 @@ def test_discard_leaves_nothing(tmp_path):
 
 
 def test_discard_of_nothing_is_no_error(tmp_path):
-    Store(tmp_path).discard(tmp_path / "states" / "key")
+    Store(tmp_path).discard(tmp_path / "checkpoints" / "key")

@@ -54,7 +54,7 @@ def slow_down(dice, store):
         return slowly
 
     def published(source, target, **_):
-        if Path(target).parent.name in ("states", "trials"):
+        if Path(target).parent.name in ("checkpoints", "trials"):
             with (store / "published").open("ab", buffering=0) as file:
                 file.write(f"{Path(target).name}\n".encode())
 

@@ -68,7 +68,7 @@ def biphase(*words: object, code: int = 0, **environment: str) -> str:
 def contents(store: Path) -> dict[str, object]:
     """The tensors of every state, and of every trial what it says (but for times and machine) with its values."""
     found: dict[str, object] = {}
-    for place in sorted((store / "states").iterdir()):
+    for place in sorted((store / "checkpoints").iterdir()):
         entries = verify(place)
         found[place.name] = [
             entries[name]["sha256"] for name in ("model.safetensors", "optimizer.safetensors")
@@ -91,7 +91,7 @@ def done(store: Path) -> tuple[int, int]:
     shown = json.loads(
         biphase("status", store / "studies" / "fleet" / "plan.json", "--store", store, "--json")
     )
-    return sum(state["standing"] == "done" for state in shown["states"]), shown["finetunings"]["done"]
+    return sum(state["standing"] == "done" for state in shown["jobs"]), shown["finetunings"]["done"]
 
 
 def wait_until(claim: Callable[[], object], seconds: float, what: str, poll: float = 0.2) -> object:

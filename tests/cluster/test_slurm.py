@@ -50,7 +50,7 @@ def logs(place: Path) -> list[str]:
 
 
 def states_there(place: Path) -> int:
-    return len(list((place / "store" / "states").glob("*/manifest.json")))
+    return len(list((place / "store" / "checkpoints").glob("*/manifest.json")))
 
 
 def is_whole(place: Path, calm: dict[str, object], seeds: int = 1) -> None:

@@ -141,10 +141,10 @@ def test_the_same_command_again_computes_nothing(adapt, llama, home):
 def test_for_a_program_it_is_json_with_the_same_losses(adapt, llama, home):
     read = json.loads(adapt(llama, "--json")[0])
     (losses,) = read["heldout"].values()
-    key = next(state["key"] for state in read["states"] if state["results"])
+    key = next(state["key"] for state in read["jobs"] if state["results"])
     assert read["key"] == key, "what to export"
     assert losses == {str(step): values for step, values in heldout(home, key).items()}
-    assert {state["standing"] for state in read["states"]} == {"done"}
+    assert {state["standing"] for state in read["jobs"]} == {"done"}
 
 
 def test_the_speed_that_is_told_is_that_of_the_steps(verb, llama, text, home):
@@ -478,12 +478,12 @@ def test_killed_and_typed_again_it_ends_in_the_same_bits(llama, text, tmp_path, 
         [sys.executable, "-m", "biphase", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + 120
-    while not list(stores["killed"].jobs.glob("*/manifest.json")) and time.monotonic() < deadline:
+    while not list(stores["killed"].checkpoints.glob("*/manifest.json")) and time.monotonic() < deadline:
         time.sleep(0.005)
     child.send_signal(signal.SIGKILL)
     _, said = child.communicate(timeout=30)
     assert child.returncode == -signal.SIGKILL, said
-    assert len(list(stores["killed"].jobs.glob("*/manifest.json"))) == 1
+    assert len(list(stores["killed"].checkpoints.glob("*/manifest.json"))) == 1
     code, _, told = verb(*words)
     assert code == 0, told
     assert "2 training jobs, 1 done" in told

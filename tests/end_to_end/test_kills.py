@@ -39,7 +39,7 @@ study = Study("killed", runs=(
 def contents(store: Path) -> dict[str, dict[str, str]]:
     """The hashes of every tensor file and shard of a store, after checking all manifests."""
     found = {}
-    for kind in ("states", "shards"):
+    for kind in ("checkpoints", "shards"):
         for place in sorted((store / kind).iterdir()):
             entries = verify(place)
             found[place.name] = {
@@ -53,7 +53,7 @@ def contents(store: Path) -> dict[str, dict[str, str]]:
 def positions(store: Path) -> dict[str, list[int]]:
     states = {
         place.name: json.loads((place / "checkpoint.json").read_text())["progress"]
-        for place in (store / "states").iterdir()
+        for place in (store / "checkpoints").iterdir()
     }
     return {name: [state["step"], state["draw"], state["tokens"]] for name, state in states.items()}
 

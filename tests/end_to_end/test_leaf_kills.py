@@ -75,7 +75,7 @@ def test_kills_in_the_middle_of_a_grid_change_no_score(corpus, tmp_path, protoco
     study.write_text(STUDY.format(source=corpus.source, protocol=protocol))
     calm, killed = tmp_path / "calm", tmp_path / "killed"
     assert drive(study, calm, kills=0, seed=0)["code"] == 0
-    for kind in ("states", "shards"):  # so that the kills fall into the grid
+    for kind in ("checkpoints", "shards"):  # so that the kills fall into the grid
         shutil.copytree(calm / kind, killed / kind)
     report = drive(study, killed, kills=10, seed=seed)
     assert report["code"] == 0

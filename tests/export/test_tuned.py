@@ -103,7 +103,7 @@ def test_a_leaf_is_exported_by_its_own_key_too(trained, tmp_path):
 def changeable(trained, tmp_path):
     """The trained store, with leaves that may be changed."""
     made = Store(tmp_path / "store")
-    for kind in ("states", "shards", "studies"):
+    for kind in ("checkpoints", "shards", "studies"):
         made.root.mkdir(exist_ok=True)
         (made.root / kind).symlink_to(getattr(trained.store, kind))
     shutil.copytree(trained.store.trials, made.trials)

@@ -89,7 +89,7 @@ def check_kill_and_resume(run: Pretrain, store: Store, *, as_in: Store) -> None:
     assert on_the_way[0] == SAVED
     train(run, store)
     for name in ("model.safetensors", "optimizer.safetensors"):
-        ours, theirs = (load_file(one.jobs / last_state(run, one) / name) for one in (store, as_in))
+        ours, theirs = (load_file(one.checkpoints / last_state(run, one) / name) for one in (store, as_in))
         assert ours.keys() == theirs.keys()
         assert not [weight for weight in ours if not torch.equal(ours[weight], theirs[weight])], name
 

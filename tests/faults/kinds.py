@@ -88,7 +88,7 @@ def _receipt(kind: str, name: str) -> Kind:
 
     def where(plan: Plan, store: Store) -> Place:
         folder = {
-            "states": store.checkpoints / plan.results["two"],
+            "checkpoints": store.checkpoints / plan.results["two"],
             "trials": _leaf("trial.json").where(plan, store).remove,
         }[kind]
         metadata_of = store.metadata_of(folder)
@@ -165,9 +165,9 @@ KINDS: dict[str, Kind] = {
     "values": _leaf("values.safetensors"),
     "predictions": _leaf("predictions.safetensors"),
     "manifest of a trial": _leaf("manifest.json"),
-    "receipt of a state": _receipt("states", "checkpoint.json"),
-    "losses of a receipt": _receipt("states", "metrics.jsonl"),
-    "manifest of a receipt": _receipt("states", "manifest.json"),
+    "receipt of a state": _receipt("checkpoints", "checkpoint.json"),
+    "losses of a receipt": _receipt("checkpoints", "metrics.jsonl"),
+    "manifest of a receipt": _receipt("checkpoints", "manifest.json"),
     "receipt of a trial": _receipt("trials", "trial.json"),
     "pins": _written("pins.json", lambda plan, store: json.dumps({"owner/name": COMMIT}), by_others=True),
     "fingerprints": _written(f"studies/{{study}}/{FINGERPRINTS}", _fingerprints, memory=True),
@@ -175,7 +175,7 @@ KINDS: dict[str, Kind] = {
     "plan": _written("studies/{study}/plan.json", lambda plan, store: "", memory=True),
     "plan of another study": _written(
         "studies/other/plan.json",
-        lambda plan, store: json.dumps(with_checksum({"states": [{"key": "0" * 32}]})),
+        lambda plan, store: json.dumps(with_checksum({"jobs": [{"key": "0" * 32}]})),
     ),
     "failure": _written("studies/{study}/failures/{training job}.json", _failure, memory=True),
     "live losses": _written(

@@ -135,7 +135,7 @@ def refused(verb, tmp_path):
         lines = [line for line in err.splitlines() if line.startswith("error: ")]
         assert lines == err.splitlines()[-1:], err
         assert len(lines[0]) < 1500
-        for kind in ("states", "trials"):
+        for kind in ("checkpoints", "trials"):
             assert not list((tmp_path / "store").glob(f"{kind}/*"))
         return lines[0]
 

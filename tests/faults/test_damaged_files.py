@@ -234,14 +234,14 @@ def check_misplaced(calm, said, truth, tmp_path: Path, kind: str, how: str, seed
     )
 
 
-PLACED = ("states", "trials", "shards", "metadata/checkpoints", "metadata/trials")
+PLACED = ("checkpoints", "trials", "shards", "metadata/checkpoints", "metadata/trials")
 
 
 @pytest.mark.parametrize(
     ("kind", "how", "seed"),
     [
-        ("states", "swapped", 0),
-        ("states", "copied over", 1),
+        ("checkpoints", "swapped", 0),
+        ("checkpoints", "copied over", 1),
         ("trials", "copied into", 0),
         ("trials", "swapped", 1),
         ("shards", "swapped", 1),

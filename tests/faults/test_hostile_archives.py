@@ -24,7 +24,7 @@ from biphase.store import MANIFEST, Store, publish, with_checksum
 from biphase.study import archive as archive_module
 from biphase.study.archive import LEDGER, Archive, as_json, check, pack
 from biphase.study.ledger import finetunings, latest, live_file
-from biphase.study.plan import identities, needed_states
+from biphase.study.plan import identities, needed_jobs
 
 JUNK = [
     "",
@@ -221,8 +221,8 @@ def check_read(calm, verb, folder: Path, kind: str, name: str, seed: int) -> Non
 
 METADATA = [
     ("trials", "trial.json"),
-    ("states", "checkpoint.json"),
-    ("states", "metrics.jsonl"),
+    ("checkpoints", "checkpoint.json"),
+    ("checkpoints", "metrics.jsonl"),
     ("shards", "card.json"),
 ]
 
@@ -244,11 +244,11 @@ def test_no_metadata_ends_a_verb_in_a_traceback(calm, verb, tmp_path, kind, name
 @pytest.mark.parametrize(
     ("kind", "name", "change"),
     [
-        ("states", "metrics.jsonl", lambda line: line | {"heldout": [1, 2]}),
-        ("states", "metrics.jsonl", lambda line: line | {"heldout": {"clm": "low"}}),
-        ("states", "checkpoint.json", lambda about: about | {"epochs": "half"}),
+        ("checkpoints", "metrics.jsonl", lambda line: line | {"heldout": [1, 2]}),
+        ("checkpoints", "metrics.jsonl", lambda line: line | {"heldout": {"clm": "low"}}),
+        ("checkpoints", "checkpoint.json", lambda about: about | {"epochs": "half"}),
         (
-            "states",
+            "checkpoints",
             "checkpoint.json",
             lambda about: about | {"progress": about["progress"] | {"machine": {"device": {}}}},
         ),
@@ -259,7 +259,7 @@ def test_no_metadata_ends_a_verb_in_a_traceback(calm, verb, tmp_path, kind, name
 def test_damaged_metadata_is_named_and_its_number_is_not_shown(calm, verb, tmp_path, kind, name, change):
     store = calm.copied(tmp_path / "store")
     plan = plan_of(calm.study, store)
-    place = store.checkpoints / plan.results["two"] if kind == "states" else sorted(store.trials.iterdir())[0]
+    place = store.checkpoints / plan.results["two"] if kind == "checkpoints" else sorted(store.trials.iterdir())[0]
     files = {path.name: path.read_bytes() for path in place.iterdir() if path.name != MANIFEST}
     if name == "metrics.jsonl":
         lines = [json.loads(line) for line in files[name].splitlines()]
@@ -274,7 +274,7 @@ def test_damaged_metadata_is_named_and_its_number_is_not_shown(calm, verb, tmp_p
     assert str(place / name) in out
     told = json.loads(verb("status", calm.study, "--store", store.root, "--json")[1])
     assert place.name in told["damaged"] or any(
-        one["key"] == place.name and one["error"] for one in told["states"]
+        one["key"] == place.name and one["error"] for one in told["jobs"]
     )
     code, out, _ = verb("run", calm.study, "--store", store.root, "--quiet")
     assert code == 1
@@ -310,7 +310,7 @@ def test_a_trial_of_another_family_is_neither_merged_nor_shown(calm, verb, packe
 def test_the_plan_of_an_archive_is_made_again_from_its_study(calm, verb, packed, tmp_path):
     """Other studies keep what a plan of the store needs: what it says must be true."""
     said = json.loads(packed[archive_module.PLAN_ENTRY])
-    for state in said["states"]:
+    for state in said["jobs"]:
         del state["root"]
         state["steps"] = "zz"
     files = {archive_module.PLAN_ENTRY: as_json(said)} | {
@@ -321,16 +321,16 @@ def test_the_plan_of_an_archive_is_made_again_from_its_study(calm, verb, packed,
     )
     assert code == 0, err
     kept = json.loads((tmp_path / "store" / "studies" / "faults" / "plan.json").read_text())
-    assert kept["states"] == json.loads(packed[archive_module.PLAN_ENTRY])["states"]
+    assert kept["jobs"] == json.loads(packed[archive_module.PLAN_ENTRY])["jobs"]
 
 
 def test_a_plan_that_is_none_is_named(tmp_path):
     store = Store(tmp_path)
     (store.studies / "x").mkdir(parents=True)
     path = store.studies / "x" / "plan.json"
-    path.write_bytes(as_json(with_checksum({"states": [{"key": "a", "steps": "zz"}]})))
+    path.write_bytes(as_json(with_checksum({"jobs": [{"key": "a", "steps": "zz"}]})))
     with pytest.raises(StoreError, match=str(path)):
-        needed_states(store)
+        needed_jobs(store)
 
 
 def test_one_damaged_trial_stops_no_export_of_others(calm, tmp_path):

@@ -111,7 +111,7 @@ def test_code_beside_a_dataset_is_never_run(verb, tmp_path):
 @pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "a/../../secret"])
 def test_a_manifest_that_climbs_out_of_its_folder_is_refused(name, tmp_path):
     (tmp_path / "secret").write_text("secret")
-    place = tmp_path / "states" / "key"
+    place = tmp_path / "checkpoints" / "key"
     place.mkdir(parents=True)
     entry = {"bytes": 6, "sha256": hashlib.sha256(b"secret").hexdigest()}
     (place / "manifest.json").write_text(json.dumps({"files": {name: entry}}))

@@ -82,7 +82,7 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
 def ended(store: Path) -> dict[str, Any]:
     """Everything a finished study says, but for times. Every manifest is checked on the way."""
     found: dict[str, Any] = {}
-    for kind in ("shards", "states", "trials"):
+    for kind in ("shards", "checkpoints", "trials"):
         for place in sorted((store / kind).iterdir()):
             entries = verify(place)
             heavy = {
@@ -93,7 +93,7 @@ def ended(store: Path) -> dict[str, Any]:
 
 
 def _said(place: Path) -> dict[str, Any]:
-    if place.parent.name == "states":
+    if place.parent.name == "checkpoints":
         told = json.loads((place / "checkpoint.json").read_text())
         lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
         return {
@@ -107,7 +107,7 @@ def _said(place: Path) -> dict[str, Any]:
 
 def set_times_alike(store: Path) -> None:
     """Let every state and trial have taken the same time, so that two stores of one study report the same bytes."""
-    for place in [*(store / "states").iterdir(), *(store / "trials").iterdir()]:
+    for place in [*(store / "checkpoints").iterdir(), *(store / "trials").iterdir()]:
         for path in (place / "checkpoint.json", place / "trial.json"):
             if path.is_file():
                 told = json.loads(path.read_text())

@@ -112,4 +112,4 @@ def test_two_gpus_train_a_study_and_go_on(corpus, tmp_path, shard):
         command = [sys.executable, "-m", "biphase", *map(str, words), *more]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-2000:]
-    assert list(Path(tmp_path / "store" / "states").glob("*/model.safetensors"))
+    assert list(Path(tmp_path / "store" / "checkpoints").glob("*/model.safetensors"))

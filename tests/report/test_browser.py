@@ -498,12 +498,12 @@ def test_one_epoch_is_marked_over_tokens_and_verdicts_carry_their_mark(visit, ru
     figure = page.locator("#figure-efficiency")
     figure.scroll_into_view_if_needed()
     uprights = figure.locator(".shapelayer path")
-    uprights.first.wait_for(job="attached")
+    uprights.first.wait_for(state="attached")
     assert figure.locator(".annotation-text").filter(has_text="one epoch").count() == 1
     figure.get_by_text("FLOPs", exact=True).click()
-    uprights.first.wait_for(job="detached")  # where it lies depends on the objective
+    uprights.first.wait_for(state="detached")  # where it lies depends on the objective
     figure.get_by_text("tokens", exact=True).click()
-    uprights.first.wait_for(job="attached")
+    uprights.first.wait_for(state="attached")
     verdict = next(one.verdict for one in built.content.findings if one.id == "C1")
     badge = page.locator("#claim-C1 > summary .badge")
     assert badge.inner_text().split("\n") == [verdict, "under repetition"]

@@ -150,7 +150,7 @@ def test_a_state_that_cannot_be_trusted_costs_nothing_that_is_told(tree, content
     told = cost(plan, store, "clm")
     assert (told.seconds, told.device) == (None, "")
     assert told.flops == pytest.approx(sum(whole[job.key].flops for job in plan.path(key)))
-    with pytest.raises(StoreError, match=r"state\.json"):
+    with pytest.raises(StoreError, match=r"checkpoint\.json"):
         about_state(plan, store, "clm")
 
 

@@ -110,7 +110,7 @@ def finished(plan, store: Store, _finished_store: Store) -> Store:
         Worker(
             plan, _finished_store, known, alone, options, wanted=set(plan.jobs), say=lambda text: None
         ).work()
-    for kind in ("states", "trials"):
+    for kind in ("checkpoints", "trials"):
         shutil.copytree(getattr(_finished_store, kind), getattr(store, kind), dirs_exist_ok=True)
     return store
 

@@ -49,7 +49,7 @@ def test_a_study_knows_its_own_file(tmp_path):
 
 
 def test_a_plan_is_read_and_not_run(tmp_path):
-    text = json.dumps({"question": "why?", "study": encode(STUDY), "states": []})
+    text = json.dumps({"question": "why?", "study": encode(STUDY), "jobs": []})
     loaded = load(written(tmp_path, text, "plan.json"))
     assert (loaded.study, loaded.question) == (STUDY, "why?")
 
@@ -157,7 +157,7 @@ def test_where_there_are_no_studies_it_says_to_write_one(tmp_path, monkeypatch):
     [
         ("{", "is not JSON"),
         ("[]", 'has no "study"'),
-        ('{"states": []}', 'has no "study"'),
+        ('{"jobs": []}', 'has no "study"'),
         ('{"study": {"kind": "Studdy"}}', "there is no record 'Studdy'; did you mean 'Study'"),
         ('{"study": {"kind": ["Study"]}}', "there is no record"),
         ('{"study": {"kind": "CLM"}}', "is no Study"),

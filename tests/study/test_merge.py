@@ -159,7 +159,7 @@ def test_a_study_on_its_way_is_packed_as_far_as_it_is(plan, finished, tmp_path):
     ledger.note_failure(plan, finished, plan.results["clm"], ValueError("mended since"))
     (finished.attempts / "left").mkdir(parents=True)
     told = pack(plan, finished, identities(finished), tmp_path / "one.ledger")
-    assert (told.checkpoints, told.jobs_planned) == (len(plan.jobs) - 1, len(plan.jobs))
+    assert (told.jobs, told.jobs_planned) == (len(plan.jobs) - 1, len(plan.jobs))
     assert (told.scores, told.scores_planned, told.failures) == (24, 36, 1)
     store = received(tmp_path / "one.ledger", tmp_path / "other")
     assert ledger.survey_jobs(plan, store)[gone].error == "ValueError: the disk was full"

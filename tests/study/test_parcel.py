@@ -85,7 +85,7 @@ def listed(files: dict[str, bytes], study: str = "tuned") -> bytes:
     files = {
         name: {"bytes": len(one), "sha256": hashlib.sha256(one).hexdigest()} for name, one in files.items()
     }
-    return as_json({"ledger": 1, "study": study, "files": files})
+    return as_json({"ledger": archive.FORMAT, "study": study, "files": files})
 
 
 def member(name: str, content: bytes = b"", **fields) -> tuple[tarfile.TarInfo, bytes]:
@@ -122,7 +122,7 @@ def refused(path: Path, match: str) -> None:
 
 def test_a_sound_one_made_by_another_tool_is_taken(good, tmp_path):
     merged = merge(check(crafted(tmp_path / "f", sound(good))), Store(tmp_path / "store"))
-    assert merged.added == {"scores": 1, "states": 0, "corpora": 0}
+    assert merged.added == {"scores": 1, "checkpoints": 0, "corpora": 0}
     assert (tmp_path / "store" / leaf_of(good)).read_bytes() == good[leaf_of(good)]
 
 
@@ -246,8 +246,8 @@ def _counting(real, read: list[int]):
 @pytest.mark.parametrize(
     "listing",
     [b"", b"no JSON", b"[]", b"{}", b'{"ledger": 2, "study": "x", "files": {}}', b"[" * 100_000,
-     b'{"ledger": 1, "study": "x", "files": {"study/plan.json": 3}}', b'{"ledger": 1, "study": "x", "files": [1]}',
-     *(b'{"ledger": 1, "study": "x", "files": {"study/plan.json": {"bytes": %s, "sha256": ""}}}' % one
+     b'{"ledger": 2, "study": "x", "files": {"study/plan.json": 3}}', b'{"ledger": 2, "study": "x", "files": [1]}',
+     *(b'{"ledger": 2, "study": "x", "files": {"study/plan.json": {"bytes": %s, "sha256": ""}}}' % one
        for one in (b"1e999", b"NaN", b"2.5", b"true", b'"3"', b"9" * 4000, b"-" + b"9" * 4000)),
      b'{"ledger": %s, "study": "x", "files": {}}' % (b"9" * 4000)],
     ids=range(16),
@@ -295,7 +295,7 @@ def test_what_is_no_parcel_at_all_is_refused(tmp_path):
         ("trial", {"baselines": {"trivial": {"accuracy": {"what": "x", "validation": 0.5, "test": "0.5"}}}}),
         (PLAN_ENTRY, {"study": 3}),
         (PLAN_ENTRY, {"study": {"kind": "Nothing"}}),
-        (PLAN_ENTRY, {"states": []}),
+        (PLAN_ENTRY, {"jobs": []}),
         (PLAN_ENTRY, {"results": {}}),
         (FINGERPRINTS, []),
         (FINGERPRINTS, {"task": {}}),
@@ -358,7 +358,7 @@ def test_a_cut_or_flipped_file_is_refused_wherever_it_was_hurt(good, tmp_path):
                 continue
     for place, bit in harmless:  # bits that mean nothing: what comes out is the same to the last byte
         hurt.write_bytes(content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :])
-        assert list(check(hurt).contents()) == list(check(whole).contents())
+        assert list(check(hurt).archive.contents()) == list(check(whole).archive.contents())
     assert len(harmless) < 5
     hurt.write_bytes(content + b"more")
     refused(hurt, "damaged")

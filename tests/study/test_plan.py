@@ -252,7 +252,7 @@ def test_a_saved_plan_is_read_back_without_the_study_file(tmp_path):
     assert (back.study, back.question) == (plan.study, "why?")
     assert make_plan(back.study, OUTSIDE, back.question).jobs.keys() == plan.jobs.keys()
     counts = json.loads(path.read_text())["counts"]
-    assert counts == {"runs": 1, "training jobs": 3, "steps_written": 5, "steps_to_compute": 5}
+    assert counts == {"runs": 1, "jobs": 3, "steps_written": 5, "steps_to_compute": 5}
 
 
 def test_what_any_saved_plan_needs_is_needed(tmp_path):

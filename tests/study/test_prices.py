@@ -98,7 +98,7 @@ def store_with(folder, cases=CASES, name="fast"):
 
 def test_a_piece_takes_its_steps_and_its_heldout_losses():
     one = run("a", (CLM(), 2_500), heldout_every=1_000, heldout_tokens=10_000)
-    ((key, took),) = price(plan_of(one), FAST).job_count.items()
+    ((key, took),) = price(plan_of(one), FAST).jobs.items()
     share = labelled_share(CLM(), Chunks(), 0, 1)
     steps = 2_500 * speeds().step(shape(one), Chunks(), 49_152, causal=True, labelled=share)
     heldout = sum(
@@ -111,7 +111,7 @@ def test_a_piece_takes_its_steps_and_its_heldout_losses():
 
 def test_an_objective_of_its_own_is_measured_too():
     forty, twenty = (run(f"m{r}", (MLM(r / 100), 10), heldout_tokens=10**8) for r in (40, 20))
-    usual, longer = price(plan_of(forty, twenty), FAST).job_count.values()
+    usual, longer = price(plan_of(forty, twenty), FAST).jobs.values()
     assert longer > 1.2 * usual
 
 
@@ -181,7 +181,7 @@ def test_what_cannot_be_priced_is_left_out_and_said():
     small = run("small", (CLM(), 10), start=SIZES["8m"])
     tasks = tuple(CATALOG[name] for name in ("sst2", "record"))
     made = price(plan_of(run("a", (CLM(), 10)), far, small, finetune=Finetune(tasks)), FAST)
-    assert len(made.job_count) == 1
+    assert len(made.jobs) == 1
     assert not made.priced
     assert {task for _, task in made.tunings} == {"sst2"}
     assert {task for _, task in made.grids} == {"sst2", "record"}
@@ -216,7 +216,7 @@ def test_steps_that_contradict_each_other_are_said():
 def test_upper_bounds_are_said(tmp_path):
     lora = run("lora", (MLM(0.4), 10), start=model_folder(tmp_path), adapter=LoRA(rank=4))
     made = price(plan_of(lora), FAST)
-    assert len(made.job_count) == 1
+    assert len(made.jobs) == 1
     assert made.notes == (
         "models from elsewhere are priced as if they were of the shape that was measured",
         "LoRA and frozen weights are priced as if all weights were trained: an upper bound",
@@ -326,7 +326,7 @@ def test_hours_that_are_not_all_known_are_null_for_a_program(tmp_path):
     made = bill(mixed, store_with(tmp_path), "fast", None, tuned=0)
     told = plan_json(mixed, done=(), tuned=0, bill=made)
     assert told["costs"]["device_hours"] is None
-    assert len(told["prices"]["training jobs"]) == 1
+    assert len(told["prices"]["jobs"]) == 1
 
 
 STUDY = '''"""What does it cost?"""

@@ -70,7 +70,7 @@ def test_half_a_study_tells_the_time_to_go(plan, store):
     text = status_text(plan, store, command_path="s.py")
     assert "1/2 training jobs   about 30 s left" in text
     assert status_json(plan, store)["seconds_left"] == pytest.approx(30)
-    assert [job["standing"] for job in status_json(plan, store)["states"]] == ["done", "ready"]
+    assert [job["standing"] for job in status_json(plan, store)["jobs"]] == ["done", "ready"]
     assert "1 of 2 training jobs and 0 of 30 fine-tunings done. To go on: biphase run s.py" in closing(
         plan, store, {}, stopped=False, command="run s.py", study="s.py"
     )
@@ -105,10 +105,10 @@ def test_who_is_running_and_what_failed_is_said(plan, store):
     assert held
     with held:
         assert "running" in status_text(plan, store, command_path="s.py")
-        assert ":" in status_json(plan, store)["states"][0]["worker"]
+        assert ":" in status_json(plan, store)["jobs"][0]["worker"]
     ledger.note_failure(plan, store, first, RuntimeError("no\nluck"))
     assert "failed" in status_text(plan, store, command_path="s.py")
-    assert status_json(plan, store)["states"][0]["error"] == "RuntimeError: no luck"
+    assert status_json(plan, store)["jobs"][0]["error"] == "RuntimeError: no luck"
     (store.leases / "takeovers.jsonl").write_text('{"key": "x"}\n')
     assert "1 jobs of this store were taken over" in status_text(plan, store, command_path="s.py")
 

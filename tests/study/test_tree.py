@@ -332,7 +332,7 @@ def test_a_program_gets_the_same_numbers():
     assert data["costs_left"]["tokens"] == 17_000 * 128
     assert data["costs"]["device_hours"] == pytest.approx(data["costs"]["flops"] / (989e12 * 0.4) / 3600)
     assert (data["finetunings"], data["scores"], data["notes"]) == (0, 0, [])
-    assert data["counts"]["training jobs"] == 8
+    assert data["counts"]["jobs"] == 8
 
 
 def test_an_unknown_device_is_refused():

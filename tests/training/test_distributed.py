@@ -75,7 +75,7 @@ def biphase(study: Path, store: Path, processes: int, *more: str) -> None:
 
 def end(store: Path):
     """Weights, moments and lines of the run's last state."""
-    states = list((store / "states").iterdir())
+    states = list((store / "checkpoints").iterdir())
     last = max(
         states, key=lambda place: json.loads((place / "checkpoint.json").read_text())["progress"]["step"]
     )

@@ -283,7 +283,7 @@ class Plan:
             "study": encode(self.study),
             "counts": {
                 "runs": len(self.study.runs),
-                "job_count": self.job_count,
+                "jobs": self.job_count,
                 "steps_written": self.steps_written,
                 "steps_to_compute": self.steps_to_compute,
             },

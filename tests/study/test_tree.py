@@ -78,8 +78,8 @@ def test_the_tree_is_drawn_as_written_here():
         "      └─ mlm 40%              4k →  8k  ######",
         "         └─ mlm 40% ↘         8k → 10k  ######   both",
         "",
-        "3 runs · 8 training jobs · 21,000 steps to compute (25,000 as written, 4,000 shared) · 2.69M tokens · 1.91e+13 FLOPs",
-        "13 min on cpu at 50% · 125 MB of disk",
+        "3 runs · 8 training jobs · 21,000 steps to compute (25,000 as written, 4,000 shared) · 2.69M tokens",
+        "1.91e+13 FLOPs · 13 min on cpu at 50% · 125 MB of disk",
         "elapsed: 13 min on one cpu; the longest chain of jobs takes 9 min (more)",
         "nothing computed yet. Next: biphase run s.py",
     ]

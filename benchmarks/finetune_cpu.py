@@ -39,7 +39,7 @@ from biphase.finetune.encoder import TuningOptions, encoder_of_hub
 from biphase.finetune.families import TextClassification
 from biphase.finetune.trial import FineTuner, batches_of, rows_of
 from biphase.models.backbone import from_scratch
-from biphase.models.heads import TextHead
+from biphase.models.encoder import TextHead
 from biphase.tasks.load import Examples, LabelledText, TaggedSentence, load
 
 RATE, SEED, LENGTH = 1e-4, 0, 512

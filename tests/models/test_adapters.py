@@ -14,8 +14,7 @@ from transformers import (
 
 from biphase.attention import NAME, AttentionPattern
 from biphase.errors import ModelError
-from biphase.models.adapters import add_adapter, freeze_embeddings, merge_adapter
-from biphase.models.backbone import LanguageModel
+from biphase.models.backbone import LanguageModel, add_adapter, freeze_embeddings, merge_adapter
 from biphase.specs import LoRA
 
 SHAPE = {

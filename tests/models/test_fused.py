@@ -10,8 +10,7 @@ from biphase.attention import NAME, AttentionPattern, segment_mask
 from biphase.data.stream import positions_of
 from biphase.fast import trunk
 from biphase.fast.trunk import FusedTrunk, Joined
-from biphase.models.adapters import freeze_embeddings
-from biphase.models.backbone import LanguageModel, from_scratch
+from biphase.models.backbone import LanguageModel, freeze_embeddings, from_scratch
 from biphase.objectives import Batch, Vocabulary, apply
 from biphase.specs import CLM, MLM, Size
 

@@ -16,8 +16,7 @@ from transformers import (
 from biphase.attention import NAME, AttentionPattern
 from biphase.data.stream import positions_of
 from biphase.fast.trunk import FusedTrunk, Joined, refusal
-from biphase.models.adapters import add_adapter
-from biphase.models.backbone import LanguageModel, from_scratch, set_rope_base
+from biphase.models.backbone import LanguageModel, add_adapter, from_scratch, set_rope_base
 from biphase.models.encoder import Encoder
 from biphase.objectives import Batch
 from biphase.specs import AdamW, LoRA, Size

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from biphase.models.encoder import pack
-from biphase.models.heads import EmbeddingHead, TextHead, TokenHead, initialise, mean_pool
+from biphase.models.encoder import EmbeddingHead, TextHead, TokenHead, initialise, mean_pool, pack
 
 WIDTH, LABELS = 6, 3
 LENGTHS = [4, 1, 90, 60, 7]

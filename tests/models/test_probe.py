@@ -17,7 +17,7 @@ from transformers import (
 from biphase.attention import NAME, AttentionPattern
 from biphase.errors import ModelError
 from biphase.models.backbone import LanguageModel, probe
-from biphase.models.probe import CLOSE, LENGTH, probe_attention, probe_own
+from biphase.models.encoder import PROBE_LENGTH, PROBE_TOLERANCE, probe_attention, probe_own
 
 SHAPE = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -183,10 +183,10 @@ def test_a_probe_leaves_the_model_as_it_was():
 def test_the_tolerance_is_far_below_what_a_fault_changes():
     """Rounding is a thousand times smaller; and the texts of the probe are long enough to hold two."""
     model = llama()
-    ids, places = torch.arange(4, 4 + LENGTH)[None], torch.arange(LENGTH)[None]
+    ids, places = torch.arange(4, 4 + PROBE_LENGTH)[None], torch.arange(PROBE_LENGTH)[None]
     with torch.no_grad():
         both, one_way = (model.hidden(ids, places, AttentionPattern(causal)) for causal in (False, True))
-    assert (both - one_way).abs().max() > 30 * CLOSE * both.abs().max()
+    assert (both - one_way).abs().max() > 30 * PROBE_TOLERANCE * both.abs().max()
 
 
 def test_every_refusal_names_the_model():

@@ -35,8 +35,7 @@ from biphase.finetune.encoder import TaskModel, TuningOptions, per_text
 from biphase.finetune.families import Family, family_of
 from biphase.finetune.trial import FineTuner
 from biphase.models.backbone import LanguageModel, from_scratch
-from biphase.models.encoder import Encoder
-from biphase.models.heads import EmbeddingHead
+from biphase.models.encoder import EmbeddingHead, Encoder
 from biphase.models.hub import quietly
 from biphase.objectives import Batch, Vocabulary
 from biphase.presets import SIZES

@@ -63,7 +63,7 @@ from biphase.finetune.encoder import EncoderUnderTest, TaskModel, encoder_of_hub
 from biphase.finetune.families import family_of
 from biphase.finetune.trial import FineTuner
 from biphase.models.backbone import from_scratch
-from biphase.models.heads import EmbeddingHead, TextHead, TokenHead, initialise
+from biphase.models.encoder import EmbeddingHead, TextHead, TokenHead, initialise
 from biphase.models.hub import quietly
 from biphase.objectives import IGNORE
 from biphase.presets import CORPORA, SIZES

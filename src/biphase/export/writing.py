@@ -33,8 +33,7 @@ from biphase.errors import ModelError, one_line
 from biphase.export.tokenizer import ExportedTokenizer
 from biphase.finetune.encoder import TaskModel
 from biphase.models.backbone import LanguageModel
-from biphase.models.encoder import Encoder, pack
-from biphase.models.heads import TextHead
+from biphase.models.encoder import Encoder, TextHead, pack
 from biphase.models.hub import quietly, windows_of
 from biphase.store import read_json, write_json
 

@@ -127,7 +127,7 @@ def test_an_adapted_decoder_loads_everywhere_and_is_a_start_again(
             )
             assert torch.allclose(first, second, rtol=1e-4, atol=1e-5)
     text = (made.folder / "README.md").read_text()
-    needs = text[: text.index("## How to load it")], made.words()
+    needs = text[: text.index("## How to load it")], made.describe()
     assert all("transformers 5.17 or later" in one for one in needs)
     assert ("biphase.load(" in text, "assert hidden[0, 0]" in text) == (
         architecture == "GPT2LMHeadModel",
@@ -136,7 +136,7 @@ def test_an_adapted_decoder_loads_everywhere_and_is_a_start_again(
         exec(block.replace("FOLDER", str(made.folder)), {})
     embedded = SentenceTransformer(str(made.folder), device="cpu").encode("the river")
     assert embedded.shape == (32,)
-    assert 'license: "mit"' in text.split("---")[1]
+    assert "license: mit" in text.split("---")[1]
     assert "The model it was made from, decoder, is under the licence mit." in text
     assert str(tmp_path) not in text
     state = find(key, store)

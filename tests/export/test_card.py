@@ -13,15 +13,15 @@ from biphase.export.card import (
     Base,
     Card,
     base_of,
+    describe_start,
     escaped,
     grids_of,
     losses,
-    place,
     recipe_lines,
     scores,
-    start_words,
     titled,
     trial_for_task,
+    without_folders,
 )
 from biphase.export.folder import find
 from biphase.specs import Hub, Pretrain
@@ -49,7 +49,7 @@ def test_the_card_tells_recipe_data_losses_and_scores(folder, trained):
     assert "| corpus | tiny |" in text
     assert "| source | train.jsonl |" in text  # and no folder of this machine
     last = next(one for one in grids_of(trained.results["masked"], trained.store) if one.task == "kinds")
-    assert f"| kinds | accuracy | {last.words()} | standard | {last.rate:g} | 2 |" in text
+    assert f"| kinds | accuracy | {last.test_score()} | standard | {last.rate:g} | 2 |" in text
     assert "| facts-too | ndcg@10 |" in text
     heldout = [line for line in text.splitlines() if line.startswith("| masked 40% |")]
     assert len(heldout) == 1
@@ -78,10 +78,10 @@ def test_what_comes_from_outside_is_told_and_not_interpreted(trained):
 
 
 def test_places_of_this_machine_are_told_by_their_last_name():
-    assert place("/some/where/data.jsonl") == "data.jsonl"
-    assert place("./folder/model") == "model"
-    assert place("hf://a/b@c/d.parquet") == "hf://a/b@c/d.parquet"
-    assert place("owner/name") == "owner/name"
+    assert without_folders("/some/where/data.jsonl") == "data.jsonl"
+    assert without_folders("./folder/model") == "model"
+    assert without_folders("hf://a/b@c/d.parquet") == "hf://a/b@c/d.parquet"
+    assert without_folders("owner/name") == "owner/name"
 
 
 def test_a_state_on_the_way_says_so(trained):
@@ -124,7 +124,7 @@ def test_the_licence_of_the_base_is_that_of_its_card(front, licence, tmp_path):
     (tmp_path / "README.md").write_text(f"---\n{front}\n---\n# A model\n")
     base = base_of(Pretrain("as-it-is", start=Hub(str(tmp_path))))
     assert (base.model, base.name, base.licence) == ("", tmp_path.name, licence)
-    assert ("under the licence" in base.words()) == bool(licence)
+    assert ("under the licence" in base.describe()) == bool(licence)
 
 
 def test_a_base_without_a_card_says_nothing(tmp_path):
@@ -170,7 +170,7 @@ def test_the_rate_is_chosen_by_validation_and_never_by_test(copied, trained):
 def test_a_grid_with_a_hole_is_not_chosen_from(copied, trained):
     model = trained.results["masked"]
     copied.discard(copied.trials / kinds(copied, model).trials[1e-2, 1].key)
-    assert kinds(copied, model).words() == "incomplete"
+    assert kinds(copied, model).test_score() == "incomplete"
     with pytest.raises(SpecError, match=r"some learning rates or seeds of .* are missing"):
         trial_for_task(model, "kinds", copied)
     with pytest.raises(SpecError, match=r"has no scores on it in .*did you mean 'kinds'"):
@@ -212,9 +212,7 @@ def test_a_leaf_older_than_a_field_belongs_to_the_same_grid(copied, trained):
 def test_no_card_offers_fill_mask_where_its_answers_mean_nothing(export):
     for name, offered in (("masked", True), ("early", False), ("causal", False)):
         text = text_of(export(name))
-        assert ('pipeline_tag: "fill-mask"' in text, 'pipeline("fill-mask"' in text) == (offered, offered), (
-            name
-        )
+        assert ("pipeline_tag: fill-mask" in text, 'pipeline("fill-mask"' in text) == (offered, offered), name
 
 
 def test_losses_of_before_stand_beside_those_of_after():
@@ -226,4 +224,4 @@ def test_losses_of_before_stand_beside_those_of_after():
 
 
 def test_opened_windows_are_told():
-    assert start_words(Hub("./m", windows="full")) == "m, sliding windows opened"
+    assert describe_start(Hub("./m", windows="full")) == "m, sliding windows opened"

@@ -19,8 +19,7 @@ from families.build import Family, build
 from biphase.attention import NAME
 from biphase.data.tokenizer import load_saved
 from biphase.export.checkpoint import write_encoder
-from biphase.export.tokenizer import tokenizer_of
-from biphase.export.writing import LEAST
+from biphase.export.writing import LEAST, tokenizer_of
 from biphase.models.backbone import LanguageModel
 
 OLD = "4.57.6"

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from biphase.errors import ModelError, SpecError
-from biphase.export import onnx as graphs
+from biphase.export import writing as graphs
 from biphase.export.card import trial_for_task
 from biphase.export.checkpoint import export_checkpoint
 from biphase.export.folder import find
@@ -28,7 +28,7 @@ def with_graph(trained, tmp_path_factory):
     place = tmp_path_factory.mktemp("graph") / "out"
     found = find(trained.results["masked"], trained.store)
     made = export_checkpoint(found, trained.store, place, onnx=True, say=lambda text: None)
-    assert "and ONNX" in made.words()
+    assert "and ONNX" in made.describe()
     return place
 
 
@@ -58,7 +58,7 @@ def test_onnxruntime_gives_the_hidden_states_of_the_model(with_graph):
 def test_the_card_says_how_to_run_it(with_graph):
     text = (with_graph / "README.md").read_text()
     assert "onnxruntime.InferenceSession" in text
-    assert '"onnx"' in text.split("---")[1]
+    assert "- onnx" in text.split("---")[1]
 
 
 def test_a_graph_that_says_something_else_is_not_kept(with_graph, tmp_path):
@@ -66,7 +66,7 @@ def test_a_graph_that_says_something_else_is_not_kept(with_graph, tmp_path):
     from safetensors.torch import load_file, save_file
 
     from biphase.data.tokenizer import load_saved
-    from biphase.export.tokenizer import tokenizer_of
+    from biphase.export.writing import tokenizer_of
 
     config = json.loads((with_graph / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -76,7 +76,7 @@ def test_a_graph_that_says_something_else_is_not_kept(with_graph, tmp_path):
     words = tokenizer_of(load_saved(with_graph), bos=False, context=32)
     path = with_graph / "onnx" / "model.onnx"
     for folder in (tmp_path, with_graph):
-        model = graphs._Plain(graphs.load(folder, attn_implementation="eager"), "last_hidden_state").eval()
+        model = graphs.OneOutput(graphs.load(folder, attn_implementation="eager"), "last_hidden_state").eval()
         with pytest.raises(ModelError, match="differs from torch") if folder == tmp_path else nullcontext():
             graphs.refuse_unlike(model, path, words)
 
@@ -102,4 +102,4 @@ def test_without_the_packages_the_refusal_says_what_to_install(monkeypatch):
     with pytest.raises(
         SpecError, match=r"--onnx needs onnxscript and onnxruntime, .* pip install onnxscript onnxruntime"
     ):
-        graphs.check_packages()
+        graphs.check_onnx_packages()

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from biphase import Retrieve
 from biphase.attention import AttentionPattern
-from biphase.export.tokenizer import Prompts, prompts_of
+from biphase.export.writing import Prompts, prompts_of
 
 QUERIES = {"q1": "the cat", "q2": "the river", "q3": "two birds"}
 DOCUMENTS = {

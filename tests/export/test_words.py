@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from biphase.data.tokenizer import Special, Tokenizer, load_saved
 from biphase.errors import ModelError
-from biphase.export.tokenizer import TEXTS, check_tokenizer, tokenizer_of, write_tokenizer
+from biphase.export.writing import TEXTS, check_tokenizer, tokenizer_of, write_tokenizer
 
 
 @pytest.fixture

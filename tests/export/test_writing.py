@@ -50,7 +50,6 @@ from biphase.attention import NAME, AttentionPattern
 from biphase.data.tokenizer import load_saved
 from biphase.errors import ModelError
 from biphase.export.checkpoint import last_hidden, write_encoder
-from biphase.export.tokenizer import tokenizer_of
 from biphase.export.writing import (
     LEAST,
     TOLERANCE,
@@ -61,6 +60,7 @@ from biphase.export.writing import (
     load,
     ours,
     probe_texts,
+    tokenizer_of,
     write_model,
 )
 from biphase.models.backbone import LanguageModel, from_hub, probe

@@ -17,7 +17,7 @@ from biphase.attention import NAME, AttentionPattern
 from biphase.data.tokenizer import load_saved
 from biphase.export.checkpoint import export_checkpoint, write_encoder
 from biphase.export.folder import SavedCheckpoint, find
-from biphase.export.tokenizer import tokenizer_of
+from biphase.export.writing import tokenizer_of
 from biphase.models.backbone import LanguageModel, TokenizerInfo, from_hub, probe
 from biphase.store import Store
 from biphase.training.pretrain import model_of_checkpoint

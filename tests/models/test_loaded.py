@@ -20,7 +20,7 @@ from biphase.attention import NAME
 from biphase.data.tokenizer import load_saved
 from biphase.errors import ModelError, SpecError
 from biphase.export.checkpoint import write_encoder
-from biphase.export.tokenizer import tokenizer_of, write_tokenizer
+from biphase.export.writing import tokenizer_of, write_tokenizer
 from biphase.models.backbone import LanguageModel
 
 SHAPE = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 0}

@@ -160,8 +160,8 @@ def test_a_profiled_step_shows_blocks_and_head():
 COMMON = {"size": "1m", "vocab": 200, "precision": "fp32"}
 SHORT = pytest.mark.parametrize(
     "lengths",
-    (Lengths("classes", 9, 20, 3.0, 3), Lengths("answers", 24, 40, 5.0, 0)),
-    ids=lambda one: one.name,
+    [Lengths("classes", 9, 20, 3.0, 3), Lengths("answers", 24, 40, 5.0, 0)],
+    ids=lambda lengths: lengths.name,
 )
 
 

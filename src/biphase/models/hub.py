@@ -17,12 +17,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import importlib.util
 import json
 import re
 import tempfile
 import unicodedata
 from collections.abc import Callable, Generator, Mapping, Set
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -571,7 +571,7 @@ def load_tokenizer(hub: Hub) -> Any:
     except Exception as wrong:  # absent, damaged, without a fast version: many types
         if "trust_remote_code" in str(wrong):
             raise _needs_code(hub.source) from None
-        needed = [name for name, package in CONVERTING.items() if find_spec(package) is None]
+        needed = [name for name, package in CONVERTING.items() if importlib.util.find_spec(package) is None]
         if needed and not has_tokenizer_json(hub):
             raise ModelError(
                 f"{hub.source}: converting its tokenizer needs {' and '.join(needed)}; type: pip install {' '.join(needed)}"

@@ -1,4 +1,4 @@
-"""Products in 8 bits: near the true ones, made of fresh weights, and refused where there are no units for them."""
+"""Products in fp8: close to the exact ones, made of current weights, and refused without hardware for them."""
 
 import pytest
 import torch
@@ -23,17 +23,17 @@ def apart(one, two):
 
 @pytest.mark.parametrize(("dtype", "limit"), [(NEAR, 0.04), (FAR, 0.08)])
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
-def test_a_tensor_fills_what_eight_bits_can_hold(dtype, limit, size):
+def test_a_tensor_uses_the_whole_range_of_fp8(dtype, limit, size):
     x = drawn(33, 48) * size
-    eight, scale = plain.to_fp8(x, dtype)
-    assert eight.dtype == dtype
-    assert eight.float().abs().max() == torch.finfo(dtype).max
-    assert apart(eight.float() * scale, x) < limit
+    quantized, scale = plain.to_fp8(x, dtype)
+    assert quantized.dtype == dtype
+    assert quantized.float().abs().max() == torch.finfo(dtype).max
+    assert apart(quantized.float() * scale, x) < limit
 
 
-def test_nothing_at_all_stays_nothing():
-    eight, scale = plain.to_fp8(torch.zeros(4, 4), NEAR)
-    assert not (eight.float() * scale).any()
+def test_zeros_stay_zeros():
+    quantized, scale = plain.to_fp8(torch.zeros(4, 4), NEAR)
+    assert not (quantized.float() * scale).any()
 
 
 def matrix():
@@ -45,7 +45,7 @@ def matrix():
     return made, weights
 
 
-def test_products_forward_and_back_are_near_and_the_gradient_is_exact():
+def test_products_are_close_and_weight_gradients_exact():
     made, weights = matrix()
     whole = torch.cat([one.detach() for one in weights])
     x, grad = drawn(64, 48), drawn(64, 48, seed=1)
@@ -55,7 +55,7 @@ def test_products_forward_and_back_are_near_and_the_gradient_is_exact():
     torch.testing.assert_close(torch.cat([one.grad for one in weights]), grad.T @ x)
 
 
-def test_copies_in_eight_bits_follow_the_weights():
+def test_fp8_copies_follow_the_weights():
     made, weights = matrix()
     with torch.no_grad():
         weights[1].mul_(3)
@@ -66,7 +66,7 @@ def test_copies_in_eight_bits_follow_the_weights():
     assert apart(made.project(x), x @ whole.T) < 0.06
 
 
-def test_a_trunk_in_eight_bits_follows_the_exact_one_and_sees_an_update():
+def test_an_fp8_trunk_is_close_and_sees_updates():
     model = from_scratch(TINY, vocab=50, mask_id=3, length=32, seed=0)
     ids, positions = torch.randint(4, 50, (2, 32)), torch.arange(32).expand(2, 32)
     exact = model.hidden(ids, positions, AttentionPattern(False)).detach()
@@ -81,13 +81,13 @@ def test_a_trunk_in_eight_bits_follows_the_exact_one_and_sees_an_update():
 
 
 @pytest.mark.parametrize("compiled", [None, True, False])
-def test_eight_bits_are_refused_on_a_processor(compiled):
+def test_fp8_is_refused_on_a_cpu(compiled):
     model = from_scratch(TINY, vocab=50, mask_id=3, length=32, seed=0)
     with pytest.raises(ModelError, match=r"precision='fp8' cannot be had \(.*cpu\); say precision='bf16'"):
         model.prepare(torch.device("cpu"), "fp8", compiled=compiled)
 
 
-def test_a_batch_without_labels_is_nothing_and_not_an_error():
+def test_a_batch_without_labels_gives_zero_gradients():
     model = from_scratch(TINY, vocab=50, mask_id=3, length=32, seed=0)
     trunk = FusedTrunk(model.model.base_model, torch.float32, in_fp8=True)
     ids, positions = torch.randint(4, 50, (1, 32)), torch.arange(32)[None]

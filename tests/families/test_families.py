@@ -11,8 +11,8 @@ import traceback
 
 import pytest
 from families.build import FAMILIES, Family
+from families.checks import examine
 from families.table import rows, write
-from families.whole import examine
 
 ENOUGH = 40
 DECODERS = (

@@ -184,7 +184,7 @@ def scaled(precision="bf16", *, date="2026-01-01", device="NVIDIA H200"):
     for case in (case for cases in scale(precision=precision).values() for case in cases):
         seconds = 0.008 * weight[case.size]
         timing = Timing(seconds, seconds, 24_576.0)
-        report.compared.append(Compared(case.title, case.unit, case.about(), {OURS: timing}))
+        report.compared.append(Compared(case.title, case.unit, case.facts(), {OURS: timing}))
     return report
 
 
@@ -238,7 +238,7 @@ def test_failed_cases_are_not_saved(tmp_path):
     report.compared[0] = replace(first, sides={OURS: failure("out of memory")})
     assert report.measured
     kinds = [case["kind"] for case in read_json(save(report, Store(tmp_path)))["cases"]]
-    assert kinds == [case.about["kind"] for case in report.compared[1:]]
+    assert kinds == [result.case["kind"] for result in report.compared[1:]]
     assert not replace(report, compared=report.compared[:1]).measured
 
 

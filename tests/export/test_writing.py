@@ -264,7 +264,7 @@ def test_probe_texts_are_longer_than_the_widest_window(tokenizer):
 def test_a_model_that_differs_is_refused_and_leaves_nothing(tokenizer, tmp_path):
     model = untrained("llama")
     texts = probe_texts(model.model.config, tokenizer)
-    right = ours(model.reader[0], texts)
+    right = ours(model.encoder, texts)
     hidden = Readback(AutoModel, right, last_hidden)
     wrong = Probes(texts, tuple(numbers + 1 for numbers in right.numbers))
     logits = Readback(AutoModelForCausalLM, wrong, lambda output: output.logits[..., :32])
@@ -314,9 +314,7 @@ def test_a_folder_is_read_back_with_both_attentions(tokenizer, tmp_path):
             loaded.register_forward_pre_hook(lambda one, _: attentions.add(one.config._attn_implementation))
             return loaded, info
 
-    readback = Readback(
-        Watched, ours(model.reader[0], probe_texts(model.model.config, tokenizer)), last_hidden
-    )
+    readback = Readback(Watched, ours(model.encoder, probe_texts(model.model.config, tokenizer)), last_hidden)
     form = Form(model.model, (readback,), ({"is_causal": False},))
     write_model(tmp_path, [form], tokenizer, title="Llama")
     assert attentions == {"sdpa", "eager"}

@@ -35,7 +35,7 @@ from biphase.training.options import RuntimeOptions
 from biphase.training.pretrain import Pretraining, model_of_checkpoint, starting_model
 
 if TYPE_CHECKING:
-    from families.conftest import Reading
+    from families.conftest import TokenizedCorpus
 
 # ---------------------------------------------------------------- attention
 
@@ -278,7 +278,7 @@ def _hidden(model: LanguageModel, ids: Tensor) -> Tensor:
 INTERNAL = ("Error", "object has no attribute", "Traceback", "NoneType")  # what no user should have to read
 
 
-def examine(family: Family, reading: Reading, folder: Path) -> Verdict:
+def examine(family: Family, corpus: TokenizedCorpus, folder: Path) -> Verdict:
     """All checks, in order. What is not as it should be is an AssertionError, what the product refuses a verdict."""
     disable_progress_bar()
     try:
@@ -286,10 +286,10 @@ def examine(family: Family, reading: Reading, folder: Path) -> Verdict:
     except CannotBuild as wrong:
         return Verdict(str(family), "", "not built", str(wrong))
     kind = type(built).__name__
-    start = _saved(built, reading, folder / "start")
-    run = run_of(start, reading.corpus)
+    start = _saved(built, corpus, folder / "start")
+    run = run_of(start, corpus.corpus)
     try:
-        model = starting_model(run, Shards.open(reading.shards), probed=True).eval()
+        model = starting_model(run, Shards.open(corpus.shards), probed=True).eval()
     except ModelError as wrong:
         return Verdict(str(family), kind, "refused", _reason(wrong, built, start))
     assert not _experts(built), "a mixture of experts is not refused"
@@ -297,7 +297,7 @@ def examine(family: Family, reading: Reading, folder: Path) -> Verdict:
     check_own_forward(model, own, causal=not family.masked)
     check_directions(model)
     check_segments(model)
-    once, twice = (reading.store(folder / name) for name in ("once", "twice"))
+    once, twice = (corpus.store(folder / name) for name in ("once", "twice"))
     check_training(run, once)
     check_kill_and_resume(run, twice, as_in=once)
     try:
@@ -306,15 +306,15 @@ def examine(family: Family, reading: Reading, folder: Path) -> Verdict:
         return Verdict(str(family), kind, "not exported", str(wrong))
     check_exported(run, once, folder / "exported")
     if any(reaches(built.config)) and not family.masked:
-        otherwise = opened(built, reading.shards / "tokenizer", folder / "opened")
+        otherwise = opened(built, corpus.shards / "tokenizer", folder / "opened")
         exported += "" if otherwise == exported else f"; without windows {otherwise}"
     return Verdict(str(family), kind, "passed", exported=exported)
 
 
-def _saved(model: Any, reading: Reading, folder: Path) -> Path:
+def _saved(model: Any, corpus: TokenizedCorpus, folder: Path) -> Path:
     """A folder as the hub has it."""
     model.save_pretrained(folder)
-    for file in reading.tokenizer.iterdir():
+    for file in corpus.tokenizer.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     return folder
 

@@ -198,7 +198,7 @@ def test_the_end_token_is_trained_also_if_it_is_the_pad_token(tmp_path):
 def test_rows_longer_than_the_context_need_a_new_rope_base(tmp_path):
     tokenizer = TokenizerInfo(60, mask=59)
     _, start = started(llama(), tokenizer, tmp_path, length=128, stretched=True)
-    assert start.model.config.max_position_embeddings == start.reader[0].context == 128
+    assert start.model.config.max_position_embeddings == start.encoder.context == 128
     bert = tiny.with_head("bert", vocab_size=60)
     for model, options in ((llama(), {}), (bert, {"stretched": True})):  # BERT has learned positions
         assert "64 tokens" in refused(started, model, tokenizer, tmp_path / "other", length=128, **options)
@@ -263,7 +263,7 @@ def logits_of(model):
 def test_output_finds_the_parts_of_a_head(name):
     """Scale, cap, transform and bias; logits equal the model's own, also after weights changed in place."""
     model = model_with_head(name)
-    output = Output(model)
+    output = Output.of(model)
     _, scale, cap, transforms, biased = HEADS[name]
     assert (output.scale, output.cap, output.transforms) == (scale, cap, transforms)
     assert (output.bias is not None) == biased
@@ -281,7 +281,7 @@ def test_output_finds_the_parts_of_a_head(name):
 def test_loss_and_gradients_equal_those_of_the_models_own_logits(name):
     """Over some rows, in several slices, as training does."""
     model = model_with_head(name)
-    output, labels, rows = Output(model), texts().flatten(), torch.tensor([0, 3, 4, 11, 19])
+    output, labels, rows = Output.of(model), texts().flatten(), torch.tensor([0, 3, 4, 11, 19])
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
     def gradients(loss):
@@ -305,7 +305,7 @@ def test_measuring_a_head_changes_neither_the_model_nor_the_generator():
     modules = {name: id(module) for name, module in model.named_modules()}
     torch.manual_seed(3)
     generator = torch.get_rng_state()
-    Output(model)
+    Output.of(model)
     assert torch.equal(generator, torch.get_rng_state())
     assert all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items())
     assert {name: id(module) for name, module in model.named_modules()} == modules
@@ -324,15 +324,15 @@ def test_logits_that_are_neither_scaled_nor_capped_are_refused(change):
             output.logits = change(output.logits)
             return output
 
-    assert "Odd" in refused(Output, Odd(tiny.config("llama")))
+    assert "Odd" in refused(Output.of, Odd(tiny.config("llama")))
 
 
 def test_models_without_a_head_are_refused_and_meta_models_are_not_measured():
-    assert "LlamaModel" in refused(Output, tiny.trunk("llama"))
+    assert "LlamaModel" in refused(Output.of, tiny.trunk("llama"))
     with torch.device("meta"):
         model = AutoModel.from_config(tiny.config("granite", logits_scaling=8.0))
         model = type(tiny.with_head("granite"))(model.config)
-    assert Output(model).weight.is_meta
+    assert Output.of(model).weight.is_meta
 
 
 # ---------------------------------------------------------------- rope base

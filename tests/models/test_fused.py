@@ -63,7 +63,7 @@ def made_by(make):
 
 def fuse(model, dtype=torch.float32):
     """What `prepare` does on a GPU."""
-    fused = model.reader[0].fused = FusedTrunk(model.model.base_model, dtype)
+    fused = model.encoder.fused = FusedTrunk(model.model.base_model, dtype)
     model.head_copy = Joined(model.model.get_output_embeddings().weight, dtype=dtype)
     fused.watch(model.head_copy)
     return fused

@@ -44,7 +44,7 @@ def eurobert():
 
 def fuse(model, dtype=torch.float32):
     """What `prepare` does on a GPU."""
-    fused = model.reader[0].fused = FusedTrunk(model.model.base_model, dtype)
+    fused = model.encoder.fused = FusedTrunk(model.model.base_model, dtype)
     model.head_copy = Joined(model.model.get_output_embeddings().weight, dtype=dtype)
     fused.watch(model.head_copy)
 
@@ -127,11 +127,11 @@ def test_a_model_that_is_moved_or_cast_has_no_copies_any_more(move):
     model = eurobert()
     fuse(model)
     move(model)
-    assert model.reader[0].fused is model.head_copy is None
+    assert model.encoder.fused is model.head_copy is None
     assert model.copies() == {}
     fuse(model)
-    move(model.reader[0])
-    assert model.reader[0].fused is None
+    move(model.encoder)
+    assert model.encoder.fused is None
 
 
 def llama(**more):
@@ -188,8 +188,8 @@ def test_the_families_it_is_written_for_are_not_refused(make):
 def test_a_device_without_fast_kernels_reads_as_transformers_does():
     model = eurobert()
     assert model.prepare(CPU, "bf16") == "plain"
-    assert model.reader[0].fused is model.head_copy is None
-    assert not model.reader[0].graphable
+    assert model.encoder.fused is model.head_copy is None
+    assert not model.encoder.graphable
 
 
 def test_a_word_that_transformers_pads_with_gets_no_gradient_here_either():

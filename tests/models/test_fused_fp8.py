@@ -70,7 +70,7 @@ def test_an_fp8_trunk_is_close_and_sees_updates():
     model = from_scratch(TINY, vocab=50, mask_id=3, length=32, seed=0)
     ids, positions = torch.randint(4, 50, (2, 32)), torch.arange(32).expand(2, 32)
     exact = model.hidden(ids, positions, AttentionPattern(False)).detach()
-    model.reader[0].fused = FusedTrunk(model.model.base_model, torch.float32, in_fp8=True)
+    model.encoder.fused = FusedTrunk(model.model.base_model, torch.float32, in_fp8=True)
     hidden = model.hidden(ids, positions, AttentionPattern(False))
     assert 1e-4 < apart(hidden.detach(), exact) < 0.1
     hidden.square().sum().backward()

@@ -153,7 +153,7 @@ class Case:
     steps: int = 0  # measured ones
     warm: int = 0  # steps before those
 
-    def about(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         return {"kind": self.kind, **{name: getattr(self, name) for name in self.FACTS}}
 
 
@@ -397,7 +397,7 @@ class Compared:
 
     title: str
     unit: str  # tokens/s, ms/step or passages/s
-    about: dict[str, Any]
+    case: dict[str, Any]  # the facts of the case
     sides: dict[str, Timing]
     passages: int = 0  # of one measurement, if the unit is passages/s
     note: str = ""  # differences between the sides other than their code
@@ -425,7 +425,7 @@ class Compared:
             "title": self.title,
             "unit": self.unit,
             "note": self.note,
-            **self.about,
+            **self.case,
             "sides": {
                 side: timing.facts() | ({} if timing.failed else {"value": self.value(side)})
                 for side, timing in self.sides.items()
@@ -541,9 +541,9 @@ def saved_cases(compared: list[Compared]) -> list[dict[str, Any]]:
         "score": ("tokens_per_second",),
     }
     return [
-        {**case.about, **{name: getattr(case.sides[OURS], name) for name in measured[case.about["kind"]]}}
-        for case in compared
-        if case.about["kind"] in measured and not case.sides[OURS].failed
+        {**result.case, **{name: getattr(result.sides[OURS], name) for name in measured[result.case["kind"]]}}
+        for result in compared
+        if result.case["kind"] in measured and not result.sides[OURS].failed
     ]
 
 

@@ -477,12 +477,12 @@ class Measuring:
                 peer, case.title, lambda peer=peer: pretrain(case, self.device, peer=peer, rows=rows)
             )
         note = WHOLE_ROWS if self.peers and case.packing != "rows" else ""
-        about = case.about() | {
+        facts = case.facts() | {
             "micro_batches": case.micro_batches,
             "deterministic": case.deterministic,
             "peer_rows": rows,
         }
-        self._add(Compared(case.title, case.unit, about, sides, note=note))
+        self._add(Compared(case.title, case.unit, facts, sides, note=note))
 
     def finetune(self) -> None:
         for lengths in LIKE:
@@ -492,8 +492,8 @@ class Measuring:
                 sides[peer] = self._theirs(
                     peer, case.title, lambda peer=peer, case=case: finetune(case, self.device, peer=peer)
                 )
-            about = case.about() | {"tokens": Dataset(case).tokens}
-            self._add(Compared(case.title, case.unit, about, sides))
+            facts = case.facts() | {"tokens": Dataset(case).tokens}
+            self._add(Compared(case.title, case.unit, facts, sides))
 
     def retrieval(self) -> None:
         case, device = self.cases.retrieval(), self.device
@@ -513,14 +513,14 @@ class Measuring:
                         title,
                         lambda other=other, tokens=tokens: other(texts, folder, device, tokens=tokens),
                     )
-                about = case.about() | {"what": what}
-                self._add(Compared(title, unit, about, sides, passages=case.passages))
+                facts = case.facts() | {"what": what}
+                self._add(Compared(title, unit, facts, sides, passages=case.passages))
 
     def scale(self) -> None:
         """Measure our side only. A case that does not fit in memory is left out of the device's cases."""
         for case in self.cases.scale():
             timing = self._ours(case, LEFT_OUT, idle=False)
-            self._add(Compared(case.title, case.unit, case.about(), {OURS: timing}))
+            self._add(Compared(case.title, case.unit, case.facts(), {OURS: timing}))
 
     # ------------------------------------------------------------ sides
 

@@ -12,16 +12,17 @@ import json
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
-from huggingface_hub import ModelCard, ModelCardData, hf_hub_download, metadata_load
+from huggingface_hub import ModelCard, ModelCardData, metadata_load
 
 from biphase.data.shards import Shards
 from biphase.errors import SpecError, StoreError, nearest
 from biphase.export.folder import SavedCheckpoint, SavedTrial
 from biphase.export.writing import LEAST, Prompts, Written
 from biphase.keys import decay_start, label, phases
+from biphase.models.hub import hub_file
 from biphase.models.native import is_masked
 from biphase.presets import corpus_of
 from biphase.records import content_key, decode, encode
@@ -39,11 +40,7 @@ _NAME = re.compile(r"[\w.+-]{1,60}")
 def licence_of(hub: Hub) -> str:
     """The `license:` field of a model's card; empty if there is none, or not a plain name."""
     try:
-        if hub.local:
-            path = Path(hub.source).expanduser() / "README.md"
-        else:
-            path = Path(hf_hub_download(hub.source, "README.md", revision=hub.revision))
-        licence = (metadata_load(path) or {}).get("license")
+        licence = (metadata_load(hub_file(hub, "README.md")) or {}).get("license")
     except Exception:  # no card, no network, or invalid YAML: the licence is unknown
         return ""
     return licence if isinstance(licence, str) and _NAME.fullmatch(licence) else ""

@@ -58,7 +58,7 @@ def export_checkpoint(
         run, shards = checkpoint.run, shards_of(checkpoint.run, store)
         model = model_of_checkpoint(run, checkpoint.key, store, shards)
         model.eval()
-        width, context = model.reader[0].width, run.packing.length
+        width, context = model.encoder.width, run.packing.length
         corpus = corpus_of(run)
         tokenizer = tokenizer_of(
             load_saved(shards.tokenizer),
@@ -84,7 +84,7 @@ def export_checkpoint(
 def write_encoder(model: LanguageModel, tokenizer: ExportedTokenizer, folder: Path) -> Written:
     """Write a language model as an encoder: as EuroBERT if its architecture fits, otherwise in its own class."""
     own: Any = model.model
-    encoder: Encoder = model.reader[0]
+    encoder: Encoder = model.encoder
     texts = probe_texts(encoder.trunk.config, tokenizer)
     hidden, logits = ours(encoder, texts), ours_logits(model, texts)
 

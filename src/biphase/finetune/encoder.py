@@ -51,7 +51,7 @@ def encoder_of_checkpoint(
     saved = load_saved(shards.tokenizer)
     special = saved.special
     before = (special.bos,) if corpus_of(run).bos and special.bos is not None else ()
-    encoder = Encoder(model.model.base_model, context=run.packing.length, windows=model.reader[0].windows)
+    encoder = Encoder(model.model.base_model, context=run.packing.length, windows=model.encoder.windows)
     reading = _tokenization(saved.model, before, (special.eos,), encoder.context, spec)
     return EncoderUnderTest(encoder, _literally(reading, saved.unspoken, str(shards.tokenizer)))
 

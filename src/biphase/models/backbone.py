@@ -176,22 +176,32 @@ class _Matrix(nn.Module):
 
 
 class Output:
-    """Computes logits from a model's hidden states. Holds no weights of its own."""
+    """Computes logits from a model's hidden states. Holds no weights of its own.
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        name = type(model).__name__
-        if not isinstance(self._last, nn.Linear):
+    `shell` is the model with its backbone and its last matrix replaced, the latter by `matrix`.
+    """
+
+    def __init__(self, model: Any, shell: Any, matrix: _Matrix) -> None:
+        self.model, self.shell, self.matrix = model, shell, matrix
+        self.scale: float = 1.0
+        self.cap: float | None = None
+        self.transforms = False  # whether there are layers between backbone and last matrix
+
+    @classmethod
+    def of(cls, model: Any) -> Output:
+        """Measure the output of a model; raise ModelError if it is of no known form."""
+        name, last = type(model).__name__, model.get_output_embeddings()
+        if not isinstance(last, nn.Linear):
             raise ModelError(
                 f"{name} has no matrix that turns hidden states into words; give a language model"
             )
         if model.base_model is model:
             raise ModelError(f"{name} is not split into a trunk and a head, so it cannot be trained here")
-        self.shell, self.matrix = _without_ends(model, self._last)
-        self.scale, self.cap, self.transforms = 1.0, None, False
-        if not self.weight.is_meta:  # a model on the meta device has shapes only
-            self.scale, self.cap = self._measured(name)
-            self.transforms = not torch.equal(*self._through_transform())
+        output = cls(model, *_without_ends(model, last))
+        if not output.weight.is_meta:  # a model on the meta device has shapes only
+            output.scale, output.cap = output._measured(name)
+            output.transforms = not torch.equal(*output._through_transform())
+        return output
 
     @property
     def _last(self) -> Any:
@@ -296,10 +306,14 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.model = model
         # In a list, so that it is not registered as a submodule with the same weights.
-        self.reader = [Encoder(model.base_model, context=context_of(model.base_model), windows=windows)]
-        self.output = Output(model)
+        self._encoder = [Encoder(model.base_model, context=context_of(model.base_model), windows=windows)]
+        self.output = Output.of(model)
         self.head_copy: Joined | None = None  # 16-bit copy of the last matrix, on the fused path
         self.note = ""  # a message for the user before training
+
+    @property
+    def encoder(self) -> Encoder:
+        return self._encoder[0]
 
     @property
     def head(self) -> Tensor:
@@ -319,7 +333,7 @@ class LanguageModel(nn.Module):
             for block in stack_of(self.model.base_model)[1]:
                 block.compile(dynamic=False)
         else:
-            self.reader[0].call = [torch.compile(self.model.base_model, dynamic=False)]
+            self.encoder.call = [torch.compile(self.model.base_model, dynamic=False)]
 
     def prepare(
         self,
@@ -343,8 +357,8 @@ class LanguageModel(nn.Module):
                 f"precision='fp8' cannot be had with --{'shard' if cut else 'recompute'}; leave that out, or say precision='bf16'"
             )
         suits = not (cut or recompute or compiled)
-        if (in_fp8 or suits) and self.reader[0].prepare(device, precision) == "fused":
-            fused = self.reader[0].fused
+        if (in_fp8 or suits) and self.encoder.prepare(device, precision) == "fused":
+            fused = self.encoder.fused
             assert fused is not None
             weight = self.model.get_output_embeddings().weight
             rows = words_of_a_row(len(weight), device.type)
@@ -353,7 +367,7 @@ class LanguageModel(nn.Module):
             return "fused"
         by_compiler = compiled or (compiled is None and device.type == "cuda")
         if recompute:
-            recompute_layers(self.reader[0], compiled=by_compiler)
+            recompute_layers(self.encoder, compiled=by_compiler)
         if by_compiler:
             self.compile_trunk(by_block=cut)
             return "compiled"
@@ -361,20 +375,20 @@ class LanguageModel(nn.Module):
 
     def copies(self) -> dict[int, Tensor]:
         """Return the 16-bit copies of the weights, by the address of the weight."""
-        return self.reader[0].copies()
+        return self.encoder.copies()
 
     def refresh(self, copied: bool = False) -> None:
         """Update what is derived from the weights after they changed; `copied`: the 16-bit copies are up to date."""
-        self.reader[0].refresh(copied)
+        self.encoder.refresh(copied)
 
     def _apply(self, *args: Any, **kwargs: Any) -> LanguageModel:
         """Drop the copies when the model is moved or cast, since they belong to the old weights."""
-        self.reader[0].fused = self.head_copy = None
+        self.encoder.fused = self.head_copy = None
         return super()._apply(*args, **kwargs)
 
     def hidden(self, ids: Tensor, positions: Tensor, pattern: AttentionPattern) -> Tensor:
         """Return the hidden states. (B, T) → (B, T, d)"""
-        return self.reader[0](ids, positions, pattern)
+        return self.encoder(ids, positions, pattern)
 
     def logits(self, ids: Tensor, positions: Tensor, pattern: AttentionPattern) -> Tensor:
         """Return the full logits, for probes. (B, T) → (B, T, V)"""
@@ -385,7 +399,7 @@ class LanguageModel(nn.Module):
         self, ids: Tensor, positions: Tensor, pattern: AttentionPattern, label_at: Tensor, labels: Tensor
     ) -> Tensor:
         """Return the sum of the losses at the labelled positions."""
-        output, fused = self.output, self.reader[0].fused
+        output, fused = self.output, self.encoder.fused
         if fused is None or self.head_copy is None:
             rows, head = self.hidden(ids, positions, pattern).flatten(0, 1)[label_at], None
         else:
@@ -554,10 +568,10 @@ def _refuse_unknown(trunk: Any, spec: LoRA) -> None:
         target for target in spec.targets if not any(f".{name}".endswith(f".{target}") for name in matrices)
     ]
     if unknown:
-        known = sorted({name.rpartition(".")[2] for name in matrices})
+        names = sorted({name.rpartition(".")[2] for name in matrices})
         raise ModelError(
             f"LoRA(targets={spec.targets}): {type(trunk).__name__} has no matrix called {unknown[0]}; "
-            f"it has {', '.join(known)}"
+            f"it has {', '.join(names)}"
         )
 
 
@@ -621,7 +635,7 @@ class LoadedModel:
 
     def _inputs(self, text: str) -> tuple[Tensor, Tensor, AttentionPattern]:
         ids = torch.tensor([self.tokenizer(text)["input_ids"]])
-        longest = self.model.reader[0].context
+        longest = self.model.encoder.context
         if ids.shape[1] > longest:
             raise SpecError(f"the text has {ids.shape[1]:,} tokens and the model reads {longest:,}; cut it")
         return ids, torch.arange(ids.shape[1])[None], AttentionPattern(causal=False)

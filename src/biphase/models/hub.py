@@ -523,15 +523,16 @@ def _published(hub: Hub) -> tuple[Any, dict[str, Tensor]] | None:
     if not isinstance(raw, dict) or not is_published(raw):
         return None
     try:
-        return eurobert(raw, load_file(_weights_file(hub)))
+        return eurobert(raw, load_file(hub_file(hub, "model.safetensors")))
     except (OSError, SafetensorError, ModelError) as wrong:
         raise ModelError(f"{hub.source} cannot be loaded: {one_line(wrong)}; give a complete copy") from None
 
 
-def _weights_file(hub: Hub) -> Path:
+def hub_file(hub: Hub, name: str) -> Path:
+    """Return the path of a model's file, which is downloaded from the hub if needed."""
     if hub.local:
-        return Path(hub.source).expanduser() / "model.safetensors"
-    return Path(hf_hub_download(hub.source, "model.safetensors", revision=hub.revision))
+        return Path(hub.source).expanduser() / name
+    return Path(hf_hub_download(hub.source, name, revision=hub.revision))
 
 
 def _filled(family: Any, config: Any, weights: dict[str, Tensor]) -> Any:
@@ -587,13 +588,10 @@ def has_tokenizer_json(hub: Hub) -> bool:
 
     Also True if the hub does not answer: loading it will report that.
     """
-    if hub.local:
-        return (Path(hub.source).expanduser() / "tokenizer.json").is_file()
     try:
-        hf_hub_download(hub.source, "tokenizer.json", revision=hub.revision)
+        return hub_file(hub, "tokenizer.json").is_file()
     except Exception as wrong:  # offline, refused, absent: many types
         return not isinstance(wrong, EntryNotFoundError) or isinstance(wrong, LocalEntryNotFoundError)
-    return True
 
 
 def refuse_larger(vocab: int, spare: Set[int | None], rows: int, source: str) -> None:

@@ -66,7 +66,7 @@ def masked_forms(model: LanguageModel, length: int, **fields: Any) -> Iterator[C
         fields["tie_word_embeddings"] = False  # the scaled head differs from the embedding
     last = model.model.get_output_embeddings()
     head = {f"lm_head.{name}": weight for name, weight in last.named_parameters()}
-    native = as_eurobert(model.reader[0], length, EuroBertForMaskedLM, head, scale=output.scale, **fields)
+    native = as_eurobert(model.encoder, length, EuroBertForMaskedLM, head, scale=output.scale, **fields)
     if native is not None:
         yield native
 

@@ -197,7 +197,7 @@ def test_encoders_keep_their_class(family, fields, tokenizer, tmp_path):
     assert (weights_format(tmp_path) == "pt", written.needs == "") == (old, old)
 
 
-def test_gpt2_is_bidirectional_by_its_configuration(tokenizer, tmp_path):
+def test_gpt2_reads_both_ways_by_its_configuration(tokenizer, tmp_path):
     model = untrained("gpt2")
     written = write_encoder(model, tokenizer, tmp_path)
     assert written.edits["is_causal"] is False
@@ -211,7 +211,7 @@ def test_gpt2_is_bidirectional_by_its_configuration(tokenizer, tmp_path):
 # ---------------------------------------------------------------- windows
 
 
-def test_a_window_reaches_as_far_as_in_training(tokenizer, tmp_path):
+def test_a_window_to_both_sides_reaches_as_far_as_it_was_trained_to(tokenizer, tmp_path):
     model = untrained("mistral", sliding_window=6)
     assert write_encoder(model, tokenizer, tmp_path).architecture == "MistralForCausalLM"
     # transformers counts a bidirectional window without the token itself.

@@ -309,7 +309,7 @@ def test_a_forward_without_a_pattern_is_refused():
         eurobert().model.base_model(input_ids=inputs()[0])
 
 
-def test_segment_mask():
+def test_the_mask_alone_is_right():
     mask = segment_mask(torch.tensor([[0, 0, 1]]), causal=True)[0, 0]
     assert mask.tolist() == [[True, False, False], [True, True, False], [False, False, True]]
 

@@ -79,7 +79,7 @@ def test_a_retrieval_model_is_a_ready_sentence_transformer(task, trained, tmp_pa
     assert np.allclose(model.encode(queries, prompt_name="query"), right.numpy(), atol=1e-5)
     assert model.prompts == {"query": "Query: ", "document": "Document: "}
     text = (tmp_path / "out" / "README.md").read_text()
-    assert 'library_name: "sentence-transformers"' in text
+    assert "library_name: sentence-transformers" in text
     assert '"Query: {text}" and "Document: {title}. {text}"' in text
 
 

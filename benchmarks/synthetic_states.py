@@ -34,7 +34,7 @@ def write_states(plan: Plan, store: Store, *, lines: int, rows: int = 0) -> None
             "key": job.key,
             "run": encode(job.run),
             "origin_step": origin_step(job.run),
-            "epochs": progress["draw"] / rows if rows else 0.0,
+            "epochs": progress["next_sample"] / rows if rows else 0.0,
             "tokens_left_out": 0,
             "progress": progress,
         }
@@ -47,7 +47,7 @@ def _progress(job: TrainingJob, before: dict[str, Any]) -> dict[str, Any]:
     seconds = before.get("seconds", 0.0) + (flops or 1e15 * job.steps) / (DEVICES * SPEED)
     return {
         "step": job.step,
-        "draw": origin_sample(run) + job.step * run.rows_per_step,
+        "next_sample": origin_sample(run) + job.step * run.rows_per_step,
         "seconds": seconds,
         "flops": None if flops is None or known is None else known + flops,
         "tokens": before.get("tokens", 0) + job.tokens,

@@ -18,7 +18,6 @@ from biphase.records import content_key, encode
 from biphase.specs import (
     CLM,
     MLM,
-    AdamW,
     Corpus,
     Cosine,
     Finetune,
@@ -129,14 +128,14 @@ class Keyring:
         if isinstance(run.start, Pretrain) and step == 0:
             return self.at(run.start, run.start.steps)
         if isinstance(run.start, Hub) and not run.stages:  # an untrained hub model: only its files matter
-            reads = self._identities.reads(run.start)
-            return content_key({"generation": GENERATION, "start": self._start(run), "reads": reads})
+            tokenizer = self._identities.reads(run.start)
+            return content_key({"generation": GENERATION, "start": self._start(run), "tokenizer": tokenizer})
         place = (id(run), step)
         if place not in self._keys:
             _, fixed, spans = self._of(run)
             done = [_span(phase, step) for phase in spans if phase.first < step]
             self._keys[place] = content_key(
-                {**fixed, "rate": _rate_until(run, step), "acts": done, "step": step}
+                {**fixed, "learning_rate": _rate_until(run, step), "phases": done, "step": step}
             )
         return self._keys[place]
 
@@ -146,19 +145,16 @@ class Keyring:
                 "generation": GENERATION,
                 "start": self._start(run),
                 "data": self._identities.data(run),
-                "first_draw": origin_sample(run),
-                "moments": run.optimizer_state if isinstance(run.start, Pretrain) else "new",
+                "first_sample": origin_sample(run),
+                "optimizer_state": run.optimizer_state if isinstance(run.start, Pretrain) else "new",
                 "packing": encode(run.packing),
                 "batch_tokens": run.batch_tokens,
-                "optimizer": _optimizer(run.optimizer),
+                "optimizer": encode(run.optimizer),
                 "precision": run.precision,
                 "seed": run.seed,
+                "adapter": encode(run.adapter),
+                "freeze": "nothing" if run.adapter else run.freeze,  # with an adapter all weights are frozen
             }
-            # Optional features enter the key only if they are used, so that other runs keep their keys.
-            if run.adapter:
-                fixed["adapter"] = encode(run.adapter)
-            if run.freeze != "nothing" and not run.adapter:  # with an adapter all weights are frozen
-                fixed["freeze"] = run.freeze
             self._runs[id(run)] = (
                 run,
                 fixed,
@@ -172,25 +168,15 @@ class Keyring:
                 # Its name and default precision do not determine the weights.
                 return {k: v for k, v in encode(run.start).items() if k not in ("name", "precision")}
             case Hub():
-                windows = {"windows": run.start.windows} if run.start.windows != "symmetric" else {}
-                rules = {"rules": HUB_GENERATION} if run.stages else {}
-                return {"hub": self._identities.hub(run.start), **windows, **rules}
+                rules = {"generation": HUB_GENERATION} if run.stages else {}
+                return {"hub": self._identities.hub(run.start), "windows": run.start.windows, **rules}
             case Pretrain():
-                return {"state": self.at(run.start, run.start.steps)}
+                return {"checkpoint": self.at(run.start, run.start.steps)}
 
 
 def _span(phase: Phase, step: int) -> list[object]:
     """Return the part of a phase that lies before step `step`, as JSON values."""
-    span = [encode(phase.objective), phase.first, min(phase.until, step)]
-    return [*span, phase.rope_base] if phase.rope_base else span
-
-
-def _optimizer(spec: AdamW) -> dict[str, object]:
-    """Encode the optimizer; `layer_decay`, added later, is left out at its default so that older keys stay valid."""
-    said = encode(spec)
-    if spec.layer_decay == 1:
-        del said["layer_decay"]
-    return said
+    return [encode(phase.objective), phase.first, min(phase.until, step), phase.rope_base]
 
 
 def _rate_until(run: Pretrain, step: int) -> list[object]:
@@ -215,8 +201,8 @@ def finetuning_key(model: str, task: str, spec: Finetune, *, lr: float, seed: in
             "precision": spec.precision,
             "length": spec.length,
             "warmup": spec.warmup,
-            "optimizer": _optimizer(spec.optimizer),
-            **({"causal": True} if spec.causal else {}),
+            "optimizer": encode(spec.optimizer),
+            "causal": spec.causal,
         }
     )
 

@@ -22,7 +22,7 @@ def meter(**fields):
 
 def step(made, number, loss=1.0, bad=0.0):
     made.step(
-        number, {"rate": 0.1, "draws": (1, 2)}, torch.tensor(loss), torch.tensor(0.5), torch.tensor(bad)
+        number, {"rate": 0.1, "samples": (1, 2)}, torch.tensor(loss), torch.tensor(0.5), torch.tensor(bad)
     )
 
 
@@ -34,7 +34,7 @@ def test_steps_are_counted_from_the_root_and_read_in_groups():
     step(made, 5)
     assert len(made.lines) == 6
     assert made.lines[1]["loss"] == 1.0
-    assert "draws" not in made.lines[0]
+    assert "samples" not in made.lines[0]
 
 
 @pytest.mark.parametrize("every", [2, 3, 5])
@@ -78,7 +78,7 @@ def test_a_skipped_step_says_which_samples_and_breaks_no_json():
     made = meter()
     step(made, 0, loss=float("nan"), bad=1.0)
     step(made, 1)
-    assert json.loads(json.dumps(made.lines[0], allow_nan=False))["draws"] == [1, 2]
+    assert json.loads(json.dumps(made.lines[0], allow_nan=False))["samples"] == [1, 2]
     assert made.lines[0]["loss"] is None
     assert made.nonfinite_in_a_row == 0
     assert made.skipped == 1
@@ -174,4 +174,4 @@ def test_a_long_row_of_skipped_steps_is_remembered_when_a_sound_one_ends_it_in_t
     assert made.nonfinite_in_a_row == 0
     assert made.longest_nonfinite == 6
     assert made.last_skipped["step"] == 108
-    assert made.last_skipped["draws"] == (1, 2)
+    assert made.last_skipped["samples"] == (1, 2)

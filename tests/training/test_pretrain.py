@@ -108,7 +108,7 @@ def test_a_run_goes_on_from_anothers_end_with_moments_and_data(tiny_run, store, 
     train(on, 3, other)
     train(on, 6, other)
     assert same(tensors(store, on, 6), tensors(other, on, 6))
-    assert job.progress.draw == 18 * 8
+    assert job.progress.next_sample == 18 * 8
     steps = {float(value) for name, value in tensors(store, on, 6)[1].items() if name.startswith("step.")}
     assert steps == {18.0}
 
@@ -141,7 +141,7 @@ def test_reset_moments_and_restarted_data_are_what_they_say(tiny_run, store):
     on = tiny_run("on", Stage(MLM(0.4), 6), start=base, optimizer_state="reset", data="restart")
     train(base, 12, store)
     job = train(on, 6, store)
-    assert job.progress.draw == 6 * 8
+    assert job.progress.next_sample == 6 * 8
     steps = {float(value) for name, value in tensors(store, on, 6)[1].items() if name.startswith("step.")}
     assert steps == {6.0}
 
@@ -152,7 +152,7 @@ def test_the_stages_keep_weights_moments_rate_and_data_at_the_switch(tiny_run, s
     lines = [line for line in job.meter.lines if "loss" in line]
     assert [line["objective"] for line in lines] == ["clm"] * 6 + ["mlm 40%"] * 6
     assert lines[5]["rate"] == lines[6]["rate"] == 3e-3
-    assert job.progress.draw == 12 * 8
+    assert job.progress.next_sample == 12 * 8
     assert {float(v) for n, v in tensors(store, run, 12)[1].items() if n.startswith("step.")} == {12.0}
 
 
@@ -237,7 +237,7 @@ def test_an_unsound_step_changes_nothing_and_is_counted(tiny_run, store, monkeyp
     job = train(run, 4, store)
     skipped = [line for line in job.meter.lines if line.get("skipped")]
     assert [line["step"] for line in skipped] == [3]
-    assert skipped[0]["draws"] == [16, 23]
+    assert skipped[0]["samples"] == [16, 23]
     assert skipped[0]["loss"] is None
     assert job.progress.skipped == 1
     weights, optimizer_state = tensors(store, run, 4)

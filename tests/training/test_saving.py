@@ -33,7 +33,7 @@ def saver(model, store):
 
 
 def told(key):
-    return CheckpointRecord(key, {"progress": asdict(Progress(step=1, draw=8))}, [{"step": 1, "loss": 2.0}])
+    return CheckpointRecord(key, {"progress": asdict(Progress(step=1, next_sample=8))}, [{"step": 1, "loss": 2.0}])
 
 
 def take_a_step(model, saver):

@@ -431,7 +431,7 @@ class TestStatesAndModels:
         saver = Saver(store, Ranks(0, 1, torch.device("cpu")), wrapped, placed, job="training job")
         about = {"run": {"kind": "Pretrain"}, "origin_step": 0, "epochs": 0.0}
         saver.begin(
-            CheckpointRecord(STATE, about | {"progress": asdict(Progress(step=0, draw=0))}, []), last=True
+            CheckpointRecord(STATE, about | {"progress": asdict(Progress(step=0, next_sample=0))}, []), last=True
         )
         saver.finish()
         return wrapped

@@ -347,7 +347,7 @@ def _rows(store: Store, job: TrainingJob) -> int:
         about = read_checkpoint_file(folder)
     except StoreError:
         return 0
-    epochs, drawn = about.get("epochs"), about["progress"].get("draw")
+    epochs, drawn = about.get("epochs"), about["progress"].get("next_sample")
     return round(drawn / epochs) if epochs and drawn else 0
 
 

@@ -65,7 +65,7 @@ class Progress:
     """What a checkpoint records besides tensors: its position, its cost so far and how it was computed."""
 
     step: int  # of its run
-    draw: int  # next sample index: the position in the data
+    next_sample: int  # sample index: the position in the data
     seconds: float = 0.0  # training time since the beginning of the first run
     flops: float | None = 0.0  # None: not known for this model
     tokens: int = 0

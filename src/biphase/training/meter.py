@@ -83,11 +83,11 @@ class Meter:
                 line["skipped"] = True
                 self.say(
                     f"step {line['step']:,} skipped: loss {line['loss']}, gradient norm {line['norm']}, "
-                    f"samples {line['draws'][0]} to {line['draws'][1]}"
+                    f"samples {line['samples'][0]} to {line['samples'][1]}"
                 )
             else:
                 self.nonfinite_in_a_row = 0
-                line.pop("draws", None)
+                line.pop("samples", None)
             self._keep(line)
         if self.live_lines:
             self.live_lines.flush()

@@ -228,7 +228,7 @@ def _name(objective: Objective) -> str:
 # ---------------------------------------------------------------- training jobs
 
 
-UNSOUND_LIMIT = 20  # consecutive skipped steps after which training fails
+NONFINITE_LIMIT = 20  # consecutive skipped steps after which training fails
 
 
 class Pretraining:
@@ -300,7 +300,7 @@ class Pretraining:
             )
         self.from_hub = found is None and isinstance(root_of(run).start, Hub)
         self.model = starting_model(run, self.shards, probed=self.from_hub)
-        self.progress = Progress(step=0, draw=origin_sample(run), joules=0.0)
+        self.progress = Progress(step=0, next_sample=origin_sample(run), joules=0.0)
         if found is None:
             self.placed = place(self.model, run, ranks, self.options)
             return []
@@ -315,7 +315,7 @@ class Pretraining:
             if ranks.world == 1 and not (store.checkpoints / key).exists():
                 return self._load_nearest()  # another worker has passed and pruned it: look again
             raise
-        self.progress = loaded if step else replace(loaded, step=0, draw=origin_sample(run))
+        self.progress = loaded if step else replace(loaded, step=0, next_sample=origin_sample(run))
         return lines
 
     def _turn(self, step: int) -> None:
@@ -431,7 +431,7 @@ class Pretraining:
     def _count(self, done: LoopStep) -> None:
         now = time.monotonic()
         progress = self.progress
-        progress.step, progress.draw = done.step + 1, progress.draw + self.run.rows_per_step
+        progress.step, progress.next_sample = done.step + 1, progress.next_sample + self.run.rows_per_step
         progress.seconds, self.clock = progress.seconds + now - self.clock, now
         progress.tokens += self.run.batch_tokens
         if progress.flops is not None:
@@ -448,14 +448,14 @@ class Pretraining:
         if not isinstance(phase.objective, CLM):
             facts["ratio"] = ratio_at(phase.objective, done.step - phase.first)
         facts |= {"tokens": self.progress.tokens, "seconds": round(self.progress.seconds, 3)}
-        first = self.progress.draw - self.run.rows_per_step
-        facts["draws"] = [first, self.progress.draw - 1]  # over all processes; kept only for skipped steps
+        first = self.progress.next_sample - self.run.rows_per_step
+        facts["samples"] = [first, self.progress.next_sample - 1]  # over all processes; kept only for skipped steps
         self.meter.step(done.step, facts, done.loss, done.norm, done.nonfinite)
-        if self.meter.longest_nonfinite >= UNSOUND_LIMIT:
+        if self.meter.longest_nonfinite >= NONFINITE_LIMIT:
             last = self.meter.last_skipped
             raise TrainingError(
-                f"{self.run.name}: {UNSOUND_LIMIT} steps in a row had no finite loss or gradient, the last at step "
-                f"{last['step']:,} with samples {last['draws'][0]} to {last['draws'][1]}; "
+                f"{self.run.name}: {NONFINITE_LIMIT} steps in a row had no finite loss or gradient, the last at step "
+                f"{last['step']:,} with samples {last['samples'][0]} to {last['samples'][1]}; "
                 "lower schedule=WSD(peak=…) or look at the corpus there"
             )
 
@@ -505,7 +505,7 @@ class Pretraining:
         state = {
             "run": encode(self.run),
             "origin_step": origin_step(self.run),
-            "epochs": self.stream.epochs(self.progress.draw),
+            "epochs": self.stream.epochs(self.progress.next_sample),
             "tokens_left_out": len(self.shards.train) % self.run.packing.length,
             "progress": asdict(self.progress),
         }

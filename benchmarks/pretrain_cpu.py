@@ -23,7 +23,7 @@ from biphase.data.stream import Stream, load_ahead
 from biphase.models.backbone import from_scratch
 from biphase.objectives import Vocabulary
 from biphase.training import distributed, optimizer
-from biphase.training.loop import train
+from biphase.training.loop import Hooks, PlainStep, train
 
 MASK = 3
 
@@ -59,18 +59,15 @@ def ours(options: argparse.Namespace) -> float:
         return [stream.batch(objective, draws, step=step)]
 
     times = []
-    train(
-        list(model.parameters()),
+    step = PlainStep(
         optimizer.build(model, AdamW()),
         lambda batch: model.loss_sum(batch, pattern_of(batch, varlen=False)),
-        load_ahead(make, 0, options.steps + 1, loaders=1),
-        first=0,
-        rate=lambda step: 5e-4,
         clip=1.0,
-        ranks=ranks,
-        autocast=lambda: distributed.autocast(ranks.device, "fp32"),
-        after=(lambda done: times.append(time.perf_counter()),),
+        gradients=distributed.Replicated(list(model.parameters()), ranks),
     )
+    batches = load_ahead(make, 0, options.steps + 1, loaders=1)
+    hooks = Hooks(after=(lambda done: times.append(time.perf_counter()),))
+    train(step, batches, first=0, rate=lambda step: 5e-4, ranks=ranks, hooks=hooks)
     return options.steps * options.batch * options.length / (times[-1] - times[0])
 
 

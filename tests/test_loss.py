@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from biphase.loss import cross_entropy_sum
+from biphase.fast.trunk import cross_entropy_sum
 from biphase.objectives import IGNORE
-from biphase.protocol import ENOUGH, EVEN, SLICE, SLICES, rows_of_a_slice, words_of_a_row
+from biphase.protocol import ROW_MULTIPLE, SLICE_LOGITS, SLICE_ROWS, SLICES, padded_vocab, rows_per_slice
 
 
 def parts(rows=37, width=16, vocab=53, dtype=torch.float64):
@@ -101,8 +101,8 @@ def test_words_that_are_not_there_change_nothing(biased, cap):
 
 @pytest.mark.parametrize(("kind", "words"), [("cuda", 49_216), ("cpu", 49_153)])
 def test_only_a_gpu_makes_words_even(kind, words):
-    assert words_of_a_row(49_153, kind) == words
-    assert words_of_a_row(49_152, kind) == 49_152
+    assert padded_vocab(49_153, kind) == words
+    assert padded_vocab(49_152, kind) == 49_152
 
 
 def test_padding_rows_count_for_nothing():
@@ -149,10 +149,10 @@ def test_measuring_makes_no_gradient_of_the_head(monkeypatch):
 @pytest.mark.parametrize("vocab", [512, 49_152, 128_256])
 @pytest.mark.parametrize("count", [0, 1, 128, 9_830, 52_000])
 def test_slices_are_alike_and_small_batches_never_hold_all_their_logits(count, vocab, kind):
-    rows = rows_of_a_slice(count, vocab, kind)
+    rows = rows_per_slice(count, vocab, kind)
     number = -(-count // rows)
-    assert rows % EVEN == 0
-    assert rows * vocab <= SLICE.get(kind, SLICE["cpu"]) or rows == EVEN
-    assert number * rows - count < max(number, 1) * EVEN  # none is much shorter than the others
-    if count >= SLICES * ENOUGH:
+    assert rows % ROW_MULTIPLE == 0
+    assert rows * vocab <= SLICE_LOGITS.get(kind, SLICE_LOGITS["cpu"]) or rows == ROW_MULTIPLE
+    assert number * rows - count < max(number, 1) * ROW_MULTIPLE  # none is much shorter than the others
+    if count >= SLICES * SLICE_ROWS:
         assert number >= SLICES

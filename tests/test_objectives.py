@@ -1,12 +1,10 @@
 """Every objective: asks for something, never for what it shows, and inside its segment."""
 
-import math
-
 import pytest
 import torch
 
-from biphase.objectives import IGNORE, Vocabulary, apply, label_bound, ratio_at
-from biphase.specs import CLM, MLM, MNTP, Cosine, Linear
+from biphase.objectives import IGNORE, Vocabulary, apply, label_bound
+from biphase.specs import CLM, MLM, MNTP, Linear
 
 WORDS = Vocabulary.of(100, mask_id=3, special_ids=(0, 1, 2))
 EVERY = [CLM(), MLM(0.2), MLM(0.5, replace=(0.8, 0.1, 0.1)), MLM(Linear(0.4, 0.2, steps=10)), MNTP(0.4)]
@@ -22,7 +20,7 @@ def rows(count=64, length=48, seed=0):
 def asked(objective, ids=None, segments=None, seed=5, step=0, first=0):
     ids = rows() if ids is None else ids
     draws = torch.arange(first, first + len(ids))
-    return apply(objective, ids, segments, draws, seed=seed, step=step, words=WORDS)
+    return apply(objective, ids, segments, draws, seed=seed, step=step, vocabulary=WORDS)
 
 
 @pytest.mark.parametrize("objective", EVERY, ids=str)
@@ -38,7 +36,7 @@ class TestEveryObjective:
     def test_a_row_is_asked_the_same_alone(self, objective):
         ids = rows()
         whole = asked(objective, ids)
-        alone = apply(objective, ids[9:10], None, torch.tensor([9]), seed=5, step=0, words=WORDS)
+        alone = apply(objective, ids[9:10], None, torch.tensor([9]), seed=5, step=0, vocabulary=WORDS)
         assert torch.equal(whole.ids[9:10], alone.ids)
         assert torch.equal(whole.labels[9:10], alone.labels)
 
@@ -120,21 +118,3 @@ def test_mntp_asks_one_position_earlier_and_never_hides_the_first():
         assert question.ids[row, at + 1] == 3
         assert question.labels[row, at] == ids[row, at + 1]
     assert changed.sum() == len(where)
-
-
-@pytest.mark.parametrize(
-    ("ratio", "at", "value"),
-    [
-        (0.3, 500, 0.3),
-        (Linear(0.4, 0.2, steps=10), 0, 0.4),
-        (Linear(0.4, 0.2, steps=10), 5, 0.3),
-        (Linear(0.4, 0.2, steps=10), 10, 0.2),
-        (Linear(0.4, 0.2, steps=10), 99, 0.2),
-        (Cosine(0.5, 0.1, steps=8), 0, 0.5),
-        (Cosine(0.5, 0.1, steps=8), 4, 0.3),
-        (Cosine(0.5, 0.1, steps=8), 2, 0.1 + 0.4 * (1 + math.cos(math.pi / 4)) / 2),
-        (Cosine(0.5, 0.1, steps=8), 8, 0.1),
-    ],
-)
-def test_ratio_schedules_at_their_corners(ratio, at, value):
-    assert ratio_at(MLM(ratio), at) == pytest.approx(value)

@@ -62,7 +62,7 @@ def test_head_and_embedding_are_shared_only_if_asked():
 
 def batch_of(objective):
     ids = torch.randint(4, 64, (3, 16), generator=torch.Generator().manual_seed(0))
-    asked = apply(objective, ids, None, torch.arange(3), seed=0, step=0, words=WORDS)
+    asked = apply(objective, ids, None, torch.arange(3), seed=0, step=0, vocabulary=WORDS)
     flat = asked.labels.flatten()
     label_at = (flat >= 0).nonzero().flatten()
     dense = asked.labels

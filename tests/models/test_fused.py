@@ -130,7 +130,7 @@ def test_hidden_states_and_gradients_are_transformers_own(make, causal, cut):
 
 @pytest.mark.parametrize("make", MODELS)
 def test_so_they_are_where_the_batch_is_large_and_more_is_kept(make, monkeypatch):
-    monkeypatch.setattr(trunk, "LEAN", 0)
+    monkeypatch.setattr(trunk, "RECOMPUTE_TOKENS", 0)
     check_whole(make, causal=False, cut=True)
 
 
@@ -225,7 +225,7 @@ def test_without_gradients_nothing_is_kept_for_them():
 def test_hidden_states_of_some_tokens_are_those_of_the_whole_and_so_are_their_gradients(
     lean, causal, cut, monkeypatch
 ):
-    monkeypatch.setattr(trunk, "LEAN", 2**15 if lean else 0)
+    monkeypatch.setattr(trunk, "RECOMPUTE_TOKENS", 2**15 if lean else 0)
     model = made_by(grouped)
     twin, fused = twin_of(model), fuse(model)
     at = torch.tensor([59, 0, 7, 21, 33])  # in any order, some segments with none
@@ -241,7 +241,7 @@ def test_hidden_states_of_some_tokens_are_those_of_the_whole_and_so_are_their_gr
 def batch_of(objective, cut=False):
     segments = SEGMENTS if cut else None
     words = Vocabulary.of(VOCAB, mask_id=3, special_ids=(0, 1))
-    asked = apply(objective, ids_of(), segments, torch.arange(ROWS), seed=0, step=0, words=words)
+    asked = apply(objective, ids_of(), segments, torch.arange(ROWS), seed=0, step=0, vocabulary=words)
     flat = asked.labels.flatten()
     at = (flat >= 0).nonzero().flatten()
     positions = positions_of(segments, ROWS, T)

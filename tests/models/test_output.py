@@ -30,7 +30,7 @@ from transformers import (
 )
 
 from biphase.errors import ModelError
-from biphase.loss import cross_entropy_sum
+from biphase.fast.trunk import cross_entropy_sum
 from biphase.models.backbone import Output
 
 VOCAB = 64

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from biphase.errors import TrainingError
+from biphase.protocol import GIB, micro_rows
 from biphase.training import distributed
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -17,9 +18,12 @@ def test_one_process_needs_no_group():
     assert ranks.gather("own") == ["own"]
 
 
-@pytest.mark.parametrize(("rows", "length", "expected"), [(64, 256, 32), (4, 256, 4), (64, 16_384, 1)])
-def test_micro_batches_fit_the_batch_and_the_device(rows, length, expected):
-    assert distributed.micro_rows(CPU, rows, length) == expected
+@pytest.mark.parametrize(
+    ("gib", "rows", "length", "expected"),
+    [(0, 64, 256, 32), (0, 4, 256, 4), (0, 64, 16_384, 1), (80, 1152, 2048, 12), (140, 1152, 2048, 24), (140, 23, 2048, 23)],
+)  # fmt: skip
+def test_micro_batches_fit_the_batch_and_the_device(gib, rows, length, expected):
+    assert micro_rows(gib * GIB, rows, length) == expected
 
 
 def test_a_machine_that_is_poor_at_bf16_says_which_line_to_change(monkeypatch):

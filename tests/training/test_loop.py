@@ -1,6 +1,5 @@
 """One step: gradients of all labels alike, clipped on the way into AdamW, skipped where a number is not finite."""
 
-import contextlib
 from dataclasses import dataclass
 
 import pytest
@@ -9,10 +8,11 @@ from torch import nn
 
 from biphase.specs import AdamW
 from biphase.training.distributed import Ranks, Replicated
-from biphase.training.loop import PlainStep, train
+from biphase.training.loop import Hooks, PlainStep, train
 from biphase.training.optimizer import build, forget, gradient_norm, make_capturable, update
 
 CPU = torch.device("cpu")
+ALONE = Ranks(0, 1, CPU)
 
 
 @dataclass(frozen=True)
@@ -76,21 +76,15 @@ def as_before(model, steps, *, clip):
     return losses, norms
 
 
-def ours(model, steps, *, clip, **more):
+def plain_step(model, adam, clip=0.5, copies=None):
+    gradients = Replicated(list(model.parameters()), ALONE)
+    return PlainStep(adam, loss_sum_of(model), clip, gradients, model=copies)
+
+
+def ours(model, steps, *, clip, copies=None, wrapped=lambda plain: plain):
     seen = []
-    train(
-        list(model.parameters()),
-        build(model, AdamW()),
-        loss_sum_of(model),
-        steps,
-        first=0,
-        rate=rate,
-        clip=clip,
-        ranks=Ranks(0, 1, CPU),
-        autocast=contextlib.nullcontext,
-        after=(seen.append,),
-        **more,
-    )
+    step = wrapped(plain_step(model, build(model, AdamW()), clip, copies))
+    train(step, steps, first=0, rate=rate, ranks=ALONE, hooks=Hooks(after=(seen.append,)))
     return seen
 
 
@@ -152,14 +146,22 @@ def test_an_unsound_step_changes_nothing_and_the_next_goes_on_as_if_it_had_not_b
     assert all(one.isfinite().all() for one in mine.parameters())
 
 
-def test_what_was_made_of_the_weights_is_made_anew_after_each_update():
-    model, copies = model_of(), []
-    seen = ours(
-        model, steps_of(3), clip=1.0, refresh=lambda copied: copies.append(model[0].weight.detach().clone())
-    )
-    assert len(copies) == len(seen) == 3
-    assert torch.equal(copies[-1], model[0].weight)
-    assert not torch.equal(copies[0], copies[1])
+def test_copies_of_the_weights_are_refreshed_after_each_update():
+    class Copies:
+        def __init__(self):
+            self.refreshed = []
+
+        def copies(self):
+            return {}
+
+        def refresh(self, copied=False):
+            self.refreshed.append(model[0].weight.detach().clone())
+
+    model, copies = model_of(), Copies()
+    ours(model, steps_of(3), clip=1.0, copies=copies)
+    assert len(copies.refreshed) == 3
+    assert torch.equal(copies.refreshed[-1], model[0].weight)
+    assert not torch.equal(copies.refreshed[0], copies.refreshed[1])
 
 
 def test_another_way_to_take_steps_stands_before_the_plain_one():
@@ -173,26 +175,13 @@ def test_another_way_to_take_steps_stands_before_the_plain_one():
         return take
 
     mine, theirs = model_of(), model_of()
-    ours(mine, steps_of(3), clip=1.0, step=step)
+    ours(mine, steps_of(3), clip=1.0, wrapped=step)
     ours(theirs, steps_of(3), clip=1.0)
     assert taken == [(2, 8, rate(number)) for number in range(3)]
     assert_same_weights(mine, theirs, rtol=0, atol=0)
 
 
 # ---------------------------------------------------------------- what graphs need
-
-
-def plain_step(model, adam, clip=0.5):
-    return PlainStep(
-        adam,
-        loss_sum_of(model),
-        clip,
-        CPU,
-        Replicated(list(model.parameters()), Ranks(0, 1, CPU)),
-        contextlib.nullcontext,
-        dict,
-        lambda copied: None,
-    )
 
 
 def state_of(model, adam):

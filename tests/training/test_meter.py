@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from biphase.text import duration, si
-from biphase.training.meter import Meter
+from biphase.training.pretrain import Meter
 
 
 def meter(**fields):

@@ -230,7 +230,7 @@ def test_an_unsound_step_changes_nothing_and_is_counted(tiny_run, store, monkeyp
     calls = []
 
     def poisoned(self, batch):
-        calls.append(batch.draws[0])
+        calls.append(batch.samples[0])
         return plain(self, batch) * (float("nan") if self.model.training and len(calls) == 3 else 1.0)
 
     monkeypatch.setattr(Pretraining, "_loss_sum", poisoned)
@@ -276,7 +276,7 @@ def test_more_processes_than_rows_are_refused(tiny_run, store):
             needed=set,
             flops_per_token=1.0,
             options=RuntimeOptions(),
-        )
+        ).load()
 
 
 def test_a_checkpoint_holds_only_safetensors_and_json(tiny_run, store):

@@ -33,7 +33,9 @@ def saver(model, store):
 
 
 def told(key):
-    return CheckpointRecord(key, {"progress": asdict(Progress(step=1, next_sample=8))}, [{"step": 1, "loss": 2.0}])
+    return CheckpointRecord(
+        key, {"progress": asdict(Progress(step=1, next_sample=8))}, [{"step": 1, "loss": 2.0}]
+    )
 
 
 def take_a_step(model, saver):
@@ -158,7 +160,7 @@ def test_a_part_of_a_state_is_not_published(saver, store, held, lacking):
 
 def test_what_a_killed_process_left_is_removed_by_the_next_one_of_that_piece(saver, store, model):
     left, other = store.new_attempt("checkpoint-training job"), store.new_attempt("checkpoint-another")
-    Saver(store, saver.ranks, model, saver.placed, job="training job")
+    saver.remove_leftovers()
     assert not left.exists()
     assert other.exists()
 

@@ -24,6 +24,7 @@ from biphase.finetune.encoder import encoder_of_checkpoint
 from biphase.keys import checkpoint_key
 from biphase.models.adapters import add_adapter
 from biphase.models.backbone import LanguageModel, rope_base_of
+from biphase.protocol import heldout_objectives
 from biphase.store import Store
 from biphase.study.plan import identities
 from biphase.training import checkpoint, pretrain
@@ -37,7 +38,6 @@ from biphase.training.pretrain import (
     model_of_checkpoint,
     refuse_unfit,
     starting_model,
-    yardsticks,
 )
 from biphase.training.tensors import RowRange
 
@@ -241,7 +241,7 @@ def measured(model, run, store):
     return heldout_losses(
         lambda batch: model.loss_sum(batch, pattern_of(batch, varlen=False)),
         heldout_stream(shards_in(store), run.packing),
-        yardsticks(run.stages[0].objective, 0),
+        heldout_objectives(run.stages[0].objective),
         rows=run.heldout_tokens // run.packing.length,
         micro_rows=4,
         ranks=ALONE,
@@ -431,7 +431,8 @@ class TestStatesAndModels:
         saver = Saver(store, Ranks(0, 1, torch.device("cpu")), wrapped, placed, job="training job")
         about = {"run": {"kind": "Pretrain"}, "origin_step": 0, "epochs": 0.0}
         saver.begin(
-            CheckpointRecord(STATE, about | {"progress": asdict(Progress(step=0, next_sample=0))}, []), last=True
+            CheckpointRecord(STATE, about | {"progress": asdict(Progress(step=0, next_sample=0))}, []),
+            last=True,
         )
         saver.finish()
         return wrapped

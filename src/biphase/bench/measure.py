@@ -16,7 +16,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Self
 
 import numpy as np
@@ -40,13 +40,13 @@ from biphase.models.heads import EmbeddingHead
 from biphase.models.hub import quietly
 from biphase.objectives import Batch, Vocabulary
 from biphase.presets import SIZES
-from biphase.protocol import words_of_a_row
+from biphase.protocol import padded_vocab
 from biphase.specs import CLM, MLM, AdamW, Answer, Chunks, Classify, Finetune, Objective, Rows, Splits, Task
 from biphase.tasks.encode import Ragged, Tokenization
 from biphase.tasks.load import AnswerSpan, Examples, LabelledText, Question
 from biphase.training import distributed, optimizer
-from biphase.training.distributed import Ranks
-from biphase.training.loop import train
+from biphase.training.distributed import Ranks, Replicated
+from biphase.training.loop import Hooks, PlainStep, train
 
 READY = 3  # steps after which everything is compiled, captured and cached
 
@@ -511,20 +511,12 @@ class Side:
     def _train(
         self, loss_sum: Callable[[Any], Tensor], batches: Iterable[Any], after: Callable[[], None]
     ) -> None:
-        train(
-            [parameter for parameter in self.model.parameters() if parameter.requires_grad],
-            self.adam,
-            loss_sum,
-            batches,
-            first=0,
-            rate=lambda step: RATE,
-            clip=AdamW().clip,
-            ranks=Ranks(0, 1, self.device),
-            autocast=lambda: distributed.autocast(self.device, self.case.precision),
-            after=(lambda done: after(),),
-            copies=self.model.copies,
-            refresh=self.model.refresh,
-        )
+        ranks = Ranks(0, 1, self.device)
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        autocast = partial(distributed.autocast, self.device, self.case.precision)
+        step = PlainStep(self.adam, loss_sum, AdamW().clip, Replicated(trained, ranks), autocast, self.model)
+        hooks = Hooks(after=(lambda done: after(),))
+        train(step, batches, first=0, rate=lambda step: RATE, ranks=ranks, hooks=hooks)
 
 
 def measure_pretraining(
@@ -550,7 +542,7 @@ def measure_pretraining(
                 breakdown(
                     lambda: side.kept(PROFILED, lambda: None),
                     device,
-                    vocab=words_of_a_row(case.vocab, device.type),
+                    vocab=padded_vocab(case.vocab, device.type),
                 )
             )
     return measured

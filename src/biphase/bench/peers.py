@@ -67,7 +67,7 @@ from biphase.models.heads import EmbeddingHead, TextHead, TokenHead, initialise
 from biphase.models.hub import quietly
 from biphase.objectives import IGNORE
 from biphase.presets import CORPORA, SIZES
-from biphase.specs import CLM, AdamW, Finetune, Hub, Retrieve, Splits, Task
+from biphase.specs import AdamW, Finetune, Hub, Retrieve, Splits, Task
 from biphase.tasks.encode import Tokenization, encode_texts
 from biphase.tasks.load import Examples, Library, Pair, Search
 
@@ -146,7 +146,7 @@ class RowDataset(torch.utils.data.Dataset):
         stream, objective = stream_of(case, whole_rows=True), objective_of(case)
         batch = stream.batch(objective, torch.arange(stream.rows), step=0)
         self.ids = batch.ids
-        if isinstance(objective, CLM):
+        if objective.causal:
             self.labels = batch.ids
             return
         labels = torch.full((batch.ids.numel(),), IGNORE)

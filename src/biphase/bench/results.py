@@ -24,6 +24,7 @@ from biphase.bench.cases import LIKE, BenchRequest, FinetuneCase, Maker, Pretrai
 from biphase.bench.measure import Breakdown, Dataset, Timing
 from biphase.errors import BiphaseError, TrainingError
 from biphase.fast.trunk import fp8_refusal
+from biphase.protocol import micro_rows
 from biphase.store import Store, read_checked, with_checksum, write_json
 from biphase.study import prices
 from biphase.text import counted, short
@@ -310,7 +311,7 @@ class Measuring:
     ) -> None:
         self.asked, self.device, self.tell = asked, device, tell
         length = Maker(asked, device.type, 1).length
-        self.make = Maker(asked, device.type, distributed.micro_rows(device, MANY_ROWS, length))
+        self.make = Maker(asked, device.type, micro_rows(distributed.memory_of(device), MANY_ROWS, length))
         self.peers = asked.peers(self.make.place)
         self.report = report_of(device, command)
         self._refuse_missing()

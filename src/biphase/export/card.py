@@ -19,7 +19,6 @@ from biphase.errors import SpecError, StoreError, nearest
 from biphase.export.folder import SavedCheckpoint, SavedTrial
 from biphase.export.tokenizer import Prompts
 from biphase.export.writing import LEAST, Written
-from biphase.keys import decay_start, label, phases
 from biphase.models.native import is_masked
 from biphase.presets import corpus_of
 from biphase.records import content_key, decode, encode
@@ -375,9 +374,9 @@ def recipe_lines(state: SavedCheckpoint) -> list[str]:
         rows += [
             (
                 f"{escaped(run.name)}, steps {phase.first + 1:,} to {min(phase.until, until):,}",
-                label(phase.objective) + (f", rotary base {phase.rope_base:,.0f}" if phase.rope_base else ""),
+                phase.objective.label + (f", rotary base {phase.rope_base:,.0f}" if phase.rope_base else ""),
             )
-            for phase in phases(run)
+            for phase in run.phases
             if phase.first < until
         ]
     return table([*rows, *_training_settings(state)], ("what", "how"))
@@ -388,7 +387,7 @@ def _training_settings(state: SavedCheckpoint) -> Rows:
     wsd, adam, packing = run.schedule, run.optimizer, run.packing
     decayed = (
         f"down in a line to 0 over the last {wsd.decay:,} steps"
-        if state.step > decay_start(run)
+        if state.step > run.decay_start
         else "not decayed"
     )
     rows: Rows = [

@@ -34,12 +34,11 @@ from biphase.export.writing import (
     probe_texts,
     write_model,
 )
-from biphase.keys import phases
 from biphase.models.backbone import LanguageModel
 from biphase.models.encoder import Encoder
 from biphase.models.native import is_masked, masked_forms
 from biphase.presets import corpus_of
-from biphase.specs import BPE, CLM, MNTP, Objective, Pretrain, Retrieve
+from biphase.specs import BPE, Objective, Pretrain, Retrieve
 from biphase.store import Store
 from biphase.study.ledger import heldout
 from biphase.study.plan import identities
@@ -113,8 +112,7 @@ def last_hidden(said: Any) -> Tensor:
 def _card(
     state: SavedCheckpoint, store: Store, shards: Shards, written: Written, prompts: Prompts, *, onnx: bool
 ) -> Card:
-    last = [phase.objective for phase in phases(state.run) if phase.first < state.step][-1:]
-    untrue = _of_objective(last)
+    untrue = _of_objective(state.run.phase_at(state.step - 1).objective) if state.step else []
     fills = is_masked(written.architecture) and not untrue  # in transformers' own pipeline
     return Card(
         title=titled(state),
@@ -172,16 +170,15 @@ def limits_of(written: Written) -> list[str]:
     return said
 
 
-def _of_objective(last: list[Objective]) -> list[str]:
-    match last:
-        case [CLM()]:
-            return [
-                "It was trained last to predict the next token, seeing what came before. Here it sees both sides, "
-                "which it has not learnt to use: fine-tune it. What fill-mask says means nothing."
-            ]
-        case [MNTP()]:
-            return [
-                "It answers one position early, as a decoder does: the logits of a token are about the next one, so "
-                "the fill-mask pipeline, which looks at the masked position itself, means nothing."
-            ]
+def _of_objective(last: Objective) -> list[str]:
+    if last.causal:
+        return [
+            "It was trained last to predict the next token, seeing what came before. Here it sees both sides, "
+            "which it has not learnt to use: fine-tune it. What fill-mask says means nothing."
+        ]
+    if last.shifted:
+        return [
+            "It answers one position early, as a decoder does: the logits of a token are about the next one, so "
+            "the fill-mask pipeline, which looks at the masked position itself, means nothing."
+        ]
     return []

@@ -33,14 +33,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 
 from biphase.attention import NAME, AttentionPattern
 from biphase.errors import ModelError, one_line
-from biphase.fast.trunk import Joined
-from biphase.loss import cross_entropy_sum
+from biphase.fast.trunk import Joined, cross_entropy_sum
 from biphase.models import hub as hub_models
 from biphase.models.encoder import Encoder, context_of, refuse_own_attention
 from biphase.models.hub import refuse_larger
 from biphase.models.probe import probe_attention, probe_own
 from biphase.objectives import Batch
-from biphase.protocol import words_of_a_row
+from biphase.protocol import padded_vocab
 from biphase.randomness import salt
 from biphase.specs import Hub, Size
 
@@ -339,7 +338,7 @@ class LanguageModel(nn.Module):
             fused = self.reader[0].fused
             assert fused is not None
             weight = self.model.get_output_embeddings().weight
-            words = words_of_a_row(len(weight), device.type)
+            words = padded_vocab(len(weight), device.type)
             self.head_copy = Joined(weight, dtype=fused.dtype, rows=words)
             fused.watch(self.head_copy)
             return "fused"

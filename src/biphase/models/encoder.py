@@ -321,7 +321,7 @@ def refuse_own_attention(trunk: Any, source: str) -> None:
     # Ignore errors: if attention was not called, that is reported below; else the probes report the error.
     with contextlib.suppress(Exception):
         Encoder(trunk, context=4)(
-            ids, torch.arange(4, device=ids.device)[None], AttentionPattern(False, asked=asked)
+            ids, torch.arange(4, device=ids.device)[None], AttentionPattern(False, callers=asked)
         )
     if not asked:
         _refuse_broken(trunk, ids, source)

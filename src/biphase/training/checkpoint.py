@@ -40,16 +40,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from biphase.errors import StoreError, one_line
-from biphase.keys import (
-    Identities,
-    Keyring,
-    checkpoint_key,
-    decay_start,
-    label,
-    origin_step,
-    phase_at,
-    root_of,
-)
+from biphase.keys import Identities, Keyring, checkpoint_key
 from biphase.metadata import read_checkpoint_file, read_lines
 from biphase.models.backbone import LanguageModel
 from biphase.records import is_key
@@ -179,7 +170,7 @@ def resume_points(
     `jobs` are the training jobs of saved plans. A job can share a checkpoint with the run if it has the same root, and
     the same objective and decay phase at that step.
     """
-    at, origin = checkpoint_key(root_of(run), 0, identities), origin_step(run)
+    at, origin = checkpoint_key(run.root, 0, identities), run.origin_step
     saved = saved_on_path(run, run.steps, store, identities)
     found = set()
     for job in jobs:
@@ -187,7 +178,7 @@ def resume_points(
         if job["root"] != at or store.has(store.checkpoints / job["key"]):
             continue
         for step, key in saved.items():  # latest first
-            alike = label(phase_at(run, step - 1).objective), step > decay_start(run)
+            alike = run.phase_at(step - 1).objective.label, step > run.decay_start
             if first < origin + step <= until and alike == (job["objective"], job["decaying"]):
                 found.add(key)
                 break
@@ -240,9 +231,12 @@ class Saver:
         self.sharded, self.optimizer = placed.sharded, placed.optimizer
         self.under_way: _UnderWay | None = None
         self.attempt = f"checkpoint-{job}"
-        if ranks.first:  # this worker holds the training job's lease, so leftovers come from a killed one
-            for left in store.attempts.glob(f"{self.attempt}-*"):
-                shutil.rmtree(left, ignore_errors=True)
+
+    def remove_leftovers(self) -> None:
+        """Remove what a killed worker left: this one holds the training job's lease, so no other writes there."""
+        if self.ranks.first:
+            for folder in self.store.attempts.glob(f"{self.attempt}-*"):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def begin(self, told: CheckpointRecord, *, last: bool, then: Callable[[], None] = lambda: None) -> None:
         """Start writing a checkpoint, after finishing an earlier one.
@@ -353,7 +347,7 @@ class Saver:
                 if self.sharded is None:
                     now.entries[f"{kind}.safetensors"] = write_whole(folder / f"{kind}.safetensors", rows)
                 else:
-                    now.entries |= write_part(folder, kind, self.ranks.rank, self.sharded.together, rows)
+                    now.entries |= write_part(folder, kind, self.ranks.rank, self.sharded.group, rows)
             if self.ranks.first:
                 (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in told.metrics))
                 write_json(folder / "checkpoint.json", {"key": told.key, **told.state})

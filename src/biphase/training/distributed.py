@@ -30,7 +30,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -203,15 +203,9 @@ def _cpu_has_bf16() -> bool:
     return any(check() for check in has if check)
 
 
-def micro_rows(device: torch.device, rows: int, length: int) -> int:
-    """Return the default number of rows per micro-batch: enough tokens to keep the device busy."""
-    tokens = 8_192
-    if device.type == "cuda":
-        large = torch.cuda.get_device_properties(device).total_memory > 100 * 2**30
-        tokens = 49_152 if large else 24_576
-    most = max(1, min(rows, tokens // length))
-    # Prefer equal micro-batches if they are at least half as large: a smaller last one is another shape to compile.
-    return next((count for count in range(most, most // 2, -1) if rows % count == 0), most)
+def memory_of(device: torch.device) -> int:
+    """Return the bytes of a GPU's memory; 0 for a CPU."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
 
 
 def joules(device: torch.device) -> float | None:
@@ -251,6 +245,9 @@ BUCKET = 2**25  # elements per bucket: 128 MB of fp32 gradients, large enough to
 class Gradients(Protocol):
     """Turns the gradients of micro-batches into those that the optimizer reads."""
 
+    @property
+    def ranks(self) -> Ranks: ...
+
     def collect(self, *, last: bool) -> None:
         """Called before each micro-batch of a step."""
         ...
@@ -269,9 +266,8 @@ class Replicated:
 
     def __init__(self, parameters: list[nn.Parameter], ranks: Ranks) -> None:
         self.parameters, self.ranks = parameters, ranks
-        self.known: tuple[list[bool], Tensor] | None = (
-            None  # which parameters had gradients last time, also as a tensor
-        )
+        # Which parameters had gradients last time, also as a tensor.
+        self.known: tuple[list[bool], Tensor] | None = None
 
     def collect(self, *, last: bool) -> None:
         """Do nothing: autograd accumulates gradients in place."""
@@ -287,9 +283,8 @@ class Replicated:
             gradients = [parameter.grad for parameter in bucket if parameter.grad is not None]
             flat = torch.cat([gradient.flatten() for gradient in gradients])
             dist.all_reduce(flat)
-            torch._foreach_copy_(
-                gradients, [p.view_as(g) for p, g in zip(_split(flat, gradients), gradients, strict=True)]
-            )
+            parts = flat.split([gradient.numel() for gradient in gradients])
+            torch._foreach_copy_(gradients, [p.view_as(g) for p, g in zip(parts, gradients, strict=True)])
         summed = torch.cat([loss.detach().reshape(1), self._on_device(there, loss)])
         dist.all_reduce(summed)
         if not all(there):
@@ -322,10 +317,6 @@ def _buckets(parameters: Iterable[nn.Parameter]) -> Iterable[list[nn.Parameter]]
         yield bucket
 
 
-def _split(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
-    return list(flat.split([one.numel() for one in like]))
-
-
 # ---------------------------------------------------------------- sharding
 
 
@@ -340,28 +331,23 @@ class ShardPart:
     sharded: Any  # FSDP's DTensor parameter
 
 
+@dataclass(frozen=True)
 class Sharded:
-    """A language model whose parameters are sharded over processes by FSDP2, and the gradients of its steps."""
+    """A language model whose parameters `shard` has sharded over processes by FSDP2, and the gradients of its steps."""
 
-    def __init__(self, model: LanguageModel, sharding: Sharding, ranks: Ranks, precision: str) -> None:
-        gc.collect()  # FSDP modules form reference cycles: an earlier training job may still hold memory
-        self.model, self.ranks = model, ranks
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world))
-        self.together = sharding.groups_of(ranks.world, local)
-        self.copies = ranks.world // self.together
-        self.mesh = _mesh(ranks.device.type, self.copies, self.together)
-        self.place = ranks.rank % self.together
-        self._cut(precision)
-        self.parts = [self._part(name, one) for name, one in model.named_parameters()]
-        self.units = [one for one in model.modules() if isinstance(one, FSDPModule)]
-        for unit in self.units:
-            unit.set_gradient_divide_factor(1.0)
-            unit.set_force_sum_reduction_for_comms(True)
+    model: LanguageModel
+    ranks: Ranks
+    group: int  # processes that hold one copy of the model together
+    parts: list[ShardPart]
+
+    @property
+    def copies(self) -> int:
+        return self.ranks.world // self.group
 
     @property
     def writes(self) -> bool:
         """Whether this process writes its rows of a checkpoint: only the first copy of the model is written."""
-        return self.ranks.rank < self.together
+        return self.ranks.rank < self.group
 
     def learned(self) -> dict[str, nn.Parameter]:
         """Return the trainable rows by parameter name. A process may have no row of a short parameter."""
@@ -374,37 +360,6 @@ class Sharded:
             for one in self.parts
             if one.rows.numel()
         }
-
-    def _cut(self, precision: str) -> None:
-        policy = MixedPrecisionPolicy()
-        if precision == "bf16":
-            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        how: dict[str, Any] = {"mesh": self.mesh, "mp_policy": policy}
-        whole: Any = self.model.model
-        scalars = [name for name, one in whole.named_parameters() if one.ndim == 0]
-        if scalars:
-            raise ModelError(
-                f"--shard: {scalars[0]} of {type(whole).__name__} has no rows; type --shard none"
-            )
-        _, blocks = stack_of(whole.base_model)
-        for block in blocks:
-            fully_shard(block, **how)
-        embedding = whole.get_input_embeddings()
-        elsewhere = {id(one) for module in _apart_from(whole, embedding) for one in module.parameters(False)}
-        if not any(id(one) in elsewhere for one in embedding.parameters()):
-            fully_shard(embedding, **how)
-        fully_shard(self.model, **how)
-
-    def _part(self, name: str, sharded: Any) -> ShardPart:
-        rows = sharded.to_local().detach()
-        most = -(-sharded.shape[0] // self.together)
-        first = min(self.place * most, sharded.shape[0])
-        assert len(rows) == min(most, sharded.shape[0] - first), "FSDP cuts rows as torch.chunk does"
-        return ShardPart(
-            name, tuple(sharded.shape), first, nn.Parameter(rows, sharded.requires_grad), sharded
-        )
-
-    # ------------------------------------------------------------ in a step
 
     def collect(self, *, last: bool) -> None:
         """Reduce gradients over processes after the last micro-batch only; accumulate them locally before."""
@@ -438,20 +393,59 @@ class Sharded:
 
     def rest(self) -> None:
         """Free gathered weights: after a forward pass without a backward pass the last ones would stay in memory."""
-        for unit in self.units:
+        for unit in _units(self.model):
             unit.reshard()
 
 
+def _units(model: nn.Module) -> list[FSDPModule]:
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def shard(model: LanguageModel, sharding: Sharding, ranks: Ranks, precision: str) -> Sharded:
+    """Shard a model's parameters over the processes, and move this process's rows to its device."""
+    gc.collect()  # FSDP modules form reference cycles: an earlier training job may still hold memory
+    group = sharding.groups_of(ranks.world, int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world)))
+    policy = MixedPrecisionPolicy()
+    if precision == "bf16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    how: dict[str, Any] = {
+        "mesh": _mesh(ranks.device.type, ranks.world // group, group),
+        "mp_policy": policy,
+    }
+    whole: Any = model.model
+    scalars = [name for name, parameter in whole.named_parameters() if parameter.ndim == 0]
+    if scalars:
+        raise ModelError(f"--shard: {scalars[0]} of {type(whole).__name__} has no rows; type --shard none")
+    _, blocks = stack_of(whole.base_model)
+    for block in blocks:
+        fully_shard(block, **how)
+    embedding = whole.get_input_embeddings()
+    inside = set(embedding.modules())
+    others = (module for module in whole.modules() if module not in inside)
+    elsewhere = {id(parameter) for module in others for parameter in module.parameters(recurse=False)}
+    if not any(id(parameter) in elsewhere for parameter in embedding.parameters()):  # not tied to the head
+        fully_shard(embedding, **how)
+    fully_shard(model, **how)
+    for unit in _units(model):
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_force_sum_reduction_for_comms(True)
+    parts = [_part(name, sharded, ranks.rank % group, group) for name, sharded in model.named_parameters()]
+    return Sharded(model, ranks, group, parts)
+
+
+def _part(name: str, sharded: Any, number: int, group: int) -> ShardPart:
+    rows = sharded.to_local().detach()
+    most = -(-sharded.shape[0] // group)
+    first = min(number * most, sharded.shape[0])
+    assert len(rows) == min(most, sharded.shape[0] - first), "FSDP cuts rows as torch.chunk does"
+    return ShardPart(name, tuple(sharded.shape), first, nn.Parameter(rows, sharded.requires_grad), sharded)
+
+
 @lru_cache(maxsize=4)  # create process groups once, not for every training job
-def _mesh(kind: str, copies: int, together: int) -> DeviceMesh:
+def _mesh(kind: str, copies: int, group: int) -> DeviceMesh:
     if copies == 1:
-        return init_device_mesh(kind, (together,), mesh_dim_names=("rows",))
-    return init_device_mesh(kind, (copies, together), mesh_dim_names=("copies", "rows"))
-
-
-def _apart_from(model: nn.Module, left_out: nn.Module) -> Iterator[nn.Module]:
-    inside = set(left_out.modules())
-    return (one for one in model.modules() if one not in inside)
+        return init_device_mesh(kind, (group,), mesh_dim_names=("rows",))
+    return init_device_mesh(kind, (copies, group), mesh_dim_names=("copies", "rows"))
 
 
 # ---------------------------------------------------------------- placing
@@ -479,7 +473,7 @@ def place(model: LanguageModel, run: Pretrain, ranks: Ranks, options: RuntimeOpt
         path = model.prepare(
             ranks.device, run.precision, compiled=options.compiled, recompute=options.recompute, cut=True
         )
-        sharded = Sharded(model, options.sharding, ranks, run.precision)
+        sharded = shard(model, options.sharding, ranks, run.precision)
         learned = sharded.learned()
         adam = optimizer.build(model, run.optimizer, learned)
         return Placed(path, adam, sharded, list(learned.values()), sharded.rows())

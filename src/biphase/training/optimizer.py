@@ -1,7 +1,8 @@
-"""Learning-rate schedules and AdamW, with a step that is skipped on the device if its loss or gradient is nonfinite.
+"""AdamW, with a step that is skipped on the device if its loss or gradient is nonfinite.
 
-`rate` and `linear_rate` are pure functions of the step. `build` makes the optimizer, `update` takes one step with our
-fused kernel or torch's, and `optimizer_state` and `restore_optimizer_state` convert its state for checkpoints.
+`linear_rate` is the schedule of fine-tuning; that of pretraining is `Pretrain.learning_rate`. `build` makes the
+optimizer, `update` takes one step with our fused kernel or torch's, and `optimizer_state` and `restore_optimizer_state`
+convert its state for checkpoints.
 """
 
 from __future__ import annotations
@@ -15,19 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from biphase import fast
-from biphase.keys import decay_start
 from biphase.models.backbone import stack_of
-from biphase.specs import AdamW, Pretrain
-
-
-def rate(run: Pretrain, step: int) -> float:
-    """Return the learning rate of step `step` (from 0): linear warmup, constant, linear decay to 0."""
-    wsd = run.schedule
-    if step < wsd.warmup:
-        return wsd.peak * (step + 1) / wsd.warmup
-    if step < decay_start(run):
-        return wsd.peak
-    return wsd.peak * (run.steps - step) / wsd.decay
+from biphase.specs import AdamW
 
 
 def linear_rate(step: int, steps: int, *, peak: float, warmup: float) -> float:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from biphase import CATALOG, CLM, MLM, MNTP, SIZES, WSD, Finetune, Pretrain, Rows, Stage, Study
-from biphase.keys import Identities, label
+from biphase.keys import Identities
 from biphase.report.estimates import estimate
 from biphase.report.evidence import gather
 from biphase.report.figures import figures, losses, plotly_json
@@ -43,7 +43,7 @@ def compute(plan, store, *, world=1, device="x86_64", only=None):
                     {
                         "step": step,
                         "loss": 10 - step / 10,
-                        "objective": label(cost.objective),
+                        "objective": cost.objective.label,
                         "tokens": step * 128,
                     }
                 )

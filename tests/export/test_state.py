@@ -22,10 +22,11 @@ from biphase.attention import AttentionPattern, pattern_of
 from biphase.data.shards import Shards
 from biphase.data.stream import heldout_stream
 from biphase.finetune.encoder import encoder_of_checkpoint, encoder_of_hub
+from biphase.protocol import HELDOUT_OBJECTIVES
 from biphase.tasks.encode import encode_texts
 from biphase.training import distributed
 from biphase.training.checkpoint import metrics_of
-from biphase.training.pretrain import ALWAYS, heldout_losses, starting_model
+from biphase.training.pretrain import heldout_losses, starting_model
 
 TEXTS = [
     "the cat sees the river",
@@ -202,7 +203,7 @@ def test_a_run_goes_on_from_the_folder_without_loss(folder, trained, corpus, sha
     losses = heldout_losses(
         lambda batch: model.loss_sum(batch, pattern_of(batch, varlen=False)),
         heldout_stream(made, run.packing),
-        ALWAYS,
+        HELDOUT_OBJECTIVES,
         rows=first.heldout_tokens // first.packing.length,
         micro_rows=8,
         ranks=alone,

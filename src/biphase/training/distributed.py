@@ -106,9 +106,9 @@ class Ranks:
         text = json.dumps(value).encode()
         lengths = self.sum(*(len(text) if rank == self.rank else 0 for rank in range(self.world)))
         padded = torch.frombuffer(bytearray(text.ljust(max(lengths))), dtype=torch.uint8)
-        all_of_them = [torch.empty_like(padded) for _ in lengths]
-        dist.all_gather(all_of_them, padded)
-        return [json.loads(bytes(one.tolist())) for one in all_of_them]
+        texts = [torch.empty_like(padded) for _ in lengths]
+        dist.all_gather(texts, padded)
+        return [json.loads(bytes(text.tolist())) for text in texts]
 
     def wait(self) -> None:
         if self.world > 1:
@@ -162,9 +162,8 @@ def repeatable(*, enabled: bool) -> Generator[None]:
     settings: Any = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
     if enabled:
-        os.environ.setdefault(
-            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-        )  # required by cuBLAS, and read when it is first used
+        # Required by cuBLAS, and read when it is first used.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         settings.fill_uninitialized_memory = False  # our code never reads uninitialized memory
     try:
@@ -199,8 +198,8 @@ def poor_precision(device: torch.device, precision: str, where: str) -> str:
 
 
 def _cpu_has_bf16() -> bool:
-    has = [getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
-    return any(check() for check in has if check)
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, name, lambda: False)() for name in checks)
 
 
 def memory_of(device: torch.device) -> int:
@@ -267,7 +266,7 @@ class Replicated:
     def __init__(self, parameters: list[nn.Parameter], ranks: Ranks) -> None:
         self.parameters, self.ranks = parameters, ranks
         # Which parameters had gradients last time, also as a tensor.
-        self.known: tuple[list[bool], Tensor] | None = None
+        self.last: tuple[list[bool], Tensor] | None = None
 
     def collect(self, *, last: bool) -> None:
         """Do nothing: autograd accumulates gradients in place."""
@@ -275,7 +274,7 @@ class Replicated:
     def total(self, loss: Tensor) -> Tensor:
         if self.ranks.world == 1:
             return loss
-        there = [parameter.grad is not None for parameter in self.parameters]
+        present = [parameter.grad is not None for parameter in self.parameters]
         for parameter in self.parameters:
             if parameter.grad is None:  # it may have a gradient in another process
                 parameter.grad = torch.zeros_like(parameter)
@@ -285,9 +284,9 @@ class Replicated:
             dist.all_reduce(flat)
             parts = flat.split([gradient.numel() for gradient in gradients])
             torch._foreach_copy_(gradients, [p.view_as(g) for p, g in zip(parts, gradients, strict=True)])
-        summed = torch.cat([loss.detach().reshape(1), self._on_device(there, loss)])
+        summed = torch.cat([loss.detach().reshape(1), self._on_device(present, loss)])
         dist.all_reduce(summed)
-        if not all(there):
+        if not all(present):
             # A parameter without a gradient in any process gets none, as with one process: a zero gradient would apply
             # weight decay. This is the only place where the host waits for the device.
             for parameter, count in zip(self.parameters, summed[1:].tolist(), strict=True):
@@ -295,10 +294,10 @@ class Replicated:
                     parameter.grad = None
         return summed[0]
 
-    def _on_device(self, there: list[bool], like: Tensor) -> Tensor:
-        if self.known is None or self.known[0] != there:
-            self.known = there, torch.tensor(there, dtype=like.dtype, device=like.device)
-        return self.known[1]
+    def _on_device(self, present: list[bool], like: Tensor) -> Tensor:
+        if self.last is None or self.last[0] != present:
+            self.last = present, torch.tensor(present, dtype=like.dtype, device=like.device)
+        return self.last[1]
 
     def norm(self) -> Tensor:
         return gradient_norm(self.parameters)
@@ -351,14 +350,16 @@ class Sharded:
 
     def learned(self) -> dict[str, nn.Parameter]:
         """Return the trainable rows by parameter name. A process may have no row of a short parameter."""
-        return {one.name: one.rows for one in self.parts if one.sharded.requires_grad and one.rows.numel()}
+        return {
+            part.name: part.rows for part in self.parts if part.sharded.requires_grad and part.rows.numel()
+        }
 
     def rows(self) -> dict[str, RowRange]:
         """Return all rows of this process, including frozen ones, under the names of the inner transformers model."""
         return {
-            one.name.removeprefix("model."): RowRange(one.rows, one.whole, one.first)
-            for one in self.parts
-            if one.rows.numel()
+            part.name.removeprefix("model."): RowRange(part.rows, part.whole, part.first)
+            for part in self.parts
+            if part.rows.numel()
         }
 
     def collect(self, *, last: bool) -> None:
@@ -370,21 +371,21 @@ class Sharded:
     @torch.no_grad()
     def total(self, loss: Tensor) -> Tensor:
         """Assign the reduced gradients to the optimizer's parameters; return the sum of the losses."""
-        for one in self.parts:
-            if one.sharded.grad is None:
+        for part in self.parts:
+            if part.sharded.grad is None:
                 continue
-            if one.rows.numel():
-                if one.sharded.to_local().data_ptr() != one.rows.data_ptr():
-                    raise TrainingError(f"{one.name}: FSDP has moved its weights; type --shard none")
-                one.rows.grad = one.sharded.grad.to_local()
-            one.sharded.grad = None
+            if part.rows.numel():
+                if part.sharded.to_local().data_ptr() != part.rows.data_ptr():
+                    raise TrainingError(f"{part.name}: FSDP has moved its weights; type --shard none")
+                part.rows.grad = part.sharded.grad.to_local()
+            part.sharded.grad = None
         loss = loss.clone()
         dist.all_reduce(loss)
         return loss
 
     def norm(self) -> Tensor:
         """Return the global gradient norm; it must be the same in every process, or copies would diverge."""
-        own = [one.rows.grad for one in self.parts if one.rows.grad is not None]
+        own = [part.rows.grad for part in self.parts if part.rows.grad is not None]
         square = torch.zeros((), device=self.ranks.device)
         if own:
             square = nn.utils.get_total_norm(own, foreach=True).float().square()
@@ -481,6 +482,6 @@ def place(model: LanguageModel, run: Pretrain, ranks: Ranks, options: RuntimeOpt
         ranks.device, run.precision, compiled=options.compiled, recompute=options.recompute
     )
     # Including frozen ones: a run that continues this one may train them again with their optimizer state.
-    rows = {name: RowRange.all_of(one) for name, one in model.model.named_parameters()}
-    learned = [one for one in model.model.parameters() if one.requires_grad]
+    rows = {name: RowRange.all_of(weight) for name, weight in model.model.named_parameters()}
+    learned = [weight for weight in model.model.parameters() if weight.requires_grad]
     return Placed(path, optimizer.build(model, run.optimizer), None, learned, rows)

@@ -127,20 +127,20 @@ def attend(
         pattern = getattr(module, CURRENT_PATTERN, CurrentPattern()).pattern
     if pattern is None:
         raise ModelError(
-            f"{type(module).__name__} was not told who may see whom; read with an Encoder, or set its attention back"
+            f"{type(module).__name__} has no attention pattern; read with an Encoder, or set its attention back"
         )
     if pattern.callers is not None:
         pattern.callers.append(type(module).__name__)
     for name in CHANGES_THE_SCORES:
         if rest.get(name) is not None:
-            asked = "…" if isinstance(rest[name], Tensor) else rest[name]  # a tensor would print many lines
-            raise ModelError(f"{type(module).__name__} asks for {name}={asked}, which is not supported yet")
+            shown = "…" if isinstance(rest[name], Tensor) else rest[name]  # a tensor would print many lines
+            raise ModelError(f"{type(module).__name__} needs {name}={shown}, which is not supported yet")
     reach = -1
     if sliding_window is not None and (pattern.causal or pattern.windows):
         reach = sliding_window - 1  # transformers counts the token itself
     if softcap is not None or s_aux is not None:
         mask = _whole_mask(pattern, reach, query)
-        return _written_out(query, key, value, mask, scaling, dropout, softcap, s_aux), None
+        return _step_by_step(query, key, value, mask, scaling, dropout, softcap, s_aux), None
     if pattern.boundaries is not None:
         return _varlen(query, key, value, pattern, reach, scaling, dropout), None
     mask = pattern.mask
@@ -165,8 +165,8 @@ def _whole_mask(pattern: AttentionPattern, reach: int, query: Tensor) -> Tensor:
     rows, _, length, _ = query.shape
     mask = pattern.mask
     if pattern.boundaries is not None:
-        places = torch.arange(rows * length, device=query.device)
-        segments = torch.bucketize(places, pattern.boundaries[1:].long(), right=True).view(rows, length)
+        positions = torch.arange(rows * length, device=query.device)
+        segments = torch.bucketize(positions, pattern.boundaries[1:].long(), right=True).view(rows, length)
         mask = segment_mask(segments, causal=pattern.causal)
     near = _near(length, length if reach < 0 else reach, causal=pattern.causal, device=query.device)[
         None, None
@@ -174,7 +174,7 @@ def _whole_mask(pattern: AttentionPattern, reach: int, query: Tensor) -> Tensor:
     return near if mask is None else mask & near
 
 
-def _written_out(
+def _step_by_step(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -187,7 +187,7 @@ def _written_out(
     """Compute attention without a fused kernel; scores and softmax are in fp32."""
     heads, width = query.shape[1], query.shape[3]
     if heads != key.shape[1]:
-        key, value = (one.repeat_interleave(heads // one.shape[1], dim=1) for one in (key, value))
+        key, value = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (key, value))
     scores = (query @ key.mT).float() * (width**-0.5 if scaling is None else scaling)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
@@ -202,8 +202,8 @@ def _written_out(
 
 def _near(length: int, reach: int, *, causal: bool, device: torch.device) -> Tensor:
     """Return a mask that is True where a key is within `reach` of its query, and not after it if causal."""
-    places = torch.arange(length, device=device)
-    distance = places[:, None] - places[None, :]
+    positions = torch.arange(length, device=device)
+    distance = positions[:, None] - positions[None, :]
     return (distance <= reach) & (distance >= (0 if causal else -reach))
 
 
@@ -222,10 +222,10 @@ def _varlen(
         )
     rows, heads, length, width = query.shape
     if heads != key.shape[1] and not _GROUPED:
-        key, value = (one.repeat_interleave(heads // one.shape[1], dim=1) for one in (key, value))
+        key, value = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (key, value))
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
     # (B, heads, T, D) → (B·T, heads, D): all rows as one varlen sequence
-    flat = [one.transpose(1, 2).reshape(rows * length, -1, width).to(dtype) for one in (query, key, value)]
+    flat = [x.transpose(1, 2).reshape(rows * length, -1, width).to(dtype) for x in (query, key, value)]
     grouped = {"enable_gqa": True} if _GROUPED and heads != key.shape[1] else {}
     out = varlen_attn(
         *flat,
@@ -353,7 +353,9 @@ class CudnnPlan:
         space = torch.empty(graph.get_workspace_size(), dtype=torch.uint8, device=tensors[OUT].device)
         self.cudnn.set_stream(handle=self.handle, stream=torch.cuda.current_stream().cuda_stream)
         graph.execute(
-            {name: one.data_ptr() for name, one in tensors.items()}, space.data_ptr(), handle=self.handle
+            {name: tensor.data_ptr() for name, tensor in tensors.items()},
+            space.data_ptr(),
+            handle=self.handle,
         )
 
     def _graph(self) -> tuple[Any, dict[str, Any], Any, Any]:
@@ -371,63 +373,65 @@ class CudnnPlan:
                 dim=[count, 1, 1, 1], stride=[1, 1, 1, 1], data_type=cudnn.data_type.INT32, uid=name
             )
 
-        said: dict[str, Any] = {"attn_scale": shape.width**-0.5, "use_causal_mask": shape.causal}
+        arguments: dict[str, Any] = {"attn_scale": shape.width**-0.5, "use_causal_mask": shape.causal}
         starts: dict[int, Any] = {}
         if not shape.whole:
             lengths = whole(LENGTHS, shape.segments)
-            said |= {"use_padding_mask": True, "seq_len_q": lengths, "seq_len_kv": lengths}
-            starts = {one: whole(one, shape.segments + 1) for one in (JOINED, ALONE)}
+            arguments |= {"use_padding_mask": True, "seq_len_q": lengths, "seq_len_kv": lengths}
+            starts = {name: whole(name, shape.segments + 1) for name in (JOINED, ALONE)}
 
         def layout(name: int) -> tuple[list[int], list[int], int]:
             heads = shape.keys if name in (K, V, DK, DV) else shape.heads
-            place = ALONE if name in (OUT, D_OUT) else JOINED
-            token = shape.width * (shape.heads if place == ALONE else shape.every)
+            offsets = ALONE if name in (OUT, D_OUT) else JOINED
+            token = shape.width * (shape.heads if offsets == ALONE else shape.every)
             dim = [shape.segments, heads, shape.longest, shape.width]
-            return dim, [shape.longest * token, shape.width, token, 1], place
+            return dim, [shape.longest * token, shape.width, token, 1], offsets
 
-        def given(name: int) -> Any:
-            dim, stride, place = layout(name)
-            made = graph.tensor(dim=dim, stride=stride, data_type=cudnn.data_type.BFLOAT16, uid=name)
+        def input_of(name: int) -> Any:
+            dim, stride, offsets = layout(name)
+            tensor = graph.tensor(dim=dim, stride=stride, data_type=cudnn.data_type.BFLOAT16, uid=name)
             if starts:
-                made.set_ragged_offset(starts[place])
-            return made
+                tensor.set_ragged_offset(starts[offsets])
+            return tensor
 
-        def gives(tensor: Any, name: int) -> None:
-            dim, stride, place = layout(name)
+        def declare_output(tensor: Any, name: int) -> None:
+            dim, stride, offsets = layout(name)
             tensor.set_output(True).set_uid(name).set_dim(dim).set_stride(stride)
             if starts:
-                tensor.set_ragged_offset(starts[place])
+                tensor.set_ragged_offset(starts[offsets])
 
-        return graph, said, given, gives
+        return graph, arguments, input_of, declare_output
 
     def _forward(self) -> Any:
-        graph, said, given, gives = self._graph()
-        out, stats = graph.sdpa(name="read", q=given(Q), k=given(K), v=given(V), is_inference=False, **said)
-        gives(out, OUT)
+        graph, arguments, input_of, declare_output = self._graph()
+        out, stats = graph.sdpa(
+            name="read", q=input_of(Q), k=input_of(K), v=input_of(V), is_inference=False, **arguments
+        )
+        declare_output(out, OUT)
         stats.set_output(True).set_uid(STATS).set_data_type(self.cudnn.data_type.FLOAT)
         return self._built(graph)
 
     def _backward(self) -> Any:
-        graph, said, given, gives = self._graph()
+        graph, arguments, input_of, declare_output = self._graph()
         shape = self.shape
         dim = [shape.segments, shape.heads, shape.longest, 1]
         stride = [shape.heads * shape.longest, shape.longest, 1, 1]
         stats = graph.tensor(dim=dim, stride=stride, data_type=self.cudnn.data_type.FLOAT, uid=STATS)
         if not shape.whole:
-            said["max_total_seq_len_q"] = said["max_total_seq_len_kv"] = -(-shape.tokens // 64) * 64
-        found = graph.sdpa_backward(
+            arguments["max_total_seq_len_q"] = arguments["max_total_seq_len_kv"] = -(-shape.tokens // 64) * 64
+        gradients = graph.sdpa_backward(
             name="learn",
-            q=given(Q),
-            k=given(K),
-            v=given(V),
-            o=given(OUT),
-            dO=given(D_OUT),
+            q=input_of(Q),
+            k=input_of(K),
+            v=input_of(V),
+            o=input_of(OUT),
+            dO=input_of(D_OUT),
             stats=stats,
             use_deterministic_algorithm=shape.deterministic,
-            **said,
+            **arguments,
         )
-        for tensor, name in zip(found, (DQ, DK, DV), strict=True):
-            gives(tensor, name)
+        for tensor, name in zip(gradients, (DQ, DK, DV), strict=True):
+            declare_output(tensor, name)
         return self._built(graph)
 
     def _built(self, graph: Any) -> Any:
@@ -521,17 +525,19 @@ def fused_attend(qkv: Tensor, call: AttentionCall) -> tuple[Tensor, tuple[Tensor
             out, sums = call.plan.forward(qkv, call.segments)
             return out, (sums,)
         case "flash":
-            found = aten._flash_attention_forward(
+            outputs = aten._flash_attention_forward(
                 *call.parts(qkv), ends, ends, most, most, 0.0, call.causal, False
             )
-            return found[0], tuple(found[1:4])
+            return outputs[0], tuple(outputs[1:4])
         case "rows":
-            parts = [_by_row(one, call) for one in call.parts(qkv)]
+            parts = [_by_row(part, call) for part in call.parts(qkv)]
             if _by_flash():
-                found = aten._scaled_dot_product_flash_attention(*_grouped(*parts), 0.0, call.causal, False)
+                outputs = aten._scaled_dot_product_flash_attention(*_grouped(*parts), 0.0, call.causal, False)
             else:
-                found = aten._scaled_dot_product_cudnn_attention(*parts, None, True, 0.0, call.causal, False)
-            return found[0].transpose(1, 2).flatten(0, 1), (found[1], found[6], found[7])
+                outputs = aten._scaled_dot_product_cudnn_attention(
+                    *parts, None, True, 0.0, call.causal, False
+                )
+            return outputs[0].transpose(1, 2).flatten(0, 1), (outputs[1], outputs[6], outputs[7])
 
 
 def fused_attend_backward(
@@ -546,7 +552,7 @@ def fused_attend_backward(
     match call.kernel:
         case "plain":
             with torch.enable_grad():
-                inputs = [one.detach().requires_grad_() for one in (q, k, v)]
+                inputs = [x.detach().requires_grad_() for x in (q, k, v)]
                 again = _torch_attention(*inputs, call)
             dq, dk, dv = torch.autograd.grad(again, inputs, grad)
         case "flash":
@@ -556,12 +562,12 @@ def fused_attend_backward(
             )
         case "rows":
             lse, first, second = kept
-            above, *parts, there = (_by_row(one, call) for one in (grad, q, k, v, out))
+            above, *parts, output = (_by_row(x, call) for x in (grad, q, k, v, out))
             if _by_flash():
-                found = aten._scaled_dot_product_flash_attention_backward(
+                gradients = aten._scaled_dot_product_flash_attention_backward(
                     above,
                     *_grouped(*parts),
-                    there,
+                    output,
                     lse,
                     None,
                     None,
@@ -572,12 +578,12 @@ def fused_attend_backward(
                     first,
                     second,
                 )
-                found = [_summed(one, part) for one, part in zip(found, parts, strict=True)]
+                gradients = [_summed(x, part) for x, part in zip(gradients, parts, strict=True)]
             else:
-                found = aten._scaled_dot_product_cudnn_attention_backward(
-                    above, *parts, there, lse, first, second, None, None, None, most, most, 0.0, call.causal
+                gradients = aten._scaled_dot_product_cudnn_attention_backward(
+                    above, *parts, output, lse, first, second, None, None, None, most, most, 0.0, call.causal
                 )
-            dq, dk, dv = (one.transpose(1, 2).flatten(0, 1) for one in found)
+            dq, dk, dv = (x.transpose(1, 2).flatten(0, 1) for x in gradients)
     return dq, dk, dv
 
 
@@ -586,9 +592,9 @@ def _by_flash() -> bool:
     return torch.are_deterministic_algorithms_enabled() or torch.cuda.get_device_capability() < (9, 0)
 
 
-def _by_row(one: Tensor, call: AttentionCall) -> Tensor:
+def _by_row(x: Tensor, call: AttentionCall) -> Tensor:
     """Reshape (N, H, D) → (B, H, T, D)."""
-    return one.unflatten(0, (call.rows, -1)).transpose(1, 2)
+    return x.unflatten(0, (call.rows, -1)).transpose(1, 2)
 
 
 def _grouped(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -606,7 +612,7 @@ def _summed(grad: Tensor, like: Tensor) -> Tensor:
 
 def _torch_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
     out = F.scaled_dot_product_attention(
-        *(_by_row(one, call) for one in (q, k, v)),
+        *(_by_row(x, call) for x in (q, k, v)),
         attn_mask=call.mask,
         is_causal=call.causal and call.mask is None,
         enable_gqa=q.shape[1] != k.shape[1],

@@ -83,7 +83,7 @@ class Joined:
 
     def __init__(self, *weights: nn.Parameter, dtype: torch.dtype, rows: int = 0) -> None:
         self.weights = weights
-        self.sizes = [len(one) for one in weights]
+        self.sizes = [len(weight) for weight in weights]
         first = weights[0]
         # A single matrix in the right precision needs no copy.
         filled = sum(self.sizes)
@@ -99,7 +99,9 @@ class Joined:
         """Return the pairs (copy, weight) to copy after the weights have changed."""
         if self.is_weight:
             return []
-        return list(zip(self.copy.split(self.sizes), [one.detach() for one in self.weights], strict=True))
+        return list(
+            zip(self.copy.split(self.sizes), [weight.detach() for weight in self.weights], strict=True)
+        )
 
     def project(self, x: Tensor) -> Tensor:
         return x @ self.copy.T
@@ -109,11 +111,11 @@ class Joined:
 
     def learn(self, grad: Tensor, x: Tensor) -> None:
         """Add gradᵀ·x to the gradients of the trainable weights."""
-        if not any(one.requires_grad for one in self.weights):
+        if not any(weight.requires_grad for weight in self.weights):
             return
-        there = self._gradient()
-        if there is not None:
-            add_product(there, grad.T, x)
+        joined = self._gradient()
+        if joined is not None:
+            add_product(joined, grad.T, x)
             return
         parts = product(grad.T, x, self.weights[0].dtype).split(self.sizes)
         for weight, part in zip(self.weights, parts, strict=True):
@@ -122,7 +124,7 @@ class Joined:
 
     def _gradient(self) -> Tensor | None:
         """Return all gradients as one tensor if they are views of one, as `learn` creates them, else None."""
-        grads = [one.grad for one in self.weights]
+        grads = [weight.grad for weight in self.weights]
         first = grads[0]
         if first is None:
             return None
@@ -184,7 +186,7 @@ class JoinedFp8(Joined):
 
 
 FAMILIES = ("EuroBertModel", "LlamaModel")
-EVEN = 16  # fp8 matmuls need sides that are multiples of this
+FP8_MULTIPLE = 16  # fp8 matmuls need sides that are multiples of this
 ROTATIONS = ("default", "linear", "llama3")  # rope types whose angles depend on the position alone
 
 
@@ -194,21 +196,21 @@ def refusal(trunk: Any, *, in_fp8: bool = False) -> str:
     if name not in FAMILIES:
         return f"{name} is not one of {', '.join(FAMILIES)}"
     linear = [
-        one
+        module
         for block in trunk.layers
         for part in (block.self_attn, block.mlp)
-        for one in part.children()
-        if any(True for _ in one.parameters())
+        for module in part.children()
+        if any(True for _ in module.parameters())
     ]
-    if any(type(one) is not nn.Linear or one.bias is not None for one in linear):
+    if any(type(module) is not nn.Linear or module.bias is not None for module in linear):
         return "its matrices have biases or adapters"
     if config.hidden_act != "silu" or trunk.rotary_emb.rope_type not in ROTATIONS:
         return "its activation or its positions are of another kind"
     width = trunk.layers[0].self_attn.head_dim
     if not supported_head_width(width):
         return f"its heads are {width} wide"
-    if in_fp8 and any(side % EVEN for one in linear for side in one.weight.shape):
-        return f"its matrices have sides that are no multiples of {EVEN}"
+    if in_fp8 and any(side % FP8_MULTIPLE for module in linear for side in module.weight.shape):
+        return f"its matrices have sides that are no multiples of {FP8_MULTIPLE}"
     return ""
 
 
@@ -325,11 +327,11 @@ class FusedTrunk:
         self.device = trunk.embed_tokens.weight.device
         self.ops = fast.of(self.device)
         joined: Any = partial(JoinedFp8, ops=self.ops) if in_fp8 else Joined
-        self.blocks = [TrunkBlock(one, partial(joined, dtype=dtype)) for one in trunk.layers]
+        self.blocks = [TrunkBlock(block, partial(joined, dtype=dtype)) for block in trunk.layers]
         self.in_fp8 = [
             matrix for block in self.blocks for matrix in block.matrices if isinstance(matrix, JoinedFp8)
         ]
-        self.places: list[Tensor] = []
+        self.weight_copies: list[Tensor] = []
         self.weights: list[Tensor] = []
         self.tables: tuple[Tensor, Tensor]
         self.seen: tuple[int, ...] = ()  # version counters of the tensors that copies were made from
@@ -341,13 +343,15 @@ class FusedTrunk:
         """Add matrices whose copies are to be refreshed when their weights change."""
         self.seen = ()
         for matrix in matrices:
-            for place, weight in matrix.stale():
-                self.places.append(place)
+            for copy, weight in matrix.stale():
+                self.weight_copies.append(copy)
                 self.weights.append(weight)
 
     def copies(self) -> dict[int, Tensor]:
         """Return the 16-bit copies by the address of the weight."""
-        return {one.data_ptr(): place for one, place in zip(self.weights, self.places, strict=True)}
+        return {
+            weight.data_ptr(): copy for weight, copy in zip(self.weights, self.weight_copies, strict=True)
+        }
 
     def refresh(self, copied: bool = False) -> None:
         """Update copies and rotation tables after the weights or the rope base changed.
@@ -355,8 +359,8 @@ class FusedTrunk:
         `copied` says that the 16-bit copies are up to date.
         """
         with torch.no_grad():
-            if self.places and not copied:
-                torch._foreach_copy_(self.places, self.weights)
+            if self.weight_copies and not copied:
+                torch._foreach_copy_(self.weight_copies, self.weights)
             for matrix in self.in_fp8:
                 matrix.derive()
             if not self.seen or self.seen[-1] != self._versions()[-1]:
@@ -366,7 +370,7 @@ class FusedTrunk:
     def _versions(self) -> tuple[int, ...]:
         turned = next(iter(self.trunk.rotary_emb.buffers()))
         read = (weight for matrix in self.in_fp8 for weight in matrix.weights)
-        return tuple(one._version for one in (*self.weights, *read, turned))
+        return tuple(tensor._version for tensor in (*self.weights, *read, turned))
 
     def _rotations(self) -> tuple[Tensor, Tensor]:
         longest = torch.arange(self.trunk.config.max_position_embeddings, device=self.device)[None]

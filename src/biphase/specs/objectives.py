@@ -16,8 +16,9 @@ one it is:
     at(step)         the objective as it is at that step, with a constant ratio
     labelled_share   the share of positions with a label, for costs
 
-To add an objective: its record here, its model inputs and labels in `biphase.objectives.apply`, its name in
-`biphase.specs`. If its rows differ in attention direction, also the pattern in `biphase.attention.pattern_of`.
+To add an objective, e.g. one that mixes CLM and MLM by row, change at most four files: its record and the union
+`Objective` here, its name in `specs/__init__.py`, its model inputs and labels in `objectives.apply`, and, if rows of one
+batch differ in attention direction, the pattern in `attention.pattern_of`.
 """
 
 from __future__ import annotations

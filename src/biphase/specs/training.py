@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from biphase.errors import SpecError
 from biphase.records import record
-from biphase.specs.objectives import CLM, MLM, MNTP, Objective
+from biphase.specs.objectives import Objective
 from biphase.specs.sources import Chunks, Corpus, Hub, Rows, Size, check_name, check_positive
 
 INHERIT: Any = None  # not given: taken from the run this one starts from, or else the paper's value
@@ -21,7 +21,7 @@ class Stage:
     unchanged.
     """
 
-    objective: CLM | MNTP | MLM
+    objective: Objective
     steps: int
     rope_base: float = 0.0
 

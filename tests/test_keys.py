@@ -1,4 +1,4 @@
-"""Keys mean meaning: a key changes exactly when something that determines the state has happened."""
+"""A key changes exactly where something that determines the checkpoint differs."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ def keys(run):
 
 
 NEVER = 10**9
-# What is changed in RUN, and the last step whose state is still the same (−1: not even the start).
+# What is changed in RUN, and the last step whose checkpoint is still the same (−1: not even the start).
 CHANGES = {
     "name": ({"name": "other"}, NEVER),
     "held-out interval": ({"heldout_every": 7}, NEVER),
@@ -184,8 +184,8 @@ def test_a_keyring_gives_the_same_keys_in_any_order_of_asking(questions):
         assert ring.at(runs[which], step) == checkpoint_key(runs[which], step, OUTSIDE)
 
 
-def test_the_key_of_a_state_is_the_same_on_every_machine():
-    # Were this to change unmeant, every trained state of every store would be lost: raise GENERATION instead.
+def test_the_key_of_a_checkpoint_is_the_same_on_every_machine():
+    # If this changed unintentionally, every checkpoint of every store would be lost: raise GENERATION instead.
     assert checkpoint_key(RUN, 12, OUTSIDE) == "33a3a4b564ed002abf2bbf7d1e2a546b"
 
 
@@ -209,7 +209,7 @@ PAPER = Pretrain("paper", SIZES["610m"], "fineweb-edu", (Stage(CLM(), 10_000), S
     ],
     ids=["continued", "falling", "paper at the switch", "paper at the end", "as it is"],
 )
-def test_a_field_that_came_later_renames_nothing_that_does_not_say_it(run, step, key):
+def test_keys_stay_what_they_were(run, step, key):
     assert checkpoint_key(run, step, OUTSIDE) == key
 
 
@@ -239,7 +239,7 @@ def test_a_hub_model_as_it_is_has_one_key_whatever_its_run_says():
     assert keys(replace(RUN, start=Hub("./m"), precision="fp32"))[0] != keys(as_is)[0]
 
 
-# ---------------------------------------------------------------- leaves
+# ---------------------------------------------------------------- trials
 
 GRID = Finetune(TASKS[:1])
 
@@ -301,8 +301,8 @@ def test_scores_are_named_by_the_model_the_task_and_what_is_searched():
     assert len(others | {own}) == 6
 
 
-def test_the_key_of_a_leaf_is_the_same_on_every_machine():
-    # Were this to change unmeant, every score of every store would be lost: raise TRIAL_GENERATION instead.
+def test_the_key_of_a_trial_is_the_same_on_every_machine():
+    # If this changed unintentionally, every score of every store would be lost: raise TRIAL_GENERATION instead.
     assert tuned() == "d4daa5bd79f74e149887bb353dad42f2"
     other = Finetune(TASKS[:1], protocol="standard", optimizer=AdamW(weight_decay=0.01))
     assert tuned(other, seed=3) == "ad28431b10a321c6f79d898833b36bbf"

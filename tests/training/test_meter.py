@@ -1,4 +1,4 @@
-"""What a run tells: complete lines, no sync before one is due, a line for people that fits what happened."""
+"""Metrics of a training job: complete lines, no early sync with the device, one progress line."""
 
 import io
 import json
@@ -38,7 +38,7 @@ def test_steps_are_counted_from_the_root_and_read_in_groups():
 
 
 @pytest.mark.parametrize("every", [2, 3, 5])
-def test_where_steps_are_read_in_groups_the_latest_is_left_to_the_device_until_the_end(every):
+def test_the_latest_step_is_left_to_the_device_until_the_end(every):
     made = meter(every=every, until=20)
     for number in range(19):
         step(made, number, loss=float(number))
@@ -148,7 +148,7 @@ def test_times_are_said_as_a_person_would(seconds, text):
     assert duration(seconds) == text
 
 
-def test_who_watches_sees_every_line_at_once_and_those_before_a_resume(tmp_path):
+def test_the_live_file_has_every_line_at_once_and_those_before_a_resume(tmp_path):
     place = tmp_path / "live" / "key.jsonl"
     made = meter(live=place, lines=[{"step": 100, "loss": 2.0}])
     step(made, 0, loss=1.5)
@@ -159,7 +159,7 @@ def test_who_watches_sees_every_line_at_once_and_those_before_a_resume(tmp_path)
     made.close()
 
 
-def test_a_disk_that_refuses_the_file_of_watchers_stops_nothing(tmp_path):
+def test_a_live_file_that_cannot_be_written_stops_nothing(tmp_path):
     (tmp_path / "live").write_text("not a folder")
     made = meter(live=tmp_path / "live" / "key.jsonl")
     step(made, 0)
@@ -167,7 +167,7 @@ def test_a_disk_that_refuses_the_file_of_watchers_stops_nothing(tmp_path):
     assert len(made.lines) == 1
 
 
-def test_a_long_row_of_skipped_steps_is_remembered_when_a_sound_one_ends_it_in_the_same_group():
+def test_the_longest_series_of_skipped_steps_is_kept_when_a_finite_step_ends_it():
     made = meter(every=10, until=40)
     for number in range(11):
         step(made, number, bad=float(2 <= number < 8))

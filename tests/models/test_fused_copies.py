@@ -1,7 +1,5 @@
 """The fused trunk reads copies of weights: as fresh as the weights, and none where it cannot be used."""
 
-import contextlib
-
 import pytest
 import torch
 from transformers import (
@@ -61,11 +59,8 @@ def learned(model):
         build(model, AdamW()),
         lambda batch: model.loss_sum(batch, AttentionPattern(False)),
         1.0,
-        CPU,
         Replicated(list(model.parameters()), Ranks(0, 1, CPU)),
-        contextlib.nullcontext,
-        model.copies,
-        model.refresh,
+        model=model,
     )
     step([BATCH], BATCH.count, 0.1)
 

@@ -7,8 +7,8 @@ from biphase.bench.cases import BenchRequest, Maker
 from biphase.bench.measure import Timing, failure
 from biphase.bench.results import OURS, Compared, Report, cases_of, save, short_name
 from biphase.store import Store, read_json
-from biphase.study import prices
-from biphase.study.prices import device_named
+from biphase.study import devices
+from biphase.study.devices import device_named
 
 GPU = torch.device("cuda")
 
@@ -68,8 +68,8 @@ def test_a_device_is_saved_whole_and_fits(tmp_path):
     assert place == store.root / "devices" / "h200.json"
     content = read_json(place)
     assert (content["name"], content["date"]) == ("h200", "2026-01-01")
-    assert content["model"] == prices.fit(content["cases"])
-    assert prices.speeds_of(content["model"], "bf16").finetune
+    assert content["model"] == devices.fit(content["cases"])
+    assert devices.speeds_of(content["model"], "bf16").finetune
 
 
 def test_what_was_measured_in_other_precisions_stays(tmp_path):
@@ -81,7 +81,7 @@ def test_what_was_measured_in_other_precisions_stays(tmp_path):
     alone = {one: cases_of(scaled(one).compared) for one in ("bf16", "fp8", "fp32")}
     kept = {one: [case for case in content["cases"] if case["precision"] == one] for one in alone}
     assert kept == alone
-    assert content["model"] == prices.fit(content["cases"])
+    assert content["model"] == devices.fit(content["cases"])
     machine = device_named("h200", store)
     assert machine is not None
     assert {one: origin.date for one, origin in machine.origins.items()} == {

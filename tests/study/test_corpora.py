@@ -5,7 +5,7 @@ import pytest
 from biphase import BPE, CORPORA, LLAMA3, Corpus, Hub, Pretrained
 from biphase.errors import SpecError
 from biphase.store import Store
-from biphase.study.names import corpus_named, tokenizer_named
+from biphase.study.load import corpus_named, tokenizer_named
 from biphase.study.plan import identities
 
 

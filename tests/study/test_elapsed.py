@@ -5,8 +5,8 @@ import pytest
 from biphase import CLM, MLM, SIZES, WSD, Finetune, Pretrain, Rows, Stage, Study
 from biphase.catalog import CATALOG
 from biphase.keys import Identities
-from biphase.study.describe import elapsed
 from biphase.study.plan import make_plan
+from biphase.study.prices import elapsed
 
 OUTSIDE = Identities(
     data=lambda run: "d", hub=lambda hub: hub.source, reads=lambda hub: "", task=lambda task: task.name

@@ -7,7 +7,7 @@ import pytest
 from biphase import Size
 from biphase.fast.trunk import refusal
 from biphase.models.backbone import from_scratch
-from biphase.study import scaling
+from biphase.study.prices import has_own_kernels
 
 PAPER = "studies/paper.py"
 
@@ -42,7 +42,7 @@ def test_the_papers_models_on_many_gpus(planned, number):
 def test_a_plan_knows_which_heads_our_kernels_take(width):
     size = Size("s", layers=1, hidden=2 * width, heads=2, kv_heads=1, ffn=32)
     trunk = from_scratch(size, vocab=40, mask_id=3, length=16, seed=0).model.base_model
-    assert scaling._known(size) == (refusal(trunk) == "")
+    assert has_own_kernels(size) == (refusal(trunk) == "")
 
 
 def test_it_stands_below_the_tree_and_says_that_it_was_not_measured(planned):

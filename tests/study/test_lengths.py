@@ -8,7 +8,7 @@ import pytest
 from biphase.catalog import CATALOG
 from biphase.specs import Classify, Splits, Task
 from biphase.study import costs
-from biphase.study.costs import TABLE, Sizes, TextLengths, characters_per_token, deciles, sizes_of
+from biphase.study.costs import TABLE, Sizes, TextLengths, characters_per_token, sizes_of
 
 MINIS = ("sources-mini", "wikiann-mini", "squadshifts-mini", "scifact-mini")
 
@@ -64,7 +64,7 @@ def own(folder, rows):
 
 def test_own_files_are_read(tmp_path):
     task = own(tmp_path, [{"text": "x" * n, "label": n % 2} for n in range(1, 21)])
-    tens = TextLengths(20, tuple(deciles(range(1, 21))))
+    tens = TextLengths(20, (2, 4, 6, 8, 10, 12, 14, 16, 18, 20))
     assert sizes_of(task, "judged") == Sizes((tens,), (tens, tens))
 
 
@@ -75,11 +75,6 @@ def test_own_files_that_are_large_or_wrong_are_not_known(tmp_path, monkeypatch):
         assert sizes_of(task, "judged") is None
     (tmp_path / "test.jsonl").write_text('{"text": "some", "label": "perhaps"}\n')
     assert sizes_of(task, "judged") is None
-
-
-def test_tenths_are_means_of_what_is_sorted():
-    assert deciles([3, 1, 2]) == (1, 2, 3)
-    assert deciles(range(100)) == tuple(round(10 * n + 4.5) for n in range(10))
 
 
 def test_a_larger_vocabulary_has_longer_tokens_up_to_a_bound():

@@ -16,7 +16,7 @@ from biphase.errors import SpecError
 from biphase.presets import SIZES
 from biphase.specs import Chunks, Rows
 from biphase.study.costs import attended_length, shape_of_size
-from biphase.study.prices import FORM, fit, speeds_of
+from biphase.study.devices import FORM, fit, speeds_of
 
 VOCAB = 128_256
 MACHINES = {

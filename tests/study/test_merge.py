@@ -26,8 +26,7 @@ from biphase.store import MANIFEST, Store, publish, read_checked, with_checksum
 from biphase.study import ledger
 from biphase.study.archive import check, merge, pack
 from biphase.study.build import before_after
-from biphase.study.load import load, pinned, remember
-from biphase.study.names import run_named
+from biphase.study.load import load, pinned, remember, run_named
 from biphase.study.plan import PLAN, identities, make_plan, remember_fingerprints, save_plan
 from biphase.study.worker import Worker
 from biphase.training.distributed import Ranks

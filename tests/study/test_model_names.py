@@ -7,8 +7,8 @@ import pytest
 from biphase import Hub
 from biphase.errors import SpecError
 from biphase.store import Store
-from biphase.study.load import PINS
-from biphase.study.names import run_named
+from biphase.study.archive import PINS
+from biphase.study.load import run_named
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

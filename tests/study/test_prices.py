@@ -31,23 +31,13 @@ from biphase.specs import (
     Study,
 )
 from biphase.store import Store, publish
-from biphase.study import prices as prices_module
+from biphase.study import devices
 from biphase.study.costs import labelled_share, shape_of
 from biphase.study.describe import bill, plan_json, summary
+from biphase.study.devices import Origin, PricedDevice, fit, speeds_of
 from biphase.study.ledger import finetunings
 from biphase.study.plan import make_plan
-from biphase.study.prices import (
-    LEAF_SECONDS,
-    SHARE_OF_CONTEXT,
-    TUNED_TOKENS,
-    USUAL,
-    Origin,
-    PricedDevice,
-    fit,
-    left_of,
-    price,
-    speeds_of,
-)
+from biphase.study.prices import SHARE_OF_CONTEXT, TRIAL_SECONDS, TUNED_TOKENS, USUAL, left_of, price
 from biphase.text import duration
 
 OUTSIDE = Identities(data=lambda run: "data", hub=lambda hub: hub.source, task=lambda task: task.name)
@@ -126,7 +116,7 @@ def test_a_fine_tuning_takes_its_steps_its_scores_and_a_moment():
         length = characters / 4.5 + 1
         by_hand += speeds().scoring(shape(one), rows * length, length)
     assert name == "ontonotes5"
-    assert took == pytest.approx(by_hand + LEAF_SECONDS)
+    assert took == pytest.approx(by_hand + TRIAL_SECONDS)
     assert made.grids == {(model, name): 10}
     assert made.finetuning() == pytest.approx(10 * took)
 
@@ -149,7 +139,7 @@ def test_a_task_that_borrows_a_model_adds_its_scores_to_the_grid_of_its_lender()
         for names in (("msmarco",), ("msmarco", "nq"))
     )
     assert [task for _, task in both.tunings] == ["msmarco"]
-    assert both.finetuning() > alone.finetuning() + 30 * LEAF_SECONDS
+    assert both.finetuning() > alone.finetuning() + 30 * TRIAL_SECONDS
 
 
 def test_a_checkpoint_that_scores_fewer_tasks_is_cheaper_than_the_end():
@@ -157,7 +147,7 @@ def test_a_checkpoint_that_scores_fewer_tasks_is_cheaper_than_the_end():
     tasks = tuple(CATALOG[name] for name in ("msmarco", "nq"))
     some = Finetune(tasks, on_the_way=Fewer(("msmarco",), (1e-4,), (0,)), lrs=(1e-4,), seeds=(0,))
     on_the_way, end = price(plan_of(one, finetune=some), FAST).tunings.values()
-    assert end > on_the_way + LEAF_SECONDS
+    assert end > on_the_way + TRIAL_SECONDS
 
 
 def test_long_contexts_are_read_in_windows_by_the_standard_protocol_only():
@@ -354,7 +344,7 @@ def test_without_a_device_the_one_at_hand_is_priced(tmp_path, monkeypatch):
     assert "--device h200" in text, "how to price a GPU"
     driver = tmp_path / "driver" / "0"
     driver.mkdir(parents=True)
-    monkeypatch.setattr(prices_module, "DRIVER", tmp_path / "driver")
+    monkeypatch.setattr(devices, "DRIVER", tmp_path / "driver")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     (driver / "information").write_text("Model: NVIDIA Fast\n")
     assert bill(plan, store, "", None, tuned=0).device == "fast", "measured into this store"

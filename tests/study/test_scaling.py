@@ -4,22 +4,12 @@ import pytest
 import torch
 
 from biphase import SIZES
-from biphase.study.costs import shape_of_size
-from biphase.study.scaling import (
-    GIB,
-    INTERCONNECTS,
-    Load,
-    Way,
-    collectives,
-    memory,
-    micro_rows,
-    outlook,
-    ways,
-)
+from biphase.study.costs import GIB, Load, Sharding, collectives, memory, micro_rows, shape_of_size
+from biphase.study.prices import INTERCONNECTS, outlook, shardings
 from biphase.training import distributed
 
 VOCAB = 128_256
-ALONE = Way("none", 1)
+ALONE = Sharding("none", 1)
 
 
 def load(size="210m", rows=24, micro=24, **more):
@@ -33,17 +23,17 @@ def test_memory_is_what_was_measured_on_one_h200(rows, measured):
 
 
 def test_what_is_cut_is_cut_by_those_who_share_it():
-    one, eight = memory(load(), ALONE), memory(load(), Way("full", 8))
+    one, eight = memory(load(), ALONE), memory(load(), Sharding("full", 8))
     for what in ("weights", "gradients", "optimizer state"):
         assert eight[what] == one[what] / 8
     assert eight["fetched"] > 0
     assert "copies" not in eight
-    several = memory(load(rows=24, micro=12), Way("full", 8))
+    several = memory(load(rows=24, micro=12), Sharding("full", 8))
     assert several["gradients"] == one["gradients"] / 8 + one["gradients"], "whole until the last micro-batch"
 
 
 def test_recomputing_keeps_an_input_a_layer():
-    kept, again = (memory(load(), Way("full", 8, recompute=one))["activations"] for one in (False, True))
+    kept, again = (memory(load(), Sharding("full", 8, recompute=one))["activations"] for one in (False, True))
     assert again < kept / 4
 
 
@@ -51,26 +41,31 @@ def test_bytes_of_a_plain_sum_and_of_groups():
     numbers = load().shape.parameters
     (plain,) = collectives(load(), ALONE, 16)
     assert plain.sent == 2 * 15 / 16 * 4 * numbers
-    weights, gradients, copies = collectives(load(), Way("hybrid", 8), 16)
+    weights, gradients, copies = collectives(load(), Sharding("hybrid", 8), 16)
     assert gradients.sent == 7 / 8 * 4 * numbers
     assert copies.sent == 2 * 1 / 2 * 4 * numbers / 8
     assert (copies.members, copies.stride) == (2, 8)
-    twice = next(collectives(load(rows=48), Way("hybrid", 8), 16))
+    twice = next(collectives(load(rows=48), Sharding("hybrid", 8), 16))
     assert twice.sent == 2 * weights.sent, "weights are fetched for every micro-batch"
 
 
 def test_groups_inside_a_machine_are_faster_than_those_between():
     joined = INTERCONNECTS["h100"]
-    assert joined.rate(8, 1) == joined.rate(4, 2) == joined.inside * 0.75
-    assert joined.rate(16, 1) == 8 * joined.between * 0.75, "a ring leaves a machine by all of its ways"
-    assert joined.rate(2, 8) == joined.between * 0.75
+
+    def rate(members, stride):
+        return 1 / joined.seconds(1.0, members, stride) / 0.75
+
+    assert rate(8, 1) == pytest.approx(joined.inside)
+    assert rate(4, 2) == pytest.approx(joined.inside)
+    assert rate(16, 1) == pytest.approx(8 * joined.between), "a ring leaves a machine by all of its links"
+    assert rate(2, 8) == pytest.approx(joined.between)
 
 
 def test_a_step_is_never_shorter_than_its_parts_and_efficiency_falls():
     joined, before = INTERCONNECTS["h100"], 2.0
     for gpus in (1, 8, 64, 192):
         rows = 1152 // gpus
-        way = ways(gpus, 8)[0]
+        way = shardings(gpus, 8)[0]
         one = outlook(load(rows=rows, micro=min(rows, 12)), way, gpus, joined, rows * 0.005, 1152 * 0.005)
         assert one.seconds >= one.computing
         assert one.efficiency <= before

@@ -14,8 +14,8 @@ from biphase.metadata import TRIAL
 from biphase.records import encode
 from biphase.specs.claims import CHOSEN
 from biphase.store import MANIFEST, publish, verify, write_json
-from biphase.study.ledger import finetunings, read_trial
-from biphase.study.scores import as_json, half_width, rows, table, with_interval
+from biphase.study.describe import score_table
+from biphase.study.ledger import finetunings, half_width, read_trial, score_rows, scores_json, with_interval
 
 SCORES = st.floats(0, 1)
 
@@ -76,11 +76,11 @@ def one_grid(study, store):
 
 
 def chosen(plan, store):
-    return {(row.result, row.task): (row.by_mean[0], row.by_seed[0]) for row in rows(plan, store)}
+    return {(row.result, row.task): (row.by_mean.lr, row.by_seed.lr) for row in score_rows(plan, store)}
 
 
 def test_test_scores_change_no_choice_in_a_store_of_real_leaves(plan, finished):
-    before, reported = chosen(plan, finished), as_json(plan, finished)
+    before, reported = chosen(plan, finished), scores_json(plan, finished)
     assert len(before) == 9
     chance = random.Random(0)
     every = [trial.key for training in finetunings(plan) for trial in training.trials]
@@ -89,7 +89,7 @@ def test_test_scores_change_no_choice_in_a_store_of_real_leaves(plan, finished):
         rewrite(finished, key, test={name: chance.random() for name in names})
         verify(finished.trials / key)
     assert chosen(plan, finished) == before
-    assert as_json(plan, finished) != reported, "what is reported is the test part"
+    assert scores_json(plan, finished) != reported, "what is reported is the test part"
     for key in every:
         names = read_trial(finished, key)["scores"]["validation"]
         rewrite(finished, key, validation={name: chance.random() for name in names})
@@ -107,16 +107,16 @@ def test_whatever_the_test_scores_are_the_choice_is_the_same(one_grid, store, va
             store,
             lambda task, lr, seed, part, some=some: (some if part == "test" else validation)[cells[lr, seed]],
         )
-        (row,) = rows(one_grid, store)
-        found.append((row.by_mean[0], row.by_seed[0]))
-        assert row.by_mean[1] == [some[cells[row.by_mean[0], seed]] for seed in (0, 1)]
-        assert row.by_seed[1] == [some[cells[row.by_seed[0][seed], seed]] for seed in (0, 1)]
+        (row,) = score_rows(one_grid, store)
+        found.append((row.by_mean.lr, row.by_seed.lr))
+        assert row.by_mean.test == [some[cells[row.by_mean.lr, seed]] for seed in (0, 1)]
+        assert row.by_seed.test == [some[cells[row.by_seed.lr[seed], seed]] for seed in (0, 1)]
     assert found[0] == found[1]
 
 
 def test_all_metrics_are_given_at_the_rate_that_the_mean_chose(plan, finished):
-    for row in rows(plan, finished):
-        lr, scores = row.by_mean
+    for row in score_rows(plan, finished):
+        lr, scores = row.by_mean.lr, row.by_mean.test
         assert row.metrics[row.metric] == scores
         trials = [
             read_trial(finished, trial.key)
@@ -126,7 +126,7 @@ def test_all_metrics_are_given_at_the_rate_that_the_mean_chose(plan, finished):
         ]
         for name, values in row.metrics.items():
             assert values == [trial["scores"]["test"][name] for trial in trials]
-    names = {row.task: set(row.metrics) for row in rows(plan, finished)}
+    names = {row.task: set(row.metrics) for row in score_rows(plan, finished)}
     assert names["toys"] == {"accuracy", "macro_f1", "mcc"}
     assert {"ndcg@10", "paper_ndcg@10"} < names["facts"]
 
@@ -175,13 +175,13 @@ def test_a_finished_table_reads_as_written_here(one_grid, store):
     validation = {(1e-3, 0): 0.6, (1e-3, 1): 0.2, (4e-3, 0): 0.5, (4e-3, 1): 0.9}
     test = {(1e-3, 0): 0.5, (1e-3, 1): 0.9, (4e-3, 0): 0.7, (4e-3, 1): 0.8}
     invent(one_grid, store, lambda task, lr, seed, part: (test if part == "test" else validation)[lr, seed])
-    assert table(one_grid, store) == [
+    assert score_table(one_grid, store) == [
         "  test score, %  task  metric    mean ± 95%             lr     with an lr per seed   time   other metrics",
         "  clm            toys  accuracy  75.00 [11.47, 100.00]  0.004  65.00 [0.00, 100.00]  8 min  mcc 25.00",
         "  Learning rates are chosen on validation scores; intervals are over 2 fine-tuning seeds.",
         "",
     ]
-    (told,) = as_json(one_grid, store)
+    (told,) = scores_json(one_grid, store)
     assert (told["result"], told["task"], told["metric"]) == ("clm", "toys", "accuracy")
     assert (told["done"], told["of"], told["seconds"]) == (4, 4, 480.0)
     assert (told["lr"], told["test"]) == (4e-3, [0.7, 0.8])
@@ -196,8 +196,8 @@ def test_a_grid_with_a_hole_says_how_far_it_is_and_gives_no_score(one_grid, stor
     invent(one_grid, store, lambda task, lr, seed, part: 0.75)
     first = next(finetunings(one_grid)).trials[0]
     (store.trials / first.key / MANIFEST).unlink()  # as if a copy of the store had been broken off
-    assert table(one_grid, store)[1].split() == ["clm", "toys", "accuracy", "3/4", "done", "6", "min"]
-    (told,) = as_json(one_grid, store)
+    assert score_table(one_grid, store)[1].split() == ["clm", "toys", "accuracy", "3/4", "done", "6", "min"]
+    (told,) = scores_json(one_grid, store)
     assert (told["done"], told["of"]) == (3, 4)
     assert not any(
         told[name]
@@ -217,10 +217,10 @@ TRIVIAL = {
 
 def test_every_baseline_stands_beside_the_score(one_grid, store):
     invent(one_grid, store, lambda task, lr, seed, part: 0.75, baselines=TRIVIAL)
-    head, row, *_ = table(one_grid, store)
+    head, row, *_ = score_table(one_grid, store)
     at = head.index("baseline")
     assert row[at:].startswith("62.50 majority class: beast, 75.00 TF-IDF")
-    (told,) = as_json(one_grid, store)
+    (told,) = scores_json(one_grid, store)
     assert told["baselines"] == TRIVIAL
 
 
@@ -233,17 +233,17 @@ def test_trials_with_other_metrics_than_their_neighbours_share_a_row(one_grid, s
     with store.attempt("test") as folder:
         write_json(folder / TRIAL, about)
         publish(folder, store.trials / key)
-    (told,) = as_json(one_grid, store)
+    (told,) = scores_json(one_grid, store)
     assert told["metrics"] == {"accuracy": [0.75, 0.75]}
-    assert "mcc" not in "".join(table(one_grid, store))
+    assert "mcc" not in "".join(score_table(one_grid, store))
 
 
 def test_trials_of_earlier_versions_show_no_baseline_and_no_flag(one_grid, store):
     invent(one_grid, store, lambda task, lr, seed, part: 0.75)
-    lines = table(one_grid, store)
+    lines = score_table(one_grid, store)
     assert "baseline" not in lines[0]
     assert "!" not in "".join(lines)
-    (told,) = as_json(one_grid, store)
+    (told,) = scores_json(one_grid, store)
     assert told["baselines"] is None
     assert told["constant"] == ["", ""]
 
@@ -256,11 +256,11 @@ def test_constant_predictions_are_flagged_beside_their_score(one_grid, store):
         constant={"validation": "", "test": "beast"},
         baselines=TRIVIAL,
     )
-    _, row, *notes = table(one_grid, store)
+    _, row, *notes = score_table(one_grid, store)
     assert "66.49 (all seeds alike: no interval) !" in row
     (note,) = (line for line in notes if "!" in line)
     assert all(word in note for word in ("clm", "toys", "beast", "2 of 2 seeds"))
-    (told,) = as_json(one_grid, store)
+    (told,) = scores_json(one_grid, store)
     assert told["constant"] == told["constant_by_seed"] == ["beast", "beast"]
     assert told["no_interval"] == "all seeds alike: no interval"
     first = next(finetunings(one_grid)).trials[0].key
@@ -269,19 +269,19 @@ def test_constant_predictions_are_flagged_beside_their_score(one_grid, store):
     with store.attempt("test") as folder:
         write_json(folder / TRIAL, about)
         publish(folder, store.trials / first)
-    assert any("1 of 2 seeds" in line for line in table(one_grid, store)), "one seed is enough"
+    assert any("1 of 2 seeds" in line for line in score_table(one_grid, store)), "one seed is enough"
 
 
 def test_tasks_not_begun_stand_in_the_table_once_any_leaf_is_there(plan, finished):
     every = [trial for training in finetunings(plan) for trial in training.trials]
     for trial in every[1:]:
         finished.discard(finished.trials / trial.key)
-    lines = table(plan, finished)
+    lines = score_table(plan, finished)
     assert len(lines) == 1 + 9 + 1 + 1
     assert "1/4 done" in lines[1]
     assert all("0/4 done" in line for line in lines[2:10])
     finished.discard(finished.trials / every[0].key)
-    assert table(plan, finished) == []
+    assert score_table(plan, finished) == []
 
 
 def test_one_seed_has_no_interval_and_the_table_says_so(one_grid, store):
@@ -291,25 +291,25 @@ def test_one_seed_has_no_interval_and_the_table_says_so(one_grid, store):
         replace(one_grid.study, finetune=replace(one_grid.study.finetune, seeds=(1,))), identities(store)
     )
     invent(single, store, lambda task, lr, seed, part: 0.75)
-    assert table(single, store) == [
+    assert score_table(single, store) == [
         "  test score, %  task  metric    mean ± 95%                     lr     with an lr per seed            time   other metrics",
         "  clm            toys  accuracy  75.00 (one seed: no interval)  0.001  75.00 (one seed: no interval)  4 min  mcc 25.00",
         "  Learning rates are chosen on validation scores; one seed has no interval.",
         "",
     ]
-    (told,) = as_json(single, store)
+    (told,) = scores_json(single, store)
     assert (told["half_width"], told["half_width_by_seed"]) == (None, None)
     assert told["no_interval"] == "one seed: no interval"
 
 
 def test_a_study_without_fine_tuning_has_no_rows(one_grid, store):
     bare = replace(one_grid, study=replace(one_grid.study, finetune=None))
-    assert rows(bare, store) == []
-    assert table(bare, store) == []
+    assert score_rows(bare, store) == []
+    assert score_table(bare, store) == []
 
 
 def test_the_time_of_a_shared_training_is_counted_once(plan, finished):
-    spent = sum(row.seconds for row in rows(plan, finished))
+    spent = sum(row.seconds for row in score_rows(plan, finished))
     trials = [read_trial(finished, trial.key) for one in finetunings(plan) for trial in one.trials]
     trained = sum(
         {

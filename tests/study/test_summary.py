@@ -10,17 +10,17 @@ from biphase.data.shards import Shards
 from biphase.leases import Leases
 from biphase.store import publish
 from biphase.study import ledger
-from biphase.study.names import shards_text
-from biphase.study.plan import identities, make_plan
-from biphase.study.status import (
+from biphase.study.describe import (
     closing,
     opening,
     results_table,
+    shards_text,
     sparkline,
     status_json,
     status_text,
     work_left,
 )
+from biphase.study.plan import identities, make_plan
 
 
 @pytest.fixture

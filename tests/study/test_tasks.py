@@ -11,8 +11,7 @@ from biphase.catalog import CATALOG, TASKS
 from biphase.data.corpus import Absent
 from biphase.errors import DataError, SpecError
 from biphase.specs import Answer, Classify, Finetune, Retrieve, Splits, Tag, Task
-from biphase.study.datasets import describe
-from biphase.study.names import tasks_named
+from biphase.study.datasets import describe, tasks_named
 from biphase.tasks.load import load
 
 DOCS = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()

@@ -25,7 +25,7 @@ from biphase.bench.measure import Breakdown, Dataset, Timing
 from biphase.errors import BiphaseError, TrainingError
 from biphase.fast.trunk import fp8_refusal
 from biphase.store import Store, read_checked, with_checksum, write_json
-from biphase.study import prices
+from biphase.study import devices
 from biphase.text import counted, short
 from biphase.training import distributed
 from biphase.training.distributed import machine
@@ -46,7 +46,7 @@ def report_of(device: torch.device, command: str) -> Report:
 
 def short_name(device: torch.device, name: str) -> str:
     """The name to type after --device: "h200" for "NVIDIA H200"."""
-    return "cpu" if device.type == "cpu" else prices.short_name(name)
+    return "cpu" if device.type == "cpu" else devices.short_name(name)
 
 
 def _version(package: str) -> str:
@@ -72,7 +72,7 @@ def save(report: Report, store: Store) -> Path:
         "versions": report.versions,
         "earlier": since,
         "cases": cases,
-        "model": prices.fit(cases),
+        "model": devices.fit(cases),
     }
     place.parent.mkdir(parents=True, exist_ok=True)
     write_json(place, with_checksum(content))
@@ -88,7 +88,7 @@ def _earlier(place: Path, device: str, again: set[str]) -> tuple[list[dict[str, 
         return [], {}
     try:
         told = read_checked(place)
-        prices.fit(told["cases"])
+        devices.fit(told["cases"])
         kept = [case for case in told["cases"] if case.get("precision", "bf16") not in again]
         last = {"date": told["date"], "versions": told["versions"]}
         since = {case.get("precision", "bf16"): last for case in kept} | told.get("earlier", {})
@@ -276,7 +276,7 @@ def _number(value: float, unit: str) -> str:
 
 
 def cases_of(compared: list[Compared]) -> list[dict[str, Any]]:
-    """The cases that `study.prices` fits a device's cost model to: all that did not fail."""
+    """The cases that `study.devices` fits a device's cost model to: all that did not fail."""
     cases = []
     for one in compared:
         mine = one.sides[OURS]

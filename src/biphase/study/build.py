@@ -37,7 +37,7 @@ from biphase.specs import (
 )
 from biphase.store import Store, write_json
 from biphase.study import ledger
-from biphase.study.names import corpus_named, metadata_only_refusal, run_named
+from biphase.study.load import corpus_named, metadata_only_refusal, run_named
 from biphase.study.plan import Plan
 from biphase.text import objective_in_words
 

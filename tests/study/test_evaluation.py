@@ -109,9 +109,9 @@ def test_a_state_on_the_way_down_or_up_cannot_be_asked_for(plan, finished):
 
 def test_digits_that_name_no_state_or_several_are_refused(plan, finished):
     whole = plan.results["clm"]
-    refused("000000 names no one state of .*there is no such state", lambda: asked("0" * 6, finished))
+    refused("no checkpoint 000000", lambda: asked("0" * 6, finished))
     with_state(finished, whole[:10] + "0" * 22, copy_of=whole, step=8)
-    refused("2 states begin with it; type more digits", lambda: asked(whole[:6], finished))
+    refused("2 checkpoints of .* begin", lambda: asked(whole[:6], finished))
     assert asked(whole, finished).runs[0].name == "clm"
     (finished.checkpoints / whole / "manifest.json").unlink()  # no manifest, no result
     with pytest.raises(StoreError, match=f"{whole}.*no manifest"):
@@ -463,7 +463,7 @@ def test_scores_of_a_study_are_not_computed_again_by_evaluate(plan, finished, gr
             ("evaluate", "org/m@1", "--tasks", "scifact-mini", "--zero-shot", "--seeds", "0"),
             "--zero-shot and --seeds",
         ),
-        (("evaluate", "0123456789ab", "--tasks", "sst2"), "there is no such state"),
+        (("evaluate", "0123456789ab", "--tasks", "sst2"), "no checkpoint 0123456789ab"),
         (("evaluate", "org/m@1", "--tasks", "sst3"), "did you mean 'sst2'?"),
         (("evaluate", "org/m@1", "--tasks", "sst2", "--for", "soon"), "90s, 9m or 2h"),
         (("evaluate", "org/m@1", "--tasks", "sst2", "--label", "x"), "name it: --tasks FOLDER"),

@@ -513,11 +513,11 @@ def test_the_verbs_say_what_travelled_and_what_to_type_next(plan, finished, verb
     study, file, other = finished.studies / "tuned" / PLAN, tmp_path / "one.ledger", tmp_path / "other"
     code, out, _ = verb("ledger", "pack", study, file, "--store", finished.root)
     assert code == 0
-    assert f"36 of 36 scores; {len(plan.jobs)} of {len(plan.jobs)} states, without weights" in out
+    assert f"36 of 36 scores; {len(plan.jobs)} of {len(plan.jobs)} checkpoints, without weights" in out
     assert "biphase ledger merge one.ledger" in out
     code, out, _ = verb("ledger", "merge", file, "--store", other)
     assert code == 0
-    assert f"36 scores, {len(plan.jobs)} states without weights, 1 card of corpora (" in out
+    assert f"36 scores, {len(plan.jobs)} checkpoints without weights, 1 card of corpora (" in out
     typed = out.split("What they show: biphase ")[1].split()
     assert verb(*typed, "--no-print")[0] == 0
     code, out, _ = verb("status", other / "studies" / "tuned" / PLAN, "--store", other)

@@ -25,7 +25,7 @@ from biphase.study.archive import (
     LEDGER,
     PLAN_ENTRY,
     Archive,
-    EntrySource,
+    ArchiveEntry,
     as_json,
     check,
     merge,
@@ -127,7 +127,7 @@ def test_a_sound_one_made_by_another_tool_is_taken(good, tmp_path):
 
 
 def test_what_is_written_is_read_by_other_tools(good, tmp_path):
-    write_archive(tmp_path / "f", "tuned", [EntrySource.of(name, one) for name, one in good.items()])
+    write_archive(tmp_path / "f", "tuned", [ArchiveEntry.of(name, one) for name, one in good.items()])
     stream = pyarrow.CompressedInputStream(str(tmp_path / "f"), "zstd")
     with tarfile.open(fileobj=io.BytesIO(stream.read())) as tar:
         assert tar.getnames() == [LEDGER, *good]
@@ -160,7 +160,7 @@ def test_what_is_written_is_read_by_other_tools(good, tmp_path):
 )
 def test_names_outside_the_layout_are_refused_before_anything_is_read(good, name, tmp_path):
     files = {LEDGER: listed(good | {name: b"{}"}), **good}
-    refused(crafted(tmp_path / "f", [member(*one) for one in files.items()]), "no place in a ledger|holds")
+    refused(crafted(tmp_path / "f", [member(*one) for one in files.items()]), "no place|holds")
 
 
 @pytest.mark.parametrize("name", ["trial", "/etc/passwd", "../x", PLAN_ENTRY])
@@ -189,7 +189,7 @@ def test_a_file_that_is_not_listed_not_there_or_another_one_is_refused(good, tmp
     refused(
         crafted(tmp_path / "a", [member(LEDGER, listed(good)), *sound(more)[1:]]), "more in it than it says"
     )
-    refused(crafted(tmp_path / "b", [member(LEDGER, listed(more)), *sound(good)[1:]]), "there is no file")
+    refused(crafted(tmp_path / "b", [member(LEDGER, listed(more)), *sound(good)[1:]]), "no file")
     changed = good | {FINGERPRINTS: good[FINGERPRINTS].replace(b"task", b"tusk")}
     refused(
         crafted(tmp_path / "c", [member(LEDGER, listed(good)), *sound(changed)[1:]]), "not what was packed"
@@ -207,10 +207,10 @@ def test_a_file_that_is_not_listed_not_there_or_another_one_is_refused(good, tmp
         FINGERPRINTS: good[FINGERPRINTS],
         trial[1]: good[trial[1]],
     }
-    refused(crafted(tmp_path / "g", sound(apart)), "not together")
+    refused(crafted(tmp_path / "g", sound(apart)), "holds")
     half = {name: one for name, one in good.items() if name != trial[1]}
     refused(crafted(tmp_path / "h", sound(half)), "holds .*trial.json")
-    refused(crafted(tmp_path / "i", sound({FINGERPRINTS: good[FINGERPRINTS]})), "has no study/plan.json")
+    refused(crafted(tmp_path / "i", sound({FINGERPRINTS: good[FINGERPRINTS]})), "begin with")
 
 
 def test_a_bomb_is_refused_before_it_goes_off(good, tmp_path, monkeypatch):
@@ -218,29 +218,25 @@ def test_a_bomb_is_refused_before_it_goes_off(good, tmp_path, monkeypatch):
     path = crafted(tmp_path / "f", sound(bomb))
     assert path.stat().st_size < 100_000
     read = []
-    monkeypatch.setattr(archive._Reader, "_read", _counting(archive._Reader._read, read))
-    refused(path, "bytes that a ledger of its size can")
+
+    class Counted(pyarrow.CompressedInputStream):
+        def read(self, size=None):
+            read.append(size)
+            return super().read(size)
+
+    monkeypatch.setattr(pyarrow, "CompressedInputStream", Counted)
+    refused(path, "of its size")
     assert sum(read) < 10_000
     monkeypatch.undo()
     refused(crafted(tmp_path / "g", [member(LEDGER, b" " * (archive.LARGEST_LISTING + 1))]), "bytes")
     listing = json.loads(listed(good))
     listing["files"][PLAN_ENTRY]["bytes"] = -1
-    refused(
-        crafted(tmp_path / "h", [member(LEDGER, as_json(listing)), *sound(good)[1:]]), "less than 0 bytes"
-    )
+    refused(crafted(tmp_path / "h", [member(LEDGER, as_json(listing)), *sound(good)[1:]]), "would unpack to")
     for name, bytes_ in ((PLAN_ENTRY, 10**30), (leaf_of(good), archive.LARGEST["trial.json"] + 1)):
         listing = json.loads(listed(good))
         listing["files"][name]["bytes"] = bytes_
         path = crafted(tmp_path / "i", [member(LEDGER, as_json(listing)), *sound(good)[1:]])
-        refused(path, f"{name}.*would unpack to")
-
-
-def _counting(real, read: list[int]):
-    def counted(self, size, **options):
-        read.append(size)
-        return real(self, size, **options)
-
-    return counted
+        refused(path, f"{name}.*would unpack")
 
 
 @pytest.mark.parametrize(
@@ -253,11 +249,11 @@ def _counting(real, read: list[int]):
     ids=range(16),
 )  # fmt: skip
 def test_a_first_file_that_says_nothing_is_refused(listing, tmp_path):
-    refused(crafted(tmp_path / "f", [member(LEDGER, listing)]), "no sound ledger")
+    refused(crafted(tmp_path / "f", [member(LEDGER, listing)]), "no valid archive")
 
 
 def test_what_is_no_parcel_at_all_is_refused(tmp_path):
-    with pytest.raises(SpecError, match="there is no file"):
+    with pytest.raises(SpecError, match="no file"):
         Archive.open(tmp_path / "none")
     for name, content in {
         "empty": b"",
@@ -266,7 +262,7 @@ def test_what_is_no_parcel_at_all_is_refused(tmp_path):
         "noise": archive.MAGIC + b"x" * 99,
     }.items():
         (tmp_path / name).write_bytes(content)
-        refused(tmp_path / name, "no sound ledger")
+        refused(tmp_path / name, "no valid archive")
 
 
 @pytest.mark.parametrize(
@@ -311,7 +307,7 @@ def test_what_is_no_parcel_at_all_is_refused(tmp_path):
 def test_files_that_do_not_say_what_they_should_are_refused(good, name, content, tmp_path):
     name = leaf_of(good) if name == "trial" else name
     about = json.loads(good[name]) | content if name in good and isinstance(content, dict) else content
-    refused(crafted(tmp_path / "f", sound(good | {name: as_json(about)})), "not as biphase writes it")
+    refused(crafted(tmp_path / "f", sound(good | {name: as_json(about)})), "not as this version")
 
 
 def test_numbers_that_are_none_are_refused(good, tmp_path):
@@ -320,7 +316,7 @@ def test_numbers_that_are_none_are_refused(good, tmp_path):
             hurt = good[name].replace(b'"question": ""', b'"question": ' + number)
             hurt = hurt.replace(b'"accuracy": 0.25', b'"accuracy": ' + number)
             assert hurt != good[name]
-            refused(crafted(tmp_path / "f", sound(good | {name: hurt})), "not as biphase writes it")
+            refused(crafted(tmp_path / "f", sound(good | {name: hurt})), "not as this version")
 
 
 def test_a_study_cannot_name_a_place_outside_the_store(good, tmp_path):
@@ -341,12 +337,12 @@ def test_a_cut_or_flipped_file_is_refused_wherever_it_was_hurt(good, tmp_path):
         about["scores"]["test"]["accuracy"] = float(noise.mean())
 
     files = changed(good, leaf_of(good), more) | {values_of(good): save({"test/accuracy": noise})}
-    write_archive(whole, "tuned", [EntrySource.of(name, one) for name, one in files.items()])
+    write_archive(whole, "tuned", [ArchiveEntry.of(name, one) for name, one in files.items()])
     check(whole)
     content, hurt = whole.read_bytes(), tmp_path / "hurt"
     for length in [*range(0, len(content), 97), len(content) - 1]:
         hurt.write_bytes(content[:length])
-        refused(hurt, "no sound ledger")
+        refused(hurt, "no valid archive")
     harmless = []
     for place in range(0, len(content), 13):
         for bit in (1, 64):
@@ -376,14 +372,14 @@ def test_a_refused_file_leaves_the_store_as_it_was_whatever_came_before_it(good,
 
 
 def test_a_file_that_changes_while_it_is_packed_is_not_packed(tmp_path):
-    source = EntrySource.of(PLAN_ENTRY, b"{}", lambda: b"[]")
+    source = ArchiveEntry.of(PLAN_ENTRY, b"{}", lambda: b"[]")
     with pytest.raises(StoreError, match="changed while"):
         write_archive(tmp_path / "f", "s", [source])
     assert not list(tmp_path.iterdir())
 
 
 def test_more_files_than_a_reader_would_take_are_not_packed(good, tmp_path, monkeypatch):
-    sources = [EntrySource.of(name, one) for name, one in good.items()]
+    sources = [ArchiveEntry.of(name, one) for name, one in good.items()]
     monkeypatch.setattr(archive, "LARGEST_LISTING", 100)
     with pytest.raises(SpecError, match=r"4 files are more than .*--only PATTERN"):
         write_archive(tmp_path / "f", "tuned", sources)
@@ -481,7 +477,7 @@ def test_only_jobs_of_the_study_have_failed(good, plan, tmp_path):
         files = {**files, **failure}
     check(crafted(tmp_path / "f", sound(files)))
     more = files | {f"study/failures/{KEY}.json": as_json({"key": KEY, "error": "e", "at": ""})}
-    refused(crafted(tmp_path / "g", sound(more)), "no job of the study")
+    refused(crafted(tmp_path / "g", sound(more)), "none of the study")
 
 
 @pytest.mark.parametrize("field", ["fingerprint", "tokenizer_fingerprint"])

@@ -184,15 +184,6 @@ def test_a_trunk_is_cut_where_another_run_leaves_it():
     assert [job.tokens for job in plan.jobs.values()][:2] == [4 * 128, 4 * 128]
 
 
-def test_two_names_of_one_run_are_two_results_of_one_state():
-    plan = make_plan(
-        Study("s", (run("a", (CLM(), 10)), run("b", (CLM(), 5), (CLM(), 5), heldout_every=3))), OUTSIDE
-    )
-    assert plan.results["a"] == plan.results["b"]
-    assert plan.jobs[plan.results["a"]].results == ("a", "b")
-    assert plan.job_count == 2
-
-
 def test_a_parent_that_is_not_listed_is_computed_and_is_no_result():
     parent = run("parent", (CLM(), 10), keep=(3,))
     plan = make_plan(Study("s", (run("child", (MLM(0.4), 5), start=parent),)), OUTSIDE)
@@ -208,19 +199,6 @@ def test_a_run_without_stages_is_its_start():
     assert plan.results == {"as-is": next(iter(plan.roots))}
     assert plan.roots[plan.results["as-is"]].results == ("as-is",)
     assert plan.path(plan.results["as-is"]) == ()
-
-
-def test_a_run_without_stages_after_another_is_that_ones_end():
-    first = run("first", (CLM(), 5))
-    plan = make_plan(Study("s", (first, run("same", start=first))), OUTSIDE)
-    assert plan.results["same"] == plan.results["first"]
-    assert plan.jobs[plan.results["first"]].results == ("first", "same")
-
-
-def test_runs_that_start_apart_have_their_own_roots():
-    plan = make_plan(Study("s", (run("a", (CLM(), 5)), run("b", (CLM(), 5), seed=1))), OUTSIDE)
-    assert len(plan.roots) == 2
-    assert plan.steps_to_compute == 10
 
 
 def test_a_decay_over_the_whole_run_and_none_at_all_are_both_one_piece():

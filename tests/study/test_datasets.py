@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 import biphase
-from biphase.catalog import CATALOG, TASKS
+from biphase import CATALOG, TASKS, Answer, Classify, Finetune, Retrieve, Splits, Tag, Task
 from biphase.data.corpus import Absent
 from biphase.errors import DataError, SpecError
-from biphase.specs import Answer, Classify, Finetune, Retrieve, Splits, Tag, Task
 from biphase.study.datasets import describe, tasks_named
 from biphase.tasks.load import load
 

@@ -12,9 +12,8 @@ import math
 import numpy as np
 import pytest
 
+from biphase import SIZES, Chunks, Rows
 from biphase.errors import SpecError
-from biphase.presets import SIZES
-from biphase.specs import Chunks, Rows
 from biphase.study.costs import attended_length, shape_of_size
 from biphase.study.devices import FORM, fit, speeds_of
 

@@ -189,34 +189,30 @@ def test_links_devices_and_folders_are_refused(good, kind, name, tmp_path):
     members = sound(good)
     name = leaf_of(good) if name == "trial" else name
     members.insert(list(good).index(leaf_of(good)) + 1, member(name, type=kind, linkname="/etc/passwd"))
-    refused(crafted(tmp_path / "f", members), "no plain file")
+    refused(crafted(tmp_path / "f", members), "plain file")
 
 
 def test_extended_headers_are_refused_whatever_they_say(good, tmp_path):
     members = sound(good)
     members[1][0].pax_headers = {"path": "../../outside", "comment": "x" * 10_000}
-    refused(crafted(tmp_path / "f", members, tarfile.PAX_FORMAT), "no plain file")
+    refused(crafted(tmp_path / "f", members, tarfile.PAX_FORMAT), "plain file")
     members = sound(good)
     members.insert(1, member("l" * 300))
-    refused(crafted(tmp_path / "g", members, tarfile.GNU_FORMAT), "no plain file")
+    refused(crafted(tmp_path / "g", members, tarfile.GNU_FORMAT), "plain file")
 
 
 def test_a_file_that_is_not_listed_not_there_or_another_one_is_refused(good, tmp_path):
     more = good | {f"study/failures/{KEY}.json": as_json({"key": KEY, "error": "e", "at": ""})}
-    refused(
-        crafted(tmp_path / "a", [member(LEDGER, listed(good)), *sound(more)[1:]]), "more in it than it says"
-    )
+    refused(crafted(tmp_path / "a", [member(LEDGER, listed(good)), *sound(more)[1:]]), "it says")
     refused(crafted(tmp_path / "b", [member(LEDGER, listed(more)), *sound(good)[1:]]), "no file")
     changed = good | {FINGERPRINTS: good[FINGERPRINTS].replace(b"task", b"tusk")}
-    refused(
-        crafted(tmp_path / "c", [member(LEDGER, listed(good)), *sound(changed)[1:]]), "not what was packed"
-    )
+    refused(crafted(tmp_path / "c", [member(LEDGER, listed(good)), *sound(changed)[1:]]), "was packed")
     longer = good | {FINGERPRINTS: good[FINGERPRINTS] + b" "}
     refused(crafted(tmp_path / "d", [member(LEDGER, listed(good)), *sound(longer)[1:]]), "bytes")
     turned = dict(reversed(good.items()))
-    refused(crafted(tmp_path / "e", [member(LEDGER, listed(good)), *sound(turned)[1:]]), "there should be")
+    refused(crafted(tmp_path / "e", [member(LEDGER, listed(good)), *sound(turned)[1:]]), "should be")
     twice = sound(good)
-    refused(crafted(tmp_path / "f", [*twice, twice[-1]]), "more in it than it says")
+    refused(crafted(tmp_path / "f", [*twice, twice[-1]]), "it says")
     trial = [name for name in good if name.startswith("trials/")]
     apart = {
         trial[0]: good[trial[0]],
@@ -226,7 +222,7 @@ def test_a_file_that_is_not_listed_not_there_or_another_one_is_refused(good, tmp
     }
     refused(crafted(tmp_path / "g", sound(apart)), "holds")
     half = {name: one for name, one in good.items() if name != trial[1]}
-    refused(crafted(tmp_path / "h", sound(half)), "holds .*trial.json")
+    refused(crafted(tmp_path / "h", sound(half)), "holds.*trial.json")
     refused(crafted(tmp_path / "i", sound({FINGERPRINTS: good[FINGERPRINTS]})), "begin with")
 
 
@@ -242,13 +238,13 @@ def test_a_bomb_is_refused_before_it_goes_off(good, tmp_path, monkeypatch):
             return super().read(size)
 
     monkeypatch.setattr(pyarrow, "CompressedInputStream", Counted)
-    refused(path, "of its size")
+    refused(path, "its size")
     assert sum(read) < 10_000
     monkeypatch.undo()
     refused(crafted(tmp_path / "g", [member(LEDGER, b" " * (archive.LARGEST_LISTING + 1))]), "bytes")
     listing = json.loads(listed(good))
     listing["files"][PLAN_ENTRY]["bytes"] = -1
-    refused(crafted(tmp_path / "h", [member(LEDGER, as_json(listing)), *sound(good)[1:]]), "would unpack to")
+    refused(crafted(tmp_path / "h", [member(LEDGER, as_json(listing)), *sound(good)[1:]]), "unpack to")
     for name, bytes_ in ((PLAN_ENTRY, 10**30), (leaf_of(good), archive.LARGEST["trial.json"] + 1)):
         listing = json.loads(listed(good))
         listing["files"][name]["bytes"] = bytes_
@@ -266,7 +262,7 @@ def test_a_bomb_is_refused_before_it_goes_off(good, tmp_path, monkeypatch):
     ids=range(16),
 )  # fmt: skip
 def test_a_first_file_that_says_nothing_is_refused(listing, tmp_path):
-    refused(crafted(tmp_path / "f", [member(LEDGER, listing)]), "no valid archive")
+    refused(crafted(tmp_path / "f", [member(LEDGER, listing)]), "valid archive")
 
 
 def test_what_is_no_parcel_at_all_is_refused(tmp_path):
@@ -279,7 +275,7 @@ def test_what_is_no_parcel_at_all_is_refused(tmp_path):
         "noise": archive.MAGIC + b"x" * 99,
     }.items():
         (tmp_path / name).write_bytes(content)
-        refused(tmp_path / name, "no valid archive")
+        refused(tmp_path / name, "valid archive")
 
 
 @pytest.mark.parametrize(
@@ -324,7 +320,7 @@ def test_what_is_no_parcel_at_all_is_refused(tmp_path):
 def test_files_that_do_not_say_what_they_should_are_refused(good, name, content, tmp_path):
     name = leaf_of(good) if name == "trial" else name
     about = json.loads(good[name]) | content if name in good and isinstance(content, dict) else content
-    refused(crafted(tmp_path / "f", sound(good | {name: as_json(about)})), "not as this version")
+    refused(crafted(tmp_path / "f", sound(good | {name: as_json(about)})), "this version")
 
 
 def test_numbers_that_are_none_are_refused(good, tmp_path):
@@ -333,16 +329,16 @@ def test_numbers_that_are_none_are_refused(good, tmp_path):
             hurt = good[name].replace(b'"question": ""', b'"question": ' + number)
             hurt = hurt.replace(b'"accuracy": 0.25', b'"accuracy": ' + number)
             assert hurt != good[name]
-            refused(crafted(tmp_path / "f", sound(good | {name: hurt})), "not as this version")
+            refused(crafted(tmp_path / "f", sound(good | {name: hurt})), "this version")
 
 
 def test_a_study_cannot_name_a_place_outside_the_store(good, tmp_path):
     for name in ("../../outside", "/tmp/outside", "..", ""):
         files = changed(good, PLAN_ENTRY, lambda about, name=name: about["study"].update(name=name))
         members = [member(LEDGER, listed(files, name)), *sound(files)[1:]]
-        refused(crafted(tmp_path / "f", members), "one word without slashes")
+        refused(crafted(tmp_path / "f", members), "without slashes")
     other = changed(good, PLAN_ENTRY, lambda about: about["study"].update(name="other"))
-    refused(crafted(tmp_path / "f", sound(other)), "of another study")
+    refused(crafted(tmp_path / "f", sound(other)), "another study")
 
 
 def test_a_cut_or_flipped_file_is_refused_wherever_it_was_hurt(good, tmp_path):
@@ -359,7 +355,7 @@ def test_a_cut_or_flipped_file_is_refused_wherever_it_was_hurt(good, tmp_path):
     content, hurt = whole.read_bytes(), tmp_path / "hurt"
     for length in [*range(0, len(content), 97), len(content) - 1]:
         hurt.write_bytes(content[:length])
-        refused(hurt, "no valid archive")
+        refused(hurt, "valid archive")
     harmless = []
     for place in range(0, len(content), 13):
         for bit in (1, 64):
@@ -376,7 +372,7 @@ def test_a_cut_or_flipped_file_is_refused_wherever_it_was_hurt(good, tmp_path):
     hurt.write_bytes(content + b"more")
     refused(hurt, "damaged")
     hurt.write_bytes(content + content)
-    refused(hurt, "more in it than it says")
+    refused(hurt, "it says")
 
 
 def test_a_refused_file_leaves_the_store_as_it_was_whatever_came_before_it(good, verb, tmp_path):
@@ -398,7 +394,7 @@ def test_a_file_that_changes_while_it_is_packed_is_not_packed(tmp_path):
 def test_more_files_than_a_reader_would_take_are_not_packed(good, tmp_path, monkeypatch):
     sources = [ArchiveEntry.of(name, one) for name, one in good.items()]
     monkeypatch.setattr(archive, "LARGEST_LISTING", 100)
-    with pytest.raises(SpecError, match=r"4 files are more than .*--only PATTERN"):
+    with pytest.raises(SpecError, match=r"4.*--only PATTERN"):
         write_archive(tmp_path / "f", "tuned", sources)
     assert not list(tmp_path.glob("f*"))
 
@@ -433,7 +429,7 @@ def test_values_are_taken_where_they_are_one_for_each_example(good, tmp_path):
     values = {"test/entity_counts": np.zeros((4, 3), np.int32), "validation/accuracy": half}
     check(crafted(tmp_path / "f", sound(good | {values_of(good): save(values)})))
     files = good | {values_of(good): save(values)[:-1]}
-    refused(crafted(tmp_path / "g", sound(files)), "values.safetensors cannot be read")
+    refused(crafted(tmp_path / "g", sound(files)), "values.safetensors")
 
 
 def test_predictions_may_come_along_and_hold_numbers_of_a_part(good, tmp_path):
@@ -455,7 +451,7 @@ def test_predictions_may_come_along_and_hold_numbers_of_a_part(good, tmp_path):
 
 def test_the_plan_comes_first_because_the_rest_is_judged_by_it(good, tmp_path):
     turned = {FINGERPRINTS: good[FINGERPRINTS], **good}
-    refused(crafted(tmp_path / "f", sound(turned)), "does not begin with study/plan.json")
+    refused(crafted(tmp_path / "f", sound(turned)), "study/plan.json")
 
 
 def test_only_models_that_the_study_starts_from_are_pinned(study, store, model_folders, tmp_path):
@@ -494,7 +490,7 @@ def test_only_jobs_of_the_study_have_failed(good, plan, tmp_path):
         files = {**files, **failure}
     check(crafted(tmp_path / "f", sound(files)))
     more = files | {f"study/failures/{KEY}.json": as_json({"key": KEY, "error": "e", "at": ""})}
-    refused(crafted(tmp_path / "g", sound(more)), "none of the study")
+    refused(crafted(tmp_path / "g", sound(more)), "the study")
 
 
 @pytest.mark.parametrize("field", ["fingerprint", "tokenizer_fingerprint"])
@@ -504,7 +500,7 @@ def test_a_card_without_a_fingerprint_is_refused(good, shards, field, tmp_path):
     check(crafted(tmp_path / "f", sound(good | {name: as_json(card)})))
     for wrong in ({field: 3}, {field: ""}):
         refused(crafted(tmp_path / "f", sound(good | {name: as_json(card | wrong)})), "fingerprint")
-    refused(crafted(tmp_path / "f", sound(good | {name: as_json(card | {field: KEY})})), "not the card")
+    refused(crafted(tmp_path / "f", sound(good | {name: as_json(card | {field: KEY})})), "the card")
     del card[field]
     refused(crafted(tmp_path / "f", sound(good | {name: as_json(card)})), field)
 
@@ -515,14 +511,14 @@ def test_scores_states_and_corpora_of_another_study_are_refused(good, plan, stud
     training = next(finetunings(other))
     about = json.loads(good[leaf_of(good)]) | {"key": training.trials[0].key, "model": training.model}
     planted = f"metadata/trials/{about['key']}/trial.json"
-    refused(crafted(tmp_path / "f", sound(good | {planted: as_json(about)})), "none of the study's")
+    refused(crafted(tmp_path / "f", sound(good | {planted: as_json(about)})), "study's")
     said = changed(good, PLAN_ENTRY, lambda about: about["results"].update(both=training.model))
-    refused(crafted(tmp_path / "f", sound(said | {planted: as_json(about)})), "other keys than its study")
+    refused(crafted(tmp_path / "f", sound(said | {planted: as_json(about)})), "its study")
 
 
 def test_an_archive_of_an_earlier_version_is_planned_by_its_cards(good, shards, tmp_path):
     old = changed(good, FINGERPRINTS, lambda about: about.pop("data") and None)
-    refused(crafted(tmp_path / "f", sound(old)), "does not say which text the corpus 'tiny' is")
+    refused(crafted(tmp_path / "f", sound(old)), "'tiny'")
     card = {f"metadata/shards/{shards.name}/card.json": (shards / "card.json").read_bytes()}
     check(crafted(tmp_path / "f", sound(old | card)))
 
@@ -531,7 +527,7 @@ def test_a_study_that_would_take_for_ever_to_plan_is_refused(good, tmp_path):
     def grow(about):
         about["study"]["finetune"] |= {"lrs": [n / 1e5 for n in range(1, 2_000)], "seeds": list(range(2_000))}
 
-    refused(crafted(tmp_path / "f", sound(changed(good, PLAN_ENTRY, grow))), "plans more than")
+    refused(crafted(tmp_path / "f", sound(changed(good, PLAN_ENTRY, grow))), "more than")
 
 
 # ---------------------------------------------------------------- pack and merge
@@ -730,16 +726,16 @@ def test_a_damaged_result_here_is_named_and_the_rest_is_merged(plan, finished, t
 
 
 def test_nothing_computed_is_nothing_to_pack(plan, store, tmp_path):
-    with pytest.raises(SpecError, match=r"nothing of tuned.*biphase run"):
+    with pytest.raises(SpecError, match=r"of tuned.*biphase run"):
         packed(plan, store, tmp_path / "one.ledger")
     assert not list(tmp_path.glob("*ledger*"))
 
 
 def test_a_file_that_is_no_ledger_is_not_overwritten(plan, finished, tmp_path):
     (tmp_path / "notes").write_text("mine")
-    with pytest.raises(SpecError, match="name another file"):
+    with pytest.raises(SpecError, match="another file"):
         packed(plan, finished, tmp_path / "notes")
-    with pytest.raises(SpecError, match="is no folder"):
+    with pytest.raises(SpecError, match="no folder"):
         packed(plan, finished, tmp_path / "nowhere" / "one.ledger")
     assert (tmp_path / "notes").read_text() == "mine"
 
@@ -808,7 +804,7 @@ def test_what_names_stand_for_travels_too(grid, tiny_run, model_folders, store, 
     text.mkdir()  # something else lies there on this machine
     (text / "a.jsonl").write_text('{"text": "mine"}\n')
     assert make_plan(pinned(study, other, ask=False), identities(other)) == plan
-    with pytest.raises(DataError, match=r"tokenize fine --from FOLDER.*remove .*link-") as refused:
+    with pytest.raises(DataError, match=r"tokenize fine --from FOLDER.*remove.*link-") as refused:
         tokenize(corpus, other, report=lambda line: None)
     assert "\n" not in str(refused.value)
     assert not other.shards.exists()
@@ -942,7 +938,7 @@ def test_whoever_wants_the_weights_is_told_where_they_are(plan, finished, tmp_pa
             ask()
         assert "\n" not in str(refused.value)
     trial = find(next(ledger.finetunings(plan)).trials[0].key[:8], store)
-    with pytest.raises(SpecError, match="without its weights"):
+    with pytest.raises(SpecError, match="its weights"):
         recipe_of(trial, store)
     told = before_after(plan, store, "")
     assert "without its weights" in told[-1]

@@ -119,16 +119,16 @@ def with_state(store, key, *, copy_of, step):
 def test_a_state_on_the_way_down_or_up_cannot_be_asked_for(plan, finished):
     whole = plan.results["clm"]
     with_state(finished, "d" * 32, copy_of=whole, step=6)
-    refused("dddddd was saved in the middle of a decay; give the key", lambda: asked("d" * 32, finished))
+    refused("the key", lambda: asked("d" * 32, finished))
     with_state(finished, "e" * 32, copy_of=whole, step=1)
-    refused("eeeeee was saved in the middle of a warmup; give a later", lambda: asked("e" * 32, finished))
+    refused("a later", lambda: asked("e" * 32, finished))
 
 
 def test_digits_that_name_no_state_or_several_are_refused(plan, finished):
     whole = plan.results["clm"]
     refused("no checkpoint 000000", lambda: asked("0" * 6, finished))
     with_state(finished, whole[:10] + "0" * 22, copy_of=whole, step=8)
-    refused("2 checkpoints of .* begin", lambda: asked(whole[:6], finished))
+    refused("2 checkpoints of.*begin", lambda: asked(whole[:6], finished))
     assert asked(whole, finished).runs[0].name == "clm"
     (finished.checkpoints / whole / "manifest.json").unlink()  # no manifest, no result
     with pytest.raises(StoreError, match=f"{whole}.*no manifest"):
@@ -740,7 +740,7 @@ def test_a_state_is_continued_with_new_moments_from_the_beginning_of_its_text(pl
     assert (run.optimizer_state, run.data, run.corpus) == ("reset", "restart", run.start.corpus)
     assert (run.packing, run.batch_tokens) == (run.start.packing, 32 * 32)
     assert on(length=24).runs[0].packing == Chunks(24)
-    with pytest.raises(SpecError, match="--text, --heldout and --tokens are of a --corpus"):
+    with pytest.raises(SpecError, match=r"--text, --heldout.*--tokens.*--corpus"):
         on(CorpusOptions("", tokens=5))
 
 

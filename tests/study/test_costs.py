@@ -151,7 +151,7 @@ def test_a_tied_head_costs_work_and_no_memory():
 
 @pytest.mark.parametrize("efficiency", [0, -1, 1.5, 40])
 def test_an_impossible_efficiency_is_refused(efficiency):
-    with pytest.raises(SpecError, match=r"an efficiency lies between 0 and 1.*0\.4 is good"):
+    with pytest.raises(SpecError, match=r"0.*1.*0\.4 is good"):
         costs(plan_of(run((CLM(), 3)))).device_hours("h200", efficiency)
 
 

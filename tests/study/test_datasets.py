@@ -62,18 +62,18 @@ def test_steps_are_those_that_are_said():
 
 
 def test_unknown_names_and_idle_options_are_refused():
-    refused("there is no task and no file 'sst3'; did you mean 'sst2'", "sst3")
-    refused("names no task", " , ")
-    refused("describe data of your own", "sst2", label="x")
+    refused("'sst3';.*'sst2'", "sst3")
+    refused("no task", " , ")
+    refused("your own", "sst2", label="x")
 
 
 def test_options_that_the_family_does_not_read_are_refused(tmp_path):
     texts = lay(tmp_path / "texts", train=reviews(), test=reviews(9))
     questions = lay(tmp_path / "questions", train=asked_rows(9), test=asked_rows(9))
     searched = beir(tmp_path / "searched", "train", "test")
-    refused("--query.*IR.*read as SC", texts, query="{text}")
-    refused("--labels.*SC.*read as QA", questions, labels="a,b")
-    refused("--label .*SC.*read as IR", searched, label="text")
+    refused("--query.*IR.*as SC", texts, query="{text}")
+    refused("--labels.*SC.*as QA", questions, labels="a,b")
+    refused("--label.*SC.*as IR", searched, label="text")
     assert len(tasks_named(f"{texts},{searched}", query="{text}")) == 2, "one of them reads it"
 
 
@@ -133,9 +133,9 @@ def test_repositories_of_one_task_may_be_copied_or_not(tmp_path):
 
 def test_a_folder_that_lacks_files_is_refused_and_not_passed_over(tmp_path):
     lay(tmp_path / "sst2", train=[{}])
-    with pytest.raises(Absent, match=r"task 'sst2': no file in .*sst2 matches 'validation\*'"):
+    with pytest.raises(Absent, match=r"'sst2':.*sst2 matches 'validation\*'"):
         tasks_named("sst2", data=tmp_path)
-    refused("is no folder", "sst2", data=tmp_path / "nowhere")
+    refused("no folder", "sst2", data=tmp_path / "nowhere")
 
 
 # ---------------------------------------------------------------- own data
@@ -169,11 +169,11 @@ def test_one_file_needs_another_to_be_scored_by(tmp_path):
     task = one(str(path), test=other)
     assert task.name == "rows"
     assert len(load(task, documents="all").test) == 9
-    refused("is one file, to train on; .*--test FILE", str(path))
-    refused("is no file", str(path), test=tmp_path / "nowhere.csv")
+    refused("train on;.*--test FILE", str(path))
+    refused("no file", str(path), test=tmp_path / "nowhere.csv")
     notes = tmp_path / "notes.docx"
     notes.touch()
-    refused("is no table", str(notes), test=other)
+    refused("no table", str(notes), test=other)
 
 
 @pytest.mark.parametrize(
@@ -196,11 +196,9 @@ def test_labels_are_read_from_the_data_in_order(values, labels, tmp_path):
 def test_columns_and_labels_may_be_said(tmp_path):
     rows = [{"a": f"a{n}", "b": "b", "answer": n % 2} for n in range(30)]
     folder = lay(tmp_path, train=rows, test=rows)
-    refused(r"--text COLUMN, or a template", folder)
-    refused(r"--text COLUMN, or a template", folder, label="answer")
-    refused(
-        r"--label COLUMN, one of a, b, c", lay(tmp_path / "x", train=[{"a": 1, "b": 1, "c": 1}], test=[{}])
-    )
+    refused("--text", folder)
+    refused("--text", folder, label="answer")
+    refused("--label.*a, b, c", lay(tmp_path / "x", train=[{"a": 1, "b": 1, "c": 1}], test=[{}]))
     task = one(folder, text="A: {a} B: {b}", label="answer", labels="no, yes")
     assert task.form == Classify("A: {a} B: {b}", ("no", "yes"), label="answer")
     assert load(task, documents="all").test[3].text == "A: a3 B: b"
@@ -209,13 +207,13 @@ def test_columns_and_labels_may_be_said(tmp_path):
 
 def test_what_cannot_be_labels_is_refused(tmp_path):
     rows = [{"text": "x", "label": n + 0.5} for n in range(9)]
-    refused("holds measures, not labels", lay(tmp_path / "a", train=rows, test=rows))
+    refused("not labels", lay(tmp_path / "a", train=rows, test=rows))
     rows = [{"text": "x", "label": str(n)} for n in range(1_001)]
     refused("over 1,000 values", lay(tmp_path / "b", train=rows, test=rows))
     rows = [{"text": "x", "label": ["a", "b"]} for n in range(9)]
-    refused("train.jsonl:1 .*one label a row", lay(tmp_path / "c", train=rows, test=rows))
+    refused("train.jsonl:1.*a row", lay(tmp_path / "c", train=rows, test=rows))
     table = lay_csv(tmp_path / "d", train="text,label\nx,0.333\ny,1\n", test="text,label\nx,1\n")
-    refused("column 'label' holds measures, not labels, e.g. 0.333; .*--label COLUMN", table)
+    refused("'label'.*e.g. 0.333;.*--label COLUMN", table)
     assert one(table, labels="0.333,1").form == Classify("{text}", ("0.333", "1"))
 
 
@@ -229,37 +227,35 @@ def lay_csv(folder, **parts):
 @pytest.mark.parametrize("label", [None, "", "  ", float("nan"), {"x": 1}])
 def test_a_row_without_a_label_is_named(label, tmp_path):
     rows = [*reviews(4), {"text": "x", "label": label}]
-    refused("train.jsonl:5 has no label in 'label'", lay(tmp_path, train=rows, test=reviews()))
+    refused("train.jsonl:5.*'label'", lay(tmp_path, train=rows, test=reviews()))
 
 
 @pytest.mark.parametrize("label", ["good ", " good", "good\t"])
 def test_a_space_around_a_label_makes_no_class(label, tmp_path):
     rows = [*reviews(4), {"text": "x", "label": label}]
-    refused("train.jsonl:5 has the label ' ?good.*space", lay(tmp_path / "a", train=rows, test=reviews()))
+    refused("train.jsonl:5.*' ?good.*space", lay(tmp_path / "a", train=rows, test=reviews()))
     table = lay_csv(tmp_path / "b", train=f"text,label\nx,bad\ny,{label}\n", test="text,label\nx,bad\n")
-    refused("train.csv:3 has the label", table)
+    refused("train.csv:3", table)
 
 
 def test_fewer_than_two_labels_are_refused_with_the_column(tmp_path):
     rows = [{"text": "x", "label": "good", "kind": n % 2} for n in range(30)]
     folder = lay(tmp_path / "a", train=rows, test=rows)
-    refused("task 'a': column 'label' of the train part holds only 'good', .*--label COLUMN", folder)
+    refused("'a':.*'label'.*'good',.*--label COLUMN", folder)
     assert one(folder, label="kind").form.labels == ("0", "1")
     assert one(folder, labels="bad,good").form.labels == ("bad", "good")
     for said in ("good", "good,good", "good,"):
-        refused("--labels 'good.* must be two names or more, all different", folder, labels=said)
+        refused("--labels 'good.*all different", folder, labels=said)
     bare = lay_csv(tmp_path / "b", train="text,label\n", test="text,label\nx,a\n")
-    refused("column 'label' of the train part holds nothing", bare)
+    refused("'label'.*nothing", bare)
 
 
 def test_a_column_of_two_words_cannot_stand_in_a_template(tmp_path):
     rows = [{"review text": "x", "b": "y", "label": n % 2} for n in range(30)]
     folder = lay(tmp_path, train=rows, test=rows)
     for text in ("review text", "{b}: {review text}"):
-        refused(
-            "the column 'review text' cannot .*rename it in the files, e.g. review_text", folder, text=text
-        )
-    refused("'revew text' is no column; did you mean 'review text'", folder, text="revew text")
+        refused("the column 'review text' cannot.*e.g. review_text", folder, text=text)
+    refused("'revew text'.*'review text'", folder, text="revew text")
     assert one(folder, text="{{b b}} {b}").form.text == "{{b b}} {b}"
 
 
@@ -268,7 +264,7 @@ def test_parts_that_are_absent_or_ambiguous_are_refused(tmp_path):
     folder = lay(
         tmp_path / "b", train=reviews(), validation_matched=reviews(), validation_mismatched=reviews()
     )
-    refused("only one can be the validation part", folder)
+    refused("validation part", folder)
     shards = lay(
         tmp_path / "c",
         **{"train-00000-of-00002": reviews(), "train-00001-of-00002": reviews(), "test": reviews()},
@@ -287,15 +283,15 @@ def test_words_and_tags_are_token_classification(tmp_path):
         train=[{"tokens": ["Ada"], "tags": [1]}] * 30,
         test=[{"tokens": ["x"], "tags": [0]}],
     )
-    refused("its tags are numbers; .*--labels O,B-PER", numbered)
+    refused("are numbers;.*--labels O,B-PER", numbered)
     assert load(one(numbered, labels="O,B-PER,I-PER"), documents="all").train[0].tags == (1,)
     odd = lay(
         tmp_path / "odd",
         train=[{"tokens": ["Ada"], "tags": ["PER"]}],
         test=[{"tokens": ["x"], "tags": ["O"]}],
     )
-    refused("task 'odd': column 'tags' of the train part holds PER; write tags in IOB2", odd)
-    refused("--labels holds PER; write tags in IOB2", odd, labels="O,PER")
+    refused("'odd':.*'tags'.*IOB2", odd)
+    refused("--labels.*IOB2", odd, labels="O,PER")
     refused("--labels lacks O", odd, labels="B-PER,I-PER")
 
 
@@ -376,7 +372,7 @@ def test_a_beir_folder_is_retrieval(tmp_path):
 
 def test_retrieval_without_judgments_to_train_on(tmp_path):
     folder = beir(tmp_path / "mine", "test")
-    refused("nothing to train on; .*--zero-shot.*--trained-on msmarco", folder)
+    refused("train on;.*--zero-shot.*--trained-on msmarco", folder)
     lender, task = tasks_named(folder, trained_on="msmarco")
     assert (lender, task.trained_on) == (CATALOG["msmarco"], "msmarco")
     assert [
@@ -385,7 +381,7 @@ def test_retrieval_without_judgments_to_train_on(tmp_path):
     write(tmp_path / "mine" / "pairs.jsonl", [{"query": "a", "document": "b"}])
     made = load(one(folder), documents="all")
     assert (len(made.train), len(made.validation)) == (1, 10)
-    refused("no judgments to be scored by", beir(tmp_path / "none", "train"))
+    refused("scored by", beir(tmp_path / "none", "train"))
 
 
 def test_a_borrowed_model_goes_before_what_the_folder_could_train_on(tmp_path):
@@ -429,7 +425,7 @@ def test_retrieval_without_training_scores_every_test_query(tmp_path):
     assert [task.name for task in known] == ["scifact-mini", "nq"], "no lender is needed"
     assert not any(task.is_trained for task in known)
     assert Finetune(known).finetunings
-    refused("sst2 .*only retrieval", "sst2,scifact-mini", zero_shot=True)
+    refused("sst2.*only retrieval", "sst2,scifact-mini", zero_shot=True)
     refused("--zero-shot and --steps", "scifact-mini", zero_shot=True, steps=5)
     refused("--zero-shot and --trained-on", str(tmp_path / "mine"), zero_shot=True, trained_on="msmarco")
 
@@ -583,7 +579,7 @@ def test_rows_that_hold_names_which_are_numbers_are_read_by_name(tmp_path):
 def test_a_damaged_list_of_labels_is_refused(raw, tmp_path):
     folder = lay(tmp_path, train=NUMBERED, test=NUMBERED)
     (tmp_path / "labels.json").write_bytes(raw)
-    refused("labels.json cannot be read.*--labels", folder)
+    refused("labels.json.*--labels", folder)
     assert one(folder, labels="bad,good").form.labels == ("bad", "good")
 
 
@@ -631,7 +627,7 @@ def test_what_the_datasets_library_writes_is_read_with_its_label_names(tmp_path)
 def test_configurations_of_a_repository_are_told_apart(tmp_path):
     for name in ("cola", "sst2"):
         lay(tmp_path / "glue" / name, train=NUMBERED, validation=NUMBERED)
-    refused(r"glue holds several datasets: cola, sst2; .*--tasks \S*glue/cola", str(tmp_path / "glue"))
+    refused(r"sst2;.*--tasks \S*glue/cola", str(tmp_path / "glue"))
     assert one(str(tmp_path / "glue" / "sst2")).name == "sst2"
 
 
@@ -654,7 +650,7 @@ def test_a_test_part_without_labels_is_not_scored_but_validation_is(unlabelled, 
     task = one(folder)
     assert task.splits == Splits(test="validation*")
     assert len(load(task, documents="all").test) == 20
-    refused("test part has no labels.*--test", lay(tmp_path / "b", train=NUMBERED, test=bare))
+    refused("no labels.*--test", lay(tmp_path / "b", train=NUMBERED, test=bare))
     tags = [
         {"tokens": row["tokens"]} | ({} if unlabelled == "no column" else {"tags": [unlabelled]})
         for row in TAGGED
@@ -703,7 +699,7 @@ def test_squad_as_its_authors_distribute_it(tmp_path):
     assert len(load(task, documents="all").test) == 30
     assert one(str(tmp_path / "2.0")).form.unanswerable
     (tmp_path / "1.1" / "train-v2.0.json").write_text("{}")
-    refused("train-v1.1.json and train-v2.0.json.*only one can be the train part", str(tmp_path / "1.1"))
+    refused("train-v1.1.json and train-v2.0.json.*train part", str(tmp_path / "1.1"))
 
 
 @pytest.mark.parametrize(
@@ -731,7 +727,7 @@ def test_a_csv_of_semicolons_and_a_second_validation_are_read_as_told(tmp_path):
     assert one(folder).splits.test == "val[-_.]*"
     assert load(one(folder), documents="all").train[0].text in ("x, y", "z")
     mnli = lay(tmp_path / "mnli", train=NUMBERED, validation_matched=NUMBERED, validation_mismatched=NUMBERED)
-    refused(r"validation_matched.jsonl and .*--test \S*mnli/validation_matched.jsonl", mnli)
+    refused(r"validation_matched.jsonl and.*--test \S*mnli/validation_matched.jsonl", mnli)
     task = one(mnli, test=tmp_path / "mnli" / "validation_matched.jsonl")
     assert (task.splits.validation, task.splits.cut_from) == ("", "train")
 
@@ -784,8 +780,8 @@ def test_tables_that_are_no_parts_are_named_with_what_to_type(tmp_path):
     refused(r"eval.jsonl.*--test \S*evaluated/eval.jsonl$", folder)
     folder = lay(tmp_path / "two", train=NUMBERED, a=NUMBERED, b=NUMBERED)
     refused(r"a.jsonl and b.jsonl.*--test \S*two/FILE$", folder)
-    refused(r"data.jsonl.*train.* and test", lay(tmp_path / "single", data=NUMBERED))
-    refused("nothing to train on.*--trained-on", lay(tmp_path / "tested", test=NUMBERED))
+    refused("data.jsonl.*train.*and test", lay(tmp_path / "single", data=NUMBERED))
+    refused("train on.*--trained-on", lay(tmp_path / "tested", test=NUMBERED))
     folder = beir(tmp_path / "beir", "dl19", "dl20")
     refused(r"dl19.tsv.*--test \S*beir/qrels/dl19.tsv", folder, zero_shot=True)
     assert one(folder, zero_shot=True, test=tmp_path / "beir" / "qrels" / "dl20.tsv").splits.test.endswith(

@@ -239,7 +239,7 @@ def test_a_case_that_makes_no_sense_is_refused(change, said):
 def test_a_case_without_what_it_needs_is_refused():
     case = bench(Truth(), 0)[0]
     del case["rows"]
-    with pytest.raises(SpecError, match="lacks rows; measure again: biphase bench scale --save"):
+    with pytest.raises(SpecError, match="--save"):
         fit([case])
-    with pytest.raises(SpecError, match="no measured cases"):
+    with pytest.raises(SpecError, match="measured cases"):
         fit([])

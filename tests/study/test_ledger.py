@@ -250,9 +250,7 @@ def test_the_name_of_a_task_and_the_place_of_its_files_are_in_no_key_and_all_els
 def test_one_dataset_under_two_names_is_refused_unless_two_models_are_scored_on_it(grid, tmp_path):
     known = replace(OUTSIDE, task=identities(Store(tmp_path / "store")).task)
     toys, facts, plain = grid.tasks
-    with pytest.raises(
-        SpecError, match=r"tasks 'toys' and 'twin' are the same data.*leave out one"
-    ) as refused:
+    with pytest.raises(SpecError, match=r"'toys'.*'twin'.*out one") as refused:
         planned(replace(grid, tasks=(toys, facts, replace(toys, name="twin"))), outside=known)
     assert "\n" not in str(refused.value)
     longer = replace(facts, name="facts-longer", steps=4)

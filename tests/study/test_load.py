@@ -208,7 +208,7 @@ def test_tokenizers_are_said_in_four_ways(tmp_path, monkeypatch):
     assert tokenizer_named("words") == Pretrained("./words")
     assert tokenizer_named("owner/name@abc") == Pretrained("owner/name", revision="abc")
     assert tokenizer_named(Pretrained("./mine")) == Pretrained("./mine")
-    with pytest.raises(SpecError, match="needs a revision"):
+    with pytest.raises(SpecError, match="a revision"):
         tokenizer_named("owner/name")
 
 
@@ -261,7 +261,7 @@ def test_a_gguf_is_its_content_and_nothing_beside_it(tmp_path):
     (tmp_path / "same" / "config.json").write_text("{}")
     keys = {name: known.hub(Hub(str(tmp_path / name), gguf="m.gguf")) for name in ("one", "same", "other")}
     assert keys["one"] == keys["same"] != keys["other"]
-    with pytest.raises(SpecError, match=r"n\.gguf.*there is no such file"):
+    with pytest.raises(SpecError, match=r"n\.gguf.*such file"):
         known.hub(Hub(str(tmp_path / "one"), gguf="n.gguf"))
 
 
@@ -302,9 +302,9 @@ def test_a_folder_is_a_start_by_its_whole_path(bare, tmp_path, monkeypatch):
 def test_of_a_gguf_the_file_must_be_there_and_no_configuration(bare, tmp_path):
     (tmp_path / "a.gguf").touch()
     assert run_named(str(tmp_path), bare, gguf="a.gguf").start == Hub(str(tmp_path), gguf="a.gguf")
-    refused(r"has no file b\.gguf; of the GGUF there: --gguf a\.gguf", tmp_path, bare, gguf="b.gguf")
-    refused(r"has no config\.json; .*; of the GGUF there: --gguf a\.gguf", tmp_path, bare)
-    refused("gguf is the name of a file there", tmp_path, bare, gguf="../a.gguf")
+    refused(r"b\.gguf;.*--gguf a\.gguf", tmp_path, bare, gguf="b.gguf")
+    refused(r"has no config\.json;.*;.*--gguf a\.gguf", tmp_path, bare)
+    refused("file there", tmp_path, bare, gguf="../a.gguf")
 
 
 def test_a_name_alone_means_the_commit_that_the_store_knows(bare):
@@ -321,14 +321,12 @@ def test_how_a_hub_model_is_read_is_not_for_a_state(plan, finished):
     whole = plan.results["clm"]
     assert run_named(whole[:8], finished).name == "clm"
     for how in ({"gguf": "a.gguf"}, {"windows": "full"}):
-        refused("is a model trained here: --gguf and --windows are for others", whole[:8], finished, **how)
+        refused("--gguf.*--windows", whole[:8], finished, **how)
 
 
 @pytest.mark.parametrize("model", ["abc12", "a/b/c", "hf://a/b@1", "nowhere"])
 def test_what_is_nothing_is_refused_with_what_could_be(bare, model):
-    refused(
-        "there is no model .*: type a local folder, owner/name@commit, or the first digits of", model, bare
-    )
+    refused("no model.*:.*owner/name@commit,", model, bare)
 
 
 # ---------------------------------------------------------------- pins

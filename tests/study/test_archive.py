@@ -52,39 +52,43 @@ from biphase.training.distributed import Ranks
 from biphase.training.options import RuntimeOptions
 
 KEY = "0123456789abcdef" * 2
+NO_VALUES = b"\x02\0\0\0\0\0\0\0{}"  # a safetensors file without arrays
 
 
 @pytest.fixture
 def good(plan, store) -> dict[str, bytes]:
-    """The files of a sound parcel with one trial."""
-    training = next(finetunings(plan))
-    trial = training.trials[0]
-    about = {
-        "key": trial.key,
-        "model": training.model,
-        "task": encode(trial.task),
+    """The files of a valid archive with one trial."""
+    about = trial_record(next(finetunings(plan)))
+    return study_files(plan, store) | {
+        f"trials/{about['key']}/trial.json": as_json(about),
+        f"trials/{about['key']}/values.safetensors": NO_VALUES,
+    }
+
+
+def trial_record(tuning) -> dict:
+    """The record of a fine-tuning's first trial, with invented scores."""
+    return {
+        "key": tuning.trials[0].key,
+        "model": tuning.model,
+        "task": encode(tuning.trials[0].task),
         "trained_on": None,
         "finetune": {"protocol": "standard"},
         "metric": "accuracy",
-        "lr": training.lr,
-        "seed": training.seed,
+        "lr": tuning.lr,
+        "seed": tuning.seed,
         "scores": {"validation": {"accuracy": 0.5}, "test": {"accuracy": 0.25}},
         "examples": {"validation": 4, "test": 4},
         "seconds": {"train": 1.0, "score": 1.0},
         "machine": {},
     }
-    return told_by(plan, store) | {
-        f"trials/{trial.key}/trial.json": as_json(about),
-        f"trials/{trial.key}/values.safetensors": b"\x02\0\0\0\0\0\0\0{}",
-    }
 
 
-def told_by(plan, store) -> dict[str, bytes]:
+def study_files(plan, store) -> dict[str, bytes]:
     fingerprints = fingerprints_of(plan.study, identities(store))
     return {PLAN_ENTRY: as_json(plan.to_json()), FINGERPRINTS: as_json(fingerprints)}
 
 
-def leaf_of(files: dict[str, bytes]) -> str:
+def trial_of(files: dict[str, bytes]) -> str:
     return next(name for name in files if name.endswith("trial.json"))
 
 
@@ -125,7 +129,7 @@ def crafted(
     return path
 
 
-def sound(files: dict[str, bytes]) -> list[tuple[tarfile.TarInfo, bytes]]:
+def members_of(files: dict[str, bytes]) -> list[tuple[tarfile.TarInfo, bytes]]:
     return [member(LEDGER, listed(files)), *(member(name, content) for name, content in files.items())]
 
 
@@ -137,10 +141,10 @@ def refused(path: Path, match: str) -> None:
     assert len(str(said.value)) < 1000
 
 
-def test_a_sound_one_made_by_another_tool_is_taken(good, tmp_path):
-    merged = merge(check(crafted(tmp_path / "f", sound(good))), Store(tmp_path / "store"))
+def test_an_archive_made_by_another_tool_is_taken(good, tmp_path):
+    merged = merge(check(crafted(tmp_path / "f", members_of(good))), Store(tmp_path / "store"))
     assert merged.added == {"scores": 1, "checkpoints": 0, "corpora": 0}
-    assert (tmp_path / "store" / leaf_of(good)).read_bytes() == good[leaf_of(good)]
+    assert (tmp_path / "store" / trial_of(good)).read_bytes() == good[trial_of(good)]
 
 
 def test_what_is_written_is_read_by_other_tools(good, tmp_path):
@@ -186,32 +190,32 @@ def test_names_outside_the_layout_are_refused_before_anything_is_read(good, name
     [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE],
 )
 def test_links_devices_and_folders_are_refused(good, kind, name, tmp_path):
-    members = sound(good)
-    name = leaf_of(good) if name == "trial" else name
-    members.insert(list(good).index(leaf_of(good)) + 1, member(name, type=kind, linkname="/etc/passwd"))
+    members = members_of(good)
+    name = trial_of(good) if name == "trial" else name
+    members.insert(list(good).index(trial_of(good)) + 1, member(name, type=kind, linkname="/etc/passwd"))
     refused(crafted(tmp_path / "f", members), "plain file")
 
 
 def test_extended_headers_are_refused_whatever_they_say(good, tmp_path):
-    members = sound(good)
+    members = members_of(good)
     members[1][0].pax_headers = {"path": "../../outside", "comment": "x" * 10_000}
     refused(crafted(tmp_path / "f", members, tarfile.PAX_FORMAT), "plain file")
-    members = sound(good)
+    members = members_of(good)
     members.insert(1, member("l" * 300))
     refused(crafted(tmp_path / "g", members, tarfile.GNU_FORMAT), "plain file")
 
 
 def test_a_file_that_is_not_listed_not_there_or_another_one_is_refused(good, tmp_path):
     more = good | {f"study/failures/{KEY}.json": as_json({"key": KEY, "error": "e", "at": ""})}
-    refused(crafted(tmp_path / "a", [member(LEDGER, listed(good)), *sound(more)[1:]]), "it says")
-    refused(crafted(tmp_path / "b", [member(LEDGER, listed(more)), *sound(good)[1:]]), "no file")
+    refused(crafted(tmp_path / "a", [member(LEDGER, listed(good)), *members_of(more)[1:]]), "it says")
+    refused(crafted(tmp_path / "b", [member(LEDGER, listed(more)), *members_of(good)[1:]]), "no file")
     changed = good | {FINGERPRINTS: good[FINGERPRINTS].replace(b"task", b"tusk")}
-    refused(crafted(tmp_path / "c", [member(LEDGER, listed(good)), *sound(changed)[1:]]), "was packed")
+    refused(crafted(tmp_path / "c", [member(LEDGER, listed(good)), *members_of(changed)[1:]]), "was packed")
     longer = good | {FINGERPRINTS: good[FINGERPRINTS] + b" "}
-    refused(crafted(tmp_path / "d", [member(LEDGER, listed(good)), *sound(longer)[1:]]), "bytes")
+    refused(crafted(tmp_path / "d", [member(LEDGER, listed(good)), *members_of(longer)[1:]]), "bytes")
     turned = dict(reversed(good.items()))
-    refused(crafted(tmp_path / "e", [member(LEDGER, listed(good)), *sound(turned)[1:]]), "should be")
-    twice = sound(good)
+    refused(crafted(tmp_path / "e", [member(LEDGER, listed(good)), *members_of(turned)[1:]]), "should be")
+    twice = members_of(good)
     refused(crafted(tmp_path / "f", [*twice, twice[-1]]), "it says")
     trial = [name for name in good if name.startswith("trials/")]
     apart = {
@@ -220,15 +224,15 @@ def test_a_file_that_is_not_listed_not_there_or_another_one_is_refused(good, tmp
         FINGERPRINTS: good[FINGERPRINTS],
         trial[1]: good[trial[1]],
     }
-    refused(crafted(tmp_path / "g", sound(apart)), "holds")
+    refused(crafted(tmp_path / "g", members_of(apart)), "holds")
     half = {name: one for name, one in good.items() if name != trial[1]}
-    refused(crafted(tmp_path / "h", sound(half)), "holds.*trial.json")
-    refused(crafted(tmp_path / "i", sound({FINGERPRINTS: good[FINGERPRINTS]})), "begin with")
+    refused(crafted(tmp_path / "h", members_of(half)), "holds.*trial.json")
+    refused(crafted(tmp_path / "i", members_of({FINGERPRINTS: good[FINGERPRINTS]})), "begin with")
 
 
 def test_a_bomb_is_refused_before_it_goes_off(good, tmp_path, monkeypatch):
     bomb = good | {values_of(good): bytes(archive.UNPACKED)}
-    path = crafted(tmp_path / "f", sound(bomb))
+    path = crafted(tmp_path / "f", members_of(bomb))
     assert path.stat().st_size < 100_000
     read = []
 
@@ -244,11 +248,11 @@ def test_a_bomb_is_refused_before_it_goes_off(good, tmp_path, monkeypatch):
     refused(crafted(tmp_path / "g", [member(LEDGER, b" " * (archive.LARGEST_LISTING + 1))]), "bytes")
     listing = json.loads(listed(good))
     listing["files"][PLAN_ENTRY]["bytes"] = -1
-    refused(crafted(tmp_path / "h", [member(LEDGER, as_json(listing)), *sound(good)[1:]]), "unpack to")
-    for name, bytes_ in ((PLAN_ENTRY, 10**30), (leaf_of(good), archive.LARGEST["trial.json"] + 1)):
+    refused(crafted(tmp_path / "h", [member(LEDGER, as_json(listing)), *members_of(good)[1:]]), "unpack to")
+    for name, bytes_ in ((PLAN_ENTRY, 10**30), (trial_of(good), archive.LARGEST["trial.json"] + 1)):
         listing = json.loads(listed(good))
         listing["files"][name]["bytes"] = bytes_
-        path = crafted(tmp_path / "i", [member(LEDGER, as_json(listing)), *sound(good)[1:]])
+        path = crafted(tmp_path / "i", [member(LEDGER, as_json(listing)), *members_of(good)[1:]])
         refused(path, f"{name}.*would unpack")
 
 
@@ -265,7 +269,7 @@ def test_a_first_file_that_says_nothing_is_refused(listing, tmp_path):
     refused(crafted(tmp_path / "f", [member(LEDGER, listing)]), "valid archive")
 
 
-def test_what_is_no_parcel_at_all_is_refused(tmp_path):
+def test_what_is_no_archive_is_refused(tmp_path):
     with pytest.raises(SpecError, match="no file"):
         Archive.open(tmp_path / "none")
     for name, content in {
@@ -318,27 +322,27 @@ def test_what_is_no_parcel_at_all_is_refused(tmp_path):
     ],
 )
 def test_files_that_do_not_say_what_they_should_are_refused(good, name, content, tmp_path):
-    name = leaf_of(good) if name == "trial" else name
+    name = trial_of(good) if name == "trial" else name
     about = json.loads(good[name]) | content if name in good and isinstance(content, dict) else content
-    refused(crafted(tmp_path / "f", sound(good | {name: as_json(about)})), "this version")
+    refused(crafted(tmp_path / "f", members_of(good | {name: as_json(about)})), "this version")
 
 
 def test_numbers_that_are_none_are_refused(good, tmp_path):
-    for name in (PLAN_ENTRY, leaf_of(good)):
+    for name in (PLAN_ENTRY, trial_of(good)):
         for number in (b"NaN", b"Infinity"):
             hurt = good[name].replace(b'"question": ""', b'"question": ' + number)
             hurt = hurt.replace(b'"accuracy": 0.25', b'"accuracy": ' + number)
             assert hurt != good[name]
-            refused(crafted(tmp_path / "f", sound(good | {name: hurt})), "this version")
+            refused(crafted(tmp_path / "f", members_of(good | {name: hurt})), "this version")
 
 
 def test_a_study_cannot_name_a_place_outside_the_store(good, tmp_path):
     for name in ("../../outside", "/tmp/outside", "..", ""):
         files = changed(good, PLAN_ENTRY, lambda about, name=name: about["study"].update(name=name))
-        members = [member(LEDGER, listed(files, name)), *sound(files)[1:]]
+        members = [member(LEDGER, listed(files, name)), *members_of(files)[1:]]
         refused(crafted(tmp_path / "f", members), "without slashes")
     other = changed(good, PLAN_ENTRY, lambda about: about["study"].update(name="other"))
-    refused(crafted(tmp_path / "f", sound(other)), "another study")
+    refused(crafted(tmp_path / "f", members_of(other)), "another study")
 
 
 def test_a_cut_or_flipped_file_is_refused_wherever_it_was_hurt(good, tmp_path):
@@ -349,7 +353,7 @@ def test_a_cut_or_flipped_file_is_refused_wherever_it_was_hurt(good, tmp_path):
         about["examples"]["test"] = 3_000
         about["scores"]["test"]["accuracy"] = float(noise.mean())
 
-    files = changed(good, leaf_of(good), more) | {values_of(good): save({"test/accuracy": noise})}
+    files = changed(good, trial_of(good), more) | {values_of(good): save({"test/accuracy": noise})}
     write_archive(whole, "tuned", [ArchiveEntry.of(name, one) for name, one in files.items()])
     check(whole)
     content, hurt = whole.read_bytes(), tmp_path / "hurt"
@@ -376,8 +380,8 @@ def test_a_cut_or_flipped_file_is_refused_wherever_it_was_hurt(good, tmp_path):
 
 
 def test_a_refused_file_leaves_the_store_as_it_was_whatever_came_before_it(good, verb, tmp_path):
-    sane = crafted(tmp_path / "sane", sound(good))
-    bad = crafted(tmp_path / "bad", sound(good)[:-1])
+    sane = crafted(tmp_path / "sane", members_of(good))
+    bad = crafted(tmp_path / "bad", members_of(good)[:-1])
     code, out, err = verb("ledger", "merge", sane, bad, "--store", tmp_path / "other")
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
@@ -421,48 +425,48 @@ def test_more_files_than_a_reader_would_take_are_not_packed(good, tmp_path, monk
 )
 def test_values_that_a_report_cannot_count_with_are_refused(good, name, tensor, tmp_path):
     files = good | {values_of(good): save_tensors({name: tensor})}
-    refused(crafted(tmp_path / "f", sound(files)), "values.safetensors")
+    refused(crafted(tmp_path / "f", members_of(files)), "values.safetensors")
 
 
 def test_values_are_taken_where_they_are_one_for_each_example(good, tmp_path):
     half = np.array([True, False, True, False])
     values = {"test/entity_counts": np.zeros((4, 3), np.int32), "validation/accuracy": half}
-    check(crafted(tmp_path / "f", sound(good | {values_of(good): save(values)})))
+    check(crafted(tmp_path / "f", members_of(good | {values_of(good): save(values)})))
     files = good | {values_of(good): save(values)[:-1]}
-    refused(crafted(tmp_path / "g", sound(files)), "values.safetensors")
+    refused(crafted(tmp_path / "g", members_of(files)), "values.safetensors")
 
 
 def test_predictions_may_come_along_and_hold_numbers_of_a_part(good, tmp_path):
-    trial = leaf_of(good)
+    trial = trial_of(good)
     name = trial.replace("trial.json", "predictions.safetensors")
     fine = save({"test/ids": np.frombuffer(b"[1,2]", np.uint8), "test/words": np.ones(2, np.int32)})
-    merged = merge(check(crafted(tmp_path / "f", sound(good | {name: fine}))), Store(tmp_path / "store"))
+    merged = merge(check(crafted(tmp_path / "f", members_of(good | {name: fine}))), Store(tmp_path / "store"))
     assert merged.added["scores"] == 1
     assert (tmp_path / "store" / name).read_bytes() == fine
     for odd in (fine[:-1], save({"train/ids": np.ones(2)})):
-        refused(crafted(tmp_path / "g", sound(good | {name: odd})), "predictions.safetensors")
+        refused(crafted(tmp_path / "g", members_of(good | {name: odd})), "predictions.safetensors")
     elsewhere = {place: one for place, one in good.items() if not place.startswith("trials/")}
     elsewhere |= {f"metadata/{trial}": good[trial], f"metadata/{name}": fine}
-    refused(crafted(tmp_path / "h", sound(elsewhere)), "metadata/trials")
+    refused(crafted(tmp_path / "h", members_of(elsewhere)), "metadata/trials")
 
 
-# ---------------------------------------------------------------- a parcel speaks for its own study
+# ---------------------------------------------------------------- an archive holds results of its own study
 
 
 def test_the_plan_comes_first_because_the_rest_is_judged_by_it(good, tmp_path):
     turned = {FINGERPRINTS: good[FINGERPRINTS], **good}
-    refused(crafted(tmp_path / "f", sound(turned)), "study/plan.json")
+    refused(crafted(tmp_path / "f", members_of(turned)), "study/plan.json")
 
 
 def test_only_models_that_the_study_starts_from_are_pinned(study, store, model_folders, tmp_path):
     local = str(model_folders["bert"])
     runs = (Pretrain("pinned", start=Hub("owner/model")), Pretrain("local", start=Hub(local)))
-    told = told_by(make_plan(replace(study, runs=runs), identities(store)), store)
+    told = study_files(make_plan(replace(study, runs=runs), identities(store)), store)
     files = told | {"pins.json": as_json({"owner/model": "a" * 40})}
-    check(crafted(tmp_path / "f", sound(files)))
+    check(crafted(tmp_path / "f", members_of(files)))
     for source in ("owner/other", local):
         more = files | {"pins.json": as_json({"owner/model": "a" * 40, source: "a" * 40})}
-        refused(crafted(tmp_path / "f", sound(more)), f"pins {source}")
+        refused(crafted(tmp_path / "f", members_of(more)), f"pins {source}")
 
 
 def test_only_corpora_that_the_study_reads_are_linked(study, store, tiny_run, tmp_path):
@@ -476,7 +480,7 @@ def test_only_corpora_that_the_study_reads_are_linked(study, store, tiny_run, tm
     ):
         link = {"source": corpus.source, "heldout": "", "fingerprint": KEY} | said
         name = f"corpora/{link_path(corpus, Store(tmp_path)).name}"
-        path = crafted(tmp_path / "f", sound(told_by(plan, store) | {name: as_json(link)}))
+        path = crafted(tmp_path / "f", members_of(study_files(plan, store) | {name: as_json(link)}))
         if corpus is mine and not said:
             check(path)
         else:
@@ -488,46 +492,48 @@ def test_only_jobs_of_the_study_have_failed(good, plan, tmp_path):
     for at in (*plan.jobs, *(one.key for one in finetunings(plan))):
         failure = {f"study/failures/{at}.json": as_json({"key": at, "error": "e", "at": ""})}
         files = {**files, **failure}
-    check(crafted(tmp_path / "f", sound(files)))
+    check(crafted(tmp_path / "f", members_of(files)))
     more = files | {f"study/failures/{KEY}.json": as_json({"key": KEY, "error": "e", "at": ""})}
-    refused(crafted(tmp_path / "g", sound(more)), "the study")
+    refused(crafted(tmp_path / "g", members_of(more)), "the study")
 
 
 @pytest.mark.parametrize("field", ["fingerprint", "tokenizer_fingerprint"])
 def test_a_card_without_a_fingerprint_is_refused(good, shards, field, tmp_path):
     card = json.loads((shards / "card.json").read_text())
     name = f"metadata/shards/{shards.name}/card.json"
-    check(crafted(tmp_path / "f", sound(good | {name: as_json(card)})))
+    check(crafted(tmp_path / "f", members_of(good | {name: as_json(card)})))
     for wrong in ({field: 3}, {field: ""}):
-        refused(crafted(tmp_path / "f", sound(good | {name: as_json(card | wrong)})), "fingerprint")
-    refused(crafted(tmp_path / "f", sound(good | {name: as_json(card | {field: KEY})})), "the card")
+        refused(crafted(tmp_path / "f", members_of(good | {name: as_json(card | wrong)})), "fingerprint")
+    refused(crafted(tmp_path / "f", members_of(good | {name: as_json(card | {field: KEY})})), "the card")
     del card[field]
-    refused(crafted(tmp_path / "f", sound(good | {name: as_json(card)})), field)
+    refused(crafted(tmp_path / "f", members_of(good | {name: as_json(card)})), field)
 
 
-def test_scores_states_and_corpora_of_another_study_are_refused(good, plan, study, store, tiny_run, tmp_path):
+def test_trials_checkpoints_and_corpora_of_another_study_are_refused(
+    good, plan, study, store, tiny_run, tmp_path
+):
     """What would be taken for results of another study of the store, though nobody asked for it."""
     other = make_plan(replace(study, runs=(tiny_run("other", seed=8),)), identities(store))
     training = next(finetunings(other))
-    about = json.loads(good[leaf_of(good)]) | {"key": training.trials[0].key, "model": training.model}
+    about = json.loads(good[trial_of(good)]) | {"key": training.trials[0].key, "model": training.model}
     planted = f"metadata/trials/{about['key']}/trial.json"
-    refused(crafted(tmp_path / "f", sound(good | {planted: as_json(about)})), "study's")
+    refused(crafted(tmp_path / "f", members_of(good | {planted: as_json(about)})), "study's")
     said = changed(good, PLAN_ENTRY, lambda about: about["results"].update(both=training.model))
-    refused(crafted(tmp_path / "f", sound(said | {planted: as_json(about)})), "its study")
+    refused(crafted(tmp_path / "f", members_of(said | {planted: as_json(about)})), "its study")
 
 
 def test_an_archive_of_an_earlier_version_is_planned_by_its_cards(good, shards, tmp_path):
     old = changed(good, FINGERPRINTS, lambda about: about.pop("data") and None)
-    refused(crafted(tmp_path / "f", sound(old)), "'tiny'")
+    refused(crafted(tmp_path / "f", members_of(old)), "'tiny'")
     card = {f"metadata/shards/{shards.name}/card.json": (shards / "card.json").read_bytes()}
-    check(crafted(tmp_path / "f", sound(old | card)))
+    check(crafted(tmp_path / "f", members_of(old | card)))
 
 
 def test_a_study_that_would_take_for_ever_to_plan_is_refused(good, tmp_path):
     def grow(about):
         about["study"]["finetune"] |= {"lrs": [n / 1e5 for n in range(1, 2_000)], "seeds": list(range(2_000))}
 
-    refused(crafted(tmp_path / "f", sound(changed(good, PLAN_ENTRY, grow))), "more than")
+    refused(crafted(tmp_path / "f", members_of(changed(good, PLAN_ENTRY, grow))), "more than")
 
 
 # ---------------------------------------------------------------- pack and merge
@@ -539,7 +545,7 @@ def packed(plan, store: Store, file: Path, **options) -> Path:
 
 
 def received(file: Path, root: Path) -> Store:
-    """The parcel in a store of its own."""
+    """The archive in a store of its own."""
     store = Store(root)
     merge(check(file), store)
     return store
@@ -641,7 +647,7 @@ def test_merging_again_changes_nothing(plan, finished, tmp_path):
     assert again.kept == []
     assert files_of(store.root) == before
     home = merge(check(file), finished)
-    assert not any(home.added.values()), "a store learns nothing from its own parcel"
+    assert not any(home.added.values()), "a store learns nothing from its own archive"
     assert not finished.metadata.exists()
 
 
@@ -664,19 +670,6 @@ def test_a_study_on_its_way_is_packed_as_far_as_it_is(plan, finished, tmp_path):
     assert ledger.survey_jobs(plan, store)[gone].error == "ValueError: the disk was full"
     noted = json.loads((store.studies / "tuned" / "failures" / f"{gone}.json").read_text())
     assert "traceback" not in noted
-    assert report(plan_in(store), store, tmp_path / "a") == report(plan, finished, tmp_path / "b")
-
-
-def test_two_halves_make_the_whole(plan, finished, tmp_path):
-    halves = [
-        packed(plan, finished, tmp_path / f"{n}.ledger", results={plan.results[name] for name in names})
-        for n, names in enumerate((("clm", "clm-4"), ("both",)))
-    ]
-    store = received(halves[0], tmp_path / "other")
-    assert ledger.count(plan, store).done == 16
-    merged = merge(check(halves[1]), store)
-    assert merged.added["scores"] == 12
-    assert merged.kept == []
     assert report(plan_in(store), store, tmp_path / "a") == report(plan, finished, tmp_path / "b")
 
 
@@ -740,25 +733,12 @@ def test_a_file_that_is_no_ledger_is_not_overwritten(plan, finished, tmp_path):
     assert (tmp_path / "notes").read_text() == "mine"
 
 
-def put_leaf(plan, store: Store, training) -> None:
-    """An invented trial, where nothing need be computed."""
-    about = {
-        "key": training.trials[0].key,
-        "model": training.model,
-        "task": encode(training.trials[0].task),
-        "trained_on": None,
-        "finetune": {"protocol": "standard"},
-        "metric": "accuracy",
-        "lr": training.lr,
-        "seed": training.seed,
-        "scores": {part: {"accuracy": 0.5} for part in ("validation", "test")},
-        "examples": {"validation": 4, "test": 4},
-        "seconds": {"train": 1.0},
-        "machine": {},
-    }
+def put_trial(store: Store, tuning) -> None:
+    """Publish an invented trial, where nothing need be computed."""
+    about = trial_record(tuning)
     with store.attempt("trial") as folder:
         (folder / "trial.json").write_text(json.dumps(about))
-        (folder / "values.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+        (folder / "values.safetensors").write_bytes(NO_VALUES)
         publish(folder, store.trials / about["key"])
 
 
@@ -771,7 +751,7 @@ def put_card(store: Store, corpus: Corpus) -> None:
         publish(folder, store.shards / data_key(corpus, "f" * 32, "e" * 32))
 
 
-def test_what_names_stand_for_travels_too(grid, tiny_run, model_folders, store, tmp_path):
+def test_pins_links_and_fingerprints_are_packed(grid, tiny_run, model_folders, store, tmp_path):
     corpus = Corpus("fine", f"hf://owner/text@{'c' * 40}/*.jsonl", BPE(320))
     text, bert = tmp_path / "text", tmp_path / "bert"
     text.mkdir()
@@ -791,7 +771,7 @@ def test_what_names_stand_for_travels_too(grid, tiny_run, model_folders, store, 
         grid,
     )
     plan = make_plan(pinned(study, store, ask=False), identities(store))
-    put_leaf(plan, store, next(iter(ledger.finetunings(plan))))
+    put_trial(store, next(ledger.finetunings(plan)))
     file = packed(plan, store, tmp_path / "one.ledger")
     for folder in (text, bert):
         shutil.rmtree(folder)
@@ -887,10 +867,10 @@ def test_scores_alone_still_make_a_report_that_says_what_it_lacks(plan, finished
     assert report(there, store, tmp_path / "a") == report(plan, finished, tmp_path / "b")
 
 
-# ---------------------------------------------------------------- states without weights
+# ---------------------------------------------------------------- checkpoints without weights
 
 
-def test_finished_leaves_are_not_computed_again_and_weights_only_where_they_are_needed(
+def test_finished_trials_are_not_computed_again_and_weights_only_where_they_are_needed(
     plan, finished, shards, tmp_path
 ):
     store = received(packed(plan, finished, tmp_path / "one.ledger"), tmp_path / "other")
@@ -912,7 +892,7 @@ def test_finished_leaves_are_not_computed_again_and_weights_only_where_they_are_
     assert ledger.keys_with_weights(plan, store) == way
     assert store.has(store.trials / missing.trials[0].key)
     assert ledger.settled(plan, store, ledger.count(plan, store)) == set(plan.jobs)
-    # The states are whole now, and count before their receipts.
+    # Whole checkpoints are read before metadata-only copies.
     assert store.told(store.checkpoints / missing.model) == store.checkpoints / missing.model
     again = files_of(store.trials / missing.trials[0].key)["values.safetensors"]
     assert again == files_of(finished.trials / missing.trials[0].key)["values.safetensors"], "the same bits"

@@ -70,7 +70,7 @@ def refused(words, call):
     assert "\n" not in str(caught.value)
 
 
-def test_every_saved_state_is_evaluated_under_its_own_key(tiny_run, store, grid):
+def test_every_checkpoint_is_evaluated_under_its_own_key(tiny_run, store, grid):
     first = tiny_run("first", Stage(CLM(), 4), Stage(MLM(Linear(0.4, 0.2, 5)), 6), keep=(2, 6))
     runs = (
         first,
@@ -105,8 +105,8 @@ def _train(plan, store, evaluated=frozenset()):
     ).work()  # fmt: skip
 
 
-def with_state(store, key, *, copy_of, step):
-    """Another state in the store: as if it had been saved at that step of the same run."""
+def with_checkpoint(store, key, *, copy_of, step):
+    """Another checkpoint in the store: as if it had been saved at that step of the same run."""
     built = store.root / "built"
     shutil.copytree(store.checkpoints / copy_of, built)
     (built / "manifest.json").unlink()
@@ -116,18 +116,18 @@ def with_state(store, key, *, copy_of, step):
     publish(built, store.checkpoints / key)
 
 
-def test_a_state_on_the_way_down_or_up_cannot_be_asked_for(plan, finished):
+def test_a_checkpoint_within_decay_or_warmup_is_refused(plan, finished):
     whole = plan.results["clm"]
-    with_state(finished, "d" * 32, copy_of=whole, step=6)
+    with_checkpoint(finished, "d" * 32, copy_of=whole, step=6)
     refused("the key", lambda: asked("d" * 32, finished))
-    with_state(finished, "e" * 32, copy_of=whole, step=1)
+    with_checkpoint(finished, "e" * 32, copy_of=whole, step=1)
     refused("a later", lambda: asked("e" * 32, finished))
 
 
-def test_digits_that_name_no_state_or_several_are_refused(plan, finished):
+def test_digits_that_name_no_checkpoint_or_several_are_refused(plan, finished):
     whole = plan.results["clm"]
     refused("no checkpoint 000000", lambda: asked("0" * 6, finished))
-    with_state(finished, whole[:10] + "0" * 22, copy_of=whole, step=8)
+    with_checkpoint(finished, whole[:10] + "0" * 22, copy_of=whole, step=8)
     refused("2 checkpoints of.*begin", lambda: asked(whole[:6], finished))
     assert asked(whole, finished).runs[0].name == "clm"
     (finished.checkpoints / whole / "manifest.json").unlink()  # no manifest, no result
@@ -398,7 +398,7 @@ def test_questions_of_ones_own_are_answered_by_the_model_of_another_task(verb, m
     assert "scored with the model of squadshifts-mini" in told
 
 
-def test_a_state_of_the_store_by_its_first_digits(verb, plan, finished, own_csv):
+def test_a_checkpoint_of_the_store_by_its_first_digits(verb, plan, finished, own_csv):
     before = stamps(finished)
     for result in ("clm", "clm-4"):
         key = plan.results[result]
@@ -530,7 +530,7 @@ def test_for_stops_and_the_same_command_goes_on(verb, model_folders, own_csv, tm
 
 
 @pytest.mark.campaign
-def test_two_processes_give_the_leaves_of_one(model_folders, own_csv, tmp_path):
+def test_two_processes_give_the_trials_of_one(model_folders, own_csv, tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     stores = []
     for processes in (1, 2):
@@ -727,7 +727,7 @@ def test_places_are_said_so_that_they_can_be_read_from_elsewhere(adapted, corpus
     assert (some.text, some.heldout, some.tokens) == ("body", "heldout.jsonl", 500)
 
 
-def test_a_state_is_continued_with_new_moments_from_the_beginning_of_its_text(plan, finished):
+def test_a_checkpoint_is_continued_with_new_optimizer_state_from_the_beginning_of_its_text(plan, finished):
     key = plan.results["clm"]
 
     def on(text=NO_TEXT, **wishes):

@@ -109,7 +109,7 @@ def test_the_mean_ratio_is_the_mean_of_what_training_does(way, first, until):
     assert mean_ratio(way, first, until) == pytest.approx(sum(each) / len(each), rel=1e-12)
 
 
-def test_a_piece_costs_what_its_parts_cost_by_hand():
+def test_flops_of_a_job_are_the_sum_by_hand():
     size = SIZES["1m"]
     matrices = 4 * (4 * 128 * 128 + 3 * 128 * 512)
     plan = plan_of(run((CLM(), 3), (MLM(0.4), 5)))
@@ -129,7 +129,7 @@ def test_a_piece_costs_what_its_parts_cost_by_hand():
     assert costs(plan, [second.key]).flops == pytest.approx(mlm)
 
 
-def test_a_ratio_schedule_is_counted_from_its_act_even_when_the_piece_begins_later():
+def test_a_ratio_schedule_is_counted_from_its_phase_even_when_the_job_begins_later():
     falling = MLM(Linear(0.4, 0.2, 10))
     plan = plan_of(run((CLM(), 3), (falling, 10), keep=(8,)))
     last = list(plan.jobs.values())[-1]

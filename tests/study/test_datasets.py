@@ -57,10 +57,6 @@ def test_a_task_that_borrows_brings_its_lender_and_makes_a_finetuning():
     assert Finetune(made).finetunings  # the record accepts them
 
 
-def test_steps_are_those_that_are_said():
-    assert [(task.steps, task.epochs) for task in tasks_named("sst2,conll2003", steps=7)] == [(7, 0), (7, 0)]
-
-
 def test_unknown_names_and_idle_options_are_refused():
     refused("'sst3';.*'sst2'", "sst3")
     refused("no task", " , ")
@@ -396,13 +392,6 @@ def test_a_borrowed_model_goes_before_what_the_folder_could_train_on(tmp_path):
     assert Finetune((lender, borrower)).finetunings
 
 
-def test_train_judgments_beside_pairs_are_not_used(tmp_path):
-    folder = beir(tmp_path, "train", "test")
-    write(tmp_path / "pairs.jsonl", [{"query": "a", "document": "b"}])
-    made = load(one(folder), documents="all")
-    assert (len(made.train), len(made.validation), len(made.test)) == (1, 10, 10)
-
-
 def test_retrieval_without_training_scores_every_test_query(tmp_path):
     task = one(beir(tmp_path / "mine", "test"), zero_shot=True)
     assert (task.steps, task.is_trained) == (0, False)
@@ -593,12 +582,6 @@ def test_numbers_beside_a_train_part_of_names_are_refused(part, tmp_path):
     tagged = [{"tokens": ["Ada"], "tags": [1]}] * 9
     folder = lay(tmp_path / "tags", **dict.fromkeys(parts, named) | {part: tagged})
     refused(f"{part} part has the label 1.*--labels", folder)
-
-
-def test_truths_need_no_order(tmp_path):
-    rows = [{"text": f"t{n}", "label": n % 2 == 1} for n in range(40)]
-    task = one(lay(tmp_path, train=rows, test=NUMBERED))
-    assert [row.label for row in load(task, documents="all").test[:2]] == [0, 1]
 
 
 def test_what_the_datasets_library_writes_is_read_with_its_label_names(tmp_path):

@@ -138,7 +138,7 @@ def test_in_an_upright_trunk_branches_hang_from_where_they_leave():
     ]  # fmt: skip
 
 
-def test_finished_states_are_marked():
+def test_finished_checkpoints_are_marked():
     plan = family()
     done = list(plan.jobs)[:2]
     lines = [line for line in shown(plan, done).splitlines() if "✓" in line]
@@ -152,13 +152,13 @@ def test_what_is_left_is_counted():
     assert text.endswith("Next: biphase run s.py")
 
 
-def test_what_leads_only_to_finished_states_is_not_left():
+def test_what_leads_only_to_finished_checkpoints_is_not_left():
     plan = family()
     done = [key for key, job in plan.jobs.items() if job.results]
     assert shown(plan, done).splitlines()[-1] == "all 8 training jobs computed. See: biphase report s.py"
 
 
-def test_a_state_that_an_unfinished_one_begins_from_is_left_even_without_a_name():
+def test_a_checkpoint_that_an_unfinished_job_continues_is_left_even_without_a_name():
     plan = family()
     unfinished = {job.key for job in plan.path(plan.results["both"])[-2:]}
     done = set(plan.jobs) - unfinished
@@ -174,7 +174,7 @@ def test_the_sums_name_device_efficiency_disk_and_the_evaluation():
     assert " GPU-hours on a100 at 1%" in shown(plan, device="a100", efficiency=0.01)
 
 
-def test_two_names_of_one_state_share_their_evaluation():
+def test_two_names_of_one_checkpoint_share_their_evaluation():
     plan = plan_of(run("a", (CLM(), 9_000)), run("b", (CLM(), 9_000)), finetune=Finetune(TASKS))
     assert "300 fine-tunings · 360 scores" in shown(plan)
     assert "a, b" in shown(plan)
@@ -326,7 +326,7 @@ def plan(tiny_run, store):
 
 
 def finish(store, key, *, step, seconds=1.0, lines=()):
-    """A published state, as far as the ledger reads it."""
+    """A published checkpoint, as far as the ledger reads it."""
     built = store.attempts / key
     built.mkdir(parents=True)
     progress = {"step": step, "draw": 8 * step, "seconds": seconds}

@@ -80,7 +80,7 @@ def cells(plan):
 # ---------------------------------------------------------------- which there are
 
 
-def test_every_result_times_task_times_rate_times_seed_is_a_leaf_and_borrowers_train_nothing():
+def test_every_result_times_task_times_rate_times_seed_is_a_trial_and_borrowers_train_nothing():
     plan = planned(Finetune(TASKS))
     every = list(finetunings(plan))
     assert len(every) == len({one.key for one in every}) == 2 * 300
@@ -139,7 +139,7 @@ def test_a_lender_need_not_stand_before_its_borrower():
     assert cells(planned(asked)) == cells(planned(other_order))
 
 
-def test_two_names_of_one_state_share_their_leaves_and_are_both_named():
+def test_two_names_of_one_checkpoint_share_their_trials_and_are_both_named():
     grid = Finetune(TASKS[:1], lrs=(1e-4,), seeds=(0,))
     plan = planned(grid, replace(RUN, keep=()), replace(RUN, name="same", keep=()))
     (one,) = finetunings(plan)
@@ -172,7 +172,7 @@ def finetunes(draw):
 
 @settings(max_examples=40, deadline=None)
 @given(finetunes(), st.data())
-def test_what_is_added_to_a_grid_renames_no_leaf_of_it(grid, data):
+def test_what_is_added_to_a_grid_changes_no_key_of_a_trial(grid, data):
     before = cells(planned(grid))
     known = {task.name for task in grid.tasks}
     more = [task for task in CATALOG.values() if task.name not in known and not task.trained_on]
@@ -192,7 +192,7 @@ def test_what_is_added_to_a_grid_renames_no_leaf_of_it(grid, data):
 
 @settings(max_examples=40, deadline=None)
 @given(finetunes())
-def test_what_is_searched_renames_the_leaves_of_retrieval_and_no_training(grid):
+def test_what_is_searched_changes_keys_of_retrieval_trials_and_no_training(grid):
     other = replace(grid, documents="judged" if grid.documents == "all" else "all")
     before, after = planned(grid), planned(other)
     assert [one.key for one in finetunings(before)] == [one.key for one in finetunings(after)]
@@ -263,7 +263,7 @@ def test_one_dataset_under_two_names_is_refused_unless_two_models_are_scored_on_
 # ---------------------------------------------------------------- what the store knows
 
 
-def test_a_training_is_finished_when_all_its_leaves_are_there(plan, finished):
+def test_a_training_is_finished_when_all_its_trials_are_there(plan, finished):
     every = list(finetunings(plan))
     assert count(plan, finished) == Count(len(every), len(every)) == Count(24, 24)
     lender = next(one for one in every if len(one.trials) == 2)
@@ -450,7 +450,7 @@ def chosen(plan, store):
     return {(row.result, row.task): (row.by_mean.lr, row.by_seed.lr) for row in score_rows(plan, store)}
 
 
-def test_test_scores_change_no_choice_in_a_store_of_real_leaves(plan, finished):
+def test_test_scores_change_no_choice_in_a_store_of_real_trials(plan, finished):
     before, reported = chosen(plan, finished), scores_json(plan, finished)
     assert len(before) == 9
     chance = random.Random(0)
@@ -643,7 +643,7 @@ def test_constant_predictions_are_flagged_beside_their_score(one_grid, store):
     assert any("1 of 2 seeds" in line for line in score_table(one_grid, store)), "one seed is enough"
 
 
-def test_tasks_not_begun_stand_in_the_table_once_any_leaf_is_there(plan, finished):
+def test_tasks_not_begun_stand_in_the_table_once_any_trial_is_there(plan, finished):
     every = [trial for training in finetunings(plan) for trial in training.trials]
     for trial in every[1:]:
         finished.discard(finished.trials / trial.key)

@@ -317,7 +317,7 @@ def test_a_name_alone_means_the_commit_that_the_store_knows(bare):
     assert said.start == Hub("org/some.model", revision="a" * 40), "what is said counts"
 
 
-def test_how_a_hub_model_is_read_is_not_for_a_state(plan, finished):
+def test_how_a_hub_model_is_read_is_not_for_a_checkpoint(plan, finished):
     whole = plan.results["clm"]
     assert run_named(whole[:8], finished).name == "clm"
     for how in ({"gguf": "a.gguf"}, {"windows": "full"}):

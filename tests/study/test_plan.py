@@ -63,7 +63,7 @@ def studies(draw):
 
 
 def children(plan, key):
-    """The states whose training jobs begin at this state or root."""
+    """The training jobs that begin at this checkpoint or root."""
     return [job for job in plan.jobs.values() if (job.parent or job.root) == key]
 
 
@@ -110,7 +110,7 @@ def test_results_are_the_ends_of_listed_runs_and_what_they_keep(study):
 
 
 @given(studies())
-def test_every_way_to_a_result_is_whole_and_each_piece_is_of_one_kind(study):
+def test_every_way_to_a_result_is_whole_and_each_job_has_one_objective(study):
     plan = make_plan(study, OUTSIDE)
     for one in study.runs:
         path = plan.path(plan.results[one.name])
@@ -132,7 +132,7 @@ def test_parents_come_first_and_a_branch_is_finished_before_the_next(study):
     seen = []
     for job in plan.jobs.values():
         assert job.parent is None or job.parent in seen
-        if seen and seen[-1] != job.parent:  # a new branch begins: nothing hangs below the last state
+        if seen and seen[-1] != job.parent:  # a new branch begins: nothing hangs below the last checkpoint
             assert not children(plan, seen[-1])
         seen.append(job.key)
     assert sum(len(children(plan, key)) for key in (*plan.roots, *plan.jobs)) == len(plan.jobs)
@@ -201,7 +201,7 @@ def test_a_run_without_stages_is_its_start():
     assert plan.path(plan.results["as-is"]) == ()
 
 
-def test_a_decay_over_the_whole_run_and_none_at_all_are_both_one_piece():
+def test_a_decay_over_the_whole_run_and_none_at_all_are_both_one_job():
     plan = make_plan(Study("s", (run("all", (CLM(), 5), decay=5), run("none", (CLM(), 5), decay=0))), OUTSIDE)
     assert [(job.steps, job.decaying) for job in plan.jobs.values()] == [(5, True), (5, False)]
 

@@ -114,7 +114,7 @@ def store_with(folder, cases=CASES, name="fast"):
     return Store(folder)
 
 
-def test_a_piece_takes_its_steps_and_its_heldout_losses():
+def test_a_training_job_takes_its_steps_and_its_heldout_losses():
     one = run("a", (CLM(), 2_500), heldout_every=1_000, heldout_tokens=10_000)
     ((key, took),) = price(plan_of(one), FAST).jobs.items()
     share = labelled_share(CLM(), Chunks(), 0, 1)
@@ -316,16 +316,6 @@ def test_where_nothing_can_be_priced_flops_are_taken_instead(tmp_path):
     assert "on h200 at 40%" in text
 
 
-def test_where_only_a_shape_is_not_known_that_is_the_reason(tmp_path):
-    theirs = Corpus("theirs", "./texts", replace(LLAMA3, source="org/m"))
-    far = run("far", (CLM(), 10), start=Hub("org/m", revision="1"), corpus=theirs)
-    made = bill(plan_of(far), store_with(tmp_path, name="h200"), "h200", None, tuned=0)
-    assert made.notes == ("the shape of org/m is not known here: what is made of it is left out",)
-    text = "\n".join(summary(plan_of(far), (), 0, made, "s.py"))
-    assert "FLOPs at" not in text
-    assert "not measured" not in text
-
-
 def test_other_reasons_stand_beside_the_one_about_steps(tmp_path):
     as_is = run("as-is", start=Hub("org/m", revision="1"))
     small = run("small", (CLM(), 10), start=SIZES["8m"])
@@ -337,14 +327,6 @@ def test_other_reasons_stand_beside_the_one_about_steps(tmp_path):
         "lengths of record are not known: its fine-tunings are left out",
         "the shape of org/m is not known here: what is made of it is left out",
     )
-
-
-def test_hours_that_are_not_all_known_are_null_for_a_program(tmp_path):
-    mixed = plan_of(run("a", (CLM(), 10)), run("small", (CLM(), 10), start=SIZES["8m"]))
-    made = bill(mixed, store_with(tmp_path), "fast", None, tuned=0)
-    told = plan_json(mixed, done=(), tuned=0, bill=made)
-    assert told["costs"]["device_hours"] is None
-    assert len(told["prices"]["jobs"]) == 1
 
 
 STUDY = '''"""What does it cost?"""

@@ -30,8 +30,7 @@ from biphase import (
 from biphase.errors import SpecError, StoreError
 from biphase.records import encode
 from biphase.store import Store
-from biphase.study.archive import PINS
-from biphase.study.load import commit_of, corpus_named, load, pinned, run_named, tokenizer_named
+from biphase.study.load import PINS, commit_of, corpus_named, load, pinned, run_named, tokenizer_named
 from biphase.study.plan import identities
 
 # ---------------------------------------------------------------- study files
@@ -539,7 +538,7 @@ ASK = """
 import sys
 from biphase.errors import BiphaseError
 from biphase.store import Store
-from biphase.study.load import commit_of
+from biphase.study.load import PINS, commit_of
 for source in sys.argv[2:]:
     try:
         print(source, commit_of(source, Store(sys.argv[1])))

@@ -538,7 +538,7 @@ ASK = """
 import sys
 from biphase.errors import BiphaseError
 from biphase.store import Store
-from biphase.study.load import PINS, commit_of
+from biphase.study.load import commit_of
 for source in sys.argv[2:]:
     try:
         print(source, commit_of(source, Store(sys.argv[1])))

@@ -241,7 +241,9 @@ def _tell_only(grid: Finetune, *, as_json: bool) -> None:
 
 Key = Annotated[
     str,
-    typer.Argument(metavar="KEY", help="the first digits of the key of a checkpoint, or of a trial (fine-tuned)"),
+    typer.Argument(
+        metavar="KEY", help="the first digits of the key of a checkpoint, or of a trial (fine-tuned)"
+    ),
 ]
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="where to write; must not be there yet")]
 TaskName = Annotated[

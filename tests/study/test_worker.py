@@ -191,13 +191,13 @@ def test_shards_are_made_by_the_worker_when_they_are_missing(plan, store, corpus
 
 def test_the_time_to_go_follows_the_measured_speed(plan, store):
     entries = ledger.survey_jobs(plan, store)
-    assert ledger.seconds_left(entries, lambda job: float(job.steps)) is None
+    assert ledger.seconds_left(entries) is None
     first = next(iter(plan.jobs))
     worker(plan, store, wanted={first}).work()
     entries = ledger.survey_jobs(plan, store)
     spent = entries[first].progress["seconds"]
     per_step = spent / plan.jobs[first].steps
-    left = ledger.seconds_left(entries, lambda job: float(job.steps))
+    left = ledger.seconds_left(entries)
     assert left == pytest.approx(per_step * (plan.steps_to_compute - plan.jobs[first].steps))
 
 

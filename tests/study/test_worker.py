@@ -11,6 +11,7 @@ from biphase import CLM, MLM, Chunks, Stage, Study, keys
 from biphase.errors import DataError
 from biphase.leases import Leases
 from biphase.study import ledger, tune
+from biphase.study.costs import flops_of
 from biphase.study.plan import identities, make_plan, save_plan
 from biphase.study.worker import Worker
 from biphase.training import checkpoint
@@ -196,9 +197,9 @@ def test_the_time_to_go_follows_the_measured_speed(plan, store):
     worker(plan, store, wanted={first}).work()
     entries = ledger.survey_jobs(plan, store)
     spent = entries[first].progress["seconds"]
-    per_step = spent / plan.jobs[first].steps
+    work = {key: flops_of(job) for key, job in plan.jobs.items()}
     left = ledger.seconds_left(entries)
-    assert left == pytest.approx(per_step * (plan.steps_to_compute - plan.jobs[first].steps))
+    assert left == pytest.approx(spent / work[first] * (sum(work.values()) - work[first]))
 
 
 def test_a_worker_whose_corpus_was_taken_over_waits_for_it(plan, corpus, tmp_path, monkeypatch):

@@ -195,6 +195,65 @@ def check_trial(about: Any, key: str) -> dict[str, Any]:
     return about
 
 
+# ---------------------------------------------------------------- per-example values of a trial
+
+
+# Numeric types that are accepted: safetensors' name → numpy's.
+NUMBERS = {
+    "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8",
+    "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8",
+}  # fmt: skip
+MEAN = 1e-4  # tolerance between a score and the mean of its per-example values, which are rounded
+COUNTS = "entity_counts"  # per example: correct, predicted and true entities
+
+
+def check_values(file: str, content: bytes, about: dict[str, Any]) -> None:
+    """Check the per-example values of the trial `about`.
+
+    Each array must hold one finite number per example (three counts for entities), within the metric's range, and its
+    mean must equal the score.
+    """
+    import numpy as np
+
+    def need(condition: Any, why: str) -> None:
+        if not condition:
+            raise StoreError(f"{file}: {name!r} {why}")
+
+    for name, array in check_arrays(file, content):
+        part, _, metric = name.partition("/")
+        examples = about["examples"][part]
+        shape = [examples, 3] if metric == COUNTS else [examples]
+        need(list(array["shape"]) == shape, f"is {array['shape']} and should be {shape}")
+        values = np.frombuffer(array["data"], NUMBERS[array["dtype"]]).astype(np.float64)
+        need(np.isfinite(values).all(), "has numbers that are not finite")
+        score = about["scores"][part].get(metric)
+        if metric == COUNTS:
+            need((values >= 0).all(), "has counts below 0")
+        elif score is not None:
+            low, high = RANGES.get(metric, (0.0, 1.0))
+            need(
+                ((values >= low - ROUNDING) & (values <= high + ROUNDING)).all(),
+                f"goes beyond {low:g} to {high:g}",
+            )
+            mean = values.mean()
+            need(abs(mean - score) <= MEAN, f"is {mean:.4f} on average, and the score is {score}")
+
+
+def check_arrays(file: str, content: bytes) -> list[tuple[str, Any]]:
+    """Deserialize a safetensors file and check that array names begin with a split and that types are numeric."""
+    from safetensors import SafetensorError, deserialize
+
+    try:
+        arrays = deserialize(content)
+    except SafetensorError as wrong:
+        raise StoreError(f"{file} cannot be read: {wrong}") from None
+    for name, array in arrays:
+        part, _, metric = name.partition("/")
+        if part not in PARTS or not metric or array["dtype"] not in NUMBERS:
+            raise StoreError(f"{file} has {name[:60]!r} of the type {array['dtype']}")
+    return arrays
+
+
 # ---------------------------------------------------------------- files of the store
 
 

@@ -24,8 +24,7 @@ from transformers import (
 from biphase import Size
 from biphase.errors import SpecError, TrainingError
 from biphase.protocol import GIB, micro_rows
-from biphase.study.costs import shape_of_size
-from biphase.study.scaling import Load, Way, collectives
+from biphase.study.costs import Load, ShardingOption, collectives, shape_of_size
 from biphase.training import distributed
 from biphase.training.options import RuntimeOptions, Sharding
 
@@ -209,7 +208,9 @@ def test_two_processes_send_the_bytes_that_a_plan_says(study, fresh, tmp_path, s
     vocab = len(end(tmp_path / "3")[0]["lm_head.weight"])
     shape = shape_of_size(Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64), vocab)
     load = Load(shape, "fp32", rows=4, micro_rows=2, length=32, labelled=1.0)
-    planned = {one.what: one.sent for one in collectives(load, Way(shard, 1 if shard == "none" else 2), 2)}
+    planned = {
+        one.what: one.sent for one in collectives(load, ShardingOption(shard, 1 if shard == "none" else 2), 2)
+    }
     names = {"none": {"gradients": "sum"}, "full": {"gradients": "cut", "weights": "gather"}}
     assert {name for name in more if more[name] > few[name]} == set(names[shard].values())
     for what, name in names[shard].items():

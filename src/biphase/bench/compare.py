@@ -79,7 +79,7 @@ from biphase.presets import CORPORA, SIZES
 from biphase.protocol import micro_rows
 from biphase.specs import AdamW, Finetune, Hub, Retrieve, Splits, Task
 from biphase.store import Store
-from biphase.study import prices
+from biphase.study import devices
 from biphase.tasks.encode import Tokenization, encode_texts
 from biphase.tasks.load import Examples, Library, Pair, Search
 from biphase.text import counted
@@ -420,7 +420,7 @@ def report_of(device: torch.device, command: str) -> Report:
     """An empty report with the device, date and versions."""
     versions = distributed.machine(device)
     title = versions.pop("device")
-    name = prices.short_name(title)  # to type after --device: "h200" for "NVIDIA H200"
+    name = devices.short_name(title)  # to type after --device: "h200" for "NVIDIA H200"
     if device.type == "cpu":
         title, name = f"{title}, {counted(torch.get_num_threads(), 'thread')}", "cpu"
     for package in VERSIONED:

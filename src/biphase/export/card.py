@@ -28,9 +28,7 @@ from biphase.records import content_key, decode, encode
 from biphase.specs import Hub, Pretrain, Pretrained, Size
 from biphase.store import Store
 from biphase.study.build import CONVERTED
-from biphase.study.ledger import read_trial, trial_keys
-from biphase.study.scores import with_interval
-from biphase.study.select import Cell, choose
+from biphase.study.ledger import Cell, choose, read_trial, trial_keys, with_interval
 from biphase.text import duration, objective_in_words, short
 
 _NAME = re.compile(r"[\w.+-]{1,60}")

@@ -21,7 +21,7 @@ from biphase.records import decode
 from biphase.specs import Pretrain
 from biphase.store import Store, sync
 from biphase.study.ledger import read_trial, trial_keys
-from biphase.study.names import refuse_metadata_only
+from biphase.study.load import refuse_metadata_only
 
 Say = Callable[[str], None]  # prints progress
 

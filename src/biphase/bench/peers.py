@@ -55,9 +55,8 @@ from biphase.bench.measure import (
     stream_of,
     tuned,
 )
-from biphase.data import corpus as corpus_module
-from biphase.data import documents, tokenizer
-from biphase.data.corpus import resolve
+from biphase.data import tokenizer
+from biphase.data.corpus import resolve, texts_of
 from biphase.errors import TrainingError
 from biphase.finetune.encoder import EncoderUnderTest, TaskModel, encoder_of_hub, per_text
 from biphase.finetune.families import family_of
@@ -303,9 +302,7 @@ class RetrievalTexts:
 
 def _builtin() -> Iterator[str]:
     corpus = CORPORA["builtin"]
-    tally = documents.Tally()
-    for block in documents.blocks(corpus, corpus_module.local(resolve(corpus).train)):
-        yield from (text for text, _ in documents.parse(block, corpus.text, tally))
+    return texts_of(corpus, resolve(corpus).train)
 
 
 def write_folder(texts: RetrievalTexts, folder: Path) -> None:

@@ -284,7 +284,9 @@ def test_a_stalled_worker_spoils_nothing_of_the_worker_that_took_over(
     whole, taken = content(shards_of(corpus, tmp_path / "whole", shard_tokens=10_000)), []
 
     def take_over():
-        parts = [sorted(tmp_path.glob(f"store/attempts/*/build/{part}-*.bin")) for part in ("train", "heldout")]
+        parts = [
+            sorted(tmp_path.glob(f"store/attempts/*/build/{part}-*.bin")) for part in ("train", "heldout")
+        ]
         handles = [paths[-1].open("ab") for paths in parts]
         with pytest.raises(Killed):
             shards_of(corpus, tmp_path / "store", report=at_report(action=kill, **TRAINING_TEXT_WRITTEN),

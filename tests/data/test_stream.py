@@ -187,8 +187,9 @@ def test_heldout_rows_and_masks_do_not_depend_on_the_run(shards):
     opened = Shards.open(shards)
     one, two = (heldout_stream(opened, Rows(32)) for _ in range(2))
     assert equal(one.batch(MLM(0.4), torch.arange(4), step=0), two.batch(MLM(0.4), torch.arange(4), step=0))
-    raw = torch.from_numpy(opened.heldout.span(0, 32).astype("int64"))
-    assert torch.equal(one.ids(torch.tensor([0]))[0], raw)
+    raw = torch.from_numpy(opened.heldout.span(0, one.rows * 32).astype("int64")).view(-1, 32)
+    assert torch.equal(one.ids(torch.arange(one.rows)), raw)
+    assert one.rows == len(opened.heldout) // 32
 
 
 def test_a_corpus_shorter_than_a_row_is_refused(shards):

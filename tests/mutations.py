@@ -748,6 +748,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     chosen = [mutation for mutation in MUTATIONS if options.only in mutation.name]
+    if not chosen:
+        sys.exit(f"no mutation has {options.only!r} in its name")
     code, messages = run(sorted({mutation.test for mutation in chosen}))
     if code:
         sys.exit(f"on the unchanged source: {messages}")

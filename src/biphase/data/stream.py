@@ -140,7 +140,9 @@ class Stream:
         """
         ids = self.ids(samples)
         segments = segments_of(self.packing, ids, samples, seed=self.seed, eos_id=self.eos_id)
-        inputs = apply(objective, ids, segments, samples, seed=self.seed, step=step, words=self.vocabulary)
+        inputs = apply(
+            objective, ids, segments, samples, seed=self.seed, step=step, vocabulary=self.vocabulary
+        )
         flat = inputs.labels.flatten()
         label_at = (flat != IGNORE).nonzero().flatten()
         labels, count = flat[label_at], len(label_at)
@@ -159,7 +161,7 @@ class Stream:
             labels=labels,
             count=count,
             causal=inputs.causal,
-            draws=samples,
+            samples=samples,
             steady=isinstance(self.packing, Chunks),
         )
 

@@ -22,9 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from biphase.data import corpus as corpus_module
-from biphase.data import documents
-from biphase.data.corpus import Named, resolve
+from biphase.data.corpus import File, resolve, texts_of
 from biphase.data.shards import Shards
 from biphase.data.tokenize import tokenize
 from biphase.presets import CORPORA
@@ -38,10 +36,9 @@ def texts(paths: list[Path]) -> Iterator[str]:
     """Documents of the given files, or of the built-in corpus again and again, each time with other words."""
     corpus = CORPORA["builtin"]
     if paths:
-        named = tuple(Named(path.name, path) for path in paths)
-        yield from _read(corpus, corpus_module.local(named))
+        yield from texts_of(corpus, [File(path.name, path, path.stat().st_size) for path in paths])
         return
-    once = list(_read(corpus, corpus_module.local(resolve(corpus).train)))
+    once = list(texts_of(corpus, resolve(corpus).train))
     turn = 0
     while True:
         for number, text in enumerate(once):
@@ -49,12 +46,6 @@ def texts(paths: list[Path]) -> Iterator[str]:
             words[turn % 7 :: 7] = reversed(words[turn % 7 :: 7])
             yield " ".join(words) + f"\n{turn}.{number}"
         turn += 1
-
-
-def _read(corpus: Corpus, files: list[corpus_module.File]) -> Iterator[str]:
-    tally = documents.Tally()
-    for block in documents.blocks(corpus, files):
-        yield from (text for text, _ in documents.parse(block, corpus.text, tally))
 
 
 def write_corpus(folder: Path, paths: list[Path], size: int) -> int:

@@ -1,13 +1,90 @@
-"""The stream is a pure function: same draws, same batch, for any loaders and processes; nothing lost."""
+"""The stream is a pure function from sample indices to a batch, for any number of loaders and processes."""
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from biphase.data.shards import Shards
-from biphase.data.stream import Stream, heldout_stream, load_ahead, share
+from biphase.data.stream import (
+    Stream,
+    boundaries_of,
+    heldout_stream,
+    load_ahead,
+    positions_of,
+    segments_of,
+    share,
+)
 from biphase.errors import DataError
 from biphase.objectives import IGNORE
 from biphase.specs import CLM, MLM, Chunks, Rows
+
+EOS = 1
+
+
+def test_chunk_cuts_are_uniform_and_leave_the_shortest():
+    packing = Chunks(64, shortest=12)
+    samples = torch.arange(40_000)
+    ids = torch.zeros(1, 64).long().expand(40_000, 64)
+    cuts = (segments_of(packing, ids, samples, seed=1, eos_id=EOS) == 0).sum(1)
+    assert (cuts.min(), cuts.max()) == (12, 52)
+    counts = torch.bincount(cuts)[12:]
+    assert (counts - 40_000 / 41).abs().max() < 6 * (40_000 / 41) ** 0.5
+
+
+def test_a_cut_is_a_function_of_seed_and_sample_index_alone():
+    packing, ids = Chunks(64), torch.zeros(3, 64).long()
+    together = segments_of(packing, ids, torch.tensor([4, 9, 4]), seed=1, eos_id=EOS)
+    assert torch.equal(together[0], together[2])
+    assert torch.equal(together[1:2], segments_of(packing, ids[:1], torch.tensor([9]), seed=1, eos_id=EOS))
+    assert not torch.equal(together, segments_of(packing, ids, torch.tensor([4, 9, 4]), seed=2, eos_id=EOS))
+
+
+def test_whole_rows_have_no_segments():
+    assert segments_of(Rows(8), torch.zeros(2, 8).long(), torch.arange(2), seed=0, eos_id=EOS) is None
+    assert positions_of(None, 2, 4).tolist() == [[0, 1, 2, 3]] * 2
+    assert boundaries_of(None, fixed=True) is None
+
+
+def test_an_end_token_closes_its_document():
+    ids = torch.tensor([[5, 6, EOS, 7, EOS, EOS, 8, 9]])
+    segments = segments_of(Rows(8, document_mask=True), ids, torch.arange(1), seed=0, eos_id=EOS)
+    assert segments.tolist() == [[0, 0, 0, 1, 1, 2, 3, 3]]
+    assert positions_of(segments, 1, 8).tolist() == [[0, 1, 2, 0, 1, 0, 0, 1]]
+    assert boundaries_of(segments, fixed=False).tolist() == [0, 3, 5, 6, 8]
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10**6), st.booleans())
+def test_boundaries_cover_the_batch_in_order(seed, documents):
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, 6, (3, 20), generator=generator)
+    packing = Rows(20, document_mask=True) if documents else Chunks(20, shortest=2)
+    segments = segments_of(packing, ids, torch.arange(seed, seed + 3), seed=seed, eos_id=EOS)
+    plain, fixed = boundaries_of(segments, fixed=False), boundaries_of(segments, fixed=True)
+    assert plain[0] == 0
+    assert plain[-1] == fixed[-1] == 60
+    assert (plain.diff() > 0).all()
+    assert torch.equal(fixed[: len(plain)], plain)
+    flat = torch.repeat_interleave(torch.arange(len(plain) - 1), plain.diff())
+    rows = torch.arange(3).repeat_interleave(20)
+    pair = rows * 100 + segments.flatten()
+    assert (pair.unique(return_inverse=True)[1] == flat).all()
+    positions = positions_of(segments, 3, 20).flatten()
+    assert torch.equal(positions, torch.arange(60) - plain[:-1].repeat_interleave(plain.diff()))
+
+
+def test_fixed_boundaries_keep_their_length_from_batch_to_batch():
+    lengths = set()
+    for first in range(50):
+        ids = torch.randint(2, 50, (8, 512), generator=torch.Generator().manual_seed(first))
+        ids[torch.rand(8, 512, generator=torch.Generator().manual_seed(first)) < 0.01] = EOS
+        segments = segments_of(Rows(512, document_mask=True), ids, torch.arange(8), seed=0, eos_id=EOS)
+        lengths.add(len(boundaries_of(segments, fixed=True, documents=True)))
+    assert len(lengths) == 1
+
+
+# ---------------------------------------------------------------- order and batches
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +112,11 @@ def test_the_next_epoch_holds_them_in_another_order_with_other_masks(stream):
     assert not torch.equal(first, second)
     assert sorted(map(tuple, first.tolist())) == sorted(map(tuple, second.tolist()))
     assert stream.epochs(2 * n) == 2
-
-
-def test_a_batch_may_straddle_epochs(stream):
-    draws = torch.arange(stream.rows - 3, stream.rows + 3)
-    assert torch.equal(stream.ids(draws)[3:], stream.ids(draws[3:]))
-    assert torch.equal(stream.ids(draws)[:3], stream.ids(draws[:3]))
+    straddling = torch.arange(n - 3, n + 3)
+    assert torch.equal(stream.ids(straddling), torch.cat([first[-3:], second[:3]]))
+    masked = [stream.batch(MLM(0.4), torch.arange(start, start + n), step=0) for start in (0, n)]
+    assert not torch.equal(masked[0].label_at, masked[1].label_at)
+    assert not torch.equal(masked[0].segments, masked[1].segments)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
@@ -48,9 +124,9 @@ def test_a_batch_may_straddle_epochs(stream):
 def test_processes_and_micro_batches_together_see_the_global_batch(stream, world, micro):
     whole = stream.batch(MLM(0.4), torch.arange(40, 56), step=0)
     parts = [
-        stream.batch(MLM(0.4), draws, step=0)
+        stream.batch(MLM(0.4), samples, step=0)
         for rank in range(world)
-        for draws in share(40, 16, rank, world).split(micro)
+        for samples in share(40, 16, rank, world).split(micro)
     ]
     assert torch.equal(torch.cat([part.ids for part in parts]), whole.ids)
     assert torch.equal(torch.cat([part.segments for part in parts]), whole.segments)
@@ -81,18 +157,18 @@ def test_a_loader_that_fails_says_so(stream):
 
 
 def test_labels_point_to_the_true_tokens(stream):
-    draws = torch.arange(8)
-    true = stream.ids(draws).flatten()
-    masked = stream.batch(MLM(0.4), draws, step=0)
+    samples = torch.arange(8)
+    true = stream.ids(samples).flatten()
+    masked = stream.batch(MLM(0.4), samples, step=0)
     assert torch.equal(true[masked.label_at], masked.labels)
-    causal = stream.batch(CLM(), draws, step=0)
+    causal = stream.batch(CLM(), samples, step=0)
     assert torch.equal(true[causal.label_at + 1], causal.labels)
     assert causal.count == 8 * (32 - 2)  # two chunks a row, none asked beyond its end
 
 
 def test_fixed_shapes_pad_and_never_drop_a_label(stream):
-    draws = torch.arange(8)
-    plain, fixed = (stream.batch(MLM(0.4), draws, step=0, fixed=fixed) for fixed in (False, True))
+    samples = torch.arange(8)
+    plain, fixed = (stream.batch(MLM(0.4), samples, step=0, fixed=fixed) for fixed in (False, True))
     assert len(fixed.labels) % 128 == 0
     assert fixed.count == plain.count
     assert torch.equal(fixed.labels[: fixed.count], plain.labels)
@@ -111,8 +187,9 @@ def test_heldout_rows_and_masks_do_not_depend_on_the_run(shards):
     opened = Shards.open(shards)
     one, two = (heldout_stream(opened, Rows(32)) for _ in range(2))
     assert equal(one.batch(MLM(0.4), torch.arange(4), step=0), two.batch(MLM(0.4), torch.arange(4), step=0))
-    raw = torch.from_numpy(opened.heldout.span(0, 32).astype("int64"))
-    assert torch.equal(one.ids(torch.tensor([0]))[0], raw)
+    raw = torch.from_numpy(opened.heldout.span(0, one.rows * 32).astype("int64")).view(-1, 32)
+    assert torch.equal(one.ids(torch.arange(one.rows)), raw)
+    assert one.rows == len(opened.heldout) // 32
 
 
 def test_a_corpus_shorter_than_a_row_is_refused(shards):

@@ -114,7 +114,7 @@ def test_a_manifest_that_climbs_out_of_its_folder_is_refused(name, tmp_path):
     place = tmp_path / "checkpoints" / "key"
     place.mkdir(parents=True)
     entry = {"bytes": 6, "sha256": hashlib.sha256(b"secret").hexdigest()}
-    (place / "manifest.json").write_text(json.dumps({"files": {name: entry}}))
+    (place / "manifest.json").write_text(json.dumps({"key": "key", "files": {name: entry}}))
     with pytest.raises(StoreError, match="is no manifest"):
         verify(place)
     with pytest.raises(StoreError, match="is no manifest"):

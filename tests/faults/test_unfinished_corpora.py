@@ -11,7 +11,7 @@ from biphase.data.tokenize import tokenize
 from biphase.store import Store, verify
 
 FILES = (
-    "journal.json", "tokenizer.sealed.json", "build/tokenizer/tokenizer.json", "build/tokenizer/tokenizer_config.json",
+    "journal.json", "tokenizer/manifest.json", "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json",
     "build/train-00000.bin", "build/train-00001.bin", "build/heldout-00000.bin",
 )  # fmt: skip
 EVERY = [(name, *one) for name in FILES for one in TRIES]

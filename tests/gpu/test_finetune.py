@@ -72,12 +72,10 @@ def test_search_finds_the_same_as_on_the_cpu():
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    from biphase.data.corpus import local, resolve
-    from biphase.data.documents import Tally, blocks, parse
+    from biphase.data.corpus import resolve, texts_of
 
     corpus = CORPORA["builtin"]
-    found = blocks(corpus, local(resolve(corpus).train))
-    return train_tokenizer(corpus, (text for one in found for text, _ in parse(one, "text", Tally())), print)
+    return train_tokenizer(corpus, texts_of(corpus, resolve(corpus).train), print)
 
 
 @pytest.mark.parametrize("protocol", ["paper", "standard"])

@@ -36,12 +36,10 @@ STEPS, RATE, CLOSE = 40, 3e-4, 0.05
 
 @pytest.fixture(scope="module")
 def reading():
-    from biphase.data.corpus import local, resolve
-    from biphase.data.documents import Tally, blocks, parse
+    from biphase.data.corpus import resolve, texts_of
 
     corpus = CORPORA["builtin"]
-    found = blocks(corpus, local(resolve(corpus).train))
-    made = train_tokenizer(corpus, (text for one in found for text, _ in parse(one, "text", Tally())), print)
+    made = train_tokenizer(corpus, texts_of(corpus, resolve(corpus).train), print)
     return Tokenization(made.model, (), (made.special.eos,), 250, "test")
 
 

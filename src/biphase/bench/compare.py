@@ -61,9 +61,7 @@ from biphase.bench.cases import (
     saved_cases,
 )
 from biphase.bench.measure import CONTEXT, MASK, RATE, TUNING_RATE, Dataset, StepClock
-from biphase.data import corpus as corpus_module
-from biphase.data import documents
-from biphase.data.corpus import resolve
+from biphase.data.corpus import resolve, texts_of
 from biphase.data.tokenizer import Tokenizer
 from biphase.data.tokenizer import train as train_tokenizer
 from biphase.errors import TrainingError
@@ -316,9 +314,7 @@ class RetrievalTexts:
 
 def _builtin() -> Iterator[str]:
     corpus = CORPORA["builtin"]
-    tally = documents.Tally()
-    for block in documents.blocks(corpus, corpus_module.local(resolve(corpus).train)):
-        yield from (text for text, _ in documents.parse(block, corpus.text, tally))
+    return texts_of(corpus, resolve(corpus).train)
 
 
 def train_ours(texts: RetrievalTexts, folder: Path, device: torch.device) -> Timing:

@@ -1,9 +1,10 @@
-"""A corpus: which files it consists of, the hash of its content, and how to open its files.
+"""A corpus: which files it consists of, the hash of its content, and its documents.
 
-Files (`resolve`). A source is a file, a folder (everything below it) or a pattern (`*`, `?`, `[…]`, and `**` for any
-folders). Held-out files are named the same way, relative to the source's folder. Symbolic links are followed unless
-they lead back into a parent folder. Hidden files (.DS_Store, .cache/…) are skipped; any other file of an unknown type
-is an error, so that no text is left out silently. A hub corpus can be read from a local copy of its repository.
+Files (`resolve`, `on_hub`). A source is a file, a folder (everything below it) or a pattern (`*`, `?`, `[…]`, and `**`
+for any folders). Held-out files are named the same way, relative to the source's folder. Symbolic links are followed
+unless they lead back into a parent folder. Hidden files (.DS_Store, .cache/…) are skipped; any other file of an unknown
+type is an error, so that no text is left out silently. A hub corpus is streamed in the order of its files' names
+without a copy on disk, or read from a local copy of its repository.
 
 Content (`fingerprints`). The hash of a corpus's content is the part of every key that lies outside the study file:
 - A hub corpus is identified by its source with the pinned revision. If it was tokenized from a folder
@@ -13,24 +14,36 @@ Content (`fingerprints`). The hash of a corpus's content is the part of every ke
   times and inode, so that planning again reads nothing; tokenizing, which reads the files anyway, hashes them again.
 - On a machine without the raw text, the fingerprints recorded in published shards are used, so that keys stay the same.
 
-Reading (`local`, `on_hub`). Hub files are streamed in the order of their names without a copy on disk; of parquet files
-only the text column is transferred. The hub library handles retries.
+Documents (`blocks`, `parse`), in a fixed order:
 
-This module uses the standard library only (huggingface_hub is imported where a hub is read), since planning imports it.
+    txt              one file is one document
+    jsonl(.gz|.zst)  one line is one document, its text in the field that the corpus names
+    parquet          one row is one document, its text in the column that the corpus names
+
+Errors at once: an unreadable file, an unknown file type, a missing column, no files, no documents. Skipped and counted,
+with the position of the first: a line that is not a JSON object, a missing or non-text field, invalid Unicode, empty
+text, an empty file. If more than 10 records and more than 1% are skipped, counted over all records so far at the end of
+each file, that is an error too. A blank line is not a record. `blocks` reads files in order into blocks of raw records,
+and `parse` turns a block into documents. They are separate so that other processes can parse and encode blocks and only
+raw bytes are sent to them.
+
+Planning imports this module, so it imports pyarrow and huggingface_hub only where they are used.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, TypeVar
+from typing import IO, Any, NamedTuple
 
 from biphase import keys
-from biphase.errors import DataError, StoreError, one_line
+from biphase.errors import DataError, StoreError, nearest, one_line
 from biphase.metadata import read_card
 from biphase.presets import CORPORA
 from biphase.records import content_key, encode
@@ -46,18 +59,28 @@ class Absent(DataError):
     """The raw files are not on this machine; results made from them may still be in the store."""
 
 
-@dataclass(frozen=True, order=True)
-class Named:
-    """A file of a corpus with its name inside the corpus, which is the same on every machine."""
-
-    name: str
-    path: Path
-
-
 @dataclass(frozen=True)
-class Files:
-    train: tuple[Named, ...]
-    heldout: tuple[Named, ...]
+class File:
+    """A file of a corpus."""
+
+    name: str  # inside the corpus, the same on every machine
+    path: Any  # a Path on this machine, or a str in `filesystem`
+    size: int
+    filesystem: Any = None  # of the hub, as fsspec defines file systems
+    remedy: str = "replace it with an intact copy"  # for the message if reading fails
+
+    def open(self) -> IO[bytes]:
+        return self.filesystem.open(self.path, "rb") if self.filesystem else self.path.open("rb")
+
+    @property
+    def identity(self) -> object:
+        """The same for two spellings of one file."""
+        return self.path if self.filesystem else self.path.resolve()
+
+
+class Files(NamedTuple):
+    train: tuple[File, ...]
+    heldout: tuple[File, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,58 +124,51 @@ def tokenize_command(corpus: Corpus) -> str:
     return shlex.join(words)
 
 
+# ---------------------------------------------------------------- files on this machine
+
+
 def resolve(corpus: Corpus, folder: Path | None = None) -> Files:
     """Return the files of a local or built-in corpus, or of a hub corpus in `folder`, a copy of its repository."""
+    root = None
     if corpus.hub:
         if folder is None:
             raise DataError(
                 f"corpus {corpus.name!r} is on the hub; type: {tokenize_command(corpus)} --from FOLDER"
             )
-        base, main = folder, folder / HubSource.of(corpus).pattern
+        base = root = folder
+        source = folder / HubSource.of(corpus).pattern
     elif corpus.source.startswith(_BUILTIN):
-        base, main = ASSETS, ASSETS / corpus.source.removeprefix(_BUILTIN)
+        base, source = ASSETS, ASSETS / corpus.source.removeprefix(_BUILTIN)
     else:
-        main = Path(corpus.source).expanduser()
-        base = _split(main)[0]
-    root = base if corpus.hub else None
-    train = _files(corpus, main, root)
+        source = Path(corpus.source).expanduser()
+        base = _split(source)[0]
+    train = _files(corpus, source, root)
     if not corpus.heldout:
-        return Files(train, ())
+        return Files(train)
     try:
         heldout = _files(corpus, base / Path(corpus.heldout).expanduser(), root)
-    except (
-        Absent
-    ) as wrong:  # not Absent: the training files are here, so recorded fingerprints must not be used
+    except Absent as wrong:
+        # Not Absent: the training files are here, so recorded fingerprints must not be used.
         raise DataError(str(wrong)) from None
-    return Files(*set_apart(corpus, train, heldout, lambda file: file.path.resolve()))
+    return _set_apart(corpus, train, heldout)
 
 
-Kind = TypeVar("Kind")
-
-
-def set_apart(
-    corpus: Corpus, train: tuple[Kind, ...], heldout: tuple[Kind, ...], identity: Callable[[Kind], object]
-) -> tuple[tuple[Kind, ...], tuple[Kind, ...]]:
-    """Remove the held-out files from the training files, comparing them by `identity`; return both."""
-    apart = {identity(file) for file in heldout}
-    left = tuple(file for file in train if identity(file) not in apart)
+def _set_apart(corpus: Corpus, train: tuple[File, ...], heldout: tuple[File, ...]) -> Files:
+    """Remove the held-out files from the training files."""
+    apart = {file.identity for file in heldout}
+    left = tuple(file for file in train if file.identity not in apart)
     if not left:
         raise DataError(
             f"corpus {corpus.name!r}: all files of {corpus.source!r} are held out; name others in heldout"
         )
-    return left, heldout
+    return Files(left, heldout)
 
 
 def is_pattern(name: str) -> bool:
     return any(sign in name for sign in "*?[")
 
 
-def is_hidden(name: str) -> bool:
-    """Return whether a file or one of its folders is hidden."""
-    return any(part.startswith(".") and part not in (".", "..") for part in PurePosixPath(name).parts)
-
-
-def check_suffix(corpus: Corpus, name: str, where: str) -> None:
+def _check_suffix(corpus: Corpus, name: str, where: str) -> None:
     """Raise DataError for a file of an unknown type, so that nothing is left out silently."""
     if not name.lower().endswith(SUFFIXES):
         raise DataError(
@@ -166,47 +182,46 @@ def _split(source: Path) -> tuple[Path, tuple[str, ...]]:
 
     A part that exists on disk is taken literally even if it contains `*`, `?` or `[`.
     """
-    for place, part in enumerate(source.parts):
-        if is_pattern(part) and not Path(*source.parts[: place + 1]).exists():
-            return Path(*source.parts[:place]), source.parts[place:]
+    for depth, part in enumerate(source.parts):
+        if is_pattern(part) and not Path(*source.parts[: depth + 1]).exists():
+            return Path(*source.parts[:depth]), source.parts[depth:]
     return source.parent, ()
 
 
-def _files(corpus: Corpus, source: Path, root: Path | None) -> tuple[Named, ...]:
+def _files(corpus: Corpus, source: Path, root: Path | None) -> tuple[File, ...]:
     """Return the files of a file, folder or pattern, sorted by name (relative to `root`, if given)."""
     base, pattern = _split(source)
-    if pattern:
-        for part in pattern:
-            if "**" in part and part != "**":
-                raise DataError(
-                    f"corpus {corpus.name!r}: in {source}, ** stands for whole folders; type **/{part.replace('**', '*')}"
-                )
-        found = dict.fromkeys(_matching(base, pattern))
-    elif source.is_dir():
-        base, found = source, dict.fromkeys(_below(source))
-    elif source.is_file():
-        found = {source: None}
-    else:
+    for part in pattern:
+        if "**" in part and part != "**":
+            raise DataError(
+                f"corpus {corpus.name!r}: in {source}, ** stands for whole folders; type **/{part.replace('**', '*')}"
+            )
+    if not pattern and source.is_file():
+        paths = {source}
+    elif not pattern and not source.is_dir():
         raise Absent(
             f"corpus {corpus.name!r}: {source} is not there; correct its source, or put the files there"
         )
+    else:
+        base, pattern = (base, pattern) if pattern else (source, ("**",))
+        paths = set(_matching(base, pattern))
     files = []
-    for path in found:
+    for path in sorted(paths):
         name = path.relative_to(root or base).as_posix()
         if not path.is_file():
             raise DataError(
                 f"corpus {corpus.name!r}: {path} is no file and no folder (a broken link?); mend it or move it away"
             )
-        check_suffix(corpus, name, str(source))
-        files.append(Named(name, path))
+        _check_suffix(corpus, name, str(source))
+        files.append(File(name, path, path.stat().st_size))
     if not files:  # Absent, since the mount point of an unmounted disk is an empty folder
         raise Absent(f"corpus {corpus.name!r}: {source} holds no files; put {', '.join(SUFFIXES)} there")
-    return tuple(sorted(files))
+    return tuple(sorted(files, key=lambda file: file.name))
 
 
 def _entries(folder: Path) -> list[Path]:
     try:
-        return sorted(folder.iterdir())
+        return list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as wrong:
@@ -224,36 +239,94 @@ def _folders(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Pat
             yield from _folders(entry, above | {real})
 
 
-def _below(folder: Path) -> Iterator[Path]:
-    """Yield all entries below a folder that are neither folders nor hidden."""
-    for one in _folders(folder):
-        yield from (entry for entry in _entries(one) if not entry.name.startswith(".") and not entry.is_dir())
-
-
 def _matching(folder: Path, pattern: tuple[str, ...]) -> Iterator[Path]:
     """Yield the entries that match a pattern, except folders; as in a shell, hidden names need an explicit dot."""
     part, rest = pattern[0], pattern[1:]
     if part == "**":
-        for one in _folders(folder):
-            yield from _matching(one, rest or ("*",))
+        for below in _folders(folder):
+            yield from _matching(below, rest or ("*",))
         return
-    if not is_pattern(part):
-        found = [folder / part]
-    else:
-        dotted = part.startswith(".")
-        found = [
+    entries = [folder / part]
+    if is_pattern(part):
+        hidden = part.startswith(".")
+        entries = [
             entry
             for entry in _entries(folder)
-            if fnmatchcase(entry.name, part) and entry.name.startswith(".") == dotted
+            if fnmatchcase(entry.name, part) and entry.name.startswith(".") == hidden
         ]
-    for entry in found:
+    for entry in entries:
         if rest:
             yield from _matching(entry, rest)
         elif not entry.is_dir() and (entry.exists() or entry.is_symlink()):
             yield entry
 
 
-# ---------------------------------------------------------------- identity
+# ---------------------------------------------------------------- files on the hub
+
+
+def on_hub(corpus: Corpus, filesystem: Any = None) -> Files:
+    """Return the files of a hub corpus, to be streamed. `filesystem` is any fsspec one."""
+    source = HubSource.of(corpus)
+    root = f"datasets/{source.repository}@{source.revision}"
+    try:
+        if filesystem is None:
+            from huggingface_hub import HfFileSystem
+
+            filesystem = HfFileSystem()
+        train, heldout = (
+            _listed(corpus, filesystem, root, pattern) if pattern else ()
+            for pattern in (source.pattern, corpus.heldout)
+        )
+    except DataError:
+        raise
+    except Exception as wrong:  # the hub library raises many types: offline, refused, absent, rate limits
+        raise DataError(
+            f"corpus {corpus.name!r} cannot be listed on the hub ({one_line(wrong)}); {_offline(corpus)}"
+        ) from wrong
+    return _set_apart(corpus, train, heldout)
+
+
+def _offline(corpus: Corpus) -> str:
+    """Return the commands that get the corpus from another machine with network access."""
+    source = HubSource.of(corpus)
+    words = ["hf", "download", source.repository, "--repo-type", "dataset", "--revision", source.revision]
+    for pattern in filter(None, (source.pattern, corpus.heldout)):
+        words += ["--include", pattern]
+        if not is_pattern(pattern):  # it may be a folder
+            words += ["--include", f"{pattern.rstrip('/')}/*"]
+    return (
+        f"where there is a network, type: {shlex.join(words)} --local-dir FOLDER; "
+        f"and then: {tokenize_command(corpus)} --from FOLDER"
+    )
+
+
+def _listed(corpus: Corpus, filesystem: Any, root: str, pattern: str) -> tuple[File, ...]:
+    """Return the files of a file, folder or pattern in a repository, by the same rules as on disk."""
+    path = f"{root}/{pattern.rstrip('/')}"
+    entries = filesystem.glob(path, detail=True)
+    if not is_pattern(pattern) and any(entry["type"] != "file" for entry in entries.values()):  # a folder
+        entries = filesystem.find(path, detail=True)
+    remedy = f"type the command again: it goes on where it was; or do without the hub: {_offline(corpus)}"
+    files = []
+    for path, entry in sorted(entries.items()):
+        name = path.rpartition(f"{root}/")[2]
+        hidden = _is_hidden(name) and not _is_hidden(pattern)  # the pattern may name it
+        if entry["type"] == "file" and not hidden:
+            _check_suffix(corpus, name, corpus.source)
+            files.append(File(name, path, int(entry["size"]), filesystem, remedy))
+    if not files:
+        raise DataError(f"corpus {corpus.name!r}: no file of {root} matches {pattern!r}; correct its source")
+    return tuple(files)
+
+
+def _is_hidden(name: str) -> bool:
+    """Return whether a file or one of its folders is hidden."""
+    return any(part.startswith(".") and part not in (".", "..") for part in PurePosixPath(name).parts)
+
+
+# ---------------------------------------------------------------- content
+
+
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
@@ -281,30 +354,19 @@ def shards_key(corpus: Corpus, store: Store) -> str:
 
 
 def corpus_fingerprint(corpus: Corpus, store: Store, *, again: bool = False) -> str:
-    """Return the hash of the corpus's content."""
-    if corpus.hub:
-        link = read_link(corpus, store)
-        if not link:
-            return content_key({"hub": corpus.source, "heldout": corpus.heldout})
-        if "folder" not in link:
-            return link["fingerprint"]
-        try:
-            return folder_fingerprint(corpus, store, Path(link["folder"]), again=again)
-        except Absent:
-            return link["fingerprint"]
+    """Return the hash of the corpus's content; if local files are absent, the one recorded in link or shards."""
+    link = read_link(corpus, store) if corpus.hub else None
+    if corpus.hub and not link:
+        return content_key({"hub": corpus.source, "heldout": corpus.heldout})
+    if link and "folder" not in link:
+        return link["fingerprint"]
     try:
-        files = resolve(corpus)
+        return _content(resolve(corpus, Path(link["folder"]) if link else None), store, again=again)
     except Absent:
-        recorded = _recorded(corpus, store, "fingerprint")
-        if recorded:
-            return recorded
-        raise
-    return _content(files, store, again=again)
-
-
-def folder_fingerprint(corpus: Corpus, store: Store, folder: Path, *, again: bool = False) -> str:
-    """Return the content hash of a local copy of a hub corpus."""
-    return _content(resolve(corpus, folder), store, again=again)
+        recorded = link["fingerprint"] if link else _recorded(corpus, store, "fingerprint")
+        if not recorded:
+            raise
+        return recorded
 
 
 def tokenizer_fingerprint(corpus: Corpus, corpus_fp: str, store: Store, *, again: bool = False) -> str:
@@ -315,20 +377,20 @@ def tokenizer_fingerprint(corpus: Corpus, corpus_fp: str, store: Store, *, again
     if not tokenizer.local:
         return content_key({"tokenizer": tokenizer.source, "revision": tokenizer.revision})
     try:
-        files = tokenizer_files(tokenizer)
+        paths = tokenizer_files(tokenizer)
     except Absent:
         recorded = _recorded(corpus, store, "tokenizer_fingerprint")
-        if recorded:
-            return recorded
-        raise
-    memory = HashMemory(store, again=again)
-    listed = [[file.name, memory.sha256(file.path)] for file in files]
-    memory.save()
-    return content_key({"tokenizer_files": listed})
+        if not recorded:
+            raise
+        return recorded
+    cache = HashMemory(store, again=again)
+    hashes = [[name, cache.sha256(path)] for name, path in paths.items()]
+    cache.save()
+    return content_key({"tokenizer_files": hashes})
 
 
-def tokenizer_files(tokenizer: Pretrained) -> tuple[Named, ...]:
-    """Return the files of a local tokenizer, tokenizer.json first."""
+def tokenizer_files(tokenizer: Pretrained) -> dict[str, Path]:
+    """Return the paths of a local tokenizer's files by their names, tokenizer.json first."""
     source = Path(tokenizer.source).expanduser()
     main = source if source.suffix == ".json" else source / TOKENIZER_FILES[0]
     if not main.is_file():
@@ -336,20 +398,14 @@ def tokenizer_files(tokenizer: Pretrained) -> tuple[Named, ...]:
             f"tokenizer {tokenizer.source!r}: {main} is not there; "
             "type Pretrained('./folder') for a folder that holds a tokenizer.json, or BPE(32_000) to train one"
         )
-    beside = [Named(name, main.parent / name) for name in TOKENIZER_FILES[1:]]
-    return Named(TOKENIZER_FILES[0], main), *(file for file in beside if file.path.is_file())
-
-
-# ---------------------------------------------------------------- links and cached hashes
+    beside = {name: main.parent / name for name in TOKENIZER_FILES[1:]}
+    return {TOKENIZER_FILES[0]: main} | {name: path for name, path in beside.items() if path.is_file()}
 
 
 def link_path(corpus: Corpus, store: Store) -> Path:
     """Return the path of a hub corpus's link, named by a hash of its source, since two corpora can share a name."""
-    return (
-        store.root
-        / "corpora"
-        / f"link-{content_key({'source': corpus.source, 'heldout': corpus.heldout})}.json"
-    )
+    name = content_key({"source": corpus.source, "heldout": corpus.heldout})
+    return store.root / "corpora" / f"link-{name}.json"
 
 
 def read_link(corpus: Corpus, store: Store) -> dict[str, Any] | None:
@@ -372,24 +428,23 @@ def write_link(corpus: Corpus, store: Store, folder: Path) -> None:
     folder = folder.resolve()
     path = link_path(corpus, store)
     path.parent.mkdir(parents=True, exist_ok=True)
-    fingerprint = folder_fingerprint(corpus, store, folder)
-    here = {
+    link = {
         "source": corpus.source,
         "heldout": corpus.heldout,
         "folder": str(folder),
-        "fingerprint": fingerprint,
+        "fingerprint": _content(resolve(corpus, folder), store),
     }
-    write_json(path, with_checksum(here))
+    write_json(path, with_checksum(link))
 
 
-def _content(files: Files, store: Store, *, again: bool) -> str:
+def _content(files: Files, store: Store, *, again: bool = False) -> str:
     cache = HashMemory(store, again=again)
-    listed = {
+    hashes = {
         part: sorted([file.name, cache.sha256(file.path)] for file in group)
-        for part, group in (("train", files.train), ("heldout", files.heldout))
+        for part, group in files._asdict().items()
     }
     cache.save()
-    return content_key(listed)
+    return content_key(hashes)
 
 
 class HashMemory:
@@ -401,18 +456,18 @@ class HashMemory:
     def __init__(self, store: Store, *, again: bool = False) -> None:
         self.path = store.root / "corpora" / "cache.json"
         self.hashed, self.again = store.hashed, again or store.verify
-        self.known: dict[str, Any] = {}
+        self.entries: dict[str, Any] = {}
         self.changed = False
         with contextlib.suppress(StoreError):
-            read = read_json(self.path)
-            self.known = read if isinstance(read, dict) else {}
+            saved = read_json(self.path)
+            self.entries = saved if isinstance(saved, dict) else {}
 
     def sha256(self, path: Path) -> str:
         try:
-            before, place = stamp(path), str(path.resolve())
-            entry = self.known.get(place)
-            if entry == _remembered(place, before, entry) and not (
-                self.again and self.hashed.get(place) != before
+            before, real = stamp(path), str(path.resolve())
+            entry = self.entries.get(real)
+            if entry == _cache_entry(real, before, entry) and not (
+                self.again and self.hashed.get(real) != before
             ):
                 return entry["sha256"]
             digest = sha256(path)
@@ -421,38 +476,38 @@ class HashMemory:
             raise DataError(f"{path} cannot be read ({wrong.strerror}); check its permissions") from None
         if after != before:
             raise DataError(f"{path} is being written; type the command again when it is whole")
-        self.hashed[place] = before
+        self.hashed[real] = before
         self.remember(path, digest)
         return digest
 
     def remember(self, path: Path, digest: str) -> None:
         """Cache a file's hash for as long as its stamp does not change."""
-        place = str(path.resolve())
-        self.known[place] = _remembered(place, stamp(path), {"sha256": digest})
+        real = str(path.resolve())
+        self.entries[real] = _cache_entry(real, stamp(path), {"sha256": digest})
         self.changed = True
 
     def save(self) -> None:
         if self.changed and self.path.parents[1].is_dir():  # planning must not create a store
             with contextlib.suppress(OSError):  # planning also works on a read-only store
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                write_json(self.path, self.known)
+                write_json(self.path, self.entries)
 
 
-def _remembered(place: str, now: list[int], entry: Any) -> dict[str, Any]:
+def _cache_entry(real: str, now: list[int], entry: Any) -> dict[str, Any]:
     """Return a cache entry with a checksum, since a corrupt hash would change every key that depends on it."""
     digest = str(entry.get("sha256")) if isinstance(entry, dict) else ""
-    return {"stamp": now, "sha256": digest, "seal": content_key([place, now, digest])}
+    return {"stamp": now, "sha256": digest, "seal": content_key([real, now, digest])}
 
 
 def _recorded(corpus: Corpus, store: Store, field: str) -> str:
     """Return a fingerprint recorded in the published shards of the same corpus record, or ""."""
-    found = {card[field] for card in cards(store) if card.get("corpus") == encode(corpus) and card.get(field)}
-    if len(found) > 1:
+    recorded = {card[field] for card in cards(store) if card["corpus"] == encode(corpus)}
+    if len(recorded) > 1:
         raise DataError(
             f"corpus {corpus.name!r}: its files are absent and {store.shards} holds "
             "several versions of it; put the files back, or remove the shards that are not meant"
         )
-    return found.pop() if found else ""
+    return recorded.pop() if recorded else ""
 
 
 def cards(store: Store) -> Iterable[dict[str, Any]]:
@@ -464,78 +519,240 @@ def cards(store: Store) -> Iterable[dict[str, Any]]:
             yield read_card(store.told(store.shards / name))
 
 
-# ---------------------------------------------------------------- sources
+# ---------------------------------------------------------------- documents
+
+
+BLOCK_BYTES = 2**21
+_CODECS = {".zst": "zstd", ".gz": "gzip"}
+_BOM = b"\xef\xbb\xbf"
+
+Records = bytes | list[bytes | None]  # JSON lines, or texts
 
 
 @dataclass(frozen=True)
-class File:
-    """A readable file of a corpus: name, size, a function that opens it, and what to tell the user if reading fails."""
+class FilePosition:
+    """A position in a list of files: all records before it have been read."""
+
+    file: int = 0
+    record: int = 0
+
+
+@dataclass(frozen=True)
+class RecordBlock:
+    """Raw records of one file."""
 
     name: str
-    size: int
-    open: Callable[[], IO[bytes]]
-    remedy: str = "put a sound copy in its place"
+    first: int  # index of its first record in the file, from 0
+    payload: Records
+    after: FilePosition  # where the next block begins
+    read: int  # bytes of all files read so far, in their size on disk
+
+    @property
+    def ends_file(self) -> bool:
+        return self.after.record == 0
 
 
-def local(files: tuple[Named, ...]) -> list[File]:
-    """Return files on this machine, ready to be opened."""
-    return [
-        File(file.name, file.path.stat().st_size, lambda path=file.path: path.open("rb")) for file in files
-    ]
+@dataclass
+class Tally:
+    """Counts of the records read and skipped, by reason, with the position of the first one for each reason."""
+
+    records: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+    first: dict[str, str] = field(default_factory=dict)
+
+    def skip(self, reason: str, where: str, count: int = 1) -> None:
+        self.skipped[reason] = self.skipped.get(reason, 0) + count
+        self.first.setdefault(reason, where)
+
+    def add(self, other: Tally) -> None:
+        self.records += other.records
+        for reason, count in other.skipped.items():
+            self.skip(reason, other.first[reason], count)
+
+    @property
+    def bad(self) -> int:
+        return sum(self.skipped.values())
+
+    def judge(self, corpus: str) -> None:
+        """Raise DataError if more than 10 records and more than 1% were skipped."""
+        if self.bad > 10 and self.bad * 100 > self.records:
+            raise DataError(
+                f"corpus {corpus!r}: {self.bad} of the first {self.records} records are bad ({self.describe()}); "
+                "correct the files, or the text field of the corpus"
+            )
+
+    def describe(self) -> str:
+        return "; ".join(f"{count} × {why}, first {self.first[why]}" for why, count in self.skipped.items())
 
 
-def on_hub(corpus: Corpus, filesystem: Any = None) -> tuple[list[File], list[File]]:
-    """Return the training and held-out files of a hub corpus, to be streamed. `filesystem` is any fsspec one."""
-    source = HubSource.of(corpus)
-    root = f"datasets/{source.repository}@{source.revision}"
-    try:
-        if filesystem is None:
-            from huggingface_hub import HfFileSystem
+def texts_of(corpus: Corpus, files: Sequence[File]) -> Iterator[str]:
+    """Yield the text of every document."""
+    for block in blocks(corpus, files):
+        yield from (text for text, _ in parse(block, corpus.text, Tally()))
 
-            filesystem = HfFileSystem()
-        train, heldout = (
-            _listed(corpus, filesystem, root, pattern) if pattern else ()
-            for pattern in (source.pattern, corpus.heldout)
-        )
-    except DataError:
-        raise
-    except Exception as wrong:  # the hub library raises many types: offline, refused, absent, rate limits
+
+def blocks(
+    corpus: Corpus,
+    files: Sequence[File],
+    start: FilePosition = FilePosition(),  # noqa: B008
+) -> Iterator[RecordBlock]:
+    """Yield all records of `files` from `start` on, in blocks of about BLOCK_BYTES (2 MB)."""
+    read = sum(file.size for file in files[: start.file])
+    for number in range(start.file, len(files)):
+        file = files[number]
+        first = start.record if number == start.file else 0
+        try:
+            with file.open() as raw:
+                chunks = _chunks(corpus, file, raw, first)
+                chunk = next(chunks, (first, []))  # a file without records is one empty block
+                while chunk:
+                    (first, payload), chunk = chunk, next(chunks, None)
+                    count = payload.count(b"\n") if isinstance(payload, bytes) else len(payload)
+                    after = FilePosition(number, first + count) if chunk else FilePosition(number + 1)
+                    here = min(raw.tell(), file.size) if chunk else file.size
+                    yield RecordBlock(file.name, first, payload, after, read + here)
+        except DataError:
+            raise
+        except Exception as wrong:  # pyarrow, fsspec and the network each raise their own types
+            raise DataError(
+                f"corpus {corpus.name!r}: {file.name} cannot be read ({one_line(wrong)}); {file.remedy}"
+            ) from wrong
+        read += file.size
+
+
+def _chunks(corpus: Corpus, file: File, raw: IO[bytes], first: int) -> Iterator[tuple[int, Records]]:
+    """Yield the records of one file from number `first` on: the number of a chunk's first record, and its records."""
+    name = file.name.lower()
+    if name.endswith(".parquet"):
+        yield from _parquet(corpus, file, raw, first)
+    elif name.endswith(".txt"):
+        yield 0, [raw.read().removeprefix(_BOM)]
+    else:
+        yield from _lines(file, raw, first)
+
+
+def _lines(file: File, raw: IO[bytes], first: int) -> Iterator[tuple[int, bytes]]:
+    """Yield JSON lines in chunks that end at a line break, skipping the first `first` lines."""
+    codec = _CODECS.get(Path(file.name.lower()).suffix)
+    stream: Any = raw
+    if codec:
+        import pyarrow
+
+        stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), codec)
+    number, rest = 0, [stream.read(BLOCK_BYTES).removeprefix(_BOM)]
+    while rest[-1]:
+        cut = rest[-1].rfind(b"\n") + 1
+        if cut:
+            lines = b"".join((*rest[:-1], rest[-1][:cut]))
+            rest = [rest[-1][cut:]]
+            count = lines.count(b"\n")
+            skip = min(max(first - number, 0), count)
+            if skip < count:
+                yield number + skip, lines if not skip else lines.split(b"\n", skip)[skip]
+            number += count
+        rest.append(stream.read(BLOCK_BYTES))
+    last = b"".join(rest)
+    if last and number >= first:  # the last line may lack its newline
+        yield number, last
+
+
+def _parquet(
+    corpus: Corpus, file: File, raw: IO[bytes], first: int
+) -> Iterator[tuple[int, list[bytes | None]]]:
+    """Yield rows of the text column as bytes, so that `parse` detects invalid UTF-8 per record."""
+    import pyarrow
+    from pyarrow import parquet, types
+
+    table = parquet.ParquetFile(raw)
+    schema = table.schema_arrow
+    if corpus.text not in schema.names:
         raise DataError(
-            f"corpus {corpus.name!r} cannot be listed on the hub ({one_line(wrong)}); {_offline(corpus)}"
-        ) from wrong
-    train, heldout = set_apart(corpus, train, heldout, lambda file: file.name)
-    return list(train), list(heldout)
-
-
-def _offline(corpus: Corpus) -> str:
-    """Return the commands that get the corpus from another machine with network access."""
-    source = HubSource.of(corpus)
-    words = ["hf", "download", source.repository, "--repo-type", "dataset", "--revision", source.revision]
-    for pattern in filter(None, (source.pattern, corpus.heldout)):
-        words += ["--include", pattern]
-        if not is_pattern(pattern):  # it may be a folder
-            words += ["--include", f"{pattern.rstrip('/')}/*"]
-    return (
-        f"where there is a network, type: {shlex.join(words)} --local-dir FOLDER; "
-        f"and then: {tokenize_command(corpus)} --from FOLDER"
-    )
-
-
-def _listed(corpus: Corpus, filesystem: Any, root: str, pattern: str) -> tuple[File, ...]:
-    """Return the files of a file, folder or pattern in a repository, by the same rules as on disk."""
-    place = f"{root}/{pattern.rstrip('/')}"
-    found = filesystem.glob(place, detail=True)
-    if not is_pattern(pattern) and any(about["type"] != "file" for about in found.values()):  # a folder
-        found = filesystem.find(place, detail=True)
-    remedy = f"type the command again: it goes on where it was; or do without the hub: {_offline(corpus)}"
-    files = []
-    for path, about in sorted(found.items()):
-        name = path.rpartition(f"{root}/")[2]
-        hidden = is_hidden(name) and not is_hidden(pattern)  # the pattern may name it
-        if about["type"] != "file" or hidden:
+            f"corpus {corpus.name!r}: {file.name} has no column {corpus.text!r}; {nearest(corpus.text, schema.names)}"
+        )
+    kind = schema.field(corpus.text).type
+    if not (types.is_string(kind) or types.is_large_string(kind)):
+        raise DataError(
+            f"corpus {corpus.name!r}: column {corpus.text!r} of {file.name} is {kind}, not text; "
+            f"name another: text='…', one of {', '.join(schema.names)}"
+        )
+    number = 0
+    for group in range(table.num_row_groups):
+        rows = table.metadata.row_group(group).num_rows
+        if number + rows <= first:
+            number += rows
             continue
-        check_suffix(corpus, name, corpus.source)
-        files.append(File(name, int(about["size"]), lambda path=path: filesystem.open(path, "rb"), remedy))
-    if not files:
-        raise DataError(f"corpus {corpus.name!r}: no file of {root} matches {pattern!r}; correct its source")
-    return tuple(files)
+        held, size, start = [], 0, max(first, number)
+        for batch in table.iter_batches(batch_size=256, row_groups=[group], columns=[corpus.text]):
+            skip = min(max(first - number, 0), len(batch))
+            values = batch.column(0).cast(pyarrow.large_binary()).slice(skip).to_pylist()
+            number += len(batch)
+            held += values
+            size += sum(len(value) for value in values if value)
+            if size >= BLOCK_BYTES:
+                yield start, held
+                held, size, start = [], 0, number
+        if held:
+            yield start, held
+
+
+def parse(block: RecordBlock, text: str, tally: Tally) -> Iterator[tuple[str, bytes]]:
+    """Yield the documents of a block, each as text and as UTF-8 bytes; count skipped records in `tally`.
+
+    `text` is the field of a JSON line that holds the document.
+    """
+    if block.ends_file and not block.payload and block.first == 0:
+        tally.records += 1
+        tally.skip("empty file", block.name)
+        return
+    lines = isinstance(block.payload, bytes)
+    records = block.payload.split(b"\n") if isinstance(block.payload, bytes) else block.payload
+    for number, record in enumerate(records, block.first + 1):
+        if lines and (not record or record.isspace()):
+            continue
+        tally.records += 1
+        try:
+            document = _document(record, text if lines else None)
+        except _Skipped as reason:
+            tally.skip(str(reason), f"{block.name}:{number}" if lines or number > 1 else block.name)
+        else:
+            yield document
+
+
+class _Skipped(Exception):
+    """A record is no document; the message is the reason."""
+
+
+def _document(record: bytes | None, field: str | None) -> tuple[str, bytes]:
+    """Return a record's text and its UTF-8 bytes; `field` is that of a JSON line, None if the record is the text."""
+    if record is None:
+        raise _Skipped("no text")
+    try:
+        text = record.decode()  # before json.loads, which would guess the encoding and hide bad UTF-8
+        if field is not None:
+            text = _field_of(text, field)
+        if not text or text.isspace():
+            raise _Skipped("empty text")
+        return text, record if field is None else text.encode()
+    except UnicodeDecodeError:
+        raise _Skipped("invalid UTF-8") from None
+    except UnicodeEncodeError:
+        raise _Skipped("half of a surrogate pair") from None
+
+
+def _field_of(line: str, field: str) -> str:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        raise _Skipped("malformed JSON") from None
+    if not isinstance(value, dict):
+        raise _Skipped("not a JSON object")
+    if field not in value:
+        raise _Skipped(f"no field {field!r}")
+    if not isinstance(value[field], str):
+        raise _Skipped(f"field {field!r} is not text")
+    return value[field]
+
+
+def text_hash(text: bytes) -> int:
+    """Return the 64-bit hash that decides whether a document is held out."""
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")

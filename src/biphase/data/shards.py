@@ -27,7 +27,6 @@ from biphase.errors import DataError, StoreError
 from biphase.metadata import read_card
 
 SHARD_TOKENS = 2**26
-TOKENS = ".bin"
 READERS = 8  # files hashed in parallel
 
 
@@ -50,44 +49,44 @@ class Tokens:
     def rows(self, indices: np.ndarray, length: int) -> np.ndarray:
         """Return the rows `indices` as an array (rows, length); row i is tokens[i·length : (i+1)·length]."""
         indices = np.asarray(indices, np.int64)
-        made = np.empty((len(indices), length), self.dtype)
+        rows = np.empty((len(indices), length), self.dtype)
         if not len(indices):
-            return made
+            return rows
         if indices.min() < 0 or (int(indices.max()) + 1) * length > len(self):
             raise IndexError(f"rows of {length} go from 0 to {len(self) // length - 1}")
         files = np.searchsorted(self._ends, indices * length, side="right")
         for file in np.unique(files):
-            wanted = np.flatnonzero(files == file)
-            self._copy(int(file), indices[wanted], wanted, made)
-        return made
+            into = np.flatnonzero(files == file)
+            self._copy(int(file), indices[into], rows, into)
+        return rows
 
-    def _copy(self, file: int, indices: np.ndarray, wanted: np.ndarray, made: np.ndarray) -> None:
-        """Copy the rows that begin in one file: those inside it in one operation, one that spans files by `span`."""
-        length = made.shape[1]
+    def _copy(self, file: int, indices: np.ndarray, rows: np.ndarray, into: np.ndarray) -> None:
+        """Copy the rows `indices`, which begin in one file, to `rows[into]`; one that spans files by `span`."""
+        length = rows.shape[1]
         start, end = int(self._starts[file]), int(self._ends[file])
         first, until = -(-start // length), end // length  # rows that lie entirely in this file
         inside = indices < until
         if inside.any():
             offset = first * length - start
             view = self._files[file][offset : offset + (until - first) * length].reshape(-1, length)
-            if inside.all() and len(wanted) == len(made):
+            if inside.all() and len(into) == len(rows):
                 # take() releases the GIL; plain indexing does not
-                np.take(view, indices - first, axis=0, out=made, mode="clip")
+                np.take(view, indices - first, axis=0, out=rows, mode="clip")
             else:
-                made[wanted[inside]] = np.take(view, indices[inside] - first, axis=0, mode="clip")
-        for row, place in zip(indices[~inside], wanted[~inside], strict=True):
-            made[place] = self.span(int(row) * length, length)
+                rows[into[inside]] = np.take(view, indices[inside] - first, axis=0, mode="clip")
+        for index, row in zip(indices[~inside], into[~inside], strict=True):
+            rows[row] = self.span(int(index) * length, length)
 
     def span(self, start: int, count: int) -> np.ndarray:
         """Return tokens[start : start + count], also across files."""
-        made, done = np.empty(count, self.dtype), 0
+        tokens, done = np.empty(count, self.dtype), 0
         file = int(np.searchsorted(self._ends, start, side="right"))
         while done < count:
             inside = start + done - int(self._starts[file])
             part = self._files[file][inside : inside + count - done]
-            made[done : done + len(part)] = part
+            tokens[done : done + len(part)] = part
             done, file = done + len(part), file + 1
-        return made
+        return tokens
 
     def counts(self, vocab: int) -> np.ndarray:
         """Return the number of occurrences of each id."""
@@ -129,8 +128,8 @@ class Shards:
             raise DataError(f"{folder} holds no finished shards; type: biphase tokenize CORPUS")
         for name in store.verify(folder, contents=verify):
             if not name.endswith(
-                TOKENS
-            ):  # card and tokenizer are small, and the ids are meaningless without them
+                ".bin"
+            ):  # card and tokenizer are small, and ids are meaningless without them
                 store.read_verified(folder, name)
         card = read_card(folder)
         shards = cls(folder, card)
@@ -202,28 +201,24 @@ class Writer:
 
     def restore(self, state: dict[str, Any]) -> bool:
         """Resume from `state`; return False if the files differ from it, so that the caller must start over."""
-        said = [entry["name"] for entry in (*state["finished"], state["tail"])]
-        if said != [self._path(number).name for number in range(len(said))]:
+        names = [entry["name"] for entry in (*state["finished"], state["tail"])]
+        if names != [self._path(number).name for number in range(len(names))]:
             return False  # names may only be this writer's own files, in order
-        for entry in state["finished"]:
+        for entry in state["finished"]:  # equal hashes imply equal sizes
             path = self.folder / entry["name"]
-            if (
-                not path.is_file()
-                or path.stat().st_size != entry["bytes"]
-                or store.sha256(path) != entry["sha256"]
-            ):
+            if not path.is_file() or store.sha256(path) != entry["sha256"]:
                 return False
         tail, size = self.folder / state["tail"]["name"], state["tail"]["bytes"]
         kept = tail.read_bytes()[:size] if tail.is_file() else b""
-        found = hashlib.sha256(kept)
-        if len(kept) < size or found.hexdigest() != state["tail"]["sha256"]:
+        digest = hashlib.sha256(kept)
+        if digest.hexdigest() != state["tail"]["sha256"]:
             return False
         draft = tail.with_suffix(".part")  # a new file for the same reason as in `begin`
         self._file = draft.open("wb")
         self._file.write(kept)
         self._sync()
         draft.replace(tail)
-        self.finished, self._hash = list(state["finished"]), found
+        self.finished, self._hash = list(state["finished"]), digest
         self.filled = size // self.dtype.itemsize
         self.tokens = len(self.finished) * self.shard_tokens + self.filled
         return True

@@ -36,14 +36,14 @@ from biphase.specs import Chunks, Objective, Rows
 
 
 def segments_of(
-    packing: Chunks | Rows, ids: Tensor, draws: Tensor, *, seed: int, eos_id: int
+    packing: Chunks | Rows, ids: Tensor, samples: Tensor, *, seed: int, eos_id: int
 ) -> Tensor | None:
     """Return the index of each token's segment inside its row, (B, T); None if each row is one segment."""
     length = ids.shape[1]
     match packing:
         case Chunks():
             choices = length - 2 * packing.shortest + 1
-            cut = packing.shortest + below(hash_samples(seed, "cut", draws), choices)
+            cut = packing.shortest + below(hash_samples(seed, "cut", samples), choices)
             return (torch.arange(length)[None, :] >= cut[:, None]).long()
         case Rows(document_mask=True):
             ends = (ids == eos_id).long()
@@ -99,14 +99,14 @@ class Stream:
     packing: Chunks | Rows
     seed: int
     eos_id: int
-    words: Vocabulary
+    vocabulary: Vocabulary
     shuffled: bool = True
 
     @classmethod
     def of(cls, shards: Shards, packing: Chunks | Rows, seed: int) -> Stream:
         """Return the stream of the training rows of `shards`."""
-        words = Vocabulary.of(shards.vocab, shards.mask_id, shards.special_ids)
-        stream = cls(shards.train, packing, seed, shards.eos_id, words)
+        vocabulary = Vocabulary.of(shards.vocab, shards.mask_id, shards.special_ids)
+        stream = cls(shards.train, packing, seed, shards.eos_id, vocabulary)
         if stream.rows == 0:
             raise DataError(
                 f"the corpus has {len(shards.train):,} tokens, fewer than one row of {packing.length:,}; "
@@ -119,29 +119,31 @@ class Stream:
         """N, the number of whole rows in the corpus. The tokens left over are fewer than one row."""
         return len(self.tokens) // self.packing.length
 
-    def epochs(self, draws: int) -> float:
-        """Return the number of epochs after `draws` rows."""
-        return draws / self.rows
+    def epochs(self, samples: int) -> float:
+        """Return the number of epochs after `samples` rows."""
+        return samples / self.rows
 
-    def ids(self, draws: Tensor) -> Tensor:
-        """Return the true tokens of the sample indices `draws`. (B,) → (B, T)"""
-        index = draws % self.rows
+    def ids(self, samples: Tensor) -> Tensor:
+        """Return the true tokens of the sample indices `samples`. (B,) → (B, T)"""
+        index = samples % self.rows
         if self.shuffled:
-            epochs = draws // self.rows
+            epochs = samples // self.rows
             for epoch in epochs.unique().tolist():
                 here = epochs == epoch
                 index[here] = permute(index[here], self.rows, salt(self.seed, "order", epoch))
         return torch.from_numpy(self.tokens.rows(index.numpy(), self.packing.length).astype(np.int64))
 
-    def batch(self, objective: Objective, draws: Tensor, *, step: int, fixed: bool = False) -> Batch:
-        """Return the batch of the sample indices `draws` under `objective`, `step` steps into its phase.
+    def batch(self, objective: Objective, samples: Tensor, *, step: int, fixed: bool = False) -> Batch:
+        """Return the batch of the sample indices `samples` under `objective`, `step` steps into its phase.
 
         `fixed` pads the lists of labels and boundaries to lengths that stay the same from step to step.
         """
-        ids = self.ids(draws)
-        segments = segments_of(self.packing, ids, draws, seed=self.seed, eos_id=self.eos_id)
-        asked = apply(objective, ids, segments, draws, seed=self.seed, step=step, vocabulary=self.words)
-        flat = asked.labels.flatten()
+        ids = self.ids(samples)
+        segments = segments_of(self.packing, ids, samples, seed=self.seed, eos_id=self.eos_id)
+        inputs = apply(
+            objective, ids, segments, samples, seed=self.seed, step=step, vocabulary=self.vocabulary
+        )
+        flat = inputs.labels.flatten()
         label_at = (flat != IGNORE).nonzero().flatten()
         labels, count = flat[label_at], len(label_at)
         if fixed:
@@ -151,28 +153,28 @@ class Stream:
             label_at = torch.nn.functional.pad(label_at, (0, bound - count))
             labels = torch.nn.functional.pad(labels, (0, bound - count), value=IGNORE)
         return Batch(
-            ids=asked.ids,
+            ids=inputs.ids,
             positions=positions_of(segments, *ids.shape),
             segments=segments,
             boundaries=boundaries_of(segments, fixed=fixed, documents=isinstance(self.packing, Rows)),
             label_at=label_at,
             labels=labels,
             count=count,
-            causal=asked.causal,
-            samples=draws,
+            causal=inputs.causal,
+            samples=samples,
             steady=isinstance(self.packing, Chunks),
         )
 
 
 def heldout_stream(shards: Shards, packing: Chunks | Rows) -> Stream:
     """Return the stream of held-out rows, whose order, cuts and masks do not depend on the run's seed."""
-    words = Vocabulary.of(shards.vocab, shards.mask_id, shards.special_ids)
-    return Stream(shards.heldout, packing, 0, shards.eos_id, words, shuffled=False)
+    vocabulary = Vocabulary.of(shards.vocab, shards.mask_id, shards.special_ids)
+    return Stream(shards.heldout, packing, 0, shards.eos_id, vocabulary, shuffled=False)
 
 
-def share(first_draw: int, rows: int, rank: int, world: int) -> Tensor:
+def share(first: int, rows: int, rank: int, world: int) -> Tensor:
     """Return the sample indices of one step that process `rank` of `world` computes."""
-    return torch.arange(first_draw + rows * rank // world, first_draw + rows * (rank + 1) // world)
+    return torch.arange(first + rows * rank // world, first + rows * (rank + 1) // world)
 
 
 def passes_of(rows: int, world: int, micro_rows: int) -> int:
@@ -180,12 +182,12 @@ def passes_of(rows: int, world: int, micro_rows: int) -> int:
     return math.ceil(math.ceil(rows / world) / micro_rows)
 
 
-Made = TypeVar("Made")
+Item = TypeVar("Item")
 
 
 def load_ahead(
-    make: Callable[[int], Made], first: int, until: int, *, loaders: int, ahead: int = 4
-) -> Iterator[Made]:
+    make: Callable[[int], Item], first: int, until: int, *, loaders: int, ahead: int = 4
+) -> Iterator[Item]:
     """Yield the batches of steps `first`…`until`−1 in order, prepared by `loaders` threads (0: on demand).
 
     Threads suffice because memory-mapped reads and integer tensor operations release the GIL, and they avoid copies
@@ -195,7 +197,7 @@ def load_ahead(
         yield from map(make, range(first, until))
         return
     with ThreadPoolExecutor(loaders, thread_name_prefix="loader") as pool:
-        waiting: deque[Future[Made]] = deque()
+        waiting: deque[Future[Item]] = deque()
         step = first
         try:
             while step < until or waiting:

@@ -12,6 +12,10 @@ Splits. A document is held out if its text hash is 0 modulo 1,000, or, if the co
 from those. Held-out text is cut off at one million tokens, within a document; what lies beyond is in neither split and
 is counted. A token limit of the corpus ends the training text with the document that reaches it.
 
+Helper processes are started with spawn, because a process with threads or a GPU context must not be forked, and each
+loads the tokenizer once. Raw bytes go in and one array of ids per block comes out. A few blocks per process are in
+flight, so memory use does not depend on the corpus's size. A helper exits when its parent dies, even by SIGKILL.
+
 The key comes from hashes taken once at the start. If the corpus or the tokenizer has other hashes at the end, the
 result is not published.
 
@@ -23,84 +27,109 @@ into the new owner's files by path, nor publish them.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import os
 import shutil
+import signal
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from biphase.data import documents
 from biphase.data.corpus import (
+    BLOCK_BYTES,
     File,
+    FilePosition,
+    Files,
     Fingerprints,
+    RecordBlock,
+    Tally,
+    blocks,
     fingerprints,
     link_path,
-    local,
     on_hub,
+    parse,
     read_link,
     resolve,
+    text_hash,
     write_link,
 )
-from biphase.data.documents import FilePosition, Tally, text_hash
-from biphase.data.encode import BlockEncoder, Encoded, Helpers, TextEncoder, confirmed, fastest
 from biphase.data.shards import SHARD_TOKENS, Tokens, Writer, dtype_for, entropy
-from biphase.data.tokenizer import Tokenizer, load, load_saved, train
-from biphase.errors import DataError, StoreError
+from biphase.data.tokenizer import (
+    Inconvertible,
+    TextEncoder,
+    Tokenizer,
+    fastest,
+    load,
+    load_saved,
+    train,
+)
+from biphase.errors import DataError, StoreError, one_line
 from biphase.metadata import CARD
 from biphase.progress import seconds_between
 from biphase.records import encode
 from biphase.specs import BPE, Corpus
-from biphase.store import Store, publish, read_checked, sha256, with_checksum, write_json
+from biphase.store import MANIFEST, Store, publish, read_checked, verify, with_checksum, write_json
 from biphase.text import duration
 
 REPORT_SECONDS = 2.0
+HELDOUT_TOKENS = 1_000_000
+BPE_BYTES = 2**28  # a BPE is trained on about this much text at most, equally from the beginning of each file
+BLOCKS_AHEAD = 3  # per process
+
+Report = Callable[[str], None]
 
 
-class ReadProgress:
-    """Reports reading speed and remaining time: every two seconds on a terminal, every minute in a log file.
+def tokenize(
+    corpus: Corpus,
+    store: Store,
+    *,
+    report: Report,
+    processes: int = 0,
+    from_folder: Path | None = None,
+    shard_tokens: int = SHARD_TOKENS,
+    lost: Callable[[], bool] = lambda: False,
+) -> Path:
+    """Return the folder of the tokenized corpus; tokenize the corpus if it is not in the store yet.
 
-    `report` is called every two seconds in both cases, with "" if no line is due, because it may raise to stop the
-    work.
+    `processes` 0 uses every core. `from_folder` reads a hub corpus from a copy of its repository and records that in
+    the store. The caller must hold a lease, so that no other worker tokenizes the same corpus in this store; `lost`
+    returns whether another worker has taken the lease over.
     """
-
-    def __init__(
-        self,
-        corpus: Corpus,
-        files: list[File],
-        report: Callable[[str], None],
-        start: FilePosition,
-        text: int,  # bytes done before this process started
-        tokens: int,  # training tokens done before this process started
-    ) -> None:
-        self.corpus, self.report = corpus, report
-        self.total = sum(file.size for file in files)
-        self.skipped = sum(file.size for file in files[: start.file])
-        self.text, self.tokens = text, tokens
-        self.began = self.shown = self.called = time.monotonic()
-        self.every = seconds_between(REPORT_SECONDS)
-
-    def show(self, read: int, text: int, tokens: int, *, last: bool = False) -> None:
-        now = time.monotonic()
-        if not last and now - self.called < REPORT_SECONDS:
-            return
-        self.called = now
-        if not last and now - self.shown < self.every:
-            self.report("")
-            return
-        self.shown, seconds = now, max(now - self.began, 1e-9)
-        rate = (text - self.text) / seconds / 1e6
-        done = (read - self.skipped) / max(self.total - self.skipped, 1)
-        if self.corpus.tokens:
-            done = max(done, (tokens - self.tokens) / max(self.corpus.tokens - self.tokens, 1))
-        left = f", {duration(seconds * (1 - done) / done)} left" if 0 < done < 1 and not last else ""
-        self.report(
-            f"{self.corpus.name}: {text / 1e6:,.1f} MB of text, {tokens:,} tokens, {rate:.1f} MB/s{left}"
-        )
+    if from_folder is not None:
+        write_link(corpus, store, from_folder)
+    hashes = fingerprints(corpus, store)
+    if not store.has(store.shards / hashes.key(corpus)):  # the text will be read anyway, so hash it too
+        hashes = fingerprints(corpus, store, again=True)
+    key = hashes.key(corpus)
+    folder = store.shards / key
+    if store.has(folder):
+        _remove_attempts(store, key)
+        return folder
+    store.refuse_debris(folder)  # before the work rather than after it
+    attempt = Attempt(corpus, store, key, lost)
+    try:
+        _Tokenization(corpus, store, hashes, attempt, report, processes, shard_tokens).run()
+        attempt.check_ours()
+        publish(attempt.build, folder)
+    except Exception as wrong:
+        if not attempt.taken_over:
+            raise
+        if store.has(folder):  # published by the worker that took over
+            return folder
+        raise attempt.refusal() from wrong
+    _remove_attempts(store, key)
+    return folder
 
 
 # ---------------------------------------------------------------- attempt
@@ -122,30 +151,16 @@ class Attempt:
         self.folder = store.attempts / f"shards-{key}-{uuid.uuid4().hex[:8]}"
         self.build, self.journal = self.folder / "build", self.folder / "journal.json"
         self.begun = False
-        for left in _left(store, key):
+        for unfinished in _attempts(store, key):
             if lost():  # suspended before it began: the folder belongs to the worker that took over
                 raise self.refusal()
             with contextlib.suppress(FileNotFoundError):  # another worker renamed it first
-                left.rename(self.folder)
+                unfinished.rename(self.folder)
                 break
 
     def begin(self) -> None:
         self.build.mkdir(parents=True, exist_ok=True)
         self.begun = True
-
-    def seal(self, folder: Path) -> None:
-        """Record the hashes of a folder of the result, so that a restart reuses it only if it is unchanged."""
-        clear(self._seal(folder))
-        write_json(self._seal(folder), with_checksum(_hashes(folder)))
-
-    def is_sealed(self, folder: Path) -> bool:
-        try:
-            return folder.is_dir() and read_checked(self._seal(folder)) == _hashes(folder)
-        except StoreError:
-            return False
-
-    def _seal(self, folder: Path) -> Path:
-        return self.folder / f"{folder.name}.sealed.json"
 
     def check_ours(self) -> None:
         """Raise TakenOver if another worker has taken over."""
@@ -168,7 +183,21 @@ class Attempt:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def clear(path: Path) -> None:
+def _attempts(store: Store, key: str) -> list[Path]:
+    """Return the unfinished attempts at a corpus, those with a journal (which can be resumed) first."""
+    folders = store.attempts.glob(f"shards-{key}*")
+    return sorted(
+        folders, key=lambda folder: ((folder / "journal.json").is_file(), folder.name), reverse=True
+    )
+
+
+def _remove_attempts(store: Store, key: str) -> None:
+    """Remove the remains of attempts at a corpus that has been published."""
+    for folder in _attempts(store, key):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _clear(path: Path) -> None:
     """Remove a file or a folder, if there is one."""
     if path.is_dir():
         shutil.rmtree(path)
@@ -176,26 +205,129 @@ def clear(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _hashes(folder: Path) -> dict[str, str]:
-    return {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.is_file()}
+# ---------------------------------------------------------------- helper processes
 
 
-def remove_attempts(store: Store, key: str) -> None:
-    """Remove the remains of attempts at a corpus that has been published."""
-    for folder in _left(store, key):
-        shutil.rmtree(folder, ignore_errors=True)
+@dataclass(frozen=True)
+class Encoded:
+    """The documents of a block: their concatenated ids, including begin and end tokens."""
+
+    ids: np.ndarray
+    lengths: np.ndarray  # tokens per document
+    sizes: np.ndarray  # UTF-8 bytes per document
+    held: np.ndarray  # whether its text hash is 0 modulo 1,000
+    tally: Tally
 
 
-def _left(store: Store, key: str) -> list[Path]:
-    """Return the unfinished attempts at a corpus, those with a journal (which can be resumed) first."""
-    found = store.attempts.glob(f"shards-{key}*")
-    return sorted(found, key=lambda folder: ((folder / "journal.json").is_file(), folder.name), reverse=True)
+@dataclass(frozen=True)
+class BlockEncoder:
+    """Parses and encodes blocks. It can be sent to other processes, each of which loads the tokenizer once."""
+
+    tokenizer: Path
+    text: str
+    begin: tuple[int, ...]  # ids before each document
+    end: int  # id after each document
+    dtype: str
+
+    def encode(self, block: RecordBlock, tiktoken: bool) -> Encoded:
+        try:
+            encoder = _loaded(self.tokenizer)
+        except Exception as wrong:
+            raise DataError(
+                f"a process that encodes text could not begin ({one_line(wrong)}); "
+                "type the command again with --processes 1"
+            ) from None
+        begin, tally = len(self.begin), Tally()
+        documents = list(parse(block, self.text, tally))
+        texts = [text for text, _ in documents]
+        encoded = encoder.encode(texts) if tiktoken else encoder.plain(texts)
+        lengths = np.array([begin + len(document) + 1 for document in encoded], np.int64)
+        ids, at = np.empty(int(lengths.sum()), self.dtype), 0
+        for document, length in zip(encoded, lengths.tolist(), strict=True):
+            ids[at : at + begin] = self.begin
+            ids[at + begin : at + length - 1] = document
+            ids[at + length - 1] = self.end
+            at += length
+        sizes = np.array([len(as_bytes) for _, as_bytes in documents], np.int64)
+        held = np.array([text_hash(as_bytes) % 1000 == 0 for _, as_bytes in documents], bool)
+        return Encoded(ids, lengths, sizes, held, tally)
+
+
+@lru_cache(maxsize=1)
+def _loaded(tokenizer: Path) -> TextEncoder:
+    try:  # the caller checks whether tiktoken may be used; here it is only loaded
+        return TextEncoder(tokenizer, tiktoken=True, proven=True)
+    except Inconvertible:
+        return TextEncoder(tokenizer, tiktoken=False)
+
+
+class Helpers:
+    """Processes that encode blocks; they start immediately and load while the caller still checks the encoder.
+
+    `processes` 0 means one per core; 1 encodes in the caller's process.
+    """
+
+    def __init__(self, encoder: BlockEncoder, processes: int) -> None:
+        self.encoder, self.processes = encoder, processes or _cores()
+        self.pool: ProcessPoolExecutor | None = None
+        if self.processes > 1:
+            spawn = multiprocessing.get_context("spawn")
+            self.pool = ProcessPoolExecutor(self.processes, spawn, _begin, (encoder.tokenizer,))
+            for _ in range(self.processes):  # the pool starts a process per task while none is idle
+                self.pool.submit(int)
+
+    def __enter__(self) -> Helpers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.pool:
+            self.pool.shutdown(wait=True, cancel_futures=True)
+
+    def encode(
+        self, blocks: Iterator[RecordBlock], *, tiktoken: bool
+    ) -> Iterator[tuple[RecordBlock, Encoded]]:
+        """Yield each block with its encoded documents, in order."""
+        if self.pool is None:
+            yield from ((block, self.encoder.encode(block, tiktoken)) for block in blocks)
+            return
+        waiting: deque[tuple[RecordBlock, Future[Encoded]]] = deque()
+        try:
+            for block in blocks:
+                without_text = replace(block, payload=b"")  # a helper has received it
+                waiting.append((without_text, self.pool.submit(self.encoder.encode, block, tiktoken)))
+                if len(waiting) >= self.processes * BLOCKS_AHEAD:
+                    done, future = waiting.popleft()
+                    yield done, future.result()
+            for done, future in waiting:
+                yield done, future.result()
+        except BrokenProcessPool:
+            raise DataError(
+                "a process that encodes text was killed, perhaps for want of memory; "
+                "type the command again with fewer --processes: it goes on where it was"
+            ) from None
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _begin(tokenizer: Path) -> None:
+    """Initialize a helper: single-threaded, ignoring ^C (the parent handles it), exiting when the parent dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with contextlib.suppress(Exception):  # raised here, it would break the pool without its message
+        _loaded(tokenizer)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 # ---------------------------------------------------------------- training and held-out splits
-
-
-HELDOUT_TOKENS = 1_000_000
 
 
 @dataclass
@@ -209,7 +341,7 @@ class Counts:
     text_bytes: int = 0
 
 
-class Parts:
+class Splits:
     """Writes the training and the held-out split.
 
     Call `begin`, or `restore` with an earlier `state` to resume after a kill.
@@ -255,21 +387,17 @@ class Parts:
         """Whether the training text has reached the corpus's token limit."""
         return bool(self.corpus.tokens) and self.train.tokens >= self.corpus.tokens
 
-    def take(self, made: Encoded, *, named_heldout: bool) -> bool:
+    def append(self, block: Encoded, *, named_heldout: bool) -> bool:
         """Write the documents of a block to their splits and return whether a file was filled."""
-        if named_heldout:
-            held = np.ones(len(made.lengths), bool)
-        elif self.corpus.heldout:
-            held = np.zeros(len(made.lengths), bool)
+        if named_heldout or self.corpus.heldout:
+            held = np.full(len(block.lengths), named_heldout)
         else:
-            held = made.held
-        taken = len(held) if named_heldout else self._until_limit(held, made.lengths)
-        held, lengths = held[:taken], made.lengths[:taken]
-        ids = made.ids[: int(lengths.sum())]
-        self.counts.text_bytes += int(made.sizes[:taken].sum())
+            held = block.held
+        count = len(held) if named_heldout else self._until_limit(held, block.lengths)
+        held, lengths = held[:count], block.lengths[:count]
+        ids = block.ids[: int(lengths.sum())]
+        self.counts.text_bytes += int(block.sizes[:count].sum())
         self.counts.train_documents += int((~held).sum())
-        if not held.any():
-            return self.train.append(ids)
         apart = np.repeat(held, lengths)
         filled = self.train.append(ids[~apart])
         return self._hold_out(ids[apart], lengths[held]) or filled
@@ -290,218 +418,214 @@ class Parts:
         return self.heldout.append(ids[:room])
 
 
-# ---------------------------------------------------------------- tokenize
+# ---------------------------------------------------------------- tokenization
 
 
-BPE_BYTES = 2**28  # a BPE is trained on about this much text at most, equally from the beginning of each file
+class ReadProgress:
+    """Reports reading speed and remaining time: every two seconds on a terminal, every minute in a log file.
 
-Report = Callable[[str], None]
-
-
-def tokenize(
-    corpus: Corpus,
-    store: Store,
-    *,
-    report: Report,
-    processes: int = 0,
-    from_folder: Path | None = None,
-    shard_tokens: int = SHARD_TOKENS,
-    lost: Callable[[], bool] = lambda: False,
-) -> Path:
-    """Return the folder of the tokenized corpus; tokenize the corpus if it is not in the store yet.
-
-    `processes` 0 uses every core. `from_folder` reads a hub corpus from a copy of its repository and records that in
-    the store. The caller must hold a lease, so that no other worker tokenizes the same corpus in this store; `lost`
-    returns whether another worker has taken the lease over.
+    `report` is called every two seconds in both cases, with "" if no line is due, because it may raise to stop the
+    work.
     """
-    if from_folder is not None:
-        write_link(corpus, store, from_folder)
-    marks = fingerprints(corpus, store)
-    if not store.has(store.shards / marks.key(corpus)):  # the text will be read anyway, so hash it too
-        marks = fingerprints(corpus, store, again=True)
-    key = marks.key(corpus)
-    place = store.shards / key
-    if store.has(place):
-        remove_attempts(store, key)
-        return place
-    store.refuse_debris(place)  # before the work rather than after it
-    attempt = Attempt(corpus, store, key, lost)
-    try:
-        _Work(corpus, store, marks, attempt, report, processes, shard_tokens).run()
-        attempt.check_ours()
-        publish(attempt.build, place)
-    except Exception as wrong:
-        if not attempt.taken_over:
-            raise
-        if store.has(place):  # published by the worker that took over
-            return place
-        raise attempt.refusal() from wrong
-    remove_attempts(store, key)
-    return place
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        files: Sequence[File],
+        report: Report,
+        start: FilePosition,
+        splits: Splits,
+    ) -> None:
+        self.corpus, self.report, self.splits = corpus, report, splits
+        self.total = sum(file.size for file in files)
+        # done before this process started
+        self.skipped = sum(file.size for file in files[: start.file])
+        self.text, self.tokens = splits.counts.text_bytes, splits.train.tokens
+        self.began = self.shown = self.called = time.monotonic()
+        self.every = seconds_between(REPORT_SECONDS)
+
+    def show(self, read: int, *, last: bool = False) -> None:
+        """Report that `read` bytes of the files have been read, if a report is due."""
+        now = time.monotonic()
+        if not last and now - self.called < REPORT_SECONDS:
+            return
+        self.called = now
+        if not last and now - self.shown < self.every:
+            self.report("")
+            return
+        self.shown, seconds = now, max(now - self.began, 1e-9)
+        text, tokens = self.splits.counts.text_bytes, self.splits.train.tokens
+        rate = (text - self.text) / seconds / 1e6
+        done = (read - self.skipped) / max(self.total - self.skipped, 1)
+        if self.corpus.tokens:
+            done = max(done, (tokens - self.tokens) / max(self.corpus.tokens - self.tokens, 1))
+        left = f", {duration(seconds * (1 - done) / done)} left" if 0 < done < 1 and not last else ""
+        self.report(
+            f"{self.corpus.name}: {text / 1e6:,.1f} MB of text, {tokens:,} tokens, {rate:.1f} MB/s{left}"
+        )
 
 
-class _Work:
+class _Tokenization:
     """The work of one attempt at tokenizing one corpus."""
 
     def __init__(
         self,
         corpus: Corpus,
         store: Store,
-        marks: Fingerprints,
+        hashes: Fingerprints,
         attempt: Attempt,
         report: Report,
         processes: int,
         shard_tokens: int,
     ) -> None:
-        self.corpus, self.store, self.marks, self.report = corpus, store, marks, report
+        self.corpus, self.store, self.hashes, self.report = corpus, store, hashes, report
         self.processes, self.shard_tokens = processes, shard_tokens
         self.attempt, self.build, self.journal = attempt, attempt.build, attempt.journal
+        self.saved_tokenizer = attempt.folder / "tokenizer"
 
     def run(self) -> None:
         """Tokenize the corpus into `build`, ready to be published."""
-        self.files = dict(zip(("train", "heldout"), self._open_files(), strict=True))
+        self.files = self._files()
         self.attempt.begin()
         self.tokenizer = self._tokenizer()
-        self.parts = Parts(self.corpus, self.build, dtype_for(self.tokenizer.vocab), self.shard_tokens)
+        self.splits = self._splits()
         with Helpers(self._block_encoder(), self._processes()) as helpers:
             self.encoder = self._encoder()
             try:
                 self._restore()
                 self._write(helpers)
             finally:
-                self.parts.abandon()
+                self.splits.abandon()
         self._finish()
 
-    def _open_files(self) -> tuple[list[File], list[File]]:
-        link = read_link(self.corpus, self.store) if self.corpus.hub else None
-        if self.corpus.hub and not link:
-            return on_hub(self.corpus)
+    def _files(self) -> Files:
+        corpus = self.corpus
+        link = read_link(corpus, self.store) if corpus.hub else None
+        if corpus.hub and not link:
+            return on_hub(corpus)
         if link and "folder" not in link:
             raise DataError(
-                f"corpus {self.corpus.name!r}: the results that were merged into this store come from a folder on another "
-                f"machine that stood for {self.corpus.source}; type biphase tokenize {self.corpus.name} --from FOLDER for a "
+                f"corpus {corpus.name!r}: the results that were merged into this store come from a folder on another "
+                f"machine that stood for {corpus.source}; type biphase tokenize {corpus.name} --from FOLDER for a "
                 f"copy of it, or another --store; to read the hub here and leave those results aside, remove "
-                f"{link_path(self.corpus, self.store)}"
+                f"{link_path(corpus, self.store)}"
             )
         if link:
-            self.report(
-                f"{self.corpus.name}: read from {link['folder']}, which stands for {self.corpus.source}"
-            )
-        found = resolve(self.corpus, Path(link["folder"]) if link else None)
-        return local(found.train), local(found.heldout)
-
-    # ------------------------------------------------------------ tokenizer
+            self.report(f"{corpus.name}: read from {link['folder']}, which stands for {corpus.source}")
+        return resolve(corpus, Path(link["folder"]) if link else None)
 
     def _tokenizer(self) -> Tokenizer:
-        """Return the tokenizer of this attempt, which is built once and moved into `build` atomically."""
-        folder = self.build / "tokenizer"
-        if self.attempt.is_sealed(folder):
+        """Return the tokenizer of this attempt; an earlier process may have saved it in the attempt's folder."""
+        folder = self.saved_tokenizer
+        with contextlib.suppress(StoreError):  # absent or changed
+            verify(folder)
             return load_saved(folder)
-        clear(folder)
+        _clear(folder)
         if isinstance(self.corpus.tokenizer, BPE):
             self.report(f"{self.corpus.name}: training a BPE of {self.corpus.tokenizer.vocab}")
-            made = train(self.corpus, self._sample_for_bpe(), self.report)
+            tokenizer = train(self.corpus, self._sample_for_bpe(), self.report)
         else:
-            made = load(self.corpus)
+            tokenizer = load(self.corpus)
         draft = self.attempt.folder / "tokenizer.part"
-        shutil.rmtree(draft, ignore_errors=True)
-        made.save(draft)
-        draft.rename(folder)
-        self.attempt.seal(folder)
-        return made
+        _clear(draft)
+        tokenizer.save(draft)
+        publish(draft, folder)
+        return tokenizer
 
     def _sample_for_bpe(self) -> Iterator[str]:
-        files, tally = self.files["train"], Tally()
+        files, tally = self.files.train, Tally()
         each = max(BPE_BYTES // len(files), 1)
         for file in files:
-            taken = 0
-            for block in documents.blocks(self.corpus, [file]):
-                for text, as_bytes in documents.parse(block, self.corpus.text, tally):
+            size = 0
+            for block in blocks(self.corpus, [file]):
+                for text, as_bytes in parse(block, self.corpus.text, tally):
                     if self.corpus.heldout or text_hash(as_bytes) % 1000:
-                        taken += len(as_bytes)
+                        size += len(as_bytes)
                         yield text
-                if taken >= each:
+                if size >= each:
                     break
             self._judge(tally)
 
     def _encoder(self) -> TextEncoder:
-        """Return a tiktoken encoder if it agrees with `tokenizers` on a sample and on the first documents."""
-        encoder = fastest(self.tokenizer, self.report)
-        first = next(documents.blocks(self.corpus, self.files["train"]), None)
+        """Return a tiktoken encoder if it agrees with `tokenizers` on a sample and on the first 256 KiB of text."""
         texts, size = [], 0
-        for text, as_bytes in documents.parse(first, self.corpus.text, Tally()) if first else ():
+        for text, as_bytes in parse(next(blocks(self.corpus, self.files.train)), self.corpus.text, Tally()):
             if size > 2**18:
                 break
             texts.append(text)
             size += len(as_bytes)
-        return confirmed(encoder, texts, "the first documents", self.report)
+        return fastest(self.tokenizer, texts, self.report)
 
-    # ------------------------------------------------------------ ids
+    def _splits(self) -> Splits:
+        return Splits(self.corpus, self.build, dtype_for(self.tokenizer.vocab), self.shard_tokens)
 
     def _restore(self) -> None:
         """Continue where an earlier attempt stopped, or start from the beginning."""
-        self.part, self.place, self.tally = "train", FilePosition(), Tally()
+        self.part, self.position, self.tally = "train", FilePosition(), Tally()
         if self.journal.exists():
-            with contextlib.suppress(StoreError):  # the journal is damaged
+            with contextlib.suppress(StoreError, KeyError):  # damaged, or of another version
                 journal = read_checked(self.journal)
-                if self.parts.restore(journal["parts"]):
-                    self.part, self.place = journal["part"], FilePosition(**journal["place"])
+                if self.splits.restore(journal["splits"]):
+                    self.part, self.position = journal["part"], FilePosition(**journal["position"])
                     self.tally = Tally(**journal["tally"])
-                    self.report(f"{self.corpus.name}: going on after {self.parts.train.tokens:,} tokens")
+                    self.report(f"{self.corpus.name}: going on after {self.splits.train.tokens:,} tokens")
                     return
             self.report(f"{self.corpus.name}: what was left unfinished has changed; starting again")
-            self.parts.abandon()
-            self.parts = Parts(self.corpus, self.build, dtype_for(self.tokenizer.vocab), self.shard_tokens)
-            clear(self.journal)
+            self.splits.abandon()
+            self.splits = self._splits()
+            _clear(self.journal)
         for stray in self.build.glob("*.bin"):
-            clear(stray)
-        self.parts.begin()
+            _clear(stray)
+        self.splits.begin()
 
     def _save(self) -> None:
-        here = {"part": self.part, "place": asdict(self.place), "tally": asdict(self.tally)}
-        write_json(self.journal, with_checksum({**here, "parts": self.parts.state()}))
+        journal = {
+            "part": self.part,
+            "position": asdict(self.position),
+            "tally": asdict(self.tally),
+            "splits": self.splits.state(),
+        }
+        write_json(self.journal, with_checksum(journal))
 
     def _write(self, helpers: Helpers) -> None:
         if self.part == "train":
-            if not self.parts.enough:  # the limit may have been reached before a kill
-                self._write_part(helpers)
-            self.part, self.place = "heldout", FilePosition()
+            if not self.splits.enough:  # the limit may have been reached before a kill
+                self._write_part(helpers, self.files.train)
+            self.part, self.position = "heldout", FilePosition()
             self._save()
-        self._write_part(helpers)
+        self._write_part(helpers, self.files.heldout)
         self._judge(self.tally)
-        self.parts.close()
+        self.splits.close()
 
-    def _write_part(self, helpers: Helpers) -> None:
-        """Read the files of one split from `place` on, and write their documents."""
-        parts, files = self.parts, self.files[self.part]
-        meter = ReadProgress(
-            self.corpus, files, self.report, self.place, parts.counts.text_bytes, parts.train.tokens
-        )
-        blocks = documents.blocks(self.corpus, files, self.place)
-        for block, made in helpers.encode(blocks, tiktoken=self.encoder.fast is not None):
+    def _write_part(self, helpers: Helpers, files: Sequence[File]) -> None:
+        """Read the files of one split from `position` on, and write their documents."""
+        splits = self.splits
+        progress = ReadProgress(self.corpus, files, self.report, self.position, splits)
+        records = blocks(self.corpus, files, self.position)
+        for block, encoded in helpers.encode(records, tiktoken=self.encoder.fast is not None):
             self.attempt.check_ours()
-            filled = parts.take(made, named_heldout=self.part == "heldout")
-            self.tally.add(made.tally)
-            self.place = block.after
+            filled = splits.append(encoded, named_heldout=self.part == "heldout")
+            self.tally.add(encoded.tally)
+            self.position = block.after
             if block.ends_file:
                 self._judge(self.tally)
             if filled:
                 self._save()
-            meter.show(block.read, parts.counts.text_bytes, parts.train.tokens)
-            if self.part == "train" and parts.enough:
+            progress.show(block.read)
+            if self.part == "train" and splits.enough:
                 break
         if files:
-            meter.show(meter.total, parts.counts.text_bytes, parts.train.tokens, last=True)
+            progress.show(progress.total, last=True)
 
     def _block_encoder(self) -> BlockEncoder:
         special = self.tokenizer.special
         begin = (special.bos,) if self.corpus.bos and special.bos is not None else ()
         dtype = dtype_for(self.tokenizer.vocab).str
-        return BlockEncoder(self.build / "tokenizer", self.corpus.text, begin, special.eos, dtype)
+        return BlockEncoder(self.saved_tokenizer, self.corpus.text, begin, special.eos, dtype)
 
     def _processes(self) -> int:
         """Return 1 for a small corpus, since starting a process takes longer than encoding a few blocks."""
-        small = sum(file.size for file in self.files["train"]) < 2 * documents.BLOCK_BYTES
+        small = sum(file.size for file in self.files.train) < 2 * BLOCK_BYTES
         return 1 if small else self.processes
 
     def _judge(self, tally: Tally) -> None:
@@ -511,14 +635,12 @@ class _Work:
             self.attempt.discard()  # corrected files will have another key
             raise
 
-    # ------------------------------------------------------------ the end
-
     def _finish(self) -> None:
         """Check the result, write its card and report what was skipped."""
-        corpus, counts = self.corpus, self.parts.counts
-        if not self.parts.train.tokens:
+        corpus, counts = self.corpus, self.splits.counts
+        if not self.splits.train.tokens:
             self.attempt.discard()
-            skipped = self.tally.words() or (
+            skipped = self.tally.describe() or (
                 "all documents are held out" if self.tally.records else "its files are blank"
             )
             raise DataError(
@@ -527,26 +649,31 @@ class _Work:
         self._check_unchanged()
         for draft in self.build.rglob("*.part"):
             draft.unlink()
-        card = self._card()
-        write_json(self.build / CARD, card)
-        if card["skipped"]:
-            self.report(f"{corpus.name}: skipped {self.tally.words()}")
+        shutil.copytree(
+            self.saved_tokenizer,
+            self.build / "tokenizer",
+            ignore=shutil.ignore_patterns(MANIFEST),
+            dirs_exist_ok=True,
+        )
+        write_json(self.build / CARD, self._card())
+        if self.tally.skipped:
+            self.report(f"{corpus.name}: skipped {self.tally.describe()}")
         if counts.left_out_documents:
             self.report(
                 f"{corpus.name}: left out {counts.left_out_documents:,} held-out documents beyond the cap"
             )
-        if not card["heldout_tokens"]:
+        if not self.splits.heldout.tokens:
             self.report(
                 f"{corpus.name}: no document is held out (1 in 1,000 is); name some: Corpus(heldout='…'), or --heldout FILE"
             )
 
     def _check_unchanged(self) -> None:
         now, corpus = fingerprints(self.corpus, self.store), self.corpus
-        if now != self.marks:
+        if now != self.hashes:
             self.attempt.discard()
-            what = "its tokenizer" if now.content == self.marks.content else corpus.source
+            changed = "its tokenizer" if now.content == self.hashes.content else corpus.source
             raise DataError(
-                f"corpus {corpus.name!r}: {what} changed while it was read; type the command again"
+                f"corpus {corpus.name!r}: {changed} changed while it was read; type the command again"
             )
 
     def _card(self) -> dict[str, Any]:
@@ -554,8 +681,8 @@ class _Work:
         counts = Tokens(sorted(self.build.glob("train-*.bin")), dtype_for(vocab)).counts(vocab)
         return {
             "corpus": encode(self.corpus),
-            "fingerprint": self.marks.content,
-            "tokenizer_fingerprint": self.marks.tokenizer,
+            "fingerprint": self.hashes.content,
+            "tokenizer_fingerprint": self.hashes.tokenizer,
             "vocab": vocab,
             "eos_id": special.eos,
             "mask_id": special.mask,
@@ -564,16 +691,17 @@ class _Work:
             "special_ids": list(special.ids),
             "mask_token": self.tokenizer.model.id_to_token(special.mask),
             "mask_rule": special.mask_rule,
-            "train_tokens": self.parts.train.tokens,
-            "heldout_tokens": self.parts.heldout.tokens,
-            **asdict(self.parts.counts),
+            "train_tokens": self.splits.train.tokens,
+            "heldout_tokens": self.splits.heldout.tokens,
+            **asdict(self.splits.counts),
             "records": self.tally.records,
             "skipped": self.tally.skipped,
             "first_skipped": self.tally.first,
             "unigram_entropy": entropy(counts),
             "made_from": {
                 "files": {
-                    part: [[file.name, file.size] for file in files] for part, files in self.files.items()
+                    part: [[file.name, file.size] for file in files]
+                    for part, files in self.files._asdict().items()
                 },
                 "encoder": self.encoder.name,
                 "tokenizers": version("tokenizers"),

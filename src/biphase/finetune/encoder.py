@@ -52,7 +52,7 @@ def encoder_of_checkpoint(
     before = (special.bos,) if corpus_of(run).bos and special.bos is not None else ()
     encoder = Encoder(model.model.base_model, context=run.packing.length, windows=model.encoder.windows)
     reading = _tokenization(saved.model, before, (special.eos,), encoder.context, spec)
-    return EncoderUnderTest(encoder, _literally(reading, saved.unspoken, str(shards.tokenizer)))
+    return EncoderUnderTest(encoder, _literally(reading, saved.control_ids, str(shards.tokenizer)))
 
 
 def encoder_of_hub(hub: Hub, spec: Finetune) -> EncoderUnderTest:

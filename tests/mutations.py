@@ -1,0 +1,769 @@
+"""Mutations: one-line breaks of the source, each with the test that must fail. They show that the tests test.
+
+    python tests/mutations.py                  all of them, two at a time
+    python tests/mutations.py --only holm      those whose name contains "holm"
+
+For each mutation the runner copies src/ to a temporary folder, replaces `old` by `new` in the copy, and runs the named
+test on it in a fresh process. The test must fail by an assertion, a missing refusal or a wrong refusal; a name, import
+or syntax error does not count. The same tests must pass on an unchanged copy. `tests/test_mutations.py` runs this with
+`python3 run test --all`, and checks in every run that each `old` still occurs exactly once and each test exists.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src"
+CRUDE = (
+    "NameError",
+    "ImportError",
+    "ModuleNotFoundError",
+    "SyntaxError",
+    "AttributeError",
+    "UnboundLocalError",
+)
+
+
+@dataclass(frozen=True)
+class Mutation:
+    name: str
+    file: str  # below src/biphase
+    old: str  # occurs exactly once in the file
+    new: str
+    test: str  # below tests: file::function or file::class::function
+    why: str  # what the mutation breaks
+    subtle: bool = False  # still looks right, and is wrong in few cases only
+
+
+MUTATIONS = [
+    # ------------------------------------------------------------ law: attention sees what it should, and no more
+    Mutation(
+        "causal mask sees one token ahead",
+        "attention.py",
+        "dtype=torch.bool, device=mask.device).tril()",
+        "dtype=torch.bool, device=mask.device).tril(1)",
+        "models/test_attention.py::test_the_mask_alone_is_right",
+        "a causal model reads the token that it predicts",
+        subtle=True,
+    ),
+    Mutation(
+        "segment sees the one before",
+        "attention.py",
+        "mask = segments[:, None, :, None] == segments[:, None, None, :]",
+        "mask = segments[:, None, :, None] >= segments[:, None, None, :]",
+        "models/test_attention.py::test_the_mask_alone_is_right",
+        "attention leaves its chunk or document",
+    ),
+    Mutation(
+        "separator belongs to the next document",
+        "data/stream.py",
+        "return ends.cumsum(1) - ends",
+        "return ends.cumsum(1)",
+        "data/test_stream.py::test_an_end_token_closes_its_document",
+        "with document_mask the end token sees the next document",
+        subtle=True,
+    ),
+    Mutation(
+        "positions run on",
+        "data/stream.py",
+        "return count - _starts(segments).mul(count).cummax(1).values",
+        "return count",
+        "data/test_stream.py::test_an_end_token_closes_its_document",
+        "positions do not restart in a new document",
+    ),
+    # ------------------------------------------------------------ law: objectives
+    Mutation(
+        "label crosses a chunk's border",
+        "objectives.py",
+        "shifted[:, :-1].masked_fill_(segments[:, 1:] != segments[:, :-1], IGNORE)",
+        "shifted[:, :-1].masked_fill_(segments[:, 1:] < segments[:, :-1], IGNORE)",
+        "test_objectives.py::TestEveryObjective::test_labels_stay_inside_their_segment",
+        "CLM predicts the first token of the next chunk",
+        subtle=True,
+    ),
+    Mutation(
+        "special tokens are masked",
+        "objectives.py",
+        "masked &= ~vocabulary.special.to(ids.device)[ids]",
+        "masked &= ids >= 0",
+        "test_objectives.py::test_mlm_masks_its_share_of_ordinary_tokens_and_no_special_one",
+        "MLM predicts end tokens",
+    ),
+    Mutation(
+        "mask ignores the epoch",
+        "objectives.py",
+        'hash32(seed, "mask", samples, ids.shape[1])',
+        'hash32(seed, "mask", samples * 0, ids.shape[1])',
+        "test_objectives.py::test_epochs_and_seeds_mask_differently",
+        "the same positions are masked in each epoch",
+        subtle=True,
+    ),
+    Mutation(
+        "first token of a chunk is masked by MNTP",
+        "objectives.py",
+        "masked[:, 1:] &= segments[:, 1:] == segments[:, :-1]",
+        "masked[:, 1:] &= segments[:, 1:] >= segments[:, :-1]",
+        "test_objectives.py::test_mntp_predicts_one_position_earlier_and_never_masks_the_first",
+        "MNTP predicts the first token of a chunk from the chunk before",
+        subtle=True,
+    ),
+    Mutation(
+        "random tokens overlap the masked ones",
+        "objectives.py",
+        "at_random = masked & (bits >= threshold(to_mask)) & (bits < threshold(to_mask + to_random))",
+        "at_random = masked & (bits < threshold(to_random))",
+        "test_objectives.py::test_the_bert_rule_splits_80_10_10_and_takes_only_ordinary_tokens",
+        "80/10/10 becomes 70/10/20",
+    ),
+    Mutation(
+        "masking ratio is a step ahead",
+        "specs/objectives.py",
+        "return self.first + (self.last - self.first) * min(step / self.steps, 1.0)",
+        "return self.first + (self.last - self.first) * min((step + 1) / self.steps, 1.0)",
+        "test_specs.py::test_ratio_schedules_at_their_corners",
+        "a linear ratio does not begin at its first value",
+        subtle=True,
+    ),
+    Mutation(
+        "loss drops the last row of a slice",
+        "fast/trunk.py",
+        "rows = slice(start, start + slice_rows)",
+        "rows = slice(start, start + max(slice_rows - 1, 1))",
+        "test_loss.py::test_loss_and_gradients_equal_torchs",
+        "off by one at the border of two slices",
+        subtle=True,
+    ),
+    # ------------------------------------------------------------ law: data and order
+    Mutation(
+        "chunk cut misses its last place",
+        "data/stream.py",
+        "choices = length - 2 * packing.shortest + 1",
+        "choices = length - 2 * packing.shortest",
+        "data/test_stream.py::test_chunk_cuts_are_uniform_and_leave_the_shortest",
+        "off by one at a chunk's border",
+        subtle=True,
+    ),
+    Mutation(
+        "order ignores the epoch",
+        "data/stream.py",
+        'salt(self.seed, "order", epoch)',
+        'salt(self.seed, "order", 0)',
+        "data/test_stream.py::test_the_next_epoch_holds_them_in_another_order_with_other_masks",
+        "every epoch has the same order",
+    ),
+    Mutation(
+        "processes share a row",
+        "data/stream.py",
+        "first + rows * (rank + 1) // world)",
+        "first + -(-rows * (rank + 1) // world))",
+        "data/test_stream.py::test_processes_and_micro_batches_together_see_the_global_batch",
+        "two processes train on one row where rows do not divide evenly",
+        subtle=True,
+    ),
+    Mutation(
+        "held-out masks change between evaluations",
+        "data/stream.py",
+        "return Stream(shards.heldout, packing, 0, ",
+        "return Stream(shards.heldout, packing, np.random.randint(2**30), ",
+        "data/test_stream.py::test_heldout_rows_and_masks_do_not_depend_on_the_run",
+        "held-out losses of two checkpoints are not comparable",
+        subtle=True,
+    ),
+    Mutation(
+        "held-out loss on training text",
+        "data/stream.py",
+        "return Stream(shards.heldout, packing",
+        "return Stream(shards.train, packing",
+        "data/test_stream.py::test_heldout_rows_and_masks_do_not_depend_on_the_run",
+        "held-out losses are training losses",
+    ),
+    Mutation(
+        "labels beyond the bound are dropped",
+        "data/stream.py",
+        "while bound < count:",
+        "while bound < 0:",
+        "data/test_stream.py::test_a_draw_beyond_the_bound_doubles_it",
+        "fixed shapes lose labels",
+    ),
+    Mutation(
+        "row at the border of two shards",
+        "data/shards.py",
+        "first, until = -(-start // length), end // length",
+        "first, until = start // length, end // length",
+        "data/test_shards.py::test_rows_are_slices_of_the_whole_wherever_files_end",
+        "a row that began in the file before counts as the first of this file",
+        subtle=True,
+    ),
+    Mutation(
+        "documents run together",
+        "data/tokenize.py",
+        "ids[at + length - 1] = self.end",
+        "ids[at + length - 1] = document[-1] if len(document) else self.end",
+        "data/test_tokenize.py::test_every_document_is_in_one_split_in_order_and_ends_with_the_end_token",
+        "shards mix two documents without an end token",
+    ),
+    Mutation(
+        "held-out documents are trained on",
+        "data/tokenize.py",
+        "filled = self.train.append(ids[~apart])",
+        "filled = self.train.append(ids)",
+        "data/test_tokenize.py::test_every_document_is_in_one_split_in_order_and_ends_with_the_end_token",
+        "held-out text is in the training split too",
+    ),
+    Mutation(
+        "special tokens in text",
+        "data/tokenizer.py",
+        "return [self._literally(text) if self._is_control[ids].any() else ids for text, ids in encoded]",
+        "return [ids for _, ids in encoded]",
+        "data/test_tokenizer.py::test_pieces_that_are_special_tokens_are_not_produced_from_text",
+        "</s> in a document ends the document",
+    ),
+    Mutation(
+        "permutation loses rows",
+        "randomness.py",
+        "while (outside := x >= n).any():",
+        "while (outside := x > n).any():",
+        "test_randomness.py::test_permute_is_a_permutation",
+        "cycle walking stops at n itself",
+        subtle=True,
+    ),
+    # ------------------------------------------------------------ law: kills and resume
+    Mutation(
+        "tokenization re-reads a file after a kill",
+        "data/tokenize.py",
+        'FilePosition(**journal["position"])',
+        'FilePosition(journal["position"]["file"])',
+        "data/test_tokenize.py::test_an_interrupted_attempt_is_resumed_and_ends_in_the_same_bytes",
+        "documents are written twice",
+    ),
+    Mutation(
+        "damaged shards are built upon",
+        "data/shards.py",
+        'if digest.hexdigest() != state["tail"]["sha256"]:',
+        "if len(kept) < size:",
+        "data/test_shards.py::test_a_writer_does_not_go_on_from_damaged_files",
+        "a changed tail is kept after a kill",
+    ),
+    Mutation(
+        "resumed run re-reads one sample",
+        "training/pretrain.py",
+        "run.origin_sample + step * run.rows_per_step,",
+        "run.origin_sample + step * run.rows_per_step - bool(self.meter.first),",
+        "training/test_pretrain.py::test_a_resumed_run_equals_one_that_never_stopped",
+        "the data position is off by one after a resume",
+        subtle=True,
+    ),
+    Mutation(
+        "resume forgets the optimizer state",
+        "training/pretrain.py",
+        'if step > 0 or run.optimizer_state == "keep":',
+        'if step == 0 and run.optimizer_state == "keep":',
+        "training/test_pretrain.py::test_a_resumed_run_equals_one_that_never_stopped",
+        "moments start from zero after a resume",
+    ),
+    Mutation(
+        "needed checkpoint is pruned",
+        "training/checkpoint.py",
+        "if key not in needed and store.has(",
+        "if store.has(",
+        "training/test_pretrain.py::test_intermediate_checkpoints_are_pruned_except_needed_ones",
+        "a branch point that another run needs is removed",
+    ),
+    Mutation(
+        "damaged checkpoint is loaded",
+        "training/checkpoint.py",
+        "    verify(folder)\n",
+        "    verify(folder, contents=False)\n",
+        "training/test_pretrain.py::test_a_damaged_checkpoint_is_refused_not_used",
+        "training goes on from flipped bits",
+    ),
+    Mutation(
+        "publish is not atomic",
+        "store.py",
+        "built.rename(place)  # fails",
+        "shutil.copytree(built, place)  # fails",
+        "test_files.py::test_publish_killed_at_any_contact_with_the_disk_leaves_a_whole_result_or_none",
+        "a kill leaves a part of a result",
+    ),
+    Mutation(
+        "JSON is written in place",
+        "store.py",
+        'with draft.open("w", encoding="utf-8") as file:',
+        'with (draft.touch(), path.open("w", encoding="utf-8"))[1] as file:',
+        "test_files.py::test_write_json_killed_at_any_moment_leaves_the_old_or_the_new",
+        "a kill leaves half a file",
+    ),
+    Mutation(
+        "lease of another machine counts as dead",
+        "leases.py",
+        "if raw == FOREIGN or (holder and holder.alive is False):",
+        "if raw == FOREIGN or (holder and holder.alive is not True):",
+        "test_leases.py::test_a_torn_or_foreign_lease_is_respected_until_it_is_stale",
+        "a lease is taken over while its holder is alive",
+        subtle=True,
+    ),
+    Mutation(
+        "one long gap proves death",
+        "leases.py",
+        "still = still + min(now - looked, self.stale_seconds / 2) if seen == raw else 0.0",
+        "still = still + now - looked if seen == raw else 0.0",
+        "test_leases.py::test_one_long_gap_between_two_looks_is_no_proof_of_death",
+        "after ^Z of both, a worker takes the lease of a living one",
+        subtle=True,
+    ),
+    # ------------------------------------------------------------ training
+    Mutation(
+        "WSD decays one step early",
+        "specs/training.py",
+        "if step < self.decay_start:",
+        "if step < self.decay_start - 1:",
+        "test_specs.py::test_the_learning_rate_at_the_corners_of_a_run",
+        "the last step before the decay has another rate",
+        subtle=True,
+    ),
+    Mutation(
+        "warmup of fine-tuning rounds down",
+        "training/optimizer.py",
+        "rising = math.ceil(warmup * steps)",
+        "rising = math.floor(warmup * steps)",
+        "finetune/test_parity.py::test_the_rate_of_each_step_is_that_of_transformers_linear_schedule",
+        "the schedule differs from transformers' by one step",
+        subtle=True,
+    ),
+    Mutation(
+        "decay on norms",
+        "finetune/trial.py",
+        'is_spared = name.endswith("bias") or id(parameter) in norms',
+        'is_spared = name.endswith("bias")',
+        "finetune/test_parity.py::test_weight_decay_spares_what_the_trainer_spares",
+        "AdamW decays LayerNorms in fine-tuning",
+    ),
+    Mutation(
+        "layer decay is one layer off",
+        "training/optimizer.py",
+        "layer_decay ** (layers + 1 - depth)",
+        "layer_decay ** (layers - depth)",
+        "training/test_optimizer.py::test_each_layer_learns_at_a_share_of_the_one_above",
+        "the head learns faster than the learning rate",
+    ),
+    Mutation(
+        "gradients below the limit are scaled up",
+        "training/loop.py",
+        "shrink = (norm / self.clip).clamp(min=1)",
+        "shrink = norm / self.clip",
+        "training/test_loop.py::test_steps_equal_torchs_clipping_and_adamw",
+        "clipping normalizes every gradient",
+    ),
+    Mutation(
+        "nonfinite gradient is applied",
+        "training/loop.py",
+        "(~torch.isfinite(norm + loss)).float()",
+        "(~torch.isfinite(loss)).float()",
+        "training/test_loop.py::test_a_nonfinite_step_is_skipped",
+        "an infinite gradient of a finite loss destroys the weights",
+        subtle=True,
+    ),
+    Mutation(
+        "mean of micro-batch means",
+        "training/loop.py",
+        "part = self.loss_sum(batch.to(device)) / labels",
+        "part = self.loss_sum(batch.to(device)) / max(batch.count, 1) / len(micro)",
+        "training/test_loop.py::test_steps_equal_torchs_clipping_and_adamw",
+        "micro-batches with few labels weigh too much",
+        subtle=True,
+    ),
+    Mutation(
+        "gradient norm over the wrong processes",
+        "training/distributed.py",
+        "return (square / self.copies).sqrt()",
+        "return square.sqrt()",
+        "training/test_distributed.py::test_sharded_in_groups_or_unevenly_is_not_sharded_up_to_rounding",
+        "with several groups each gradient is counted once per group",
+        subtle=True,
+    ),
+    # ------------------------------------------------------------ law: keys
+    Mutation(
+        "key misses the seed",
+        "keys.py",
+        '"seed": run.seed,',
+        '"seed": 0,',
+        "test_keys.py::test_a_change_is_seen_exactly_downstream_of_where_it_acts",
+        "two seeds share a checkpoint",
+    ),
+    Mutation(
+        "key misses the first step of the decay",
+        "keys.py",
+        "return [*rate, decay, run.steps] if step > decay else rate",
+        "return [*rate, decay, run.steps] if step > decay + 1 else rate",
+        "test_keys.py::test_a_change_is_seen_exactly_downstream_of_where_it_acts",
+        "the first decayed step shares a key with one that does not decay",
+        subtle=True,
+    ),
+    Mutation(
+        "key of a fine-tuning misses the precision",
+        "keys.py",
+        '"precision": spec.precision,',
+        '"precision": "",',
+        "test_keys.py::test_whatever_determines_a_fine_tuned_model_is_in_its_key",
+        "fp32 and bf16 share their scores",
+        subtle=True,
+    ),
+    Mutation(
+        "key of shards misses the begin token",
+        "keys.py",
+        'if k in ("text", "bos", "tokens")',
+        'if k in ("text", "tokens")',
+        "test_keys.py::test_shards_are_named_by_content_tokenizer_and_rules_not_by_place",
+        "shards with and without begin tokens share a key",
+        subtle=True,
+    ),
+    Mutation(
+        "key of a trial misses the documents",
+        "keys.py",
+        '"documents": documents}',
+        '"documents": ""}',
+        "test_keys.py::test_scores_are_named_by_the_model_the_task_and_what_is_searched",
+        "a search among few documents passes for one among all",
+    ),
+    Mutation(
+        "continued run reads its parent's text again",
+        "specs/training.py",
+        "return self.parent.origin_sample + self.parent.steps * self.parent.rows_per_step",
+        "return self.parent.steps * self.parent.rows_per_step",
+        "test_specs.py::test_steps_and_samples_add_up_along_a_chain_of_runs",
+        "the third run of a chain begins where the second did",
+        subtle=True,
+    ),
+    Mutation(
+        "changed tokenizer is published",
+        "data/tokenize.py",
+        "if now != self.hashes:",
+        "if now.content != self.hashes.content:",
+        "data/test_tokenize.py::test_a_tokenizer_that_changes_meanwhile_is_refused",
+        "shards of another tokenizer stand under the key",
+        subtle=True,
+    ),
+    # ------------------------------------------------------------ selection: validation chooses, test is reported
+    Mutation(
+        "learning rate chosen on test scores",
+        "study/scores.py",
+        'choice = choose({cell: trial["scores"]["validation"][metric] for cell, trial in done.items()})',
+        'choice = choose({cell: trial["scores"]["test"][metric] for cell, trial in done.items()})',
+        "study/test_scores.py::test_whatever_the_test_scores_are_the_choice_is_the_same",
+        "selection on the reported scores",
+    ),
+    Mutation(
+        "report chooses on test scores",
+        "report/evidence.py",
+        "zip(self.lrs, self.validation[self.metric][:, column], strict=True)",
+        "zip(self.lrs, self.test[self.metric][:, column], strict=True)",
+        "report/claims/test_simulation.py::test_test_scores_choose_nothing",
+        "selection on the reported scores",
+    ),
+    Mutation(
+        "report shows validation scores",
+        "report/evidence.py",
+        'grid.test if part == "test" else grid.validation',
+        "grid.validation",
+        "report/claims/test_quantities.py::test_the_best_is_chosen_on_validation_and_scored_on_test",
+        "the score that chose is the score that is reported",
+    ),
+    Mutation(
+        "ties go to the highest rate",
+        "study/select.py",
+        "rates = sorted({lr for lr, _ in validation})",
+        "rates = sorted({lr for lr, _ in validation}, reverse=True)",
+        "study/test_select.py::test_of_equals_the_lowest_rate_is_taken",
+        "another rate among equals",
+        subtle=True,
+    ),
+    Mutation(
+        "choice from an unfinished grid",
+        "study/select.py",
+        "if not rates or len(validation) != len(rates) * len(seeds):",
+        "if not rates:",
+        "study/test_select.py::test_a_grid_with_a_hole_is_not_chosen_from",
+        "a missing trial might have been the best",
+    ),
+    Mutation(
+        "fine-tuning order ignores the epoch",
+        "finetune/trial.py",
+        'order = permute(numbers, size, salt(seed, "order", epoch)).numpy()',
+        'order = permute(numbers, size, salt(seed, "order")).numpy()',
+        "finetune/test_leaf.py::test_the_order_is_a_function_of_seed_and_epoch",
+        "every epoch has the same batches",
+        subtle=True,
+    ),
+    # ------------------------------------------------------------ metrics
+    Mutation(
+        "word F1 over the wrong length",
+        "tasks/metrics.py",
+        "return 2 * shared / (len(said) + len(gold))",
+        "return 2 * shared / (2 * len(gold))",
+        "tasks/metrics/test_answers.py::test_scores_are_the_official_ones",
+        "F1 becomes recall",
+    ),
+    Mutation(
+        "neighbouring entities merge",
+        "tasks/metrics.py",
+        'if tag[0] == "I" and tag[2:] == kind:',
+        "if tag[2:] == kind:",
+        "tasks/metrics/test_tagging.py::test_entities_are_those_of_seqeval",
+        "B- after an entity of its type does not begin another",
+        subtle=True,
+    ),
+    Mutation(
+        "discount is one rank off",
+        "tasks/metrics.py",
+        "np.log2(np.arange(2, first.shape[-1] + 2))",
+        "np.log2(np.arange(3, first.shape[-1] + 3))",
+        "tasks/metrics/test_ranking.py::test_ndcg_by_hand",
+        "NDCG with the weights of the next rank",
+        subtle=True,
+    ),
+    Mutation(
+        "articles go before punctuation",
+        "tasks/metrics.py",
+        '_ARTICLE.sub(" ", text.lower().translate(_PUNCTUATION)).split()',
+        '_ARTICLE.sub(" ", text.lower()).translate(_PUNCTUATION).split()',
+        "tasks/metrics/test_answers.py::test_normalised_forms_are_the_official_ones",
+        "SQuAD's normalization in another order",
+        subtle=True,
+    ),
+    Mutation(
+        "macro F1 counts absent labels",
+        "tasks/metrics.py",
+        "return float((2 * np.diag(counts)[occurs > 0] / occurs[occurs > 0]).mean())",
+        "return float((2 * np.diag(counts) / np.maximum(occurs, 1)).mean())",
+        "tasks/metrics/test_classification.py::test_the_scores_of_a_set_are_those_of_sklearn",
+        "labels that never occur pull the mean down",
+        subtle=True,
+    ),
+    Mutation(
+        "retrieval ties by the higher number",
+        "finetune/families.py",
+        "by_number = found.argsort(dim=1)",
+        "by_number = found.argsort(dim=1, descending=True)",
+        "finetune/test_retrieval.py::test_documents_that_tie_rank_by_number_across_blocks",
+        "scores depend on the blocks of documents",
+        subtle=True,
+    ),
+    # ------------------------------------------------------------ statistics
+    Mutation(
+        "Holm without its monotonic step",
+        "report/statistics/intervals.py",
+        "largest = max(largest, min(1.0, (len(made) - rank) * p))",
+        "largest = min(1.0, (len(made) - rank) * p)",
+        "report/statistics/test_multiplicity.py::test_it_is_closed_testing_with_bonferroni",
+        "a larger p-value can become the smaller adjusted one",
+        subtle=True,
+    ),
+    Mutation(
+        "bootstrap over the wrong axis",
+        "report/statistics/intervals.py",
+        "centred = draws - draws.mean(axis=0)",
+        "centred = draws - draws.mean()",
+        "report/statistics/test_resampling.py::test_points_of_any_shape_each_have_their_own_interval",
+        "the spread between models enters the interval of each",
+        subtle=True,
+    ),
+    Mutation(
+        "population sd",
+        "report/statistics/intervals.py",
+        "float(np.std(values, ddof=1))",
+        "float(np.std(values))",
+        "report/statistics/test_intervals.py::test_a_row_of_seeds_gets_scipys_t",
+        "intervals over few seeds are too narrow",
+        subtle=True,
+    ),
+    Mutation(
+        "pretraining seeds count as fine-tuning seeds",
+        "report/statistics/intervals.py",
+        "if len(table) <= 1:",
+        "if len(table) <= 9:",
+        "report/statistics/test_intervals.py::test_a_crossed_table_worked_by_hand",
+        "cells of a crossed table are treated as independent",
+    ),
+    Mutation(
+        "best part speaks for the claim",
+        "report/verdicts.py",
+        "return max(known, default=math.nan)",
+        "return min(known, default=math.nan)",
+        "report/claims/test_verdicts.py::test_every_part_must_hold_so_the_weakest_counts",
+        "a claim holds if one of its parts does",
+    ),
+    # ------------------------------------------------------------ security: archives, folders, pages
+    Mutation(
+        "manifest leaves its folder",
+        "store.py",
+        'return not path.is_absolute() and ".." not in path.parts',
+        "return not path.is_absolute()",
+        "faults/test_security.py::test_a_manifest_that_climbs_out_of_its_folder_is_refused",
+        "a result can read files outside the store",
+    ),
+    Mutation(
+        "result of another key",
+        "store.py",
+        "            if key != place.name:\n",
+        "            if not key:\n",
+        "data/test_shards.py::test_shards_under_the_key_of_another_corpus_are_refused",
+        "a folder that was moved passes for another result",
+    ),
+    Mutation(
+        "score out of range is merged",
+        "metadata.py",
+        "not low - ROUNDING <= score <= high + ROUNDING",
+        "not low - ROUNDING <= score",
+        "study/test_parcel.py::test_files_that_do_not_say_what_they_should_are_refused",
+        "an archive brings an accuracy of 2",
+        subtle=True,
+    ),
+    Mutation(
+        "file of an archive is not what was packed",
+        "study/archive.py",
+        "if hashlib.sha256(content).hexdigest() != item.sha256:",
+        "if len(content) != item.bytes:",
+        "study/test_parcel.py::test_a_cut_or_flipped_file_is_refused_wherever_it_was_hurt",
+        "flipped bits are merged",
+    ),
+    Mutation(
+        "links in an archive",
+        "study/archive.py",
+        "if info.name != name or info.type != tarfile.REGTYPE:",
+        "if info.name != name:",
+        "study/test_parcel.py::test_links_devices_and_folders_are_refused",
+        "an archive brings a symbolic link",
+    ),
+    Mutation(
+        "page does not escape",
+        "report/page/render.py",
+        "autoescape=True,",
+        "autoescape=False,",
+        "faults/test_security.py::test_names_questions_labels_and_errors_are_text_on_the_page",
+        "a study's name runs as a script",
+    ),
+    # ------------------------------------------------------------ export
+    Mutation(
+        "export with causal attention",
+        "export/writing.py",
+        'both = {"is_causal": False, "use_cache": False}',
+        'both = {"is_causal": True, "use_cache": False}',
+        "export/test_writing.py::test_gpt2_reads_both_ways_by_its_configuration",
+        "other tools read the exported encoder in one direction",
+    ),
+    Mutation(
+        "export with the wrong window",
+        "export/writing.py",
+        "return both | {name: width - 1 for name, width in fields.items()}, both",
+        "return both | {name: width for name, width in fields.items()}, both",
+        "export/test_writing.py::test_a_window_to_both_sides_reaches_as_far_as_it_was_trained_to",
+        "transformers counts the token itself in a causal window only",
+        subtle=True,
+    ),
+    Mutation(
+        "export agrees on the mean token",
+        "export/writing.py",
+        "return float(share.max())",
+        "return float(share.mean())",
+        "export/test_writing.py::test_the_deviation_is_that_of_the_worst_token",
+        "a model that differs in one token passes",
+        subtle=True,
+    ),
+]  # fmt: skip
+
+
+# ---------------------------------------------------------------- runner
+
+
+def source_of(mutation: Mutation) -> str:
+    """Return the mutated source of its file."""
+    text = (SOURCE / "biphase" / mutation.file).read_text(encoding="utf-8")
+    if text.count(mutation.old) != 1:
+        raise ValueError(
+            f"{mutation.name}: src/biphase/{mutation.file} has {text.count(mutation.old)} times {mutation.old!r}; "
+            "correct `old` in tests/mutations.py"
+        )
+    return text.replace(mutation.old, mutation.new)
+
+
+def run(tests: Iterable[str], mutation: Mutation | None = None) -> tuple[int, list[str]]:
+    """Run tests on a copy of src, mutated or not; return pytest's exit code and the message of each failed test.
+
+    A test that failed before its body, e.g. in a fixture, has a message that begins with "ERROR".
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "src"
+        shutil.copytree(SOURCE, copy)
+        if mutation:
+            (copy / "biphase" / mutation.file).write_text(source_of(mutation), encoding="utf-8")
+        environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
+        report = Path(folder) / "report.xml"
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x" if mutation else "-q",
+            "--tb=short",
+            f"--junitxml={report}",
+        ]
+        paths = [f"tests/{test}" for test in tests]
+        done = subprocess.run(
+            [*command, *paths], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        )
+        if not report.exists():
+            return done.returncode, [f"ERROR {done.stdout[-2000:]}{done.stderr[-2000:]}"]
+        cases = ET.parse(report).iter("testcase")
+        failed = [(case, found) for case in cases for found in case if found.tag in ("failure", "error")]
+        return done.returncode, [
+            f"{'ERROR ' if found.tag == 'error' else ''}{found.get('message', '')}" for _, found in failed
+        ]
+
+
+def survives(mutation: Mutation) -> str:
+    """Return why a mutation counts as not detected, or "" if its test fails as it should."""
+    code, messages = run([mutation.test], mutation)
+    if code == 0:
+        return f"{mutation.test} passes"
+    if code != 1 or not messages or any(message.startswith(("ERROR", *CRUDE)) for message in messages):
+        return f"{mutation.test} does not fail by what it tests (pytest exits with {code}): {' | '.join(messages)[:500]}"
+    return ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="a part of the name")
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    chosen = [mutation for mutation in MUTATIONS if options.only in mutation.name]
+    if not chosen:
+        sys.exit(f"no mutation has {options.only!r} in its name")
+    code, messages = run(sorted({mutation.test for mutation in chosen}))
+    if code:
+        sys.exit(f"on the unchanged source: {messages}")
+    with ThreadPoolExecutor(options.jobs) as pool:
+        results = zip(chosen, pool.map(survives, chosen), strict=True)
+        left = 0
+        for mutation, why in results:
+            left += bool(why)
+            print(
+                f"{'SURVIVES' if why else 'detected'}  {mutation.name}{': ' if why else ''}{why}", flush=True
+            )
+    print(f"{len(chosen) - left} of {len(chosen)} mutations are detected")
+    sys.exit(1 if left else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""The list of mutations is kept up to date, and every mutation is detected by the test that it names."""
+
+import ast
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+SPEC = importlib.util.spec_from_file_location("mutations", Path(__file__).with_name("mutations.py"))
+mutations = sys.modules["mutations"] = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(mutations)
+MUTATIONS = mutations.MUTATIONS
+TESTS = Path(__file__).parent
+
+
+def functions(path):
+    return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_mutation_applies_and_names_a_test():
+    for mutation in MUTATIONS:
+        ast.parse(mutations.source_of(mutation))
+        path, *_, function = mutation.test.split("::")
+        assert function in functions(TESTS / path), f"{mutation.name}: no test {mutation.test}"
+        assert mutation.old != mutation.new
+
+
+def test_the_list_is_long_and_subtle_enough():
+    assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS) >= 44
+    assert sum(mutation.subtle for mutation in MUTATIONS) >= 12
+
+
+@pytest.fixture(scope="module")
+def unchanged():
+    code, messages = mutations.run(sorted({mutation.test for mutation in MUTATIONS}))
+    assert code == 0, messages
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "-"))
+def test_the_mutation_is_detected(unchanged, mutation):
+    assert mutations.survives(mutation) == ""

@@ -80,15 +80,13 @@ def plan(
 
 def _to_come(made: Plan, where: Store, tuned: Count) -> list[Prospect]:
     """The power analysis of a study with unfinished trials, with the noise measured so far."""
+    from biphase.papers import papers_of
+    from biphase.report.evidence import gather
     from biphase.report.prospects import prospects
 
     if not tuned.of or tuned.done == tuned.of:
         return []
-    if not tuned.done:
-        return prospects(made)
-    from biphase.report.evidence import gather
-
-    return prospects(made, gather(made, where))
+    return prospects(made, gather(made, where) if tuned.done else None, papers_of(made.study))
 
 
 Shard = Annotated[

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from biphase.errors import StoreError, one_line
 from biphase.report.pretraining import JobCost, job_costs
-from biphase.report.recipes import Model, models
+from biphase.report.recipes import Model, Published, models
 from biphase.report.statistics.intervals import DRAWS, resample
 from biphase.specs import Family, Task
 from biphase.specs.tasks import FAMILIES
@@ -112,6 +112,12 @@ class ScoreGrid:
         return scores
 
 
+def by_family(tasks: dict[str, Task]) -> dict[Family, tuple[str, ...]]:
+    """The names of tasks by family, in the order of `FAMILIES`; families without tasks are left out."""
+    names = {f: tuple(name for name, task in tasks.items() if task.family == f) for f in FAMILIES}
+    return {family: some for family, some in names.items() if some}
+
+
 @dataclass(frozen=True)
 class Evidence:
     """Everything a report is computed from: the plan, the store, and all scores."""
@@ -123,6 +129,7 @@ class Evidence:
     grids: dict[tuple[str, str], ScoreGrid]  # by (result, task)
     unreadable: dict[str, str]  # trial key → why its files cannot be used; grows as values are read
     bare: frozenset[str] = frozenset()  # keys of trials imported as metadata only, without per-example values
+    published: Published = field(default_factory=Published)  # numbers of papers for the same recipes
 
     @cached_property
     def job_costs(self) -> list[JobCost]:
@@ -137,9 +144,7 @@ class Evidence:
 
     @property
     def families(self) -> dict[Family, tuple[str, ...]]:
-        """The study's tasks by family, in the order of `FAMILIES`; families without tasks are left out."""
-        found = {f: tuple(name for name, task in self.tasks.items() if task.family == f) for f in FAMILIES}
-        return {family: names for family, names in found.items() if names}
+        return by_family(self.tasks)
 
     @property
     def count(self) -> tuple[int, int]:
@@ -240,8 +245,8 @@ Cells = dict[
 ]  # (rate, seed) → the trial's key, and its scores where it is finished
 
 
-def gather(plan: Plan, store: Store) -> Evidence:
-    """Read all scores of a plan from a store."""
+def gather(plan: Plan, store: Store, published: Published | None = None) -> Evidence:
+    """Read all scores of a plan from a store. `published`: numbers to show beside them."""
     finetune = plan.study.finetune
     tasks = {task.name: task for task in finetune.tasks} if finetune else {}
     known = models(plan)
@@ -264,7 +269,7 @@ def gather(plan: Plan, store: Store) -> Evidence:
     grids = {
         (result, task): _grid(result, tasks[task], some, whys, axes) for (result, task), some in cells.items()
     }
-    return Evidence(plan, store, known, tasks, grids, unreadable, bare)
+    return Evidence(plan, store, known, tasks, grids, unreadable, bare, published or Published())
 
 
 def _inside(store: Store, text: str) -> str:
@@ -388,9 +393,3 @@ def _split(drawn: Floats, values: Iterable[NDArray[np.float32]]) -> Iterable[Flo
         until = first + seeds[0] * seeds[1]
         yield drawn[:, first:until].reshape(-1, *seeds)
         first = until
-
-
-def shared_resamples(evidence: Evidence) -> Resamples:
-    """The `Resamples` of this evidence: always the same object, so that nothing is resampled twice."""
-    # Stored in the instance's __dict__, as a cached_property would be, so it is freed with the evidence.
-    return vars(evidence).setdefault("draws", Resamples(evidence))

@@ -7,6 +7,7 @@ enough are finished; otherwise it is assumed, and the assumed numbers are printe
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from textwrap import wrap
@@ -14,18 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from biphase.report.contrasts import (
-    AnyOf,
-    ComparableModels,
-    Noise,
-    Source,
-    Statement,
-    Test,
-    comparable_models,
-    rows_in_common,
-)
+from biphase.report.contrasts import AnyOf, Noise, Paper, Source, Test
 from biphase.report.evidence import Evidence
-from biphase.report.verdicts import ALPHA, WORTH_FINDING, needs, sought, statements
+from biphase.report.selectors import ComparableModels, comparable_models, rows_in_common
+from biphase.report.verdicts import ALPHA, WORTH_FINDING, Examined, examined, needs, sought
 from biphase.specs import Family, Hub
 from biphase.study.costs import shape_of
 from biphase.study.plan import Plan
@@ -76,48 +69,46 @@ class Prospect:
     assumed: dict[Family, float]  # the standard deviations used where none was measured
 
 
-def prospects(plan: Plan, evidence: Evidence | None = None) -> list[Prospect]:
+def prospects(plan: Plan, evidence: Evidence | None = None, papers: Sequence[Paper] = ()) -> list[Prospect]:
     """The prospects of every claim, in the order of the report. `evidence`: the finished trials of this plan."""
-    over = comparable_models(plan, evidence.models if evidence else None)
-    found = [(one, one.tests(over)) for one in statements(over)]
-    tested = [any(max(_seeds(test, over)) > 1 for test in tests) for _, tests in found]
+    study = comparable_models(plan, evidence.models if evidence else None)
+    claims = examined(study, papers)
+    tested = [any(max(_seeds(test, study)) > 1 for test in claim.tests) for claim in claims]
     level = ALPHA / max(1, sum(tested))
     measured = _measured(evidence) if evidence else {}
     assumed = ASSUMED_OF_SMALL if _small(plan) else ASSUMED
     return [
-        _prospect(over, statement, tests if will else [], level, measured, assumed, bool(tests) and not will)
-        for (statement, tests), will in zip(found, tested, strict=True)
+        _prospect(study, claim, level, measured, assumed, tested=will)
+        for claim, will in zip(claims, tested, strict=True)
     ]
 
 
 def _prospect(
-    over: ComparableModels,
-    statement: Statement,
-    tests: list[Test],
+    study: ComparableModels,
+    claim: Examined,
     level: float,
     measured: dict[str, float],
     assumed: dict[Family, float],
-    one_seed: bool,
+    *,
+    tested: bool,
 ) -> Prospect:
+    statement, tests = claim.statement, claim.tests if tested else []
     used = {task for test in tests for task in test.tasks}
-    if used:
-        known = used & set(measured)
-        noise = "from this ledger" if known == used else "partly from this ledger" if known else "assumed"
-    else:
-        noise = ""
-    why = "" if tests else "needs two fine-tuning seeds or more" if one_seed else needs(over, statement)
+    known = used & set(measured)
+    noise = "from this ledger" if known == used else "partly from this ledger" if known else "assumed"
+    why = "needs two fine-tuning seeds or more" if claim.tests else needs(study, statement)
 
     def sd_of(task: str) -> float:
-        return measured.get(task, assumed[over.tasks[task].family])
+        return measured.get(task, assumed[study.tasks[task].family])
 
     return Prospect(
         id=statement.id,
         says=statement.says,
         source=statement.source,
-        tested=bool(tests),
-        parts=tuple(_expected(test, over, level, sd_of) for test in tests),
-        why=why,
-        noise=noise,
+        tested=tested,
+        parts=tuple(_expected(test, study, level, sd_of) for test in tests),
+        why="" if tested else why,
+        noise=noise if tested else "",
         assumed=assumed,
     )
 
@@ -128,15 +119,15 @@ def _small(plan: Plan) -> bool:
     return all(shape is not None and shape.blocks < SMALL for shape in shapes)
 
 
-def _seeds(test: Test, over: ComparableModels) -> tuple[int, int]:
+def _seeds(test: Test, study: ComparableModels) -> tuple[int, int]:
     """The pretraining seeds that all its models share, and the fine-tuning seeds."""
-    return min(len(one) for one in rows_in_common(list(test.models)).values()), over.seeds(test.models)
+    return min(len(one) for one in rows_in_common(test.models).values()), study.seeds(test.models)
 
 
-def _expected(test: Test, over: ComparableModels, level: float, noise: Noise) -> Expected:
-    seeds = _seeds(test, over)
+def _expected(test: Test, study: ComparableModels, level: float, noise: Noise) -> Expected:
+    seeds = _seeds(test, study)
     if isinstance(test, AnyOf):
-        options = [_expected(one, over, level / len(test.options), noise) for one in test.options]
+        options = [_expected(option, study, level / len(test.options), noise) for option in test.options]
         easiest = min(options, key=lambda one: one.detectable)
         sd, least = easiest.sd, easiest.detectable
     else:

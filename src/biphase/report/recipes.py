@@ -119,6 +119,36 @@ class Model:
     seeds: tuple[int, ...]
 
 
+class Published:
+    """Numbers that papers print for their models, looked up by recipe. This class has none; a paper overrides it."""
+
+    def family_mean(self, recipe: Recipe, family: str) -> float | None:
+        """The printed mean of this recipe over the datasets of a family, in percent; None if there is none."""
+        return None
+
+    def at_rates(self, recipe: Recipe, task: str) -> dict[float, float]:
+        """The printed scores of this recipe on one dataset by learning rate, in percent."""
+        return {}
+
+    def contrast(self, claim: str, recipe: Recipe) -> float | None:
+        """The printed value of a claim's contrast at this recipe, where it does not follow from family means."""
+        return None
+
+
+@dataclass(frozen=True)
+class FirstPublished(Published):
+    """The numbers of several papers: of each recipe, those of the first paper that has any."""
+
+    papers: tuple[Published, ...]
+
+    def family_mean(self, recipe: Recipe, family: str) -> float | None:
+        means = (paper.family_mean(recipe, family) for paper in self.papers)
+        return next((mean for mean in means if mean is not None), None)
+
+    def at_rates(self, recipe: Recipe, task: str) -> dict[float, float]:
+        return next(filter(None, (paper.at_rates(recipe, task) for paper in self.papers)), {})
+
+
 def named(objective: str) -> str:
     """Format an objective's label for reports: both "mlm 40%" and "mlm40" become "MLM 40%"."""
     word, *ratio = re.split(r"(?<=[a-z]) ?(?=\d)", objective, maxsplit=1)

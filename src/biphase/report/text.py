@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 
-from biphase.papers.gisserot2025 import published
 from biphase.report.content import Content, reading
 from biphase.report.provenance import Missing
 from biphase.report.tables import Board, Cell
@@ -198,9 +197,12 @@ def _markdown_claims(content: Content) -> str:
         for one in content.findings
     ]
     table = _table(["", "claim", "verdict", "why", "in the paper", "p (Holm)"], rows, right=5)
-    theirs = any(one.source == "paper" for one in content.findings)
-    cited = f"C1 to C21 are claims of {published.AUTHORS}: [{published.TITLE}]({published.ADDRESS}) {published.PUBLISHED}.\n\n"
-    return f"## Claims\n\n{cited if theirs else ''}{table}\n\n{_parts(content.findings)}"
+    cited = [
+        f"{one.claims} are claims of {one.authors}: [{one.title}]({one.address}) {one.venue}.\n\n"
+        for one in content.papers
+        if any(finding.source == "paper" for finding in content.findings)
+    ]
+    return f"## Claims\n\n{''.join(cited)}{table}\n\n{_parts(content.findings)}"
 
 
 def _parts(findings: tuple[Finding, ...]) -> str:

@@ -13,24 +13,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from biphase.catalog import TASKS
-from biphase.papers.gisserot2025.claims import STATEMENTS
 from biphase.report.contrasts import (
-    ComparableModels,
-    Contrast,
     MeasuredContrast,
+    Paper,
     Source,
     Statement,
     Test,
-    comparable_models,
+    above,
     detectable,
-    gap,
     measure,
-    measured_contrasts,
 )
-from biphase.report.evidence import Evidence, Resamples, shared_resamples
+from biphase.report.evidence import Evidence, Resamples
 from biphase.report.pretraining import Epochs
-from biphase.report.recipes import Model
+from biphase.report.recipes import Model, Published
+from biphase.report.selectors import Case, ComparableModels, comparable_models
 from biphase.report.statistics.intervals import Estimate, holm
 from biphase.specs import CLM, Claim
 from biphase.specs.tasks import family_name
@@ -279,28 +275,34 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-# ---------------------------------------------------------------- the study's own claims
-# Claims of the study file (`Study(claims=…)`) become `Statement`s, as those of the paper are.
+# ---------------------------------------------------------------- which claims are tested
 
 
-def own_statements(bench: ComparableModels) -> list[Statement]:
-    """The claims of the study file, in its order."""
-    return [_statement(bench, claim) for claim in bench.plan.study.claims]
+@dataclass(frozen=True)
+class NamedResults:
+    """The two results that a claim of a study file names; no case if they are one recipe."""
+
+    more: str
+    less: str
+
+    def cases(self, study: ComparableModels) -> list[Case]:
+        models = study.of_result(self.more), study.of_result(self.less)
+        return [] if models[0] is models[1] else [Case(study, models=models, names=(self.more, self.less))]
 
 
-def _statement(bench: ComparableModels, claim: Claim) -> Statement:
-    more, less = _model(bench, claim.more), _model(bench, claim.less)
-    on = claim.on or tuple(bench.families)
+def own_statement(study: ComparableModels, claim: Claim) -> Statement:
+    """A claim of the study file as a `Statement`, as those of papers are."""
+    on = claim.on or tuple(study.families)
     beyond = f", which must exceed {claim.margin:g}" if claim.margin else ""
-    alike = more is less
     return Statement(
         id=claim.name,
         says=claim.says,
         gist=f"{claim.more} minus {claim.less}{beyond}",
         contrast=f"{claim.more} − {claim.less} > {claim.margin:g} on each of {', '.join(on)}",
         needs=f"cannot be tested: {claim.more} and {claim.less} are one recipe, so there is nothing to compare",
-        find=lambda bench: [] if alike else _tests(bench, claim, more, less, on),
-        on=tuple(one for one in bench.families if one in on),
+        on=tuple(family for family in study.families if family in on),
+        models=NamedResults(claim.more, claim.less),
+        contrasts=(above(place="", title="{on}", on=on, margin=claim.margin, metric=claim.metric),),
         figure="",
         paper="",
         source="study",
@@ -308,29 +310,24 @@ def _statement(bench: ComparableModels, claim: Claim) -> Statement:
     )
 
 
-def _tests(
-    bench: ComparableModels, claim: Claim, more: Model, less: Model, on: tuple[str, ...]
-) -> list[Test]:
-    return [_test(bench, claim, more, less, where) for where in on]
+@dataclass(frozen=True)
+class Examined:
+    """A claim, its tests in a study, and the paper whose numbers stand beside them."""
+
+    statement: Statement
+    tests: list[Test]
+    paper: Paper | None
 
 
-def _test(bench: ComparableModels, claim: Claim, more: Model, less: Model, where: str) -> Contrast:
-    what = f"{where} ({claim.metric})" if claim.metric else where
-    return measured_contrasts(
-        what,
-        gap(bench, more, less, where, claim.metric),
-        f"{claim.more} scores {{}} points above {claim.less} on {what}",
-        f"{claim.more} scores {{}} points below {claim.less} on {what}",
-        margin=claim.margin,
-    )
-
-
-def _model(bench: ComparableModels, result: str) -> Model:
-    """The model that a result belongs to. Two names of one checkpoint are one model."""
-    at = bench.plan.results[result]
-    return next(
-        model for model in bench.models.values() if at in [bench.plan.results[name] for name in model.results]
-    )
+def examined(study: ComparableModels, papers: Sequence[Paper]) -> list[Examined]:
+    """Every claim that a report tests: those of papers, if the study pretrains two models or more, then its own."""
+    pairs = [(one, paper) for paper in papers for one in paper.statements if len(study.pretrained) > 1]
+    beside = papers[0] if papers else None
+    pairs += [(own_statement(study, claim), beside) for claim in study.plan.study.claims]
+    return [
+        Examined(one, one.tests(study, paper.published if paper else Published()), paper)
+        for one, paper in pairs
+    ]
 
 
 # ---------------------------------------------------------------- repeated data
@@ -341,12 +338,12 @@ def _model(bench: ComparableModels, result: str) -> Model:
 MARK = "under repetition"
 
 
-def marked(finding: Finding, statement: Statement, tests: Iterable[Test], epochs: Epochs) -> Finding:
+def marked(finding: Finding, claim: Examined, epochs: Epochs) -> Finding:
     """Mark a finding "under repetition" where that applies; it stays unmarked where epochs are not known."""
-    if not statement.equal_data or finding.verdict == "not tested":
+    if not claim.statement.equal_data or finding.verdict == "not tested":
         return finding
-    compared = [one for one in tests if len({_causal(model) for model in one.models}) > 1]
-    models = dict.fromkeys(model for one in compared for model in one.models)
+    compared = [test for test in claim.tests if len({_causal(model) for model in test.models}) > 1]
+    models = dict.fromkeys(model for test in compared for model in test.models)
     times = [at for model in models for name in model.results if (at := epochs.at(name)) is not None]
     if max(times, default=0.0) <= REPEATED:
         return finding
@@ -370,30 +367,23 @@ def _causal(model: Model) -> float:
 # ---------------------------------------------------------------- judging
 
 
-def statements(over: ComparableModels) -> list[Statement]:
-    """Every claim that a report tests: the paper's, if the study pretrains two models or more, then the study's own."""
-    pretrained = {one.name for line in over.lines for one in line.models if one.recipe.spans}
-    return [*(STATEMENTS if len(pretrained) > 1 else ()), *own_statements(over)]
-
-
-def judge(evidence: Evidence, draws: Resamples | None = None) -> list[Finding]:
-    """Judge every claim of `statements`, in order. `draws` defaults to the shared resamples of the evidence."""
-    over = comparable_models(evidence.plan, evidence.models)
-    draws = shared_resamples(evidence) if draws is None else draws
-    asked = [(one, one.tests(over)) for one in statements(over)]
-    results = [[measure(test, evidence, draws) for test in tests] for _, tests in asked]
-    ps = [claim_p([(one.excess, one.p) for one in parts]) for parts in results]
-    tested = [place for place, p in enumerate(ps) if not math.isnan(p)]
-    adjusted = dict(zip(tested, holm([ps[place] for place in tested]), strict=True)) if tested else {}
-    first, stopped = ALPHA / max(1, len(tested)), level_of_parts(list(adjusted.values()))
-    found, epochs = [], Epochs(evidence.plan, evidence.store)
-    for place, ((statement, tests), measured) in enumerate(zip(asked, results, strict=True)):
-        p_holm = adjusted.get(place, math.nan)
+def judge(evidence: Evidence, papers: Sequence[Paper] = (), draws: Resamples | None = None) -> list[Finding]:
+    """Judge every claim of these papers and of the study, in order. `draws`: resamples shared with other callers."""
+    study = comparable_models(evidence.plan, evidence.models)
+    draws = draws or Resamples(evidence)
+    claims = examined(study, papers)
+    results = [[measure(test, evidence, draws) for test in claim.tests] for claim in claims]
+    ps = [claim_p([(result.excess, result.p) for result in parts]) for parts in results]
+    adjusted = holm(ps)
+    tested = [p for p in adjusted if not math.isnan(p)]
+    first, stopped = ALPHA / max(1, len(tested)), level_of_parts(tested)
+    findings, epochs = [], Epochs(evidence.plan, evidence.store)
+    for claim, measured, p, p_holm in zip(claims, results, ps, adjusted, strict=True):
         level = ALPHA if p_holm <= ALPHA else stopped
-        parts = tuple(_part(one, level, first) for one in measured)
-        finding = _finding(over, statement, tests, measured, parts, ps[place], p_holm)
-        found.append(marked(finding, statement, tests, epochs))
-    return found
+        parts = tuple(_part(result, level, first) for result in measured)
+        finding = _finding(study, claim, measured, parts, p, p_holm)
+        findings.append(marked(finding, claim, epochs))
+    return findings
 
 
 def _part(measured: MeasuredContrast, level: float, first: float) -> ClaimPart:
@@ -432,50 +422,50 @@ def _sentence(measured: MeasuredContrast) -> str:
 
 
 def _finding(
-    over: ComparableModels,
-    statement: Statement,
-    tests: list[Test],
+    study: ComparableModels,
+    claim: Examined,
     measured: list[MeasuredContrast],
     parts: tuple[ClaimPart, ...],
     p: float,
     p_holm: float,
 ) -> Finding:
-    judged = verdict([one.supports for one in parts], p_holm)
-    absent = missing_families(over, statement)
+    statement = claim.statement
+    judged = verdict([part.supports for part in parts], p_holm)
+    caveats = (
+        *statement.caveats,
+        *_caveats(study, claim, parts),
+        *_left_out(study, claim.tests, measured),
+    )
     return Finding(
         id=statement.id,
         says=statement.says,
         source=statement.source,
         verdict=judged,
-        why=why(statement.gist, judged, parts, p_holm, needs(over, statement)),
+        why=why(statement.gist, judged, parts, p_holm, needs(study, statement)),
         parts=parts,
         p=p,
         p_holm=p_holm,
-        scale=_scale(over, tests, measured),
+        scale=_scale(study, claim.tests, measured),
         figure=statement.figure,
-        caveats=(*statement.caveats, *_caveats(over, parts, tests, absent), *_left_out(over, tests, measured))
-        if tests
-        else (),
+        caveats=caveats if claim.tests else (),
         contrast=statement.contrast,
         paper=statement.paper,
     )
 
 
-def missing_families(over: ComparableModels, statement: Statement) -> list[str]:
+def missing_families(study: ComparableModels, statement: Statement) -> list[str]:
     """The families that a claim is about and the study has no task of."""
-    return [one for one in statement.on if one not in over.families]
+    return [family for family in statement.on if family not in study.families]
 
 
-def needs(over: ComparableModels, statement: Statement) -> str:
+def needs(study: ComparableModels, statement: Statement) -> str:
     """What the study lacks, where no test of a claim was found."""
-    absent = missing_families(over, statement)
-    if statement.on and len(absent) == len(statement.on):
-        return (
-            f"needs a task of {listed([family_name(one) for one in absent])}"
-            if over.tasks
-            else "needs tasks to fine-tune on"
-        )
-    return statement.needs
+    absent = missing_families(study, statement)
+    if not statement.on or len(absent) < len(statement.on):
+        return statement.needs
+    if not study.tasks:
+        return "needs tasks to fine-tune on"
+    return f"needs a task of {listed([family_name(family) for family in absent])}"
 
 
 def _scale(over: ComparableModels, tests: list[Test], measured: list[MeasuredContrast]) -> str:
@@ -514,26 +504,24 @@ def _left_out(over: ComparableModels, tests: list[Test], measured: list[Measured
         )
 
 
-def _caveats(
-    over: ComparableModels, parts: tuple[ClaimPart, ...], tests: list[Test], absent: list[str]
-) -> Iterable[str]:
+def _caveats(study: ComparableModels, claim: Examined, parts: tuple[ClaimPart, ...]) -> Iterable[str]:
     """Caveats that apply to a claim's tests in this study."""
-    if absent:
+    if absent := missing_families(study, claim.statement):
         yield f"The study has no task of {listed(absent)}: this much of the claim is open."
-    if over.fewer and any(not model.recipe.final for test in tests for model in test.models):
-        rates = counted(len(over.fewer.lrs), "learning rate")
-        yield f"Steps on the way were fine-tuned on {listed(list(over.fewer.tasks))} alone, at {rates}."
-    for one in parts:
-        if one.supports == "yes" and one.examples and one.examples[0] <= one.margin:
-            over_examples = interval(*one.examples, sign=True)
-            yield f"{one.title}: clear over seeds, not over test examples ({over_examples}); another test set may differ."
-    if not any(one.paper is not None for one in parts):
+    if study.fewer and any(not model.recipe.final for test in claim.tests for model in test.models):
+        rates = counted(len(study.fewer.lrs), "learning rate")
+        yield f"Steps on the way were fine-tuned on {listed(list(study.fewer.tasks))} alone, at {rates}."
+    for part in parts:
+        if part.supports == "yes" and part.examples and part.examples[0] <= part.margin:
+            over_examples = interval(*part.examples, sign=True)
+            yield f"{part.title}: clear over seeds, not over test examples ({over_examples}); another test set may differ."
+    if claim.paper is None or all(part.paper is None for part in parts):
         return
-    used = {task for test in tests for task in test.tasks}
-    theirs = {task.name: task.family for task in TASKS}
-    for family, names in over.families.items():
-        paper = [name for name, of in theirs.items() if of == family]
-        if used & set(names) and set(names) != set(paper):
-            yield f"{family} here is {listed(list(names))}; the paper's is the mean of {listed(paper)}."
-    if over.finetune and over.finetune.protocol != "paper" and any(theirs.get(one) != "SC" for one in used):
+    used = {task for test in claim.tests for task in test.tasks}
+    for family, names in study.families.items():
+        theirs = claim.paper.tasks.get(family, ())
+        if used & set(names) and set(names) != set(theirs):
+            yield f"{family} here is {listed(list(names))}; the paper's is the mean of {listed(list(theirs))}."
+    same_metric = used <= set(claim.paper.tasks.get("SC", ()))  # accuracy under every protocol
+    if study.finetune and study.finetune.protocol != claim.paper.protocol and not same_metric:
         yield "The paper's numbers are in its own metrics, these in the usual ones: compare signs, not sizes."

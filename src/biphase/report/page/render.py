@@ -9,7 +9,6 @@ from typing import Any
 
 from markupsafe import Markup
 
-from biphase.papers.gisserot2025 import published
 from biphase.report.content import Content, reading
 from biphase.report.figures import PALETTES, SCRIPT, plotly_json
 from biphase.report.figures.description import PAPER
@@ -54,7 +53,7 @@ def main(content: Content, *, live: bool = False, with_figures: bool = True) -> 
         ),
         findings=content.findings,
         claims=view.claims(content),
-        paper=published,
+        papers=content.papers,
         figures=[one for one in figures if not (training and one["id"] == "losses")],
         marked=any(one.name == PAPER for figure in content.figures for one in figure.entries),
         boards=view.boards(content),

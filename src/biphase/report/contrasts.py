@@ -82,8 +82,15 @@ class ScoreView:
 class Quantity(ABC):
     """A number for every seed, in percentage points. Sums and multiples of quantities are quantities."""
 
-    models: tuple[Model, ...]  # whose scores it needs
-    tasks: tuple[str, ...]  # that it needs scores on
+    @property
+    @abstractmethod
+    def models(self) -> tuple[Model, ...]:
+        """The models whose scores it needs."""
+
+    @property
+    @abstractmethod
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks it needs scores on."""
 
     @abstractmethod
     def measure(self, view: ScoreView) -> Floats:
@@ -118,12 +125,29 @@ class Quantity(ABC):
 
 
 @dataclass(frozen=True)
-class Score(Quantity):
+class OfModels(Quantity):
+    """Base class of quantities that are computed from scores."""
+
+    of: tuple[Model, ...]
+    on: tuple[str, ...]  # tasks
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return self.of
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return self.on
+
+    def variance(self, noise: Noise) -> float:
+        return sum(noise(task) ** 2 for task in self.on) / len(self.on) ** 2
+
+
+@dataclass(frozen=True)
+class Score(OfModels):
     """The mean score of one model over tasks."""
 
-    models: tuple[Model]
-    tasks: tuple[str, ...]
-    family: Family | None = None  # set where `tasks` is every task that the study has of a family
+    family: Family | None = None  # set where the tasks are all that the study has of a family
     metric: str = ""  # empty: the one that learning rates are chosen by
 
     def measure(self, view: ScoreView) -> Floats:
@@ -132,9 +156,6 @@ class Score(Quantity):
     def resample(self, view: ScoreView) -> Floats | None:
         return view.resampled(self.models[0], self.tasks, self.metric)
 
-    def variance(self, noise: Noise) -> float:
-        return sum(noise(task) ** 2 for task in self.tasks) / len(self.tasks) ** 2
-
     def published(self, numbers: Published) -> float | None:
         if self.metric or self.family is None:
             return None
@@ -142,11 +163,8 @@ class Score(Quantity):
 
 
 @dataclass(frozen=True)
-class SpreadOfRates(Quantity):
+class SpreadOfRates(OfModels):
     """The sensitivity to the learning rate: best minus worst test score of each seed, mean over tasks."""
-
-    models: tuple[Model]
-    tasks: tuple[str, ...]
 
     def measure(self, view: ScoreView) -> Floats:
         by_task = [np.moveaxis(view.rates(self.models[0], task), 1, 0) for task in self.tasks]
@@ -154,15 +172,13 @@ class SpreadOfRates(Quantity):
 
     def variance(self, noise: Noise) -> float:
         # Best minus worst is a difference of two scores, so it has twice the variance of one.
-        return 2 * sum(noise(task) ** 2 for task in self.tasks) / len(self.tasks) ** 2
+        return 2 * super().variance(noise)
 
 
 @dataclass(frozen=True)
-class Best(Quantity):
+class Best(OfModels):
     """The test score of the model with the best validation score, averaged over the seeds that all models have."""
 
-    models: tuple[Model, ...]
-    tasks: tuple[str, ...]
     family: Family | None = None
 
     def chosen(self, view: ScoreView) -> Model | None:
@@ -182,9 +198,6 @@ class Best(Quantity):
         best = self.chosen(view)
         return view.resampled(best, self.tasks) if best else None
 
-    def variance(self, noise: Noise) -> float:
-        return sum(noise(task) ** 2 for task in self.tasks) / len(self.tasks) ** 2
-
     def published(self, numbers: Published) -> float | None:
         # Papers print the best of a sweep and some of the others, so a few known numbers of many include the best.
         known = [
@@ -201,7 +214,9 @@ class Best(Quantity):
 class Combined(Quantity):
     """Base class of quantities that are computed from others."""
 
-    parts: tuple[Quantity, ...]
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[Quantity, ...]: ...
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -251,7 +266,11 @@ class Sum(Combined):
 class Several(Combined):
     """Base class of quantities that are one of several, or the distance between two of them."""
 
-    parts: tuple[Quantity, ...]
+    among: tuple[Quantity, ...]
+
+    @property
+    def parts(self) -> tuple[Quantity, ...]:
+        return self.among
 
 
 class Spread(Several):
@@ -445,9 +464,8 @@ def above(
     """
     title, at = ("{line} · {when} · {on}", f"{place}, {{when}}") if when else ("{line} · {on}", place)
     sentence = f"{{names[{more}]}} scores {{points}} points [above|below] {{names[{less}]}} on {{on}}{at}"
-    return Pattern(
-        lambda on, *models: on.gap(models[more], models[less]), sentence, **({"title": title} | fields)
-    )
+    fields = {"title": title} | fields
+    return Pattern(lambda on, *models: on.gap(models[more], models[less]), sentence, **fields)
 
 
 @dataclass(frozen=True)
@@ -635,13 +653,14 @@ class Overtaking:
     def _flops(self, rising: Floats, passed: Floats) -> float:
         """The crossing over model FLOPs from the root; NaN if there is none or FLOPs are not known."""
         plan = self.case.study.plan
+        paths = [[plan.path(plan.results[one.results[0]]) for one in pair[:2]] for pair in self.case.curve]
+        # dtype=float turns an unknown number (None) into NaN, and so its sum.
         spent = [
-            [[flops_of(job) for job in plan.path(plan.results[model.results[0]])] for model in models[:2]]
-            for models in self.case.curve
+            [sum(np.array([flops_of(job) for job in path], dtype=float)) for path in pair] for pair in paths
         ]
-        if any(flops is None for pair in spent for path in pair for flops in path):
+        x = np.array(spent)
+        if not np.isfinite(x).all():
             return math.nan
-        x = np.array([[sum(path) for path in pair] for pair in spent], dtype=float)
         return crossing(x[:, 0], rising.mean(axis=(1, 2)), x[:, 1], passed.mean(axis=(1, 2)))
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -362,22 +362,22 @@ def shares(model: Model) -> str:
 # the longest run) to the lengths of every case.
 
 
-Steps = Callable[[list[int], int], list[tuple[int, ...]]]
+Steps = Callable[[list[int], int], Sequence[tuple[int, ...]]]
 
 
-def longest(lengths: list[int], budget: int) -> list[tuple[int, ...]]:
+def longest(lengths: list[int], budget: int) -> Sequence[tuple[int, ...]]:
     return [(steps,) for steps in lengths[-1:]]
 
 
-def second_longest(lengths: list[int], budget: int) -> list[tuple[int, ...]]:
+def second_longest(lengths: list[int], budget: int) -> Sequence[tuple[int, ...]]:
     return [(steps,) for steps in lengths[-2:-1]]
 
 
-def each_shorter(lengths: list[int], budget: int) -> list[tuple[int, ...]]:
+def each_shorter(lengths: list[int], budget: int) -> Sequence[tuple[int, ...]]:
     return [(steps,) for steps in lengths[:-1]]
 
 
-def longest_two(lengths: list[int], budget: int) -> list[tuple[int, ...]]:
+def longest_two(lengths: list[int], budget: int) -> Sequence[tuple[int, ...]]:
     """One case with the models of the longest length, then those of the second longest."""
     return [(lengths[-1], lengths[-2])] if len(lengths) > 1 else []
 
@@ -529,7 +529,7 @@ class SharedRatios:
         for line in (line for group in study.groups for line in group):
             for (_, steps), scratch in sorted(Ratios().find(line, study).items(), reverse=True):
                 ratios = {one.recipe.ratio: one for one in scratch}
-                by_switch: dict[int, dict[float, Model]] = {}
+                by_switch: dict[int, dict[Any, Model]] = {}
                 for one in line.finals("clm-mlm"):
                     recipe = one.recipe
                     if recipe.steps == steps and recipe.causal_share >= self.share and recipe.ratio in ratios:

@@ -98,6 +98,11 @@ class Recipe:
         """Steps since the base; 0 if there is no base."""
         return self.steps - self.base.steps if self.base else 0
 
+    @property
+    def own_steps(self) -> int:
+        """Steps since the base, or all steps if there is no base."""
+        return self.continued or self.steps
+
     def words(self) -> str:
         """The recipe as text: "610m · CLM for 10,000 steps, then MLM 40% for 32,000"."""
         if not self.spans:

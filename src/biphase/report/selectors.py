@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -220,111 +220,76 @@ Length = tuple[int, int]  # (steps of the decayed base, steps since); from scrat
 Chosen = Any  # a model, several models in order (`Ratios`), or None if the study does not have it (`BaseOf`)
 
 
-@dataclass(frozen=True)
 class Selector(ABC):
-    """Finds the models of one kind in a group, by their number of steps."""
+    """Finds models of one kind in a group."""
 
     @abstractmethod
     def find(self, line: ModelGroup, study: ComparableModels) -> dict[Length, Chosen]:
-        """The models by length."""
+        """The models by their number of steps."""
 
-    @abstractmethod
     def name(self, chosen: Chosen) -> str:
         """What sentences call a model that it found."""
+        return ""
 
 
 @dataclass(frozen=True)
-class Scratch(Selector):
-    """Models trained from scratch with one objective: CLM, or MLM at one ratio."""
+class Recipes(Selector):
+    """Models of one kind of recipe at the end of their run: CLM, MLM at a ratio, CLM then MLM, a continued base."""
 
-    kind: Literal["clm", "mlm"]
-    ratio: float | None = None  # of MLM
-
-    def fits(self, model: Model) -> bool:
-        recipe = model.recipe
-        return recipe.kind == self.kind and (self.kind == "clm" or _same(recipe.ratio, self.ratio))
-
-    def find(self, line: ModelGroup, study: ComparableModels) -> dict[Length, Chosen]:
-        return {(0, one.recipe.steps): one for one in line.finals(self.kind) if self.fits(one)}
-
-    def name(self, chosen: Chosen) -> str:
-        return "CLM" if self.kind == "clm" else f"MLM {percent(self.ratio or 0)}"
-
-
-@dataclass(frozen=True)
-class Checkpoint(Scratch):
-    """Intermediate checkpoints of such models, before the decay."""
-
-    def find(self, line: ModelGroup, study: ComparableModels) -> dict[Length, Chosen]:
-        members = [model for model in line.models if model.name in line.plateau]
-        return {(0, one.recipe.steps): one for one in members if one.recipe.base is None and self.fits(one)}
-
-
-@dataclass(frozen=True)
-class Split(Selector):
-    """Models trained with CLM for about a share of their steps, then with MLM at one ratio; the nearest share wins."""
-
-    share: float
-    ratio: float
+    kind: Literal["clm", "mlm", "clm-mlm"]  # since the base, if there is one
+    ratio: float | None = None  # of MLM, also of an MLM base
+    share: float | None = None  # of steps trained with CLM first, within `window`; the nearest wins
+    base: Literal["clm", "mlm"] | None = (
+        None  # continued from a decayed base of this kind; None: from scratch
+    )
     window: float = 0.05
+    before_decay: bool = False  # intermediate checkpoints instead
 
     def find(self, line: ModelGroup, study: ComparableModels) -> dict[Length, Chosen]:
-        def distance(model: Model) -> float:
-            return abs(model.recipe.causal_share - self.share)
-
-        near = [
-            one
-            for one in line.finals("clm-mlm")
-            if _same(one.recipe.ratio, self.ratio) and distance(one) <= self.window + 1e-9
-        ]
         # Later entries replace earlier ones: the nearest share wins; of two equally near, the lower one.
-        near.sort(key=lambda one: (-round(distance(one), 6), -one.recipe.causal_share))
-        return {(0, one.recipe.steps): one for one in near}
+        models = sorted(
+            (model for model in line.models if self._fits(model, line)),
+            key=lambda one: (-round(self._distance(one), 6), -one.recipe.causal_share),
+        )
+        return {(one.recipe.steps - one.recipe.own_steps, one.recipe.own_steps): one for one in models}
 
     def name(self, chosen: Chosen) -> str:
-        return f"CLM→MLM {shares(chosen)}"
+        if self.base:
+            return f"the {self.base.upper()} base"
+        mlm = f"MLM {percent(self.ratio or 0)}"
+        return {"clm": "CLM", "mlm": mlm, "clm-mlm": f"CLM→MLM {shares(chosen)}"}[self.kind]
 
+    def _fits(self, model: Model, line: ModelGroup) -> bool:
+        recipe, base = model.recipe, model.recipe.base
+        ended = model.name in line.plateau if self.before_decay else recipe.final
+        if not ended or recipe.kind != self.kind or self._distance(model) > self.window + 1e-9:
+            return False
+        if self.kind != "clm" and not _same(recipe.ratio, self.ratio):
+            return False
+        if base is None or self.base is None:
+            return base is None and self.base is None
+        usual = base.base is None and base.decayed and base.kind == self.base
+        return usual and (self.base == "clm" or _same(base.ratio, self.ratio))
 
-@dataclass(frozen=True)
-class Continued(Selector):
-    """Decayed bases of one objective, continued with MLM at one ratio (which is also that of an MLM base)."""
-
-    kind: Literal["clm", "mlm"]
-    ratio: float
-
-    def find(self, line: ModelGroup, study: ComparableModels) -> dict[Length, Chosen]:
-        found: dict[Length, Chosen] = {}
-        for model in line.models:
-            recipe, base = model.recipe, model.recipe.base
-            if not recipe.final or base is None or base.base is not None or not base.decayed:
-                continue
-            continued = recipe.kind == "mlm" and _same(recipe.ratio, self.ratio)
-            if continued and base.kind == self.kind and (self.kind == "clm" or _same(base.ratio, self.ratio)):
-                found[base.steps, recipe.continued] = model
-        return found
-
-    def name(self, chosen: Chosen) -> str:
-        return f"the {self.kind.upper()} base"
+    def _distance(self, model: Model) -> float:
+        return 0.0 if self.share is None else abs(model.recipe.causal_share - self.share)
 
 
 @dataclass(frozen=True)
 class BaseOf(Selector):
     """The decayed bases of continued models. A base may have other hyperparameters than its continuation."""
 
-    continued: Continued
+    continued: Recipes
 
     def find(self, line: ModelGroup, study: ComparableModels) -> dict[Length, Chosen]:
         by_recipe = {alike(model.recipe): model for model in reversed(study.models.values())}
         models = self.continued.find(line, study)
         return {length: by_recipe.get(alike(one.recipe.base)) for length, one in models.items()}
 
-    def name(self, chosen: Chosen) -> str:
-        return self.continued.name(chosen)
-
 
 @dataclass(frozen=True)
 class Ratios(Selector):
-    """All models trained from scratch with MLM for one number of steps, by masking ratio in ascending order."""
+    """All models of one length trained with MLM from scratch, by masking ratio in ascending order."""
 
     at_least: int = 1
 
@@ -334,13 +299,10 @@ class Ratios(Selector):
             if model.recipe.ratio is not None:
                 by_steps.setdefault(model.recipe.steps, {})[model.recipe.ratio] = model
         return {
-            (0, steps): tuple(model for _, model in sorted(found.items()))
-            for steps, found in by_steps.items()
-            if len(found) >= self.at_least
+            (0, steps): tuple(model for _, model in sorted(models.items()))
+            for steps, models in by_steps.items()
+            if len(models) >= self.at_least
         }
-
-    def name(self, chosen: Chosen) -> str:
-        return f"{len(chosen)} ratios"
 
 
 def _same(ratio: float | None, other: float | None) -> bool:
@@ -358,8 +320,8 @@ def shares(model: Model) -> str:
 
 
 # ---------------------------------------------------------------- cases
-# Which of the lengths that all models have are compared. Each function maps (lengths in ascending order, the budget:
-# the longest run) to the lengths of every case.
+# Which of the lengths that all models have are compared: (lengths in ascending order, steps of the longest run) → the
+# lengths of every case.
 
 
 Steps = Callable[[list[int], int], Sequence[tuple[int, ...]]]
@@ -383,12 +345,11 @@ def longest_two(lengths: list[int], budget: int) -> Sequence[tuple[int, ...]]:
 
 
 def last_within(share: float) -> Steps:
-    """The last length within this share of the budget."""
+    """The last length within this share of the longest run."""
     return lambda lengths, budget: [(steps,) for steps in lengths if steps <= share * budget][-1:]
 
 
 def last_beyond(share: float) -> Steps:
-    """The last length beyond this share of the budget."""
     return lambda lengths, budget: [(steps,) for steps in lengths if steps > share * budget][-1:]
 
 
@@ -442,66 +403,47 @@ class Select:
 
     models: tuple[Selector, ...]
     steps: Steps = longest
-    sizes: Literal["each", "smallest", "larger", "all but the smallest"] = "each"  # with models for it
+    sizes: Literal["each", "smallest", "larger", "all but the smallest"] = "each"
     then: tuple[Selector, ...] = ()  # further models, at the next number of steps that all of these have
     seeds: int = 1  # pretraining seeds that they share, at least
     when: str = ""  # a pattern: "after {0:,} steps"
 
     def cases(self, study: ComparableModels) -> list[Case]:
-        return [
-            case
-            for group in study.groups
-            for line in self._lines(group, study)
-            for case in self.at(line, study)
-        ]
+        lines = [line for group in study.groups for line in self._lines(group, study)]
+        return [case for line in lines for case in self.at(line, study)]
 
     def at(self, line: ModelGroup, study: ComparableModels, only: int | None = None) -> list[Case]:
         """The cases of one size; `only`: at this number of steps."""
-        found = self.together(line, study)
-        lengths = [
-            steps for steps, models in found.items() if self.seeds == 1 or _shared(models) >= self.seeds
-        ]
-        chosen = self.steps(lengths, self._budget(line, study)) if only is None else [(only,)]
+        models = together(self.models, line, study)
+        lengths = [one for one in models if self.seeds == 1 or _shared_seeds(models[one]) >= self.seeds]
+        chosen = self.steps(lengths, self._longest_run(line, study)) if only is None else [(only,)]
+        later = together(self.then, line, study) if self.then else {}
         cases = []
         for steps in chosen:
-            models = tuple(model for length in steps for model in found[length])
-            if None in models:
+            compared = tuple(model for length in steps for model in models[length])
+            end = [length for length in later if length > steps[-1]][:1]
+            if None in compared or (self.then and not end):
                 continue
-            names = tuple(
-                one.name(model) for one, model in zip(self.models * len(steps), models, strict=True)
-            )
-            if self.then:
-                later = together(self.then, line, study)
-                end = next((length for length in later if length > steps[-1]), None)
-                if end is None:
-                    continue
-                models, steps = (*models, *later[end]), (*steps, end)
-            when = self.when.format(*steps)
-            cases.append(Case(study, line, models, names, steps, when, curve=tuple(found.values())))
+            names = [one.name(model) for one, model in zip(self.models * len(steps), compared, strict=True)]
+            compared += tuple(model for length in end for model in later[length])
+            when, curve = self.when.format(*steps), tuple(models.values())
+            cases.append(Case(study, line, compared, tuple(names), (*steps, *end), when, curve))
         return cases
 
-    def together(self, line: ModelGroup, study: ComparableModels) -> dict[int, tuple[Chosen, ...]]:
-        return together(self.models, line, study)
+    def _lines(self, group: Group, study: ComparableModels) -> Group:
+        if self.sizes == "each" or (self.sizes == "all but the smallest" and len(group) == 1):
+            return group
+        if self.sizes == "all but the smallest":
+            return group[1:]
+        having = tuple(line for line in group if together(self.models, line, study))
+        return having[:1] if self.sizes == "smallest" else having[1:]
 
-    def _lines(self, group: Group, study: ComparableModels) -> Iterator[ModelGroup]:
-        if self.sizes in ("each", "all but the smallest"):
-            yield from group[1:] if len(group) > 1 and self.sizes != "each" else group
-            return
-        having = [line for line in group if self.together(line, study)]
-        yield from having[:1] if self.sizes == "smallest" else having[1:]
-
-    def _budget(self, line: ModelGroup, study: ComparableModels) -> int:
-        """The steps of the longest run from scratch with one of the objectives."""
-        found = [(one, one.find(line, study)) for one in self.models if isinstance(one, Scratch)]
-        ends = [steps for one, _ in found for _, steps in Scratch(one.kind, one.ratio).find(line, study)]
-        return max(
-            ends, default=max((one.recipe.of for _, some in found for one in some.values()), default=0)
-        )
-
-
-def _shared(models: tuple[Chosen, ...]) -> int:
-    """The number of pretraining seeds that all models share."""
-    return len(set.intersection(*(set(one.seeds) for one in models)))
+    def _longest_run(self, line: ModelGroup, study: ComparableModels) -> int:
+        """The steps of the longest run with one of the recipes; if none has ended, of the longest planned."""
+        recipes = [one for one in self.models if isinstance(one, Recipes)]
+        ends = [steps for one in recipes for _, steps in replace(one, before_decay=False).find(line, study)]
+        planned = [model.recipe.of for one in recipes for model in one.find(line, study).values()]
+        return max(ends or planned, default=0)
 
 
 def together(
@@ -512,6 +454,10 @@ def together(
     shared = sorted(set.intersection(*(set(one) for one in found)))
     base = max((length[0] for length in shared), default=0)
     return {length[1]: tuple(one[length] for one in found) for length in shared if length[0] == base}
+
+
+def _shared_seeds(models: tuple[Chosen, ...]) -> int:
+    return len(set.intersection(*(set(one.seeds) for one in models)))
 
 
 @dataclass(frozen=True)
@@ -559,18 +505,17 @@ class AcrossSizes:
     def cases(self, study: ComparableModels) -> list[Case]:
         found = []
         for group in study.groups:
-            sizes = self._equal(group, study) if self.equal_steps else []
-            if not self.equal_steps:
-                sizes = [case for line in group for case in self.select.at(line, study)]
+            lines, only = self._at_equal_steps(group, study) if self.equal_steps else (group, None)
+            sizes = [case for line in lines for case in self.select.at(line, study, only)]
             if len(sizes) >= self.at_least:
                 models = tuple(model for case in sizes for model in case.models)
                 found.append(replace(sizes[0], models=models, sizes=tuple(sizes)))
         return found
 
-    def _equal(self, group: Group, study: ComparableModels) -> list[Case]:
+    def _at_equal_steps(self, group: Group, study: ComparableModels) -> tuple[Sequence[ModelGroup], int]:
         by_steps: dict[int, list[ModelGroup]] = {}
         for line in group:
-            for steps in self.select.together(line, study) if line.parameters else ():
+            for steps in together(self.select.models, line, study) if line.parameters else ():
                 by_steps.setdefault(steps, []).append(line)
-        steps, lines = max(by_steps.items(), key=lambda item: (len(item[1]), item[0]), default=(0, []))
-        return [case for line in lines for case in self.select.at(line, study, only=steps)]
+        steps = max(by_steps, key=lambda steps: (len(by_steps[steps]), steps), default=0)
+        return by_steps.get(steps, []), steps

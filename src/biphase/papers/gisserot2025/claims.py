@@ -34,13 +34,10 @@ from biphase.report.selectors import (
     AcrossSizes,
     BaseOf,
     Case,
-    Checkpoint,
-    Continued,
     Ratios,
-    Scratch,
+    Recipes,
     Select,
     SharedRatios,
-    Split,
     each_shorter,
     ends,
     last_beyond,
@@ -55,7 +52,7 @@ CLOSE = 0.5  # points: the margin of "no worse"
 ALL: tuple[Family, ...] = ("SC", "TC", "QA", "IR")
 NOISY = "A spread holds noise too: where one side is noisier, its spread is larger for that alone."
 
-CLM, MLM = Scratch("clm"), Scratch("mlm", USUAL)
+CLM, MLM = Recipes("clm"), Recipes("mlm", USUAL)
 BOTH = Select((MLM, CLM))
 PAIR = "needs an MLM 40% and a CLM run of the same size and length"
 
@@ -290,7 +287,7 @@ RATIOS = (
 # ---------------------------------------------------------------- efficiency: C10 to C12
 
 
-ON_THE_WAY = (Checkpoint("mlm", USUAL), Checkpoint("clm"))
+ON_THE_WAY = (Recipes("mlm", USUAL, before_decay=True), Recipes("clm", before_decay=True))
 LATE = last_beyond(0.5)
 AFTER = "after {0:,} steps"
 
@@ -362,7 +359,7 @@ EFFICIENCY = (
 # ---------------------------------------------------------------- stages: C13 to C15, C21
 
 
-QUARTER, HALF, MOST = (Split(share, USUAL) for share in (0.25, 0.5, 0.75))
+QUARTER, HALF, MOST = (Recipes("clm-mlm", USUAL, share=share) for share in (0.25, 0.5, 0.75))
 FIRST = "needs a run that is CLM for about a quarter of its steps and then MLM 40%"
 SPLIT_PAIR = f"{FIRST}, and an MLM 40% run of the same size and length"
 
@@ -444,7 +441,7 @@ STAGES = (
 # ---------------------------------------------------------------- continued training: C17 to C20
 
 
-BASES = (Continued("clm", USUAL), Continued("mlm", USUAL))
+BASES = (Recipes("mlm", USUAL, base="clm"), Recipes("mlm", USUAL, base="mlm"))
 SAME: tuple[Family, ...] = ("SC", "TC", "IR")
 CLOSED = 0.9  # share of the QA gap that must be gone for "nearly closed"
 STEPS_ON = "{0:,} steps on"

@@ -32,7 +32,7 @@ class PrintedModel:
 
 def printed(recipe: Recipe) -> PrintedModel:
     """Reduce a recipe to the properties that the paper's tables list."""
-    steps = recipe.continued or recipe.steps
+    steps = recipe.own_steps
     return PrintedModel(
         size=recipe.size,
         kind=recipe.kind,

@@ -690,14 +690,14 @@ ALIKE = "every seed gives the same number, so there is no noise to judge it by"
 class MeasuredContrast:
     """A test and its result. The p-value of `estimate` is for exceeding the margin; NaN: not available."""
 
-    title: str
+    title: str  # "610m · SC"
     models: tuple[str, ...]
-    said: Contrast  # the contrast whose sentences describe the result
-    estimate: Estimate
-    margin: float
-    paper: float | None
+    contrast: Contrast  # whose sentences describe the result
+    estimate: Estimate  # positive: as claimed; in points
+    margin: float  # the value that the estimate must exceed
+    paper: float | None  # the published value
     tries: int  # number of tests it was selected from; its p-value and interval are corrected for them
-    examples: tuple[float, float] | None
+    examples: tuple[float, float] | None  # 95% interval over test examples
     note: str
     shape: tuple[int, int]  # complete pretraining seeds, complete fine-tuning seeds
     lost: int  # trials that failed or cannot be read, so that their seeds are incomplete
@@ -721,6 +721,21 @@ class MeasuredContrast:
         """How far the estimate lies above the margin."""
         return self.estimate.mean - self.margin
 
+    @property
+    def half(self) -> float:
+        """Half the width of the interval."""
+        return (self.estimate.high - self.estimate.low) / 2
+
+    @property
+    def says(self) -> str:
+        """The result as a sentence without a full stop; empty if missing."""
+        if self.missing:
+            return ""
+        sentence = self.contrast.above if self.estimate.mean >= 0 else self.contrast.below
+        around = "" if math.isnan(self.half) else f" ± {self.half:.2f}"
+        # Only the first {}: a run's name may contain braces.
+        return sentence.replace("{}", f"{abs(self.estimate.mean):.2f}{around}", 1)
+
 
 def measure(test: Test, evidence: Evidence, draws: Resamples | None) -> MeasuredContrast:
     """Measure one test. `draws`: resampled scores for the interval over test examples, or None for no interval."""
@@ -739,8 +754,8 @@ def _measure(
     known = not math.isnan(estimate.p)
     return MeasuredContrast(
         title=contrast.title,
-        models=tuple(one.name for one in contrast.models),
-        said=contrast,
+        models=tuple(model.name for model in contrast.models),
+        contrast=contrast,
         estimate=estimate,
         margin=contrast.margin,
         paper=contrast.paper,
@@ -754,28 +769,20 @@ def _measure(
 
 def _clearest(test: AnyOf, evidence: Evidence, draws: Resamples | None) -> MeasuredContrast:
     """Measure the option with the smallest one-sided p-value, corrected for having been selected."""
-    tried = [_measure(one, evidence, None, len(test.options)) for one in test.options]
-    known = [one for one in tried if not one.missing]
-    judged = [one for one in known if not one.alike]
+    tried = [_measure(option, evidence, None, len(test.options)) for option in test.options]
+    known = [result for result in tried if not result.missing]
+    judged = [result for result in known if not result.alike]
     if not judged:
-        stands = known[0] if known else tried[0]
-        every = tuple(one.name for one in test.models)
-        return replace(stands, title=test.title, models=every, paper=test.paper)
-    best = min(judged, key=lambda one: one.p if one.excess > 0 else 2 - one.p)
-    again = _measure(best.said, evidence, draws, len(known))
-    corrected = replace(again.estimate, p=min(1.0, again.estimate.p * len(known)))
-    holes = f"; {len(tried) - len(known)} more are not complete" if len(known) < len(tried) else ""
-    note = f"clearest of {len(known)} comparisons: {best.title}{holes}"
-    return replace(again, title=test.title, paper=test.paper, estimate=corrected, note=note)
-
-
-def detectable(measured: MeasuredContrast, level: float) -> float:
-    """The smallest true effect beyond the margin that this test finds with 80% power; infinite if seeds are alike."""
-    from biphase.report.statistics.power import detectable_in
-
-    if measured.alike:
-        return math.inf
-    return math.nan if measured.missing else detectable_in(measured.estimate, level / measured.tries)
+        first = (known or tried)[0]
+        return replace(
+            first, title=test.title, models=tuple(one.name for one in test.models), paper=test.paper
+        )
+    best = min(judged, key=lambda result: result.p if result.excess > 0 else 2 - result.p)
+    result = _measure(best.contrast, evidence, draws, len(known))
+    corrected = replace(result.estimate, p=min(1.0, result.estimate.p * len(known)))
+    incomplete = f"; {len(tried) - len(known)} more are not complete" if len(known) < len(tried) else ""
+    note = f"clearest of {len(known)} comparisons: {best.title}{incomplete}"
+    return replace(result, title=test.title, paper=test.paper, estimate=corrected, note=note)
 
 
 def _over_examples(
@@ -786,7 +793,7 @@ def _over_examples(
     if resampled is None:
         return None
     means = resampled[:, rows][:, :, columns].mean(axis=(1, 2))
-    fewest = min(view.evidence.examples(one, task) for one in contrast.models for task in contrast.tasks)
+    fewest = min(view.evidence.examples(model, task) for model in contrast.models for task in contrast.tasks)
     if fewest < 2 or not np.isfinite(means).all():
         return None
     low, high = interval(means, np.array(point), examples=fewest, level=LEVEL)

@@ -20,14 +20,14 @@ from biphase.report.contrasts import (
     Statement,
     Test,
     above,
-    detectable,
     measure,
 )
 from biphase.report.evidence import Evidence, Resamples
 from biphase.report.pretraining import Epochs
 from biphase.report.recipes import Model, Published
 from biphase.report.selectors import Case, ComparableModels, comparable_models
-from biphase.report.statistics.intervals import Estimate, holm
+from biphase.report.statistics.intervals import holm
+from biphase.report.statistics.power import detectable_in
 from biphase.specs import CLM, Claim
 from biphase.specs.tasks import family_name
 from biphase.study.names import REPEATED
@@ -38,19 +38,11 @@ READS = ("reproduced", "direction only", "not reproduced", CONTRARY, "underpower
 
 
 @dataclass(frozen=True)
-class ClaimPart:
-    """One test of a claim; numbers in percentage points."""
+class ClaimPart(MeasuredContrast):
+    """One measured test of a claim, and what it says about the claim."""
 
-    title: str  # "610m · SC"
-    models: tuple[str, ...]
-    estimate: Estimate  # of the contrast; positive: as claimed; its p-value is for exceeding the margin
-    margin: float  # the value that the contrast must exceed
-    paper: float | None  # the contrast of the paper's scores, where they are published for these recipes
     detectable: float  # smallest effect beyond the margin found with 80% power at the corrected level
-    examples: tuple[float, float] | None  # the contrast's 95% interval over test examples
     supports: Supports
-    note: str
-    says: str  # the result as a sentence without a full stop; empty if missing
 
     @property
     def contrary(self) -> bool:
@@ -232,7 +224,7 @@ def _numbers(gist: str, parts: Sequence[ClaimPart]) -> str:
 
 def _short(part: ClaimPart) -> str:
     paper = f"; paper {signed(part.paper)}" if part.paper is not None else ""
-    return f"{signed(part.estimate.mean)} ± {_half(part)} ({part.title}{paper})"
+    return f"{signed(part.estimate.mean)} ± {fixed(part.half)} ({part.title}{paper})"
 
 
 def _full(part: ClaimPart) -> str:
@@ -259,10 +251,6 @@ def _of_missing(parts: Sequence[ClaimPart]) -> str:
     if len(notes) == 1:
         return f"{len(parts)} parts ({notes[0]})"
     return ", ".join(f"{one.title} ({one.note})" for one in parts)
-
-
-def _half(part: ClaimPart) -> str:
-    return fixed((part.estimate.high - part.estimate.low) / 2)
 
 
 def _strength(part: ClaimPart) -> float:
@@ -390,37 +378,12 @@ def judge(evidence: Evidence, papers: Sequence[Paper] = (), draws: Resamples | N
 
 def _part(measured: MeasuredContrast, level: float, first: float) -> ClaimPart:
     """Classify one measured contrast. `level`: of its claim; `first`: of Holm's first step, used for the power."""
-    estimate = measured.estimate
-    smallest = detectable(measured, first)
-    says = supports(
-        measured.excess,
-        measured.p,
-        level=level,
-        detectable=smallest,
-        effect=sought(measured.paper, measured.margin),
-    )
-    return ClaimPart(
-        title=measured.title,
-        models=measured.models,
-        estimate=estimate,
-        margin=measured.margin,
-        paper=measured.paper,
-        detectable=smallest,
-        examples=measured.examples,
-        supports=says,
-        note=measured.note,
-        says="" if measured.missing else _sentence(measured),
-    )
-
-
-def _sentence(measured: MeasuredContrast) -> str:
-    estimate = measured.estimate
-    half = (estimate.high - estimate.low) / 2
-    words = measured.said.above if estimate.mean >= 0 else measured.said.below
-    around = "" if math.isnan(half) else f" ± {half:.2f}"
-    return words.replace(
-        "{}", f"{abs(estimate.mean):.2f}{around}", 1
-    )  # only the first {}: a run's name may contain braces
+    smallest = math.inf  # where all seeds are alike
+    if not measured.alike:
+        smallest = math.nan if measured.missing else detectable_in(measured.estimate, first / measured.tries)
+    effect = sought(measured.paper, measured.margin)
+    says = supports(measured.excess, measured.p, level=level, detectable=smallest, effect=effect)
+    return ClaimPart(**vars(measured), detectable=smallest, supports=says)
 
 
 def _finding(

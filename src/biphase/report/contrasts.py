@@ -535,7 +535,7 @@ class Paper:
     statements: tuple[Statement, ...]
     published: Published
     tasks: dict[Family, tuple[str, ...]]  # its datasets: names of tasks
-    protocol: str  # the protocol of `Finetune` that is the paper's
+    protocol: str  # its evaluation: a protocol of `Finetune`
 
     @property
     def claims(self) -> str:
@@ -827,5 +827,5 @@ def _why_unknown(contrast: Contrast, evidence: Evidence, estimate: Estimate) -> 
     lost = sum(len(grid.missing) for grid in grids)
     if done < of:
         failed = f", {lost:,} failed or cannot be read" if lost else ""
-        return f"{'' if lost == of - done else 'not yet: '}{done:,} of {of:,} leaves done{failed}"
+        return f"{'' if lost == of - done else 'not yet: '}{done:,} of {of:,} scores done{failed}"
     return "one seed: an interval needs two" if estimate.n else "the metric it asks for was not scored"

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from biphase.keys import decay_start, root_of
 from biphase.presets import corpus_of
 from biphase.report.evidence import by_family
-from biphase.report.recipes import SETTING, Kind, Model, alike, models
+from biphase.report.recipes import SETTING, Kind, Model, alike, models, run_of
 from biphase.specs import MLM, Classify, Family, Fewer, Finetune, Hub, Pretrain, Task
 from biphase.specs.tasks import columns_of
 from biphase.study.plan import Plan
@@ -113,7 +113,11 @@ def comparable_models(plan: Plan, known: dict[str, Model] | None = None) -> Comp
     known = models(plan) if known is None else known
     finetune = plan.study.finetune
     tasks = {task.name: task for task in finetune.tasks} if finetune else {}
-    scratch = [model for model in known.values() if not isinstance(root_of(_run(plan, model)).start, Hub)]
+    scratch = [
+        model
+        for model in known.values()
+        if not isinstance(root_of(run_of(plan, model.results[0])[0]).start, Hub)
+    ]
     about = _settings(plan, scratch)
     groups: list[Group] = []
     for setting in dict.fromkeys(model.recipe.setting for model in scratch):
@@ -159,14 +163,6 @@ def _on_plateau(plan: Plan, model: Model) -> bool:
     return job is not None and not model.recipe.final and job.step <= decay_start(job.run)
 
 
-def _run(plan: Plan, model: Model) -> Pretrain:
-    """The run whose end or intermediate checkpoint is the model's first result."""
-    name = model.results[0]
-    return next(
-        run for run in plan.study.runs if name in (run.name, *(f"{run.name}-{step}" for step in run.keep))
-    )
-
-
 def _masking_rules(model: Model) -> set[str]:
     """The replacement shares of its MLM phases, as "mask/random/kept" in percent."""
     masked = [span.objective for span in model.recipe.spans if type(span.objective) is MLM]
@@ -178,7 +174,7 @@ def _settings(plan: Plan, members: Iterable[Model]) -> dict[str, str]:
     fields: dict[str, dict[str, str]] = {}
     for model in members:
         origin = {"origin": "continued" if model.recipe.base else "from scratch"}
-        fields.setdefault(model.recipe.setting, _fields(_run(plan, model)) | origin)
+        fields.setdefault(model.recipe.setting, _fields(run_of(plan, model.results[0])[0]) | origin)
     differing = [
         name
         for name in ("corpus", "peak", "warmup", "decay", *SETTING)

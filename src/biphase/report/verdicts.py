@@ -74,7 +74,7 @@ class Finding:
     figure: str  # id of the figure that shows it
     caveats: tuple[str, ...]
     contrast: str  # how it is tested, in one line
-    paper: str  # the paper's numbers, as text
+    paper: str  # published numbers, as text
     condition: str = ""  # a condition that limits the verdict, in two words
 
     @property
@@ -93,7 +93,7 @@ Verdict = Literal["reproduced", "direction only", "not reproduced", "underpowere
 Supports = Literal["yes", "direction", "against", "underpowered", "missing"]
 
 ALPHA = 0.05  # family-wise error rate over all claims of a study
-WORTH_FINDING = 0.5  # points: the effect a test should be able to find where the paper gives none
+WORTH_FINDING = 0.5  # points: the effect a test should be able to find where none is published
 
 
 def claim_p(parts: Sequence[tuple[float, float]]) -> float:
@@ -116,7 +116,7 @@ def level_of_parts(adjusted: Sequence[float]) -> float:
 
 
 def sought(paper: float | None, margin: float) -> float:
-    """The effect a test should be able to find: the paper's distance from the margin, or `WORTH_FINDING`."""
+    """The effect a test should be able to find: the published distance from the margin, or `WORTH_FINDING`."""
     return WORTH_FINDING if paper is None else abs(paper - margin)
 
 
@@ -289,7 +289,7 @@ def own_statement(study: ComparableModels, claim: Claim) -> Statement:
 
 @dataclass(frozen=True)
 class Examined:
-    """A claim, its tests in a study, and the paper whose numbers stand beside them."""
+    """A claim, its tests in a study, and the `Paper` whose numbers stand beside them."""
 
     statement: Statement
     tests: list[Test]

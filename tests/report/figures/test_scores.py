@@ -45,7 +45,8 @@ def test_objectives_by_size(by_id, drawn, paper):
     for family, panel in zip(FAMILIES, PANELS, strict=True):
         for name, word in (("CLM", "clm"), ("MLM 40%", "mlm40")):
             expected = {
-                x: published.Numbers().family_mean(models[f"{size}-{word}-42k"].recipe, family) + 1 for x, size in sizes.items()
+                x: published.Numbers().family_mean(models[f"{size}-{word}-42k"].recipe, family) + 1
+                for x, size in sizes.items()
             }
             assert points(drawn(figure, panel, name)) == pytest.approx(expected)
     both = drawn(figure, "Sequence classification", "CLM → MLM 40%")

@@ -1,16 +1,20 @@
 """Claims in study files: what they may say, and that a study without them is what it was."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from biphase import CATALOG, CLM, MLM, SIZES, Claim, Finetune, Pretrain, Stage, Study
 from biphase.errors import SpecError
+from biphase.keys import Identities
+from biphase.papers import load, papers_of
 from biphase.records import decode, encode
 from biphase.specs.claims import METRICS
+from biphase.study.plan import make_plan
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[1]
 FIELDS = {"start": SIZES["610m"], "corpus": "fineweb-edu"}
 RUNS = (
     Pretrain("clm", stages=Stage(CLM(), 12_000), keep=(5_000,), **FIELDS),
@@ -51,56 +55,45 @@ def test_allowed(case):
 
 
 REFUSED = {
-    "our names": (lambda: claim("C13"), "Claim 'C13': C and B with a number are the names of the claims"),
-    "our other names": (lambda: claim("B1"), "take a word"),
-    "a name with a slash": (lambda: claim("a/b"), "a name is one word without slashes"),
-    "no words": (lambda: claim(says=" "), "Claim 'ner' says nothing; put it in words"),
-    "itself": (lambda: claim(less="clm"), "Claim 'ner' compares 'clm' with itself; name two results"),
-    "twice on one thing": (lambda: claim(on=("TC", "TC")), r"on=\('TC', 'TC'\) names one thing twice"),
-    "a share as a margin": (lambda: claim(margin=100), "in percent points of a score, not 100"),
-    "an unknown metric": (
-        lambda: claim(metric="entity-f1"),
-        "there is no metric 'entity-f1'; did you mean 'entity_f1'?",
-    ),
-    "a field that is not there": (
-        lambda: Claim("x", "y", "clm", "mlm", tasks=()),
-        "Claim has no field 'tasks'; known: name, says, more",
-    ),
-    "an unknown result": (
-        lambda: study(claim(more="clm-500")),
-        "Claim 'ner': the study has no result 'clm-500'; did you mean 'clm-5000'?",
-    ),
+    "name of a paper's claim": (lambda: claim("C13"), "Claim 'C13'"),
+    "name of another": (lambda: claim("B1"), "Claim 'B1'"),
+    "a name with a slash": (lambda: claim("a/b"), "without slashes"),
+    "no words": (lambda: claim(says=" "), "says nothing"),
+    "itself": (lambda: claim(less="clm"), "'clm' with itself"),
+    "twice on one thing": (lambda: claim(on=("TC", "TC")), r"on=\('TC', 'TC'\)"),
+    "a share as a margin": (lambda: claim(margin=100), "not 100"),
+    "an unknown metric": (lambda: claim(metric="entity-f1"), "did you mean 'entity_f1'?"),
+    "an unknown field": (lambda: Claim("x", "y", "clm", "mlm", tasks=()), "'tasks'; known: name, says, more"),
+    "an unknown result": (lambda: study(claim(more="clm-500")), "'clm-500'; did you mean 'clm-5000'?"),
     "an unknown other result": (lambda: study(claim(less="nothing-like-it")), "known: clm, clm-5000, mlm"),
-    "an unknown task": (
-        lambda: study(claim(on=("conll",))),
-        "Claim 'ner': the study has no task or family 'conll'; did you mean 'conll2003'?",
-    ),
-    "a family that is not there": (lambda: study(claim(on="IR")), "no task or family 'IR'"),
-    "a metric of another family": (
-        lambda: study(claim(on=("TC",), metric="f1")),
-        "TC is not scored with 'f1' but with entity_f1, sentence_f1; make one claim for each metric",
-    ),
-    "a metric of some families": (
-        lambda: study(claim(metric="f1")),
-        "SC is not scored with 'f1' but with accuracy",
-    ),
-    "two of one name": (
-        lambda: study(claim(), claim(more="clm-5000")),
-        "has two claims called 'ner'; rename one",
-    ),
-    "nothing to score": (
-        lambda: study(claim(), finetune=None),
-        "nothing is fine-tuned, so nothing is scored",
-    ),
+    "an unknown task": (lambda: study(claim(on=("conll",))), "'conll'; did you mean 'conll2003'?"),
+    "a family that is not there": (lambda: study(claim(on="IR")), "family 'IR'"),
+    "a metric of another family": (lambda: study(claim(on=("TC",), metric="f1")), "entity_f1, sentence_f1"),
+    "a metric of some families": (lambda: study(claim(metric="f1")), "SC is not .* accuracy"),
+    "two of one name": (lambda: study(claim(), claim(more="clm-5000")), "called 'ner'"),
+    "nothing to score": (lambda: study(claim(), finetune=None), "nothing is fine-tuned"),
+    "an unknown paper": (lambda: Study("s", RUNS, papers="gisserot"), "'gisserot'.*gisserot2025"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_in_one_line(case):
-    make, words = REFUSED[case]
-    with pytest.raises(SpecError, match=words) as refusal:
+    make, facts = REFUSED[case]
+    with pytest.raises(SpecError, match=facts) as refusal:
         make()
     assert "\n" not in str(refusal.value)
+
+
+def test_papers_are_named_and_stand_in_no_key():
+    one = Study("s", RUNS, papers="gisserot2025")
+    assert one.papers == ("gisserot2025",)
+    assert decode(encode(one)) == one
+    assert "papers" not in encode(study()), "a study without papers is written as before there were any"
+    assert [paper.claims for paper in papers_of(one)] == ["C1 to C21"]
+    with pytest.raises(SpecError, match="known: gisserot2025"):
+        load("no-such-paper-at-all")
+    with pytest.raises(SpecError, match="called 'C1'"):
+        papers_of(replace(one, papers=("gisserot2025", "gisserot2025")))
 
 
 def test_one_claim_need_not_be_a_tuple():
@@ -113,11 +106,12 @@ def test_a_study_written_before_there_were_claims_is_read_as_one_without():
     assert decode(written) == study()
 
 
-def test_claims_are_in_no_key(plan_of):
-    plain, with_claims = plan_of(study()), plan_of(study(claim()))
-    assert with_claims.results == plain.results
-    assert list(with_claims.jobs) == list(plain.jobs)
-    assert with_claims.tasks == plain.tasks
+def test_claims_and_papers_are_in_no_key():
+    ids = Identities(data=lambda run: str(run.corpus), hub=lambda hub: hub.source)
+    plain = make_plan(study(), ids)
+    for other in (study(claim()), replace(study(), papers="gisserot2025")):
+        plan = make_plan(other, ids)
+        assert (plan.results, list(plan.jobs), plan.tasks) == (plain.results, list(plain.jobs), plain.tasks)
 
 
 def test_the_metrics_that_may_be_named_are_those_that_leaves_are_scored_with():

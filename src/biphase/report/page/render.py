@@ -13,6 +13,7 @@ from biphase.report.content import Content, reading
 from biphase.report.figures import PALETTES, SCRIPT, plotly_json
 from biphase.report.figures.description import PAPER
 from biphase.report.page import view
+from biphase.report.statistics.components import SOURCES_OF_NOISE
 from biphase.report.tables import Table
 
 MOST = 200  # failed or unreadable entries listed one by one
@@ -59,7 +60,7 @@ def main(content: Content, *, live: bool = False, with_figures: bool = True) -> 
         boards=view.boards(content),
         edges=content.edges,
         noise=view.noise(content),
-        sources_of_noise=view.SOURCES_OF_NOISE,
+        sources_of_noise=SOURCES_OF_NOISE,
         runs=view.runs(content),
         trial_count=len(next(one for one in content.tables if one.name == "trials").rows),
         reading=reading(claims=bool(content.findings)),

@@ -327,7 +327,7 @@ def test_the_interval_over_examples_is_that_of_resampled_differences(ledger):
     half = 1.96 * 100 * difference.std() / math.sqrt(len(difference))
     low, high = found.examples
     assert (low + high) / 2 == pytest.approx(found.estimate.mean, abs=0.15 * half)
-    assert (high - low) / 2 == pytest.approx(half, rel=0.1)
+    assert (high - low) / 2 == pytest.approx(half, rel=0.15)
     # It rests on the seeds of the estimate: without one seed, on the others.
     grid = evidence.grids["clm", "sst2"]
     for keys in grid.keys:

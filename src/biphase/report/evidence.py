@@ -63,11 +63,10 @@ class ScoreGrid:
     machines: tuple[dict[str, Any], ...]  # the machine record of every finished trial
     missing: dict[str, str] = field(
         default_factory=dict
-    )  # trial key → why it is missing, where a reason is known
+    )  # trial key → why it is missing, where that is known
     baselines: dict[str, dict[str, Baseline]] = field(default_factory=dict)  # by name, then by metric
-    constant: frozenset[tuple[int, int]] = (
-        frozenset()
-    )  # (rate index, seed index) of trials that predict the same for every test example
+    # (rate index, seed index) of trials that predict the same for every test example
+    constant: frozenset[tuple[int, int]] = frozenset()
 
     @property
     def done(self) -> int:
@@ -180,23 +179,20 @@ class Evidence:
         example (correct, predicted, true); every other metric has one number, whose mean over examples is the score.
         None: no seed has values.
         """
-        made: list[list[NDArray[np.float32] | None]] = []
+        rows: list[list[NDArray[np.float32] | None]] = []
         for result in model.results:
             grid = self.grids[result, task]
+            keys = [
+                grid.keys[grid.chosen[seed]][column] if seed in grid.chosen else ""
+                for column, seed in enumerate(grid.seeds)
+            ]
             name = metric or grid.metric
-            made.append(
-                [
-                    self._values(grid.keys[grid.chosen[seed]][column], name, grid.examples)
-                    if seed in grid.chosen
-                    else None
-                    for column, seed in enumerate(grid.seeds)
-                ]
-            )
-        known = next((one for row in made for one in row if one is not None), None)
+            rows.append([self._values(key, name, grid.examples) if key else None for key in keys])
+        known = next((values for row in rows for values in row if values is not None), None)
         if known is None:
             return None
         blank = np.full_like(known, np.nan)
-        return np.stack([np.stack([blank if one is None else one for one in row]) for row in made])
+        return np.stack([np.stack([blank if values is None else values for values in row]) for row in rows])
 
     def _values(self, key: str, metric: str, examples: int) -> NDArray[np.float32] | None:
         from safetensors import SafetensorError
@@ -205,26 +201,26 @@ class Evidence:
         if key in self.bare:
             return None
         name = "test/entity_counts" if metric == "entity_f1" else f"test/{metric}"
-        place = self.store.trials / key
+        folder = self.store.trials / key
         try:
-            found = load(read_verified(place, VALUES)).get(name)
+            values = load(read_verified(folder, VALUES)).get(name)
         except (StoreError, SafetensorError) as wrong:
             self.unreadable[key] = _inside(self.store, one_line(wrong))
             return None
         except (KeyError, TypeError, ValueError) as wrong:  # a dtype that numpy does not know
-            told = f"{place / VALUES} has no values to count with ({one_line(wrong)}); remove {place} and run the study again"
-            self.unreadable[key] = _inside(self.store, told)
+            message = f"{folder / VALUES} has no values to count with ({one_line(wrong)}); remove {folder} and run the study again"
+            self.unreadable[key] = _inside(self.store, message)
             return None
-        if found is None:
+        if values is None:
             return None
-        if found.shape[:1] != (examples,):
-            number = f"{len(found):,}" if found.ndim else "no"
+        if values.shape[:1] != (examples,):
+            number = f"{len(values):,}" if values.ndim else "no"
             self.unreadable[key] = f"{key}: {number} values of {name} for {examples:,} examples"
             return None
-        if found.shape[1:] != ((3,) if metric == "entity_f1" else ()):
-            self.unreadable[key] = f"{key}: values of {name} in the shape {found.shape}"
+        if values.shape[1:] != ((3,) if metric == "entity_f1" else ()):
+            self.unreadable[key] = f"{key}: values of {name} in the shape {values.shape}"
             return None
-        return found.astype(np.float32, copy=False)
+        return values.astype(np.float32, copy=False)
 
 
 def gather(plan: Plan, store: Store, published: Published | None = None) -> Evidence:

@@ -114,7 +114,7 @@ def test_claims_and_papers_are_in_no_key():
         assert (plan.results, list(plan.jobs), plan.tasks) == (plain.results, list(plain.jobs), plain.tasks)
 
 
-def test_the_metrics_that_may_be_named_are_those_that_leaves_are_scored_with():
+def test_the_metrics_that_may_be_named_are_those_of_trials():
     """Held against the guide's table of all metrics, and against the code that names them."""
     table = (
         (ROOT / "docs" / "evaluation.md").read_text().split("## What the metrics are")[1].split("\n## ")[0]

@@ -1,4 +1,4 @@
-"""Small ledgers as a study leaves them, made of known truth by benchmarks/synthetic_ledger.py."""
+"""Small ledgers of known truth, written by benchmarks/synthetic_ledger.py, and evidence without a store."""
 
 from __future__ import annotations
 
@@ -62,17 +62,17 @@ def invented(
     folder: Path,
     *,
     means: dict[str, float] | None = None,  # result → percent on every family
-    results: tuple[str, ...] = (),  # whose leaves are there; none named: all
+    results: tuple[str, ...] = (),  # whose trials are there; none named: all
     lines: int = 1_000,
-    rows: int = 0,  # of the corpus; 0: nobody knows
+    rows: int = 0,  # of the corpus; 0: not known
     **options: Any,
 ) -> tuple[Plan, Store]:
     """A ledger of this study, in full or in part, and its plan."""
     plan, store = plan_of(study), Store(folder)
     truth = flat_truth(plan)
     if means:
-        told = {(name, family): mean for name, mean in means.items() for family in FAMILIES}
-        truth = Truth(told, dict.fromkeys(plan.results, LOST_ELSE))
+        by_family = {(name, family): mean for name, mean in means.items() for family in FAMILIES}
+        truth = Truth(by_family, dict.fromkeys(plan.results, LOST_ELSE))
     options = {"shrink": 0.1, "every_metric": True} | options
     write(Ledger(plan, store, truth, **options), results=results, lines=lines, rows=rows)
     return plan, store

@@ -112,7 +112,7 @@ def test_a_pretraining_that_is_not_there_yet_takes_nothing_from_the_other(invent
 # ---------------------------------------------------------------- edges of the grid
 
 
-def told(evidence, change, task="squad"):
+def edges_of(evidence, change, task="squad"):
     """`edges` where only `task` was asked of the models, with grids changed."""
     grids = {key: change(grid) for key, grid in evidence.grids.items() if key[1] == task}
     return edges(replace(evidence, grids=grids, tasks={task: evidence.tasks[task]}))
@@ -140,8 +140,8 @@ def winning(places):
         ((0, 1, 2), ""),
     ],
 )
-def test_an_end_of_the_grid_that_wins_most_often_is_told(ledger, places, expected):
-    said = told(gather(*ledger), winning(places))
+def test_an_end_of_the_grid_that_wins_most_often_is_named(ledger, places, expected):
+    said = edges_of(gather(*ledger), winning(places))
     assert said == (f"A better learning rate may lie beyond the grid: {expected}." if expected else "")
 
 
@@ -151,7 +151,7 @@ def test_where_all_rates_do_alike_none_has_won(ledger):
 
     evidence = gather(*ledger)
     assert all(set(alike(grid).chosen.values()) == {0} for grid in evidence.grids.values())
-    assert told(evidence, alike) == ""
+    assert edges_of(evidence, alike) == ""
 
 
 def test_a_part_of_the_grid_has_no_ends_of_its_own(ledger):
@@ -166,4 +166,4 @@ def test_a_part_of_the_grid_has_no_ends_of_its_own(ledger):
 
     evidence = gather(*ledger)
     assert all(set(part(grid).chosen.values()) == {1} for grid in evidence.grids.values())
-    assert told(evidence, part) == ""
+    assert edges_of(evidence, part) == ""

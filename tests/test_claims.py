@@ -130,3 +130,9 @@ def test_the_metrics_that_may_be_named_are_those_of_trials():
 
 def test_what_is_said_stands_in_one_line():
     assert claim(says="causal first\n  helps to tag ").says == "causal first helps to tag"
+
+
+def test_no_module_outside_papers_imports_a_paper():
+    source = ROOT / "src" / "biphase"
+    files = [path for path in source.rglob("*.py") if "papers" not in path.relative_to(source).parts]
+    assert not [path for path in files if "biphase.papers." in path.read_text()]

@@ -15,9 +15,11 @@ from small_studies import K, clm, mlm, study, two
 from biphase import CLM, MLM, SIZES, TASKS, WSD, Claim, Hub, Pretrain, Stage, Study
 from biphase.papers.gisserot2025 import PAPER
 from biphase.report.content import collect
-from biphase.report.contrasts import Contrast
+from biphase.report.contrasts import Contrast, Statement, above
 from biphase.report.evidence import gather
 from biphase.report.page.render import page
+from biphase.report.recipes import Published
+from biphase.report.selectors import Recipes, Select
 from biphase.report.statistics.intervals import Estimate, holm
 from biphase.report.statistics.power import Noise, power_crossed, power_of
 from biphase.report.text import latex, markdown
@@ -303,6 +305,32 @@ def test_a_study_without_papers_tests_its_own_claims_only(plan_of, evidence_of):
     assert alone.why.startswith("{0} scores ")
     assert alone.why.endswith(" points above {clm} on SC.")
     assert beside.why.endswith(" points above {clm} on SC (paper: +3.42).")
+
+
+def test_a_second_paper_is_a_second_record(plan_of, evidence_of):
+    clm_first = Statement(
+        "D1", "CLM tags better", "CLM minus MLM 20%", "CLM − MLM 20% on TC", "needs both", ("TC",),
+        models=Select((Recipes("clm"), Recipes("mlm", 0.2))),
+        contrasts=(above(on=("TC",), margin=0.1),),
+        figure="objectives",
+    )  # fmt: skip
+    other = replace(PAPER, title="Another", statements=(clm_first,), published=Published())
+    plan = plan_of(study(CAUSAL, MASKED, mlm(42 * K, 0.2, "low"), tasks=("conll2003",), **SEEDS))
+    draw = np.random.default_rng(0)
+    level = {"clm": 81.0, "mlm": 80.0, "low": 80.0}
+    evidence = evidence_of(plan, lambda model, task, shape: level[model.name] + draw.normal(0, 0.05, shape))
+    results = by_id(judge(evidence, (PAPER, other)))
+    assert list(results) == [*(one.id for one in PAPER.statements), "D1"]
+    assert results["C4"].parts[0].paper == 0.48
+    (only,) = results["D1"].parts
+    assert (results["D1"].verdict, only.paper, only.margin, only.models) == (
+        "reproduced",
+        None,
+        0.1,
+        ("clm", "low"),
+    )
+    assert only.says.startswith("CLM scores ")
+    assert only.says.endswith(" points above MLM 20% on TC at 610m")
 
 
 def test_published_models_are_tested_by_own_claims_only(found):

@@ -125,7 +125,9 @@ def comparable_models(plan: Plan, known: dict[str, Model] | None = None) -> Comp
         rules = sorted({rule for model in members for rule in _masking_rules(model)})
         for rule in rules or [""]:
             title = " · ".join(filter(None, (about[setting], f"masks {rule}" if len(rules) > 1 else "")))
-            groups.append(_group(plan, [one for one in members if _masking_rules(one) <= {rule}], title))
+            groups.append(
+                _group(plan, [model for model in members if _masking_rules(model) <= {rule}], title)
+            )
     return ComparableModels(plan, known, tuple(groups), tasks)
 
 
@@ -245,9 +247,11 @@ class Recipes(Selector):
         # Later entries replace earlier ones: the nearest share wins; of two equally near, the lower one.
         models = sorted(
             (model for model in line.models if self._fits(model, line)),
-            key=lambda one: (-round(self._distance(one), 6), -one.recipe.causal_share),
+            key=lambda model: (-round(self._distance(model), 6), -model.recipe.causal_share),
         )
-        return {(one.recipe.steps - one.recipe.own_steps, one.recipe.own_steps): one for one in models}
+        recipes = [model.recipe for model in models]
+        lengths = [(recipe.steps - recipe.own_steps, recipe.own_steps) for recipe in recipes]
+        return dict(zip(lengths, models, strict=True))
 
     def name(self, chosen: Chosen) -> str:
         if self.base:
@@ -280,7 +284,7 @@ class BaseOf(Selector):
     def find(self, line: ModelGroup, study: ComparableModels) -> dict[Length, Chosen]:
         by_recipe = {alike(model.recipe): model for model in reversed(study.models.values())}
         models = self.continued.find(line, study)
-        return {length: by_recipe.get(alike(one.recipe.base)) for length, one in models.items()}
+        return {length: by_recipe.get(alike(model.recipe.base)) for length, model in models.items()}
 
 
 @dataclass(frozen=True)
@@ -364,14 +368,14 @@ class Case:
 
     def fields(self) -> dict[str, Any]:
         """What patterns of titles and sentences may name."""
-        sizes = [one.line.size for one in self.sizes]
+        sizes = [case.line.size for case in self.sizes]
         small, large = [case.line.size for case in ends(self.sizes)] or ["", ""]
         one_text, several_texts = (", ".join(tasks) for tasks in self.study.by_texts)
         return {
             "line": self.line.title,
             "about": f" · {self.line.about}" if self.line.about else "",
             "names": self.names,
-            "shares": tuple(shares(one) if isinstance(one, Model) else "" for one in self.models),
+            "shares": tuple(shares(model) if isinstance(model, Model) else "" for model in self.models),
             "steps": self.steps,
             "when": self.when,
             "count": len(
@@ -411,7 +415,7 @@ class Select:
     def at(self, line: ModelGroup, study: ComparableModels, only: int | None = None) -> list[Case]:
         """The cases of one size; `only`: at this number of steps."""
         models = together(self.models, line, study)
-        lengths = [one for one in models if self.seeds == 1 or _shared_seeds(models[one]) >= self.seeds]
+        lengths = [steps for steps in models if self.seeds == 1 or _shared_seeds(models[steps]) >= self.seeds]
         chosen = self.steps(lengths, self._longest_run(line, study)) if only is None else [(only,)]
         later = together(self.then, line, study) if self.then else {}
         cases = []
@@ -420,7 +424,8 @@ class Select:
             end = [length for length in later if length > steps[-1]][:1]
             if None in compared or (self.then and not end):
                 continue
-            names = [one.name(model) for one, model in zip(self.models * len(steps), compared, strict=True)]
+            selectors = self.models * len(steps)
+            names = [selector.name(model) for selector, model in zip(selectors, compared, strict=True)]
             compared += tuple(model for length in end for model in later[length])
             when, curve = self.when.format(*steps), tuple(models.values())
             cases.append(Case(study, line, compared, tuple(names), (*steps, *end), when, curve))
@@ -436,9 +441,10 @@ class Select:
 
     def _longest_run(self, line: ModelGroup, study: ComparableModels) -> int:
         """The steps of the longest run with one of the recipes; if none has ended, of the longest planned."""
-        recipes = [one for one in self.models if isinstance(one, Recipes)]
-        ends = [steps for one in recipes for _, steps in replace(one, before_decay=False).find(line, study)]
-        planned = [model.recipe.of for one in recipes for model in one.find(line, study).values()]
+        recipes = [selector for selector in self.models if isinstance(selector, Recipes)]
+        finals = [replace(selector, before_decay=False) for selector in recipes]
+        ends = [steps for selector in finals for _, steps in selector.find(line, study)]
+        planned = [model.recipe.of for selector in recipes for model in selector.find(line, study).values()]
         return max(ends or planned, default=0)
 
 
@@ -446,14 +452,16 @@ def together(
     selectors: tuple[Selector, ...], line: ModelGroup, study: ComparableModels
 ) -> dict[int, tuple[Chosen, ...]]:
     """The models of all selectors by the steps that all of them have; of continued models, after the longest base."""
-    found = [one.find(line, study) for one in selectors]
-    shared = sorted(set.intersection(*(set(one) for one in found)))
+    models = [selector.find(line, study) for selector in selectors]
+    shared = sorted(set.intersection(*map(set, models)))
     base = max((length[0] for length in shared), default=0)
-    return {length[1]: tuple(one[length] for one in found) for length in shared if length[0] == base}
+    return {
+        length[1]: tuple(by_length[length] for by_length in models) for length in shared if length[0] == base
+    }
 
 
 def _shared_seeds(models: tuple[Chosen, ...]) -> int:
-    return len(set.intersection(*(set(one.seeds) for one in models)))
+    return len(set.intersection(*(set(model.seeds) for model in models)))
 
 
 @dataclass(frozen=True)
@@ -467,27 +475,27 @@ class SharedRatios:
     share: float = 0.9
 
     def cases(self, study: ComparableModels) -> list[Case]:
-        found = []
+        cases = []
         for line in (line for group in study.groups for line in group):
             for (_, steps), scratch in sorted(Ratios().find(line, study).items(), reverse=True):
-                ratios = {one.recipe.ratio: one for one in scratch}
+                ratios = {model.recipe.ratio: model for model in scratch}
                 by_switch: dict[int, dict[Any, Model]] = {}
-                for one in line.finals("clm-mlm"):
-                    recipe = one.recipe
+                for model in line.finals("clm-mlm"):
+                    recipe = model.recipe
                     if recipe.steps == steps and recipe.causal_share >= self.share and recipe.ratio in ratios:
-                        by_switch.setdefault(recipe.spans[0].until, {})[recipe.ratio] = one
+                        by_switch.setdefault(recipe.spans[0].until, {})[recipe.ratio] = model
                 most, switch = max(
-                    ((len(some), switch) for switch, some in by_switch.items()), default=(0, 0)
+                    ((len(after), switch) for switch, after in by_switch.items()), default=(0, 0)
                 )
                 if most >= self.at_least:
                     shared = sorted(by_switch[switch])
                     models = (
-                        tuple(ratios[one] for one in shared),
-                        tuple(by_switch[switch][one] for one in shared),
+                        tuple(ratios[ratio] for ratio in shared),
+                        tuple(by_switch[switch][ratio] for ratio in shared),
                     )
-                    found.append(Case(study, line, models, steps=(steps,)))
+                    cases.append(Case(study, line, models, steps=(steps,)))
                     break
-        return found
+        return cases
 
 
 @dataclass(frozen=True)
@@ -499,14 +507,14 @@ class AcrossSizes:
     equal_steps: bool = False  # at the length that most sizes have; of several such, the longest
 
     def cases(self, study: ComparableModels) -> list[Case]:
-        found = []
+        cases = []
         for group in study.groups:
             lines, only = self._at_equal_steps(group, study) if self.equal_steps else (group, None)
             sizes = [case for line in lines for case in self.select.at(line, study, only)]
             if len(sizes) >= self.at_least:
                 models = tuple(model for case in sizes for model in case.models)
-                found.append(replace(sizes[0], models=models, sizes=tuple(sizes)))
-        return found
+                cases.append(replace(sizes[0], models=models, sizes=tuple(sizes)))
+        return cases
 
     def _at_equal_steps(self, group: Group, study: ComparableModels) -> tuple[Sequence[ModelGroup], int]:
         by_steps: dict[int, list[ModelGroup]] = {}

@@ -65,7 +65,7 @@ REFUSED = {
     "an unknown metric": (lambda: claim(metric="entity-f1"), "did you mean 'entity_f1'?"),
     "an unknown field": (lambda: Claim("x", "y", "clm", "mlm", tasks=()), "'tasks'; known: name, says, more"),
     "an unknown result": (lambda: study(claim(more="clm-500")), "'clm-500'; did you mean 'clm-5000'?"),
-    "an unknown other result": (lambda: study(claim(less="nothing-like-it")), "known: clm, clm-5000, mlm"),
+    "an unknown other result": (lambda: study(claim(less="nothing-like-it")), "known: clm-5000, clm, mlm"),
     "an unknown task": (lambda: study(claim(on=("conll",))), "'conll'; did you mean 'conll2003'?"),
     "a family that is not there": (lambda: study(claim(on="IR")), "family 'IR'"),
     "a metric of another family": (lambda: study(claim(on=("TC",), metric="f1")), "entity_f1, sentence_f1"),

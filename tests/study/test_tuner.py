@@ -20,9 +20,9 @@ from biphase.leases import Leases
 from biphase.metadata import TRIAL
 from biphase.store import MANIFEST, publish, verify
 from biphase.study import ledger
+from biphase.study.describe import closing, status_json, status_text
 from biphase.study.ledger import PREDICTIONS, VALUES, finetunings, read_trial
 from biphase.study.plan import identities, make_plan
-from biphase.study.status import closing, status_json, status_text
 from biphase.study.tune import Stopped, Tuner, _finite
 from biphase.study.worker import Worker
 from biphase.training.distributed import Ranks

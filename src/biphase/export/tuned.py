@@ -80,7 +80,7 @@ from biphase.records import decode
 from biphase.specs import BPE, Answer, Classify, Finetune, Hub, Pretrain, Retrieve, Tag, Task
 from biphase.store import Store, read_checked
 from biphase.study.load import load as load_study
-from biphase.study.names import refuse_metadata_only
+from biphase.study.load import refuse_metadata_only
 from biphase.study.plan import PLAN, identities, make_plan
 from biphase.tasks.files import task_key
 from biphase.tasks.load import load

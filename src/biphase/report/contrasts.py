@@ -23,7 +23,6 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from biphase.keys import decay_start, origin_step
 from biphase.report.evidence import Evidence, Floats, Resamples, ScoreGrid
 from biphase.report.pretraining import Epochs
 from biphase.report.recipes import Model, Published
@@ -38,8 +37,7 @@ from biphase.report.statistics.intervals import (
     spread,
 )
 from biphase.specs import Family, Finetune
-from biphase.study.costs import flops_of
-from biphase.study.names import REPEATED
+from biphase.study.costs import REPEATED, flops_of
 from biphase.text import short
 
 # ---------------------------------------------------------------- quantities
@@ -551,7 +549,7 @@ def decay_begins_later(case: Case, on: On) -> Remark | None:
     """A remark if the checkpoint lies before the decay, so that part of the gain comes from training at full rate."""
     plan, model = case.study.plan, case.models[len(case.models) // 2]
     run = plan.jobs[plan.results[model.results[0]]].run
-    early = origin_step(run) + decay_start(run) - case.steps[0]
+    early = run.origin_step + run.decay_start - case.steps[0]
     if early <= 0:
         return None
     return lambda view, quantity: (

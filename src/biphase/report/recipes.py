@@ -11,10 +11,9 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from biphase.keys import decay_start, label, origin_step, phases, root_of
 from biphase.presets import corpus_of
 from biphase.records import content_key, encode
-from biphase.specs import CLM, MLM, Hub, Objective, Pretrain
+from biphase.specs import Hub, Objective, Pretrain
 from biphase.study.costs import shape_of
 from biphase.study.plan import Plan, TrainingJob
 
@@ -39,7 +38,7 @@ class RecipePhase:
 
     @property
     def label(self) -> str:
-        return label(self.objective)
+        return self.objective.label
 
 
 @dataclass(frozen=True)
@@ -81,16 +80,13 @@ class Recipe:
     def causal_share(self) -> float:
         """The share of the steps since the base that were trained with CLM."""
         total = sum(span.steps for span in self.own)
-        return (
-            sum(span.steps for span in self.own if isinstance(span.objective, CLM)) / total if total else 0.0
-        )
+        return sum(span.steps for span in self.own if span.objective.causal) / total if total else 0.0
 
     @property
     def ratio(self) -> float | None:
         """The masking ratio of the last MLM phase; None if it varies or the objective is a variant of MLM."""
-        masked = [span.objective for span in self.own if isinstance(span.objective, MLM)]
-        last = masked[-1] if masked else None
-        return last.ratio if type(last) is MLM and isinstance(last.ratio, float) else None
+        last = next((span.objective for span in reversed(self.own) if not span.objective.causal), None)
+        return last.constant_ratio if last and last.name == "mlm" else None
 
     @property
     def continued(self) -> int:
@@ -162,15 +158,16 @@ def named(objective: str) -> str:
 
 def kind_of(spans: tuple[RecipePhase, ...]) -> Kind:
     """Classify a sequence of phases by its objectives."""
-    masked = [type(span.objective) is MLM for span in spans]
-    causal = [isinstance(span.objective, CLM) for span in spans]
-    if not spans:
-        return "start"
-    if causal == [True]:
-        return "clm"
-    if masked == [True]:
-        return "mlm"
-    return "clm-mlm" if len(spans) == 2 and causal[0] and masked[1] else "other"
+    match [span.objective.name for span in spans]:
+        case []:
+            return "start"
+        case ["clm"]:
+            return "clm"
+        case ["mlm"]:
+            return "mlm"
+        case ["clm", "mlm"]:
+            return "clm-mlm"
+    return "other"
 
 
 def models(plan: Plan) -> dict[str, Model]:
@@ -215,9 +212,8 @@ def recipe_at(plan: Plan, job: TrainingJob, *, to_end: bool) -> Recipe:
 def run_of(plan: Plan, result: str) -> tuple[Pretrain, int]:
     """The run that has this result, and its step. Another run may reach the same checkpoint by another name."""
     for run in plan.study.runs:
-        steps = {f"{run.name}-{step}": step for step in run.keep} | {run.name: run.steps}
-        if result in steps:
-            return run, steps[result]
+        if result in run.results:
+            return run, run.results[result]
     raise KeyError(result)
 
 
@@ -232,21 +228,21 @@ def alike(recipe: Recipe) -> tuple[object, ...]:
 
 def _recipe(run: Pretrain, step: int, *, shares: Shares) -> Recipe:
     """The recipe of a run at one of its steps."""
-    before = origin_step(run)
-    start = _recipe(run.start, run.start.steps, shares=shares) if isinstance(run.start, Pretrain) else None
+    before = run.origin_step
+    start = _recipe(run.parent, run.parent.steps, shares=shares) if run.parent else None
     own = [
         RecipePhase(phase.objective, before + phase.first, before + min(phase.until, step))
-        for phase in phases(run)
+        for phase in run.phases
         if phase.first < step
     ]
     shape = shape_of(run) if run.corpus or isinstance(run.start, Hub) else None
-    root = root_of(run)
+    root = run.root
     return Recipe(
         size=_size(root),
         parameters=shape.parameters if shape and shape.vocab else None,
         spans=_merged((*(start.spans if start else ()), *own)),
         tokens=(start.tokens if start else 0) + step * run.batch_tokens,
-        decayed=step == run.steps and (decay_start(run) < run.steps or not run.stages),
+        decayed=step == run.steps and (run.decay_start < run.steps or not run.stages),
         of=before + run.steps,
         # Continuing from a checkpoint that was not decayed is the same as one longer run.
         base=start if start is None or start.decayed else start.base,
@@ -260,8 +256,7 @@ def _merged(spans: tuple[RecipePhase, ...]) -> tuple[RecipePhase, ...]:
     """Merge adjacent phases of one objective, unless its masking ratio is a schedule that restarts with each phase."""
     merged: list[RecipePhase] = []
     for span in spans:
-        scheduled = isinstance(span.objective, MLM) and not isinstance(span.objective.ratio, float)
-        if merged and merged[-1].objective == span.objective and not scheduled:
+        if merged and merged[-1].objective == span.objective and not span.objective.restarts:
             merged[-1] = RecipePhase(span.objective, merged[-1].first, span.until)
         else:
             merged.append(span)
@@ -326,7 +321,7 @@ def _setting(run: Pretrain, *, shares: Shares) -> str:
 def _ways(run: Pretrain, *, shares: Shares) -> dict[str, object]:
     """The hyperparameters of a run except its warmup. A precision equal to the size's default is left empty."""
     fields = {name: encode(getattr(run, name)) for name in SETTING}
-    usual = run.precision == getattr(root_of(run).start, "precision", "")
+    usual = run.precision == getattr(run.root.start, "precision", "")
     return {
         **fields,
         "precision": "" if usual else run.precision,

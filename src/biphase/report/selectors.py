@@ -18,11 +18,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from biphase.keys import decay_start, root_of
 from biphase.presets import corpus_of
 from biphase.report.evidence import by_family
 from biphase.report.recipes import SETTING, Kind, Model, alike, models, run_of
-from biphase.specs import MLM, Classify, Family, Fewer, Finetune, Hub, Pretrain, Task
+from biphase.specs import Classify, Family, Fewer, Finetune, Hub, Pretrain, Task
 from biphase.specs.tasks import columns_of
 from biphase.study.plan import Plan
 from biphase.text import listed, short
@@ -114,9 +113,7 @@ def comparable_models(plan: Plan, known: dict[str, Model] | None = None) -> Comp
     finetune = plan.study.finetune
     tasks = {task.name: task for task in finetune.tasks} if finetune else {}
     scratch = [
-        model
-        for model in known.values()
-        if not isinstance(root_of(run_of(plan, model.results[0])[0]).start, Hub)
+        model for model in known.values() if not isinstance(run_of(plan, model.results[0])[0].root.start, Hub)
     ]
     about = _settings(plan, scratch)
     groups: list[Group] = []
@@ -162,13 +159,12 @@ def _group(plan: Plan, members: list[Model], about: str) -> Group:
 
 def _on_plateau(plan: Plan, model: Model) -> bool:
     job = plan.jobs.get(plan.results[model.results[0]])
-    return job is not None and not model.recipe.final and job.step <= decay_start(job.run)
+    return job is not None and not model.recipe.final and job.step <= job.run.decay_start
 
 
 def _masking_rules(model: Model) -> set[str]:
     """The replacement shares of its MLM phases, as "mask/random/kept" in percent."""
-    masked = [span.objective for span in model.recipe.spans if type(span.objective) is MLM]
-    return {"/".join(f"{share * 100:g}" for share in objective.replace) for objective in masked}
+    return {span.objective.rule for span in model.recipe.spans if span.objective.name == "mlm"}
 
 
 def _settings(plan: Plan, members: Iterable[Model]) -> dict[str, str]:

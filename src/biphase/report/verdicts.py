@@ -34,10 +34,9 @@ from biphase.report.recipes import Model, Published
 from biphase.report.selectors import Case, ComparableModels, comparable_models, rows_in_common
 from biphase.report.statistics import power
 from biphase.report.statistics.intervals import holm
-from biphase.specs import CLM, Claim, Family, Hub
+from biphase.specs import Claim, Family, Hub
 from biphase.specs.tasks import family_name
-from biphase.study.costs import shape_of
-from biphase.study.names import REPEATED
+from biphase.study.costs import REPEATED, shape_of
 from biphase.study.plan import Plan
 from biphase.text import SCALE, counted, effect, fixed, interval, listed, p_equals, p_value, short, signed
 
@@ -339,7 +338,7 @@ def marked(finding: Finding, claim: Examined, epochs: Epochs) -> Finding:
 def _causal(model: Model) -> float:
     """The share of all its steps trained with CLM: models that differ in it gain differently from a second epoch."""
     spans = model.recipe.spans
-    causal = sum(one.steps for one in spans if isinstance(one.objective, CLM))
+    causal = sum(one.steps for one in spans if one.objective.causal)
     return round(causal / model.recipe.steps, 6) if spans else 0.0
 
 

@@ -1,8 +1,8 @@
 """Claims (hypotheses) of a study, stated before it is run: one result scores above another, by how much, on what.
 
 A claim is written in the study file beside the runs it compares. The report tests it together with the claims of
-papers (`Study.papers`) and corrects for their number, so claims should not be added after the scores are known. This module also holds the
-table of metrics for each task family.
+papers (`Study.papers`) and corrects for their number, so claims should not be added after the scores are known. This
+module also holds the table of metrics for each task family.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 
 from biphase.errors import SpecError, nearest
 from biphase.records import record
-from biphase.specs.checks import one_name
+from biphase.specs.sources import check_name
 from biphase.specs.tasks import Family
 
 # The metrics of a trial; `biphase.tasks.metrics` computes them.
@@ -56,7 +56,7 @@ class Claim:
 
     def check(self) -> None:
         where = f"Claim {self.name!r}"
-        one_name("Claim", self.name)
+        check_name("Claim", self.name)
         if _OF_PAPERS.fullmatch(self.name):
             raise SpecError(
                 f"{where}: C and B with a number are the names of claims of papers; choose a word"

@@ -50,7 +50,7 @@ from biphase.report.pretraining import Epochs, cost
 from biphase.report.recipes import Model, Published, Recipe, alike, named
 from biphase.report.statistics.intervals import Estimate, across, of_scores
 from biphase.specs.tasks import FAMILIES
-from biphase.study.names import REPEATED
+from biphase.study.costs import REPEATED
 from biphase.text import beside, counted, fixed, listed, rate, short
 
 SCORE = "test score, %"

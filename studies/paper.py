@@ -51,5 +51,8 @@ continued = [
 ]
 
 study = Study(
-    "paper", runs=(*base.values(), *from_scratch, *robustness, *continued), finetune=Finetune(TASKS)
+    "paper",
+    runs=(*base.values(), *from_scratch, *robustness, *continued),
+    finetune=Finetune(TASKS),
+    papers="gisserot2025",
 )

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from biphase.keys import Identities
+from biphase.papers import papers_of
 from biphase.presets import SIZES, corpus_of
-from biphase.report import prospects
+from biphase.report import verdicts
 from biphase.specs import WSD, Pretrain
 from biphase.store import Store
 from biphase.study.describe import PAGE, Bill, plan_json, render
@@ -40,7 +41,7 @@ def test_every_study_asks_a_question_plans_and_comes_back(path, tmp_path):
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_every_study_is_printed_on_the_page(path):
     plan = planned(path.stem)
-    claims = prospects.render(prospects.prospects(plan))
+    claims = verdicts.render(verdicts.prospects(plan, None, papers_of(plan.study)))
     text = render(
         plan,
         done=(),

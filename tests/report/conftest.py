@@ -1,4 +1,4 @@
-"""Small ledgers as a study leaves them, made of known truth by benchmarks/synthetic_ledger.py."""
+"""Small ledgers of known truth, written by benchmarks/synthetic_ledger.py, and evidence without a store."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from biphase import CATALOG, CLM, MLM, SIZES, WSD, Finetune, Pretrain, Rows, Stage, Study
 from biphase.keys import Identities
+from biphase.papers.gisserot2025 import PAPER
+from biphase.report.evidence import Evidence, ScoreGrid
+from biphase.report.recipes import models
 from biphase.store import Store
-from biphase.study.plan import Plan, make_plan
+from biphase.study.load import load
+from biphase.study.plan import Plan, identities, make_plan
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parent))  # for small_studies.py
 
 from synthetic_ledger import FAMILIES, LOST_ELSE, Ledger, Truth, flat_truth, write
 from synthetic_states import put
@@ -56,17 +62,17 @@ def invented(
     folder: Path,
     *,
     means: dict[str, float] | None = None,  # result → percent on every family
-    results: tuple[str, ...] = (),  # whose leaves are there; none named: all
+    results: tuple[str, ...] = (),  # whose trials are there; none named: all
     lines: int = 1_000,
-    rows: int = 0,  # of the corpus; 0: nobody knows
+    rows: int = 0,  # of the corpus; 0: not known
     **options: Any,
 ) -> tuple[Plan, Store]:
     """A ledger of this study, in full or in part, and its plan."""
     plan, store = plan_of(study), Store(folder)
     truth = flat_truth(plan)
     if means:
-        told = {(name, family): mean for name, mean in means.items() for family in FAMILIES}
-        truth = Truth(told, dict.fromkeys(plan.results, LOST_ELSE))
+        by_family = {(name, family): mean for name, mean in means.items() for family in FAMILIES}
+        truth = Truth(by_family, dict.fromkeys(plan.results, LOST_ELSE))
     options = {"shrink": 0.1, "every_metric": True} | options
     write(Ledger(plan, store, truth, **options), results=results, lines=lines, rows=rows)
     return plan, store
@@ -104,6 +110,7 @@ def three() -> Study:
             pretrain("both", Stage(CLM(), 10), Stage(MLM(0.4), 10)),
         ),
         grid_of("sst2", "conll2003", "squad", "msmarco", "nq"),
+        papers="gisserot2025",
     )
 
 
@@ -134,3 +141,73 @@ def rewrite() -> Callable[..., None]:
         put(place, files | {name: json.dumps(content, indent=1).encode() + b"\n"})
 
     return anew
+
+
+# ---------------------------------------------------------------- evidence without a store
+
+
+STUDIES = Path(__file__).parents[2] / "studies"
+METRICS = {"SC": "accuracy", "TC": "sentence_f1", "QA": "token_f1", "IR": "paper_ndcg@10"}
+
+
+@pytest.fixture(scope="session", name="plan_of")
+def plan_of_study(tmp_path_factory):
+    """The plan of a study file by its name, or of a Study."""
+    store = Store(tmp_path_factory.mktemp("no-store"))
+    fingerprints = identities(store)
+    known = {}
+
+    def plan(study: str | Study) -> Plan:
+        if isinstance(study, Study):
+            return make_plan(study, fingerprints)
+        if study not in known:
+            loaded = load(STUDIES / f"{study}.py")
+            known[study] = make_plan(loaded.study, fingerprints, loaded.question)
+        return known[study]
+
+    return plan
+
+
+@pytest.fixture(scope="session")
+def evidence_of(tmp_path_factory):
+    """Evidence of a plan from `score(model, task, shape)`: (rates, seeds) of test scores in percent, for each result.
+
+    Validation scores are the test scores, unless `validation` gives others in the same way. `metrics` names more than
+    the selecting metric; all have the same scores. NaN: that trial is missing.
+    """
+    store = Store(tmp_path_factory.mktemp("no-store-either"))
+
+    def evidence(plan, score, validation=None, metrics=()):
+        finetune = plan.study.finetune
+        known, grids = models(plan), {}
+        shape = len(finetune.lrs), len(finetune.seeds)
+        for model in known.values():
+            for result in model.results:
+                for task in finetune.tasks:
+                    names = (METRICS[task.family], *metrics)
+                    test = np.asarray(score(model, task, shape), dtype=float) / 100
+                    chosen = test if validation is None else np.asarray(validation(model, task, shape)) / 100
+                    grids[result, task.name] = ScoreGrid(
+                        result=result,
+                        task=task,
+                        metric=names[0],
+                        lrs=tuple(sorted(finetune.lrs)),
+                        seeds=tuple(sorted(finetune.seeds)),
+                        keys=tuple(tuple(f"{lr}-{seed}" for seed in finetune.seeds) for lr in finetune.lrs),
+                        validation=dict.fromkeys(names, chosen),
+                        test=dict.fromkeys(names, test),
+                        seconds=np.where(np.isfinite(test), 1.0, np.nan),
+                        examples=0,
+                        machines=(),
+                    )
+        return Evidence(
+            plan,
+            store,
+            known,
+            {task.name: task for task in finetune.tasks},
+            grids,
+            {},
+            published=PAPER.published,
+        )
+
+    return evidence

@@ -413,7 +413,7 @@ def twelve(invent, run, tmp_path_factory):
         run("mlm", Stage(MLM(0.4), 20), keep=(5, 10)),
         run("both", Stage(CLM(), 10), Stage(MLM(0.4), 10)),
     )
-    study = Study("twelve", runs, Finetune(TASKS, lrs=(5e-5,), seeds=(0, 1)))
+    study = Study("twelve", runs, Finetune(TASKS, lrs=(5e-5,), seeds=(0, 1)), papers="gisserot2025")
     plan, store = invent(study, tmp_path_factory.mktemp("twelve"), shrink=0.01)
     return build(plan, store, tmp_path_factory.mktemp("page"), static=False)
 
@@ -465,7 +465,7 @@ def test_odd_names_do_no_harm(invent, run, grid, visit, tmp_path):
         run(link.replace("/", "\N{DIVISION SLASH}"), Stage(MLM(0.4), 20)),
         run("=1+1", Stage(MLM(0.4), 20), schedule=WSD(2e-3, warmup=2, decay=4)),
     )
-    study = Study(name, runs, grid("squad"))
+    study = Study(name, runs, grid("squad"), papers="gisserot2025")
     plan, store = invent(study, tmp_path / "store")
     plan = replace(
         plan, question="</script><script>window.harm = 1</script><img src=x onerror='window.harm = 2'>?"
@@ -492,7 +492,9 @@ def test_odd_names_do_no_harm(invent, run, grid, visit, tmp_path):
 
 def test_one_epoch_is_marked_over_tokens_and_verdicts_carry_their_mark(visit, run, grid, invent, tmp_path):
     runs = (run("clm", Stage(CLM(), 40), keep=(10, 30)), run("mlm", Stage(MLM(0.4), 40), keep=(10, 30)))
-    plan, store = invent(Study("twice", runs, grid("sst2")), tmp_path / "store", rows=40)
+    plan, store = invent(
+        Study("twice", runs, grid("sst2"), papers="gisserot2025"), tmp_path / "store", rows=40
+    )
     built = build(plan, store, tmp_path / "page", static=False)
     page = visit(address=built.page.as_uri())
     figure = page.locator("#figure-efficiency")

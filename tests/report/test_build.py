@@ -14,7 +14,7 @@ import pytest
 
 from biphase import CLM, MLM, Fewer, Hub, Pretrain, Stage, Study
 from biphase.errors import SpecError
-from biphase.papers.gisserot2025.published import ADDRESS, TITLE
+from biphase.papers.gisserot2025 import PAPER
 from biphase.report.build import KNOWN, build
 from biphase.report.page.render import inside_script
 from biphase.store import Store
@@ -109,7 +109,7 @@ def test_another_score_gives_another_report(ledger, rewrite, tmp_path):
 def test_the_page_asks_nothing_of_any_network(ledger, tmp_path):
     page = build(*ledger, tmp_path, static=False).page.read_text()
     own = page.split('<script type="text/plain" id="plotly">')[0]
-    assert re.findall(r'(?:src|href|action)="(?!#)([^"]+)', own) == [ADDRESS], (
+    assert re.findall(r'(?:src|href|action)="(?!#)([^"]+)', own) == [PAPER.address], (
         "a link to the paper, to be clicked"
     )
     assert "@import" not in own
@@ -122,7 +122,12 @@ def test_the_page_asks_nothing_of_any_network(ledger, tmp_path):
 
 def test_words_of_a_user_are_only_words(invent, run, grid, tmp_path):
     name = 'x"><img src=q onerror=alert(1)>&'
-    study = Study(name, (run(name, Stage(CLM(), 20)), run("mlm", Stage(MLM(0.4), 20))), grid("squad"))
+    study = Study(
+        name,
+        (run(name, Stage(CLM(), 20)), run("mlm", Stage(MLM(0.4), 20))),
+        grid("squad"),
+        papers="gisserot2025",
+    )
     plan, store = invent(study, tmp_path / "store")
     plan = replace(plan, question="</script><script>alert(2)</script> {{ 7 * 7 }} <!-- ?")
     built = build(plan, store, tmp_path / "report", static=False)
@@ -284,11 +289,11 @@ def test_a_closed_claim_shows_its_intervals(ledger, tmp_path):
 def test_the_paper_is_cited_above_its_claims_and_families_are_spelled_out(ledger, tmp_path):
     built = build(*ledger, tmp_path, static=False)
     seen = words(built.page.read_text())
-    assert seen.index(TITLE) < seen.index("C1 MLM 40%")
+    assert seen.index(PAPER.title) < seen.index("C1 MLM 40%")
     assert "arXiv:2507.00994" in seen
     for family, name in {"SC": "sequence classification", "TC": "token classification"}.items():
         assert seen.index(f"{name} ({family})") <= seen.index(family) - len(name) - 2
-    assert TITLE in (tmp_path / "report.md").read_text()
+    assert PAPER.title in (tmp_path / "report.md").read_text()
 
 
 def test_claims_that_were_not_tested_are_folded(ledger, tmp_path):

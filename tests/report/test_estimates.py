@@ -1,14 +1,15 @@
-"""The intervals beside a score: each where its own noise can be told, whatever the others lack."""
+"""Scores with their intervals, baselines and warnings; grids of learning rates that were too narrow."""
 
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from biphase import CLM, MLM, Stage, Study
 from biphase.metadata import TRIAL
 from biphase.report.content import collect
-from biphase.report.estimates import estimate
+from biphase.report.estimates import edges, estimate
 from biphase.report.evidence import gather
 from biphase.report.page.render import page
 from biphase.report.text import latex, markdown
@@ -106,3 +107,63 @@ def test_a_pretraining_that_is_not_there_yet_takes_nothing_from_the_other(invent
     assert evidence.grids["mlm1", "squad"].examples == 0
     assert score.seeds.n == 3
     assert score.examples[0] < score.seeds.mean < score.examples[1]
+
+
+# ---------------------------------------------------------------- edges of the grid
+
+
+def edges_of(evidence, change, task="squad"):
+    """`edges` where only `task` was asked of the models, with grids changed."""
+    grids = {key: change(grid) for key, grid in evidence.grids.items() if key[1] == task}
+    return edges(replace(evidence, grids=grids, tasks={task: evidence.tasks[task]}))
+
+
+def winning(places):
+    """These places of the grid win, seed by seed."""
+
+    def change(grid):
+        scores = np.full((len(grid.lrs), len(grid.seeds)), 0.5)
+        for column, at in enumerate(places):
+            scores[at, column] = 0.9
+        return replace(grid, validation=grid.validation | {grid.metric: scores})
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        ((2, 2, 2), "on squad the highest, 2e-4, won 12 of 12 times"),
+        ((2, 1, 2), "on squad the highest, 2e-4, won 8 of 12 times"),
+        ((0, 0, 1), "on squad the lowest, 2e-5, won 8 of 12 times"),
+        ((1, 1, 2), ""),
+        ((0, 1, 2), ""),
+    ],
+)
+def test_an_end_of_the_grid_that_wins_most_often_is_named(ledger, places, expected):
+    said = edges_of(gather(*ledger), winning(places))
+    assert said == (f"A better learning rate may lie beyond the grid: {expected}." if expected else "")
+
+
+def test_where_all_rates_do_alike_none_has_won(ledger):
+    def alike(grid):
+        return replace(grid, validation={grid.metric: np.zeros((len(grid.lrs), len(grid.seeds)))})
+
+    evidence = gather(*ledger)
+    assert all(set(alike(grid).chosen.values()) == {0} for grid in evidence.grids.values())
+    assert edges_of(evidence, alike) == ""
+
+
+def test_a_part_of_the_grid_has_no_ends_of_its_own(ledger):
+    """As checkpoints on the way have it: two rates, of which one always wins."""
+
+    def part(grid):
+        won = winning((1, 1, 1))(grid)
+        scores = won.validation[grid.metric].copy()
+        scores[2] = np.nan
+        keys = (*grid.keys[:2], tuple("" for _ in grid.seeds))
+        return replace(won, keys=keys, validation={grid.metric: scores})
+
+    evidence = gather(*ledger)
+    assert all(set(part(grid).chosen.values()) == {1} for grid in evidence.grids.values())
+    assert edges_of(evidence, part) == ""

@@ -1,9 +1,10 @@
-"""The ledger as arrays: what the leaves say, chosen without the test part; what is missing stays missing, and is named."""
+"""The ledger as arrays: chosen without the test part; what is missing stays missing, and is named; resampled scores."""
 
 import contextlib
 import math
 import random
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from biphase import CLM, MLM, Fewer, Stage, Study
 from biphase.metadata import TRIAL
 from biphase.report import tables
 from biphase.report.content import collect
-from biphase.report.evidence import gather
+from biphase.report.evidence import Resamples, gather
+from biphase.report.statistics.intervals import resample
 from biphase.store import MANIFEST, Store, publish, verify
 from biphase.study.ledger import VALUES, finetunings, note_failure, read_trial, score_rows
 from biphase.tasks.metrics import entity_f1
@@ -22,7 +24,7 @@ from biphase.tasks.metrics import entity_f1
 SELECTS = {"SC": "accuracy", "TC": "sentence_f1", "QA": "token_f1", "IR": "paper_ndcg@10"}
 
 
-def leaves_of(plan):
+def trials_of(plan):
     """Every trial: (result, task, rate, seed) → its training and its key."""
     names = {key: name for name, key in reversed(plan.results.items())}
     return {
@@ -51,11 +53,11 @@ def tiny(run, grid, invent, tmp_path):
     """One trial: one result, one task, one rate, one seed."""
     study = Study("tiny", (run("clm", Stage(CLM(), 20)),), grid("sst2", lrs=(5e-5,), seeds=(0,)))
     plan, store = invent(study, tmp_path / "tiny", shrink=0.1)
-    ((training, key),) = leaves_of(plan).values()
+    ((training, key),) = trials_of(plan).values()
     return plan, store, training, key
 
 
-# ---------------------------------------------------------------- what the leaves say
+# ---------------------------------------------------------------- what the trials hold
 
 
 def test_what_is_not_planned_is_no_gap_and_every_array_has_the_shape_of_the_study(
@@ -86,12 +88,12 @@ def test_what_is_not_planned_is_no_gap_and_every_array_has_the_shape_of_the_stud
     assert not any("missing" in figure.caption for figure in content.figures)
 
 
-def test_every_score_stands_where_its_leaf_says(ledger):
+def test_every_score_stands_where_its_trial_says(ledger):
     plan, store = ledger
     evidence = gather(plan, store)
     assert evidence.count == (180, 180)
     assert evidence.unreadable == {}
-    for (result, task, lr, seed), (_, key) in leaves_of(plan).items():
+    for (result, task, lr, seed), (_, key) in trials_of(plan).items():
         grid, about = evidence.grids[result, task], read_trial(store, key)
         at = grid.lrs.index(lr), grid.seeds.index(seed)
         assert grid.keys[at[0]][at[1]] == key
@@ -153,7 +155,7 @@ def test_seeds_and_rates_stand_in_order_however_a_study_lists_them(run, grid, in
     found = evidence.grids["clm", "sst2"]
     assert evidence.seeds == found.seeds == (4, 9)
     assert found.lrs == (1e-5, 5e-5, 2e-4)
-    for (_, _, lr, seed), (_, key) in leaves_of(plan).items():
+    for (_, _, lr, seed), (_, key) in trials_of(plan).items():
         score = read_trial(store, key)["scores"]["test"]["accuracy"]
         assert found.test["accuracy"][found.lrs.index(lr), evidence.seeds.index(seed)] == score
 
@@ -170,7 +172,7 @@ def test_a_study_that_is_not_fine_tuned_has_models_and_no_scores(planned, run, t
 def test_test_scores_choose_nothing(ledger, rewrite):
     plan, store = ledger
     before, chance = gather(plan, store), random.Random(0)
-    for _, key in leaves_of(plan).values():
+    for _, key in trials_of(plan).values():
 
         def invent_test(about):
             about["scores"]["test"] = {name: chance.random() for name in about["scores"]["test"]}
@@ -186,7 +188,7 @@ def test_test_scores_choose_nothing(ledger, rewrite):
 
 def test_validation_scores_choose_and_of_equals_the_lowest_rate(ledger, rewrite):
     plan, store = ledger
-    for (result, task, lr, seed), (_, key) in leaves_of(plan).items():
+    for (result, task, lr, seed), (_, key) in trials_of(plan).items():
         if (result, task) != ("mlm", "nq"):
             continue
         best = {0: (2e-4,), 1: (5e-5, 2e-4), 2: (2e-5, 5e-5, 2e-4)}[seed]
@@ -207,10 +209,10 @@ def test_validation_scores_choose_and_of_equals_the_lowest_rate(ledger, rewrite)
 # ---------------------------------------------------------------- what is missing
 
 
-def test_a_missing_leaf_takes_its_seed_and_nothing_else(ledger):
+def test_a_missing_trial_takes_its_seed_and_nothing_else(ledger):
     plan, store = ledger
     whole = gather(plan, store)
-    _, key = leaves_of(plan)["mlm", "nq", 2e-5, 1]
+    _, key = trials_of(plan)["mlm", "nq", 2e-5, 1]
     store.discard(store.trials / key)
     evidence = gather(plan, store)
     found, model = evidence.grids["mlm", "nq"], evidence.models["mlm"]
@@ -250,17 +252,14 @@ def test_half_a_study_speaks_of_the_half_that_is_there(three, invent, ledger, tm
     assert evidence.by_rate(absent, "squad").shape == (1, 3, 3)
     assert evidence.values(absent, "squad") is None
     assert np.isfinite(evidence.scores(evidence.models["clm"], "squad")).all()
+    empty = gather(plan, Store(tmp_path / "empty"))
+    assert empty.count == (0, 180)
+    assert np.isnan(empty.scores(empty.models["clm"], "sst2")).all()
 
 
-def test_nothing_at_all_is_a_valid_ledger(three, planned, tmp_path):
-    evidence = gather(planned(three), Store(tmp_path / "empty"))
-    assert evidence.count == (0, 180)
-    assert np.isnan(evidence.scores(evidence.models["clm"], "sst2")).all()
-
-
-def test_a_failed_leaf_says_why(ledger):
+def test_a_failed_trial_says_why(ledger):
     plan, store = ledger
-    every = leaves_of(plan)
+    every = trials_of(plan)
     lender, own = every["mlm", "msmarco", 5e-5, 2]
     _, borrowed = every["mlm", "nq", 5e-5, 2]
     done, _ = every["clm", "sst2", 5e-5, 0]
@@ -281,22 +280,10 @@ def test_a_failed_leaf_says_why(ledger):
 # ---------------------------------------------------------------- what cannot be trusted
 
 
-def truncate(path):
-    path.write_bytes(path.read_bytes()[:-20])
-
-
 def flip(path, place=None, bit=2):
     content = bytearray(path.read_bytes())
     content[len(content) // 2 if place is None else place] ^= 1 << bit
     path.write_bytes(bytes(content))
-
-
-def empty(path):
-    path.write_bytes(b"")
-
-
-def delete(path):
-    path.unlink()
 
 
 def replace_by_folder(path):
@@ -308,11 +295,15 @@ def lengthen(path):
     path.write_bytes(path.read_bytes() + b"\n")
 
 
-def nonsense(path):
-    path.write_bytes(b"[1, 2]\n")
-
-
-DAMAGE = [truncate, flip, empty, delete, replace_by_folder, lengthen, nonsense]
+DAMAGE = [
+    flip,
+    lengthen,
+    replace_by_folder,
+    lambda path: path.write_bytes(path.read_bytes()[:-20]),
+    lambda path: path.write_bytes(b""),
+    lambda path: path.write_bytes(b"[1, 2]\n"),
+    lambda path: path.unlink(),
+]
 
 
 @pytest.fixture
@@ -331,10 +322,10 @@ def damaged(tmp_path):
 
 
 @pytest.mark.parametrize("name", [TRIAL, MANIFEST])
-def test_a_damaged_leaf_is_missing_and_named_and_harms_no_other(ledger, damaged, name):
+def test_a_damaged_trial_is_missing_and_named(ledger, damaged, name):
     plan, store = ledger
     whole = gather(plan, store)
-    _, key = leaves_of(plan)["both", "conll2003", 5e-5, 0]
+    _, key = trials_of(plan)["both", "conll2003", 5e-5, 0]
     for damage in DAMAGE:
         if (name, damage) == (MANIFEST, lengthen):  # a blank line changes nothing of what a manifest says
             continue
@@ -408,9 +399,9 @@ def test_no_flipped_bit_of_the_values_is_read(tiny):
         path.write_bytes(content)
 
 
-def test_a_leaf_in_the_place_of_another_is_not_taken_for_it(ledger):
+def test_a_trial_under_the_key_of_another_is_refused(ledger):
     plan, store = ledger
-    every = leaves_of(plan)
+    every = trials_of(plan)
     _, key = every["mlm", "sst2", 5e-5, 0]
     _, other = every["mlm", "sst2", 2e-4, 0]
     shutil.rmtree(store.trials / key)
@@ -444,7 +435,7 @@ def test_a_leaf_in_the_place_of_another_is_not_taken_for_it(ledger):
         lambda about: about.update(lr="1e-5"),
     ],
 )
-def test_what_was_published_whole_and_is_no_leaf_is_named_too(tiny, rewrite, change):
+def test_a_file_of_another_form_is_named(tiny, rewrite, change):
     plan, store, _, key = tiny
     rewrite(store.trials / key, TRIAL, change)
     verify(store.trials / key)
@@ -468,7 +459,7 @@ def test_a_manifest_that_does_not_say_what_was_written_vouches_for_nothing(tiny,
     assert expected in evidence.unreadable[key]
 
 
-def test_a_file_where_a_leaf_should_stand(tiny):
+def test_a_file_instead_of_a_folder_is_named(tiny):
     plan, store, _, key = tiny
     shutil.rmtree(store.trials / key)
     (store.trials / key).write_text("")
@@ -477,30 +468,18 @@ def test_a_file_where_a_leaf_should_stand(tiny):
     assert evidence.count == (0, 1)
 
 
-def test_values_of_another_number_of_examples_are_not_used(tiny, rewrite):
-    plan, store, _, key = tiny
-    rewrite(store.trials / key, TRIAL, lambda about: about["examples"].update(test=86))
-    evidence = gather(plan, store)
-    assert evidence.values(evidence.models["clm"], "sst2") is None
-    assert "87 values of test/accuracy for 86 examples" in evidence.unreadable[key]
-
-
 @pytest.mark.parametrize(
     "tensor",
-    [
-        torch.zeros(87, dtype=torch.bfloat16),
-        torch.zeros(87, dtype=torch.float8_e4m3fn),
-        torch.zeros(()),
-        torch.zeros(87, 2),
-    ],
-    ids=["bf16", "fp8", "no dimension", "two dimensions"],
-)
+    [torch.zeros(86), torch.zeros(87, dtype=torch.bfloat16), torch.zeros(87, dtype=torch.float8_e4m3fn),
+     torch.zeros(()), torch.zeros(87, 2)],
+    ids=["another number", "bf16", "fp8", "no dimension", "two dimensions"],
+)  # fmt: skip
 def test_values_of_another_kind_are_not_used_and_named(tiny, tensor):
     plan, store, _, key = tiny
-    place = store.trials / key
-    (place / VALUES).write_bytes(save({"test/accuracy": tensor}))
-    (place / MANIFEST).unlink()
-    assert publish(place.rename(place.with_name("built")), place)
+    folder = store.trials / key
+    (folder / VALUES).write_bytes(save({"test/accuracy": tensor}))
+    (folder / MANIFEST).unlink()
+    assert publish(folder.rename(folder.with_name("built")), folder)
     evidence = gather(plan, store)
     assert evidence.values(evidence.models["clm"], "sst2") is None
     assert list(evidence.unreadable) == [key]
@@ -547,7 +526,7 @@ def test_a_metric_whose_values_were_not_kept_is_no_damage(run, grid, invent, tmp
 # ---------------------------------------------------------------- names and seeds
 
 
-def test_two_names_of_one_state_are_counted_once(run, grid, invent, tmp_path):
+def test_two_names_of_one_checkpoint_are_counted_once(run, grid, invent, tmp_path):
     runs = (run("one", Stage(CLM(), 20)), run("same", Stage(CLM(), 20)), run("mlm", Stage(MLM(0.4), 20)))
     evidence = gather(*invent(Study("s", runs, grid("sst2")), tmp_path))
     assert list(evidence.models) == ["one", "mlm"]
@@ -569,8 +548,82 @@ def test_several_pretraining_seeds_are_rows_of_one_model(run, grid, invent, tmp_
     assert evidence.values(model, "squad").shape == (2, 3, 10_570)
     assert evidence.values(model, "squad").mean(axis=-1, dtype=float) == pytest.approx(scores / 100)
     for lr, seed in ((5e-5, 0), (5e-5, 1), (5e-5, 2)):
-        store.discard(store.trials / leaves_of(plan)["late", "squad", lr, seed][1])
+        store.discard(store.trials / trials_of(plan)["late", "squad", lr, seed][1])
     half = gather(plan, store)
     assert np.isnan(half.scores(model, "squad")).tolist() == [[False] * 3, [True] * 3]
     assert np.isnan(half.values(model, "squad")).all(axis=-1).tolist() == [[False] * 3, [True] * 3]
     assert half.values(model, "squad").shape == (2, 3, 10_570)
+
+
+# ---------------------------------------------------------------- resampled scores
+
+
+@pytest.fixture
+def evidence(ledger):
+    return gather(*ledger)
+
+
+def test_resampled_scores_centre_on_the_scores(evidence):
+    draws = Resamples(evidence)
+    for model in evidence.models.values():
+        for task in ("sst2", "squad", "nq"):
+            found, scores = draws.of(model, task), evidence.scores(model, task)
+            assert found.shape == (1000, *scores.shape)
+            error = found.std(axis=0) / math.sqrt(1000)
+            assert np.abs(found.mean(axis=0) - scores).max() < 5 * error.max()
+
+
+def test_each_seed_is_its_own_column(evidence):
+    """Against one row at a time: the same task has the same resamples, in one call or in many."""
+    draws, model = Resamples(evidence), evidence.models["mlm"]
+    values = evidence.values(model, "sst2")
+    for seed in range(values.shape[1]):
+        alone = resample(values[0, seed : seed + 1], seed="sst2", draws=1000)[:, 0]
+        assert draws.of(model, "sst2")[:, 0, seed] == pytest.approx(alone)
+
+
+def test_pretraining_seeds_are_rows(three, invent, tmp_path):
+    mlm = three.runs[1]
+    runs = tuple(replace(mlm, name=f"mlm-{seed}", seed=seed) for seed in (1, 2))
+    evidence = gather(*invent(replace(three, runs=runs), tmp_path, means={"mlm-1": 60.0, "mlm-2": 90.0}))
+    (model,) = evidence.models.values()
+    found = Resamples(evidence, draws=50).of(model, "sst2")
+    assert found.shape == (50, 2, 3)
+    assert found.mean(axis=(0, 2)) == pytest.approx([0.6, 0.9], abs=0.03)
+
+
+def test_entity_f1_is_resampled_from_counts(evidence):
+    draws, model = Resamples(evidence, draws=50), evidence.models["mlm"]
+    found = draws.of(model, "conll2003", "entity_f1")
+    assert found.shape == (50, 1, 3)
+    assert found.mean() == pytest.approx(evidence.scores(model, "conll2003", "entity_f1").mean(), abs=0.05)
+
+
+def test_a_task_is_resampled_once_for_all_models(evidence):
+    draws = Resamples(evidence, draws=10)
+    for model in evidence.models.values():
+        assert draws.of(model, "sst2") is draws.of(model, "sst2")
+
+
+def test_missing_values_give_no_resamples(ledger):
+    plan, store = ledger
+    for training in finetunings(plan):
+        for trial in training.trials:
+            if trial.task.name == "sst2":
+                (store.trials / trial.key / "values.safetensors").unlink()
+    evidence = gather(plan, store)
+    draws = Resamples(evidence, draws=10)
+    assert all(draws.of(model, "sst2") is None for model in evidence.models.values())
+    assert draws.of(evidence.models["mlm"], "squad") is not None
+    assert draws.of(evidence.models["mlm"], "squad", "no-such-metric") is None
+
+
+def test_a_seed_without_values_is_missing_alone(ledger):
+    plan, store = ledger
+    evidence = gather(plan, store)
+    grid = evidence.grids["mlm", "squad"]
+    key = grid.keys[grid.chosen[1]][grid.seeds.index(1)]
+    (store.trials / key / "values.safetensors").unlink()
+    found = Resamples(gather(plan, store), draws=10).of(evidence.models["mlm"], "squad")
+    assert np.isnan(found).all(axis=0).tolist() == [[False, True, False]]
+    assert np.isnan(found).any(axis=0).tolist() == [[False, True, False]]

@@ -1,4 +1,4 @@
-"""The first sentence of a report: chosen by validation, told by test, and no louder than the evidence."""
+"""The answer of a report: chosen by validation scores, given in test scores, and no stronger than the evidence."""
 
 import math
 import shutil
@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from biphase import CLM, MLM, Stage, Study
+from biphase.papers.gisserot2025 import PAPER
 from biphase.report.evidence import gather
 from biphase.report.headline import difference, headline, noise
 from biphase.report.statistics.intervals import across
+from biphase.report.verdicts import READS, judge
 from biphase.study.ledger import finetunings
 
 
@@ -179,20 +181,11 @@ def test_a_rival_of_several_seeds_says_so(invent, run, grid, tmp_path):
 
 
 def test_verdicts_are_counted(evidence):
-    from biphase.report.verdicts import judge as found_in
-
-    findings = found_in(evidence)
+    findings = judge(evidence, (PAPER,))
     top = headline(evidence, findings)
     assert sum(top.verdicts.values()) == len(findings)
     assert top.verdicts["not tested"] == sum(one.verdict == "not tested" for one in findings)
-    assert list(top.verdicts) == [
-        "reproduced",
-        "direction only",
-        "not reproduced",
-        "points the other way",
-        "underpowered",
-        "not tested",
-    ]
+    assert list(top.verdicts) == list(READS)
 
 
 def test_equal_seeds_are_told_as_such(evidence):

@@ -187,9 +187,9 @@ def test_published_models_of_one_last_name_are_not_one_model(planned):
 def test_parameters_that_nobody_can_know_are_not_guessed(of, run):
     corpus = Corpus("c", "./text", Pretrained("./tokens"))
     assert of(run("x", Stage(CLM(), 20), corpus=corpus)).parameters is None
-    told = replace(corpus, tokenizer=Pretrained("./tokens", vocab=1000))
+    sized = replace(corpus, tokenizer=Pretrained("./tokens", vocab=1000))
     assert (
-        of(run("x", Stage(CLM(), 20), corpus=told)).parameters
+        of(run("x", Stage(CLM(), 20), corpus=sized)).parameters
         == SIZES["1m"].block_parameters + 2 * 1000 * 128
     )
 
@@ -231,7 +231,7 @@ def test_more_of_the_same_is_told_from_the_base_on(of, run):
     assert recipe.words() == "1m · MLM 40% for 10 steps, continued after MLM 40% for 20 steps"
 
 
-def test_the_same_steps_with_a_decay_between_them_are_another_recipe_and_no_draw(planned, run):
+def test_the_same_steps_with_a_decay_between_them_are_another_recipe_and_no_sample(planned, run):
     mlm = MLM(0.4)
     whole = run("whole", Stage(mlm, 30), seed=1)
     parts = run("parts", Stage(mlm, 10), start=run("base", Stage(mlm, 20), seed=2))
@@ -241,16 +241,16 @@ def test_the_same_steps_with_a_decay_between_them_are_another_recipe_and_no_draw
     assert len({model.recipe.spans for model in known.values()}) == 1, "the case at hand"
 
 
-def test_a_checkpoint_on_a_longer_way_is_no_draw_of_one_on_a_shorter(planned, run):
+def test_a_checkpoint_on_a_longer_way_is_no_sample_of_one_on_a_shorter(planned, run):
     short = run("short", Stage(CLM(), 20), seed=1, keep=(10,))
     long = run("long", Stage(CLM(), 40), seed=2, keep=(10,))
     assert list(models(planned(short, long))) == ["short-10", "short", "long-10", "long"]
 
 
-# ---------------------------------------------------------------- one state, several names
+# ---------------------------------------------------------------- one checkpoint, several names
 
 
-def test_two_names_of_one_state_are_one_model(planned, run):
+def test_two_names_of_one_checkpoint_are_one_model(planned, run):
     known = models(
         planned(run("one", Stage(CLM(), 20)), run("same", Stage(CLM(), 20)), run("mlm", Stage(MLM(0.4), 20)))
     )
@@ -279,7 +279,7 @@ def test_a_checkpoint_belongs_to_the_run_that_keeps_it_whoever_else_passes_there
 # ---------------------------------------------------------------- several seeds
 
 
-def test_results_that_differ_only_in_the_seed_are_draws_of_one_model(planned, run):
+def test_results_that_differ_only_in_the_seed_are_samples_of_one_model(planned, run):
     runs = [run(f"{word}-{seed}", Stage(one, 20), seed=seed, keep=(10,)) for seed in (7, 3) for word, one in (("clm", CLM()), ("mlm", MLM(0.4)))]  # fmt: skip
     known = models(planned(*runs))
     assert {name: (model.results, model.seeds) for name, model in known.items()} == {
@@ -291,7 +291,7 @@ def test_results_that_differ_only_in_the_seed_are_draws_of_one_model(planned, ru
     assert all(model.recipe.seed == 3 for model in known.values())
 
 
-def test_draws_go_on_as_draws(planned, run):
+def test_continued_samples_stay_samples(planned, run):
     runs = [
         run(f"more-{seed}", Stage(MLM(0.4), 10), start=run(f"base-{seed}", Stage(CLM(), 20), seed=seed))
         for seed in (1, 2)
@@ -300,7 +300,7 @@ def test_draws_go_on_as_draws(planned, run):
     assert (model.results, model.seeds) == (("more-1", "more-2"), (1, 2))
 
 
-def test_two_ways_on_from_one_base_are_no_two_draws(planned, run):
+def test_two_ways_on_from_one_base_are_not_two_samples(planned, run):
     base = run("base", Stage(CLM(), 20), seed=1)
     ways = [run(f"way-{seed}", Stage(MLM(0.4), 10), start=base, seed=seed, data="restart") for seed in (1, 2)]
     assert [model.results for model in models(planned(*ways)).values()] == [("way-1",), ("way-2",)]
@@ -325,14 +325,14 @@ def test_two_ways_on_from_one_base_are_no_two_draws(planned, run):
     ],
     ids=lambda fields: next(iter(fields)),
 )
-def test_anything_else_that_differs_is_another_setting_and_no_draw(planned, run, fields):
+def test_anything_else_that_differs_is_another_setting_and_no_sample(planned, run, fields):
     plan = planned(run("one", Stage(CLM(), 20), seed=1), run("two", Stage(CLM(), 20), seed=2, **fields))
     known = models(plan)
     assert list(known) == ["one", "two"]
     assert known["one"].recipe.setting != known["two"].recipe.setting
 
 
-def test_another_shape_under_the_same_name_is_no_draw(planned, run):
+def test_another_shape_under_the_same_name_is_no_sample(planned, run):
     slim = replace(SIZES["1m"], heads=4, kv_heads=4)
     known = models(planned(run("one", Stage(CLM(), 20)), run("two", Stage(CLM(), 20), start=slim, seed=2)))
     assert list(known) == ["one", "two"]

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from biphase.papers.gisserot2025 import PAPER
 from biphase.report import tables
 from biphase.report.estimates import estimate
 from biphase.report.evidence import gather
 from biphase.report.provenance import runs
 from biphase.report.statistics.intervals import of_scores
-from biphase.report.verdicts import judge as found_in
+from biphase.report.verdicts import judge
 from biphase.study import ledger as state_ledger
 from biphase.study.ledger import finetunings
 
@@ -155,7 +156,7 @@ def test_noise_is_told_by_source_as_far_as_seeds_can_tell_it(evidence):
 
 
 def test_claims_have_a_row_for_each_part_and_one_where_there_is_none(evidence):
-    findings = found_in(evidence)
+    findings = judge(evidence, (PAPER,))
     rows = read(tables.claims(findings))
     assert len(rows) == sum(max(1, len(one.parts)) for one in findings)
     assert rows[0]["claim"] == "C1"

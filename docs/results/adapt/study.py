@@ -73,4 +73,4 @@ tasks = (
 )
 # Of 5e-5, 1e-4 and 3e-4 the last had won on validation in every grid of three that was finished when it was fixed.
 grid = Finetune(tasks, lrs=(3e-4,), seeds=(0, 1, 2), protocol="standard")
-study = Study("adapt", runs=(decoder, *adapted, masked), finetune=grid)
+study = Study("adapt", runs=(decoder, *adapted, masked), finetune=grid, papers="gisserot2025")

@@ -30,7 +30,7 @@ from biphase.cli.app import (
 if TYPE_CHECKING:
     from biphase.cluster.workers import WorkerHeartbeat
     from biphase.keys import Identities
-    from biphase.report.prospects import Prospect
+    from biphase.report.verdicts import Prospect
     from biphase.specs import Pretrain
     from biphase.store import Store
     from biphase.study.ledger import Count
@@ -55,7 +55,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """The tree: what is shared, what is done, what the rest costs, what it will show. Runs nothing."""
-    from biphase.report import prospects
+    from biphase.report import verdicts
     from biphase.study.describe import bill, plan_json, render
     from biphase.study.ledger import count, settled
     from biphase.study.prices import ManyGpus, gpus_at_hand
@@ -70,25 +70,23 @@ def plan(
     scaled = ManyGpus(made, where, gpus, device) if gpus else None
     if as_json:
         told = plan_json(made, done=done, tuned=tuned.done, bill=priced)
-        told |= {"claims": prospects.as_json(to_come)} | ({"gpus": scaled.as_json()} if scaled else {})
+        told |= {"claims": verdicts.as_json(to_come)} | ({"gpus": scaled.as_json()} if scaled else {})
         print(json.dumps(told, indent=1))
         return
-    claims, path = prospects.render(to_come) if to_come else [], with_store(study, store)
+    claims, path = verdicts.render(to_come) if to_come else [], with_store(study, store)
     show(render(made, done=done, tuned=tuned.done, bill=priced, command_path=path, claims=claims))
     show("\n".join(scaled.render())) if scaled else None
 
 
 def _to_come(made: Plan, where: Store, tuned: Count) -> list[Prospect]:
     """The power analysis of a study with unfinished trials, with the noise measured so far."""
-    from biphase.report.prospects import prospects
+    from biphase.papers import papers_of
+    from biphase.report.evidence import gather
+    from biphase.report.verdicts import prospects
 
     if not tuned.of or tuned.done == tuned.of:
         return []
-    if not tuned.done:
-        return prospects(made)
-    from biphase.report.evidence import gather
-
-    return prospects(made, gather(made, where))
+    return prospects(made, gather(made, where) if tuned.done else None, papers_of(made.study))
 
 
 Shard = Annotated[

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from biphase.papers import papers_of
 from biphase.report import tables
+from biphase.report.contrasts import Paper
 from biphase.report.estimates import Estimates, edges, estimate
 from biphase.report.evidence import Evidence, Resamples, gather
 from biphase.report.figures import Figure, figures
 from biphase.report.headline import Headline, headline
 from biphase.report.provenance import Missing, Provenance, RunSummary, missing, provenance, runs
+from biphase.report.recipes import FirstPublished
 from biphase.report.verdicts import Finding, judge
 from biphase.specs.tasks import FAMILIES
 from biphase.store import Store
@@ -79,6 +82,7 @@ class Content:
     """Everything that a report shows."""
 
     evidence: Evidence
+    papers: tuple[Paper, ...]
     estimates: Estimates
     findings: tuple[Finding, ...]
     figures: tuple[Figure, ...]
@@ -101,13 +105,15 @@ class Content:
 
 def collect(plan: Plan, store: Store, *, live: bool = False) -> Content:
     """Read the scores of a plan from a store and compute the report's content."""
-    evidence = gather(plan, store)
+    papers = papers_of(plan.study)
+    evidence = gather(plan, store, FirstPublished(tuple(paper.published for paper in papers)))
     draws = Resamples(evidence)
     estimates = estimate(evidence, draws)
-    findings = tuple(judge(evidence, draws))
+    findings = tuple(judge(evidence, papers, draws))
     found = runs(evidence)
     return Content(
         evidence=evidence,
+        papers=papers,
         estimates=estimates,
         findings=findings,
         figures=tuple(figures(evidence, estimates, live=live)),

@@ -1,298 +1,48 @@
-"""Contrasts: which models of a study can be compared, what is measured of them, and with which result.
+"""Contrasts: what is measured of the models that a claim compares, and with which result.
 
 The file has four parts:
 
-    comparable models   `comparable_models` sorts the models of a plan into `ModelGroup`s (one size, one set of other
-                        hyperparameters) and `Group`s (the same hyperparameters at several sizes)
     quantities          `Quantity`: a number for every seed, in percentage points (score, spread, slope, sums of these)
-    contrasts           `Contrast`: a quantity that is positive if a claim holds, and the margin it must exceed;
-                        `Statement`: a claim with the function that finds its contrasts
+    contrasts           `Contrast`: a quantity that is positive if a claim holds, and the margin it must exceed
+    claims              `Statement`: a claim as data: which models are compared (`selectors.Select`), by which
+                        `Pattern`s of contrasts; `Paper`: the claims and the published numbers of a paper
     measuring           `measure`: a contrast's estimate, intervals and p-value from the scores
 
 Everything before `measure` needs recipes only, so `biphase plan` can list the tests of a study before any score exists.
-
-Models that start from a published checkpoint belong to no group, because their earlier training data is not known. A
-study's own claims may still name them.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from biphase.papers.gisserot2025.published import family_mean
-from biphase.presets import corpus_of
 from biphase.report.evidence import Evidence, Floats, Resamples, ScoreGrid
-from biphase.report.recipes import SETTING, Kind, Model, Recipe, models
-from biphase.report.statistics.intervals import Estimate, across, interval, kept, rate_spread, spread
-from biphase.specs import Family, Fewer, Finetune, Hub, Pretrain, Task
-from biphase.specs.tasks import FAMILIES
-from biphase.study.plan import Plan
+from biphase.report.pretraining import Epochs
+from biphase.report.recipes import Model, Published
+from biphase.report.selectors import Case, ComparableModels, percent, rows_in_common
+from biphase.report.statistics.intervals import (
+    Estimate,
+    across,
+    complete,
+    interval,
+    kept,
+    mean_squares,
+    spread,
+)
+from biphase.specs import Family, Finetune
+from biphase.study.costs import REPEATED, flops_of
 from biphase.text import short
-
-USUAL = 0.4  # the masking ratio of the paper's comparisons
-WINDOW = 0.05  # a split of 25% is any between 20% and 30%
-
-
-@dataclass(frozen=True)
-class ModelGroup:
-    """Models of one size and one set of other hyperparameters. Most lookups return models by their number of steps."""
-
-    size: str
-    parameters: int | None
-    about: str  # what distinguishes it where a study has several settings: "peak 0.001"
-    models: tuple[Model, ...]
-    plateau: frozenset[str]  # names of models whose learning rate has not begun to decay
-
-    @property
-    def title(self) -> str:
-        return " · ".join(one for one in (self.size, self.about) if one)
-
-    def clm(self) -> dict[int, Model]:
-        """Models trained from scratch with CLM only."""
-        return {one.recipe.steps: one for one in self._finals("clm")}
-
-    def mlm(self, ratio: float = USUAL) -> dict[int, Model]:
-        """Models trained from scratch with MLM only, at one ratio."""
-        return {one.recipe.steps: one for one in self._finals("mlm") if _is(one.recipe.ratio, ratio)}
-
-    def ratios(self, steps: int) -> dict[float, Model]:
-        """Models trained from scratch with MLM for this many steps, by masking ratio in ascending order."""
-        found = {
-            one.recipe.ratio: one
-            for one in self._finals("mlm")
-            if one.recipe.steps == steps and one.recipe.ratio is not None
-        }
-        return dict(sorted(found.items()))
-
-    def split(self, share: float) -> dict[int, Model]:
-        """Models trained with CLM for about this share of their steps, then with MLM at the usual ratio."""
-        near = [
-            one
-            for one in self._finals("clm-mlm")
-            if _is(one.recipe.ratio, USUAL) and abs(one.recipe.causal_share - share) <= WINDOW + 1e-9
-        ]
-        near.sort(key=lambda one: (-round(abs(one.recipe.causal_share - share), 6), -one.recipe.causal_share))
-        # Later entries replace earlier ones: the nearest share wins; of two equally near, the lower one.
-        return {one.recipe.steps: one for one in near}
-
-    def mostly_causal(self, steps: int) -> dict[int, dict[float, Model]]:
-        """Models with MLM for at most the last tenth of their steps: by the step of the switch, then by ratio."""
-        found: dict[int, dict[float, Model]] = {}
-        for one in self._finals("clm-mlm"):
-            recipe = one.recipe
-            if recipe.steps == steps and recipe.causal_share >= 0.9 and recipe.ratio is not None:
-                found.setdefault(recipe.spans[0].until, {})[recipe.ratio] = one
-        return found
-
-    def on_the_way(self, kind: Kind) -> dict[int, Model]:
-        """Intermediate checkpoints before the decay, trained with CLM or with MLM at the usual ratio."""
-        return {
-            one.recipe.steps: one
-            for one in sorted(self.models, key=lambda one: one.recipe.steps)
-            if one.name in self.plateau
-            and one.recipe.kind == kind
-            and one.recipe.base is None
-            and (kind == "clm" or _is(one.recipe.ratio, USUAL))
-        }
-
-    def continued(self, kind: Kind) -> dict[tuple[int, int], Model]:
-        """Decayed bases of a kind, continued with MLM at the usual ratio: by (steps of the base, steps since)."""
-        found = {}
-        for one in self.models:
-            recipe, base = one.recipe, one.recipe.base
-            if not recipe.final or base is None or base.base is not None or not base.decayed:
-                continue
-            asked = recipe.kind == "mlm" and _is(recipe.ratio, USUAL)
-            if asked and base.kind == kind and (kind == "clm" or _is(base.ratio, USUAL)):
-                found[base.steps, recipe.continued] = one
-        return found
-
-    def _finals(self, kind: Kind) -> list[Model]:
-        return [
-            one
-            for one in self.models
-            if one.recipe.final and one.recipe.base is None and one.recipe.kind == kind
-        ]
-
-
-Group = tuple[ModelGroup, ...]  # smallest size first
-
-
-@dataclass(frozen=True)
-class ComparableModels:
-    """The models and tasks that the claims of a study can be tested with."""
-
-    plan: Plan
-    models: dict[str, Model]
-    groups: tuple[Group, ...]
-    tasks: dict[str, Task]
-
-    @property
-    def lines(self) -> list[ModelGroup]:
-        return [line for group in self.groups for line in group]
-
-    @property
-    def families(self) -> dict[Family, tuple[str, ...]]:
-        found = {f: tuple(name for name, task in self.tasks.items() if task.family == f) for f in FAMILIES}
-        return {family: names for family, names in found.items() if names}
-
-    @property
-    def finetune(self) -> Finetune | None:
-        return self.plan.study.finetune
-
-    @property
-    def fewer(self) -> Fewer | None:
-        """The reduced fine-tuning of intermediate checkpoints, if the study has one."""
-        return self.finetune.on_the_way if self.finetune else None
-
-    def plans(self, models: Iterable[Model], tasks: Iterable[str]) -> bool:
-        """Whether all of these models are planned to be scored on all of these tasks."""
-        return self.fewer is None or all(
-            task in self.fewer.tasks for one in models if not one.recipe.final for task in tasks
-        )
-
-    def seeds(self, models: Iterable[Model]) -> int:
-        """The number of fine-tuning seeds that all of these models have."""
-        if self.finetune is None:
-            return 0
-        whole = self.fewer is None or all(one.recipe.final for one in models)
-        return len(self.finetune.seeds if whole or self.fewer is None else self.fewer.seeds)
-
-
-def comparable_models(plan: Plan, known: dict[str, Model] | None = None) -> ComparableModels:
-    """Sort the models of a plan into comparable groups; `known` avoids recomputing its models."""
-    known = models(plan) if known is None else known
-    finetune = plan.study.finetune
-    tasks = {task.name: task for task in finetune.tasks} if finetune else {}
-    scratch = [one for one in known.values() if not isinstance(_run(plan, one).root.start, Hub)]
-    about = _settings(plan, scratch)
-    groups: dict[tuple[str, str], list[Model]] = {}
-    for setting in dict.fromkeys(one.recipe.setting for one in scratch):
-        alike = [one for one in scratch if one.recipe.setting == setting]
-        rules = sorted({rule for one in alike for rule in _rules(one)})
-        for rule in rules or [""]:
-            title = " · ".join(
-                one for one in (about[setting], f"masks {rule}" if len(rules) > 1 else "") if one
-            )
-            groups[title, setting + rule] = [one for one in alike if _rules(one) <= {rule}]
-    return ComparableModels(
-        plan, known, tuple(_group(plan, *groups[key], about=key[0]) for key in groups), tasks
-    )
-
-
-def common(*found: dict[int, Model]) -> list[int]:
-    """The steps at which every dictionary has a model, in ascending order."""
-    return sorted(set.intersection(*(set(one) for one in found))) if found else []
-
-
-def rows_in_common(models: list[Model]) -> dict[str, list[int]]:
-    """For each model, the row indices of the pretraining seeds that all models share.
-
-    If they share none, rows are paired in the order of the seeds.
-    """
-    shared = [seed for seed in models[0].seeds if all(seed in one.seeds for one in models)]
-    if shared:
-        return {one.name: [one.seeds.index(seed) for seed in shared] for one in models}
-    fewest = min(len(one.seeds) for one in models)
-    return {one.name: list(range(fewest)) for one in models}
-
-
-def _group(plan: Plan, *members: Model, about: str) -> Group:
-    """Sort models of one setting by size and shape into `ModelGroup`s."""
-    by_size: dict[tuple[str, str], list[Model]] = {}
-    for one in members:
-        by_size.setdefault((one.recipe.size, one.recipe.shape), []).append(one)
-    plateau = frozenset(one.name for one in members if _on_plateau(plan, one))
-    names = [name for name, _ in by_size]
-    lines = [
-        ModelGroup(
-            # Two shapes under one name are distinguished by their parameters.
-            name if names.count(name) == 1 else f"{name} of {short(some[0].recipe.parameters or math.nan)}",
-            some[0].recipe.parameters,
-            about,
-            tuple(some),
-            plateau,
-        )
-        for (name, _), some in by_size.items()
-    ]
-    return tuple(sorted(lines, key=lambda line: (line.parameters or math.inf, line.size)))
-
-
-def _on_plateau(plan: Plan, model: Model) -> bool:
-    job = plan.jobs.get(plan.results[model.results[0]])
-    return job is not None and not model.recipe.final and job.step <= job.run.decay_start
-
-
-def _run(plan: Plan, model: Model) -> Pretrain:
-    """The run whose end or intermediate checkpoint is the model's first result."""
-    name = model.results[0]
-    return next(
-        run
-        for run in plan.study.runs
-        if name == run.name or name in [f"{run.name}-{step}" for step in run.keep]
-    )
-
-
-def _rules(model: Model) -> set[str]:
-    """The replacement shares of its MLM phases, as "mask/random/kept" in percent."""
-    return {span.objective.rule for span in model.recipe.spans if span.objective.name == "mlm"}
-
-
-def _settings(plan: Plan, members: Iterable[Model]) -> dict[str, str]:
-    """A description of each setting that lists only the fields in which the settings differ."""
-    fields: dict[str, dict[str, str]] = {}
-    for one in members:
-        way = {"way": "continued" if one.recipe.base else "from scratch"}
-        fields.setdefault(one.recipe.setting, _fields(_run(plan, one)) | way)
-    differing = [
-        name
-        for name in ("corpus", "peak", "warmup", "decay", *SETTING)
-        if len({fields[setting].get(name) for setting in fields}) > 1
-    ]
-    words = {setting: ", ".join(one[name] for name in differing) for setting, one in fields.items()}
-    if len(set(words.values())) < len(words):  # a second warmup, for example, shows in no field
-        words = {
-            setting: ", ".join(filter(None, (said, fields[setting]["way"])))
-            for setting, said in words.items()
-        }
-    twice = {one for one in words.values() if list(words.values()).count(one) > 1}
-    return {
-        setting: f"{said} (setting {setting[:6]})".strip() if said in twice and len(words) > 1 else said
-        for setting, said in words.items()
-    }
-
-
-def _fields(run: Pretrain) -> dict[str, str]:
-    packing = run.packing
-    said = {
-        "corpus": corpus_of(run).name if run.corpus else "no corpus",
-        "peak": f"peak {run.schedule.peak:g}",
-        "warmup": f"warmup {run.schedule.warmup:g}",
-        "decay": f"decay {run.schedule.decay:g}",
-        "packing": f"{type(packing).__name__.lower()} of {packing.length:,}",
-        "batch_tokens": f"{run.batch_tokens:,} tokens a step",
-        "optimizer": f"eps {run.optimizer.eps:g}, decay {run.optimizer.weight_decay:g}",
-        "precision": run.precision,
-        "optimizer_state": f"moments {run.optimizer_state}",
-        "data": f"data {run.data}",
-    }
-    return {name: str(value) for name, value in said.items()}
-
-
-def _is(ratio: float | None, wanted: float) -> bool:
-    return ratio is not None and math.isclose(ratio, wanted)
-
 
 # ---------------------------------------------------------------- quantities
 # A quantity has four numbers: its value for every seed, its value for every resample of the test examples, its expected
-# variance for a given noise of scores, and its value in the paper. So one definition serves both the report, which has
+# variance for a given noise of scores, and its published value. So one definition serves both the report, which has
 # scores, and the plan, which has none yet.
 
 
@@ -307,17 +57,21 @@ class ScoreView:
     draws: Resamples | None
     rows: dict[str, list[int]]  # model → its row indices, in the same seed order for all models
 
-    def scores(self, model: Model, tasks: tuple[str, ...], metric: str, part: str = "test") -> Floats:
+    @classmethod
+    def of(cls, models: Iterable[Model], evidence: Evidence, draws: Resamples | None = None) -> ScoreView:
+        return cls(evidence, draws, rows_in_common(models))
+
+    def scores(self, model: Model, tasks: tuple[str, ...], metric: str = "", part: str = "test") -> Floats:
         return 100 * self.evidence.on(model, tasks, metric, part=part)[self.rows[model.name]]
 
     def rates(self, model: Model, task: str) -> Floats:
         """Test scores as (pretraining seeds, learning rates, fine-tuning seeds)."""
         return 100 * self.evidence.by_rate(model, task)[self.rows[model.name]]
 
-    def resampled(self, model: Model, tasks: tuple[str, ...], metric: str) -> Floats | None:
+    def resampled(self, model: Model, tasks: tuple[str, ...], metric: str = "") -> Floats | None:
         """Mean over tasks as (resamples, pretraining seeds, fine-tuning seeds); None if a task has no values."""
-        found = [self.draws.of(model, task, metric) if self.draws else None for task in tasks]
-        known = [one for one in found if one is not None]
+        tables = [self.draws.of(model, task, metric) if self.draws else None for task in tasks]
+        known = [table for table in tables if table is not None]
         if len(known) < len(tasks):
             return None
         return 100 * np.mean(known, axis=0)[:, self.rows[model.name]]
@@ -337,10 +91,10 @@ class Quantity(ABC):
         """The tasks it needs scores on."""
 
     @abstractmethod
-    def measure(self, reading: ScoreView) -> Floats:
+    def measure(self, view: ScoreView) -> Floats:
         """Its values as (pretraining seeds, fine-tuning seeds), in points. NaN: missing."""
 
-    def resample(self, reading: ScoreView) -> Floats | None:
+    def resample(self, view: ScoreView) -> Floats | None:
         """Its values as (resamples, pretraining seeds, fine-tuning seeds); None where resampling does not apply."""
         return None
 
@@ -348,9 +102,13 @@ class Quantity(ABC):
     def variance(self, noise: Noise) -> float:
         """Its variance over fine-tuning seeds, if scores of different models and tasks vary independently."""
 
-    def in_paper(self) -> float | None:
-        """Its value computed from the paper's scores; None if any of them is not known."""
+    def published(self, numbers: Published) -> float | None:
+        """Its value computed from published scores; None if any of them is not known."""
         return None
+
+    def note(self, view: ScoreView) -> str:
+        """What to say beside its value."""
+        return ""
 
     def __mul__(self, weight: float) -> Sum:
         return Sum(((weight, self),))
@@ -365,187 +123,180 @@ class Quantity(ABC):
 
 
 @dataclass(frozen=True)
-class ScoreQuantity(Quantity):
-    """The mean score of one model over some tasks."""
+class OfModels(Quantity):
+    """Base class of quantities that are computed from scores."""
 
-    model: Model
-    on: tuple[str, ...]
-    family: Family | None = None  # set where `on` is every task that the study has of a family
-    metric: str = ""  # empty: the one that learning rates are chosen by
+    of: tuple[Model, ...]
+    on: tuple[str, ...]  # tasks
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return (self.model,)
+        return self.of
 
     @property
     def tasks(self) -> tuple[str, ...]:
         return self.on
 
-    def measure(self, reading: ScoreView) -> Floats:
-        return reading.scores(self.model, self.on, self.metric)
-
-    def resample(self, reading: ScoreView) -> Floats | None:
-        return reading.resampled(self.model, self.on, self.metric)
-
     def variance(self, noise: Noise) -> float:
         return sum(noise(task) ** 2 for task in self.on) / len(self.on) ** 2
 
-    def in_paper(self) -> float | None:
-        return None if self.metric else paper_score(self.model.recipe, self.family)
+
+@dataclass(frozen=True)
+class Score(OfModels):
+    """The mean score of one model over tasks."""
+
+    family: Family | None = None  # set where the tasks are all that the study has of a family
+    metric: str = ""  # empty: the one that learning rates are chosen by
+
+    def measure(self, view: ScoreView) -> Floats:
+        return view.scores(self.models[0], self.tasks, self.metric)
+
+    def resample(self, view: ScoreView) -> Floats | None:
+        return view.resampled(self.models[0], self.tasks, self.metric)
+
+    def published(self, numbers: Published) -> float | None:
+        if self.metric or self.family is None:
+            return None
+        return numbers.family_mean(self.models[0].recipe, self.family)
 
 
 @dataclass(frozen=True)
-class Sum(Quantity):
+class SpreadOfRates(OfModels):
+    """The sensitivity to the learning rate: best minus worst test score of each seed, mean over tasks."""
+
+    def measure(self, view: ScoreView) -> Floats:
+        by_task = [np.moveaxis(view.rates(self.models[0], task), 1, 0) for task in self.tasks]
+        return np.mean([spread(rates) for rates in by_task], axis=0)
+
+    def variance(self, noise: Noise) -> float:
+        # Best minus worst is a difference of two scores, so it has twice the variance of one.
+        return 2 * super().variance(noise)
+
+
+@dataclass(frozen=True)
+class Best(OfModels):
+    """The test score of the model with the best validation score, averaged over the seeds that all models have."""
+
+    family: Family | None = None
+
+    def chosen(self, view: ScoreView) -> Model | None:
+        """The model that validation selects; the first of equals. None: no seed is complete for all models."""
+        validation = np.stack([view.scores(model, self.tasks, part="validation") for model in self.models])
+        complete = np.isfinite(validation).all(axis=0)
+        if not complete.any():
+            return None
+        return self.models[int(np.argmax(validation[:, complete].mean(axis=1)))]
+
+    def measure(self, view: ScoreView) -> Floats:
+        best = self.chosen(view)
+        scores = view.scores(best or self.models[0], self.tasks)
+        return scores if best else np.full_like(scores, np.nan)
+
+    def resample(self, view: ScoreView) -> Floats | None:
+        best = self.chosen(view)
+        return view.resampled(best, self.tasks) if best else None
+
+    def published(self, numbers: Published) -> float | None:
+        # Papers print the best of a sweep and some of the others, so a few known numbers of many include the best.
+        known = [
+            numbers.family_mean(model.recipe, self.family) if self.family else None for model in self.models
+        ]
+        values = [value for value in known if value is not None]
+        return max(values) if len(self.models) >= 4 and len(values) >= 2 else None
+
+    def note(self, view: ScoreView) -> str:
+        best = self.chosen(view)
+        return f"best ratio on validation: {percent(best.recipe.ratio or 0)}" if best else ""
+
+
+class Combined(Quantity):
+    """Base class of quantities that are computed from others."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[Quantity, ...]: ...
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return tuple(dict.fromkeys(model for part in self.parts for model in part.models))
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(task for part in self.parts for task in part.tasks))
+
+    def note(self, view: ScoreView) -> str:
+        return "; ".join(filter(None, (part.note(view) for part in self.parts)))
+
+    def _published(self, numbers: Published) -> list[float]:
+        """The published values of all parts; empty if any is not known."""
+        known = [value for part in self.parts if (value := part.published(numbers)) is not None]
+        return known if len(known) == len(self.parts) else []
+
+
+@dataclass(frozen=True)
+class Sum(Combined):
     """A weighted sum of quantities."""
 
     terms: tuple[tuple[float, Quantity], ...]
 
     @property
-    def models(self) -> tuple[Model, ...]:
-        return _together(one.models for _, one in self.terms)
+    def parts(self) -> tuple[Quantity, ...]:
+        return tuple(part for _, part in self.terms)
 
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        return _together(one.tasks for _, one in self.terms)
+    def measure(self, view: ScoreView) -> Floats:
+        return sum((weight * part.measure(view) for weight, part in self.terms), np.zeros(()))
 
-    def measure(self, reading: ScoreView) -> Floats:
-        return sum((weight * one.measure(reading) for weight, one in self.terms), np.zeros(()))
-
-    def resample(self, reading: ScoreView) -> Floats | None:
-        found = [(weight, one.resample(reading)) for weight, one in self.terms]
-        known = [weight * one for weight, one in found if one is not None]
-        return sum(known, np.zeros(())) if len(known) == len(found) else None
+    def resample(self, view: ScoreView) -> Floats | None:
+        tables = [(weight, part.resample(view)) for weight, part in self.terms]
+        known = [weight * table for weight, table in tables if table is not None]
+        return sum(known, np.zeros(())) if len(known) == len(tables) else None
 
     def variance(self, noise: Noise) -> float:
-        return sum(weight**2 * one.variance(noise) for weight, one in self.terms)
+        return sum(weight**2 * part.variance(noise) for weight, part in self.terms)
 
-    def in_paper(self) -> float | None:
-        found = [(weight, one.in_paper()) for weight, one in self.terms]
-        known = [weight * one for weight, one in found if one is not None]
-        return math.fsum(known) if len(known) == len(found) else None
+    def published(self, numbers: Published) -> float | None:
+        known = self._published(numbers)
+        weighted = (weight * value for (weight, _), value in zip(self.terms, known, strict=False))
+        return math.fsum(weighted) if known else None
 
 
 @dataclass(frozen=True)
-class SpreadOfRates(Quantity):
-    """The sensitivity to the learning rate: best minus worst test score of each seed, mean over tasks."""
-
-    model: Model
-    on: tuple[str, ...]
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return (self.model,)
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        return self.on
-
-    def measure(self, reading: ScoreView) -> Floats:
-        return np.mean([rate_spread(reading.rates(self.model, task)) for task in self.on], axis=0)
-
-    def variance(self, noise: Noise) -> float:
-        # Best minus worst is a difference of two scores, so it has twice the variance of one.
-        return 2 * sum(noise(task) ** 2 for task in self.on) / len(self.on) ** 2
-
-
-@dataclass(frozen=True)
-class Several(Quantity):
-    """Base class of quantities that are computed from several others."""
+class Several(Combined):
+    """Base class of quantities that are one of several, or the distance between two of them."""
 
     among: tuple[Quantity, ...]
 
     @property
-    def models(self) -> tuple[Model, ...]:
-        return _together(one.models for one in self.among)
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        return _together(one.tasks for one in self.among)
+    def parts(self) -> tuple[Quantity, ...]:
+        return self.among
 
 
 class Spread(Several):
     """The range of several quantities: largest minus smallest for each seed."""
 
-    def measure(self, reading: ScoreView) -> Floats:
-        return spread(np.stack([one.measure(reading) for one in self.among]))
+    def measure(self, view: ScoreView) -> Floats:
+        return spread(np.stack([part.measure(view) for part in self.parts]))
 
     def variance(self, noise: Noise) -> float:
-        return 2 * max(one.variance(noise) for one in self.among)
+        return 2 * max(part.variance(noise) for part in self.parts)
 
 
 class Largest(Several):
     """The maximum of several quantities for each seed. Its mean is biased upwards: at least that of the largest."""
 
-    def measure(self, reading: ScoreView) -> Floats:
-        return np.max([one.measure(reading) for one in self.among], axis=0)
+    def measure(self, view: ScoreView) -> Floats:
+        return np.max([part.measure(view) for part in self.parts], axis=0)
 
     def variance(self, noise: Noise) -> float:
-        return max(one.variance(noise) for one in self.among)
+        return max(part.variance(noise) for part in self.parts)
 
-    def in_paper(self) -> float | None:
-        known = [value for one in self.among if (value := one.in_paper()) is not None]
-        return max(known) if len(known) == len(self.among) else None
-
-
-@dataclass(frozen=True)
-class Best(Quantity):
-    """The test score of the model with the best validation score, averaged over the seeds that all models have."""
-
-    among: tuple[Model, ...]
-    on: tuple[str, ...]
-    family: Family | None = None
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return self.among
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        return self.on
-
-    def chosen(self, reading: ScoreView) -> Model | None:
-        """The model that validation selects; the first of equals. None: no seed is complete for all models."""
-        validation = np.stack([reading.scores(one, self.on, "", "validation") for one in self.among])
-        complete = np.isfinite(validation).all(axis=0)
-        if not complete.any():
-            return None
-        return self.among[int(np.argmax(validation[:, complete].mean(axis=1)))]
-
-    def measure(self, reading: ScoreView) -> Floats:
-        best = self.chosen(reading)
-        if best is None:
-            return np.full_like(reading.scores(self.among[0], self.on, ""), np.nan)
-        return reading.scores(best, self.on, "")
-
-    def resample(self, reading: ScoreView) -> Floats | None:
-        best = self.chosen(reading)
-        return reading.resampled(best, self.on, "") if best else None
-
-    def variance(self, noise: Noise) -> float:
-        return sum(noise(task) ** 2 for task in self.on) / len(self.on) ** 2
-
-    def in_paper(self) -> float | None:
-        # The paper gives the best ratio of each family and size, and some of the others.
-        known = [paper_score(one.recipe, self.family) for one in self.among]
-        found = [one for one in known if one is not None]
-        return max(found) if len(self.among) >= 4 and len(found) >= 2 else None
+    def published(self, numbers: Published) -> float | None:
+        return max(self._published(numbers), default=None)
 
 
-def score(bench: ComparableModels, model: Model, on: str, metric: str = "") -> ScoreQuantity:
-    """The score of one model on a family or on a task."""
-    families: dict[str, tuple[str, ...]] = dict(bench.families)
-    family = next((one for one in bench.families if one == on), None)
-    return ScoreQuantity(model, families.get(on, (on,)), family, metric)
-
-
-def gap(bench: ComparableModels, more: Model, less: Model, on: str, metric: str = "") -> Sum:
-    """The score of `more` minus that of `less`."""
-    return score(bench, more, on, metric) - score(bench, less, on, metric)
-
-
-def mean(among: Iterable[Quantity]) -> Sum:
-    every = tuple(among)
-    return Sum(tuple((1 / len(every), one) for one in every))
+def mean(parts: Iterable[Quantity]) -> Sum:
+    every = tuple(parts)
+    return Sum(tuple((1 / len(every), part) for part in every))
 
 
 def slope(points: Iterable[tuple[float, Quantity]]) -> Sum:
@@ -553,23 +304,50 @@ def slope(points: Iterable[tuple[float, Quantity]]) -> Sum:
     every = tuple(points)
     centre = math.fsum(x for x, _ in every) / len(every)
     squares = math.fsum((x - centre) ** 2 for x, _ in every)
-    return Sum(tuple(((x - centre) / squares, one) for x, one in every))
+    return Sum(tuple(((x - centre) / squares, part) for x, part in every))
 
 
-def paper_score(recipe: Recipe, family: Family | None) -> float | None:
-    """The paper's score of this recipe on a family, in percent; None if not published or not a whole family."""
-    return None if family is None else family_mean(recipe, family)
+@dataclass(frozen=True)
+class On:
+    """Makes the quantities of models on one family or task of a study, or on all its tasks."""
 
+    study: ComparableModels
+    on: str = ""  # a family or a task; empty: all tasks
+    metric: str = ""
 
-def _together(several: Iterable[tuple]) -> tuple:
-    return tuple(dict.fromkeys(one for some in several for one in some))
+    def score(self, model: Model, *tasks: str) -> Score:
+        """The score of a model; `tasks`: on these instead."""
+        families: dict[str, tuple[str, ...]] = dict(self.study.families)
+        family = next((one for one in self.study.families if one == self.on and not tasks), None)
+        return Score((model,), tasks or families.get(self.on, (self.on,)), family, self.metric)
+
+    def gap(self, more: Model, less: Model, *tasks: str) -> Sum:
+        """The score of `more` minus that of `less`."""
+        return self.score(more, *tasks) - self.score(less, *tasks)
+
+    def mean(self, models: Iterable[Model]) -> Sum:
+        return mean(self.score(model) for model in models)
+
+    def best(self, models: tuple[Model, ...]) -> Best:
+        some = self.score(models[0])
+        return Best(models, some.tasks, some.family)
+
+    def spread(self, models: Iterable[Model]) -> Spread:
+        return Spread(tuple(self.score(model) for model in models))
+
+    def spread_of_rates(self, model: Model) -> SpreadOfRates:
+        return SpreadOfRates((model,), tuple(self.study.tasks))
+
+    def others(self) -> list[On]:
+        """The same for every other family."""
+        return [replace(self, on=family) for family in self.study.families if family != self.on]
+
+    def families(self) -> list[On]:
+        """The same for every family."""
+        return [replace(self, on=family) for family in self.study.families]
 
 
 # ---------------------------------------------------------------- contrasts
-
-
-Source = Literal["paper", "beyond", "study"]
-Remark = Callable[[ScoreView], str]  # an additional sentence computed from the scores
 
 
 @dataclass(frozen=True)
@@ -581,7 +359,7 @@ class Contrast:
     above: str  # "MLM 40% scores {} points above CLM on SC at 610m"
     below: str
     margin: float = 0.0
-    paper: float | None = None
+    paper: float | None = None  # the published value
     remark: Remark | None = None
 
     @property
@@ -591,6 +369,9 @@ class Contrast:
     @property
     def tasks(self) -> tuple[str, ...]:
         return self.quantity.tasks
+
+
+Remark = Callable[[ScoreView, Quantity], str]  # an additional sentence computed from the scores
 
 
 @dataclass(frozen=True)
@@ -607,14 +388,105 @@ class AnyOf:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        return tuple(dict.fromkeys(model for one in self.options for model in one.models))
+        return tuple(dict.fromkeys(model for option in self.options for model in option.models))
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(task for one in self.options for task in one.tasks))
+        return tuple(dict.fromkeys(task for option in self.options for task in option.tasks))
 
 
 Test = Contrast | AnyOf
+
+
+# ---------------------------------------------------------------- claims
+
+
+Source = Literal["paper", "beyond", "study"]
+EVERY: tuple[Family, ...] = ()  # every family of the study
+
+
+class Cases(Protocol):
+    """Finds the models that are compared: `Select`, `SharedRatios`, `AcrossSizes`."""
+
+    def cases(self, study: ComparableModels) -> list[Case]: ...
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A contrast of the models of a case: `quantity(on, *models)`; None where they cannot be compared.
+
+    `title` and `sentence` may name {line}, {on}, {when}, {names[0]} … (`Case.fields`). In a sentence, {points} is the
+    absolute value, and of [above|below] the first is used for positive values and the second for negative ones.
+    """
+
+    quantity: Callable[..., Quantity | None]
+    sentence: str
+    title: str = "{line} · {on}"
+    on: tuple[str, ...] | None = EVERY  # one test for each of these families or tasks; None: one test of all
+    margin: float = 0.0
+    metric: str = ""
+    remark: Callable[[Case, On], Remark | None] | None = None
+
+    def tests(self, case: Case, claim: str, numbers: Published) -> Iterable[Contrast]:
+        study = case.study
+        for family in [""] if self.on is None else self.on or study.families:
+            on = On(study, family, self.metric)
+            known = family in study.families or family in study.tasks or (self.on is None and study.families)
+            quantity = self.quantity(on, *(case.sizes or case.models)) if known else None
+            if quantity is None:
+                continue
+            what = f"{family} ({self.metric})" if self.metric else family
+            others = ", ".join(other for other in study.families if other != family)
+            fields = case.fields() | {"on": what, "others": others, "points": "{}"}
+            above, below = (_choose(self.sentence, which).format(**fields) for which in (1, 2))
+            title = self.title.format(**fields)
+            remark = self.remark(case, on) if self.remark else None
+            paper = quantity.published(numbers)
+            if paper is None:
+                paper = numbers.contrast(claim, quantity.models[0].recipe)
+            # Rounding removes floating-point noise from differences of published scores, which have few decimals.
+            paper = None if paper is None else round(paper, 6)
+            yield Contrast(title, quantity, above, below, self.margin, paper, remark)
+
+
+def _choose(pattern: str, which: int) -> str:
+    return re.sub(r"\[([^][|]*)\|([^][|]*)\]", lambda found: found[which], pattern)
+
+
+def above(
+    more: int = 0, less: int = 1, *, when: bool = False, place: str = " at {line}", **fields: Any
+) -> Pattern:
+    """The pattern "one model scores above another", by their positions in the case.
+
+    `when`: title and sentence say after how many steps; `place`: where, as the sentence says it.
+    """
+    title, at = ("{line} · {when} · {on}", f"{place}, {{when}}") if when else ("{line} · {on}", place)
+    sentence = f"{{names[{more}]}} scores {{points}} points [above|below] {{names[{less}]}} on {{on}}{at}"
+    fields = {"title": title} | fields
+    return Pattern(lambda on, *models: on.gap(models[more], models[less]), sentence, **fields)
+
+
+@dataclass(frozen=True)
+class NoneIsBest:
+    """For each masking ratio that all sizes have: some other one scores above it, on some family at some size."""
+
+    def tests(self, case: Case, claim: str, numbers: Published) -> Iterable[AnyOf]:
+        sizes = [(one, {model.recipe.ratio: model for model in one.models[0]}) for one in case.sizes]
+        shared = sorted(set.intersection(*(set(ratios) for _, ratios in sizes)))
+        if len(shared) < 2 or not case.study.families:
+            return
+        for ratio in shared:
+            options: list[Contrast] = []
+            for one, ratios in sizes:
+                for family in case.study.families:
+                    for other in (each for each in shared if each != ratio):
+                        names = f"MLM {percent(other)}", f"MLM {percent(ratio)}"
+                        pair = replace(one, models=(ratios[other], ratios[ratio]), names=names)
+                        better = above(on=(family,), title="{names[0]} on {on} at {line}")
+                        options += better.tests(pair, claim, numbers)
+            paper = max((option.paper for option in options if option.paper is not None), default=0.0)
+            title = f"{percent(ratio)}{case.fields()['about']}"
+            yield AnyOf(title, tuple(options), paper if paper > 0 else None)
 
 
 @dataclass(frozen=True)
@@ -624,73 +496,190 @@ class Statement:
     id: str
     says: str
     gist: str  # the claim as the start of a list of numbers: "MLM 40% minus CLM on SC"
-    contrast: str  # one line for docs/claims.md
+    contrast: str  # how it is tested, in one line
     needs: str  # the runs it needs, as text
-    find: Callable[[ComparableModels], list[Test]]
     on: tuple[Family, ...]  # the task families it is about
+    models: Cases  # which models are compared
+    contrasts: tuple[Pattern | NoneIsBest, ...]  # and how
     figure: str
-    paper: str = "no numbers known"
+    paper: str = "no numbers known"  # the published numbers, as text
     source: Source = "paper"
     caveats: tuple[str, ...] = ()
     equal_data: bool = False  # it compares objectives on equal amounts of data
+    by_contrast: bool = (
+        False  # list all models of one contrast before the next, not all contrasts of one case
+    )
+    only_if: Callable[[Finetune], bool] = lambda finetune: True  # what its fine-tuning must be like
 
-    def tests(self, bench: ComparableModels) -> list[Test]:
+    def tests(self, study: ComparableModels, numbers: Published) -> list[Test]:
         """The tests whose models are all planned to be fine-tuned on the tasks of the test."""
-        return [one for one in self.find(bench) if bench.plans(one.models, one.tasks)]
+        if not study.finetune or not self.only_if(study.finetune):
+            return []
+        pairs = [(case, pattern) for case in self.models.cases(study) for pattern in self.contrasts]
+        if self.by_contrast:
+            pairs.sort(key=lambda pair: self.contrasts.index(pair[1]))
+        tests = [test for case, pattern in pairs for test in pattern.tests(case, self.id, numbers)]
+        return [test for test in tests if study.plans(test.models, test.tasks)]
 
 
-def ahead(
-    bench: ComparableModels,
-    line: ModelGroup,
-    on: str,
-    more: tuple[str, Model],
-    less: tuple[str, Model],
-    *,
-    when: str = "",
-    title: str = "",
-    metric: str = "",
-    margin: float = 0.0,
-    remark: Remark | None = None,
-) -> Contrast:
-    """The contrast "`more` scores above `less`"; both are (display name, model)."""
-    difference = gap(bench, more[1], less[1], on, metric)
-    what = f"{on} ({metric})" if metric else on
-    where = f"on {what} at {line.title}{f', {when}' if when else ''}"
-    return Contrast(
-        title or " · ".join(one for one in (line.title, when, what) if one),
-        difference,
-        f"{more[0]} scores {{}} points above {less[0]} {where}",
-        f"{more[0]} scores {{}} points below {less[0]} {where}",
-        margin,
-        _rounded(difference.in_paper()),
-        remark,
+@dataclass(frozen=True)
+class Paper:
+    """A paper whose claims a study can test: its citation, its claims, its published numbers and how they were made."""
+
+    authors: str
+    title: str
+    venue: str  # where and when it appeared
+    address: str
+    statements: tuple[Statement, ...]
+    published: Published
+    tasks: dict[Family, tuple[str, ...]]  # its datasets: names of tasks
+    protocol: str  # its evaluation: a protocol of `Finetune`
+
+    @property
+    def claims(self) -> str:
+        """Its own claims, first to last: "C1 to C21"."""
+        own = [one.id for one in self.statements if one.source == "paper"]
+        return f"{own[0]} to {own[-1]}"
+
+
+# ---------------------------------------------------------------- remarks
+
+
+def decay_begins_later(case: Case, on: On) -> Remark | None:
+    """A remark if the checkpoint lies before the decay, so that part of the gain comes from training at full rate."""
+    plan, model = case.study.plan, case.models[len(case.models) // 2]
+    run = plan.jobs[plan.results[model.results[0]]].run
+    early = run.origin_step + run.decay_start - case.steps[0]
+    if early <= 0:
+        return None
+    return lambda view, quantity: (
+        f"the checkpoint is {early:,} steps before the decay: what they bring is in this gain"
     )
 
 
-def measured_contrasts(
-    title: str,
-    quantity: Quantity,
-    above: str,
-    below: str,
-    *,
-    margin: float = 0.0,
-    paper: float | None = None,
-    remark: Remark | None = None,
-) -> Contrast:
-    """A contrast of any quantity. `paper` defaults to the same quantity of the paper's scores, where all are known."""
-    known = _rounded(quantity.in_paper()) if paper is None else paper
-    return Contrast(title, quantity, above, below, margin, known, remark)
+def noise_by_source(case: Case, on: On) -> Remark:
+    """A remark with the sd over pretraining seeds and over fine-tuning seeds."""
+
+    def remark(view: ScoreView, quantity: Quantity) -> str:
+        table = complete(quantity.measure(view))
+        if min(table.shape) < 2:
+            return ""
+        rows, columns, rest = mean_squares(table)
+        pretraining = math.sqrt(max(0.0, rows - rest) / table.shape[1])
+        tuning = math.sqrt(max(0.0, columns - rest) / table.shape[0] + rest)
+        return f"sd over pretraining seeds {pretraining:.2f} points, over fine-tuning seeds {tuning:.2f}"
+
+    return remark
 
 
-def _rounded(points: float | None) -> float | None:
-    """Remove floating-point noise from differences of the paper's scores, which have two decimals."""
-    return None if points is None else round(points, 6)
+def overtaking(case: Case, on: On) -> Remark:
+    """A remark on where the first model of a case overtakes the second, over all checkpoints that both have."""
+    return Overtaking(case, on).remark
+
+
+@dataclass(frozen=True)
+class Overtaking:
+    """Where the learning curve of one model overtakes that of another: the last crossing from below.
+
+    It is interpolated over the logarithm of steps or FLOPs. At equal steps two objectives have seen equal tokens but
+    spent different FLOPs, so the crossing over FLOPs is computed on its own axis.
+    """
+
+    case: Case
+    on: On
+
+    def remark(self, view: ScoreView, quantity: Quantity) -> str:
+        pairs = [models[:2] for models in self.case.curve]
+        leader, other = self.case.names[:2]
+        steps = np.array([float(rising.recipe.steps) for rising, _ in pairs])
+        if len(steps) < 2:
+            return ""
+        within = ScoreView.of([model for pair in pairs for model in pair], view.evidence)
+        curves = [
+            np.stack([self.on.score(pair[which]).measure(within) for pair in pairs]) for which in (0, 1)
+        ]
+        rows, columns = kept(np.sum(curves[0] + curves[1], axis=0))
+        if not columns.size:
+            return ""
+        rising, passed = (curve[:, rows][:, :, columns] for curve in curves)
+        gap = np.mean(rising - passed, axis=(1, 2))
+        epochs = Epochs(view.evidence.plan, view.evidence.store)
+        once = self._within_one_epoch(epochs, gap)
+        if gap[-1] <= 0:
+            return f"{leader} has not overtaken {other} by step {steps[-1]:,.0f}{once}"
+        if (gap > 0).all():
+            return f"{leader} is ahead from the first checkpoint (step {steps[0]:,.0f}) on{once}"
+        at = [
+            [
+                crossing(steps, rising[:, row, seed], steps, passed[:, row, seed])
+                for seed in range(len(columns))
+            ]
+            for row in range(len(rows))
+        ]
+        return f"{leader} overtakes {other} near {self._place(np.array(at), rising, passed, epochs)}{once}"
+
+    def _within_one_epoch(self, epochs: Epochs, gap: Floats) -> str:
+        """Which model leads at the last checkpoint of the first epoch, if later ones repeated data."""
+        rising = [models[0] for models in self.case.curve]
+        read = [math.inf if (at := epochs.at(one.results[0])) is None else at for one in rising]
+        once = [index for index, at in enumerate(read) if at <= REPEATED]
+        if not once or not math.isfinite(read[-1]) or read[-1] <= REPEATED:
+            return ""
+        last = once[-1]
+        where = f"within one epoch (step {rising[last].recipe.steps:,}, {read[last]:.2f} epochs)"
+        return f"; {where} it is {abs(gap[last]):.2f} points {'ahead' if gap[last] > 0 else 'behind'}"
+
+    def _place(self, at: Floats, rising: Floats, passed: Floats, epochs: Epochs) -> str:
+        """The geometric mean over seeds with its interval, and the number of seeds in which a crossing exists."""
+        crossed = across(np.log(at))
+        happens = int(np.isfinite(at).sum())
+        some = f" in {happens} of {at.size} seeds" if happens < at.size else ""
+        if not math.isfinite(crossed.mean):
+            return "no step that every seed agrees on"
+        steps, last = math.exp(crossed.mean), self.case.curve[-1][0]
+        low, high = (math.exp(end) if math.isfinite(end) else math.nan for end in (crossed.low, crossed.high))
+        between = f" (95%: {low:,.0f} to {high:,.0f})" if math.isfinite(low) else ""
+        tokens = short(steps * last.recipe.tokens / last.recipe.steps)
+        read = epochs.at(last.results[0], round(steps))
+        flops = self._flops(rising, passed)
+        return (
+            f"step {steps:,.0f}{some}{between}, {tokens} tokens"
+            + ("" if read is None else f", {read:.2f} epochs")
+            + (f"; at equal FLOPs near {flops:.1e}" if math.isfinite(flops) else "")
+        )
+
+    def _flops(self, rising: Floats, passed: Floats) -> float:
+        """The crossing over model FLOPs from the root; NaN if there is none or FLOPs are not known."""
+        plan = self.case.study.plan
+        paths = [[plan.path(plan.results[one.results[0]]) for one in pair[:2]] for pair in self.case.curve]
+        # dtype=float turns an unknown number (None) into NaN, and so its sum.
+        spent = [
+            [sum(np.array([flops_of(job) for job in path], dtype=float)) for path in pair] for pair in paths
+        ]
+        x = np.array(spent)
+        if not np.isfinite(x).all():
+            return math.nan
+        return crossing(x[:, 0], rising.mean(axis=(1, 2)), x[:, 1], passed.mean(axis=(1, 2)))
+
+
+def crossing(xs: Floats, rising: Floats, others: Floats, other: Floats) -> float:
+    """The last x at which `rising` crosses `other` from below, linear in log x; NaN if it never does."""
+    low, high = max(xs[0], others[0]), min(xs[-1], others[-1])
+    grid = np.unique(np.log([low, *xs, *others, high]))
+    grid = grid[(grid >= np.log(low) - 1e-12) & (grid <= np.log(high) + 1e-12)]
+    ahead = np.interp(grid, np.log(xs), rising) - np.interp(grid, np.log(others), other)
+    crossed = np.flatnonzero((ahead[:-1] <= 0) & (ahead[1:] > 0))
+    if not crossed.size:
+        return math.nan
+    last = crossed[-1]
+    share = -ahead[last] / (ahead[last + 1] - ahead[last])
+    return float(np.exp(grid[last] + share * (grid[last + 1] - grid[last])))
 
 
 # ---------------------------------------------------------------- measuring
 
 
-Places = NDArray[np.intp]
+Indices = NDArray[np.intp]
 LEVEL = 0.95
 ALIKE = "every seed gives the same number, so there is no noise to judge it by"
 
@@ -699,14 +688,14 @@ ALIKE = "every seed gives the same number, so there is no noise to judge it by"
 class MeasuredContrast:
     """A test and its result. The p-value of `estimate` is for exceeding the margin; NaN: not available."""
 
-    title: str
+    title: str  # "610m · SC"
     models: tuple[str, ...]
-    said: Contrast  # the contrast whose sentences describe the result
-    estimate: Estimate
-    margin: float
-    paper: float | None
+    contrast: Contrast  # whose sentences describe the result
+    estimate: Estimate  # positive: as claimed; in points
+    margin: float  # the value that the estimate must exceed
+    paper: float | None  # the published value
     tries: int  # number of tests it was selected from; its p-value and interval are corrected for them
-    examples: tuple[float, float] | None
+    examples: tuple[float, float] | None  # 95% interval over test examples
     note: str
     shape: tuple[int, int]  # complete pretraining seeds, complete fine-tuning seeds
     lost: int  # trials that failed or cannot be read, so that their seeds are incomplete
@@ -730,6 +719,21 @@ class MeasuredContrast:
         """How far the estimate lies above the margin."""
         return self.estimate.mean - self.margin
 
+    @property
+    def half(self) -> float:
+        """Half the width of the interval."""
+        return (self.estimate.high - self.estimate.low) / 2
+
+    @property
+    def says(self) -> str:
+        """The result as a sentence without a full stop; empty if missing."""
+        if self.missing:
+            return ""
+        sentence = self.contrast.above if self.estimate.mean >= 0 else self.contrast.below
+        around = "" if math.isnan(self.half) else f" ± {self.half:.2f}"
+        # Only the first {}: a run's name may contain braces.
+        return sentence.replace("{}", f"{abs(self.estimate.mean):.2f}{around}", 1)
+
 
 def measure(test: Test, evidence: Evidence, draws: Resamples | None) -> MeasuredContrast:
     """Measure one test. `draws`: resampled scores for the interval over test examples, or None for no interval."""
@@ -739,8 +743,8 @@ def measure(test: Test, evidence: Evidence, draws: Resamples | None) -> Measured
 def _measure(
     contrast: Contrast, evidence: Evidence, draws: Resamples | None, tries: int = 1
 ) -> MeasuredContrast:
-    reading = ScoreView(evidence, draws, rows_in_common(list(contrast.models)))
-    matrix = np.atleast_2d(contrast.quantity.measure(reading))
+    view = ScoreView.of(contrast.models, evidence, draws)
+    matrix = np.atleast_2d(contrast.quantity.measure(view))
     estimate = across(matrix, 1 - (1 - LEVEL) / tries)
     if contrast.margin:
         estimate = replace(estimate, p=across(matrix - contrast.margin).p)
@@ -748,14 +752,14 @@ def _measure(
     known = not math.isnan(estimate.p)
     return MeasuredContrast(
         title=contrast.title,
-        models=tuple(one.name for one in contrast.models),
-        said=contrast,
+        models=tuple(model.name for model in contrast.models),
+        contrast=contrast,
         estimate=estimate,
         margin=contrast.margin,
         paper=contrast.paper,
         tries=tries,
-        examples=_over_examples(contrast, reading, estimate.mean, rows, columns) if known and draws else None,
-        note=_note(contrast, reading) if known else _why_unknown(contrast, evidence, estimate),
+        examples=_over_examples(contrast, view, estimate.mean, rows, columns) if known and draws else None,
+        note=_note(contrast, view) if known else _why_unknown(contrast, evidence, estimate),
         shape=(len(rows), len(columns)),
         lost=sum(len(grid.missing) for grid in _grids(contrast, evidence)),
     )
@@ -763,54 +767,45 @@ def _measure(
 
 def _clearest(test: AnyOf, evidence: Evidence, draws: Resamples | None) -> MeasuredContrast:
     """Measure the option with the smallest one-sided p-value, corrected for having been selected."""
-    tried = [_measure(one, evidence, None, len(test.options)) for one in test.options]
-    known = [one for one in tried if not one.missing]
-    judged = [one for one in known if not one.alike]
+    tried = [_measure(option, evidence, None, len(test.options)) for option in test.options]
+    known = [result for result in tried if not result.missing]
+    judged = [result for result in known if not result.alike]
     if not judged:
-        stands = known[0] if known else tried[0]
-        every = tuple(one.name for one in test.models)
-        return replace(stands, title=test.title, models=every, paper=test.paper)
-    best = min(judged, key=lambda one: one.p if one.excess > 0 else 2 - one.p)
-    again = _measure(best.said, evidence, draws, len(known))
-    corrected = replace(again.estimate, p=min(1.0, again.estimate.p * len(known)))
-    holes = f"; {len(tried) - len(known)} more are not complete" if len(known) < len(tried) else ""
-    note = f"clearest of {len(known)} comparisons: {best.title}{holes}"
-    return replace(again, title=test.title, paper=test.paper, estimate=corrected, note=note)
-
-
-def detectable(measured: MeasuredContrast, level: float) -> float:
-    """The smallest true effect beyond the margin that this test finds with 80% power; infinite if seeds are alike."""
-    from biphase.report.statistics.power import detectable_in
-
-    if measured.alike:
-        return math.inf
-    return math.nan if measured.missing else detectable_in(measured.estimate, level / measured.tries)
+        first = (known or tried)[0]
+        return replace(
+            first, title=test.title, models=tuple(one.name for one in test.models), paper=test.paper
+        )
+    best = min(judged, key=lambda result: result.p if result.excess > 0 else 2 - result.p)
+    result = _measure(best.contrast, evidence, draws, len(known))
+    corrected = replace(result.estimate, p=min(1.0, result.estimate.p * len(known)))
+    incomplete = f"; {len(tried) - len(known)} more are not complete" if len(known) < len(tried) else ""
+    note = f"clearest of {len(known)} comparisons: {best.title}{incomplete}"
+    return replace(result, title=test.title, paper=test.paper, estimate=corrected, note=note)
 
 
 def _over_examples(
-    contrast: Contrast, reading: ScoreView, point: float, rows: Places, columns: Places
+    contrast: Contrast, view: ScoreView, point: float, rows: Indices, columns: Indices
 ) -> tuple[float, float] | None:
     """The interval of the mean over resampled test examples, with the degrees of freedom of the smallest test set."""
-    resampled = contrast.quantity.resample(reading)
+    resampled = contrast.quantity.resample(view)
     if resampled is None:
         return None
     means = resampled[:, rows][:, :, columns].mean(axis=(1, 2))
-    fewest = min(reading.evidence.examples(one, task) for one in contrast.models for task in contrast.tasks)
+    fewest = min(view.evidence.examples(model, task) for model in contrast.models for task in contrast.tasks)
     if fewest < 2 or not np.isfinite(means).all():
         return None
     low, high = interval(means, np.array(point), examples=fewest, level=LEVEL)
     return (float(low), float(high)) if low < high else None
 
 
-def _note(contrast: Contrast, reading: ScoreView) -> str:
-    said = [contrast.remark(reading)] if contrast.remark else []
-    if len(reading.rows) > 1 and not _paired(contrast):
-        said.append("no pretraining seed in common: models are paired in the order of their seeds")
-    return "; ".join(one for one in said if one)
-
-
-def _paired(contrast: Contrast) -> bool:
-    return bool(set.intersection(*(set(one.seeds) for one in contrast.models)))
+def _note(contrast: Contrast, view: ScoreView) -> str:
+    paired = set.intersection(*(set(model.seeds) for model in contrast.models))
+    notes = (
+        contrast.remark(view, contrast.quantity) if contrast.remark else "",
+        contrast.quantity.note(view),
+        "" if paired else "no pretraining seed in common: models are paired in the order of their seeds",
+    )
+    return "; ".join(filter(None, notes))
 
 
 def _grids(contrast: Contrast, evidence: Evidence) -> list[ScoreGrid]:
@@ -830,5 +825,5 @@ def _why_unknown(contrast: Contrast, evidence: Evidence, estimate: Estimate) -> 
     lost = sum(len(grid.missing) for grid in grids)
     if done < of:
         failed = f", {lost:,} failed or cannot be read" if lost else ""
-        return f"{'' if lost == of - done else 'not yet: '}{done:,} of {of:,} leaves done{failed}"
+        return f"{'' if lost == of - done else 'not yet: '}{done:,} of {of:,} scores done{failed}"
     return "one seed: an interval needs two" if estimate.n else "the metric it asks for was not scored"

@@ -185,18 +185,15 @@ def _noise(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> Decompos
 
 def edges(evidence: Evidence) -> str:
     """Name the tasks on which one end of the grid wins more than half of the time; empty if there are none."""
-    told = [words for task in evidence.tasks for words in _of(evidence, task)]
-    if not told:
-        return ""
-    return f"A better learning rate may lie beyond the grid: {listed(told)}."
+    winners = [text for task in evidence.tasks for text in _winning_ends(evidence, task)]
+    return f"A better learning rate may lie beyond the grid: {listed(winners)}." if winners else ""
 
 
-def _of(evidence: Evidence, task: str) -> Iterator[str]:
+def _winning_ends(evidence: Evidence, task: str) -> Iterator[str]:
     won: Counter[str] = Counter()
     for (_, name), grid in evidence.grids.items():
-        if (
-            name == task and len(grid.lrs) > 2 and all(all(row) for row in grid.keys)
-        ):  # the whole grid is planned
+        whole = all(all(row) for row in grid.keys)  # every rate is planned for every seed
+        if name == task and len(grid.lrs) > 2 and whole:
             won.update(_end(grid, seed, at) for seed, at in grid.chosen.items())
     for end, times in won.items():
         if end and 2 * times > won.total():

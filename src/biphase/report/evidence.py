@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from biphase.errors import StoreError, one_line
 from biphase.report.pretraining import JobCost, job_costs
-from biphase.report.recipes import Model, models
+from biphase.report.recipes import Model, Published, models
 from biphase.report.statistics.intervals import DRAWS, resample
 from biphase.specs import Family, Task
 from biphase.specs.tasks import FAMILIES
@@ -62,11 +62,10 @@ class ScoreGrid:
     machines: tuple[dict[str, Any], ...]  # the machine record of every finished trial
     missing: dict[str, str] = field(
         default_factory=dict
-    )  # trial key → why it is missing, where a reason is known
+    )  # trial key → why it is missing, where that is known
     baselines: dict[str, dict[str, Baseline]] = field(default_factory=dict)  # by name, then by metric
-    constant: frozenset[tuple[int, int]] = (
-        frozenset()
-    )  # (rate index, seed index) of trials that predict the same for every test example
+    # (rate index, seed index) of trials that predict the same for every test example
+    constant: frozenset[tuple[int, int]] = frozenset()
 
     @property
     def done(self) -> int:
@@ -111,6 +110,12 @@ class ScoreGrid:
         return scores
 
 
+def by_family(tasks: dict[str, Task]) -> dict[Family, tuple[str, ...]]:
+    """The names of tasks by family, in the order of `FAMILIES`; families without tasks are left out."""
+    names = {f: tuple(name for name, task in tasks.items() if task.family == f) for f in FAMILIES}
+    return {family: some for family, some in names.items() if some}
+
+
 @dataclass(frozen=True)
 class Evidence:
     """Everything a report is computed from: the plan, the store, and all scores."""
@@ -122,6 +127,7 @@ class Evidence:
     grids: dict[tuple[str, str], ScoreGrid]  # by (result, task)
     unreadable: dict[str, str]  # trial key → why its files cannot be used; grows as values are read
     bare: frozenset[str] = frozenset()  # keys of trials imported as metadata only, without per-example values
+    published: Published = field(default_factory=Published)  # numbers of papers for the same recipes
 
     @cached_property
     def job_costs(self) -> list[JobCost]:
@@ -136,9 +142,7 @@ class Evidence:
 
     @property
     def families(self) -> dict[Family, tuple[str, ...]]:
-        """The study's tasks by family, in the order of `FAMILIES`; families without tasks are left out."""
-        found = {f: tuple(name for name, task in self.tasks.items() if task.family == f) for f in FAMILIES}
-        return {family: names for family, names in found.items() if names}
+        return by_family(self.tasks)
 
     @property
     def count(self) -> tuple[int, int]:
@@ -174,23 +178,20 @@ class Evidence:
         example (correct, predicted, true); every other metric has one number, whose mean over examples is the score.
         None: no seed has values.
         """
-        made: list[list[NDArray[np.float32] | None]] = []
+        rows: list[list[NDArray[np.float32] | None]] = []
         for result in model.results:
             grid = self.grids[result, task]
+            keys = [
+                grid.keys[grid.chosen[seed]][column] if seed in grid.chosen else ""
+                for column, seed in enumerate(grid.seeds)
+            ]
             name = metric or grid.metric
-            made.append(
-                [
-                    self._values(grid.keys[grid.chosen[seed]][column], name, grid.examples)
-                    if seed in grid.chosen
-                    else None
-                    for column, seed in enumerate(grid.seeds)
-                ]
-            )
-        known = next((one for row in made for one in row if one is not None), None)
+            rows.append([self._values(key, name, grid.examples) if key else None for key in keys])
+        known = next((values for row in rows for values in row if values is not None), None)
         if known is None:
             return None
         blank = np.full_like(known, np.nan)
-        return np.stack([np.stack([blank if one is None else one for one in row]) for row in made])
+        return np.stack([np.stack([blank if values is None else values for values in row]) for row in rows])
 
     def _values(self, key: str, metric: str, examples: int) -> NDArray[np.float32] | None:
         from safetensors import SafetensorError
@@ -199,71 +200,61 @@ class Evidence:
         if key in self.bare:
             return None
         name = "test/entity_counts" if metric == "entity_f1" else f"test/{metric}"
-        place = self.store.trials / key
+        folder = self.store.trials / key
         try:
-            found = load(read_verified(place, VALUES)).get(name)
+            values = load(read_verified(folder, VALUES)).get(name)
         except (StoreError, SafetensorError) as wrong:
             self.unreadable[key] = _inside(self.store, one_line(wrong))
             return None
         except (KeyError, TypeError, ValueError) as wrong:  # a dtype that numpy does not know
-            told = f"{place / VALUES} has no values to count with ({one_line(wrong)}); remove {place} and run the study again"
-            self.unreadable[key] = _inside(self.store, told)
+            message = f"{folder / VALUES} has no values to count with ({one_line(wrong)}); remove {folder} and run the study again"
+            self.unreadable[key] = _inside(self.store, message)
             return None
-        if found is None:
+        if values is None:
             return None
-        if found.shape[:1] != (examples,):
-            number = f"{len(found):,}" if found.ndim else "no"
+        if values.shape[:1] != (examples,):
+            number = f"{len(values):,}" if values.ndim else "no"
             self.unreadable[key] = f"{key}: {number} values of {name} for {examples:,} examples"
             return None
-        if found.shape[1:] != ((3,) if metric == "entity_f1" else ()):
-            self.unreadable[key] = f"{key}: values of {name} in the shape {found.shape}"
+        if values.shape[1:] != ((3,) if metric == "entity_f1" else ()):
+            self.unreadable[key] = f"{key}: values of {name} in the shape {values.shape}"
             return None
-        return found.astype(np.float32, copy=False)
+        return values.astype(np.float32, copy=False)
 
 
-@dataclass(frozen=True, slots=True)
-class TrialScores:
-    """The part of a trial's file that a report needs; the loss curve and the rest are dropped to save memory."""
-
-    metric: str
-    scores: dict[str, dict[str, float]]  # part → metric → score
-    examples: int  # number of examples in the test part
-    seconds: float
-    machine: dict[str, Any]
-    baselines: dict[str, dict[str, Baseline]]
-    constant: str  # the prediction made for every test example; empty: predictions differ, or not recorded
-
-
-Cells = dict[
-    tuple[float, int], tuple[str, TrialScores | None]
-]  # (rate, seed) → the trial's key, and its scores where it is finished
-
-
-def gather(plan: Plan, store: Store) -> Evidence:
-    """Read all scores of a plan from a store."""
+def gather(plan: Plan, store: Store, published: Published | None = None) -> Evidence:
+    """Read all scores of a plan from a store. `published`: numbers to show beside them."""
     finetune = plan.study.finetune
     tasks = {task.name: task for task in finetune.tasks} if finetune else {}
     known = models(plan)
-    unreadable: dict[str, str] = {}
+    lrs, seeds = (sorted(finetune.lrs), sorted(finetune.seeds)) if finetune else ([], [])
     names = {plan.results[result]: result for model in known.values() for result in model.results}
-    cells: dict[tuple[str, str], Cells] = {(result, task): {} for result in names.values() for task in tasks}
-    failed = ledger.failures(plan, store)
-    whys: dict[str, str] = {}
-    for training in finetunings(plan):
-        for trial in training.trials:
-            about = _read(store, trial.key, trial.metric, unreadable)
-            cells[names[training.model], trial.task.name][training.lr, training.seed] = trial.key, about
-            note = failed.get(training.key)
-            if about is None and isinstance(note, dict):
-                whys[trial.key] = str(note.get("error", ""))
-    whys |= unreadable
-    keys = (key for some in cells.values() for key, trial in some.values() if trial is not None)
-    bare = frozenset(key for key in keys if not store.has(store.trials / key))
-    axes = (sorted(finetune.lrs), sorted(finetune.seeds)) if finetune else ([], [])
-    grids = {
-        (result, task): _grid(result, tasks[task], some, whys, axes) for (result, task), some in cells.items()
+    trials: dict[tuple[str, str], list[Trial]] = {
+        (result, task): [] for result in names.values() for task in tasks
     }
-    return Evidence(plan, store, known, tasks, grids, unreadable, bare)
+    unreadable: dict[str, str] = {}
+    failed = ledger.failures(plan, store)
+    bare: set[str] = set()
+    for training in finetunings(plan):
+        at = lrs.index(training.lr), seeds.index(training.seed)
+        note = failed.get(training.key)
+        for trial in training.trials:
+            content = _read(store, trial.key, trial.metric, unreadable)
+            why = unreadable.get(trial.key)
+            if content is None and why is None and isinstance(note, dict):
+                why = str(note.get("error", ""))
+            if content is not None and not store.has(store.trials / trial.key):
+                bare.add(trial.key)
+            trials[names[training.model], trial.task.name].append((at, trial.key, content, why))
+    grids = {
+        (result, task): _grid(result, tasks[task], some, tuple(lrs), tuple(seeds))
+        for (result, task), some in trials.items()
+    }
+    return Evidence(plan, store, known, tasks, grids, unreadable, frozenset(bare), published or Published())
+
+
+# (rate index, seed index); key; what its file holds, if it is finished; why it is missing, if that is known
+Trial = tuple[tuple[int, int], str, dict[str, Any] | None, str | None]
 
 
 def _inside(store: Store, text: str) -> str:
@@ -271,71 +262,60 @@ def _inside(store: Store, text: str) -> str:
     return text.replace(f"{store.root}/", "")
 
 
-def _read(store: Store, key: str, metric: str, unreadable: dict[str, str]) -> TrialScores | None:
+def _read(store: Store, key: str, metric: str, unreadable: dict[str, str]) -> dict[str, Any] | None:
     """Read a finished trial; None if it is missing or invalid. Invalid trials are recorded in `unreadable`."""
     if not store.knows(store.trials / key):
         if fault := store.fault(store.trials / key):
             unreadable[key] = _inside(store, fault)
         return None
     try:
-        about = read_trial(store, key, metric)
+        content = read_trial(store, key, metric)
     except StoreError as wrong:
         unreadable[key] = _inside(store, str(wrong))
         return None
-    return TrialScores(
-        metric=about["metric"],
-        scores={
-            part: {name: float(score) for name, score in about["scores"][part].items()} for part in PARTS
-        },
-        examples=about["examples"]["test"],
-        seconds=float(sum(about["seconds"].values())),
-        machine=about["machine"],
-        baselines={
-            name: {m: Baseline(one["what"], float(one["test"])) for m, one in by_metric.items()}
-            for name, by_metric in about.get("baselines", {}).items()
-        },
-        constant=about.get("constant", {}).get("test", ""),
-    )
+    # The loss curve and the rest are dropped: of 18,000 trials they would fill the memory.
+    return {name: content[name] for name in KEPT if name in content}
+
+
+KEPT = ("metric", "scores", "examples", "seconds", "machine", "baselines", "constant")
 
 
 def _grid(
-    result: str, task: Task, cells: Cells, whys: dict[str, str], axes: tuple[list[float], list[int]]
+    result: str, task: Task, trials: list[Trial], lrs: tuple[float, ...], seeds: tuple[int, ...]
 ) -> ScoreGrid:
     """Put the trials of one result on one task into arrays."""
-    lrs, seeds = axes
-    done = [trial for _, trial in cells.values() if trial is not None]
     shape = len(lrs), len(seeds)
     parts: dict[str, dict[str, Floats]] = {part: {} for part in PARTS}
     seconds = np.full(shape, np.nan)
-    for (lr, seed), (_, trial) in cells.items():
-        if trial is None:
-            continue
-        at = lrs.index(lr), seeds.index(seed)
-        seconds[at] = trial.seconds
+    keys = [[""] * shape[1] for _ in lrs]
+    done = [(at, content) for at, _, content, _ in trials if content is not None]
+    for (row, column), key, _, _ in trials:
+        keys[row][column] = key
+    for at, content in done:
+        seconds[at] = sum(content["seconds"].values())
         for part, scores in parts.items():
-            for name, value in trial.scores[part].items():
-                if name not in scores:
-                    scores[name] = np.full(shape, np.nan)
-                scores[name][at] = value
+            for name, value in content["scores"][part].items():
+                scores.setdefault(name, np.full(shape, np.nan))[at] = value
+    first = done[0][1] if done else {"metric": "", "examples": {"test": 0}}
+    baselines = next((content["baselines"] for _, content in done if content.get("baselines")), {})
     return ScoreGrid(
         result=result,
         task=task,
-        metric=done[0].metric if done else "",
-        lrs=tuple(lrs),
-        seeds=tuple(seeds),
-        keys=tuple(tuple(cells.get((lr, seed), ("", None))[0] for seed in seeds) for lr in lrs),
+        metric=first["metric"],
+        lrs=lrs,
+        seeds=seeds,
+        keys=tuple(map(tuple, keys)),
         validation=parts["validation"],
         test=parts["test"],
         seconds=seconds,
-        examples=done[0].examples if done else 0,
-        machines=tuple(trial.machine for trial in done),
-        missing={key: whys[key] for key, _ in cells.values() if key in whys},
-        baselines=next((trial.baselines for trial in done if trial.baselines), {}),
-        constant=frozenset(
-            (lrs.index(lr), seeds.index(seed))
-            for (lr, seed), (_, trial) in cells.items()
-            if trial is not None and trial.constant
-        ),
+        examples=first["examples"]["test"],
+        machines=tuple(content["machine"] for _, content in done),
+        missing={key: why for _, key, _, why in trials if why is not None},
+        baselines={
+            name: {metric: Baseline(one["what"], float(one["test"])) for metric, one in by_metric.items()}
+            for name, by_metric in baselines.items()
+        },
+        constant=frozenset(at for at, content in done if content.get("constant", {}).get("test")),
     )
 
 
@@ -387,9 +367,3 @@ def _split(drawn: Floats, values: Iterable[NDArray[np.float32]]) -> Iterable[Flo
         until = first + seeds[0] * seeds[1]
         yield drawn[:, first:until].reshape(-1, *seeds)
         first = until
-
-
-def shared_resamples(evidence: Evidence) -> Resamples:
-    """The `Resamples` of this evidence: always the same object, so that nothing is resampled twice."""
-    # Stored in the instance's __dict__, as a cached_property would be, so it is freed with the evidence.
-    return vars(evidence).setdefault("draws", Resamples(evidence))

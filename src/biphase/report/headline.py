@@ -14,13 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from biphase import text
 from biphase.report.evidence import Evidence, Floats
 from biphase.report.recipes import Model
 from biphase.report.statistics.intervals import Estimate, across, kept, of_scores
 from biphase.report.verdicts import READS, Finding
 from biphase.specs.tasks import family_name
-from biphase.text import collapse, counted, fixed, interval, listed, percent, short
+from biphase.text import collapse, counted, fixed, interval, listed, no_interval, percent, short
 
 KINDS = {
     "clm": "causal only",
@@ -53,14 +52,15 @@ class Lead:
 
     @property
     def told(self) -> str:
+        """The lead as text, with its interval or why there is none."""
         lead = self.average
         if not math.isfinite(lead.mean):
             return "no seed in common yet"
-        told = f"{fixed(abs(lead.mean))} points {'ahead' if lead.mean >= 0 else 'behind'}"
+        points = f"{fixed(abs(lead.mean))} points {'ahead' if lead.mean >= 0 else 'behind'}"
         low, high = (lead.low, lead.high) if lead.mean >= 0 else (-lead.high, -lead.low)
         if not math.isfinite(low):
-            return f"{told} ({no_interval(lead)})"
-        return f"{told} {interval(low, high)}{'' if low > 0 else '; this study cannot tell it from no difference'}"
+            return f"{points} ({no_interval(lead.n)})"
+        return f"{points} {interval(low, high)}{'' if low > 0 else '; this study cannot tell it from no difference'}"
 
 
 @dataclass(frozen=True)
@@ -216,14 +216,9 @@ def difference(evidence: Evidence, one: Model, other: Model, families: Iterable[
     return 100 * np.stack([mine[i] - theirs[j] for i, j in places])
 
 
-def no_interval(of: Estimate) -> str:
-    """Why an estimate has no interval."""
-    return text.no_interval(of.n)
-
-
 def _spread(score: Estimate) -> str:
     if not math.isfinite(score.low):
-        return f" ({no_interval(score)})"
+        return f" ({no_interval(score.n)})"
     return f" {interval(100 * score.low, 100 * score.high)}"
 
 

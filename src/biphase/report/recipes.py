@@ -18,9 +18,8 @@ from biphase.study.costs import shape_of
 from biphase.study.plan import Plan, TrainingJob
 
 Kind = Literal["start", "clm", "mlm", "clm-mlm", "other"]
-Shares = dict[
-    str, list[float]
-]  # "warmup" or "decay" → its shares of the run, where it scales with the run's length
+# "warmup" or "decay" → its shares of the run, where it scales with the run's length
+Shares = dict[str, list[float]]
 SETTING = ("packing", "batch_tokens", "optimizer", "precision", "optimizer_state", "data")
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "ffn")  # the fields that define a model's shape
 
@@ -70,11 +69,8 @@ class Recipe:
     def own(self) -> tuple[RecipePhase, ...]:
         """The phases since the base, or all phases if there is no base."""
         before = self.base.steps if self.base else 0
-        return tuple(
-            RecipePhase(one.objective, max(one.first, before), one.until)
-            for one in self.spans
-            if one.until > before
-        )
+        spans = (span for span in self.spans if span.until > before)
+        return tuple(RecipePhase(span.objective, max(span.first, before), span.until) for span in spans)
 
     @property
     def kind(self) -> Kind:
@@ -83,13 +79,13 @@ class Recipe:
     @property
     def causal_share(self) -> float:
         """The share of the steps since the base that were trained with CLM."""
-        total = sum(one.steps for one in self.own)
-        return sum(one.steps for one in self.own if one.objective.causal) / total if total else 0.0
+        total = sum(span.steps for span in self.own)
+        return sum(span.steps for span in self.own if span.objective.causal) / total if total else 0.0
 
     @property
     def ratio(self) -> float | None:
         """The masking ratio of the last MLM phase; None if it varies or the objective is a variant of MLM."""
-        last = next((one.objective for one in reversed(self.own) if not one.objective.causal), None)
+        last = next((span.objective for span in reversed(self.own) if not span.objective.causal), None)
         return last.constant_ratio if last and last.name == "mlm" else None
 
     @property
@@ -97,15 +93,20 @@ class Recipe:
         """Steps since the base; 0 if there is no base."""
         return self.steps - self.base.steps if self.base else 0
 
+    @property
+    def own_steps(self) -> int:
+        """Steps since the base, or all steps if there is no base."""
+        return self.continued or self.steps
+
     def words(self) -> str:
         """The recipe as text: "610m · CLM for 10,000 steps, then MLM 40% for 32,000"."""
         if not self.spans:
             return f"{self.size} · as it is"
-        first, *others = (f"{named(one.label)} for {one.steps:,}" for one in self.own)
+        first, *others = (f"{named(span.label)} for {span.steps:,}" for span in self.own)
         path = ", then ".join([f"{first} steps", *others])
         path = f"{path}, continued after {self.base.words().split(' · ', 1)[1]}" if self.base else path
-        way = f"on the way to {self.of:,}, " if self.steps < self.of else ""
-        return f"{self.size} · {path}{'' if self.decayed else f' ({way}not decayed)'}"
+        toward = f"on the way to {self.of:,}, " if self.steps < self.of else ""
+        return f"{self.size} · {path}{'' if self.decayed else f' ({toward}not decayed)'}"
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,36 @@ class Model:
     seeds: tuple[int, ...]
 
 
+class Published:
+    """Numbers that papers print for their models, looked up by recipe. This class has none; a paper overrides it."""
+
+    def family_mean(self, recipe: Recipe, family: str) -> float | None:
+        """The printed mean of this recipe over the datasets of a family, in percent; None if there is none."""
+        return None
+
+    def at_rates(self, recipe: Recipe, task: str) -> dict[float, float]:
+        """The printed scores of this recipe on one dataset by learning rate, in percent."""
+        return {}
+
+    def contrast(self, claim: str, recipe: Recipe) -> float | None:
+        """The printed value of a claim's contrast at this recipe, where it does not follow from family means."""
+        return None
+
+
+@dataclass(frozen=True)
+class FirstPublished(Published):
+    """The numbers of several papers: of each recipe, those of the first paper that has any."""
+
+    papers: tuple[Published, ...]
+
+    def family_mean(self, recipe: Recipe, family: str) -> float | None:
+        means = (paper.family_mean(recipe, family) for paper in self.papers)
+        return next((mean for mean in means if mean is not None), None)
+
+    def at_rates(self, recipe: Recipe, task: str) -> dict[float, float]:
+        return next(filter(None, (paper.at_rates(recipe, task) for paper in self.papers)), {})
+
+
 def named(objective: str) -> str:
     """Format an objective's label for reports: both "mlm 40%" and "mlm40" become "MLM 40%"."""
     word, *ratio = re.split(r"(?<=[a-z]) ?(?=\d)", objective, maxsplit=1)
@@ -127,7 +158,7 @@ def named(objective: str) -> str:
 
 def kind_of(spans: tuple[RecipePhase, ...]) -> Kind:
     """Classify a sequence of phases by its objectives."""
-    match [one.objective.name for one in spans]:
+    match [span.objective.name for span in spans]:
         case []:
             return "start"
         case ["clm"]:
@@ -148,28 +179,29 @@ def models(plan: Plan) -> dict[str, Model]:
     recipes: dict[str, Recipe] = {}
     shares = _shares(plan)
     names: dict[str, list[str]] = {}
-    for name, at in plan.results.items():
-        names.setdefault(at, []).append(name)
+    for name, key in plan.results.items():
+        names.setdefault(key, []).append(name)
     for first, *others in names.values():
         # A checkpoint that several runs share is an intermediate checkpoint of the longest of them.
-        known = [_recipe(*_made_by(plan, name), shares=shares) for name in (first, *others)]
-        recipe = recipes[first] = max(known, key=lambda one: one.of)
+        several = [_recipe(*run_of(plan, name), shares=shares) for name in (first, *others)]
+        recipe = recipes[first] = max(several, key=lambda recipe: recipe.of)
         same = alike(recipe)
         # One recipe and seed should give one checkpoint. A second one differs in something that `Recipe` does not
         # hold, so it starts another group.
         number = next(n for n in range(len(names)) if recipe.seed not in groups.get((n, *same), {}))
         groups.setdefault((number, *same), {})[recipe.seed] = first
-    made = {}
+    found = []
     for by_seed in groups.values():
-        results = tuple(by_seed[seed] for seed in sorted(by_seed))
-        made[results[0]] = Model(results[0], recipes[results[0]], results, tuple(sorted(by_seed)))
-    order = {name: place for place, name in enumerate(plan.results)}
-    return dict(sorted(made.items(), key=lambda one: min(order[name] for name in one[1].results)))
+        seeds, results = zip(*sorted(by_seed.items()), strict=True)
+        found.append(Model(results[0], recipes[results[0]], results, seeds))
+    order = list(plan.results)
+    found.sort(key=lambda model: min(order.index(name) for name in model.results))
+    return {model.name: model for model in found}
 
 
 def recipe_of(plan: Plan, result: str) -> Recipe:
     """The recipe of a result, by name."""
-    return _recipe(*_made_by(plan, result), shares=_shares(plan))
+    return _recipe(*run_of(plan, result), shares=_shares(plan))
 
 
 def recipe_at(plan: Plan, job: TrainingJob, *, to_end: bool) -> Recipe:
@@ -177,7 +209,7 @@ def recipe_at(plan: Plan, job: TrainingJob, *, to_end: bool) -> Recipe:
     return _recipe(job.run, job.run.steps if to_end else job.step, shares=_shares(plan))
 
 
-def _made_by(plan: Plan, result: str) -> tuple[Pretrain, int]:
+def run_of(plan: Plan, result: str) -> tuple[Pretrain, int]:
     """The run that has this result, and its step. Another run may reach the same checkpoint by another name."""
     for run in plan.study.runs:
         if result in run.results:
@@ -187,10 +219,10 @@ def _made_by(plan: Plan, result: str) -> tuple[Pretrain, int]:
 
 def alike(recipe: Recipe) -> tuple[object, ...]:
     """Everything that the results of one model have in common."""
-    bases, at = [], recipe.base
-    while at:  # the same phases with a decay between them are another recipe
-        bases.append(at.steps)
-        at = at.base
+    bases, base = [], recipe.base
+    while base:  # the same phases with a decay between them are another recipe
+        bases.append(base.steps)
+        base = base.base
     return recipe.size, recipe.shape, recipe.spans, recipe.of, recipe.setting, tuple(bases)
 
 
@@ -222,13 +254,13 @@ def _recipe(run: Pretrain, step: int, *, shares: Shares) -> Recipe:
 
 def _merged(spans: tuple[RecipePhase, ...]) -> tuple[RecipePhase, ...]:
     """Merge adjacent phases of one objective, unless its masking ratio is a schedule that restarts with each phase."""
-    made: list[RecipePhase] = []
-    for one in spans:
-        if made and made[-1].objective == one.objective and not one.objective.restarts:
-            made[-1] = RecipePhase(one.objective, made[-1].first, one.until)
+    merged: list[RecipePhase] = []
+    for span in spans:
+        if merged and merged[-1].objective == span.objective and not span.objective.restarts:
+            merged[-1] = RecipePhase(span.objective, merged[-1].first, span.until)
         else:
-            made.append(one)
-    return tuple(made)
+            merged.append(span)
+    return tuple(merged)
 
 
 def shape_key(start: object) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 
-from biphase.papers.gisserot2025 import published
 from biphase.report.content import Content, reading
 from biphase.report.provenance import Missing
 from biphase.report.tables import Board, Cell
@@ -28,17 +27,14 @@ SIGNS = {
 
 def latex(content: Content) -> dict[str, str]:
     """The LaTeX files as name → text."""
-    made = {
-        f"{board.name}.tex": _latex_board(board) for board in content.boards if board.lines and board.columns
-    }
-    if content.findings:
-        made["claims.tex"] = _latex_claims(content.findings)
-    return made
+    boards = [board for board in content.boards if board.lines and board.columns]
+    files = {f"{board.name}.tex": _latex_board(board) for board in boards}
+    return files | ({"claims.tex": _latex_claims(content.findings)} if content.findings else {})
 
 
-def escape(words: str) -> str:
+def escape(text: str) -> str:
     """Escape text for LaTeX, so that no character in it acts as a command."""
-    return "".join(SIGNS.get(sign, sign) for sign in " ".join(words.split()))
+    return "".join(SIGNS.get(sign, sign) for sign in " ".join(text.split()))
 
 
 def _tabular(columns: str, head: list[str], rows: list[list[str]]) -> str:
@@ -55,11 +51,11 @@ def _latex_board(board: Board) -> str:
         part = "\\midrule\n" if before not in (None, size) else ""
         rows.append([part + escape(line.model.name), *(_latex_cell(cell) for cell in line.cells)])
         before = size
-    for place, (name, cells) in enumerate(board.baselines):
-        shown = (f"{100 * one.test:.2f}" if one else "---" for one in cells)
-        part = "" if place else "\\midrule\n"
+    for index, (name, cells) in enumerate(board.baselines):
+        shown = (f"{100 * baseline.test:.2f}" if baseline else "---" for baseline in cells)
+        part = "" if index else "\\midrule\n"
         rows.append([f"{part}{escape(name)} baseline", *shown])
-    head = ["Model", *(escape(one) for one in board.columns)]
+    head = ["Model", *map(escape, board.columns)]
     return _tabular("l" + "r" * len(board.columns), head, rows)
 
 
@@ -74,25 +70,18 @@ def _latex_cell(cell: Cell) -> str:
 
 def _latex_claims(findings: tuple[Finding, ...]) -> str:
     rows = []
-    for one in findings:
-        for place, part in enumerate(one.parts):
-            verdict = ", ".join(filter(None, (one.reads, one.condition)))
-            opens = [escape(one.id), escape(verdict)] if place == 0 else ["", ""]
+    for finding in findings:
+        verdict = ", ".join(filter(None, (finding.reads, finding.condition)))
+        first = [escape(finding.id), escape(verdict)]
+        for part in finding.parts:
             paper = "---" if part.paper is None else _points(part.paper)
             seeds = part.estimate
             around = f"[{_points(seeds.low)}, {_points(seeds.high)}]" if math.isfinite(seeds.low) else "---"
-            rows.append(
-                [
-                    *opens,
-                    escape(part.title),
-                    _points(seeds.mean),
-                    around,
-                    paper,
-                    escape(effect(part.detectable)),
-                ]
-            )
-        if not one.parts:
-            rows.append([escape(one.id), escape(one.verdict), *["---"] * 5])
+            numbers = [_points(seeds.mean), around, paper, escape(effect(part.detectable))]
+            rows.append([*first, escape(part.title), *numbers])
+            first = ["", ""]
+        if not finding.parts:
+            rows.append([escape(finding.id), escape(finding.verdict), *["---"] * 5])
     head = ["Claim", "Verdict", "Test", "Ours", "95\\%", "Paper", "Detectable"]
     return _tabular("lllrrrr", head, rows)
 
@@ -129,15 +118,15 @@ def markdown(content: Content, *, drawn: bool = True) -> str:
         _figures(content, drawn=drawn),
         _provenance(content),
         "## How to read this\n\n"
-        + "\n\n".join(f"**{word}** {_text(told)}" for word, told in reading(claims=bool(content.findings))),
+        + "\n\n".join(f"**{word}** {_text(text)}" for word, text in reading(claims=bool(content.findings))),
         _commands(drawn=drawn),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _text(words: str) -> str:
+def _text(text: str) -> str:
     """Escape text of users, so that no character in it acts as markup or ends a table cell."""
-    flat = " ".join(words.split())
+    flat = " ".join(text.split())
     return re.sub(r"([\\`*_<>|\[\]#])", r"\\\1", flat).replace("&", "&amp;")
 
 
@@ -147,8 +136,8 @@ def _row(cells: list[str]) -> str:
 
 def _table(head: list[str], rows: list[list[str]], right: int = 1) -> str:
     """A Markdown table; columns from index `right` on are right-aligned."""
-    rule = ["---" if place < right else "--:" for place in range(len(head))]
-    return "\n".join([_row(head), f"|{'|'.join(rule)}|", *(_row(one) for one in rows)])
+    rule = ["---" if column < right else "--:" for column in range(len(head))]
+    return "\n".join([_row(head), f"|{'|'.join(rule)}|", *map(_row, rows)])
 
 
 # ---------------------------------------------------------------- parts
@@ -156,7 +145,7 @@ def _table(head: list[str], rows: list[list[str]], right: int = 1) -> str:
 
 def _opening(content: Content) -> str:
     top = content.headline
-    against = "\n".join(f"- against {_text(one.rival)}: {_text(one.told)}" for one in top.against)
+    against = "\n".join(f"- against {_text(lead.rival)}: {_text(lead.told)}" for lead in top.against)
     counts = ", ".join(f"{number} {verdict}" for verdict, number in top.verdicts.items() if number)
     lines = [f"# {_text(content.question)}", f"*{_text(content.name)}*: {_text(top.answer)}", against]
     lines += [f"Claims: {counts}." if counts else "", _text(top.scale), _text(top.noise)]
@@ -176,7 +165,9 @@ def _missing(missing: Missing) -> str:
         lines.append(f"Not pretrained yet: {_text(', '.join(missing.untrained))}.")
     for title, losses in (("Failed", missing.failed), ("Cannot be read", missing.unreadable)):
         if losses:
-            listed = [f"- {_text(one.title)} (`{one.key[:8]}`): {_text(one.why)}" for one in losses[:LOSSES]]
+            listed = [
+                f"- {_text(loss.title)} (`{loss.key[:8]}`): {_text(loss.why)}" for loss in losses[:LOSSES]
+            ]
             more = len(losses) - LOSSES
             listed += [f"- and {more:,} more: see trials.csv"] if more > 0 else []
             lines.append("\n".join([f"{title}:", "", *listed]))
@@ -198,9 +189,12 @@ def _markdown_claims(content: Content) -> str:
         for one in content.findings
     ]
     table = _table(["", "claim", "verdict", "why", "in the paper", "p (Holm)"], rows, right=5)
-    theirs = any(one.source == "paper" for one in content.findings)
-    cited = f"C1 to C21 are claims of {published.AUTHORS}: [{published.TITLE}]({published.ADDRESS}) {published.PUBLISHED}.\n\n"
-    return f"## Claims\n\n{cited if theirs else ''}{table}\n\n{_parts(content.findings)}"
+    cited = [
+        f"{one.claims} are claims of {one.authors}: [{one.title}]({one.address}) {one.venue}.\n\n"
+        for one in content.papers
+        if any(finding.source == "paper" for finding in content.findings)
+    ]
+    return f"## Claims\n\n{''.join(cited)}{table}\n\n{_parts(content.findings)}"
 
 
 def _parts(findings: tuple[Finding, ...]) -> str:
@@ -233,9 +227,9 @@ def _markdown_board(board: Board) -> str:
         rows.append([f"*{_text(name)} baseline*", *shown])
     title = {"families": "Families", "tasks": "Tasks"}[board.name]
     head = ["model", *(_text(family_name(one) if board.name == "families" else one) for one in board.columns)]
-    told = "Test scores in percent, ± 95%; the best mean of each column in bold."
+    lead = "Test scores in percent, ± 95%; the best mean of each column in bold."
     others = _other_metrics(board) if board.name == "tasks" else ""
-    return f"## {title}\n\n{told}\n\n{_table(head, rows)}{others}"
+    return f"## {title}\n\n{lead}\n\n{_table(head, rows)}{others}"
 
 
 def _other_metrics(board: Board) -> str:
@@ -268,40 +262,33 @@ def _markdown_cell(cell: Cell) -> str:
 def _figures(content: Content, *, drawn: bool) -> str:
     if not content.figures:
         return ""
-    shown = []
-    for one in content.figures:
-        picture = f"![{_text(one.title)}](figures/{one.id}.svg)\n\n" if drawn else ""
-        shown.append(f"### {_text(one.title)}\n\n{picture}{_text(one.caption)}")
-    return "\n\n".join(["## Figures", *shown])
+    sections = ["## Figures"]
+    for figure in content.figures:
+        picture = f"![{_text(figure.title)}](figures/{figure.id}.svg)\n\n" if drawn else ""
+        sections.append(f"### {_text(figure.title)}\n\n{picture}{_text(figure.caption)}")
+    return "\n\n".join(sections)
 
 
 def _provenance(content: Content) -> str:
     about = content.provenance
     lines = [f"- biphase {_text(about.version)}, study `{about.study}`"]
-    lines += [f"- {_text(word)}: {_text(told)}" for word, told in (*about.protocol, *about.spent)]
+    lines += [f"- {_text(word)}: {_text(text)}" for word, text in (*about.protocol, *about.spent)]
     if about.energy:
         lines.append(f"- Energy: {about.energy}")
-    for one in about.machines:
-        work = ((one.jobs, "training job"), (one.trials, "score"))
+    for machine in about.machines:
+        work = ((machine.jobs, "training job"), (machine.trials, "score"))
         did = ", ".join(counted(number, what) for number, what in work if number)
-        lines.append(f"- {_text(one.device)} ({_text(one.software)}): {did}")
+        lines.append(f"- {_text(machine.device)} ({_text(machine.software)}): {did}")
     data = [
         [_text(one.name), one.what, _text(one.source), f"`{one.key or '?'}`", _text(one.note)]
         for one in about.data
     ]
-    table = _table(["data", "", "source", "key", ""], data, right=5)
-    read = [
-        "\n".join(
-            [
-                f"{_text(one.name)}, as it was read:",
-                "",
-                *(f"- {word}: {_text(said)}" for word, said in one.about),
-            ]
-        )
-        for one in about.data
-        if one.about
-    ]
-    return "\n\n".join(["## Provenance", "\n".join(lines), *([table] if data else []), *read])
+    table = [_table(["data", "", "source", "key", ""], data, right=5)] if data else []
+    read = []
+    for one in (one for one in about.data if one.about):
+        facts = [f"- {word}: {_text(fact)}" for word, fact in one.about]
+        read.append("\n".join([f"{_text(one.name)}, as it was read:", "", *facts]))
+    return "\n\n".join(["## Provenance", "\n".join(lines), *table, *read])
 
 
 def _commands(*, drawn: bool) -> str:

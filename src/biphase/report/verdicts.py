@@ -11,50 +11,45 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import cache
+from textwrap import wrap
+from typing import Any, Literal
 
-from biphase.catalog import TASKS
-from biphase.papers.gisserot2025.claims import STATEMENTS
+import numpy as np
+
 from biphase.report.contrasts import (
-    ComparableModels,
-    Contrast,
+    AnyOf,
     MeasuredContrast,
+    Noise,
+    Paper,
     Source,
     Statement,
     Test,
-    comparable_models,
-    detectable,
-    gap,
+    above,
     measure,
-    measured_contrasts,
 )
-from biphase.report.evidence import Evidence, Resamples, shared_resamples
+from biphase.report.evidence import Evidence, Resamples
 from biphase.report.pretraining import Epochs
-from biphase.report.recipes import Model
-from biphase.report.statistics.intervals import Estimate, holm
-from biphase.specs import Claim
+from biphase.report.recipes import Model, Published
+from biphase.report.selectors import Case, ComparableModels, comparable_models, rows_in_common
+from biphase.report.statistics import power
+from biphase.report.statistics.intervals import holm
+from biphase.specs import Claim, Family, Hub
 from biphase.specs.tasks import family_name
-from biphase.study.costs import REPEATED
-from biphase.text import SCALE, counted, fixed, interval, listed, p_equals, p_value, short, signed
+from biphase.study.costs import REPEATED, shape_of
+from biphase.study.plan import Plan
+from biphase.text import SCALE, counted, effect, fixed, interval, listed, p_equals, p_value, short, signed
 
 CONTRARY = "points the other way"
 READS = ("reproduced", "direction only", "not reproduced", CONTRARY, "underpowered", "not tested")
 
 
 @dataclass(frozen=True)
-class ClaimPart:
-    """One test of a claim; numbers in percentage points."""
+class ClaimPart(MeasuredContrast):
+    """One measured test of a claim, and what it says about the claim."""
 
-    title: str  # "610m · SC"
-    models: tuple[str, ...]
-    estimate: Estimate  # of the contrast; positive: as claimed; its p-value is for exceeding the margin
-    margin: float  # the value that the contrast must exceed
-    paper: float | None  # the contrast of the paper's scores, where they are published for these recipes
     detectable: float  # smallest effect beyond the margin found with 80% power at the corrected level
-    examples: tuple[float, float] | None  # the contrast's 95% interval over test examples
     supports: Supports
-    note: str
-    says: str  # the result as a sentence without a full stop; empty if missing
 
     @property
     def contrary(self) -> bool:
@@ -78,13 +73,13 @@ class Finding:
     figure: str  # id of the figure that shows it
     caveats: tuple[str, ...]
     contrast: str  # how it is tested, in one line
-    paper: str  # the paper's numbers, as text
+    paper: str  # published numbers, as text
     condition: str = ""  # a condition that limits the verdict, in two words
 
     @property
     def reads(self) -> str:
         """The verdict as a report shows it: an underpowered claim with a contrary part "points the other way"."""
-        contrary = self.verdict == "underpowered" and any(one.contrary for one in self.parts)
+        contrary = self.verdict == "underpowered" and any(part.contrary for part in self.parts)
         return CONTRARY if contrary else self.verdict
 
 
@@ -97,7 +92,7 @@ Verdict = Literal["reproduced", "direction only", "not reproduced", "underpowere
 Supports = Literal["yes", "direction", "against", "underpowered", "missing"]
 
 ALPHA = 0.05  # family-wise error rate over all claims of a study
-WORTH_FINDING = 0.5  # points: the effect a test should be able to find where the paper gives none
+WORTH_FINDING = 0.5  # points: the effect a test should be able to find where none is published
 
 
 def claim_p(parts: Sequence[tuple[float, float]]) -> float:
@@ -120,7 +115,7 @@ def level_of_parts(adjusted: Sequence[float]) -> float:
 
 
 def sought(paper: float | None, margin: float) -> float:
-    """The effect a test should be able to find: the paper's distance from the margin, or `WORTH_FINDING`."""
+    """The effect a test should be able to find: the published distance from the margin, or `WORTH_FINDING`."""
     return WORTH_FINDING if paper is None else abs(paper - margin)
 
 
@@ -158,149 +153,132 @@ LISTED = 4  # parts; of more, only the weakest is quoted
 
 def why(gist: str, verdict: Verdict, parts: Sequence[ClaimPart], p_holm: float, needs: str) -> str:
     """The sentences that explain a verdict. `needs`: what the study lacks, used where there is no part."""
-    known = [one for one in parts if one.supports != "missing"]
-    if not parts:
-        return f"{_capital(needs)}."
+    missing = [part for part in parts if part.supports == "missing"]
+    known = [part for part in parts if part.supports != "missing"]
     if not known:
-        return f"{_capital(_of_missing(parts))}."
-    told = {
-        "reproduced": _reproduced,
-        "direction only": _direction,
-        "not reproduced": _against,
-        "underpowered": _underpowered,
-    }[verdict](gist, known, p_holm)
-    missing = [one for one in parts if one.supports == "missing"]
-    return f"{told} Missing: {_of_missing(missing)}." if missing else told
-
-
-def _reproduced(gist: str, known: Sequence[ClaimPart], p_holm: float) -> str:
-    if len(known) == 1:
-        return f"{_capital(_full(known[0]))}."
-    return f"{_capital(_numbers(gist, known))}."
+        return f"{_capital(_of_missing(missing) if missing else needs)}."
+    if verdict == "reproduced":
+        text = _full(known[0]) if len(known) == 1 else _numbers(gist, known)
+    elif verdict == "direction only":
+        text = _direction(gist, known, p_holm)
+    elif verdict == "not reproduced":
+        contrary = [part for part in known if part.supports == "against"]
+        text = _contrary(contrary)
+        if len(known) > 1:
+            speak = "speaks" if len(contrary) == 1 else "speak"
+            text += f"; {len(contrary)} of {len(known)} parts {speak} against the claim"
+    else:
+        text = _underpowered(known)
+    return f"{_capital(text)}." + (f" Missing: {_of_missing(missing)}." if missing else "")
 
 
 def _direction(gist: str, known: Sequence[ClaimPart], p_holm: float) -> str:
-    open_parts = [one for one in known if one.supports == "direction"] or list(known)
-    said = _full(open_parts[0]) if len(open_parts) == 1 else _numbers(gist, open_parts)
-    smaller = all(one.paper is not None and one.estimate.high < one.paper for one in open_parts)
+    unclear = [part for part in known if part.supports == "direction"] or list(known)
+    text = _full(unclear[0]) if len(unclear) == 1 else _numbers(gist, unclear)
+    smaller = all(part.paper is not None and part.estimate.high < part.paper for part in unclear)
     than = ", and an effect as large as the paper's is" if smaller else ""
-    return (
-        f"{_capital(said)}: the claimed sign, but chance is not ruled out (p = {p_value(p_holm)} corrected){than}"
-        f"{_clear(known)}."
-    )
+    p = p_value(p_holm)
+    return f"{text}: the claimed sign, but chance is not ruled out (p = {p} corrected){than}{_clear(known)}"
 
 
-def _against(gist: str, known: Sequence[ClaimPart], p_holm: float) -> str:
-    contrary = [one for one in known if one.supports == "against"]
-    worst = min(contrary, key=_strength)
-    speak = "speaks" if len(contrary) == 1 else "speak"
-    more = f"; {len(contrary)} of {len(known)} parts {speak} against the claim" if len(known) > 1 else ""
-    return f"{_capital(_full(worst))}{_short_of_margin(worst)}{more}."
-
-
-def _underpowered(gist: str, known: Sequence[ClaimPart], p_holm: float) -> str:
-    contrary = [one for one in known if one.contrary]
+def _underpowered(known: Sequence[ClaimPart]) -> str:
+    contrary = [part for part in known if part.contrary]
     if contrary:
-        worst = min(contrary, key=_strength)
-        more = (
-            f"; {len(contrary)} of {len(known)} parts {'does' if len(contrary) == 1 else 'do'}"
-            if len(known) > 1
-            else ""
-        )
+        p = p_equals(min(contrary, key=_strength).estimate.p)
+        do = "does" if len(contrary) == 1 else "do"
+        more = f"; {len(contrary)} of {len(known)} parts {do}" if len(known) > 1 else ""
         return (
-            f"{_capital(_full(worst))}{_short_of_margin(worst)}: it points the other way "
-            f"({p_equals(worst.estimate.p)}), and is not clear after correction for the number of claims{more}."
+            f"{_contrary(contrary)}: it points the other way ({p}), and is not clear after correction for the number "
+            f"of claims{more}"
         )
-    weak = [one for one in known if one.supports == "underpowered"]
-    worst = max(weak, key=lambda one: one.detectable / (sought(one.paper, one.margin) or 1e-9))
-    effect = sought(worst.paper, worst.margin)
-    wanted = (
-        f"the paper's is {fixed(effect)}" if worst.paper is not None else f"{fixed(effect)} should be found"
-    )
-    beyond = f" beyond {signed(worst.margin)}" if worst.margin else ""
-    possible = f"only an effect of {fixed(worst.detectable)} points{beyond} would be found, and {wanted}"
+    weak = [part for part in known if part.supports == "underpowered"]
+    worst = max(weak, key=lambda part: part.detectable / (sought(part.paper, part.margin) or 1e-9))
     if math.isinf(worst.detectable):  # the note gives the reason
-        return f"{_capital(worst.says)}, but {worst.note}{_clear(known)}."
-    if worst.detectable > SCALE:
-        possible = "no effect that scores can have would be found"
-    return f"{_capital(worst.says)}, but with the noise of these seeds {possible}{_clear(known)}."
+        return f"{worst.says}, but {worst.note}{_clear(known)}"
+    possible = "no effect that scores can have would be found"
+    if worst.detectable <= SCALE:
+        size = fixed(sought(worst.paper, worst.margin))
+        wanted = f"{size} should be found" if worst.paper is None else f"the paper's is {size}"
+        beyond = f" beyond {signed(worst.margin)}" if worst.margin else ""
+        possible = f"only an effect of {fixed(worst.detectable)} points{beyond} would be found, and {wanted}"
+    return f"{worst.says}, but with the noise of these seeds {possible}{_clear(known)}"
+
+
+def _contrary(parts: Sequence[ClaimPart]) -> str:
+    """The part farthest below its margin, which is named because sentences compare with 0 only."""
+    worst = min(parts, key=_strength)
+    return _full(worst) + (f", below the margin of {signed(worst.margin)}" if worst.margin else "")
 
 
 def _numbers(gist: str, parts: Sequence[ClaimPart]) -> str:
     """The gist followed by the numbers of the parts; if there are many, only the least significant one."""
     if len(parts) <= LISTED:
-        return f"{gist}, in points: {', '.join(_short(one) for one in parts)}"
-    weakest = max(parts, key=lambda one: one.estimate.p)
+        return f"{gist}, in points: {', '.join(_short(part) for part in parts)}"
+    weakest = max(parts, key=lambda part: part.estimate.p)
     return f"{gist}: {len(parts)} parts, the least clear {_short(weakest)}"
 
 
 def _short(part: ClaimPart) -> str:
     paper = f"; paper {signed(part.paper)}" if part.paper is not None else ""
-    return f"{signed(part.estimate.mean)} ± {_half(part)} ({part.title}{paper})"
+    return f"{signed(part.estimate.mean)} ± {fixed(part.half)} ({part.title}{paper})"
 
 
 def _full(part: ClaimPart) -> str:
     return part.says + (f" (paper: {signed(part.paper)})" if part.paper is not None else "")
 
 
-def _short_of_margin(part: ClaimPart) -> str:
-    """A phrase for claims with a margin, since the sentence itself compares with 0 only."""
-    return f", below the margin of {signed(part.margin)}" if part.margin else ""
-
-
 def _clear(known: Sequence[ClaimPart]) -> str:
     """How many of several parts are significant."""
-    clear = sum(one.supports == "yes" for one in known)
+    clear = sum(part.supports == "yes" for part in known)
     if len(known) == 1:
         return ""
     return f"; of {len(known)} parts {clear or 'none'} {'is' if clear < 2 else 'are'} clear"
 
 
 def _of_missing(parts: Sequence[ClaimPart]) -> str:
-    notes = list(dict.fromkeys(one.note for one in parts))
-    if len(parts) == 1:
-        return f"{parts[0].title} ({notes[0]})"
-    if len(notes) == 1:
-        return f"{len(parts)} parts ({notes[0]})"
-    return ", ".join(f"{one.title} ({one.note})" for one in parts)
-
-
-def _half(part: ClaimPart) -> str:
-    return fixed((part.estimate.high - part.estimate.low) / 2)
+    notes = {part.note for part in parts}
+    if len(parts) > 1 and len(notes) == 1:
+        return f"{len(parts)} parts ({parts[0].note})"
+    return ", ".join(f"{part.title} ({part.note})" for part in parts)
 
 
 def _strength(part: ClaimPart) -> float:
     """The distance from the margin in standard errors."""
-    excess = part.estimate.mean - part.margin
-    return excess / part.estimate.se if part.estimate.se > 0 else math.copysign(math.inf, excess)
+    return part.excess / part.estimate.se if part.estimate.se > 0 else math.copysign(math.inf, part.excess)
 
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-# ---------------------------------------------------------------- the study's own claims
-# Claims of the study file (`Study(claims=…)`) become `Statement`s, as those of the paper are.
+# ---------------------------------------------------------------- which claims are tested
 
 
-def own_statements(bench: ComparableModels) -> list[Statement]:
-    """The claims of the study file, in its order."""
-    return [_statement(bench, claim) for claim in bench.plan.study.claims]
+@dataclass(frozen=True)
+class NamedResults:
+    """The two results that a claim of a study file names; no case if they are one recipe."""
+
+    more: str
+    less: str
+
+    def cases(self, study: ComparableModels) -> list[Case]:
+        models = study.of_result(self.more), study.of_result(self.less)
+        return [] if models[0] is models[1] else [Case(study, models=models, names=(self.more, self.less))]
 
 
-def _statement(bench: ComparableModels, claim: Claim) -> Statement:
-    more, less = _model(bench, claim.more), _model(bench, claim.less)
-    on = claim.on or tuple(bench.families)
+def own_statement(study: ComparableModels, claim: Claim) -> Statement:
+    """A claim of the study file as a `Statement`, as those of papers are."""
+    on = claim.on or tuple(study.families)
     beyond = f", which must exceed {claim.margin:g}" if claim.margin else ""
-    alike = more is less
     return Statement(
         id=claim.name,
         says=claim.says,
         gist=f"{claim.more} minus {claim.less}{beyond}",
         contrast=f"{claim.more} − {claim.less} > {claim.margin:g} on each of {', '.join(on)}",
         needs=f"cannot be tested: {claim.more} and {claim.less} are one recipe, so there is nothing to compare",
-        find=lambda bench: [] if alike else _tests(bench, claim, more, less, on),
-        on=tuple(one for one in bench.families if one in on),
+        on=tuple(family for family in study.families if family in on),
+        models=NamedResults(claim.more, claim.less),
+        contrasts=(above(place="", title="{on}", on=on, margin=claim.margin, metric=claim.metric),),
         figure="",
         paper="",
         source="study",
@@ -308,29 +286,26 @@ def _statement(bench: ComparableModels, claim: Claim) -> Statement:
     )
 
 
-def _tests(
-    bench: ComparableModels, claim: Claim, more: Model, less: Model, on: tuple[str, ...]
-) -> list[Test]:
-    return [_test(bench, claim, more, less, where) for where in on]
+@dataclass(frozen=True)
+class Examined:
+    """A claim, its tests in a study, and the `Paper` whose numbers stand beside them."""
+
+    statement: Statement
+    tests: list[Test]
+    paper: Paper | None
 
 
-def _test(bench: ComparableModels, claim: Claim, more: Model, less: Model, where: str) -> Contrast:
-    what = f"{where} ({claim.metric})" if claim.metric else where
-    return measured_contrasts(
-        what,
-        gap(bench, more, less, where, claim.metric),
-        f"{claim.more} scores {{}} points above {claim.less} on {what}",
-        f"{claim.more} scores {{}} points below {claim.less} on {what}",
-        margin=claim.margin,
-    )
-
-
-def _model(bench: ComparableModels, result: str) -> Model:
-    """The model that a result belongs to. Two names of one checkpoint are one model."""
-    at = bench.plan.results[result]
-    return next(
-        model for model in bench.models.values() if at in [bench.plan.results[name] for name in model.results]
-    )
+def examined(study: ComparableModels, papers: Sequence[Paper]) -> list[Examined]:
+    """Every claim that a report tests: those of papers, if the study pretrains two models or more, then its own."""
+    pairs: list[tuple[Statement, Paper | None]] = [
+        (one, paper) for paper in papers for one in paper.statements if len(study.pretrained) > 1
+    ]
+    beside = papers[0] if papers else None
+    pairs += [(own_statement(study, claim), beside) for claim in study.plan.study.claims]
+    return [
+        Examined(one, one.tests(study, paper.published if paper else Published()), paper)
+        for one, paper in pairs
+    ]
 
 
 # ---------------------------------------------------------------- repeated data
@@ -341,16 +316,16 @@ def _model(bench: ComparableModels, result: str) -> Model:
 MARK = "under repetition"
 
 
-def marked(finding: Finding, statement: Statement, tests: Iterable[Test], epochs: Epochs) -> Finding:
+def marked(finding: Finding, claim: Examined, epochs: Epochs) -> Finding:
     """Mark a finding "under repetition" where that applies; it stays unmarked where epochs are not known."""
-    if not statement.equal_data or finding.verdict == "not tested":
+    if not claim.statement.equal_data or finding.verdict == "not tested":
         return finding
-    compared = [one for one in tests if len({_causal(model) for model in one.models}) > 1]
-    models = dict.fromkeys(model for one in compared for model in one.models)
+    compared = [test for test in claim.tests if len({_causal(model) for model in test.models}) > 1]
+    models = dict.fromkeys(model for test in compared for model in test.models)
     times = [at for model in models for name in model.results if (at := epochs.at(name)) is not None]
     if max(times, default=0.0) <= REPEATED:
         return finding
-    often = " to ".join(dict.fromkeys(f"{one:.1f}" for one in (min(times), max(times))))
+    often = " to ".join(dict.fromkeys(f"{epochs:.1f}" for epochs in (min(times), max(times))))
     caveat = (
         f"Under repetition: by the steps compared the corpus had been read {often} times. Masks were new each time, "
         "causal targets were not, which favours MLM."
@@ -370,170 +345,378 @@ def _causal(model: Model) -> float:
 # ---------------------------------------------------------------- judging
 
 
-def statements(over: ComparableModels) -> list[Statement]:
-    """Every claim that a report tests: the paper's, if the study pretrains two models or more, then the study's own."""
-    pretrained = {one.name for line in over.lines for one in line.models if one.recipe.spans}
-    return [*(STATEMENTS if len(pretrained) > 1 else ()), *own_statements(over)]
-
-
-def judge(evidence: Evidence, draws: Resamples | None = None) -> list[Finding]:
-    """Judge every claim of `statements`, in order. `draws` defaults to the shared resamples of the evidence."""
-    over = comparable_models(evidence.plan, evidence.models)
-    draws = shared_resamples(evidence) if draws is None else draws
-    asked = [(one, one.tests(over)) for one in statements(over)]
-    results = [[measure(test, evidence, draws) for test in tests] for _, tests in asked]
-    ps = [claim_p([(one.excess, one.p) for one in parts]) for parts in results]
-    tested = [place for place, p in enumerate(ps) if not math.isnan(p)]
-    adjusted = dict(zip(tested, holm([ps[place] for place in tested]), strict=True)) if tested else {}
-    first, stopped = ALPHA / max(1, len(tested)), level_of_parts(list(adjusted.values()))
-    found, epochs = [], Epochs(evidence.plan, evidence.store)
-    for place, ((statement, tests), measured) in enumerate(zip(asked, results, strict=True)):
-        p_holm = adjusted.get(place, math.nan)
+def judge(evidence: Evidence, papers: Sequence[Paper] = (), draws: Resamples | None = None) -> list[Finding]:
+    """Judge every claim of these papers and of the study, in order. `draws`: resamples shared with other callers."""
+    study = comparable_models(evidence.plan, evidence.models)
+    draws = draws or Resamples(evidence)
+    claims = examined(study, papers)
+    results = [[measure(test, evidence, draws) for test in claim.tests] for claim in claims]
+    ps = [claim_p([(result.excess, result.p) for result in parts]) for parts in results]
+    adjusted = holm(ps)
+    tested = [p for p in adjusted if not math.isnan(p)]
+    first, stopped = ALPHA / max(1, len(tested)), level_of_parts(tested)
+    findings, epochs = [], Epochs(evidence.plan, evidence.store)
+    for claim, measured, p, p_holm in zip(claims, results, ps, adjusted, strict=True):
         level = ALPHA if p_holm <= ALPHA else stopped
-        parts = tuple(_part(one, level, first) for one in measured)
-        finding = _finding(over, statement, tests, measured, parts, ps[place], p_holm)
-        found.append(marked(finding, statement, tests, epochs))
-    return found
+        parts = tuple(_part(result, level, first) for result in measured)
+        finding = _finding(study, claim, parts, p, p_holm)
+        findings.append(marked(finding, claim, epochs))
+    return findings
 
 
 def _part(measured: MeasuredContrast, level: float, first: float) -> ClaimPart:
     """Classify one measured contrast. `level`: of its claim; `first`: of Holm's first step, used for the power."""
-    estimate = measured.estimate
-    smallest = detectable(measured, first)
-    says = supports(
-        measured.excess,
-        measured.p,
-        level=level,
-        detectable=smallest,
-        effect=sought(measured.paper, measured.margin),
-    )
-    return ClaimPart(
-        title=measured.title,
-        models=measured.models,
-        estimate=estimate,
-        margin=measured.margin,
-        paper=measured.paper,
-        detectable=smallest,
-        examples=measured.examples,
-        supports=says,
-        note=measured.note,
-        says="" if measured.missing else _sentence(measured),
-    )
-
-
-def _sentence(measured: MeasuredContrast) -> str:
-    estimate = measured.estimate
-    half = (estimate.high - estimate.low) / 2
-    words = measured.said.above if estimate.mean >= 0 else measured.said.below
-    around = "" if math.isnan(half) else f" ± {half:.2f}"
-    return words.replace(
-        "{}", f"{abs(estimate.mean):.2f}{around}", 1
-    )  # only the first {}: a run's name may contain braces
+    smallest = math.inf  # where all seeds are alike
+    if not measured.alike:
+        smallest = (
+            math.nan if measured.missing else power.detectable_in(measured.estimate, first / measured.tries)
+        )
+    effect = sought(measured.paper, measured.margin)
+    says = supports(measured.excess, measured.p, level=level, detectable=smallest, effect=effect)
+    return ClaimPart(**vars(measured), detectable=smallest, supports=says)
 
 
 def _finding(
-    over: ComparableModels,
-    statement: Statement,
-    tests: list[Test],
-    measured: list[MeasuredContrast],
-    parts: tuple[ClaimPart, ...],
-    p: float,
-    p_holm: float,
+    study: ComparableModels, claim: Examined, parts: tuple[ClaimPart, ...], p: float, p_holm: float
 ) -> Finding:
-    judged = verdict([one.supports for one in parts], p_holm)
-    absent = missing_families(over, statement)
+    statement = claim.statement
+    judged = verdict([part.supports for part in parts], p_holm)
     return Finding(
         id=statement.id,
         says=statement.says,
         source=statement.source,
         verdict=judged,
-        why=why(statement.gist, judged, parts, p_holm, needs(over, statement)),
+        why=why(statement.gist, judged, parts, p_holm, needs(study, statement)),
         parts=parts,
         p=p,
         p_holm=p_holm,
-        scale=_scale(over, tests, measured),
+        scale=_scale(study, claim.tests, parts),
         figure=statement.figure,
-        caveats=(*statement.caveats, *_caveats(over, parts, tests, absent), *_left_out(over, tests, measured))
-        if tests
-        else (),
+        caveats=(*statement.caveats, *_caveats(study, claim, parts)) if claim.tests else (),
         contrast=statement.contrast,
         paper=statement.paper,
     )
 
 
-def missing_families(over: ComparableModels, statement: Statement) -> list[str]:
+def missing_families(study: ComparableModels, statement: Statement) -> list[str]:
     """The families that a claim is about and the study has no task of."""
-    return [one for one in statement.on if one not in over.families]
+    return [family for family in statement.on if family not in study.families]
 
 
-def needs(over: ComparableModels, statement: Statement) -> str:
+def needs(study: ComparableModels, statement: Statement) -> str:
     """What the study lacks, where no test of a claim was found."""
-    absent = missing_families(over, statement)
-    if statement.on and len(absent) == len(statement.on):
-        return (
-            f"needs a task of {listed([family_name(one) for one in absent])}"
-            if over.tasks
-            else "needs tasks to fine-tune on"
-        )
-    return statement.needs
+    absent = missing_families(study, statement)
+    if not statement.on or len(absent) < len(statement.on):
+        return statement.needs
+    if not study.tasks:
+        return "needs tasks to fine-tune on"
+    return f"needs a task of {listed([family_name(family) for family in absent])}"
 
 
-def _scale(over: ComparableModels, tests: list[Test], measured: list[MeasuredContrast]) -> str:
+def _scale(study: ComparableModels, tests: list[Test], parts: Sequence[ClaimPart]) -> str:
     """The scale of a claim's tests: "610m · 99B tokens · 1 pretraining seed, 5 fine-tuning seeds"."""
-    recipes = [model.recipe for test in tests for model in test.models]
-    if not recipes:
+    models = [model for test in tests for model in test.models]
+    if not models:
         return ""
-    known = [one.shape for one in measured if not one.missing] or [
-        (1, over.seeds(model for test in tests for model in test.models))
-    ]
-    pretraining, tuning = ({shape[which] for shape in known} for which in (0, 1))
-    tokens = sorted({one.tokens for one in recipes} - {0})  # 0: published models without further training
-    parts = [", ".join(dict.fromkeys(one.size for one in recipes))]
-    if tokens:
-        parts.append(f"{'–'.join(dict.fromkeys((short(tokens[0]), short(tokens[-1]))))} tokens")
-    parts.append(f"{_seeds(pretraining, 'pretraining seed')}, {_seeds(tuning, 'fine-tuning seed')}")
-    return " · ".join(parts)
+    shapes = [part.shape for part in parts if not part.missing] or [(1, study.seeds(models))]
+    words = ("pretraining seed", "fine-tuning seed")
+    seeds = [_span({shape[which] for shape in shapes}, word) for which, word in enumerate(words)]
+    # 0 tokens: published models without further training
+    tokens = [short(count) for count in sorted({model.recipe.tokens for model in models} - {0})]
+    trained = [f"{'–'.join(dict.fromkeys((tokens[0], tokens[-1])))} tokens"] if tokens else []
+    sizes = ", ".join(dict.fromkeys(model.recipe.size for model in models))
+    return " · ".join([sizes, *trained, ", ".join(seeds)])
 
 
-def _seeds(counts: set[int], word: str) -> str:
+def _span(counts: set[int], word: str) -> str:
     return counted(max(counts), word) if len(counts) == 1 else f"{min(counts)}–{counted(max(counts), word)}"
 
 
-def _left_out(over: ComparableModels, tests: list[Test], measured: list[MeasuredContrast]) -> Iterable[str]:
-    """A caveat where seeds are missing because trials failed: the remaining seeds are not a random selection."""
-    fewer = [
-        one
-        for test, one in zip(tests, measured, strict=True)
-        if one.lost and not one.missing and one.shape[1] < over.seeds(test.models)
+def _caveats(study: ComparableModels, claim: Examined, parts: tuple[ClaimPart, ...]) -> Iterable[str]:
+    """Caveats that apply to a claim's tests in this study."""
+    if absent := missing_families(study, claim.statement):
+        yield f"The study has no task of {listed(absent)}: this much of the claim is open."
+    if study.fewer and any(not model.recipe.final for test in claim.tests for model in test.models):
+        rates = counted(len(study.fewer.lrs), "learning rate")
+        yield f"Steps on the way were fine-tuned on {listed(list(study.fewer.tasks))} alone, at {rates}."
+    for part in parts:
+        if part.supports == "yes" and part.examples and part.examples[0] <= part.margin:
+            over_examples = interval(*part.examples, sign=True)
+            yield f"{part.title}: clear over seeds, not over test examples ({over_examples}); another test set may differ."
+    if claim.paper and any(part.paper is not None for part in parts):
+        yield from _beside(claim.paper, study, {task for test in claim.tests for task in test.tasks})
+    lost = [
+        part.title
+        for test, part in zip(claim.tests, parts, strict=True)
+        if part.lost and not part.missing and part.shape[1] < study.seeds(test.models)
     ]
-    if fewer:
-        which = fewer[0].title if len(fewer) == 1 else counted(len(fewer), "test")
+    if lost:  # the remaining seeds are not a random selection
+        which = lost[0] if len(lost) == 1 else counted(len(lost), "test")
         yield (
             f"Fine-tunings failed or cannot be read, and their seeds are left out ({which}): where a learning rate "
             "failed by diverging, the seeds that stay are those that went well."
         )
 
 
-def _caveats(
-    over: ComparableModels, parts: tuple[ClaimPart, ...], tests: list[Test], absent: list[str]
-) -> Iterable[str]:
-    """Caveats that apply to a claim's tests in this study."""
-    if absent:
-        yield f"The study has no task of {listed(absent)}: this much of the claim is open."
-    if over.fewer and any(not model.recipe.final for test in tests for model in test.models):
-        rates = counted(len(over.fewer.lrs), "learning rate")
-        yield f"Steps on the way were fine-tuned on {listed(list(over.fewer.tasks))} alone, at {rates}."
-    for one in parts:
-        if one.supports == "yes" and one.examples and one.examples[0] <= one.margin:
-            over_examples = interval(*one.examples, sign=True)
-            yield f"{one.title}: clear over seeds, not over test examples ({over_examples}); another test set may differ."
-    if not any(one.paper is not None for one in parts):
-        return
-    used = {task for test in tests for task in test.tasks}
-    theirs = {task.name: task.family for task in TASKS}
-    for family, names in over.families.items():
-        paper = [name for name, of in theirs.items() if of == family]
-        if used & set(names) and set(names) != set(paper):
-            yield f"{family} here is {listed(list(names))}; the paper's is the mean of {listed(paper)}."
-    if over.finetune and over.finetune.protocol != "paper" and any(theirs.get(one) != "SC" for one in used):
+def _beside(paper: Paper, study: ComparableModels, used: set[str]) -> Iterable[str]:
+    """Caveats where the numbers of a paper are of other tasks or metrics."""
+    for family, names in study.families.items():
+        theirs = paper.tasks.get(family, ())
+        if used & set(names) and set(names) != set(theirs):
+            yield f"{family} here is {listed(list(names))}; the paper's is the mean of {listed(list(theirs))}."
+    same_metric = used <= set(paper.tasks.get("SC", ()))  # accuracy under every protocol
+    if study.finetune and study.finetune.protocol != paper.protocol and not same_metric:
         yield "The paper's numbers are in its own metrics, these in the usual ones: compare signs, not sizes."
+
+
+# ---------------------------------------------------------------- prospects
+# Power analysis before a study is run: which claims it will test, and the smallest effects its seeds can detect. Which
+# tests exist follows from the plan's recipes alone. The noise of scores is estimated from the study's trials where
+# enough are finished; otherwise it is assumed, and the assumed numbers are printed.
+
+
+# Standard deviation of one score over fine-tuning seeds, in points. SC: Figure 1 of arXiv:2507.00994 has half widths of
+# 0.11 to 0.18 over five seeds for means of three tasks, so 0.12 for such a mean and √3 times as much for one task.
+# TC is assumed equal to SC, QA and IR noisier (ReCoRD; 43 queries of MS MARCO).
+ASSUMED: dict[Family, float] = {"SC": 0.2, "TC": 0.2, "QA": 0.85, "IR": 0.5}
+# Small models are noisier. Measured with a 30M model on one task of each family (docs/results/replica).
+ASSUMED_OF_SMALL: dict[Family, float] = {"SC": 0.7, "TC": 0.45, "QA": 3.0, "IR": 1.4}
+SMALL = 100_000_000  # parameters in the blocks
+ENOUGH = 3  # degrees of freedom from which a measured standard deviation replaces the assumed one
+WIDTH, SAYS = 110, 44  # columns of the text, and of the claim
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A planned test and its power."""
+
+    title: str
+    models: tuple[str, ...]
+    sd: float  # of the contrast, over fine-tuning seeds
+    seeds: tuple[int, int]  # pretraining seeds, fine-tuning seeds
+    detectable: (
+        float  # smallest effect beyond the margin found with 80% power at the corrected level, in points
+    )
+    effect: float  # the effect it should find: the published one beyond the margin, or 0.5 points
+    paper: float | None
+    margin: float
+
+    @property
+    def weak(self) -> bool:
+        return self.detectable > self.effect
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """A claim, and the tests that a study plans for it."""
+
+    id: str
+    says: str
+    source: Source
+    tested: bool
+    parts: tuple[Expected, ...]
+    why: str  # why it will not be tested
+    noise: str  # the source of the standard deviations
+    assumed: dict[Family, float]  # the standard deviations used where none was measured
+
+
+def prospects(plan: Plan, evidence: Evidence | None = None, papers: Sequence[Paper] = ()) -> list[Prospect]:
+    """The prospects of every claim, in the order of the report. `evidence`: the finished trials of this plan."""
+    study = comparable_models(plan, evidence.models if evidence else None)
+    claims = examined(study, papers)
+    tested = [any(max(_seeds_of(test, study)) > 1 for test in claim.tests) for claim in claims]
+    level = ALPHA / max(1, sum(tested))
+    measured = _measured(evidence) if evidence else {}
+    assumed = ASSUMED_OF_SMALL if _small(plan) else ASSUMED
+    return [
+        _prospect(study, claim, level, measured, assumed, tested=will)
+        for claim, will in zip(claims, tested, strict=True)
+    ]
+
+
+def _prospect(
+    study: ComparableModels,
+    claim: Examined,
+    level: float,
+    measured: dict[str, float],
+    assumed: dict[Family, float],
+    *,
+    tested: bool,
+) -> Prospect:
+    statement, tests = claim.statement, claim.tests if tested else []
+    used = {task for test in tests for task in test.tasks}
+    known = used & set(measured)
+    noise = "from this ledger" if known == used else "partly from this ledger" if known else "assumed"
+    why = "needs two fine-tuning seeds or more" if claim.tests else needs(study, statement)
+
+    def sd_of(task: str) -> float:
+        return measured.get(task, assumed[study.tasks[task].family])
+
+    return Prospect(
+        id=statement.id,
+        says=statement.says,
+        source=statement.source,
+        tested=tested,
+        parts=tuple(_expected(test, study, level, sd_of) for test in tests),
+        why="" if tested else why,
+        noise=noise if tested else "",
+        assumed=assumed,
+    )
+
+
+def _small(plan: Plan) -> bool:
+    """Whether every model is known to have fewer than `SMALL` parameters in its blocks."""
+    shapes = [shape_of(run) if run.corpus or isinstance(run.start, Hub) else None for run in plan.study.runs]
+    return all(shape is not None and shape.blocks < SMALL for shape in shapes)
+
+
+def _seeds_of(test: Test, study: ComparableModels) -> tuple[int, int]:
+    """The pretraining seeds that all its models share, and the fine-tuning seeds."""
+    return min(len(one) for one in rows_in_common(test.models).values()), study.seeds(test.models)
+
+
+def _expected(test: Test, study: ComparableModels, level: float, noise: Noise) -> Expected:
+    seeds = _seeds_of(test, study)
+    if isinstance(test, AnyOf):
+        options = [_expected(option, study, level / len(test.options), noise) for option in test.options]
+        easiest = min(options, key=lambda one: one.detectable)
+        sd, least = easiest.sd, easiest.detectable
+    else:
+        sd = math.sqrt(test.quantity.variance(noise))
+        least = sd * _unit(*seeds, level)
+    return Expected(
+        title=test.title,
+        models=tuple(one.name for one in test.models),
+        sd=sd,
+        seeds=seeds,
+        detectable=least,
+        effect=sought(test.paper, test.margin),
+        paper=test.paper,
+        margin=test.margin,
+    )
+
+
+@cache
+def _unit(pretrained: int, tuned: int, level: float) -> float:
+    """The detectable effect for a standard deviation of 1 over fine-tuning seeds; it scales linearly.
+
+    Assumes that another pretraining seed changes a score as much as another fine-tuning seed does.
+    """
+    if pretrained < 2:
+        return power.detectable(1.0, tuned, level)
+    return power.detectable_crossed(power.Noise(1.0, 0.0, 1.0), pretrained, tuned, level)
+
+
+def _measured(evidence: Evidence) -> dict[str, float]:
+    """Task → standard deviation over fine-tuning seeds in points, pooled over all models, then over the family.
+
+    Tasks with fewer than `ENOUGH` degrees of freedom in both are left out.
+    """
+    found: dict[str, float] = {}
+    families: dict[Family, list[tuple[float, int]]] = {}
+    for task, about in evidence.tasks.items():
+        squares, free = 0.0, 0
+        for model in evidence.models.values():
+            for row in 100 * evidence.scores(model, task):
+                known = row[np.isfinite(row)]
+                if known.size > 1:
+                    squares += float(np.square(known - known.mean()).sum())
+                    free += known.size - 1
+        families.setdefault(about.family, []).append((squares, free))
+        if free >= ENOUGH and squares > 0:
+            found[task] = math.sqrt(squares / free)
+    for task, about in evidence.tasks.items():
+        squares, free = (sum(part) for part in zip(*families[about.family], strict=True))
+        if task not in found and free >= ENOUGH and squares > 0:
+            found[task] = math.sqrt(squares / free)
+    return found
+
+
+# ---------------------------------------------------------------- as text
+
+
+def as_json(found: list[Prospect]) -> list[dict[str, Any]]:
+    """The prospects for JSON; unknown numbers are null."""
+    return [
+        {
+            "id": one.id,
+            "says": one.says,
+            "source": one.source,
+            "tested": one.tested,
+            "noise": one.noise,
+            "needs": one.why,
+            "tests": [
+                {
+                    "title": part.title,
+                    "models": list(part.models),
+                    "seeds": list(part.seeds),
+                    "sd": part.sd,
+                    "detectable": part.detectable if math.isfinite(part.detectable) else None,
+                    "paper": part.paper,
+                    "margin": part.margin,
+                    "weak": part.weak,
+                }
+                for part in one.parts
+            ],
+        }
+        for one in found
+    ]
+
+
+def render(found: list[Prospect]) -> list[str]:
+    """The prospects for a terminal: one line for each claim that will be tested, and one that names the others."""
+    lines = []
+    if tested := [one for one in found if one.tested]:
+        lines = [
+            f"{len(tested)} of {counted(len(found), 'claim')} will be tested; effects in points beyond any margin, "
+            "found with 80% power",
+            f"  noise of scores: {_noise(tested)}",
+            *map(_line, tested),
+        ]
+        if any(part.weak for one in tested for part in one.parts):
+            lines.append(
+                f"  weak: tests that would miss the paper's effect, or {WORTH_FINDING:g} where it gives none"
+            )
+    if untested := ", ".join(_abbreviated([one for one in found if not one.tested])):
+        text = f"not tested: {untested}; the report says what each would need"
+        lines += wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
+    return lines
+
+
+def _line(one: Prospect) -> str:
+    weak = sum(part.weak for part in one.parts)
+    finds = _range([part.detectable for part in one.parts])
+    published = [part.effect for part in one.parts if part.paper is not None]
+    paper = f"paper {_range(published)}" if published else ""
+    says = one.says
+    if len(says) > SAYS:
+        says = f"{says[:SAYS].rsplit(' ', 1)[0].rstrip(',')}…"
+    tests = counted(len(one.parts), "test")
+    weakness = f"{weak} weak" if weak else ""
+    return f"  {one.id:<4} {says:<{SAYS}}  {tests:>8}  finds {finds:<11}  {paper:<17}  {weakness}".rstrip()
+
+
+def _noise(tested: list[Prospect]) -> str:
+    sources = {one.noise for one in tested}
+    if sources == {"from this ledger"}:
+        return "from this ledger"
+    assumed = ", ".join(f"{family} {sd:g}" for family, sd in tested[0].assumed.items())
+    where = "where this ledger does not tell, " if sources != {"assumed"} else ""
+    return f"{where}assumed, an sd over seeds for each task of {assumed}"
+
+
+def _abbreviated(claims: list[Prospect]) -> list[str]:
+    """Their ids; consecutive ones of papers are abbreviated: C5, C6, C7 becomes C5–C7."""
+    runs: list[list[str]] = []
+    for claim in claims:
+        last = runs[-1][-1] if runs else ""
+        follows = claim.source != "study" and last[:1] == claim.id[:1] and last[1:].isdecimal()
+        if follows and claim.id[1:] == str(int(last[1:]) + 1):
+            runs[-1].append(claim.id)
+        else:
+            runs.append([claim.id])
+    return [run[0] if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]
+
+
+def _range(values: list[float]) -> str:
+    return "–".join(dict.fromkeys(effect(value) for value in (min(values), max(values))))

@@ -1,8 +1,8 @@
 """Claims (hypotheses) of a study, stated before it is run: one result scores above another, by how much, on what.
 
-A claim is written in the study file beside the runs it compares. The report tests it together with the paper's claims
-and corrects for their number, so claims should not be added after the scores are known. This module also holds the
-table of metrics for each task family.
+A claim is written in the study file beside the runs it compares. The report tests it together with the claims of
+papers (`Study.papers`) and corrects for their number, so claims should not be added after the scores are known. This
+module also holds the table of metrics for each task family.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ METRICS: dict[Family, tuple[str, ...]] = {
     "QA": ("f1", "exact_match", "token_f1"),
     "IR": ("ndcg@10", "mrr@10", "recall@100", "paper_ndcg@10"),
 }
-# The metric that selects the learning rate, under the paper's protocol and under the standard one.
+# The metric that selects the learning rate, under each protocol of `Finetune`.
 CHOSEN: dict[Family, dict[str, str]] = {
     "SC": {"paper": "accuracy", "standard": "accuracy"},
     "TC": {"paper": "sentence_f1", "standard": "entity_f1"},
@@ -29,7 +29,7 @@ CHOSEN: dict[Family, dict[str, str]] = {
     "IR": {"paper": "paper_ndcg@10", "standard": "ndcg@10"},
 }
 RANGES = {"mcc": (-1.0, 1.0)}  # the range of a metric, if it is not 0 to 1
-_OURS = re.compile(r"[CB]\d+")
+_OF_PAPERS = re.compile(r"[CB]\d+")
 
 
 @record
@@ -57,9 +57,9 @@ class Claim:
     def check(self) -> None:
         where = f"Claim {self.name!r}"
         check_name("Claim", self.name)
-        if _OURS.fullmatch(self.name):
+        if _OF_PAPERS.fullmatch(self.name):
             raise SpecError(
-                f"{where}: C and B with a number are the names of the claims that every report tests; take a word"
+                f"{where}: C and B with a number are the names of claims of papers; choose a word"
             )
         if not self.says.strip():
             raise SpecError(f"{where} says nothing; put it in words: says='causal first helps to tag'")

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 from biphase.errors import SpecError, nearest
-from biphase.records import record
+from biphase.records import added, record
 from biphase.specs.claims import Claim
 from biphase.specs.sources import check_name
 from biphase.specs.tasks import Task
 from biphase.specs.training import INHERIT, AdamW, Pretrain
+
+# The names that `Study.papers` may have: the folders of biphase/papers.
+PAPERS = tuple(
+    sorted(path.parent.name for path in (Path(__file__).parents[1] / "papers").glob("*/__init__.py"))
+)
 
 
 @record
@@ -145,14 +151,22 @@ class Study:
     name: str
     runs: tuple[Pretrain, ...]
     finetune: Finetune | None = None
-    claims: tuple[Claim, ...] = ()  # your own; the paper's claims are tested too if the runs allow it
+    claims: tuple[Claim, ...] = ()  # your own
+    papers: tuple[str, ...] = added(
+        ()
+    )  # names of papers whose claims are tested too, where the runs allow it
 
     def settle(self) -> None:
         if isinstance(self.claims, Claim):
             object.__setattr__(self, "claims", (self.claims,))
+        if isinstance(self.papers, str):
+            object.__setattr__(self, "papers", (self.papers,))
 
     def check(self) -> None:
         check_name("Study", self.name)
+        for paper in self.papers:
+            if paper not in PAPERS:
+                raise SpecError(f"Study {self.name!r}: there is no paper {paper!r}; {nearest(paper, PAPERS)}")
         if not self.runs:
             raise SpecError(f"Study {self.name!r} has no runs: runs=(Pretrain(…),)")
         names = [name for run in self.runs for name in run.results]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from biphase.keys import Identities
-from biphase.papers.gisserot2025.published import family_mean
+from biphase.papers.gisserot2025 import PAPER
 from biphase.presets import corpus_of
 from biphase.report.estimates import Estimates, estimate
 from biphase.report.evidence import Evidence, ScoreGrid
@@ -62,12 +62,12 @@ def told(plan: Plan, store: Store, mean: Mean) -> Evidence:
                     examples=100,
                     machines=() if value is None else ({"device": "NVIDIA H200"},),
                 )
-    return Evidence(plan, store, models(plan), tasks, grids, {})
+    return Evidence(plan, store, models(plan), tasks, grids, {}, published=PAPER.published)
 
 
 def paper_mean(model: Model, task: Task) -> float:
     """One more than the paper's value, and where that is not known a number of the model's own."""
-    known = family_mean(model.recipe, task.family)
+    known = PAPER.published.family_mean(model.recipe, task.family)
     if known is not None:
         return known + 1.0
     return 60.0 + model.recipe.steps / 10_000 + model.recipe.causal_share + (model.recipe.ratio or 0.0)

@@ -8,7 +8,7 @@ import pytest
 
 from biphase import CATALOG, CLM, MLM, SIZES, WSD, Finetune, Hub, Pretrain, Rows, Stage, Study
 from biphase.keys import Identities
-from biphase.papers.gisserot2025.published import family_mean
+from biphase.papers.gisserot2025 import published
 from biphase.report.estimates import estimate
 from biphase.report.figures import figures
 from biphase.report.figures.description import PAPER, role_of
@@ -45,7 +45,8 @@ def test_objectives_by_size(by_id, drawn, paper):
     for family, panel in zip(FAMILIES, PANELS, strict=True):
         for name, word in (("CLM", "clm"), ("MLM 40%", "mlm40")):
             expected = {
-                x: family_mean(models[f"{size}-{word}-42k"].recipe, family) + 1 for x, size in sizes.items()
+                x: published.Numbers().family_mean(models[f"{size}-{word}-42k"].recipe, family) + 1
+                for x, size in sizes.items()
             }
             assert points(drawn(figure, panel, name)) == pytest.approx(expected)
     both = drawn(figure, "Sequence classification", "CLM → MLM 40%")
@@ -65,7 +66,7 @@ def test_marks_are_the_papers_table(by_id, drawn, paper):
     }.items():  # fmt: skip
         for family, panel in zip(FAMILIES, PANELS, strict=True):
             marks = drawn(by_id[id], panel, PAPER)
-            known = [family_mean(models[name].recipe, family) for name in names]
+            known = [published.Numbers().family_mean(models[name].recipe, family) for name in names]
             assert sorted(marks.y) == sorted(known), (id, panel)
             assert marks.look.hollow
             assert marks.look.marker == "diamond"

@@ -71,5 +71,8 @@ tasks = (
     ir("reqa_squad"),
 )
 study = Study(
-    "grids", tuple(runs), Finetune(tasks, lrs=(2e-4, 5e-4, 1e-3, 2e-3), seeds=(99,), protocol="standard")
+    "grids",
+    tuple(runs),
+    Finetune(tasks, lrs=(2e-4, 5e-4, 1e-3, 2e-3), seeds=(99,), protocol="standard"),
+    papers="gisserot2025",
 )

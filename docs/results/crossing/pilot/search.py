@@ -36,4 +36,5 @@ study = Study(
     tuple(
         run(size, name, o, rows, peak, tokens) for size, rows, peak, tokens in grid for name, o in objectives
     ),
+    papers="gisserot2025",
 )

@@ -1,4 +1,4 @@
-"""The paper's published numbers, in percent: means over the datasets of a family, and single runs.
+"""The paper's published numbers, in percent: means over the datasets of a family, single runs, and two contrasts.
 
 A model is looked up by its recipe, never by its name in a study. Numbers that the paper shows only in a plot are not
 included. Its means are over three datasets and five seeds, with its own protocol and metrics; for a study with other
@@ -10,17 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from biphase.presets import SIZES
-from biphase.report.recipes import Kind, Recipe, shape_key
+from biphase.report.recipes import Kind, Published, Recipe, shape_key
 
-AUTHORS = "Gisserot-Boukhlef, Boizard, Faysse, Alves, Malherbe, Martins, Hudelot, Colombo"
-TITLE = "Should We Still Pretrain Encoders with Masked Language Modeling?"
-PUBLISHED = "arXiv:2507.00994, 2025"
-ADDRESS = "https://arxiv.org/abs/2507.00994"
 TOKENS = 2_359_296  # tokens a step; the paper also gives a second figure, 0.6% higher
 
 
 @dataclass(frozen=True)
-class Made:
+class PrintedModel:
     """The properties by which the paper's tables distinguish models."""
 
     size: str
@@ -29,65 +25,55 @@ class Made:
     ratio: float | None = None
     causal: int = 0  # steps of these trained with CLM
     decayed: bool = True
-    base: Made | None = None
+    base: PrintedModel | None = None
 
 
-def made(recipe: Recipe) -> Made:
+def printed(recipe: Recipe) -> PrintedModel:
     """Reduce a recipe to the properties that the paper's tables list."""
-    steps = recipe.continued or recipe.steps
-    return Made(
+    steps = recipe.own_steps
+    return PrintedModel(
         size=recipe.size,
         kind=recipe.kind,
         steps=steps,
         ratio=recipe.ratio,
         causal=round(recipe.causal_share * steps),
         decayed=recipe.decayed,
-        base=made(recipe.base) if recipe.base else None,
+        base=printed(recipe.base) if recipe.base else None,
     )
 
 
-def family_mean(recipe: Recipe, family: str) -> float | None:
-    """The paper's mean of this recipe over the datasets of a family; None if not published."""
-    return FAMILY_MEANS.get(made(recipe), {}).get(family) if _theirs(recipe) else None
-
-
-def at_rates(recipe: Recipe, task: str) -> dict[float, float]:
-    """The paper's scores of this recipe on one dataset by learning rate: one run each, seed 0."""
-    return RATES.get((made(recipe), task), {}) if _theirs(recipe) else {}
-
-
 def _theirs(recipe: Recipe) -> bool:
-    """Whether the shape, the masking rule and the tokens a step are the paper's, which `Made` does not hold."""
+    """Whether the shape, the masking rule and the tokens a step are the paper's, which `PrintedModel` does not hold."""
     size = SIZES.get(recipe.size)
     if size is None or recipe.shape != shape_key(size) or not recipe.steps:
         return False
     return (
-        all(one.objective.plain for one in recipe.spans)
+        all(span.objective.plain for span in recipe.spans)
         and abs(recipe.tokens / (recipe.steps * TOKENS) - 1) <= 0.05
     )
 
 
-def _clm(size: str, steps: int = 42_000, *, decayed: bool = True) -> Made:
-    return Made(size, "clm", steps, causal=steps, decayed=decayed)
+def _clm(size: str, steps: int = 42_000, *, decayed: bool = True) -> PrintedModel:
+    return PrintedModel(size, "clm", steps, causal=steps, decayed=decayed)
 
 
-def _mlm(size: str, ratio: float = 0.4, steps: int = 42_000, *, decayed: bool = True) -> Made:
-    return Made(size, "mlm", steps, ratio, decayed=decayed)
+def _mlm(size: str, ratio: float = 0.4, steps: int = 42_000, *, decayed: bool = True) -> PrintedModel:
+    return PrintedModel(size, "mlm", steps, ratio, decayed=decayed)
 
 
-def _both(causal: int, steps: int = 42_000) -> Made:
-    return Made("610m", "clm-mlm", steps, 0.4, causal)
+def _both(causal: int, steps: int = 42_000) -> PrintedModel:
+    return PrintedModel("610m", "clm-mlm", steps, 0.4, causal)
 
 
-def _continued(base: Made, steps: int) -> Made:
-    return Made("610m", "mlm", steps, 0.4, base=base)
+def _continued(base: PrintedModel, steps: int) -> PrintedModel:
+    return PrintedModel("610m", "mlm", steps, 0.4, base=base)
 
 
 def _row(sc: float, tc: float, qa: float, ir: float) -> dict[str, float]:
     return {"SC": sc, "TC": tc, "QA": qa, "IR": ir}
 
 
-FAMILY_MEANS: dict[Made, dict[str, float]] = {
+FAMILY_MEANS: dict[PrintedModel, dict[str, float]] = {
     # One objective, three sizes, 42,000 steps: Figure 2, Tables 2 to 5.
     _mlm("210m"): _row(84.89, 92.13, 49.43, 75.78),
     _clm("210m"): _row(82.80, 92.18, 39.26, 72.83),
@@ -118,7 +104,23 @@ FAMILY_MEANS: dict[Made, dict[str, float]] = {
 }
 
 # Single runs behind Figure 5: SST-2, seed 0.
-RATES: dict[tuple[Made, str], dict[float, float]] = {
+RATES: dict[tuple[PrintedModel, str], dict[float, float]] = {
     (_mlm("610m"), "sst2"): {1e-5: 76.15, 5e-5: 90.25, 2e-4: 82.34, 5e-4: 81.77},
     (_clm("610m"), "sst2"): {1e-5: 83.14, 5e-5: 90.94, 2e-4: 87.27, 5e-4: 82.91},
 }
+
+# Contrasts that do not follow from family means: C12 of SST-2 alone, B3 of MNLI against SST-2; one run each.
+CONTRASTS: dict[tuple[str, PrintedModel], float] = {("C12", _mlm("610m")): 6.1, ("B3", _mlm("610m")): 6.02}
+
+
+class Numbers(Published):
+    """The lookup that reports use."""
+
+    def family_mean(self, recipe: Recipe, family: str) -> float | None:
+        return FAMILY_MEANS.get(printed(recipe), {}).get(family) if _theirs(recipe) else None
+
+    def at_rates(self, recipe: Recipe, task: str) -> dict[float, float]:
+        return RATES.get((printed(recipe), task), {}) if _theirs(recipe) else {}
+
+    def contrast(self, claim: str, recipe: Recipe) -> float | None:
+        return CONTRASTS.get((claim, printed(recipe))) if _theirs(recipe) else None

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from biphase.papers.gisserot2025.published import at_rates, family_mean
 from biphase.presets import corpus_of
 from biphase.report.estimates import Estimates, Score
 from biphase.report.evidence import Evidence
@@ -48,7 +47,7 @@ from biphase.report.figures.description import (
     thousands,
 )
 from biphase.report.pretraining import Epochs, cost
-from biphase.report.recipes import Model, Recipe, named
+from biphase.report.recipes import Model, Published, Recipe, alike, named
 from biphase.report.statistics.intervals import Estimate, across, of_scores
 from biphase.specs.tasks import FAMILIES
 from biphase.study.costs import REPEATED
@@ -143,7 +142,7 @@ def score_panels(
             lonely.append(FAMILIES[family])
         elif made:
             made += others
-            marks = _paper_marks(lines, family, views)
+            marks = _paper_marks(evidence.published, lines, family, views)
             paper = paper or bool(marks)
             y = Axis("" if panels else SCORE)
             panels.append(Panel(FAMILIES[family].capitalize(), x, y, (*marks, *made)))
@@ -225,12 +224,12 @@ def _seeds(line: ScoreLine, look: Style, known: list[tuple[Point, Score]]) -> li
     ]
 
 
-def _paper_marks(lines: Iterable[ScoreLine], family: str, views: int) -> list[Series]:
+def _paper_marks(published: Published, lines: Iterable[ScoreLine], family: str, views: int) -> list[Series]:
     """The paper's values of the drawn recipes."""
     found: dict[Numbers, tuple[float, str]] = {}
     for line in lines:
         for point in line.points:
-            value = family_mean(point.model.recipe, family)
+            value = published.family_mean(point.model.recipe, family)
             if value is not None:
                 found[(*point.x, value)] = value, point.model.recipe.words()
     if not found:
@@ -438,7 +437,7 @@ def rates_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
             covers |= {e.covers: None for e in at.values() if math.isfinite(e.low)}
             made += _rate_series(name, look, evidence.models[one], at)
         if made:
-            marks = _paper_rate_marks([evidence.models[one] for one in models], tasks)
+            marks = _paper_rate_marks(evidence.published, [evidence.models[one] for one in models], tasks)
             y = Axis("" if panels else SCORE)
             panels.append(Panel(FAMILIES[family].capitalize(), _axis(finetune.lrs), y, (*marks, *made)))
     if not panels:
@@ -501,11 +500,11 @@ def _rate_series(name: str, look: Style, model: Model, at: dict[float, Estimate]
     return [Series(name, look, tuple(known), mean, low=low, high=high, band=True, hover=hover)]
 
 
-def _paper_rate_marks(models: list[Model], tasks: tuple[str, ...]) -> list[Series]:
+def _paper_rate_marks(published: Published, models: list[Model], tasks: tuple[str, ...]) -> list[Series]:
     """The paper's single runs, if the family has one task here and it is their dataset."""
     if len(tasks) > 1:
         return []
-    known = [(lr, y, one) for one in models for lr, y in at_rates(one.recipe, tasks[0]).items()]
+    known = [(lr, y, one) for one in models for lr, y in published.at_rates(one.recipe, tasks[0]).items()]
     if not known:
         return []
     hover = tuple(
@@ -632,7 +631,7 @@ def continued_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
     names = _continued_names(rows)
     lines = []
     for name, (base, some) in zip(names, rows, strict=True):
-        starts = [Point((0.0,), one) for one in models if _alike(one.recipe, base)]
+        starts = [Point((0.0,), one) for one in models if alike(one.recipe) == alike(base)]
         points = (*starts, *(Point((float(one.recipe.continued),), one) for one in some))
         lines.append(ScoreLine(name, meaning(some[0].recipe, (base.steps, name)), points))
     ticks = tuple(sorted({0.0} | {point.x[0] for line in lines for point in line.points}))
@@ -658,7 +657,7 @@ def _continued_rows(models: list[Model]) -> list[tuple[Recipe, list[Model]]]:
             same = some[0].recipe.setting == one.recipe.setting and _went_on_with(some[0]) == _went_on_with(
                 one
             )
-            if same and _alike(other, base):
+            if same and alike(other) == alike(base):
                 some.append(one)
                 break
         else:
@@ -687,16 +686,6 @@ def _continued_names(rows: list[tuple[Recipe, list[Model]]]) -> list[str]:
 
 def _went_on_with(model: Model) -> str:
     return " → ".join(named(one.label) for one in model.recipe.own)
-
-
-def _alike(one: Recipe, other: Recipe) -> bool:
-    """Whether two recipes are equal except for their seed."""
-    facts = ("size", "parameters", "spans", "decayed", "of", "setting")
-    if any(getattr(one, fact) != getattr(other, fact) for fact in facts):
-        return False
-    if one.base is None or other.base is None:
-        return one.base is other.base
-    return _alike(one.base, other.base)
 
 
 # ---------------------------------------------------------------- efficiency

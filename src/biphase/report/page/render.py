@@ -9,11 +9,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-from biphase.papers.gisserot2025 import published
 from biphase.report.content import Content, reading
 from biphase.report.figures import PALETTES, SCRIPT, plotly_json
 from biphase.report.figures.description import PAPER
 from biphase.report.page import view
+from biphase.report.statistics.components import SOURCES_OF_NOISE
 from biphase.report.tables import Table
 
 MOST = 200  # failed or unreadable entries listed one by one
@@ -54,13 +54,13 @@ def main(content: Content, *, live: bool = False, with_figures: bool = True) -> 
         ),
         findings=content.findings,
         claims=view.claims(content),
-        paper=published,
+        papers=content.papers,
         figures=[one for one in figures if not (training and one["id"] == "losses")],
         marked=any(one.name == PAPER for figure in content.figures for one in figure.entries),
         boards=view.boards(content),
         edges=content.edges,
         noise=view.noise(content),
-        sources_of_noise=view.SOURCES_OF_NOISE,
+        sources_of_noise=SOURCES_OF_NOISE,
         runs=view.runs(content),
         trial_count=len(next(one for one in content.tables if one.name == "trials").rows),
         reading=reading(claims=bool(content.findings)),

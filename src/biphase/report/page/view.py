@@ -17,9 +17,10 @@ from typing import Any
 from markupsafe import Markup
 
 from biphase.report.content import Content
-from biphase.report.headline import Lead, no_interval
+from biphase.report.headline import Lead
 from biphase.report.pretraining import JobCost
 from biphase.report.provenance import RunSummary
+from biphase.report.statistics.components import SOURCES_OF_NOISE
 from biphase.report.statistics.intervals import Estimate
 from biphase.report.tables import Board, BoardRow, Cell, widest_interval
 from biphase.report.verdicts import CONTRARY, ClaimPart, Finding
@@ -30,6 +31,7 @@ from biphase.text import (
     effect,
     fixed,
     interval,
+    no_interval,
     p_equals,
     p_value,
     percent,
@@ -276,7 +278,7 @@ def _lead(one: Lead) -> dict[str, Any]:
         "note": one.note,
         "certain": one.clear,  # not "clear": templates would find the method of dict
         "points": signed(average.mean),
-        "interval": interval(average.low, average.high, sign=True) or no_interval(average),
+        "interval": interval(average.low, average.high, sign=True) or no_interval(average.n),
         "rows": [(family, drawing(each, scale), signed(each.mean)) for family, each in marks.items()],
         "axis": axis(scale),
     }
@@ -459,15 +461,6 @@ def _cell(cell: Cell, means: list[float]) -> dict[str, Any]:
         "shade": plain((means.index(seeds.mean) / max(1, len(means) - 1)) ** 2, 2),
         "title": "; ".join(words),
     }
-
-
-SOURCES_OF_NOISE = (
-    "pretraining seed",
-    "fine-tuning seed",
-    "pretraining × fine-tuning seed",
-    "test example",
-    "seeds × test example",
-)
 
 
 def noise(content: Content) -> list[tuple[str, list[str]]]:

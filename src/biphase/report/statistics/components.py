@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,7 @@ Source = Literal[
     "test example",
     "seeds × test example",
 ]
+SOURCES_OF_NOISE: tuple[Source, ...] = get_args(Source)
 Random = Literal[
     "fine-tuning seeds",
     "pretraining seeds",

@@ -324,11 +324,6 @@ def spread(stack: Floats) -> Floats:
     )
 
 
-def rate_spread(by_rate: Floats) -> Floats:
-    """(pretraining seeds, learning rates, fine-tuning seeds) → max − min over rates for each pair of seeds."""
-    return spread(np.moveaxis(by_rate, 1, 0))
-
-
 # ---------------------------------------------------------------- multiple tests
 # Holm's procedure bounds the probability of any false positive. It makes no assumption about the dependence of the
 # tests, which suits claims that share models, tasks and seeds.

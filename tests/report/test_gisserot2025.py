@@ -1,34 +1,33 @@
-"""What each claim tests in the real study files: exactly which models, and the paper's number for the same contrast."""
+"""Gisserot-Boukhlef et al. (2025): what each claim tests in the real study files, and the published numbers."""
 
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from small_studies import K, claims_of, clm, mlm, names, run, study, two
 
-from biphase import CATALOG, CLM, MLM, SIZES, WSD, Claim, Fewer, Finetune, Pretrain, Stage, Study
-from biphase.papers.gisserot2025.claims import STATEMENTS
-from biphase.report.contrasts import AnyOf, comparable_models
-from biphase.report.verdicts import statements
+from biphase import CLM, MLM, SIZES, WSD, Claim, Fewer, Stage
+from biphase.papers.gisserot2025 import PAPER as GISSEROT
+from biphase.papers.gisserot2025.published import FAMILY_MEANS, RATES, printed
+from biphase.report.contrasts import AnyOf
+from biphase.report.recipes import models, recipe_of
+from biphase.report.selectors import comparable_models
 
-DOCS = Path(__file__).parents[3] / "docs" / "claims.md"
+DOCS = Path(__file__).parents[2] / "docs" / "claims.md"
 FIGURES = {"objectives", "ratio", "efficiency", "rates", "splits", "robustness", "continued"}
+STATEMENTS = GISSEROT.statements
 BY_ID = {one.id: one for one in STATEMENTS}
-K = 1_000
 
 
 def found(plan, name):
-    return {one.id: one for one in statements(comparable_models(plan))}[name].tests(comparable_models(plan))
+    return claims_of(plan)[name]
 
 
-def shown(tests, strip=""):
-    """title → the models of both sides, and the paper's number."""
+def shown(tests):
+    """title → the models of both sides, and the published number."""
     return {
-        one.title: (
-            [model.name.removeprefix(strip) for model in one.models],
-            None if one.paper is None else round(one.paper, 2),
-        )
-        for one in tests
+        one.title: (names(one.models), None if one.paper is None else round(one.paper, 2)) for one in tests
     }
 
 
@@ -155,21 +154,15 @@ PAPER = {
 }
 
 
-@pytest.mark.parametrize("name", PAPER)
-def test_the_papers_study_tests(plan_of, name):
-    tests = found(plan_of("paper"), name)
-    assert shown(tests) == PAPER[name]
-    assert len({one.title for one in tests}) == len(tests)
-
-
 MARGINS = {"C4": {-0.5}, "C14": {0.0, -0.5}, "C19": {-0.5}, "B4": {0.0, -0.5}}
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_margins_are_nought_but_where_no_worse_is_claimed(plan_of, name):
-    assert {one.margin for one in found(plan_of("paper"), name)} <= MARGINS.get(name, {0.0})
-    if name in MARGINS:
-        assert {one.margin for one in found(plan_of("paper"), name)} == MARGINS[name]
+def test_the_tests_of_the_papers_study(plan_of, name):
+    tests = found(plan_of("paper"), name)
+    assert shown(tests) == PAPER[name]
+    assert len({one.title for one in tests}) == len(tests)
+    assert {one.margin for one in tests} == (MARGINS.get(name, {0.0}) if tests else set())
 
 
 def test_for_each_ratio_some_other_is_sought_that_beats_it(plan_of):
@@ -203,27 +196,13 @@ def test_which_claims_a_study_can_speak_to(plan_of, study):
 # ---------------------------------------------------------------- studies made for one claim
 
 
-def run(name, *stages, **fields):
-    return Pretrain(name, stages=stages, **({"start": SIZES["610m"], "corpus": "fineweb-edu"} | fields))
-
-
 def both(size="610m", steps=12 * K, **fields):
     more = {"start": SIZES[size]} | fields
-    return (
-        run(f"{size}-clm-{steps}", Stage(CLM(), steps), **more),
-        run(f"{size}-mlm-{steps}", Stage(MLM(0.4), steps), **more),
-    )
+    return clm(steps, f"{size}-clm-{steps}", **more), mlm(steps, name=f"{size}-mlm-{steps}", **more)
 
 
-def quarter(size="610m", steps=12 * K, name="", **fields):
-    stages = Stage(CLM(), steps // 4), Stage(MLM(0.4), steps - steps // 4)
-    return run(name or f"{size}-two-{steps}", *stages, **({"start": SIZES[size]} | fields))
-
-
-def study(*runs, tasks=("sst2", "conll2003", "squad", "msmarco"), claims=(), **finetune):
-    return Study(
-        "s", runs, Finetune(tuple(CATALOG[one] for one in tasks), **finetune) if tasks else None, claims
-    )
+def quarter(size="610m", steps=12 * K, **fields):
+    return two(steps // 4, steps, name=f"{size}-two-{steps}", **({"start": SIZES[size]} | fields))
 
 
 def test_the_longest_budget_of_both_is_compared(plan_of):
@@ -256,7 +235,7 @@ def test_the_papers_numbers_are_shown_for_the_papers_recipes_only(plan_of):
 def test_sizes_are_compared_at_one_length(plan_of):
     plan = plan_of(study(*both("210m"), *both("210m", 22 * K), *both("610m"), *both("1b", 22 * K)))
     (slope,) = found(plan, "C5")
-    assert [one.name for one in slope.models] == [
+    assert names(slope.models) == [
         "210m-mlm-22000",
         "210m-clm-22000",
         "1b-mlm-22000",
@@ -299,8 +278,8 @@ def test_the_decay_is_measured_up_to_the_nearest_end(plan_of):
     plan = plan_of(study(causal, masked, *both(steps=22 * K)))
     assert found(plan, "B2") == []  # 20,000 is not late in 42,000
     causal, masked = (replace(one, keep=(30 * K,)) for one in both(steps=42 * K))
-    names = [one.name for one in found(plan_of(study(causal, masked)), "B2")[0].models]
-    assert names == ["610m-mlm-42000", "610m-mlm-42000-30000", "610m-clm-42000", "610m-clm-42000-30000"]
+    compared = names(found(plan_of(study(causal, masked)), "B2")[0].models)
+    assert compared == ["610m-mlm-42000", "610m-mlm-42000-30000", "610m-clm-42000", "610m-clm-42000-30000"]
 
 
 def test_claims_about_families_that_are_not_there_are_not_tested(plan_of):
@@ -346,15 +325,15 @@ def test_continued_claims_take_the_longest_bases_and_lengths_of_both(plan_of):
     ]
     more = [one for one in more if one.name != "610m-mlm-22000+6000"]
     plan = plan_of(study(*bases, *more))
-    assert [one.name for one in found(plan, "C17")[0].models] == [
+    assert names(found(plan, "C17")[0].models) == [
         "610m-clm-22000+4000",
         "610m-mlm-22000+4000",
     ]
-    assert [one.name for one in found(plan, "C19")[0].models] == [
+    assert names(found(plan, "C19")[0].models) == [
         "610m-clm-22000+2000",
         "610m-mlm-22000+2000",
     ]
-    assert [one.name for one in found(plan, "C18")[0].models][:2] == ["610m-mlm-22000", "610m-clm-22000"]
+    assert names(found(plan, "C18")[0].models)[:2] == ["610m-mlm-22000", "610m-clm-22000"]
 
 
 # ---------------------------------------------------------------- the study's own
@@ -376,7 +355,7 @@ def test_own_claims_are_tested_on_what_they_name(plan_of):
         ("IR", -1),
     ]
     assert [one.title for one in found(plan, "f1")] == ["QA (f1)"]
-    assert [one.id for one in statements(comparable_models(plan))][-3:] == ["tags", "all", "f1"]
+    assert list(claims_of(plan))[-3:] == ["tags", "all", "f1"]
 
 
 def test_a_claim_between_two_draws_of_one_recipe_cannot_be_tested(plan_of):
@@ -413,7 +392,7 @@ def test_bases_that_were_gone_on_with_in_another_way_are_still_the_bases(plan_of
         for base in bases
     ]
     (test,) = found(plan_of(study(*bases, *again)), "C18")
-    assert [one.name for one in test.models] == ["610m-mlm", "610m-clm", "610m-mlm-on", "610m-clm-on"]
+    assert names(test.models) == ["610m-mlm", "610m-clm", "610m-mlm-on", "610m-clm-on"]
     assert test.title == "610m · continued · QA · 12,000 steps on"
 
 
@@ -442,4 +421,117 @@ def test_sizes_are_compared_over_the_ratios_that_both_have(plan_of):
 def test_a_gain_of_the_decay_that_is_not_all_decay_says_so(plan_of, keep, said):
     pair = [run(word, Stage(one, 42 * K), keep=(keep,)) for word, one in (("clm", CLM()), ("mlm", MLM(0.4)))]
     tests = found(plan_of(study(*pair)), "B2")
-    assert [test.remark(None) if test.remark else "" for test in tests] == [said, said]
+    assert [test.remark(None, None) if test.remark else "" for test in tests] == [said, said]
+
+
+# ---------------------------------------------------------------- published numbers
+
+
+NUMBERS = GISSEROT.published
+FOUR = ("SC", "TC", "QA", "IR")
+# As printed: Tables 2 to 17, Figures 1 and 3. None: not known.
+PRINTED = {
+    "210m-mlm40-42k": (84.89, 92.13, 49.43, 75.78),
+    "210m-clm-42k": (82.80, 92.18, 39.26, 72.83),
+    "610m-mlm40-42k": (87.00, 92.21, 62.77, 79.55),
+    "610m-clm-42k": (83.58, 92.69, 42.09, 76.20),
+    "1b-mlm40-42k": (88.23, 92.51, 70.28, 79.95),
+    "1b-clm-42k": (82.68, 92.46, 44.48, 78.68),
+    "610m-mlm20-42k": (87.56, 92.79, 65.00, None),
+    "610m-mlm50-42k": (None, None, None, 79.62),
+    "1b-mlm50-42k": (None, 92.88, None, 81.97),
+    "610m-mlm40-42k-5000": (72.49, 89.36, 27.89, 54.50),
+    "610m-clm-42k-5000": (78.56, 91.17, 34.30, 65.22),
+    "610m-mlm40-42k-40000": (86.40, 92.02, 57.90, 79.26),
+    "610m-clm-42k-40000": (83.48, 92.65, 41.99, 76.05),
+    "610m-clm-10k-mlm40-42k": (87.85, 93.07, 67.77, 79.88),
+    "610m-clm-21k-mlm40-42k": (87.57, None, None, None),
+    "610m-clm-32k-mlm40-42k": (87.06, None, None, None),
+    "610m-clm-11k-mlm40-22k": (None, None, 55.97, None),
+    "610m-clm-17k-mlm40-22k": (None, None, None, 77.81),
+    "610m-mlm40-dec42k-mlm40-54k": (87.61, 92.27, 66.57, 79.92),
+    "610m-clm-dec42k-mlm40-54k": (87.84, 92.77, 63.21, 80.27),
+    "610m-mlm40-dec42k-mlm40-64k": (87.47, 92.11, 67.66, 80.45),
+    "610m-clm-dec42k-mlm40-64k": (88.40, 92.70, 66.62, 80.70),
+}
+NOWHERE = (None, None, None, None)
+
+
+@pytest.fixture
+def plan(plan_of):
+    return plan_of("paper")
+
+
+def test_every_model_of_the_paper_has_the_printed_numbers(plan):
+    found = {
+        name: tuple(NUMBERS.family_mean(model.recipe, family) for family in FOUR)
+        for name, model in models(plan).items()
+    }
+    assert found == {name: PRINTED.get(name, NOWHERE) for name in plan.results}
+    assert len(FAMILY_MEANS) == len(PRINTED)
+
+
+def test_published_numbers_are_found_whatever_models_are_called(plan, plan_of):
+    renamed = tuple(replace(one, name=f"r{number}") for number, one in enumerate(plan.study.runs))
+    other = plan_of(replace(plan.study, runs=renamed))
+    for one, twin in zip(plan.study.runs, renamed, strict=True):
+        recipes = recipe_of(other, twin.name), recipe_of(plan, one.name)
+        assert all(NUMBERS.family_mean(recipes[0], f) == NUMBERS.family_mean(recipes[1], f) for f in FOUR)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"size": "60m"},
+        {"decayed": False},
+        {"base": "itself"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_model_that_differs_in_one_fact_is_not_in_the_paper(plan, change):
+    recipe = recipe_of(plan, "610m-clm-10k-mlm40-42k")
+    changed = {"base": replace(recipe, spans=recipe.spans[:1])} if "base" in change else change
+    assert NUMBERS.family_mean(recipe, "SC") == 87.85
+    assert NUMBERS.family_mean(replace(recipe, **changed), "SC") is None
+
+
+def test_another_split_ratio_or_budget_is_another_model(plan):
+    recipe = recipe_of(plan, "610m-clm-10k-mlm40-42k")
+    clm, mlm = recipe.spans
+    for spans in (
+        (replace(clm, until=11_000), replace(mlm, first=11_000)),
+        (clm, replace(mlm, until=43_000)),
+        (clm, replace(mlm, objective=replace(mlm.objective, ratio=0.3))),
+    ):
+        assert NUMBERS.family_mean(replace(recipe, spans=spans), "SC") is None
+
+
+def test_raw_runs_are_known_for_sst2_alone(plan):
+    masked, causal = (recipe_of(plan, f"610m-{word}-42k") for word in ("mlm40", "clm"))
+    assert NUMBERS.at_rates(masked, "sst2") == {1e-5: 76.15, 5e-5: 90.25, 2e-4: 82.34, 5e-4: 81.77}
+    assert NUMBERS.at_rates(causal, "sst2") == {1e-5: 83.14, 5e-5: 90.94, 2e-4: 87.27, 5e-4: 82.91}
+    assert NUMBERS.at_rates(masked, "mnli") == {}
+    assert NUMBERS.at_rates(recipe_of(plan, "610m-mlm50-42k"), "sst2") == {}
+    spreads = [max(rates.values()) - min(rates.values()) for rates in RATES.values()]
+    assert [round(spread, 1) for spread in spreads] == [14.1, 8.0]
+
+
+def test_a_continued_model_is_listed_by_the_steps_since_its_base(plan):
+    listed = printed(recipe_of(plan, "610m-clm-dec42k-mlm40-54k"))
+    assert (listed.kind, listed.steps, listed.causal, listed.ratio) == ("mlm", 12_000, 0, 0.4)
+    assert listed.base is not None
+    assert (listed.base.kind, listed.base.steps, listed.base.causal) == ("clm", 42_000, 42_000)
+
+
+def test_another_shape_rule_of_masking_or_batch_is_not_the_papers(plan):
+    recipe = recipe_of(plan, "610m-mlm40-42k")
+    (span,) = recipe.spans
+    bert = replace(span, objective=replace(span.objective, replace=(0.8, 0.1, 0.1)))
+    for changed in (
+        replace(recipe, shape="another"),
+        replace(recipe, spans=(bert,)),
+        replace(recipe, tokens=recipe.tokens // 2),
+    ):
+        assert NUMBERS.family_mean(changed, "SC") is None
+        assert NUMBERS.at_rates(changed, "sst2") == {}
+    assert NUMBERS.family_mean(replace(recipe, tokens=42_000 * 2_373_120), "SC") == 87.00, "its other figure"

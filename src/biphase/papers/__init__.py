@@ -1,0 +1,34 @@
+"""Papers whose claims a study can test: one subpackage each, with a `PAPER` record. The engine knows none of them.
+
+A study names them: `Study(papers="gisserot2025")`. To add one, add a folder beside gisserot2025.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from biphase.errors import SpecError, nearest
+from biphase.specs.study import PAPERS, Study
+
+if TYPE_CHECKING:
+    from biphase.report.contrasts import Paper
+
+
+def load(name: str) -> Paper:
+    """The paper of this name."""
+    if name not in PAPERS:
+        raise SpecError(f"there is no paper {name!r}; {nearest(name, PAPERS)}")
+    return import_module(f"biphase.papers.{name}").PAPER
+
+
+def papers_of(study: Study) -> tuple[Paper, ...]:
+    """The papers that a study names. Their claims, and those of the study, must have different ids."""
+    papers = tuple(load(name) for name in study.papers)
+    ids = [statement.id for paper in papers for statement in paper.statements]
+    ids += [claim.name for claim in study.claims]
+    for twice in (one for one in ids if ids.count(one) > 1):
+        raise SpecError(
+            f"Study {study.name!r} has two claims called {twice!r}; rename one, or name fewer papers"
+        )
+    return papers

@@ -1,0 +1,521 @@
+"""Selectors: which models of a study may be compared, found by recipe and never by name.
+
+`comparable_models` sorts the models of a plan into `ModelGroup`s (one size, one set of other hyperparameters), and
+these into `Group`s (the same hyperparameters at several sizes). A `Selector` finds models of one kind in a
+`ModelGroup`: CLM from scratch, MLM at a ratio, a split, a continued base. A `Select` combines selectors into `Case`s:
+the models that one test compares, at equal steps. `AcrossSizes` makes one case of all sizes of a group.
+
+All of it needs recipes only, so `biphase plan` can list the tests of a study before any score exists. Models that
+start from a published checkpoint belong to no group, because their earlier training data is not known. A study's own
+claims may still name them.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from biphase.presets import corpus_of
+from biphase.report.evidence import by_family
+from biphase.report.recipes import SETTING, Kind, Model, alike, models, run_of
+from biphase.specs import Classify, Family, Fewer, Finetune, Hub, Pretrain, Task
+from biphase.specs.tasks import columns_of
+from biphase.study.plan import Plan
+from biphase.text import listed, short
+
+
+@dataclass(frozen=True)
+class ModelGroup:
+    """Models of one size and one set of other hyperparameters."""
+
+    size: str
+    parameters: int | None
+    about: str  # what distinguishes it where a study has several settings: "peak 0.001"
+    models: tuple[Model, ...]
+    plateau: frozenset[str]  # names of models whose learning rate has not begun to decay
+
+    @property
+    def title(self) -> str:
+        return " · ".join(filter(None, (self.size, self.about)))
+
+    def finals(self, kind: Kind) -> list[Model]:
+        """Models at the end of a run from scratch."""
+        ends = (model for model in self.models if model.recipe.final and model.recipe.base is None)
+        return [model for model in ends if model.recipe.kind == kind]
+
+
+Group = tuple[ModelGroup, ...]  # smallest size first
+
+
+@dataclass(frozen=True)
+class ComparableModels:
+    """The models and tasks that the claims of a study can be tested with."""
+
+    plan: Plan
+    models: dict[str, Model]
+    groups: tuple[Group, ...]
+    tasks: dict[str, Task]
+
+    @property
+    def families(self) -> dict[Family, tuple[str, ...]]:
+        return by_family(self.tasks)
+
+    @property
+    def finetune(self) -> Finetune | None:
+        return self.plan.study.finetune
+
+    @property
+    def fewer(self) -> Fewer | None:
+        """The reduced fine-tuning of intermediate checkpoints, if the study has one."""
+        return self.finetune.on_the_way if self.finetune else None
+
+    @property
+    def pretrained(self) -> set[str]:
+        """Names of the models in groups that were trained here."""
+        members = (model for group in self.groups for line in group for model in line.models)
+        return {model.name for model in members if model.recipe.spans}
+
+    @property
+    def by_texts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The classification tasks with one text column, and those with several."""
+        texts = {name: task.form.text for name, task in self.tasks.items() if isinstance(task.form, Classify)}
+        several = tuple(name for name, text in texts.items() if len(columns_of(name, text)) > 1)
+        return tuple(name for name in texts if name not in several), several
+
+    def plans(self, models: Iterable[Model], tasks: Iterable[str]) -> bool:
+        """Whether all of these models are planned to be scored on all of these tasks."""
+        intermediate = any(not model.recipe.final for model in models)
+        return self.fewer is None or not intermediate or set(tasks) <= set(self.fewer.tasks)
+
+    def seeds(self, models: Iterable[Model]) -> int:
+        """The number of fine-tuning seeds that all of these models have."""
+        if self.finetune is None:
+            return 0
+        whole = self.fewer is None or all(model.recipe.final for model in models)
+        return len(self.finetune.seeds if whole or self.fewer is None else self.fewer.seeds)
+
+    def of_result(self, result: str) -> Model:
+        """The model that a result belongs to. Two names of one checkpoint are one model."""
+        key = self.plan.results[result]
+        return next(
+            model
+            for model in self.models.values()
+            if key in [self.plan.results[name] for name in model.results]
+        )
+
+
+def comparable_models(plan: Plan, known: dict[str, Model] | None = None) -> ComparableModels:
+    """Sort the models of a plan into comparable groups; `known` avoids recomputing its models."""
+    known = models(plan) if known is None else known
+    finetune = plan.study.finetune
+    tasks = {task.name: task for task in finetune.tasks} if finetune else {}
+    scratch = [
+        model for model in known.values() if not isinstance(run_of(plan, model.results[0])[0].root.start, Hub)
+    ]
+    about = _settings(plan, scratch)
+    groups: list[Group] = []
+    for setting in dict.fromkeys(model.recipe.setting for model in scratch):
+        members = [model for model in scratch if model.recipe.setting == setting]
+        rules = sorted({rule for model in members for rule in _masking_rules(model)})
+        for rule in rules or [""]:
+            title = " · ".join(filter(None, (about[setting], f"masks {rule}" if len(rules) > 1 else "")))
+            groups.append(
+                _group(plan, [model for model in members if _masking_rules(model) <= {rule}], title)
+            )
+    return ComparableModels(plan, known, tuple(groups), tasks)
+
+
+def rows_in_common(models: Iterable[Model]) -> dict[str, list[int]]:
+    """For each model, the row indices of the pretraining seeds that all models share.
+
+    If they share none, rows are paired in the order of the seeds.
+    """
+    first, *others = models
+    shared = [seed for seed in first.seeds if all(seed in model.seeds for model in others)]
+    if shared:
+        return {model.name: [model.seeds.index(seed) for seed in shared] for model in (first, *others)}
+    fewest = min(len(model.seeds) for model in (first, *others))
+    return {model.name: list(range(fewest)) for model in (first, *others)}
+
+
+def _group(plan: Plan, members: list[Model], about: str) -> Group:
+    """Sort models of one setting by size and shape into `ModelGroup`s."""
+    by_size: dict[tuple[str, str], list[Model]] = {}
+    for model in members:
+        by_size.setdefault((model.recipe.size, model.recipe.shape), []).append(model)
+    plateau = frozenset(model.name for model in members if _on_plateau(plan, model))
+    names = [name for name, _ in by_size]
+    lines = []
+    for (name, _), alike_models in by_size.items():
+        parameters = alike_models[0].recipe.parameters
+        if names.count(name) > 1:  # two shapes under one name are distinguished by their parameters
+            name = f"{name} of {short(parameters or math.nan)}"
+        lines.append(ModelGroup(name, parameters, about, tuple(alike_models), plateau))
+    return tuple(sorted(lines, key=lambda line: (line.parameters or math.inf, line.size)))
+
+
+def _on_plateau(plan: Plan, model: Model) -> bool:
+    job = plan.jobs.get(plan.results[model.results[0]])
+    return job is not None and not model.recipe.final and job.step <= job.run.decay_start
+
+
+def _masking_rules(model: Model) -> set[str]:
+    """The replacement shares of its MLM phases, as "mask/random/kept" in percent."""
+    return {span.objective.rule for span in model.recipe.spans if span.objective.name == "mlm"}
+
+
+def _settings(plan: Plan, members: Iterable[Model]) -> dict[str, str]:
+    """A description of each setting that lists only the fields in which the settings differ."""
+    fields: dict[str, dict[str, str]] = {}
+    for model in members:
+        origin = {"origin": "continued" if model.recipe.base else "from scratch"}
+        fields.setdefault(model.recipe.setting, _fields(run_of(plan, model.results[0])[0]) | origin)
+    differing = [
+        name
+        for name in ("corpus", "peak", "warmup", "decay", *SETTING)
+        if len({fields[setting].get(name) for setting in fields}) > 1
+    ]
+    texts = {setting: ", ".join(values[name] for name in differing) for setting, values in fields.items()}
+    if len(set(texts.values())) < len(texts):  # a second warmup, for example, shows in no field
+        texts = {
+            setting: ", ".join(filter(None, (text, fields[setting]["origin"])))
+            for setting, text in texts.items()
+        }
+    twice = {text for text in texts.values() if list(texts.values()).count(text) > 1}
+    return {
+        setting: f"{text} (setting {setting[:6]})".strip() if text in twice else text
+        for setting, text in texts.items()
+    }
+
+
+def _fields(run: Pretrain) -> dict[str, str]:
+    packing = run.packing
+    return {
+        "corpus": corpus_of(run).name if run.corpus else "no corpus",
+        "peak": f"peak {run.schedule.peak:g}",
+        "warmup": f"warmup {run.schedule.warmup:g}",
+        "decay": f"decay {run.schedule.decay:g}",
+        "packing": f"{type(packing).__name__.lower()} of {packing.length:,}",
+        "batch_tokens": f"{run.batch_tokens:,} tokens a step",
+        "optimizer": f"eps {run.optimizer.eps:g}, decay {run.optimizer.weight_decay:g}",
+        "precision": run.precision,
+        "optimizer_state": f"optimizer state {run.optimizer_state}",
+        "data": f"data {run.data}",
+    }
+
+
+# ---------------------------------------------------------------- selectors
+
+
+Length = tuple[int, int]  # (steps of the decayed base, steps since); from scratch: (0, steps)
+Chosen = Any  # a model, several models in order (`Ratios`), or None if the study does not have it (`BaseOf`)
+
+
+class Selector(ABC):
+    """Finds models of one kind in a group."""
+
+    @abstractmethod
+    def find(self, line: ModelGroup, study: ComparableModels) -> dict[Length, Chosen]:
+        """The models by their number of steps."""
+
+    def name(self, chosen: Chosen) -> str:
+        """What sentences call a model that it found."""
+        return ""
+
+
+@dataclass(frozen=True)
+class Recipes(Selector):
+    """Models of one kind of recipe at the end of their run: CLM, MLM at a ratio, CLM then MLM, a continued base."""
+
+    kind: Literal["clm", "mlm", "clm-mlm"]  # since the base, if there is one
+    ratio: float | None = None  # of MLM, also of an MLM base
+    share: float | None = None  # of steps trained with CLM first, within `window`; the nearest wins
+    base: Literal["clm", "mlm"] | None = (
+        None  # continued from a decayed base of this kind; None: from scratch
+    )
+    window: float = 0.05
+    before_decay: bool = False  # intermediate checkpoints instead
+
+    def find(self, line: ModelGroup, study: ComparableModels) -> dict[Length, Chosen]:
+        # Later entries replace earlier ones: the nearest share wins; of two equally near, the lower one.
+        models = sorted(
+            (model for model in line.models if self._fits(model, line)),
+            key=lambda model: (-round(self._distance(model), 6), -model.recipe.causal_share),
+        )
+        recipes = [model.recipe for model in models]
+        lengths = [(recipe.steps - recipe.own_steps, recipe.own_steps) for recipe in recipes]
+        return dict(zip(lengths, models, strict=True))
+
+    def name(self, chosen: Chosen) -> str:
+        if self.base:
+            return f"the {self.base.upper()} base"
+        mlm = f"MLM {percent(self.ratio or 0)}"
+        return {"clm": "CLM", "mlm": mlm, "clm-mlm": f"CLM→MLM {shares(chosen)}"}[self.kind]
+
+    def _fits(self, model: Model, line: ModelGroup) -> bool:
+        recipe, base = model.recipe, model.recipe.base
+        ended = model.name in line.plateau if self.before_decay else recipe.final
+        if not ended or recipe.kind != self.kind or self._distance(model) > self.window + 1e-9:
+            return False
+        if self.kind != "clm" and not _same(recipe.ratio, self.ratio):
+            return False
+        if base is None or self.base is None:
+            return base is None and self.base is None
+        usual = base.base is None and base.decayed and base.kind == self.base
+        return usual and (self.base == "clm" or _same(base.ratio, self.ratio))
+
+    def _distance(self, model: Model) -> float:
+        return 0.0 if self.share is None else abs(model.recipe.causal_share - self.share)
+
+
+@dataclass(frozen=True)
+class BaseOf(Selector):
+    """The decayed bases of continued models. A base may have other hyperparameters than its continuation."""
+
+    continued: Recipes
+
+    def find(self, line: ModelGroup, study: ComparableModels) -> dict[Length, Chosen]:
+        by_recipe = {alike(model.recipe): model for model in reversed(study.models.values())}
+        models = self.continued.find(line, study)
+        return {length: by_recipe.get(alike(model.recipe.base)) for length, model in models.items()}
+
+
+@dataclass(frozen=True)
+class Ratios(Selector):
+    """All models of one length trained with MLM from scratch, by masking ratio in ascending order."""
+
+    at_least: int = 1
+
+    def find(self, line: ModelGroup, study: ComparableModels) -> dict[Length, Chosen]:
+        by_steps: dict[int, dict[float, Model]] = {}
+        for model in line.finals("mlm"):
+            if model.recipe.ratio is not None:
+                by_steps.setdefault(model.recipe.steps, {})[model.recipe.ratio] = model
+        return {
+            (0, steps): tuple(model for _, model in sorted(models.items()))
+            for steps, models in by_steps.items()
+            if len(models) >= self.at_least
+        }
+
+
+def _same(ratio: float | None, other: float | None) -> bool:
+    return ratio is not None and other is not None and math.isclose(ratio, other)
+
+
+def percent(ratio: float) -> str:
+    return f"{ratio * 100:g}%"
+
+
+def shares(model: Model) -> str:
+    """The shares of CLM and MLM in a two-stage recipe: "24-76"."""
+    causal = round(model.recipe.causal_share * 100)
+    return f"{causal}-{100 - causal}"
+
+
+# ---------------------------------------------------------------- cases
+# Which of the lengths that all models have are compared: (lengths in ascending order, steps of the longest run) → the
+# lengths of every case.
+
+
+Steps = Callable[[list[int], int], Sequence[tuple[int, ...]]]
+
+
+def longest(lengths: list[int], budget: int) -> Sequence[tuple[int, ...]]:
+    return [(steps,) for steps in lengths[-1:]]
+
+
+def second_longest(lengths: list[int], budget: int) -> Sequence[tuple[int, ...]]:
+    return [(steps,) for steps in lengths[-2:-1]]
+
+
+def each_shorter(lengths: list[int], budget: int) -> Sequence[tuple[int, ...]]:
+    return [(steps,) for steps in lengths[:-1]]
+
+
+def longest_two(lengths: list[int], budget: int) -> Sequence[tuple[int, ...]]:
+    """One case with the models of the longest length, then those of the second longest."""
+    return [(lengths[-1], lengths[-2])] if len(lengths) > 1 else []
+
+
+def last_within(share: float) -> Steps:
+    """The last length within this share of the longest run."""
+    return lambda lengths, budget: [(steps,) for steps in lengths if steps <= share * budget][-1:]
+
+
+def last_beyond(share: float) -> Steps:
+    return lambda lengths, budget: [(steps,) for steps in lengths if steps > share * budget][-1:]
+
+
+@dataclass(frozen=True)
+class Case:
+    """The models that one test compares, and what its title and sentences say of them."""
+
+    study: ComparableModels
+    line: ModelGroup = ModelGroup("", None, "", (), frozenset())
+    models: tuple[Chosen, ...] = ()
+    names: tuple[str, ...] = ()
+    steps: tuple[int, ...] = ()
+    when: str = ""
+    curve: tuple[tuple[Chosen, ...], ...] = ()  # the same models at every length that all of them have
+    sizes: tuple[Case, ...] = ()  # `AcrossSizes`: the case of each size
+
+    def fields(self) -> dict[str, Any]:
+        """What patterns of titles and sentences may name."""
+        sizes = [case.line.size for case in self.sizes]
+        small, large = [case.line.size for case in ends(self.sizes)] or ["", ""]
+        one_text, several_texts = (", ".join(tasks) for tasks in self.study.by_texts)
+        return {
+            "line": self.line.title,
+            "about": f" · {self.line.about}" if self.line.about else "",
+            "names": self.names,
+            "shares": tuple(shares(model) if isinstance(model, Model) else "" for model in self.models),
+            "steps": self.steps,
+            "when": self.when,
+            "count": len(
+                self.sizes or (self.models[0] if isinstance(self.models[0], tuple) else self.models)
+            ),
+            "rates": len(self.study.finetune.lrs) if self.study.finetune else 0,
+            "sizes": ", ".join(sizes),
+            "sizes_and": listed(sizes),
+            "small": small,
+            "large": large,
+            "one_text": one_text,
+            "several_texts": several_texts,
+        }
+
+
+def ends(sizes: tuple[Case, ...]) -> tuple[Case, ...]:
+    """The smallest and the largest of several sizes, of those as long as the largest; empty if there is one."""
+    equal = [case for case in sizes if case.line.parameters and case.steps == sizes[-1].steps]
+    return (equal[0], equal[-1]) if len(equal) > 1 else ()
+
+
+@dataclass(frozen=True)
+class Select:
+    """The models that a test compares: one for each selector, at a number of steps that all of them have."""
+
+    models: tuple[Selector, ...]
+    steps: Steps = longest
+    sizes: Literal["each", "smallest", "larger", "all but the smallest"] = "each"
+    then: tuple[Selector, ...] = ()  # further models, at the next number of steps that all of these have
+    seeds: int = 1  # pretraining seeds that they share, at least
+    when: str = ""  # a pattern: "after {0:,} steps"
+
+    def cases(self, study: ComparableModels) -> list[Case]:
+        lines = [line for group in study.groups for line in self._lines(group, study)]
+        return [case for line in lines for case in self.at(line, study)]
+
+    def at(self, line: ModelGroup, study: ComparableModels, only: int | None = None) -> list[Case]:
+        """The cases of one size; `only`: at this number of steps."""
+        models = together(self.models, line, study)
+        lengths = [steps for steps in models if self.seeds == 1 or _shared_seeds(models[steps]) >= self.seeds]
+        chosen = self.steps(lengths, self._longest_run(line, study)) if only is None else [(only,)]
+        later = together(self.then, line, study) if self.then else {}
+        cases = []
+        for steps in chosen:
+            compared = tuple(model for length in steps for model in models[length])
+            end = [length for length in later if length > steps[-1]][:1]
+            if None in compared or (self.then and not end):
+                continue
+            selectors = self.models * len(steps)
+            names = [selector.name(model) for selector, model in zip(selectors, compared, strict=True)]
+            compared += tuple(model for length in end for model in later[length])
+            when, curve = self.when.format(*steps), tuple(models.values())
+            cases.append(Case(study, line, compared, tuple(names), (*steps, *end), when, curve))
+        return cases
+
+    def _lines(self, group: Group, study: ComparableModels) -> Group:
+        if self.sizes == "each" or (self.sizes == "all but the smallest" and len(group) == 1):
+            return group
+        if self.sizes == "all but the smallest":
+            return group[1:]
+        having = tuple(line for line in group if together(self.models, line, study))
+        return having[:1] if self.sizes == "smallest" else having[1:]
+
+    def _longest_run(self, line: ModelGroup, study: ComparableModels) -> int:
+        """The steps of the longest run with one of the recipes; if none has ended, of the longest planned."""
+        recipes = [selector for selector in self.models if isinstance(selector, Recipes)]
+        finals = [replace(selector, before_decay=False) for selector in recipes]
+        ends = [steps for selector in finals for _, steps in selector.find(line, study)]
+        planned = [model.recipe.of for selector in recipes for model in selector.find(line, study).values()]
+        return max(ends or planned, default=0)
+
+
+def together(
+    selectors: tuple[Selector, ...], line: ModelGroup, study: ComparableModels
+) -> dict[int, tuple[Chosen, ...]]:
+    """The models of all selectors by the steps that all of them have; of continued models, after the longest base."""
+    models = [selector.find(line, study) for selector in selectors]
+    shared = sorted(set.intersection(*map(set, models)))
+    base = max((length[0] for length in shared), default=0)
+    return {
+        length[1]: tuple(by_length[length] for by_length in models) for length in shared if length[0] == base
+    }
+
+
+def _shared_seeds(models: tuple[Chosen, ...]) -> int:
+    return len(set.intersection(*(set(model.seeds) for model in models)))
+
+
+@dataclass(frozen=True)
+class SharedRatios:
+    """MLM from scratch and MLM after CLM for nine tenths of the steps, at the ratios that both have.
+
+    Of several steps the longest are taken; of several switches the one with the most ratios, then the latest.
+    """
+
+    at_least: int = 3
+    share: float = 0.9
+
+    def cases(self, study: ComparableModels) -> list[Case]:
+        cases = []
+        for line in (line for group in study.groups for line in group):
+            for (_, steps), scratch in sorted(Ratios().find(line, study).items(), reverse=True):
+                ratios = {model.recipe.ratio: model for model in scratch}
+                by_switch: dict[int, dict[Any, Model]] = {}
+                for model in line.finals("clm-mlm"):
+                    recipe = model.recipe
+                    if recipe.steps == steps and recipe.causal_share >= self.share and recipe.ratio in ratios:
+                        by_switch.setdefault(recipe.spans[0].until, {})[recipe.ratio] = model
+                most, switch = max(
+                    ((len(after), switch) for switch, after in by_switch.items()), default=(0, 0)
+                )
+                if most >= self.at_least:
+                    shared = sorted(by_switch[switch])
+                    models = (
+                        tuple(ratios[ratio] for ratio in shared),
+                        tuple(by_switch[switch][ratio] for ratio in shared),
+                    )
+                    cases.append(Case(study, line, models, steps=(steps,)))
+                    break
+        return cases
+
+
+@dataclass(frozen=True)
+class AcrossSizes:
+    """One case for each group of sizes, made of the cases of a `Select` at each size."""
+
+    select: Select
+    at_least: int = 1  # sizes
+    equal_steps: bool = False  # at the length that most sizes have; of several such, the longest
+
+    def cases(self, study: ComparableModels) -> list[Case]:
+        cases = []
+        for group in study.groups:
+            lines, only = self._at_equal_steps(group, study) if self.equal_steps else (group, None)
+            sizes = [case for line in lines for case in self.select.at(line, study, only)]
+            if len(sizes) >= self.at_least:
+                models = tuple(model for case in sizes for model in case.models)
+                cases.append(replace(sizes[0], models=models, sizes=tuple(sizes)))
+        return cases
+
+    def _at_equal_steps(self, group: Group, study: ComparableModels) -> tuple[Sequence[ModelGroup], int]:
+        by_steps: dict[int, list[ModelGroup]] = {}
+        for line in group:
+            for steps in together(self.select.models, line, study) if line.parameters else ():
+                by_steps.setdefault(steps, []).append(line)
+        steps = max(by_steps, key=lambda steps: (len(by_steps[steps]), steps), default=0)
+        return by_steps.get(steps, []), steps

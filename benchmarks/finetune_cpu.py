@@ -85,7 +85,7 @@ def prepare(options: argparse.Namespace, scratch: str) -> Case:
     folder = str(Path(options.model or scratch).resolve())
     subject = encoder_of_hub(Hub(folder), spec)
     family = TextClassification(
-        task, Examples(texts, texts[:1], texts[:1]), subject.reading, protocol="standard"
+        task, Examples(texts, texts[:1], texts[:1]), subject.tokenization, protocol="standard"
     )
     setting = TuningOptions.of(torch.device("cpu"), "fp32", varlen=False)
     return Case(folder, family, FineTuner(subject.encoder, setting), spec)
@@ -203,7 +203,7 @@ def padding(case: Case) -> dict[str, float]:
     packed = sum(
         one.inputs[0].ids.numel()
         for step in steps
-        for one in batches_of(case.family, step, SEED, case.bench.setting)
+        for one in batches_of(case.family, step, SEED, case.bench.options)
     )
     padded = sum(len(case.rows(step)) * int(lengths[case.rows(step)].max()) for step in steps)
     return {"biphase": 1 - text / packed, "Trainer": 1 - text / padded}

@@ -56,7 +56,7 @@ def test_with_the_same_weights_the_padded_batch_has_our_loss(lengths):
     peer = peers.Padded(case, measure.CONTEXT)
     peer.trunk.load_state_dict(model.encoder.trunk.state_dict())
     peer.head.load_state_dict(model.head.state_dict())
-    (batch,) = batches_of(family, 0, 0, bench.setting)
+    (batch,) = batches_of(family, 0, 0, bench.options)
 
     texts = peers.TextDataset(data)
     theirs = peer(**peers.padded([texts[row] for row in rows_of(family, 0, 0)]))["loss"]

@@ -144,7 +144,7 @@ def test_the_tokenizer_reads_as_fine_tuning_reads_and_cuts_alike(folder, trained
         run, trained.results["masked"], trained.store, Shards.open(shards), replace(spec, length=32)
     )
     texts = [*TEXTS, "tabs\tand\nlines, 3.14 é 🙂", "the cat sees the river. " * 20]
-    right = encode_texts(subject.reading, texts)
+    right = encode_texts(subject.tokenization, texts)
     said = AutoTokenizer.from_pretrained(folder)(texts, truncation=True)
     assert set(said) == {"input_ids", "attention_mask"}
     for row, text in enumerate(texts):

@@ -39,7 +39,7 @@ def test_a_classifier_is_a_ready_pipeline_with_label_names(trained, tmp_path):
     assert "the same as when it was first made" in made.words()
     texts = [one.text for one in load(again.recipe.trained_on, documents="judged").test]
     assert texts[0].startswith("About: ")
-    ids = encode_texts(again.recipe.subject.reading, texts)
+    ids = encode_texts(again.recipe.encoder.tokenization, texts)
     right = per_text(again.model, ids, SETTING).softmax(-1)
     said = pipeline("text-classification", model=str(tmp_path / "out"), device="cpu")(texts, batch_size=5)
     names = ("a beast", "a place")
@@ -52,7 +52,7 @@ def test_a_tagger_is_a_ready_pipeline_with_label_names(trained, tmp_path):
     made, again = tuned(trained, "names", tmp_path / "out")
     assert made.written.architecture == "EuroBertForTokenClassification"
     sentences = [" ".join(one.words) for one in load(again.recipe.trained_on, documents="judged").test]
-    ids = encode_texts(again.recipe.subject.reading, sentences)
+    ids = encode_texts(again.recipe.encoder.tokenization, sentences)
     right = per_token(again.model, ids, SETTING).argmax(-1)
     tag = pipeline("token-classification", model=str(tmp_path / "out"), device="cpu", ignore_labels=[])
     names = ("O", "B-PER", "I-PER")
@@ -74,7 +74,7 @@ def test_a_retrieval_model_is_a_ready_sentence_transformer(task, trained, tmp_pa
     assert again.recipe.trained_on.name == "facts"
     model = SentenceTransformer(str(tmp_path / "out"), device="cpu")
     queries = ["the cat sees the river", "two birds"]
-    ids = encode_texts(again.recipe.subject.reading, [f"Query: {one}" for one in queries])
+    ids = encode_texts(again.recipe.encoder.tokenization, [f"Query: {one}" for one in queries])
     right = per_text(again.model, ids, SETTING)
     assert np.allclose(model.encode(queries, prompt_name="query"), right.numpy(), atol=1e-5)
     assert model.prompts == {"query": "Query: ", "document": "Document: "}
@@ -238,7 +238,7 @@ def test_answers_by_start_and_end_where_transformers_has_a_class(
     assert made.written.architecture == architecture
     again = retrain(recipe_of(trial, store), quiet)
     text = "Question: who was seen?\nContext: the cat saw Eve by the river 3"
-    ids = encode_texts(again.recipe.subject.reading, [text])
+    ids = encode_texts(again.recipe.encoder.tokenization, [text])
     right = per_token(again.model, ids, SETTING)
     inputs = AutoTokenizer.from_pretrained(made.folder)(text, return_tensors="pt")
     with torch.no_grad():

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from biphase import CATALOG
 from biphase.finetune.encoder import TuningOptions
 from biphase.finetune.families import TextClassification, family_of
-from biphase.finetune.graphs import RATIO, ROUND, buckets_of
-from biphase.finetune.trial import FineTuner, batches_of, rows_of
+from biphase.finetune.trial import RATIO, ROUND, FineTuner, batches_of, buckets_of, rows_of
 from biphase.models.encoder import in_one_piece, jobs, pack
 from biphase.objectives import IGNORE
 from biphase.randomness import permute, salt

@@ -69,7 +69,7 @@ def test_training_and_scoring_read_in_the_same_direction(encoder, two_kinds, set
         bench = FineTuner(encoder(), replace(setting(), causal=causal))
         model, trained = bench.finetune(some, SPEC, lr=1e-3, seed=0)
         assert trained.finished
-        assert len(score(model, some, bench.setting)["test"].values["accuracy"]) == 20
+        assert len(score(model, some, bench.options)["test"].values["accuracy"]) == 20
         losses[causal] = trained.losses
     assert losses[True] != losses[False]
 

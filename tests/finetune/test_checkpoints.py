@@ -57,7 +57,7 @@ def outcome(bench, some, seed=1, **fields):
     model, trained = bench.finetune(some, SPEC, lr=2e-3, seed=seed, **fields)
     if not trained.finished:
         return None
-    scored = score(model, some, bench.setting)
+    scored = score(model, some, bench.options)
     arrays = {
         (part, name): each
         for part, one in scored.items()
@@ -127,7 +127,7 @@ def test_skipped_steps_and_losses_that_are_not_finite_are_counted_across_a_stop(
     plain = some.loss_sum
 
     def loss_sum(model, batch):
-        return plain(model, batch) * (float("nan") if batch.draw // 2**12 in (2, 7) else 1.0)
+        return plain(model, batch) * (float("nan") if batch.index // 2**12 in (2, 7) else 1.0)
 
     some.loss_sum = loss_sum
     _, trained = bench_of("words").finetune(some, SPEC, lr=2e-3, seed=1)
@@ -194,7 +194,7 @@ def test_a_checkpoint_that_does_not_fit_is_named_and_removed_and_the_trial_start
         place = place.rename(store.unfinished / f"{KEY}-7")
     elif (
         damage == "another model"
-    ):  # trained whole where it was trained sparingly, as on another kind of device
+    ):  # trained whole where it was trained sparse_rowsly, as on another kind of device
         bench, wanted = bench_of("plain"), outcome(bench_of("plain"), some)
     else:
         (place / "manifest.json").write_text('{"files": []}')

@@ -108,7 +108,7 @@ def alone(model, ids):
 
 def loss_of(some, bench, step=0, seed=0):
     """The mean loss of a step, as the loop makes it of micro-batches."""
-    batches = batches_of(some, step, seed, bench.setting)
+    batches = batches_of(some, step, seed, bench.options)
     model = bench.fresh(some, seed)
     with torch.no_grad():
         total = sum(some.loss_sum(model, batch).item() for batch in batches)
@@ -171,10 +171,10 @@ def test_the_loss_of_tokens_is_a_mean_over_all_labelled_tokens_of_the_step(
 
 def learned(some, bench, lr):
     """The scores before and after."""
-    before = score(bench.fresh(some, 0).eval(), some, bench.setting)["test"]
+    before = score(bench.fresh(some, 0).eval(), some, bench.options)["test"]
     model, trained = bench.finetune(some, SPEC, lr=lr, seed=0)
     assert trained.skipped == 0
-    return before.metrics, score(model, some, bench.setting)["test"].metrics
+    return before.metrics, score(model, some, bench.options)["test"].metrics
 
 
 @PROTOCOLS
@@ -237,7 +237,7 @@ def test_each_protocol_chooses_by_its_own_metric_and_both_are_there(
         some = family(name, examples, reading, protocol=protocol)
         assert some.metric == metric
         bench = FineTuner(encoder(vocab=400), setting())
-        for scored in score(bench.fresh(some, 0).eval(), some, bench.setting).values():
+        for scored in score(bench.fresh(some, 0).eval(), some, bench.options).values():
             assert {paper, standard} <= set(scored.metrics)
 
 
@@ -249,7 +249,7 @@ def test_random_labels_teach_nothing_and_true_ones_do(two_kinds, encoder, settin
         some = two_kinds(train=64, held_out=200, labels=labels, batch=16, steps=40)
         bench = FineTuner(encoder(), setting())
         model, _ = bench.finetune(some, SPEC, lr=5e-3, seed=0)
-        scored = score(model, some, bench.setting)
+        scored = score(model, some, bench.options)
         accuracies[kind] = [scored[part].metrics["accuracy"] for part in ("validation", "test")]
     assert min(accuracies["true"]) > 0.95
     assert all(abs(one - 0.5) < 0.13 for one in accuracies["random"]), "200 coins: 3.7 standard deviations"
@@ -304,7 +304,7 @@ def test_scores_can_be_worked_out_again_from_the_predictions_that_are_kept(
     bench = FineTuner(encoder(vocab=400), setting())
     model, _ = bench.finetune(some, SPEC, lr=5e-3, seed=0)
     labels = getattr(some.task.form, "labels", ())
-    for part, scored in score(model, some, bench.setting).items():
+    for part, scored in score(model, some, bench.options).items():
         again = rescored(name, getattr(examples, part), labels, scored.predictions)
         assert again == pytest.approx({key: scored.metrics[key] for key in again}, abs=1e-6)
         assert any(again.values()), "nothing was learned that could be compared"
@@ -326,7 +326,7 @@ def test_a_model_that_says_the_same_of_every_example_is_flagged(
     some = family(name, examples, reading_of(all_text(examples), vocab=400))
     bench = FineTuner(encoder(vocab=400), setting())
     model = bench.fresh(some, 0).eval()
-    assert not score(model, some, bench.setting)["test"].constant
+    assert not score(model, some, bench.options)["test"].constant
     with torch.no_grad():
         if name == "scifact-mini":  # every query has the same embedding
             for weight in model.encoder.parameters():
@@ -334,7 +334,7 @@ def test_a_model_that_says_the_same_of_every_example_is_flagged(
         else:  # one label has all the votes; of question answering: not in the answer
             model.head.out.weight.zero_()
             model.head.out.bias.copy_(torch.arange(len(model.head.out.bias), 0.0, -1.0))
-    for scored in score(model, some, bench.setting).values():
+    for scored in score(model, some, bench.options).values():
         wanted = some.task.form.labels[0] if said == "label" else said
         assert wanted in scored.constant
         if name == "sources-mini":
@@ -350,7 +350,7 @@ def test_a_part_whose_gold_labels_are_all_alike_is_no_sign_of_collapse(reading, 
     model = bench.fresh(some, 0).eval()
     with torch.no_grad():
         model.head.out.weight.zero_()
-    scored = score(model, some, bench.setting)["test"]
+    scored = score(model, some, bench.options)["test"]
     assert len(set(scored.predictions["predictions"].tolist())) == 1
     assert scored.constant == ""
 

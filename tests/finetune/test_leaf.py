@@ -122,7 +122,7 @@ def outcome(bench, some, **fields):
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     values = {
         (part, name): each
-        for part, scored in score(model, some, bench.setting).items()
+        for part, scored in score(model, some, bench.options).items()
         for name, each in scored.values.items()
     }
     return weights, values, trained.losses
@@ -223,7 +223,7 @@ def test_a_model_that_gives_no_numbers_has_no_score(encoder, two_kinds, setting)
     with torch.no_grad():
         model.encoder.trunk.embed_tokens.weight.fill_(float("nan"))
     with pytest.raises(ModelError, match="no finite numbers"):
-        score(model, some, bench.setting)
+        score(model, some, bench.options)
 
 
 # ---------------------------------------------------------------- precision
@@ -239,8 +239,8 @@ def test_weights_and_moments_are_of_the_precision_that_is_asked_for(
     bench = FineTuner(encoder(), setting(precision))
     model = bench.fresh(some, 0).train()
     adam = build_optimizer(model, SPEC.optimizer)
-    with bench.setting.autocast():
-        loss = some.loss_sum(model, batches_of(some, 0, 0, bench.setting)[0])
+    with bench.options.autocast():
+        loss = some.loss_sum(model, batches_of(some, 0, 0, bench.options)[0])
     loss.backward()
     update(adam, rate=1e-3, nonfinite=torch.zeros(()))
     assert {one.dtype for one in model.parameters()} == {dtype}
@@ -297,7 +297,7 @@ def test_a_fine_tuning_that_failed_on_its_way_leaves_no_trace_in_the_next(two_ki
     plain, calls = some.loss_sum, []
 
     def breaks(model, batch):
-        calls.append(batch.draw)
+        calls.append(batch.index)
         if len(calls) == 3:
             raise RuntimeError("out of memory")
         return plain(model, batch)
@@ -326,7 +326,7 @@ def test_scoring_can_be_stopped_between_micro_batches(two_kinds, encoder, settin
     bench = FineTuner(encoder(), replace(setting(score_tokens=40), pause=pause))
     model, _ = bench.finetune(some, SPEC, lr=1e-3, seed=0)
     with pytest.raises(Enough):
-        score(model, some, bench.setting)
+        score(model, some, bench.options)
 
 
 def test_deep_and_wide_models_get_smaller_micro_batches_on_a_gpu(encoder):

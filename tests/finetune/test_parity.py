@@ -108,7 +108,7 @@ def test_five_steps_are_those_of_transformers_on_padded_batches(
     family = two_kinds(train=40, steps=STEPS, batch=12)  # the fourth batch ends the epoch, with 4 examples
     spec = Finetune((CATALOG["sources-mini"],), optimizer=AdamW(weight_decay=0.3, clip=0.25), warmup=0.1)
     bench = FineTuner(encoder_from_hub(Hub(str(tmp_path))), setting(train_tokens=tokens))
-    assert len(family.batch(rows_of(family, 0, SEED), bench.setting)) in micro
+    assert len(family.batch(rows_of(family, 0, SEED), bench.options)) in micro
 
     head = bench.fresh(family, SEED).head
     plain = Padded(trunk.train(), head)

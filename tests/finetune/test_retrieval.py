@@ -159,7 +159,7 @@ def test_the_loss_is_infonce_over_the_batch_also_where_memory_asks_for_parts(
 
     model = bench.fresh(some, 0).train()
     model.zero_grad()
-    (batch,) = batches_of(some, 0, 1, bench.setting)
+    (batch,) = batches_of(some, 0, 1, bench.options)
     assert len(batch.inputs) in {10_000: {1}, 60: range(3, 8), 1: {12}}[tokens]
     assert batch.count == 6
     loss = some.loss_sum(model, batch) / batch.count
@@ -188,9 +188,9 @@ def test_training_in_parts_takes_the_same_steps(encoder, reading, setting):
 def test_pairs_that_were_learned_are_found_first(protocol, encoder, reading, setting):
     some = pairs_task(reading, batch=12, steps=60, protocol=protocol)
     bench = FineTuner(encoder(), setting())
-    before = score(bench.fresh(some, 0).eval(), some, bench.setting)["test"].metrics[some.metric]
+    before = score(bench.fresh(some, 0).eval(), some, bench.options)["test"].metrics[some.metric]
     model, _ = bench.finetune(some, SPEC, lr=3e-3, seed=0)
-    after = score(model, some, bench.setting)
+    after = score(model, some, bench.options)
     assert after["test"].metrics[some.metric] > 0.9 > 0.7 > before
     assert after["validation"].metrics == after["test"].metrics, "both parts hold the same queries here"
 
@@ -199,7 +199,7 @@ def test_what_is_found_is_the_full_sort_of_the_models_own_cosines(encoder, readi
     some = pairs_task(reading)
     bench = FineTuner(encoder(), setting(score_tokens=50))
     model = bench.fresh(some, 0).eval()
-    values = score(model, some, bench.setting)["test"].values
+    values = score(model, some, bench.options)["test"].values
     with torch.no_grad():
         queries, documents = (
             torch.stack([vector(model, side[row]) for row in range(12)]) for side in some.inputs
@@ -221,7 +221,7 @@ def test_a_model_can_be_asked_about_another_collection(encoder, reading, setting
     bench = FineTuner(encoder(), setting())
     model, _ = bench.finetune(some, SPEC, lr=1e-3, seed=0)
     head = model.head
-    assert len(score(model, others, bench.setting)["test"].values["ndcg@10"]) == 9
+    assert len(score(model, others, bench.options)["test"].values["ndcg@10"]) == 9
     assert model.head is head
 
 

@@ -105,19 +105,19 @@ def ids(reading, text):
 def test_the_tokenizers_own_template_is_found_and_the_end_token_follows_where_it_has_no_end(
     hub, template, named, around
 ):
-    reading = encoder_of_hub(hub(jobs(template), **named), spec()).reading
+    reading = encoder_of_hub(hub(jobs(template), **named), spec()).tokenization
     names = [reading.tokenizer.id_to_token(number) for number in range(len(SPECIAL))]
     assert ([names[one] for one in reading.before], [names[one] for one in reading.after]) == around
 
 
 def test_the_papers_protocol_reads_the_text_and_its_end_token(hub):
     folder = hub(jobs("[CLS] $A"), eos_token="[SEP]")
-    reading = encoder_of_hub(folder, spec("paper")).reading
+    reading = encoder_of_hub(folder, spec("paper")).tokenization
     assert (reading.before, [reading.tokenizer.id_to_token(one) for one in reading.after]) == ((), ["[SEP]"])
 
 
 def test_the_papers_protocol_keeps_the_template_of_a_tokenizer_without_an_end_token(hub):
-    reading = encoder_of_hub(hub(jobs("[CLS] $A [SEP]")), spec("paper")).reading
+    reading = encoder_of_hub(hub(jobs("[CLS] $A [SEP]")), spec("paper")).tokenization
     names = [reading.tokenizer.id_to_token(one) for one in (*reading.before, *reading.after)]
     assert names == ["[CLS]", "[SEP]"]
 
@@ -134,7 +134,7 @@ def test_attention_dropout_is_off_for_a_model_trained_further_here_too(tmp_path)
 def test_a_text_is_read_as_transformers_own_tokenizer_reads_it(hub):
     where = hub(jobs("[CLS] $A [SEP]"))
     theirs = PreTrainedTokenizerFast.from_pretrained(where.source)
-    reading = encoder_of_hub(where, spec()).reading
+    reading = encoder_of_hub(where, spec()).tokenization
     for text in (*SPEECH, "naïve ünknown 中", "x" * 30):
         assert ids(reading, text) == theirs(text)["input_ids"]
 
@@ -144,7 +144,7 @@ def test_a_tokenizer_with_more_words_than_the_model_has_embeddings_is_refused(hu
     size = tokenizer.get_vocab_size()
     tokenizer.add_special_tokens([f"<{number}>" for number in range(size, 200)])
     tokenizer.add_special_tokens(["<extra>"])
-    assert encoder_of_hub(hub(tokenizer), spec()).reading.length, "no text gives a special token"
+    assert encoder_of_hub(hub(tokenizer), spec()).tokenization.length, "no text gives a special token"
     tokenizer.add_tokens(["boathouse"])
     with pytest.raises(ModelError, match="200 embeddings and its tokenizer 202"):
         encoder_of_hub(hub(tokenizer), spec())
@@ -153,15 +153,15 @@ def test_a_tokenizer_with_more_words_than_the_model_has_embeddings_is_refused(hu
 def test_reading_the_same_files_twice_has_one_identity_and_another_length_another(hub):
     for tokenizer in (jobs("[CLS] $A [SEP]"), marks("<s> $A </s>")):
         where = hub(tokenizer)
-        one, same = (encoder_of_hub(where, spec()).reading.identity for _ in range(2))
-        assert one == same != encoder_of_hub(where, spec(length=20)).reading.identity
+        one, same = (encoder_of_hub(where, spec()).tokenization.identity for _ in range(2))
+        assert one == same != encoder_of_hub(where, spec(length=20)).tokenization.identity
 
 
 # ---------------------------------------------------------------- letters that spell special tokens
 
 
 def test_special_tokens_written_out_in_a_text_stay_text(hub):
-    reading = encoder_of_hub(hub(jobs("[CLS] $A [SEP]")), spec()).reading
+    reading = encoder_of_hub(hub(jobs("[CLS] $A [SEP]")), spec()).tokenization
     read = ids(reading, "the [SEP] house [CLS][MASK]")
     assert read[0] == 1
     assert read[-1] == 2
@@ -175,7 +175,7 @@ def test_special_tokens_that_are_pieces_of_the_vocabulary_stay_text_too(hub, nam
     plain = marks()
     plain.encode_special_tokens = True
     assert 1 in plain.encode("a</s>b").ids, "what would be read if nothing were done"
-    reading = encoder_of_hub(hub(marks("<s> $A </s>"), **named), spec()).reading
+    reading = encoder_of_hub(hub(marks("<s> $A </s>"), **named), spec()).tokenization
     assert (reading.before, reading.after) == ((0,), (1,))
     read = ids(reading, "a</s>b <s>")
     assert not set(read[1:-1]) & {0, 1}
@@ -205,16 +205,16 @@ def test_truncation_and_padding_saved_with_a_tokenizer_are_switched_off(hub):
     saved.enable_padding(length=12)
     saved.save(path)
     assert len(Model.from_file(path).encode("the old house sees a small boat " * 4).ids) == 12
-    reading = encoder_of_hub(where, spec()).reading
+    reading = encoder_of_hub(where, spec()).tokenization
     assert len(ids(reading, "the")) == 3
     assert len(ids(reading, "the house " * 30)) == 62
 
 
 def test_the_longest_input_is_a_little_less_than_the_context_unless_said(hub):
     where = hub(jobs("[CLS] $A [SEP]"))
-    assert encoder_of_hub(where, spec()).reading.length == 99
+    assert encoder_of_hub(where, spec()).tokenization.length == 99
     for length in (7, CONTEXT):
-        reading = encoder_of_hub(where, spec(length=length)).reading
+        reading = encoder_of_hub(where, spec(length=length)).tokenization
         assert len(ids(reading, "the house " * 80)) == reading.length == length
 
 
@@ -277,9 +277,9 @@ def test_a_model_trained_here_reads_a_text_as_a_document_and_starts_where_its_st
     end = saved.special.eos
     trained = encoder_of_checkpoint(run, key, store, opened, spec())
     start = encoder_of_checkpoint(run, None, store, opened, spec())
-    assert (trained.reading.before, trained.reading.after) == ((), (end,))
-    assert trained.reading.length == round(0.99 * 32)
-    assert end not in ids(trained.reading, "a cat <|end_of_text|> sees")[:-1]
+    assert (trained.tokenization.before, trained.tokenization.after) == ((), (end,))
+    assert trained.tokenization.length == round(0.99 * 32)
+    assert end not in ids(trained.tokenization, "a cat <|end_of_text|> sees")[:-1]
     assert trained.encoder.context == 32
     weights = [
         {name: value.clone() for name, value in one.encoder.state_dict().items()} for one in (trained, start)

@@ -66,7 +66,7 @@ def stumbling(shouted):
 
     def loss_sum(model, batch):
         loss = plain(model, batch)
-        return loss * float("nan") if batch.draw // MOST_MICRO == UNSOUND else loss
+        return loss * float("nan") if batch.index // MOST_MICRO == UNSOUND else loss
 
     some.loss_sum = loss_sum
     return some
@@ -103,16 +103,16 @@ def decayed(share, *, taken):
 def test_every_weight_is_that_of_training_the_whole_embedding(layer_decay, train_tokens, bench_of, stumbling):
     """Two fine-tunings in a row, clipped, with decay and a step that is skipped."""
     spec = spec_of(layer_decay=layer_decay)
-    sparing, full = (bench_of(train_tokens=train_tokens, sparing=one) for one in (True, False))
+    sparse_rows, full = (bench_of(train_tokens=train_tokens, sparse_rows=one) for one in (True, False))
     for seed in (1, 2):
         (model, trained), (wanted, told) = (
-            bench.finetune(stumbling, spec, lr=RATE, seed=seed) for bench in (sparing, full)
+            bench.finetune(stumbling, spec, lr=RATE, seed=seed) for bench in (sparse_rows, full)
         )
         assert trained.skipped == told.skipped == 1
         assert trained.losses == pytest.approx(told.losses, rel=1e-6, nan_ok=True)
         assert_alike(weights(model), weights(wanted))
-    assert sparing.grid.words is not None
-    assert full.grid.words is None
+    assert sparse_rows.grid.rows is not None
+    assert full.grid.rows is None
 
 
 @pytest.mark.parametrize("layer_decay", [1.0, SHARE])
@@ -136,15 +136,15 @@ def test_words_that_are_only_scored_are_read_as_themselves(bench_of, shouted):
     texts = some.ids["test"]
     assert len(unseen_words(some)) > 3
     found = []
-    for sparing in (True, False):
-        bench = bench_of(sparing=sparing)
+    for sparse_rows in (True, False):
+        bench = bench_of(sparse_rows=sparse_rows)
         model, _ = bench.finetune(some, spec_of(), lr=RATE, seed=1)
-        accuracy = score(model, some, bench.setting)["test"].values["accuracy"]
-        found.append((per_text(model, texts, bench.setting), accuracy))
-        if sparing:  # and as transformers itself reads the finished weights
+        accuracy = score(model, some, bench.options)["test"].values["accuracy"]
+        found.append((per_text(model, texts, bench.options), accuracy))
+        if sparse_rows:  # and as transformers itself reads the finished weights
             bench.encoder.fused = None
             torch.testing.assert_close(
-                per_text(model, texts, bench.setting), found[0][0], rtol=1e-4, atol=1e-5
+                per_text(model, texts, bench.options), found[0][0], rtol=1e-4, atol=1e-5
             )
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-5, atol=1e-6)
     assert np.array_equal(found[0][1], found[1][1])
@@ -153,9 +153,9 @@ def test_words_that_are_only_scored_are_read_as_themselves(bench_of, shouted):
 def test_a_fine_tuning_that_stops_early_leaves_a_whole_model(bench_of, two_kinds):
     some = two_kinds(train=24, batch=8, steps=STEPS)
     found = []
-    for sparing in (True, False):
+    for sparse_rows in (True, False):
         asked = iter([False] * 4 + [True])
-        bench = bench_of(sparing=sparing)
+        bench = bench_of(sparse_rows=sparse_rows)
         model, trained = bench.finetune(
             some, spec_of(), lr=RATE, seed=1, stop=lambda asked=asked: next(asked)
         )
@@ -171,15 +171,15 @@ def test_a_fine_tuning_that_failed_leaves_no_trace_in_the_next(bench_of, two_kin
     plain, calls = some.loss_sum, []
 
     def breaks(model, batch):
-        calls.append(batch.draw)
-        if batch.draw == 2 * MOST_MICRO + 1:  # in the midst of a step: there are gradients
+        calls.append(batch.index)
+        if batch.index == 2 * MOST_MICRO + 1:  # in the midst of a step: there are gradients
             raise RuntimeError("out of memory")
         return plain(model, batch)
 
     some.loss_sum = breaks
     with pytest.raises(RuntimeError, match="out of memory"):
         bench.finetune(some, spec_of(), lr=RATE, seed=0)
-    assert bench.grid.words.table.grad is not None, "nothing that could be left behind"
+    assert bench.grid.rows.table.grad is not None, "nothing that could be left behind"
     assert bench.encoder.fused.words is None
     del some.loss_sum
     after = weights(bench.finetune(some, spec_of(), lr=RATE, seed=1)[0])
@@ -198,8 +198,8 @@ def test_moments_are_kept_of_the_words_that_occur_alone(bench_of, two_kinds):
     assert whole.grad is None
     occurring = np.union1d(some.ids["train"].flat, [0])
     rows = len(occurring) + 1
-    assert len(grid.adam.state[grid.words.table]["exp_avg"]) == rows < len(whole) / 1.3
-    [group] = [one for one in grid.adam.param_groups if any(p is grid.words.table for p in one["params"])]
+    assert len(grid.adam.state[grid.rows.table]["exp_avg"]) == rows < len(whole) / 1.3
+    [group] = [one for one in grid.adam.param_groups if any(p is grid.rows.table for p in one["params"])]
     assert group["share"] == pytest.approx(SHARE ** (LAYERS + 1))
     assert group["weight_decay"] == DECAY
     assert len(grid.parameters) == len(list(model.parameters()))

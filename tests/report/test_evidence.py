@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import save
 
 from biphase import CLM, MLM, Fewer, Stage, Study
-from biphase.metadata import TRIAL
+from biphase.metadata import TRIAL, VALUES
 from biphase.report import tables
 from biphase.report.content import collect
 from biphase.report.evidence import gather
 from biphase.store import MANIFEST, Store, publish, verify
-from biphase.study.ledger import VALUES, finetunings, note_failure, read_trial
+from biphase.study.ledger import finetunings, note_failure, read_trial
 from biphase.study.scores import rows
 from biphase.tasks.metrics import entity_f1
 

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from biphase import CATALOG, CLM, MLM, TASKS, Finetune, Hub, Linear, Stage, Study
 from biphase.errors import SpecError, StoreError
-from biphase.metadata import TRIAL
+from biphase.metadata import TRIAL, VALUES
 from biphase.store import Store, publish, read_json, write_json
 from biphase.study.build import evaluation, finetuning
-from biphase.study.ledger import VALUES, count, finetunings, read_trial
+from biphase.study.ledger import count, finetunings, read_trial
 from biphase.study.plan import identities, make_plan, save_plan
 from biphase.training.options import RuntimeOptions
 

@@ -12,7 +12,7 @@ from scipy import stats
 
 from biphase.metadata import TRIAL
 from biphase.records import encode
-from biphase.specs.claims import CHOSEN
+from biphase.specs.tasks import FAMILIES
 from biphase.store import MANIFEST, publish, verify, write_json
 from biphase.study.ledger import finetunings, read_trial
 from biphase.study.scores import as_json, half_width, rows, table, with_interval
@@ -35,7 +35,7 @@ def invent(plan, store, score, **more):
     """Publish every trial of a plan with the scores that `score(task, lr, seed, part)` gives, and what `more` says."""
     for training in finetunings(plan):
         for trial in training.trials:
-            metric = CHOSEN[trial.task.family]["standard"]
+            metric = FAMILIES[trial.task.family].selects["standard"]
             about = {
                 "key": trial.key,
                 "model": training.model,

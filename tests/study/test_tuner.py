@@ -14,16 +14,17 @@ from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_tensors
 from safetensors.torch import save_file
 
-from biphase.errors import DataError, ModelError, SpecError
+from biphase.errors import DataError, SpecError
 from biphase.finetune.trial import Checkpoints
+from biphase.finetune.tune import Stopped
 from biphase.leases import Leases
-from biphase.metadata import TRIAL
+from biphase.metadata import PREDICTIONS, TRIAL, VALUES
 from biphase.store import MANIFEST, publish, verify
 from biphase.study import ledger
-from biphase.study.ledger import PREDICTIONS, VALUES, finetunings, read_trial
+from biphase.study.ledger import finetunings, read_trial
 from biphase.study.plan import identities, make_plan
 from biphase.study.status import closing, status_json, status_text
-from biphase.study.tune import Stopped, Tuner, _finite
+from biphase.study.tune import PlanTuner
 from biphase.study.worker import Worker
 from biphase.training.distributed import Ranks
 from biphase.training.options import RuntimeOptions
@@ -342,7 +343,7 @@ def test_a_stop_while_a_model_is_scored_keeps_its_training(plan, finished):
     discard(finished, [trial.key for trial in first.trials])
 
     def tuner(stop):
-        return Tuner(
+        return PlanTuner(
             plan, finished, ALONE, shards=worker(plan, finished).shards.alone, stop=stop, live=[].append,
             checkpoint_steps=100,
         )  # fmt: skip
@@ -353,7 +354,7 @@ def test_a_stop_while_a_model_is_scored_keeps_its_training(plan, finished):
     shown = []
     again = tuner(lambda: False)
     again.live = shown.append
-    assert again.compute(first, lambda: False) is not None
+    assert again.compute(first, lambda: False).metrics
     assert not any("step" in line for line in shown), "nothing was trained again"
     assert not ledger.unfinished(finished)
 
@@ -371,10 +372,11 @@ def test_checkpoints_of_finished_fine_tunings_are_swept_by_the_next_worker(plan,
 def test_a_training_whose_lease_was_lost_publishes_nothing(plan, finished):
     discard(finished, keys(plan))
     one = next(finetunings(plan))
-    tuner = Tuner(
+    tuner = PlanTuner(
         plan, finished, ALONE, shards=worker(plan, finished).shards.alone, stop=lambda: False, live=[].append
     )
-    assert tuner.compute(one, lambda: True) is None
+    with pytest.raises(Stopped):
+        tuner.compute(one, lambda: True)
     assert not list(finished.trials.iterdir())
     assert tuner.seconds_left([one]) is None
     assert tuner.compute(one, lambda: False).metrics["accuracy"] >= 0
@@ -467,14 +469,14 @@ def test_what_stands_in_the_place_of_a_leaf_costs_that_leaf_alone(plan, finished
 
 def test_one_rate_that_raises_leaves_a_hole_in_its_grid_and_no_score(plan, finished, monkeypatch):
     shutil.rmtree(finished.trials)
-    plain = Tuner.compute
+    plain = PlanTuner.compute
 
     def fails(self, training, lost):
         if (training.task.name, training.lr, training.seed) == ("toys", 4e-3, 1):
             raise RuntimeError("out of\nmemory")
         return plain(self, training, lost)
 
-    monkeypatch.setattr(Tuner, "compute", fails)
+    monkeypatch.setattr(PlanTuner, "compute", fails)
     outcome = worker(plan, finished).work()
     assert set(outcome.failed.values()) == {"RuntimeError: out of memory"}
     assert (len(outcome.failed), outcome.computed) == (3, 21)
@@ -485,7 +487,7 @@ def test_one_rate_that_raises_leaves_a_hole_in_its_grid_and_no_score(plan, finis
         ("both", 3, None),
     }
     assert all(one["lr"] for (_, task), one in told.items() if task != "toys")
-    monkeypatch.setattr(Tuner, "compute", plain)
+    monkeypatch.setattr(PlanTuner, "compute", plain)
     assert worker(plan, finished).work().computed == 3
 
 
@@ -506,13 +508,6 @@ def test_a_length_beyond_the_model_is_refused_with_the_one_that_fits(study, fini
     plan = make_plan(replace(study, finetune=replace(study.finetune, length=33)), identities(finished))
     with pytest.raises(SpecError, match="length is 33 and the model reads 32 tokens; say length=32 or 0"):
         worker(plan, finished).work()
-
-
-def test_scores_that_are_not_finite_are_never_written():
-    about = {"losses": [[1, 2.0], [2, float("nan")]], "scores": {"test": {"f1": 0.5}}}
-    assert _finite(dict(about))["losses"] == [[1, 2.0], [2, None]]
-    with pytest.raises(ModelError, match="f1 on the test part is nan"):
-        _finite(about | {"scores": {"test": {"f1": float("nan")}}})
 
 
 # ---------------------------------------------------------------- who is told

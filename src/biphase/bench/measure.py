@@ -595,7 +595,7 @@ def measure_finetuning(
 
 def tuned(bench: FineTuner, family: Family, case: Any, *, tokens: float) -> Timing:
     """Run two fine-tunings: the first pays the one-time costs of a grid, the second has the cost of all others."""
-    device = bench.setting.device
+    device = bench.options.device
     first = StepClock(device)
     train_once(bench, family, case, first.mark)
     second = StepClock(device)
@@ -618,7 +618,7 @@ def train_once(bench: FineTuner, family: Family, case: Any, after: Callable[[], 
         spec,
         lr=TUNING_RATE,
         seed=SEED,
-        loaders=1 if bench.setting.device.type == "cuda" else 0,
+        loaders=1 if bench.options.device.type == "cuda" else 0,
         tell=lambda step, steps: after(),
     )
     return model
@@ -633,7 +633,7 @@ def score(case: ScoreCase, device: torch.device) -> Timing:
     texts = Ragged.from_lists(drawn_ids(PASSAGES, case.passages, case.vocab))
     model = TaskModel(bench.encoder, EmbeddingHead()).eval()
     return read(
-        lambda: per_text(model, texts, bench.setting), device, tokens=len(texts.flat), path=path_of(bench)
+        lambda: per_text(model, texts, bench.options), device, tokens=len(texts.flat), path=path_of(bench)
     )
 
 

@@ -340,8 +340,8 @@ def train_ours(texts: RetrievalTexts, folder: Path, device: torch.device) -> Tim
     """Time our training for retrieval."""
     subject, bench = _loaded(texts.case, folder, device)
     task, examples = task_of(texts.case), examples_of(texts)
-    family = family_of(task, examples, subject.reading, protocol="standard")
-    return tuned(bench, family, texts.case, tokens=tokens_of_pairs(texts, subject.reading))
+    family = family_of(task, examples, subject.tokenization, protocol="standard")
+    return tuned(bench, family, texts.case, tokens=tokens_of_pairs(texts, subject.tokenization))
 
 
 def read_ours(texts: RetrievalTexts, folder: Path, device: torch.device) -> Timing:
@@ -350,9 +350,9 @@ def read_ours(texts: RetrievalTexts, folder: Path, device: torch.device) -> Timi
     model = TaskModel(bench.encoder, EmbeddingHead()).eval()
 
     def once() -> torch.Tensor:
-        return per_text(model, encode_texts(subject.reading, texts.passages), bench.setting).cpu()
+        return per_text(model, encode_texts(subject.tokenization, texts.passages), bench.options).cpu()
 
-    tokens = float(encode_texts(subject.reading, texts.passages).lengths.sum())
+    tokens = float(encode_texts(subject.tokenization, texts.passages).lengths.sum())
     return read(once, device, tokens=tokens, path=path_of(bench))
 
 

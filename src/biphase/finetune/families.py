@@ -34,7 +34,7 @@ from biphase.finetune.encoder import TaskBatch, TaskModel, TuningOptions, packs,
 from biphase.models.heads import EmbeddingHead, TextHead, TokenHead
 from biphase.objectives import IGNORE
 from biphase.specs import Answer, Classify, Retrieve, Tag, Task
-from biphase.specs.claims import CHOSEN
+from biphase.specs.tasks import FAMILIES, FAMILY_OF, Form
 from biphase.tasks.decode import NOTHING, Decoded, decode_spans, decode_tagged
 from biphase.tasks.encode import Ragged, Tokenization, encode_questions, encode_texts, encode_words
 from biphase.tasks.load import Examples
@@ -151,14 +151,14 @@ class Family(ABC):
     @property
     def metric(self) -> str:
         """The metric by which learning rates are chosen."""
-        return CHOSEN[self.task.family]["paper" if self.paper else "standard"]
+        return FAMILIES[self.task.family].selects["paper" if self.paper else "standard"]
 
     @abstractmethod
     def head(self, width: int) -> nn.Module:
         """Make a new head; its weights are initialized by the caller."""
 
     @abstractmethod
-    def batch(self, rows: np.ndarray, setting: TuningOptions) -> list[TaskBatch]:
+    def batch(self, rows: np.ndarray, options: TuningOptions) -> list[TaskBatch]:
         """Return the training examples `rows` as micro-batches."""
 
     def loss_sum(self, model: TaskModel, batch: TaskBatch) -> Tensor:
@@ -167,7 +167,7 @@ class Family(ABC):
         return F.cross_entropy(logits.float(), batch.targets, reduction="sum", ignore_index=IGNORE)
 
     @abstractmethod
-    def score(self, model: TaskModel, setting: TuningOptions) -> dict[Part, PartScores]:
+    def score(self, model: TaskModel, options: TuningOptions) -> dict[Part, PartScores]:
         """Score a model on both splits."""
 
     @cached_property
@@ -195,12 +195,12 @@ class Family(ABC):
 
 
 class TextClassification(Family):
-    def __init__(self, task: Task, examples: Any, reading: Tokenization, *, protocol: str) -> None:
+    def __init__(self, task: Task, examples: Any, tokenization: Tokenization, *, protocol: str) -> None:
         super().__init__(task, examples, protocol=protocol)
         assert isinstance(task.form, Classify)
         self.names = task.form.labels
         self.ids = {
-            part: encode_texts(reading, [one.text for one in getattr(examples, part)])
+            part: encode_texts(tokenization, [one.text for one in getattr(examples, part)])
             for part in ("train", *PARTS)
         }
         self.inputs = (self.ids["train"],)
@@ -211,17 +211,17 @@ class TextClassification(Family):
     def head(self, width: int) -> nn.Module:
         return TextHead(width, len(self.names))
 
-    def batch(self, rows: np.ndarray, setting: TuningOptions) -> list[TaskBatch]:
+    def batch(self, rows: np.ndarray, options: TuningOptions) -> list[TaskBatch]:
         return [
             TaskBatch((packed,), torch.from_numpy(self.labels["train"][chosen]), len(chosen))
-            for chosen, packed in packs(self.ids["train"], rows, setting, setting.train_tokens)
+            for chosen, packed in packs(self.ids["train"], rows, options, options.train_tokens)
         ]
 
-    def score(self, model: TaskModel, setting: TuningOptions) -> dict[Part, PartScores]:
-        return {part: self._score(model, part, setting) for part in PARTS}
+    def score(self, model: TaskModel, options: TuningOptions) -> dict[Part, PartScores]:
+        return {part: self._score(model, part, options) for part in PARTS}
 
-    def _score(self, model: TaskModel, part: Part, setting: TuningOptions) -> PartScores:
-        predicted = per_text(model, self.ids[part], setting).argmax(-1).cpu().numpy()
+    def _score(self, model: TaskModel, part: Part, options: TuningOptions) -> PartScores:
+        predicted = per_text(model, self.ids[part], options).argmax(-1).cpu().numpy()
         gold = self.labels[part]
         return PartScores(
             label_scores(confusion(predicted, gold, len(self.names))),
@@ -244,9 +244,11 @@ class TextClassification(Family):
 
 
 class TokenClassification(Family):
-    def __init__(self, task: Task, examples: Any, reading: Tokenization, *, protocol: str) -> None:
+    def __init__(self, task: Task, examples: Any, tokenization: Tokenization, *, protocol: str) -> None:
         super().__init__(task, examples, protocol=protocol)
-        self.encoded = {part: encode_words(reading, getattr(examples, part)) for part in ("train", *PARTS)}
+        self.encoded = {
+            part: encode_words(tokenization, getattr(examples, part)) for part in ("train", *PARTS)
+        }
         self.inputs = (self.encoded["train"].ids,)
         assert isinstance(task.form, Tag)
         self.tags = task.form.labels
@@ -254,16 +256,16 @@ class TokenClassification(Family):
     def head(self, width: int) -> nn.Module:
         return TokenHead(width, len(self.tags))
 
-    def batch(self, rows: np.ndarray, setting: TuningOptions) -> list[TaskBatch]:
+    def batch(self, rows: np.ndarray, options: TuningOptions) -> list[TaskBatch]:
         train = self.encoded["train"]
-        return _token_batches(train.ids, train.labels, rows, setting)
+        return _token_batches(train.ids, train.labels, rows, options)
 
-    def score(self, model: TaskModel, setting: TuningOptions) -> dict[Part, PartScores]:
-        return {part: self._score(model, part, setting) for part in PARTS}
+    def score(self, model: TaskModel, options: TuningOptions) -> dict[Part, PartScores]:
+        return {part: self._score(model, part, options) for part in PARTS}
 
-    def _score(self, model: TaskModel, part: Part, setting: TuningOptions) -> PartScores:
+    def _score(self, model: TaskModel, part: Part, options: TuningOptions) -> PartScores:
         encoded = self.encoded[part]
-        said = Ragged(per_token(model, encoded.ids, setting).argmax(-1), encoded.ids.starts)
+        said = Ragged(per_token(model, encoded.ids, options).argmax(-1), encoded.ids.starts)
         outside = self.tags.index("O")
         predicted = [
             word_votes(labels.tolist(), belongs.tolist(), int(words), outside)
@@ -291,14 +293,14 @@ class TokenClassification(Family):
 
 
 class QuestionAnswering(Family):
-    def __init__(self, task: Task, examples: Any, reading: Tokenization, *, protocol: str) -> None:
+    def __init__(self, task: Task, examples: Any, tokenization: Tokenization, *, protocol: str) -> None:
         super().__init__(task, examples, protocol=protocol)
         assert isinstance(task.form, Answer)
         self.unanswerable = task.form.unanswerable
         # A window must have more new text than it repeats, also for a model with a short context.
-        stride = None if self.paper else min(STRIDE, reading.length // 4)
+        stride = None if self.paper else min(STRIDE, tokenization.length // 4)
         self.encoded = {
-            part: encode_questions(reading, getattr(examples, part), stride=stride)
+            part: encode_questions(tokenization, getattr(examples, part), stride=stride)
             for part in ("train", *PARTS)
         }
         self.inputs = (self.encoded["train"].ids,)
@@ -311,13 +313,13 @@ class QuestionAnswering(Family):
     def head(self, width: int) -> nn.Module:
         return TokenHead(width, 2)
 
-    def batch(self, rows: np.ndarray, setting: TuningOptions) -> list[TaskBatch]:
+    def batch(self, rows: np.ndarray, options: TuningOptions) -> list[TaskBatch]:
         train = self.encoded["train"]
         if self.paper:
-            return _token_batches(train.ids, train.inside, rows, setting)
+            return _token_batches(train.ids, train.inside, rows, options)
         return [
             TaskBatch((packed,), torch.from_numpy(train.bounds[chosen].astype(np.int64)), len(chosen))
-            for chosen, packed in packs(train.ids, rows, setting, setting.train_tokens)
+            for chosen, packed in packs(train.ids, rows, options, options.train_tokens)
         ]
 
     def loss_sum(self, model: TaskModel, batch: TaskBatch) -> Tensor:
@@ -338,12 +340,12 @@ class QuestionAnswering(Family):
         )
         return (start + end) / 2
 
-    def score(self, model: TaskModel, setting: TuningOptions) -> dict[Part, PartScores]:
-        return {part: self._score(model, part, setting) for part in PARTS}
+    def score(self, model: TaskModel, options: TuningOptions) -> dict[Part, PartScores]:
+        return {part: self._score(model, part, options) for part in PARTS}
 
-    def _score(self, model: TaskModel, part: Part, setting: TuningOptions) -> PartScores:
+    def _score(self, model: TaskModel, part: Part, options: TuningOptions) -> PartScores:
         encoded = self.encoded[part]
-        logits = per_token(model, encoded.ids, setting)
+        logits = per_token(model, encoded.ids, options)
         if self.paper:
             decoded = decode_tagged(encoded, Ragged(logits[:, 1] - logits[:, 0], encoded.ids.starts))
         else:
@@ -382,25 +384,25 @@ class QuestionAnswering(Family):
 
 
 class Retrieval(Family):
-    def __init__(self, task: Task, examples: Any, reading: Tokenization, *, protocol: str) -> None:
+    def __init__(self, task: Task, examples: Any, tokenization: Tokenization, *, protocol: str) -> None:
         super().__init__(task, examples, protocol=protocol)
         self.inputs = tuple(
-            encode_texts(reading, [getattr(one, side) for one in examples.train])
+            encode_texts(tokenization, [getattr(one, side) for one in examples.train])
             for side in ("query", "document")
         )
         self.names = examples.validation.library.names
-        self.documents = encode_texts(reading, examples.validation.library.texts)
+        self.documents = encode_texts(tokenization, examples.validation.library.texts)
         self.example_ids = {part: getattr(examples, part).names for part in PARTS}
-        self.queries = {part: encode_texts(reading, getattr(examples, part).queries) for part in PARTS}
+        self.queries = {part: encode_texts(tokenization, getattr(examples, part).queries) for part in PARTS}
         self.judged = {part: list(getattr(examples, part).judged) for part in PARTS}
 
     def head(self, width: int) -> nn.Module:
         return EmbeddingHead()
 
-    def batch(self, rows: np.ndarray, setting: TuningOptions) -> list[TaskBatch]:
+    def batch(self, rows: np.ndarray, options: TuningOptions) -> list[TaskBatch]:
         # All pairs of a step are in one loss, since the negatives of each are the others' documents.
         both = Ragged.from_lists([side[row] for side in self.inputs for row in rows])
-        parts = list(packs(both, np.arange(len(both)), setting, setting.train_tokens))
+        parts = list(packs(both, np.arange(len(both)), options, options.train_tokens))
         order = torch.from_numpy(np.argsort(np.concatenate([chosen for chosen, _ in parts])))
         return [TaskBatch(tuple(packed for _, packed in parts), order, len(rows))]
 
@@ -417,14 +419,14 @@ class Retrieval(Family):
         own = torch.arange(len(queries), device=similar.device)
         return F.cross_entropy(similar, own, reduction="sum")
 
-    def score(self, model: TaskModel, setting: TuningOptions) -> dict[Part, PartScores]:
+    def score(self, model: TaskModel, options: TuningOptions) -> dict[Part, PartScores]:
         """Score both splits together, since they search the same documents."""
         assert isinstance(self.task.form, Retrieve)
-        asked = {part: per_text(model, self.queries[part], setting) for part in PARTS}
+        asked = {part: per_text(model, self.queries[part], options) for part in PARTS}
 
         def embed(numbers: Tensor) -> Tensor:
             rows = numbers.numpy()
-            return per_text(model, Ragged.from_lists([self.documents[row] for row in rows]), setting)
+            return per_text(model, Ragged.from_lists([self.documents[row] for row in rows]), options)
 
         order = torch.from_numpy(np.argsort(self.documents.lengths, kind="stable"))
         found = search(torch.cat(list(asked.values())), len(self.documents), embed, order).cpu().numpy()
@@ -472,23 +474,25 @@ def _constant(predicted: np.ndarray, gold: np.ndarray, names: Sequence[str]) -> 
     return "" if _differs(predicted) or not _differs(gold) else names[int(predicted[0])]
 
 
-def _token_batches(ids: Ragged, labels: Ragged, rows: np.ndarray, setting: TuningOptions) -> list[TaskBatch]:
+def _token_batches(ids: Ragged, labels: Ragged, rows: np.ndarray, options: TuningOptions) -> list[TaskBatch]:
     batches = []
-    for chosen, packed in packs(ids, rows, setting, setting.train_tokens):
+    for chosen, packed in packs(ids, rows, options, options.train_tokens):
         targets = np.concatenate([labels[row] for row in chosen]).astype(np.int64)
         count = int((targets != IGNORE).sum())
         batches.append(TaskBatch((packed,), torch.from_numpy(targets), count, of_tokens=True))
     return batches
 
 
-_FAMILIES: dict[type, Any] = {
+CLASSES: dict[type[Form], Any] = {
     Classify: TextClassification,
     Tag: TokenClassification,
     Answer: QuestionAnswering,
     Retrieve: Retrieval,
 }
+if missing := FAMILY_OF.keys() - CLASSES.keys():
+    raise NotImplementedError(f"finetune.families has no class for {missing} of specs.tasks.FAMILIES")
 
 
-def family_of(task: Task, examples: Examples, reading: Tokenization, *, protocol: str) -> Family:
+def family_of(task: Task, examples: Examples, tokenization: Tokenization, *, protocol: str) -> Family:
     """Make the family of a task: its dataset in a model's tokens."""
-    return _FAMILIES[type(task.form)](task, examples, reading, protocol=protocol)
+    return CLASSES[type(task.form)](task, examples, tokenization, protocol=protocol)

@@ -27,16 +27,15 @@ from biphase.report.contrasts import (
 from biphase.report.evidence import Evidence
 from biphase.report.verdicts import ALPHA, WORTH_FINDING, needs, sought, statements
 from biphase.specs import Family, Hub
+from biphase.specs.tasks import FAMILIES
 from biphase.study.costs import shape_of
 from biphase.study.plan import Plan
 from biphase.text import counted, effect
 
-# Standard deviation of one score over fine-tuning seeds, in points. SC: the paper's Figure 1 has half widths of
-# 0.11 to 0.18 over five seeds for means of three tasks, so 0.12 for such a mean and √3 times as much for one task.
-# The paper does not give the others: TC is assumed equal to SC, QA and IR noisier (ReCoRD; 43 queries of MS MARCO).
-ASSUMED: dict[Family, float] = {"SC": 0.2, "TC": 0.2, "QA": 0.85, "IR": 0.5}
-# Small models are noisier. Measured with a 30M model on one task of each family (docs/results/replica).
-ASSUMED_OF_SMALL: dict[Family, float] = {"SC": 0.7, "TC": 0.45, "QA": 3.0, "IR": 1.4}
+# Standard deviation of one score over fine-tuning seeds, in points; small models are noisier.
+ASSUMED, ASSUMED_OF_SMALL = (
+    {short: family.assumed_sd[small] for short, family in FAMILIES.items()} for small in (0, 1)
+)
 SMALL = 100_000_000  # parameters in the blocks
 ENOUGH = 3  # degrees of freedom from which a measured standard deviation replaces the assumed one
 WIDTH, SAYS = 110, 44  # columns of the text, and of the claim

@@ -33,7 +33,7 @@ from biphase.report.pretraining import Epochs
 from biphase.report.recipes import Model
 from biphase.report.statistics.intervals import Estimate, holm
 from biphase.specs import CLM, Claim
-from biphase.specs.tasks import family_name
+from biphase.specs.tasks import FAMILIES, family_name
 from biphase.study.names import REPEATED
 from biphase.text import SCALE, counted, fixed, interval, listed, p_equals, p_value, short, signed
 
@@ -535,5 +535,6 @@ def _caveats(
         paper = [name for name, of in theirs.items() if of == family]
         if used & set(names) and set(names) != set(paper):
             yield f"{family} here is {listed(list(names))}; the paper's is the mean of {listed(paper)}."
-    if over.finetune and over.finetune.protocol != "paper" and any(theirs.get(one) != "SC" for one in used):
+    same = {name for name, of in theirs.items() if len(set(FAMILIES[of].selects.values())) == 1}
+    if over.finetune and over.finetune.protocol != "paper" and not used <= same:
         yield "The paper's numbers are in its own metrics, these in the usual ones: compare signs, not sizes."

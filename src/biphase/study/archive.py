@@ -43,8 +43,10 @@ from biphase.metadata import (
     CHECKPOINT,
     LINES,
     PARTS,
+    PREDICTIONS,
     ROUNDING,
     TRIAL,
+    VALUES,
     WRONG,
     check_card,
     check_checkpoint,
@@ -54,10 +56,10 @@ from biphase.metadata import (
 from biphase.presets import corpus_of
 from biphase.records import KEY_PATTERN, content_key, decode, encode, is_key
 from biphase.specs import Corpus, Hub, Pretrain, Study, Task
-from biphase.specs.claims import RANGES
+from biphase.specs.tasks import RANGES
 from biphase.store import Store, publish, read_checked, read_verified, verify, with_checksum, write_json
 from biphase.study import ledger
-from biphase.study.ledger import PREDICTIONS, VALUES, finetunings, finished, read_trial
+from biphase.study.ledger import finetunings, finished, read_trial
 from biphase.study.load import COMMIT, hubs_of, pins_of, remember
 from biphase.study.plan import (
     PLAN,

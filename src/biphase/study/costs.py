@@ -373,20 +373,14 @@ def _read(task: Task, documents: Any) -> Sizes | None:
         examples: Any = load(task, documents=documents)
     except (BiphaseError, OSError):  # the command that needs the task reports the error
         return None
-    if task.family == "IR":
+    if "corpus" in task.form.files:
         sides = [[pair.query for pair in examples.train], [pair.document for pair in examples.train]]
         searched = [examples.validation.queries, examples.test.queries, examples.validation.library.texts]
     else:
-        sides = [[_text(row) for row in examples.train]]
-        searched = [[_text(row) for row in part] for part in (examples.validation, examples.test)]
+        sides = [[row.text for row in examples.train]]
+        searched = [[row.text for row in part] for part in (examples.validation, examples.test)]
     train, scored = (tuple(_measured(texts) for texts in some if texts) for some in (sides, searched))
     return Sizes(train, scored)
-
-
-def _text(row: Any) -> str:
-    if hasattr(row, "words"):
-        return " ".join(row.words)
-    return row.before + row.context if hasattr(row, "context") else row.text
 
 
 def _measured(texts: Iterable[str]) -> TextLengths:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from biphase.errors import StoreError
-from biphase.specs import Answer, Classify, Retrieve, Tag, Task
+from biphase.specs import Classify, Task
 from biphase.specs.tasks import FAMILIES, columns_of, filled
 from biphase.store import Store, read_checked, with_checksum, write_json
 from biphase.study.names import LABELS, VALIDATION
@@ -91,13 +91,13 @@ def _describe(task: Task, *, download: bool) -> Description:
     places = on_hub(task)
     for place in places:
         refuse_unpinned(f"task {task.name!r}", place)
-    about = [("family", f"{task.family}, {FAMILIES[task.family]}"), ("source", task.source)]
+    about = [("family", f"{task.family}, {FAMILIES[task.family].name}"), ("source", task.source)]
     if places and not download:
         about += [*_asked(task, ()), ("rows", "on the hub; read when the first model is fine-tuned")]
         return _printable(task.name, about, ())
     files = files_of(task)
     examples = load(task, documents="judged")
-    source = "corpus" if isinstance(task.form, Retrieve) else "train" if "train" in files else "test"
+    source = next(part for part in ("corpus", "train", "test") if part in files)
     columns = column_names(f"task {task.name!r}", files[source][0])
     about += [*_asked(task, columns), *_parts(task, examples)]
     about += [("example", one) for one in _examples(task, examples)]
@@ -114,31 +114,20 @@ def _printable(name: str, about: Iterable[tuple[str, str]], warnings: Iterable[s
 def _asked(task: Task, columns: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the columns that are read, the templates and the labels."""
     form = task.form
-    match form:
-        case Classify():
-            read, templates = [*columns_of("", form.text), form.label], [("text", form.text)]
-        case Tag():
-            read, templates = [form.words, form.tags], []
-        case Answer():
-            read = [form.question, form.context, form.answers]
-            templates = [("text", f"{form.text}{{{form.context}}}")]
-        case Retrieve():
-            read = list(columns_of("", form.document))
-            templates = [("query", form.query), ("document", form.document)]
     if columns:
-        read = [next((one for one in column.split("|") if one in columns), column) for column in read]
-        ids = DOCUMENT_ID.split("|") if isinstance(form, Retrieve) else ()
+        read = [next((one for one in column.split("|") if one in columns), column) for column in form.columns]
+        ids = DOCUMENT_ID.split("|") if "corpus" in form.files else ()
         unread = [one for one in columns if one not in (*read, *ids)]
         yield "columns", ", ".join(read) + (f"; not read: {', '.join(unread)}" if unread else "")
-    yield from templates
-    if isinstance(form, (Classify, Tag)):
-        more = f", … ({len(form.labels)} in all)" if len(form.labels) > LISTED else ""
-        yield "labels", ", ".join(form.labels[:LISTED]) + more
+    yield from form.templates.items()
+    if labels := getattr(form, "labels", ()):
+        more = f", … ({len(labels)} in all)" if len(labels) > LISTED else ""
+        yield "labels", ", ".join(labels[:LISTED]) + more
 
 
 def _parts(task: Task, examples: Examples) -> Iterator[tuple[str, str]]:
     """Yield the size and purpose of each split."""
-    asks = isinstance(task.form, Retrieve)
+    asks = "corpus" in task.form.files
     splits, what = task.splits, "query" if asks else "row"
 
     def rows(part: Any, word: str = what) -> str:

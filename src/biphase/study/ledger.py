@@ -25,7 +25,6 @@ from biphase.keys import finetuning_key, trial_key
 from biphase.leases import Holder, Leases
 from biphase.metadata import read_checkpoint_file, read_lines, read_trial_file
 from biphase.specs import Finetune, Task
-from biphase.specs.claims import CHOSEN
 from biphase.store import Store, read_file, read_json, write_json
 from biphase.study.plan import Plan, TrainingJob
 from biphase.text import si
@@ -189,10 +188,6 @@ def seconds_left(
 # trial        the scores of a fine-tuning on one task: the task it was trained on, or one that reuses its model
 
 
-VALUES = "values.safetensors"
-PREDICTIONS = "predictions.safetensors"  # absent from trials of earlier versions
-
-
 @dataclass(frozen=True)
 class Trial:
     key: str
@@ -244,9 +239,9 @@ def _grid(
             key = finetuning_key(model, plan.tasks[task.name], spec, lr=lr, seed=seed)
             trials = tuple(
                 Trial(
-                    trial_key(key, plan.tasks[one.name], spec.documents if one.family == "IR" else ""),
+                    trial_key(key, plan.tasks[one.name], spec.pool(one)),
                     one,
-                    CHOSEN[one.family][spec.protocol],
+                    spec.metric(one),
                 )
                 for one in scored
             )

@@ -38,7 +38,7 @@ from biphase.specs import (
     Tag,
     Task,
 )
-from biphase.specs.tasks import FAMILIES
+from biphase.specs.tasks import FAMILIES, FAMILY_OF
 from biphase.store import Store
 from biphase.study.load import commit_of
 from biphase.study.plan import Plan
@@ -378,11 +378,12 @@ def tasks_named(
 
 def _refuse_idle(own: Own, families: set[str]) -> None:
     """Refuse an option that applies to none of the families of the own data."""
-    for option, said, readers in (
-        ("--query", own.query, {"IR"}),
-        ("--labels", ",".join(own.labels), {"SC", "TC"}),
-        ("--label", own.label, {"SC", "TC", "QA"}),
+    for option, said in (
+        ("--query", own.query),
+        ("--labels", ",".join(own.labels)),
+        ("--label", own.label),
     ):
+        readers = {short for short, family in FAMILIES.items() if option in family.options}
         if said and not families & readers:
             raise SpecError(
                 f"{option} {said!r} is for {', '.join(sorted(readers))}, and the data are read as "
@@ -451,10 +452,7 @@ def _mirrored(task: Task, data: Path) -> Task:
         return str(folder / there.path) if folder.is_dir() else place
 
     splits = {part: moved(getattr(task.splits, part)) for part in ("train", "validation", "test")}
-    form = task.form
-    if isinstance(form, Retrieve):
-        places = {name: moved(getattr(form, name)) for name in ("queries", "corpus", "pairs")}
-        form = replace(form, **places)
+    form = replace(task.form, **{name: moved(place) for name, place in task.form.files.items()})
     return replace(task, source=moved(task.source), splits=replace(task.splits, **splits), form=form)
 
 
@@ -472,11 +470,12 @@ def _own_task(name: str, own: Own) -> Task:
     short = _short_name(path)
     whose = f"task {short!r}"
     laid_out = path.is_dir() and matching(path, "corpus*") and matching(path, "queries*")
-    if own.family == "IR" and not laid_out:
+    retrieval = FAMILY_OF[Retrieve]
+    if own.family == retrieval and not laid_out:
         raise SpecError(
             f"{whose}: {path} has no corpus* and queries*; lay it out as BEIR does: docs/tasks.md"
         )
-    if laid_out and own.family in ("", "IR"):
+    if laid_out and own.family in ("", retrieval):
         return _own_retrieval(whose, short, path, own)
     borrowed = "" if own.trained_on == short else own.trained_on
     home = path.parent if path.is_file() else _home(path)
@@ -485,8 +484,10 @@ def _own_task(name: str, own: Own) -> Task:
     task = Task(short, Answer(), str(home), splits, trained_on=borrowed)
     files = local_files(task)
     columns = column_names(whose, files["train" if "train" in files else "test"][0])
-    maker = {"SC": _classify, "TC": _tag, "QA": _answer}[own.family or _family(columns)]
-    form = maker(Folder(whose, home if path.is_file() else path, files, columns), own)
+    family = own.family or _family(columns)
+    if family not in INFERRED:
+        raise SpecError(f"--family {family}: such data is described by a Task in a study file: docs/tasks.md")
+    form = INFERRED[family](Folder(whose, home if path.is_file() else path, files, columns), own)
     if "train" in files and not own.test and _unlabelled(whose, form, files["test"]):
         if not splits.validation:
             raise SpecError(f"{whose}: its test part has no labels; name a file that has some: --test FILE")
@@ -632,9 +633,7 @@ def _formats() -> str:
 
 def _unlabelled(whose: str, form: Classify | Tag | Answer, files: Sequence[Path]) -> bool:
     """Whether a test split has no labels, as in GLUE and many competitions."""
-    column = (
-        form.label if isinstance(form, Classify) else form.tags if isinstance(form, Tag) else form.answers
-    )
+    column = form.target
     if not set(column.split("|")) & set(column_names(whose, files[0])):
         return True
     every = (one for rows in read(whose, files, (column,)) for one in rows.columns[column])
@@ -673,8 +672,9 @@ class Folder:
 def _family(columns: Sequence[str]) -> str:
     there = set(columns)
     if there & set(WORDS.split("|")) and there & set(TAGS.split("|")):
-        return "TC"
-    return "QA" if {"question", "context"} <= there and there & set(ANSWERS.split("|")) else "SC"
+        return FAMILY_OF[Tag]
+    asks = {"question", "context"} <= there and there & set(ANSWERS.split("|"))
+    return FAMILY_OF[Answer if asks else Classify]
 
 
 def _classify(data: Folder, own: Own) -> Classify:
@@ -806,6 +806,10 @@ def _answer(data: Folder, own: Own) -> Answer:
     empty = any(not any(one) if isinstance(one, list) else not one for one in texts)
     form = Answer(answers=answers, unanswerable=empty)
     return replace(form, text=own.text) if own.text else form
+
+
+# The families whose form can be inferred from columns.
+INFERRED = {FAMILY_OF[Classify]: _classify, FAMILY_OF[Tag]: _tag, FAMILY_OF[Answer]: _answer}
 
 
 def _own_retrieval(whose: str, name: str, folder: Path, own: Own) -> Task:

@@ -46,6 +46,7 @@ from biphase.errors import BiphaseError, SpecError, StoreError, nearest
 from biphase.keys import phase_at, root_of
 from biphase.presets import DEVICES, SIZES
 from biphase.specs import CLM, MLM, Chunks, Finetune, Objective, Pretrain, Rows, Size, Task
+from biphase.specs.tasks import FAMILIES
 from biphase.store import Store, read_checked
 from biphase.study.costs import (
     ModelShape,
@@ -762,4 +763,4 @@ class _Reading:
         return seconds
 
     def _in_windows(self, task: Task) -> bool:
-        return task.family == "QA" and self.spec.protocol == "standard"
+        return self.spec.protocol in FAMILIES[task.family].windows

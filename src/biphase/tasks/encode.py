@@ -86,14 +86,14 @@ class Ragged:
         return cls(np.concatenate([np.empty(0, dtype), *(part.flat for part in parts)]), starts)
 
 
-def encode_texts(reading: Tokenization, texts: Sequence[str]) -> Ragged:
+def encode_texts(tokenization: Tokenization, texts: Sequence[str]) -> Ragged:
     """Return the int32 input ids of each text: before + as many of its tokens as fit + after."""
-    before, after = around(reading)
+    before, after = around(tokenization)
     blocks = [
         Ragged.from_lists(
-            [np.concatenate((before, ids[: reading.room], after)) for ids, _ in block], np.int32
+            [np.concatenate((before, ids[: tokenization.room], after)) for ids, _ in block], np.int32
         )
-        for block in tokens(reading, texts, lambda number: f"text {number + 1}")
+        for block in tokens(tokenization, texts, lambda number: f"text {number + 1}")
     ]
     return refuse_empty(Ragged.joined(blocks, np.int32), lambda number: f"text {number + 1}")
 
@@ -117,22 +117,26 @@ class EncodedWords:
     gold: Ragged  # int64: the tag of each word
 
 
-def encode_words(reading: Tokenization, sentences: Sequence[TaggedSentence]) -> EncodedWords:
+def encode_words(tokenization: Tokenization, sentences: Sequence[TaggedSentence]) -> EncodedWords:
     """Encode tagged sentences; every token of a word has the word's tag."""
-    before, after = around(reading)
+    before, after = around(tokenization)
     ids: list[np.ndarray] = []
     labels: list[np.ndarray] = []
     word_of: list[np.ndarray] = []
-    texts = [" ".join(sentence.words) for sentence in sentences]
-    blocks = tokens(reading, texts, lambda number: f"sentence {number + 1}", spans=True)
+    blocks = tokens(
+        tokenization,
+        [sentence.text for sentence in sentences],
+        lambda number: f"sentence {number + 1}",
+        spans=True,
+    )
     for sentence, (found, spans) in zip(sentences, (one for block in blocks for one in block), strict=True):
-        inner = _words_of(sentence.words, spans[: reading.room])
+        inner = _words_of(sentence.words, spans[: tokenization.room])
         whole = np.full(len(before) + len(inner) + len(after), -1, np.int32)
         whole[len(before) : len(before) + len(inner)] = inner
         # An extra last entry for "no word", which index -1 selects.
         labels.append(np.array([*sentence.tags, IGNORE], np.int64)[whole])
         word_of.append(whole)
-        ids.append(np.concatenate((before, found[: reading.room], after)))
+        ids.append(np.concatenate((before, found[: tokenization.room], after)))
     return EncodedWords(
         refuse_empty(Ragged.from_lists(ids, np.int32), lambda number: f"sentence {number + 1}"),
         Ragged.from_lists(labels, np.int64),
@@ -159,16 +163,16 @@ def _words_of(words: Sequence[str], spans: np.ndarray) -> np.ndarray:
 # ---------------------------------------------------------------- tokens
 
 
-def around(reading: Tokenization) -> tuple[np.ndarray, np.ndarray]:
+def around(tokenization: Tokenization) -> tuple[np.ndarray, np.ndarray]:
     """Return the ids before and after every text as arrays."""
-    return np.array(reading.before, np.int32), np.array(reading.after, np.int32)
+    return np.array(tokenization.before, np.int32), np.array(tokenization.after, np.int32)
 
 
 Tokens = tuple[np.ndarray, np.ndarray]  # ids (n,) and, if requested, character spans (n, 2), else (0, 2)
 
 
 def tokens(
-    reading: Tokenization, texts: Sequence[str], name: Callable[[int], str], *, spans: bool = False
+    tokenization: Tokenization, texts: Sequence[str], name: Callable[[int], str], *, spans: bool = False
 ) -> Iterator[list[Tokens]]:
     """Yield all tokens of each text, in blocks; `name` names a text in messages."""
     none = np.empty((0, 2), np.int32)
@@ -178,7 +182,7 @@ def tokens(
                 np.array(one.ids, np.int32),
                 np.array(one.offsets, np.int32).reshape(-1, 2) if spans else none,
             )
-            for one in _encodings(reading.tokenizer, texts, first, name, spans)
+            for one in _encodings(tokenization.tokenizer, texts, first, name, spans)
         ]
 
 
@@ -296,17 +300,21 @@ class _Windows:
 
 
 def encode_questions(
-    reading: Tokenization, questions: Sequence[Question], *, stride: int | None, unanswerable: bool = True
+    tokenization: Tokenization,
+    questions: Sequence[Question],
+    *,
+    stride: int | None,
+    unanswerable: bool = True,
 ) -> EncodedQuestions:
     """Encode questions as windows. With `unanswerable=False`, a question without an answer raises an error."""
     if stride is not None and stride < 0:
         raise SpecError(
             f"the stride is {stride}; windows share 0 tokens or more, or give None for a single one"
         )
-    if reading.room < 2:
+    if tokenization.room < 2:
         raise SpecError(
-            f"an input of {reading.length} tokens has no room for a question and its context; "
-            f"set the length to {reading.length + 1} or more"
+            f"an input of {tokenization.length} tokens has no room for a question and its context; "
+            f"set the length to {tokenization.length + 1} or more"
         )
     if not unanswerable:
         lacking = next((question for question in questions if not question.answers), None)
@@ -314,13 +322,13 @@ def encode_questions(
             raise DataError(
                 f"question {lacking.name!r} has no answer; correct its row, or type Answer(unanswerable=True)"
             )
-    before, after = around(reading)
+    before, after = around(tokenization)
     made = _Windows()
     spans_of, gold = [], []
-    for number, (question, part, (ids, spans)) in enumerate(_tokenised(reading, questions)):
-        least = min(len(ids), LEAST_CONTEXT, (reading.room + 1) // 2)
-        part = part[max(0, len(part) + least - reading.room) :]
-        capacity = reading.room - len(part)
+    for number, (question, part, (ids, spans)) in enumerate(_tokenised(tokenization, questions)):
+        least = min(len(ids), LEAST_CONTEXT, (tokenization.room + 1) // 2)
+        part = part[max(0, len(part) + least - tokenization.room) :]
+        capacity = tokenization.room - len(part)
         answer = _answer_tokens(question, spans)
         if stride is None:
             ids, spans = ids[:capacity], spans[:capacity]
@@ -354,7 +362,7 @@ def encode_questions(
 
 
 def _tokenised(
-    reading: Tokenization, questions: Sequence[Question]
+    tokenization: Tokenization, questions: Sequence[Question]
 ) -> list[tuple[Question, np.ndarray, Tokens]]:
     """Return each question with its own ids and the tokens of its context; a shared context is tokenized once."""
     owner: dict[str, int] = {}
@@ -362,13 +370,13 @@ def _tokenised(
         owner.setdefault(question.context, number)
     texts, owners = list(owner), list(owner.values())
     blocks = tokens(
-        reading, texts, lambda at: f"the context of question {questions[owners[at]].name!r}", spans=True
+        tokenization, texts, lambda at: f"the context of question {questions[owners[at]].name!r}", spans=True
     )
     contexts = dict(zip(texts, (one for block in blocks for one in block), strict=True))
     asked = [question.before for question in questions]
     parts = [
         ids
-        for block in tokens(reading, asked, lambda at: f"question {questions[at].name!r}")
+        for block in tokens(tokenization, asked, lambda at: f"question {questions[at].name!r}")
         for ids, _ in block
     ]
     return [

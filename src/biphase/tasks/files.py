@@ -49,7 +49,7 @@ from typing import Any
 from biphase.data.corpus import ASSETS, Absent, HashMemory, is_pattern
 from biphase.errors import DataError, SpecError, nearest, one_line
 from biphase.records import content_key, encode
-from biphase.specs import Retrieve, Task
+from biphase.specs import Task
 from biphase.store import Store
 from biphase.text import counted
 
@@ -243,10 +243,9 @@ def task_key(task: Task, store: Store, *, again: bool = False) -> str:
     """
     splits, form = task.splits, encode(task.form)
     used = parts_of(task)
-    if isinstance(task.form, Retrieve):
-        form = {name: value for name, value in form.items() if name not in ("queries", "corpus", "pairs")}
-        if "pairs" not in used:
-            del form["pair"]
+    form = {name: value for name, value in form.items() if name not in task.form.files}
+    if "pairs" not in used:
+        form.pop("pair", None)
     borrowed = not task.is_trained
     cut = None if "validation" in used else [splits.cut, splits.cut_from, splits.seed]
     length = {"epochs": task.epochs} if task.epochs else {"steps": task.steps}
@@ -264,7 +263,7 @@ def task_key(task: Task, store: Store, *, again: bool = False) -> str:
 def parts_of(task: Task) -> dict[str, str]:
     """Return the places that the examples are read from, by split; what a task does not use is left out."""
     splits, form = task.splits, task.form
-    pairs = form.pairs if isinstance(form, Retrieve) and task.is_trained else ""
+    pairs = form.files.get("pairs", "") if task.is_trained else ""
     cut_from_train = not splits.validation and splits.cut_from == "train"
     if cut_from_train and (pairs or not splits.train):
         why = "is pairs without judgments" if pairs else "it does not have"
@@ -278,10 +277,9 @@ def parts_of(task: Task) -> dict[str, str]:
         "validation": splits.validation,
         "test": splits.test,
     }
-    if isinstance(form, Retrieve):
-        if not form.corpus:
-            raise SpecError(f"task {task.name!r}: Retrieve.corpus names no files; type corpus='corpus*'")
-        named |= {"queries": form.queries, "corpus": form.corpus, "pairs": pairs}
+    if form.files.get("corpus") == "":
+        raise SpecError(f"task {task.name!r}: Retrieve.corpus names no files; type corpus='corpus*'")
+    named |= form.files | {"pairs": pairs}
     return {part: place for part, place in named.items() if place}
 
 
@@ -306,7 +304,7 @@ def _places(task: Task) -> dict[str, HubPlace | LocalPlace]:
 
 def _beside_one_file(task: Task, parts: dict[str, str], name: str) -> dict[str, str]:
     """Return the splits of a task whose source is one file, which is the train split."""
-    if isinstance(task.form, Retrieve):
+    if "corpus" in task.form.files:
         raise SpecError(
             f"task {task.name!r}: retrieval needs a folder, and its source is {name}; name the folder"
         )

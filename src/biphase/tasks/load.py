@@ -35,6 +35,10 @@ class TaggedSentence:
     words: tuple[str, ...]
     tags: tuple[int, ...]
 
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerSpan:
@@ -52,6 +56,10 @@ class Question:
     before: str
     context: str
     answers: tuple[AnswerSpan, ...]
+
+    @property
+    def text(self) -> str:
+        return self.before + self.context
 
 
 @dataclass(frozen=True, slots=True)

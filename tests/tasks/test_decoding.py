@@ -9,8 +9,15 @@ from tokenizers import models, pre_tokenizers
 
 from biphase.data.tokenizer import load_saved
 from biphase.errors import SpecError
-from biphase.tasks.decode import NOTHING, Decoded, decode_spans, decode_tagged
-from biphase.tasks.encode import Ragged, Tokenization, encode_questions
+from biphase.tasks.encode import (
+    NOTHING,
+    Decoded,
+    Ragged,
+    Tokenization,
+    decode_spans,
+    decode_tagged,
+    encode_questions,
+)
 from biphase.tasks.load import AnswerSpan, Question
 
 

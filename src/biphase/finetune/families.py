@@ -35,8 +35,17 @@ from biphase.models.heads import EmbeddingHead, TextHead, TokenHead
 from biphase.objectives import IGNORE
 from biphase.specs import Answer, Classify, Retrieve, Tag, Task
 from biphase.specs.tasks import FAMILIES, FAMILY_OF, Form
-from biphase.tasks.decode import NOTHING, Decoded, decode_spans, decode_tagged
-from biphase.tasks.encode import Ragged, Tokenization, encode_questions, encode_texts, encode_words
+from biphase.tasks.encode import (
+    NOTHING,
+    Decoded,
+    Ragged,
+    Tokenization,
+    decode_spans,
+    decode_tagged,
+    encode_questions,
+    encode_texts,
+    encode_words,
+)
 from biphase.tasks.load import Examples
 from biphase.tasks.metrics import (
     accuracy,
@@ -77,23 +86,23 @@ def search(
     device = queries.device
     order = torch.arange(documents) if order is None else order
     best = torch.empty(len(queries), 0, device=device)
-    found = torch.empty(len(queries), 0, dtype=torch.long, device=device)
+    ranked = torch.empty(len(queries), 0, dtype=torch.long, device=device)
     for numbers in order.split(block):
         vectors = embed(numbers)
         there = numbers.to(device)
         rows = max(1, SCORES // len(numbers))
-        scores, places = [], []
-        for some in queries.split(rows):
-            top = (some @ vectors.T).topk(min(kept, len(numbers)), dim=1)
+        scores, indices = [], []
+        for block_queries in queries.split(rows):
+            top = (block_queries @ vectors.T).topk(min(kept, len(numbers)), dim=1)
             scores.append(top.values)
-            places.append(there[top.indices])
-        best, found = torch.cat([best, torch.cat(scores)], 1), torch.cat([found, torch.cat(places)], 1)
+            indices.append(there[top.indices])
+        best, ranked = torch.cat([best, torch.cat(scores)], 1), torch.cat([ranked, torch.cat(indices)], 1)
         # Sort by index first, then stably by score: equal scores stay in the order of indices.
-        by_number = found.argsort(dim=1)
-        best, found = best.gather(1, by_number), found.gather(1, by_number)
-        ranked = best.argsort(dim=1, descending=True, stable=True)[:, :kept]
-        best, found = best.gather(1, ranked), found.gather(1, ranked)
-    return found
+        by_index = ranked.argsort(dim=1)
+        best, ranked = best.gather(1, by_index), ranked.gather(1, by_index)
+        by_score = best.argsort(dim=1, descending=True, stable=True)[:, :kept]
+        best, ranked = best.gather(1, by_score), ranked.gather(1, by_score)
+    return ranked
 
 
 # ---------------------------------------------------------------- families
@@ -166,9 +175,13 @@ class Family(ABC):
         logits = model(batch.inputs[0])
         return F.cross_entropy(logits.float(), batch.targets, reduction="sum", ignore_index=IGNORE)
 
-    @abstractmethod
     def score(self, model: TaskModel, options: TuningOptions) -> dict[Part, PartScores]:
         """Score a model on both splits."""
+        return {part: self._score(model, part, options) for part in PARTS}
+
+    def _score(self, model: TaskModel, part: Part, options: TuningOptions) -> PartScores:
+        """Score a model on one split."""
+        raise NotImplementedError
 
     @cached_property
     def baselines(self) -> dict[str, dict[str, dict[str, Any]]]:
@@ -176,18 +189,13 @@ class Family(ABC):
 
         For each metric, the "trivial" baseline is the one of `trivial` that is best on the validation split.
         """
-        known = self.trivial()
-        names = next(iter(known.values()))["validation"]
-        # Rounded, so that float noise does not choose among equals; the first of them is taken.
-        best = {
-            name: max(known, key=lambda what: round(known[what]["validation"][name], 9)) for name in names
-        }
-        return {
-            "trivial": {
-                name: {"what": what, **{part: known[what][part][name] for part in PARTS}}
-                for name, what in best.items()
-            }
-        }
+        scores = self.trivial()
+        best: dict[str, dict[str, Any]] = {}
+        for metric in next(iter(scores.values()))["validation"]:
+            # Rounded, so that float noise does not choose among equals; the first of them is taken.
+            what = max(scores, key=lambda what: round(scores[what]["validation"][metric], 9))
+            best[metric] = {"what": what, **{part: scores[what][part][metric] for part in PARTS}}
+        return {"trivial": best}
 
     @abstractmethod
     def trivial(self) -> dict[str, dict[Part, Metrics]]:
@@ -217,9 +225,6 @@ class TextClassification(Family):
             for chosen, packed in packs(self.ids["train"], rows, options, options.train_tokens)
         ]
 
-    def score(self, model: TaskModel, options: TuningOptions) -> dict[Part, PartScores]:
-        return {part: self._score(model, part, options) for part in PARTS}
-
     def _score(self, model: TaskModel, part: Part, options: TuningOptions) -> PartScores:
         predicted = per_text(model, self.ids[part], options).argmax(-1).cpu().numpy()
         gold = self.labels[part]
@@ -239,8 +244,8 @@ class TextClassification(Family):
         def by_chance(gold: np.ndarray) -> Metrics:
             return label_scores(confusion_by_chance(gold, len(self.names)))
 
-        ways = {f"majority class: {self.names[number]}": always, "chance": by_chance}
-        return {what: {part: way(self.labels[part]) for part in PARTS} for what, way in ways.items()}
+        baselines = {f"majority class: {self.names[number]}": always, "chance": by_chance}
+        return {what: {part: score(self.labels[part]) for part in PARTS} for what, score in baselines.items()}
 
 
 class TokenClassification(Family):
@@ -260,16 +265,13 @@ class TokenClassification(Family):
         train = self.encoded["train"]
         return _token_batches(train.ids, train.labels, rows, options)
 
-    def score(self, model: TaskModel, options: TuningOptions) -> dict[Part, PartScores]:
-        return {part: self._score(model, part, options) for part in PARTS}
-
     def _score(self, model: TaskModel, part: Part, options: TuningOptions) -> PartScores:
         encoded = self.encoded[part]
-        said = Ragged(per_token(model, encoded.ids, options).argmax(-1), encoded.ids.starts)
+        tokens = Ragged(per_token(model, encoded.ids, options).argmax(-1), encoded.ids.starts)
         outside = self.tags.index("O")
         predicted = [
             word_votes(labels.tolist(), belongs.tolist(), int(words), outside)
-            for labels, belongs, words in zip(said, encoded.word_of, encoded.words, strict=True)
+            for labels, belongs, words in zip(tokens, encoded.word_of, encoded.words, strict=True)
         ]
         flat = np.concatenate([np.array(tags, np.int64) for tags in predicted])
         scored = self._compare(predicted, part)
@@ -340,9 +342,6 @@ class QuestionAnswering(Family):
         )
         return (start + end) / 2
 
-    def score(self, model: TaskModel, options: TuningOptions) -> dict[Part, PartScores]:
-        return {part: self._score(model, part, options) for part in PARTS}
-
     def _score(self, model: TaskModel, part: Part, options: TuningOptions) -> PartScores:
         encoded = self.encoded[part]
         logits = per_token(model, encoded.ids, options)
@@ -354,31 +353,31 @@ class QuestionAnswering(Family):
         return self._compare(decoded, part)
 
     def trivial(self) -> dict[str, dict[Part, Metrics]]:
-        found: dict[str, dict[Part, Metrics]] = {"no answer": {}, "the whole context": {}}
+        scores: dict[str, dict[Part, Metrics]] = {"no answer": {}, "the whole context": {}}
         for part in PARTS:
             encoded = self.encoded[part]
             heads = dict(zip(encoded.question_of.tolist(), encoded.context_from.tolist(), strict=True))
-            read = enumerate(zip(encoded.contexts, encoded.spans.lengths.tolist(), strict=True))
+            contexts = enumerate(zip(encoded.contexts, encoded.spans.lengths.tolist(), strict=True))
             whole = [
                 Decoded(text, frozenset(range(heads[number], heads[number] + tokens)))
-                for number, (text, tokens) in read
+                for number, (text, tokens) in contexts
             ]
-            for what, answers in zip(found, ([NOTHING] * len(whole), whole), strict=True):
-                found[what][part] = self._compare(answers, part).metrics
-        return found
+            for what, answers in zip(scores, ([NOTHING] * len(whole), whole), strict=True):
+                scores[what][part] = self._compare(answers, part).metrics
+        return scores
 
     def _compare(self, decoded: list[Decoded], part: Part) -> PartScores:
         pairs = list(zip(decoded, self.answers[part], strict=True))
         sets = zip(decoded, self.encoded[part].gold, strict=True)
         values = {
-            "f1": [answer_f1(said.text, right) for said, right in pairs],
-            "exact_match": [exact_match(said.text, right) for said, right in pairs],
-            "token_f1": [token_set_f1(said.tokens, right) for said, right in sets],
+            "f1": [answer_f1(answer.text, gold) for answer, gold in pairs],
+            "exact_match": [exact_match(answer.text, gold) for answer, gold in pairs],
+            "token_f1": [token_set_f1(answer.tokens, gold) for answer, gold in sets],
         }
-        answered = any(said.text for said in decoded) or not any(any(right) for right in self.answers[part])
+        answered = any(answer.text for answer in decoded) or not any(map(any, self.answers[part]))
         return PartScores.means(
             {name: np.array(each, np.float32) for name, each in values.items()},
-            predictions={"predictions": np.array([said.span for said in decoded], np.int32)},
+            predictions={"predictions": np.array([answer.span for answer in decoded], np.int32)},
             constant="" if answered else "no answer",
         )
 
@@ -422,19 +421,19 @@ class Retrieval(Family):
     def score(self, model: TaskModel, options: TuningOptions) -> dict[Part, PartScores]:
         """Score both splits together, since they search the same documents."""
         assert isinstance(self.task.form, Retrieve)
-        asked = {part: per_text(model, self.queries[part], options) for part in PARTS}
+        queries = torch.cat([per_text(model, self.queries[part], options) for part in PARTS])
 
         def embed(numbers: Tensor) -> Tensor:
             rows = numbers.numpy()
             return per_text(model, Ragged.from_lists([self.documents[row] for row in rows]), options)
 
         order = torch.from_numpy(np.argsort(self.documents.lengths, kind="stable"))
-        found = search(torch.cat(list(asked.values())), len(self.documents), embed, order).cpu().numpy()
+        ranked = search(queries, len(self.documents), embed, order).cpu().numpy()
         scored: dict[Part, PartScores] = {}
         first = 0
         for part in PARTS:
             judged = self.judged[part]
-            mine = found[first : first + len(judged)]
+            mine = ranked[first : first + len(judged)]
             first += len(judged)
             scored[part] = PartScores.means(
                 score_rankings(mine, judged, self.task.form.relevant),

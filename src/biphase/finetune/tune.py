@@ -22,7 +22,6 @@ import torch
 from safetensors.numpy import save_file
 
 from biphase.attention import varlen_works
-from biphase.errors import ModelError
 from biphase.finetune.encoder import EncoderUnderTest, TaskModel, TuningOptions
 from biphase.finetune.families import Family, Part, PartScores, as_text, family_of
 from biphase.finetune.trial import Checkpoints, FineTuner, TrainingSummary, score
@@ -248,7 +247,6 @@ def publish_trial(store: Store, key: str, training: str, tuned: TunedModel, task
         },
         "machine": machine(tuner.device),
     }
-    _refuse_nonfinite(result.parts)
     with store.attempt(f"trial-{key}") as folder:
         write_json(folder / TRIAL, about)
         _save(folder / VALUES, {part: scores.values for part, scores in result.parts.items()})
@@ -267,13 +265,6 @@ def publish_trial(store: Store, key: str, training: str, tuned: TunedModel, task
 
 def _examples(scores: PartScores) -> int:
     return len(next(iter(scores.values.values())))
-
-
-def _refuse_nonfinite(parts: dict[Part, PartScores]) -> None:
-    for part, scores in parts.items():
-        for name, value in scores.metrics.items():
-            if not np.isfinite(value):
-                raise ModelError(f"{name} on the {part} part is {value}; the model gives no finite numbers")
 
 
 def _save(path: Path, by_part: dict[Part, dict[str, np.ndarray]]) -> None:

@@ -64,9 +64,9 @@ def test_steps_are_those_that_are_said():
 
 
 def test_unknown_names_and_idle_options_are_refused():
-    refused("there is no task and no file 'sst3'; did you mean 'sst2'", "sst3")
-    refused("names no task", " , ")
-    refused("describe data of your own", "sst2", label="x")
+    refused("task.*'sst3';.*you mean.*'sst2'", "sst3")
+    refused("names no", " , ")
+    refused("describe data", "sst2", label="x")
 
 
 def test_options_that_the_family_does_not_read_are_refused(tmp_path):
@@ -135,9 +135,9 @@ def test_repositories_of_one_task_may_be_copied_or_not(tmp_path):
 
 def test_a_folder_that_lacks_files_is_refused_and_not_passed_over(tmp_path):
     lay(tmp_path / "sst2", train=[{}])
-    with pytest.raises(Absent, match=r"task 'sst2': no file in .*sst2 matches 'validation\*'"):
+    with pytest.raises(Absent, match=r"task 'sst2':.*file.*sst2 matches 'validation\*'"):
         tasks_named("sst2", data=tmp_path)
-    refused("is no folder", "sst2", data=tmp_path / "nowhere")
+    refused("no folder", "sst2", data=tmp_path / "nowhere")
 
 
 # ---------------------------------------------------------------- own data
@@ -171,11 +171,11 @@ def test_one_file_needs_another_to_be_scored_by(tmp_path):
     task = one(str(path), test=other)
     assert task.name == "rows"
     assert len(load(task, documents="all").test) == 9
-    refused("is one file, to train on; .*--test FILE", str(path))
-    refused("is no file", str(path), test=tmp_path / "nowhere.csv")
+    refused("file,.*--test FILE", str(path))
+    refused("no file", str(path), test=tmp_path / "nowhere.csv")
     notes = tmp_path / "notes.docx"
     notes.touch()
-    refused("is no table", str(notes), test=other)
+    refused("no table", str(notes), test=other)
 
 
 @pytest.mark.parametrize(
@@ -198,11 +198,9 @@ def test_labels_are_read_from_the_data_in_order(values, labels, tmp_path):
 def test_columns_and_labels_may_be_said(tmp_path):
     rows = [{"a": f"a{n}", "b": "b", "answer": n % 2} for n in range(30)]
     folder = lay(tmp_path, train=rows, test=rows)
-    refused(r"--text COLUMN, or a template", folder)
-    refused(r"--text COLUMN, or a template", folder, label="answer")
-    refused(
-        r"--label COLUMN, one of a, b, c", lay(tmp_path / "x", train=[{"a": 1, "b": 1, "c": 1}], test=[{}])
-    )
+    refused(r"--text COLUMN,.*template", folder)
+    refused(r"--text COLUMN,.*template", folder, label="answer")
+    refused(r"--label COLUMN,.*b, c", lay(tmp_path / "x", train=[{"a": 1, "b": 1, "c": 1}], test=[{}]))
     task = one(folder, text="A: {a} B: {b}", label="answer", labels="no, yes")
     assert task.form == Classify("A: {a} B: {b}", ("no", "yes"), label="answer")
     assert load(task, documents="all").test[3].text == "A: a3 B: b"
@@ -211,13 +209,13 @@ def test_columns_and_labels_may_be_said(tmp_path):
 
 def test_what_cannot_be_labels_is_refused(tmp_path):
     rows = [{"text": "x", "label": n + 0.5} for n in range(9)]
-    refused("holds measures, not labels", lay(tmp_path / "a", train=rows, test=rows))
+    refused("holds measures,", lay(tmp_path / "a", train=rows, test=rows))
     rows = [{"text": "x", "label": str(n)} for n in range(1_001)]
     refused("over 1,000 values", lay(tmp_path / "b", train=rows, test=rows))
     rows = [{"text": "x", "label": ["a", "b"]} for n in range(9)]
-    refused("train.jsonl:1 .*one label a row", lay(tmp_path / "c", train=rows, test=rows))
+    refused("train.jsonl:1 .*one.*label", lay(tmp_path / "c", train=rows, test=rows))
     table = lay_csv(tmp_path / "d", train="text,label\nx,0.333\ny,1\n", test="text,label\nx,1\n")
-    refused("column 'label' holds measures, not labels, e.g. 0.333; .*--label COLUMN", table)
+    refused("column 'label'.*holds measures,.*e.g. 0.333; .*--label COLUMN", table)
     assert one(table, labels="0.333,1").form == Classify("{text}", ("0.333", "1"))
 
 
@@ -231,37 +229,35 @@ def lay_csv(folder, **parts):
 @pytest.mark.parametrize("label", [None, "", "  ", float("nan"), {"x": 1}])
 def test_a_row_without_a_label_is_named(label, tmp_path):
     rows = [*reviews(4), {"text": "x", "label": label}]
-    refused("train.jsonl:5 has no label in 'label'", lay(tmp_path, train=rows, test=reviews()))
+    refused("train.jsonl:5.*label.*'label'", lay(tmp_path, train=rows, test=reviews()))
 
 
 @pytest.mark.parametrize("label", ["good ", " good", "good\t"])
 def test_a_space_around_a_label_makes_no_class(label, tmp_path):
     rows = [*reviews(4), {"text": "x", "label": label}]
-    refused("train.jsonl:5 has the label ' ?good.*space", lay(tmp_path / "a", train=rows, test=reviews()))
+    refused("train.jsonl:5.*label.*' ?good.*space", lay(tmp_path / "a", train=rows, test=reviews()))
     table = lay_csv(tmp_path / "b", train=f"text,label\nx,bad\ny,{label}\n", test="text,label\nx,bad\n")
-    refused("train.csv:3 has the label", table)
+    refused("train.csv:3.*label", table)
 
 
 def test_fewer_than_two_labels_are_refused_with_the_column(tmp_path):
     rows = [{"text": "x", "label": "good", "kind": n % 2} for n in range(30)]
     folder = lay(tmp_path / "a", train=rows, test=rows)
-    refused("task 'a': column 'label' of the train part holds only 'good', .*--label COLUMN", folder)
+    refused("task 'a': column 'label'.*train part.*'good', .*--label COLUMN", folder)
     assert one(folder, label="kind").form.labels == ("0", "1")
     assert one(folder, labels="bad,good").form.labels == ("bad", "good")
     for said in ("good", "good,good", "good,"):
-        refused("--labels 'good.* must be two names or more, all different", folder, labels=said)
+        refused("--labels 'good.*all different", folder, labels=said)
     bare = lay_csv(tmp_path / "b", train="text,label\n", test="text,label\nx,a\n")
-    refused("column 'label' of the train part holds nothing", bare)
+    refused("column 'label'.*holds nothing", bare)
 
 
 def test_a_column_of_two_words_cannot_stand_in_a_template(tmp_path):
     rows = [{"review text": "x", "b": "y", "label": n % 2} for n in range(30)]
     folder = lay(tmp_path, train=rows, test=rows)
     for text in ("review text", "{b}: {review text}"):
-        refused(
-            "the column 'review text' cannot .*rename it in the files, e.g. review_text", folder, text=text
-        )
-    refused("'revew text' is no column; did you mean 'review text'", folder, text="revew text")
+        refused("the column 'review text' cannot .*rename.*files,.*e.g. review_text", folder, text=text)
+    refused("'revew text'.*column; did.*'review text'", folder, text="revew text")
     assert one(folder, text="{{b b}} {b}").form.text == "{{b b}} {b}"
 
 
@@ -270,7 +266,7 @@ def test_parts_that_are_absent_or_ambiguous_are_refused(tmp_path):
     folder = lay(
         tmp_path / "b", train=reviews(), validation_matched=reviews(), validation_mismatched=reviews()
     )
-    refused("only one can be the validation part", folder)
+    refused("validation part", folder)
     shards = lay(
         tmp_path / "c",
         **{"train-00000-of-00002": reviews(), "train-00001-of-00002": reviews(), "test": reviews()},
@@ -289,29 +285,29 @@ def test_words_and_tags_are_token_classification(tmp_path):
         train=[{"tokens": ["Ada"], "tags": [1]}] * 30,
         test=[{"tokens": ["x"], "tags": [0]}],
     )
-    refused("its tags are numbers; .*--labels O,B-PER", numbered)
+    refused("numbers;.*--labels O,B-PER", numbered)
     assert load(one(numbered, labels="O,B-PER,I-PER"), documents="all").train[0].tags == (1,)
     odd = lay(
         tmp_path / "odd",
         train=[{"tokens": ["Ada"], "tags": ["PER"]}],
         test=[{"tokens": ["x"], "tags": ["O"]}],
     )
-    refused("task 'odd': column 'tags' of the train part holds PER; write tags in IOB2", odd)
-    refused("--labels holds PER; write tags in IOB2", odd, labels="O,PER")
+    refused("task 'odd': column 'tags'.*train part.*PER;.*write tags.*IOB2", odd)
+    refused("--labels holds PER;.*write tags.*IOB2", odd, labels="O,PER")
     refused("--labels lacks O", odd, labels="B-PER,I-PER")
 
 
 @pytest.mark.parametrize(
     ("tags", "words"),
     [
-        ([None], "train.jsonl:2 has no label in 'tags"),
-        ([["O"]], "train.jsonl:2 has no label in 'tags"),
-        ([{"a": 1}], "train.jsonl:2 has no label in 'tags"),
-        (["O "], "train.jsonl:2 has the label 'O ', with a space"),
-        ("O", "train.jsonl:2 has no list of labels in 'tags"),
-        ([1.5], "its tags are numbers"),
-        (["1"], "its tags are numbers"),
-        (["O"], "column 'tags' of the train part holds O only"),
+        ([None], "train.jsonl:2.*label.*'tags"),
+        ([["O"]], "train.jsonl:2.*label.*'tags"),
+        ([{"a": 1}], "train.jsonl:2.*label.*'tags"),
+        (["O "], "train.jsonl:2.*label.*'O ',.*space"),
+        ("O", "train.jsonl:2.*labels.*'tags"),
+        ([1.5], "are numbers"),
+        (["1"], "are numbers"),
+        (["O"], "column 'tags'.*train part.*O only"),
     ],
 )
 def test_tags_that_are_none_are_refused_in_one_line(tags, words, tmp_path):
@@ -378,7 +374,7 @@ def test_a_beir_folder_is_retrieval(tmp_path):
 
 def test_retrieval_without_judgments_to_train_on(tmp_path):
     folder = beir(tmp_path / "mine", "test")
-    refused("nothing to train on; .*--zero-shot.*--trained-on msmarco", folder)
+    refused("nothing.*--zero-shot.*--trained-on msmarco", folder)
     lender, task = tasks_named(folder, trained_on="msmarco")
     assert (lender, task.trained_on) == (CATALOG["msmarco"], "msmarco")
     assert [
@@ -387,7 +383,7 @@ def test_retrieval_without_judgments_to_train_on(tmp_path):
     write(tmp_path / "mine" / "pairs.jsonl", [{"query": "a", "document": "b"}])
     made = load(one(folder), documents="all")
     assert (len(made.train), len(made.validation)) == (1, 10)
-    refused("no judgments to be scored by", beir(tmp_path / "none", "train"))
+    refused("no judgments", beir(tmp_path / "none", "train"))
 
 
 def test_a_borrowed_model_goes_before_what_the_folder_could_train_on(tmp_path):
@@ -633,7 +629,7 @@ def test_what_the_datasets_library_writes_is_read_with_its_label_names(tmp_path)
 def test_configurations_of_a_repository_are_told_apart(tmp_path):
     for name in ("cola", "sst2"):
         lay(tmp_path / "glue" / name, train=NUMBERED, validation=NUMBERED)
-    refused(r"glue holds several datasets: cola, sst2; .*--tasks \S*glue/cola", str(tmp_path / "glue"))
+    refused(r"several datasets:.*sst2; .*--tasks \S*glue/cola", str(tmp_path / "glue"))
     assert one(str(tmp_path / "glue" / "sst2")).name == "sst2"
 
 
@@ -656,7 +652,7 @@ def test_a_test_part_without_labels_is_not_scored_but_validation_is(unlabelled, 
     task = one(folder)
     assert task.splits == Splits(test="validation*")
     assert len(load(task, documents="all").test) == 20
-    refused("test part has no labels.*--test", lay(tmp_path / "b", train=NUMBERED, test=bare))
+    refused("test part.*labels.*--test", lay(tmp_path / "b", train=NUMBERED, test=bare))
     tags = [
         {"tokens": row["tokens"]} | ({} if unlabelled == "no column" else {"tags": [unlabelled]})
         for row in TAGGED
@@ -705,7 +701,7 @@ def test_squad_as_its_authors_distribute_it(tmp_path):
     assert len(load(task, documents="all").test) == 30
     assert one(str(tmp_path / "2.0")).form.unanswerable
     (tmp_path / "1.1" / "train-v2.0.json").write_text("{}")
-    refused("train-v1.1.json and train-v2.0.json.*only one can be the train part", str(tmp_path / "1.1"))
+    refused("train-v1.1.json and train-v2.0.json.*only.*train part", str(tmp_path / "1.1"))
 
 
 @pytest.mark.parametrize(
@@ -787,7 +783,7 @@ def test_tables_that_are_no_parts_are_named_with_what_to_type(tmp_path):
     folder = lay(tmp_path / "two", train=NUMBERED, a=NUMBERED, b=NUMBERED)
     refused(r"a.jsonl and b.jsonl.*--test \S*two/FILE$", folder)
     refused(r"data.jsonl.*train.* and test", lay(tmp_path / "single", data=NUMBERED))
-    refused("nothing to train on.*--trained-on", lay(tmp_path / "tested", test=NUMBERED))
+    refused("nothing.*on.*--trained-on", lay(tmp_path / "tested", test=NUMBERED))
     folder = beir(tmp_path / "beir", "dl19", "dl20")
     refused(r"dl19.tsv.*--test \S*beir/qrels/dl19.tsv", folder, zero_shot=True)
     assert one(folder, zero_shot=True, test=tmp_path / "beir" / "qrels" / "dl20.tsv").splits.test.endswith(

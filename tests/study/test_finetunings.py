@@ -61,7 +61,7 @@ def cells(plan):
 # ---------------------------------------------------------------- which there are
 
 
-def test_every_result_times_task_times_rate_times_seed_is_a_leaf_and_borrowers_train_nothing():
+def test_every_result_task_rate_and_seed_is_a_trial_and_borrowers_train_nothing():
     plan = planned(Finetune(TASKS))
     every = list(finetunings(plan))
     assert len(every) == len({one.key for one in every}) == 2 * 300
@@ -98,12 +98,12 @@ def test_steps_on_the_way_may_get_a_part_of_the_grid_and_keep_their_keys():
 @pytest.mark.parametrize(
     ("fewer", "words"),
     [
-        (Fewer(("sts2",), (1e-4,), (0,)), "'sts2' is not among the grid's tasks; known: nq, msmarco"),
-        (Fewer(("msmarco",), (3e-4,), (0,)), "0.0003 is not among the grid's lrs"),
-        (Fewer(("msmarco",), (1e-4,), (7,)), "7 is not among the grid's seeds"),
-        (Fewer((), (1e-4,), (0,)), "tasks must be distinct and not empty"),
-        (Fewer(("msmarco",), (1e-4, 1e-4), (0,)), "lrs must be distinct"),
-        (Fewer(("nq",), (1e-4,), (0,)), "'nq' is scored with the model of 'msmarco'; name that too"),
+        (Fewer(("sts2",), (1e-4,), (0,)), "'sts2'.*grid's tasks;"),
+        (Fewer(("msmarco",), (3e-4,), (0,)), "0.0003.*grid's lrs"),
+        (Fewer(("msmarco",), (1e-4,), (7,)), "7.*grid's seeds"),
+        (Fewer((), (1e-4,), (0,)), "tasks must"),
+        (Fewer(("msmarco",), (1e-4, 1e-4), (0,)), "be distinct"),
+        (Fewer(("nq",), (1e-4,), (0,)), "'nq'.*scored.*'msmarco';.*name"),
     ],
 )
 def test_a_part_that_is_none_of_the_grid_is_refused(fewer, words):
@@ -120,13 +120,13 @@ def test_a_lender_need_not_stand_before_its_borrower():
     assert cells(planned(asked)) == cells(planned(other_order))
 
 
-def test_a_study_without_fine_tuning_has_no_leaves(tmp_path):
+def test_a_study_without_fine_tuning_has_no_trials(tmp_path):
     plan = planned(None)
     assert list(finetunings(plan)) == []
     assert count(plan, Store(tmp_path)) == Count(0, 0)
 
 
-def test_two_names_of_one_state_share_their_leaves_and_are_both_named():
+def test_two_names_of_one_checkpoint_share_their_trials_and_are_both_named():
     grid = Finetune(TASKS[:1], lrs=(1e-4,), seeds=(0,))
     plan = planned(grid, replace(RUN, keep=()), replace(RUN, name="same", keep=()))
     (one,) = finetunings(plan)
@@ -159,7 +159,7 @@ def finetunes(draw):
 
 @settings(max_examples=40, deadline=None)
 @given(finetunes(), st.data())
-def test_what_is_added_to_a_grid_renames_no_leaf_of_it(grid, data):
+def test_what_is_added_to_a_grid_changes_no_key_of_it(grid, data):
     before = cells(planned(grid))
     known = {task.name for task in grid.tasks}
     more = [task for task in CATALOG.values() if task.name not in known and not task.trained_on]
@@ -179,7 +179,7 @@ def test_what_is_added_to_a_grid_renames_no_leaf_of_it(grid, data):
 
 @settings(max_examples=40, deadline=None)
 @given(finetunes())
-def test_what_is_searched_renames_the_leaves_of_retrieval_and_no_training(grid):
+def test_the_searched_documents_are_in_the_keys_of_retrieval_trials_alone(grid):
     other = replace(grid, documents="judged" if grid.documents == "all" else "all")
     before, after = planned(grid), planned(other)
     assert [one.key for one in finetunings(before)] == [one.key for one in finetunings(after)]
@@ -246,9 +246,7 @@ def test_the_name_of_a_task_and_the_place_of_its_files_are_in_no_key_and_all_els
 def test_one_dataset_under_two_names_is_refused_unless_two_models_are_scored_on_it(grid, tmp_path):
     known = replace(OUTSIDE, task=identities(Store(tmp_path / "store")).task)
     toys, facts, plain = grid.tasks
-    with pytest.raises(
-        SpecError, match=r"tasks 'toys' and 'twin' are the same data.*leave out one"
-    ) as refused:
+    with pytest.raises(SpecError, match=r"tasks 'toys' and 'twin'.*same.*data.*leave out one") as refused:
         planned(replace(grid, tasks=(toys, facts, replace(toys, name="twin"))), outside=known)
     assert "\n" not in str(refused.value)
     longer = replace(facts, name="facts-longer", steps=4)
@@ -261,7 +259,7 @@ def test_one_dataset_under_two_names_is_refused_unless_two_models_are_scored_on_
 # ---------------------------------------------------------------- what the store knows
 
 
-def test_a_training_is_finished_when_all_its_leaves_are_there(plan, finished):
+def test_a_fine_tuning_is_finished_when_all_its_trials_are_there(plan, finished):
     every = list(finetunings(plan))
     assert count(plan, finished) == Count(len(every), len(every)) == Count(24, 24)
     lender = next(one for one in every if len(one.trials) == 2)
@@ -299,7 +297,7 @@ def test_a_survey_tells_who_computes_what_failed_and_how_long_it_may_take(plan, 
     assert seen.seconds_left == pytest.approx(took / 21 * 3)
 
 
-def test_one_damaged_trial_is_named_and_the_others_are_told(plan, finished, verb):
+def test_one_damaged_trial_is_named_and_the_others_are_reported(plan, finished, verb):
     one = next(finetunings(plan))
     path = finished.trials / one.trials[0].key / TRIAL
     path.write_text(path.read_text().replace("accuracy", "accurate"))

@@ -85,8 +85,8 @@ def test_small_chunks_give_the_same_rows(kind, tmp_path, monkeypatch):
     rows = [{"a": f"{n}" * (n % 7)} for n in range(50)]
     path = write(tmp_path / f"train.{kind}", rows)
     whole = table(path)
-    monkeypatch.setattr(files, "PIECE_BYTES", 16)
-    monkeypatch.setattr(files, "PIECE_ROWS", 3)
+    monkeypatch.setattr(files, "CHUNK_BYTES", 16)
+    monkeypatch.setattr(files, "CHUNK_ROWS", 3)
     assert len(list(read("x", [path], ("a",)))) > 5
     assert table(path) == whole
 
@@ -179,8 +179,8 @@ def test_a_field_may_be_longer_than_the_csv_module_likes(tmp_path):
         ("x.conll", b"", r"x.conll is empty"),
         ("x.txt", b"just a text\nand another\n", r"x.txt:1 .*a.*word.*tag.* \.csv"),
         ("x.conll", b"Ada NNP B-PER\nof O\n", r"x.conll:2 has 2.*columns.*3"),
-        ("x.arrow", b"not arrow", r"x.arrow.*cannot.*;.*sound copy"),
-        ("x.parquet", b"not parquet", r"x.parquet.*cannot.*;.*sound copy"),
+        ("x.arrow", b"not arrow", r"x.arrow.*cannot.*;.*undamaged copy"),
+        ("x.parquet", b"not parquet", r"x.parquet.*cannot.*;.*undamaged copy"),
         ("x.jsonl.zst", b"not zstd", r"x.jsonl.zst.*cannot"),
     ],
 )
@@ -316,4 +316,4 @@ def test_a_file_that_does_not_fit_into_memory_is_not_called_damaged(name, how, t
     assert done.returncode == 0, done.stderr
     assert name in done.stdout
     assert "memory" in done.stdout
-    assert "sound copy" not in done.stdout
+    assert "undamaged" not in done.stdout

@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -18,7 +20,8 @@ from biphase.finetune.families import family_of
 from biphase.finetune.trial import FineTuner, batches_of, rows_of, score
 from biphase.objectives import IGNORE
 from biphase.specs import Finetune
-from biphase.tasks.load import Examples, LabelledText, Library, Search, load
+from biphase.specs.tasks import FAMILIES
+from biphase.tasks.load import Examples, LabelledText, Library, Pair, Search, load
 from biphase.tasks.metrics import (
     answer_f1,
     entity_counts,
@@ -83,13 +86,7 @@ FEW = {
 
 def all_text(examples):
     """Everything that is read, for a vocabulary of its own."""
-    kinds = {
-        "LabelledText": lambda one: one.text,
-        "TaggedSentence": lambda one: " ".join(one.words),
-        "Question": lambda one: one.before + one.context,
-        "Pair": lambda one: f"{one.query}\n{one.document}",
-    }
-    return [kinds[type(one).__name__](one) for one in examples.train]
+    return [f"{one.query}\n{one.document}" if isinstance(one, Pair) else one.text for one in examples.train]
 
 
 def family(name, examples, tokenization, *, protocol="paper", **fields):
@@ -180,69 +177,82 @@ def learned(some, tuner, lr):
 
 
 @PROTOCOLS
-def test_answers_are_learned_by_heart(protocol, shipped, tokenization_of, encoder, options):
-    examples = questions(shipped)
-    tokenization = tokenization_of(all_text(examples), vocab=500)
-    some = family("squadshifts-mini", examples, tokenization, protocol=protocol, batch=8, steps=60)
-    before, after = learned(some, FineTuner(encoder(vocab=500, width=64), options()), lr=5e-3)
-    assert before["f1"] < 0.5
-    for metric in ("f1", "exact_match", "token_f1"):
-        assert after[metric] > 0.8, metric
-
-
-def test_tags_are_learned_by_heart(shipped, tokenization_of, encoder, options):
-    examples = sentences(shipped)
-    some = family("wikiann-mini", examples, tokenization_of(all_text(examples), vocab=400), batch=8, steps=40)
-    before, after = learned(some, FineTuner(encoder(vocab=400), options()), lr=1e-2)
-    assert before["entity_f1"] < 0.3
-    assert after["entity_f1"] > 0.9
-    assert after["sentence_f1"] > 0.9
-
-
-def test_labels_are_learned_by_heart(shipped, tokenization_of, encoder, options):
-    examples = texts(shipped)
-    some = family(
-        "sources-mini", examples, tokenization_of(all_text(examples), vocab=400), batch=12, steps=40
-    )
-    before, after = learned(some, FineTuner(encoder(vocab=400), options()), lr=5e-3)
-    assert before["accuracy"] < 0.7
-    assert after["accuracy"] == 1
-
-
-@PROTOCOLS
-def test_pairs_are_learned_by_heart(protocol, shipped, tokenization_of, encoder, options):
-    examples = pairs(shipped)
-    tokenization = tokenization_of(all_text(examples), vocab=500)
-    some = family("scifact-mini", examples, tokenization, protocol=protocol, batch=8, steps=40)
-    before, after = learned(some, FineTuner(encoder(vocab=500), options()), lr=5e-3)
-    assert before["ndcg@10"] < 0.9
-    assert after["ndcg@10"] > 0.95
-    assert after["mrr@10"] > 0.95
+@pytest.mark.parametrize(
+    ("name", "fields", "lr", "before", "after"),
+    [
+        ("sources-mini", {"batch": 12, "steps": 40}, 5e-3, {"accuracy": 0.7}, {"accuracy": 0.99}),
+        (
+            "wikiann-mini",
+            {"batch": 8, "steps": 40},
+            1e-2,
+            {"entity_f1": 0.3},
+            {"entity_f1": 0.9, "sentence_f1": 0.9},
+        ),
+        (
+            "squadshifts-mini",
+            {"batch": 8, "steps": 60},
+            5e-3,
+            {"f1": 0.5},
+            {"f1": 0.8, "exact_match": 0.8, "token_f1": 0.8},
+        ),
+        (
+            "scifact-mini",
+            {"batch": 8, "steps": 40},
+            5e-3,
+            {"ndcg@10": 0.9},
+            {"ndcg@10": 0.95, "mrr@10": 0.95},
+        ),
+    ],
+)
+def test_a_few_examples_are_learned_by_heart(
+    name, fields, lr, before, after, protocol, shipped, tokenization_of, encoder, options
+):
+    examples = FEW[name](shipped)
+    vocab = 400 if name in ("sources-mini", "wikiann-mini") else 500
+    width = 64 if name == "squadshifts-mini" else 32
+    tokenization = tokenization_of(all_text(examples), vocab=vocab)
+    some = family(name, examples, tokenization, protocol=protocol, **fields)
+    first, last = learned(some, FineTuner(encoder(vocab=vocab, width=width), options()), lr=lr)
+    assert all(first[metric] < most for metric, most in before.items())
+    assert all(last[metric] > least for metric, least in after.items())
 
 
 # ---------------------------------------------------------------- what chooses, and what chance teaches
 
 
-@pytest.mark.parametrize(
-    ("name", "paper", "standard"),
-    [
-        ("sources-mini", "accuracy", "accuracy"),
-        ("wikiann-mini", "sentence_f1", "entity_f1"),
-        ("squadshifts-mini", "token_f1", "f1"),
-        ("scifact-mini", "paper_ndcg@10", "ndcg@10"),
-    ],
-)
-def test_each_protocol_chooses_by_its_own_metric_and_both_are_there(
-    name, paper, standard, shipped, tokenization_of, encoder, options
+@PROTOCOLS
+@pytest.mark.parametrize("name", FEW)
+def test_every_metric_of_the_family_is_computed_under_both_protocols(
+    name, protocol, shipped, tokenization_of, encoder, options
 ):
     examples = FEW[name](shipped)
-    tokenization = tokenization_of(all_text(examples), vocab=400)
-    for protocol, metric in (("paper", paper), ("standard", standard)):
-        some = family(name, examples, tokenization, protocol=protocol)
-        assert some.metric == metric
-        tuner = FineTuner(encoder(vocab=400), options())
-        for scored in score(tuner.fresh(some, 0).eval(), some, tuner.options).values():
-            assert {paper, standard} <= set(scored.metrics)
+    some = family(name, examples, tokenization_of(all_text(examples), vocab=400), protocol=protocol)
+    assert some.metric == FAMILIES[some.task.family].selects[protocol]
+    tuner = FineTuner(encoder(vocab=400), options())
+    for scored in score(tuner.fresh(some, 0).eval(), some, tuner.options).values():
+        assert set(scored.metrics) == set(FAMILIES[some.task.family].metrics)
+    assert set(some.baselines["trivial"]) == set(FAMILIES[some.task.family].metrics)
+
+
+def test_every_family_selects_by_one_of_its_own_metrics():
+    for one in FAMILIES.values():
+        assert set(one.selects) == {"paper", "standard"}
+        assert {*one.selects.values(), *one.ranges} <= set(one.metrics)
+    every = [metric for one in FAMILIES.values() for metric in one.metrics]
+    assert len(set(every)) == len(every), "a metric belongs to one family"
+
+
+@pytest.mark.parametrize("module", ["tasks.load", "finetune.families", "export.tuned"])
+def test_a_family_without_its_class_is_refused_when_the_module_is_imported(module):
+    code = (
+        "from biphase.specs import tasks\n"
+        "class Regress(tasks.Form): pass\n"
+        "tasks.FAMILY_OF[Regress] = 'RG'\n"
+        f"import biphase.{module}\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "NotImplementedError" in done.stderr
+    assert "Regress" in done.stderr
 
 
 def test_random_labels_teach_nothing_and_true_ones_do(two_kinds, encoder, options):

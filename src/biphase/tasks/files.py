@@ -154,9 +154,8 @@ def download(whose: str, place: HubPlace, names: list[str]) -> tuple[Path, ...]:
 GENERATION = 1
 
 KINDS = (".parquet", ".arrow", ".jsonl", ".json", ".csv", ".tsv")
-COLUMNS = tuple(
-    [".conll", ".iob", ".iob2", ".bio", ".txt", ".train", ".dev", ".test", ".testa", ".testb"]
-)  # CoNLL columns
+# CoNLL columns
+COLUMNS = (".conll", ".iob", ".iob2", ".bio", ".txt", ".train", ".dev", ".test", ".testa", ".testb")
 # Files beside the rows of a dataset that describe them.
 LISTS = ("labels.json", "label.json")  # names of labels only
 INFOS = ("dataset_infos.json", "dataset_info.json")  # columns of a dataset

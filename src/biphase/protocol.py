@@ -1,6 +1,7 @@
-"""The slicing of logits: how many rows exist at a time, and how wide they are padded for a GPU.
+"""Constants and rules that computing and planning share: the slicing of logits, the lengths of fine-tuning inputs.
 
-The loss slices by these functions and memory estimates count by them. This module does not import torch.
+The loss slices by these functions and memory estimates count by them; fine-tuning cuts texts at these lengths and
+prices count by them. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -26,3 +27,12 @@ def rows_of_a_slice(count: int, vocab: int, kind: str) -> int:
 def words_of_a_row(vocab: int, kind: str) -> int:
     """Return the padded number of vocab rows that matmuls use; the rows beyond the vocabulary are zeros."""
     return -(-vocab // WORDS) * WORDS if kind == "cuda" else vocab
+
+
+# ---------------------------------------------------------------- fine-tuning
+
+
+SHARE_OF_CONTEXT = 0.99  # longest input relative to the context, as in the paper: 2,028 of 2,048 tokens
+STRIDE = 128  # tokens that consecutive windows of a long context share
+TUNED_TOKENS = 32_768  # most tokens of a micro-batch on a GPU, for a model of the usual size
+USUAL_SIZE = 12 * 768  # layers × width of that model; larger models get smaller micro-batches

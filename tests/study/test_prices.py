@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from biphase.catalog import CATALOG
-from biphase.finetune.encoder import SHARE_OF_CONTEXT as READ_SHARE
-from biphase.finetune.encoder import USUAL as TRAINED_FOR
 from biphase.finetune.encoder import TuningOptions
 from biphase.keys import Identities
 from biphase.presets import LLAMA3, SIZES
+from biphase.protocol import SHARE_OF_CONTEXT as READ_SHARE
+from biphase.protocol import USUAL_SIZE as TRAINED_FOR
 from biphase.specs import (
     BPE,
     CLM,

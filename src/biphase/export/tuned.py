@@ -117,7 +117,7 @@ class Retrained:
 
     def comparison(self) -> str:
         """Compare the validation score with the one that the trial recorded, as text."""
-        now, then = (f"{one * 100:.2f}%" for one in (self.validation, self.recipe.recorded))
+        now, then = (f"{score * 100:.2f}%" for score in (self.validation, self.recipe.recorded))
         if self.validation == self.recipe.recorded:
             return f"validation {self.recipe.metric} {now}, the same as when it was first made"
         return (
@@ -148,10 +148,10 @@ def recipe_of(trial: SavedTrial, store: Store) -> TrialRecipe:
 
 def _refuse_other_data(trial: SavedTrial, spec: Finetune, task: Task, trained_on: Task, store: Store) -> None:
     """Raise if the task's files have changed: the trial's key contains the hash of its data."""
-    taught, asked = (task_key(one, store, again=True) for one in (trained_on, task))
+    trained_key, scored_key = (task_key(each, store, again=True) for each in (trained_on, task))
     about = trial.about
-    training = finetuning_key(about["model"], taught, spec, lr=about["lr"], seed=about["seed"])
-    if trial_key(training, asked, spec.pool(task)) != trial.key:
+    training = finetuning_key(about["model"], trained_key, spec, lr=about["lr"], seed=about["seed"])
+    if trial_key(training, scored_key, spec.pool(task)) != trial.key:
         raise DataError(
             f"{trial.key[:8]} was fine-tuned on other data than the files of {trained_on.name!r} in {trained_on.source} are "
             "now; put those files back, or run the study again to score a model on these"
@@ -321,7 +321,7 @@ def _training_lines(retrained: Retrained, labels: tuple[str, ...]) -> list[str]:
     rows = [
         ("task", f"{escaped(task.name)}, from {escaped(place(task.source))}"),
         ("texts", texts or "words with one space between them"),
-        *([("labels", ", ".join(escaped(one) for one in labels))] if labels else []),
+        *([("labels", ", ".join(map(escaped, labels)))] if labels else []),
         ("steps", f"{about['steps']:,} of {task.batch} examples"),
         ("learning rate, seed", f"{about['lr']:g}, {about['seed']}"),
         ("protocol, precision", f"{recipe.spec.protocol}, {recipe.spec.precision}"),
@@ -429,7 +429,7 @@ def _write(retrained: Retrained, kind: Kind, folder: Path) -> Written:
 
     def forms() -> Iterator[WrittenForm]:
         if kind.native is not None:
-            head = {_PLACES[name]: one for name, one in model.head.state_dict().items()}
+            head = {_HEAD_NAMES[name]: tensor for name, tensor in model.head.state_dict().items()}
             native = as_eurobert(
                 model.encoder,
                 tokenizer.context,
@@ -449,7 +449,7 @@ def _write(retrained: Retrained, kind: Kind, folder: Path) -> Written:
 
 
 # The names of our head's parameters in EuroBERT's classes.
-_PLACES = {
+_HEAD_NAMES = {
     "dense.weight": "dense.weight",
     "dense.bias": "dense.bias",
     "out.weight": "classifier.weight",
@@ -475,9 +475,9 @@ def _own(trunk: Any, kind: Kind, head: nn.Module, named: dict[str, Any]) -> Any 
     config = copy.deepcopy(trunk.config)
     for name, value in named.items():
         setattr(config, name, value)
-    made = kind.auto.from_config(config, attn_implementation="eager").float()
-    inside = {id(module) for module in made.base_model.modules()}
-    matrices = [one for one in made.modules() if isinstance(one, nn.Linear) and id(one) not in inside]
+    whole = kind.auto.from_config(config, attn_implementation="eager").float()
+    inside = {id(module) for module in whole.base_model.modules()}
+    matrices = [m for m in whole.modules() if isinstance(m, nn.Linear) and id(m) not in inside]
     out = getattr(head, "out", None)
     fits = len(matrices) == 1 and isinstance(out, nn.Linear) and matrices[0].weight.shape == out.weight.shape
     if not fits or matrices[0].bias is None:
@@ -485,8 +485,8 @@ def _own(trunk: Any, kind: Kind, head: nn.Module, named: dict[str, Any]) -> Any 
     with torch.no_grad():
         matrices[0].weight.copy_(out.weight)
         matrices[0].bias.copy_(out.bias)
-    missing, unexpected = made.base_model.load_state_dict(trunk.state_dict(), strict=False)
-    return None if unexpected or any(not name.startswith("pooler.") for name in missing) else made
+    missing, unexpected = whole.base_model.load_state_dict(trunk.state_dict(), strict=False)
+    return None if unexpected or any(not name.startswith("pooler.") for name in missing) else whole
 
 
 def _bounds(output: Any) -> Tensor:

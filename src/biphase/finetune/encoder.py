@@ -27,14 +27,13 @@ from biphase.errors import ModelError, SpecError, one_line
 from biphase.models.encoder import Encoder, PackedTexts, encoder_from_hub, in_one_piece, jobs, pack
 from biphase.models.hub import load_tokenizer, refuse_larger
 from biphase.presets import corpus_of
+from biphase.protocol import SHARE_OF_CONTEXT, TUNED_TOKENS, USUAL_SIZE
 from biphase.records import content_key
 from biphase.specs import Finetune, Hub, Pretrain
 from biphase.store import Store
 from biphase.tasks.encode import Ragged, Tokenization, by_length
 from biphase.training import distributed
 from biphase.training.pretrain import model_of_checkpoint
-
-SHARE_OF_CONTEXT = 0.99  # longest input relative to the context, as in the paper: 2,028 of 2,048 tokens
 
 
 @dataclass(frozen=True)
@@ -77,12 +76,12 @@ def encoder_of_hub(hub: Hub, spec: Finetune) -> EncoderUnderTest:
         before = () if spec.protocol == "paper" else before
         after = (int(tokenizer.eos_token_id),)
     trunk: Any = encoder.trunk
-    unspoken = _unspoken(tokenizer)
+    special = _special_ids(tokenizer)
     vocab = max(backend.get_vocab(with_added_tokens=True).values()) + 1
-    spare = {*unspoken, unknown_id(backend)} - {*before, *after}
+    spare = {*special, unknown_id(backend)} - {*before, *after}
     refuse_larger(vocab, spare, trunk.get_input_embeddings().weight.shape[0], hub.source)
     tokenization = _tokenization(backend, before, after, encoder.context, spec)
-    return EncoderUnderTest(encoder, _literally(tokenization, unspoken, hub.source))
+    return EncoderUnderTest(encoder, _literally(tokenization, special, hub.source))
 
 
 def _template(backend: Any, hub: Hub) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -101,7 +100,7 @@ def _template(backend: Any, hub: Hub) -> tuple[tuple[int, ...], tuple[int, ...]]
     )
 
 
-def _unspoken(tokenizer: Any) -> frozenset[int]:
+def _special_ids(tokenizer: Any) -> frozenset[int]:
     """Return the special ids that no text may produce; the unknown token may be, unless it has another role too."""
     backend = tokenizer.backend_tokenizer
     names = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id", "pad_token_id")
@@ -133,9 +132,6 @@ def _tokenization(
 # ---------------------------------------------------------------- task model
 
 
-USUAL = 12 * 768  # layers × width of the model that the token budgets below are made for
-
-
 @dataclass(frozen=True)
 class TuningOptions:
     """Runtime options of fine-tuning: how to compute, not what. Only the precision is part of a key."""
@@ -157,10 +153,10 @@ class TuningOptions:
         """Return options whose micro-batches keep a device busy without filling it, given the encoder's size."""
         if device.type != "cuda":
             return cls(device, precision, varlen, 4_096, 4_096)
-        share = min(1.0, USUAL / (encoder.layers * encoder.width)) if encoder else 1.0
+        share = min(1.0, USUAL_SIZE / (encoder.layers * encoder.width)) if encoder else 1.0
         # Without varlen, texts are fitted into rows on the host, which gets slower with larger batches.
         scored = 131_072 if varlen else 16_384
-        return cls(device, precision, varlen, int(32_768 * share), int(scored * share))
+        return cls(device, precision, varlen, int(TUNED_TOKENS * share), int(scored * share))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -185,7 +181,7 @@ class TaskBatch:
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [*(one for packed in self.inputs for one in packed.tensors.values()), self.targets]
+        return [*(tensor for packed in self.inputs for tensor in packed.tensors.values()), self.targets]
 
     def gathered(self, *, pinned: bool) -> TaskBatch:
         """Return a copy in one buffer, `pinned` for asynchronous transfer; meant for a data loader's thread."""
@@ -194,7 +190,7 @@ class TaskBatch:
     def within(self, buffer: Tensor) -> TaskBatch:
         """Return the batch with its tensors as views of `buffer`, or of a copy of it on another device."""
         views = iter(jobs(buffer, self.tensors))
-        inputs = [replace(one, **{name: next(views) for name in one.tensors}) for one in self.inputs]
+        inputs = [replace(packed, **{name: next(views) for name in packed.tensors}) for packed in self.inputs]
         return replace(self, inputs=tuple(inputs), targets=next(views), buffer=buffer)
 
     def to(self, device: torch.device) -> TaskBatch:
@@ -252,13 +248,13 @@ def per_token(model: TaskModel, ids: Ragged, options: TuningOptions) -> np.ndarr
             with options.autocast():
                 parts.append((chosen, model(packed.to(options.device)).float()))
     # Read back after all batches were launched, so that the device never waits for the host.
-    for chosen, said in parts:
-        values = said.cpu().numpy()
+    for chosen, output in parts:
+        values = output.cpu().numpy()
         _refuse_unless(bool(np.isfinite(values).all()))
         if result is None:
             result = np.empty((len(ids.flat), values.shape[1]), np.float32)
-        places = np.concatenate([np.arange(ids.starts[row], ids.starts[row + 1]) for row in chosen])
-        result[places] = values
+        positions = np.concatenate([np.arange(ids.starts[row], ids.starts[row + 1]) for row in chosen])
+        result[positions] = values
     assert result is not None
     return result
 

@@ -33,6 +33,7 @@ from torch.utils.checkpoint import checkpoint
 from biphase.finetune.encoder import TaskBatch, TaskModel, TuningOptions, packs, per_text, per_token
 from biphase.models.heads import EmbeddingHead, TextHead, TokenHead
 from biphase.objectives import IGNORE
+from biphase.protocol import STRIDE
 from biphase.specs import Answer, Classify, Retrieve, Tag, Task
 from biphase.specs.tasks import FAMILIES, FAMILY_OF, Form
 from biphase.tasks.encode import (
@@ -111,7 +112,6 @@ def search(
 Part = Literal["validation", "test"]
 PARTS: tuple[Part, Part] = ("validation", "test")
 TEMPERATURE = 0.05
-STRIDE = 128  # tokens that consecutive windows of a long context share
 LISTED = 10  # retrieved documents that are saved per query
 
 Metrics = dict[str, float]
@@ -208,12 +208,13 @@ class TextClassification(Family):
         assert isinstance(task.form, Classify)
         self.names = task.form.labels
         self.ids = {
-            part: encode_texts(tokenization, [one.text for one in getattr(examples, part)])
+            part: encode_texts(tokenization, [example.text for example in getattr(examples, part)])
             for part in ("train", *PARTS)
         }
         self.inputs = (self.ids["train"],)
         self.labels = {
-            part: np.array([one.label for one in getattr(examples, part)]) for part in ("train", *PARTS)
+            part: np.array([example.label for example in getattr(examples, part)])
+            for part in ("train", *PARTS)
         }
 
     def head(self, width: int) -> nn.Module:
@@ -307,9 +308,10 @@ class QuestionAnswering(Family):
         }
         self.inputs = (self.encoded["train"].ids,)
         self.size = len(self.inputs[0])  # windows, not questions
-        self.example_ids = {part: [one.name for one in getattr(examples, part)] for part in PARTS}
+        self.example_ids = {part: [question.name for question in getattr(examples, part)] for part in PARTS}
         self.answers = {
-            part: [[span.text for span in one.answers] for one in getattr(examples, part)] for part in PARTS
+            part: [[span.text for span in question.answers] for question in getattr(examples, part)]
+            for part in PARTS
         }
 
     def head(self, width: int) -> nn.Module:
@@ -386,7 +388,7 @@ class Retrieval(Family):
     def __init__(self, task: Task, examples: Any, tokenization: Tokenization, *, protocol: str) -> None:
         super().__init__(task, examples, protocol=protocol)
         self.inputs = tuple(
-            encode_texts(tokenization, [getattr(one, side) for one in examples.train])
+            encode_texts(tokenization, [getattr(pair, side) for pair in examples.train])
             for side in ("query", "document")
         )
         self.names = examples.validation.library.names
@@ -409,8 +411,8 @@ class Retrieval(Family):
         if len(batch.inputs) == 1:
             vectors = model(batch.inputs[0])
         else:  # too large to keep for the backward pass, so each input is recomputed there
-            parts = [checkpoint(model, one, use_reentrant=False) for one in batch.inputs]
-            vectors = torch.cat([one for one in parts if isinstance(one, Tensor)])
+            parts = [checkpoint(model, packed, use_reentrant=False) for packed in batch.inputs]
+            vectors = torch.cat([part for part in parts if isinstance(part, Tensor)])
         queries, documents = vectors.index_select(0, batch.targets).chunk(2)
         # In fp32 whatever the layers use: divided by 0.05, the rounding error of bf16 cosines would be large.
         with torch.autocast(vectors.device.type, enabled=False):

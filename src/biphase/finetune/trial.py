@@ -71,19 +71,19 @@ class TrainedRows:
         """`still`: an id that gets no gradient, as transformers treats `padding_idx`."""
         occurs = np.zeros(len(whole), bool)
         occurs[PADDING] = True
-        for some in texts:
-            occurs[some.flat] = True
+        for ragged in texts:
+            occurs[ragged.flat] = True
         ids = np.flatnonzero(occurs)
         row_of = np.zeros(len(whole), np.int64)  # ids that do not occur are never looked up
         row_of[ids] = np.arange(len(ids))
         self.whole = whole
-        self.ids, self.row_of = (torch.from_numpy(one).to(whole.device) for one in (ids, row_of))
+        self.ids, self.row_of = (torch.from_numpy(array).to(whole.device) for array in (ids, row_of))
         self.still = int(row_of[still]) if still is not None and occurs[still] else None
         self.table = nn.Parameter(whole.detach().new_ones(len(ids) + 1, whole.shape[1]))
 
     def among(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
         """Return the same parameters in the same order, with the table in place of the whole embedding."""
-        return [self.table if one is self.whole else one for one in parameters]
+        return [self.table if parameter is self.whole else parameter for parameter in parameters]
 
     def look_up(self, ids: Tensor) -> Tensor:
         return F.embedding(self.row_of[ids], self.table, self.still)
@@ -171,16 +171,16 @@ class Checkpoints:
         for left in self.store.attempts.glob(f"{name}-*"):  # left by a worker that was killed
             shutil.rmtree(left, ignore_errors=True)
         with self.store.attempt(name) as folder:
-            known = {
-                f"{kind}.safetensors": write(folder / f"{kind}.safetensors", _coming(tensors))
+            checksums = {
+                f"{kind}.safetensors": write(folder / f"{kind}.safetensors", _pending(tensors))
                 for kind, tensors in (("model", weights), ("optimizer", optimizer_tensors))
             }
             write_json(folder / TRIAL, {"key": self.key, "threads": torch.get_num_threads(), **about})
-            publish(folder, self.store.unfinished / f"{self.key}-{step}", known)
+            publish(folder, self.store.unfinished / f"{self.key}-{step}", checksums)
         self.saved, self.saved_at = step, time.monotonic()
-        for place in self._places():
-            if place.name != f"{self.key}-{step}":
-                self.store.discard(place)
+        for folder in self._folders():
+            if folder.name != f"{self.key}-{step}":
+                self.store.discard(folder)
         return True
 
     def load(
@@ -191,19 +191,19 @@ class Checkpoints:
         On a CPU the number of threads is restored too: sums in another order would give other bits.
         """
         both = {"model": weights, "optimizer": optimizer_tensors}
-        for place in self._places():
+        for folder in self._folders():
             try:
-                about = self._checked(place, both)
+                about = self._checked(folder, both)
             except (StoreError, SafetensorError, OSError, KeyError, TypeError, ValueError) as wrong:
-                self.say(f"  note: {place} cannot be gone on from ({one_line(wrong)}); it is removed")
-                self.store.discard(place)
+                self.say(f"  note: {folder} cannot be resumed ({one_line(wrong)}); it is removed")
+                self.store.discard(folder)
                 continue
             for kind, tensors in both.items():
-                with Tensors(place, kind) as saved, torch.no_grad():
-                    for name, one in tensors.items():
-                        one.copy_(saved.whole(name))
+                with Tensors(folder, kind) as saved, torch.no_grad():
+                    for name, tensor in tensors.items():
+                        tensor.copy_(saved.whole(name))
             self.saved, self.saved_at = about["step"], time.monotonic()
-            on_cpu = all(one.device.type == "cpu" for one in weights.values())
+            on_cpu = all(tensor.device.type == "cpu" for tensor in weights.values())
             if on_cpu and 0 < about["threads"] <= (os.cpu_count() or 1):
                 torch.set_num_threads(about["threads"])
             return about
@@ -211,38 +211,38 @@ class Checkpoints:
 
     def discard(self) -> None:
         """Remove all checkpoints, since the fine-tuning is done."""
-        for place in self._places():
-            self.store.discard(place)
+        for folder in self._folders():
+            self.store.discard(folder)
 
-    def _places(self) -> list[Path]:
+    def _folders(self) -> list[Path]:
         """Return the checkpoints of this fine-tuning, latest first; they are validated when they are read."""
         steps = {
-            int(step): place
-            for place in self.store.unfinished.glob(f"{self.key}-*")
-            if (step := place.name.rpartition("-")[2]).isdecimal()
+            int(step): folder
+            for folder in self.store.unfinished.glob(f"{self.key}-*")
+            if (step := folder.name.rpartition("-")[2]).isdecimal()
         }
         return [steps[step] for step in sorted(steps, reverse=True)]
 
-    def _checked(self, place: Path, both: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
+    def _checked(self, folder: Path, both: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
         """Return a checkpoint's metadata, after verifying its files and comparing its tensors with the targets."""
-        if not self.store.has(place):
-            raise StoreError(debris(place))
-        verify(place)
-        about = json.loads(read_verified(place, TRIAL))
-        if f"{about['key']}-{about['step']}" != place.name:
+        if not self.store.has(folder):
+            raise StoreError(debris(folder))
+        verify(folder)
+        about = json.loads(read_verified(folder, TRIAL))
+        if f"{about['key']}-{about['step']}" != folder.name:
             raise StoreError(f"it is the checkpoint {about['key']}-{about['step']}")
         for kind, tensors in both.items():
-            with Tensors(place, kind) as saved:
-                wanted = {name: (tuple(one.shape), one.dtype) for name, one in tensors.items()}
-                if {name: (saved.shapes[name], saved.dtypes[name]) for name in saved.shapes} != wanted:
+            with Tensors(folder, kind) as saved:
+                expected = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+                if {name: (saved.shapes[name], saved.dtypes[name]) for name in saved.shapes} != expected:
                     raise StoreError("its tensors are those of another kind of device or another model")
         return about
 
 
-def _coming(tensors: Mapping[str, Tensor]) -> dict[str, PendingTensor]:
+def _pending(tensors: Mapping[str, Tensor]) -> dict[str, PendingTensor]:
     return {
-        name: PendingTensor(tuple(one.shape), one.dtype, lambda one=one: one.detach().cpu())
-        for name, one in tensors.items()
+        name: PendingTensor(tuple(tensor.shape), tensor.dtype, lambda tensor=tensor: tensor.detach().cpu())
+        for name, tensor in tensors.items()
     }
 
 
@@ -264,7 +264,7 @@ def _coming(tensors: Mapping[str, Tensor]) -> dict[str, PendingTensor]:
 
 RATIO = 1.1  # of one width to the next smaller
 ROUND = 16  # widths are multiples of it, for the tensor cores
-DRAWN = 4_096  # random batches by which the token counts of a step are estimated
+SAMPLED = 4_096  # random batches by which the token counts of a step are estimated
 RARE = 0.001, 0.02  # shares of batches above the largest width, and below what the smallest is made for
 
 
@@ -307,9 +307,9 @@ def buckets_of(family: Family, options: TuningOptions) -> Buckets:
     """Choose the widths for the training steps of a task."""
     lengths = np.sum([side.lengths for side in family.inputs], axis=0)
     rows = min(family.task.batch, family.size)
-    draw = np.random.default_rng(0).integers(0, family.size, (DRAWN, rows))
+    sample = np.random.default_rng(0).integers(0, family.size, (SAMPLED, rows))
     above, below = RARE
-    least, most = np.quantile(lengths[draw].sum(1), (below, 1 - above)).tolist()
+    least, most = np.quantile(lengths[sample].sum(1), (below, 1 - above)).tolist()
     longest = max(ROUND, *(int(side.lengths.max()) for side in family.inputs))
     return Buckets(
         _widths(int(least), min(int(most), options.train_tokens), longest),
@@ -393,10 +393,10 @@ class Graphs:
         return not self.full
 
     def _replay(self, batch: TaskBatch) -> StepResult:
-        one = self.captured[batch.width]
+        captured = self.captured[batch.width]
         assert batch.buffer is not None
-        one.buffer.copy_(batch.buffer, non_blocking=True)
-        one.graph.replay()
+        captured.buffer.copy_(batch.buffer, non_blocking=True)
+        captured.graph.replay()
         self._wait_for_an_older_one()
         return StepResult(*self.outcome.clone().unbind())  # a copy, since the next step overwrites it
 
@@ -509,17 +509,17 @@ class TaskGrid:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that are trained."""
-        every = [one for one in self.model.parameters() if one.requires_grad]
+        every = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         return self.rows.among(every) if self.rows else every
 
     def tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return all tensors that training changes, by name and in place: weights, and optimizer state."""
-        names = [name for name, one in self.model.named_parameters() if one.requires_grad]
+        names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
         trained = dict(zip(names, self.parameters, strict=True))
         return {**self.model.state_dict(), **trained}, optimizer_state(trained, self.adam)
 
     def training(self) -> AbstractContextManager[None]:
-        """Return a context to take steps in; after it the embedding is whole again."""
+        """Return a context to take steps in; at its end the trained rows are written back to the embedding."""
         return self.rows.trained(self.model.encoder) if self.rows else nullcontext()
 
 
@@ -645,8 +645,8 @@ def rows_of(family: Family, step: int, seed: int) -> np.ndarray:
     """Return the training examples of a step: a new order in each epoch, and no batch across two epochs."""
     batch, size = family.task.batch, family.size
     per_epoch = -(-size // batch)
-    epoch, place = divmod(step, per_epoch)
-    first, until = place * batch, min((place + 1) * batch, size)
+    epoch, position = divmod(step, per_epoch)
+    first, until = position * batch, min((position + 1) * batch, size)
     blocks = [_order(size, seed, epoch, block) for block in range(first // BLOCK, (until - 1) // BLOCK + 1)]
     whole = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
     return whole[first % BLOCK : first % BLOCK + until - first]
@@ -674,12 +674,12 @@ def batches_of(
 
     A step of one micro-batch is padded to one of `buckets`, if given. For a GPU the batches are in pinned memory.
     """
-    made = family.batch(rows_of(family, step, seed), options)
-    if buckets is not None and len(made) == 1:
-        made = [buckets.pad(made[0])]
+    batches = family.batch(rows_of(family, step, seed), options)
+    if buckets is not None and len(batches) == 1:
+        batches = [buckets.pad(batches[0])]
     if options.device.type == "cuda":
-        made = [batch.gathered(pinned=True) for batch in made]
-    return [replace(batch, index=step * MOST_MICRO + number) for number, batch in enumerate(made)]
+        batches = [batch.gathered(pinned=True) for batch in batches]
+    return [replace(batch, index=step * MOST_MICRO + number) for number, batch in enumerate(batches)]
 
 
 def build_optimizer(model: nn.Module, spec: AdamW, rows: TrainedRows | None = None) -> torch.optim.AdamW:
@@ -702,9 +702,9 @@ def build_optimizer(model: nn.Module, spec: AdamW, rows: TrainedRows | None = No
             (spared if is_spared else decayed)[name] = parameter
     groups: list[dict[str, Any]] = [
         group | {"weight_decay": decay}
-        for some, decay in ((decayed, spec.weight_decay), (spared, 0.0))
-        if some
-        for group in by_depth(model, some, spec.layer_decay)
+        for parameters, decay in ((decayed, spec.weight_decay), (spared, 0.0))
+        if parameters
+        for group in by_depth(model, parameters, spec.layer_decay)
     ]
     if rows is not None:
         groups = [group | {"params": rows.among(group["params"])} for group in groups]

@@ -13,7 +13,7 @@ All results are concatenated numpy arrays (`Ragged`); padding is left to the cod
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -74,7 +74,7 @@ class Ragged:
     @classmethod
     def from_lists(cls, lists: Sequence[Any], dtype: Any = None, *, item: tuple[int, ...] = ()) -> Ragged:
         """Concatenate lists or arrays, converted to `dtype` if given; `item` is the shape of one entry."""
-        rows = [np.asarray(one, dtype).reshape(-1, *item) for one in lists]
+        rows = [np.asarray(row, dtype).reshape(-1, *item) for row in lists]
         starts = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([len(row) for row in rows], out=starts[1:])
         return cls(np.concatenate(rows) if rows else np.empty((0, *item), dtype or np.int64), starts)
@@ -131,14 +131,16 @@ def encode_words(tokenization: Tokenization, sentences: Sequence[TaggedSentence]
         lambda number: f"sentence {number + 1}",
         spans=True,
     )
-    for sentence, (found, spans) in zip(sentences, (one for block in blocks for one in block), strict=True):
+    for sentence, (token_ids, spans) in zip(
+        sentences, (one for block in blocks for one in block), strict=True
+    ):
         inner = _words_of(sentence.words, spans[: tokenization.room])
         whole = np.full(len(before) + len(inner) + len(after), -1, np.int32)
         whole[len(before) : len(before) + len(inner)] = inner
         # An extra last entry for "no word", which index -1 selects.
         labels.append(np.array([*sentence.tags, IGNORE], np.int64)[whole])
         word_of.append(whole)
-        ids.append(np.concatenate((before, found[: tokenization.room], after)))
+        ids.append(np.concatenate((before, token_ids[: tokenization.room], after)))
     return EncodedWords(
         refuse_empty(Ragged.from_lists(ids, np.int32), lambda number: f"sentence {number + 1}"),
         Ragged.from_lists(labels, np.int64),
@@ -181,10 +183,10 @@ def tokens(
     for first in range(0, len(texts), BLOCK):
         yield [
             (
-                np.array(one.ids, np.int32),
-                np.array(one.offsets, np.int32).reshape(-1, 2) if spans else none,
+                np.array(encoding.ids, np.int32),
+                np.array(encoding.offsets, np.int32).reshape(-1, 2) if spans else none,
             )
-            for one in _encodings(tokenization.tokenizer, texts, first, name, spans)
+            for encoding in _encodings(tokenization.tokenizer, texts, first, name, spans)
         ]
 
 
@@ -292,15 +294,6 @@ class EncodedQuestions:
         return self.contexts[question][start:end]
 
 
-@dataclass
-class _Windows:
-    """The columns of an `EncodedQuestions` while they are collected."""
-
-    ids: list[np.ndarray] = field(default_factory=list)
-    inside: list[np.ndarray] = field(default_factory=list)
-    rows: list[tuple[int, int, int, int, int]] = field(default_factory=list)
-
-
 def encode_questions(
     tokenization: Tokenization,
     questions: Sequence[Question],
@@ -318,7 +311,9 @@ def encode_questions(
             f"set the length to {tokenization.length + 1} or more"
         )
     before, after = around(tokenization)
-    made = _Windows()
+    windows: list[np.ndarray] = []
+    labels: list[np.ndarray] = []
+    numbers: list[tuple[int, int, int, int, int]] = []
     spans_of, gold = [], []
     for number, (question, part, (ids, spans)) in enumerate(_tokenised(tokenization, questions)):
         least = min(len(ids), LEAST_CONTEXT, (tokenization.room + 1) // 2)
@@ -336,19 +331,19 @@ def encode_questions(
             inside = np.zeros(len(whole), np.int8)
             inside[held] = 1
             here = (held[0], held[-1]) if len(held) and len(held) == len(answer) else (NULL, NULL)
-            made.ids.append(whole)
-            made.inside.append(inside)
-            made.rows.append((number, len(begins), first, *here))
-    rows = np.array(made.rows, np.int64).reshape(-1, 5)
+            windows.append(whole)
+            labels.append(inside)
+            numbers.append((number, len(begins), first, *here))
+    rows = np.array(numbers, np.int64).reshape(-1, 5)
     return EncodedQuestions(
         ids=refuse_empty(
-            Ragged.from_lists(made.ids, np.int32), lambda at: f"question {questions[rows[at, 0]].name!r}"
+            Ragged.from_lists(windows, np.int32), lambda at: f"question {questions[rows[at, 0]].name!r}"
         ),
         question_of=rows[:, 0],
         context_from=rows[:, 1],
         first=rows[:, 2],
         spans=Ragged.from_lists(spans_of, np.int32, item=(2,)),
-        inside=Ragged.from_lists(made.inside, np.int8),
+        inside=Ragged.from_lists(labels, np.int8),
         bounds=rows[:, 3:],
         gold=gold,
         contexts=tuple(question.context for question in questions),
@@ -368,10 +363,10 @@ def _tokenised(
         tokenization, texts, lambda at: f"the context of question {questions[owners[at]].name!r}", spans=True
     )
     contexts = dict(zip(texts, (one for block in blocks for one in block), strict=True))
-    asked = [question.before for question in questions]
+    befores = [question.before for question in questions]
     parts = [
         ids
-        for block in tokens(tokenization, asked, lambda at: f"question {questions[at].name!r}")
+        for block in tokens(tokenization, befores, lambda at: f"question {questions[at].name!r}")
         for ids, _ in block
     ]
     return [
@@ -436,8 +431,10 @@ def decode_tagged(encoded: EncodedQuestions, margins: Ragged) -> list[Decoded]:
     ):
         run = _best_run(values[head : head + len(encoded.spans[question])])
         tokens = frozenset(np.flatnonzero(values > 0).tolist())
-        found = (encoded.text(question, *run), tokens, encoded.span(question, *run)) if run else ("", tokens)
-        answers.append(Decoded(*found))
+        if run:
+            answers.append(Decoded(encoded.text(question, *run), tokens, encoded.span(question, *run)))
+        else:
+            answers.append(Decoded("", tokens))
     return answers
 
 
@@ -456,7 +453,7 @@ def decode_spans(
     best = np.full(len(encoded), -np.inf)
     null = np.full(len(encoded), np.inf)
     # Question → start of its context, first and last context token.
-    found: dict[int, tuple[int, int, int]] = {}
+    spans: dict[int, tuple[int, int, int]] = {}
     windows = zip(
         encoded.question_of.tolist(),
         encoded.context_from.tolist(),
@@ -471,21 +468,16 @@ def decode_spans(
         score, left, right = _best_span(start[head:stop], end[head:stop], longest)
         if score > best[question]:
             best[question] = score
-            found[question] = (head, first + left, first + right)
-    return [
-        _span(encoded, question, found.get(question), bool(unanswerable and null[question] > best[question]))
-        for question in range(len(encoded))
-    ]
-
-
-def _span(
-    encoded: EncodedQuestions, question: int, found: tuple[int, int, int] | None, refused: bool
-) -> Decoded:
-    if found is None or refused:
-        return NOTHING
-    head, left, right = found
-    tokens = frozenset(range(head + left, head + right + 1))
-    return Decoded(encoded.text(question, left, right), tokens, encoded.span(question, left, right))
+            spans[question] = (head, first + left, first + right)
+    answers = []
+    for question in range(len(encoded)):
+        if question not in spans or (unanswerable and null[question] > best[question]):
+            answers.append(NOTHING)
+            continue
+        head, *bounds = spans[question]
+        tokens = frozenset(range(head + bounds[0], head + bounds[1] + 1))
+        answers.append(Decoded(encoded.text(question, *bounds), tokens, encoded.span(question, *bounds)))
+    return answers
 
 
 def _best_span(start: np.ndarray, end: np.ndarray, longest: int) -> tuple[float, int, int]:
@@ -532,5 +524,5 @@ def _numbers(values: Ragged) -> np.ndarray:
 
 
 def _same_shape(encoded: EncodedQuestions, *given: Ragged) -> None:
-    for one in given:
-        assert np.array_equal(one.starts, encoded.ids.starts), "one value for each token of each window"
+    for values in given:
+        assert np.array_equal(values.starts, encoded.ids.starts), "one value for each token of each window"

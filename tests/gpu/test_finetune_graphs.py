@@ -163,7 +163,7 @@ def test_batches_without_a_size_go_the_plain_way_in_the_same_run(reading):
     """Ends of epochs have fewer texts, and some steps more tokens than a micro-batch may have."""
     some, spec = family("sources-mini", reading, batch=14), spec_of("sources-mini")
     assert some.size % 14
-    least, most = (buckets_of(some, bench_of().setting).widths[at] for at in (0, -1))
+    least, most = (buckets_of(some, bench_of().options).widths[at] for at in (0, -1))
     budget = {"train_tokens": (least + most) // 2}
     bench = bench_of(**budget)
     cut = losses(bench.finetune(some, spec, lr=RATE, seed=1)[1])

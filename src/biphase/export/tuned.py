@@ -33,35 +33,33 @@ from biphase.export.card import (
     Card,
     TaskScores,
     base_of,
+    describe_start,
     escaped,
     grids_of,
-    place,
-    start_words,
     table,
     titled,
+    without_folders,
 )
 from biphase.export.card import recipe_lines as how_trained
 from biphase.export.checkpoint import last_hidden, limits_of, shards_of
 from biphase.export.folder import SavedCheckpoint, SavedTrial, Say, building, saved_checkpoint
-from biphase.export.onnx import write_onnx
-from biphase.export.tokenizer import (
-    ExportedTokenizer,
-    check_tokenizer,
-    prompts_of,
-    tokenizer_of,
-    tokenizer_of_hub,
-    write_sentences,
-    write_tokenizer,
-)
 from biphase.export.writing import (
     Exported,
+    ExportedTokenizer,
     Readback,
     Written,
+    check_tokenizer,
     edits_for,
     ours,
     ours_tuned,
     probe_texts,
+    prompts_of,
+    tokenizer_of,
+    tokenizer_of_hub,
     write_model,
+    write_onnx,
+    write_sentences,
+    write_tokenizer,
 )
 from biphase.export.writing import Form as WrittenForm
 from biphase.finetune.encoder import EncoderUnderTest, TaskModel, encoder_of
@@ -289,7 +287,7 @@ def tuned_card(retrained: Retrained, store: Store, written: Written, kind: Kind,
         sections.append(("How the encoder was trained", how_trained(recipe.checkpoint)))
     else:
         start: Any = recipe.run.start
-        sections.append(("The encoder", [f"{start_words(start)}."]))
+        sections.append(("The encoder", [f"{describe_start(start)}."]))
     return Card(
         title=f"{base}, {task.name}",
         summary=(
@@ -319,7 +317,7 @@ def _training_lines(retrained: Retrained, labels: tuple[str, ...]) -> list[str]:
     templates = (json.dumps(template, ensure_ascii=False) for template in task.form.templates.values())
     texts = " and ".join(map(escaped, templates))
     rows = [
-        ("task", f"{escaped(task.name)}, from {escaped(place(task.source))}"),
+        ("task", f"{escaped(task.name)}, from {escaped(without_folders(task.source))}"),
         ("texts", texts or "words with one space between them"),
         *([("labels", ", ".join(map(escaped, labels)))] if labels else []),
         ("steps", f"{about['steps']:,} of {task.batch} examples"),
@@ -352,7 +350,7 @@ def _score_lines(retrained: Retrained, store: Store) -> list[str]:
     if grid is not None and len(grid.seeds) > 1 and grid.rate == about["lr"]:
         lines += [
             "",
-            f"Over {len(grid.seeds)} seeds the test {escaped(grid.metric)} is {grid.words()}% (95% interval).",
+            f"Over {len(grid.seeds)} seeds the test {escaped(grid.metric)} is {grid.test_score()}% (95% interval).",
         ]
     return lines
 

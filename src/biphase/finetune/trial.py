@@ -49,8 +49,7 @@ from biphase.data.stream import load_ahead
 from biphase.errors import StoreError, one_line
 from biphase.finetune.encoder import TaskBatch, TaskModel, TuningOptions
 from biphase.finetune.families import Family, Part, PartScores
-from biphase.models.encoder import Encoder
-from biphase.models.heads import initialise
+from biphase.models.encoder import Encoder, initialise
 from biphase.objectives import IGNORE
 from biphase.randomness import permute, salt
 from biphase.specs import AdamW, Finetune

@@ -16,13 +16,12 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # Bottom first. A file imports only from lines below its own; files of a folder also from each other, and from folders
 # of the same line.
 LAYERS = [
-    {"errors", "protocol", "randomness", "text", "version"},
+    {"errors", "randomness", "text", "version"},
     {"progress", "records"},
     {"specs", "store"},
-    {"catalog", "keys", "leases", "objectives", "presets"},
+    {"catalog", "keys", "leases", "objectives", "presets", "protocol"},
     {"metadata", "attention"},
     {"data", "fast"},
-    {"loss"},
     {"models", "tasks"},
     {"training"},
     {"finetune"},
@@ -40,7 +39,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 LIGHT = [
     "errors", "records", "specs", "presets", "catalog", "store", "leases", "keys", "metadata", "text", "protocol",
     "data.corpus", "tasks.files", "study.load", "study.plan", "study.costs", "study.describe", "study.ledger",
-    "study.scores", "study.status", "study.build", "study.names", "study.prices", "study.scaling", "study.archive",
+    "study.build", "study.prices", "study.devices", "study.archive",
     "cluster.launch", "cluster.workers", "cluster.slurm", "doctor", "progress",
 ]  # fmt: skip
 HEAVY = [

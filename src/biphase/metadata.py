@@ -88,13 +88,13 @@ _CARD: Shape = {
     "special_ids": lambda value: isinstance(value, list) and all(count(one) for one in value),
     "unigram_entropy": amount,
 }
-_STATE: Shape = {
+_CHECKPOINT: Shape = {
     "key": is_key,
     "run": _object,
     "origin_step": count,
     "epochs": amount,
     "progress": {
-        **dict.fromkeys(("step", "draw"), count),
+        **dict.fromkeys(("step", "next_sample"), count),
         "seconds": amount,
         **dict.fromkeys(("tokens?", "skipped?", "nonfinite_in_a_row?", "micro_rows?", "threads?"), count),
         **dict.fromkeys(("flops?", "joules?"), _or_none(number)),
@@ -112,7 +112,7 @@ _LINE: Shape = {
     "heldout?": _each(number),
 }
 _BASELINE: Shape = {"what": text, **dict.fromkeys(PARTS, number)}
-_LEAF: Shape = {
+_TRIAL: Shape = {
     "key": is_key,
     "model": is_key,
     "task": {"name": text, "form": {"kind": text}},
@@ -167,7 +167,7 @@ def check_card(about: Any, key: str) -> dict[str, Any]:
 
 
 def check_checkpoint(about: Any, key: str) -> dict[str, Any]:
-    _fit(about, _STATE, "")
+    _fit(about, _CHECKPOINT, "")
     if about["key"] != key or about["run"].get("kind") != Pretrain.__name__:
         raise StoreError(f"it is not of the checkpoint {key}")
     return about
@@ -180,7 +180,7 @@ def check_line(about: Any) -> dict[str, Any]:
 
 def check_trial(about: Any, key: str) -> dict[str, Any]:
     """Check a trial: its metrics must be those of its task family, and every score must lie in its range."""
-    _fit(about, _LEAF, "")
+    _fit(about, _TRIAL, "")
     if about["key"] != key:
         raise StoreError(f"it is not of the trial {key}")
     family = _FAMILIES.get(about["task"]["form"]["kind"])
@@ -194,6 +194,65 @@ def check_trial(about: Any, key: str) -> dict[str, Any]:
             if name not in family.metrics or not low - ROUNDING <= score <= high + ROUNDING:
                 raise StoreError(f"scores.{part}.{name[:40]} is {score}, and goes from {low:g} to {high:g}")
     return about
+
+
+# ---------------------------------------------------------------- per-example values of a trial
+
+
+# Numeric types that are accepted: safetensors' name → numpy's.
+NUMBERS = {
+    "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8",
+    "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8",
+}  # fmt: skip
+MEAN = 1e-4  # tolerance between a score and the mean of its per-example values, which are rounded
+COUNTS = "entity_counts"  # per example: correct, predicted and true entities
+
+
+def check_values(file: str, content: bytes, about: dict[str, Any]) -> None:
+    """Check the per-example values of the trial `about`.
+
+    Each array must hold one finite number per example (three counts for entities), within the metric's range, and its
+    mean must equal the score.
+    """
+    import numpy as np
+
+    def need(condition: Any, why: str) -> None:
+        if not condition:
+            raise StoreError(f"{file}: {name!r} {why}")
+
+    for name, array in check_arrays(file, content):
+        part, _, metric = name.partition("/")
+        examples = about["examples"][part]
+        shape = [examples, 3] if metric == COUNTS else [examples]
+        need(list(array["shape"]) == shape, f"is {array['shape']} and should be {shape}")
+        values = np.frombuffer(array["data"], NUMBERS[array["dtype"]]).astype(np.float64)
+        need(np.isfinite(values).all(), "has numbers that are not finite")
+        score = about["scores"][part].get(metric)
+        if metric == COUNTS:
+            need((values >= 0).all(), "has counts below 0")
+        elif score is not None:
+            low, high = RANGES.get(metric, (0.0, 1.0))
+            need(
+                ((values >= low - ROUNDING) & (values <= high + ROUNDING)).all(),
+                f"goes beyond {low:g} to {high:g}",
+            )
+            mean = values.mean()
+            need(abs(mean - score) <= MEAN, f"is {mean:.4f} on average, and the score is {score}")
+
+
+def check_arrays(file: str, content: bytes) -> list[tuple[str, Any]]:
+    """Deserialize a safetensors file and check that array names begin with a split and that types are numeric."""
+    from safetensors import SafetensorError, deserialize
+
+    try:
+        arrays = deserialize(content)
+    except SafetensorError as wrong:
+        raise StoreError(f"{file} cannot be read: {wrong}") from None
+    for name, array in arrays:
+        part, _, metric = name.partition("/")
+        if part not in PARTS or not metric or array["dtype"] not in NUMBERS:
+            raise StoreError(f"{file} has {name[:60]!r} of the type {array['dtype']}")
+    return arrays
 
 
 # ---------------------------------------------------------------- files of the store

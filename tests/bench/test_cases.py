@@ -21,8 +21,8 @@ from biphase.bench.cases import (
 from biphase.errors import SpecError
 from biphase.presets import SIZES
 from biphase.store import Store, read_json
-from biphase.study import prices
-from biphase.study.prices import device_named
+from biphase.study import devices
+from biphase.study.devices import device_named
 
 
 def pretrain(kind="cuda", rows=8, **options):
@@ -202,8 +202,8 @@ def test_a_device_is_saved_with_its_fitted_model(tmp_path):
     assert path == store.root / "devices" / "h200.json"
     content = read_json(path)
     assert (content["name"], content["date"]) == ("h200", "2026-01-01")
-    assert content["model"] == prices.fit(content["cases"])
-    assert prices.speeds_of(content["model"], "bf16").finetune
+    assert content["model"] == devices.fit(content["cases"])
+    assert devices.speeds_of(content["model"], "bf16").finetune
 
 
 def test_measurements_in_other_precisions_are_kept(tmp_path):
@@ -215,7 +215,7 @@ def test_measurements_in_other_precisions_are_kept(tmp_path):
     for precision in ("bf16", "fp8", "fp32"):
         kept = [case for case in content["cases"] if case["precision"] == precision]
         assert kept == saved_cases(scaled(precision).compared)
-    assert content["model"] == prices.fit(content["cases"])
+    assert content["model"] == devices.fit(content["cases"])
     device = device_named("h200", store)
     assert device is not None
     dates = {precision: origin.date for precision, origin in device.origins.items()}
@@ -261,4 +261,4 @@ def test_failed_cases_are_not_saved(tmp_path):
     ],
 )
 def test_the_name_of_a_device(full, short):
-    assert prices.short_name(full) == short
+    assert devices.short_name(full) == short

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from biphase.store import read_json
-from biphase.study import prices
+from biphase.study import devices
 
 TINY = ("--size", "1m", "--steps", "1")
 
@@ -80,7 +80,7 @@ def test_scale_is_saved_as_the_cost_model_reads_it(verb, tmp_path):
     kinds = [case["kind"] for case in content["cases"]]
     assert {kind: kinds.count(kind) for kind in kinds} == {"pretrain": 5, "finetune": 6, "score": 2}
     assert content["versions"]["torch"]
-    speeds = prices.speeds_of(content["model"], "fp32")
+    speeds = devices.speeds_of(content["model"], "fp32")
     assert speeds is not None
     assert speeds.pretrain
     assert speeds.finetune

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import biphase.data.tokenize
 import biphase.leases
-import biphase.study.status
+import biphase.study.describe
 import biphase.study.worker
 from biphase.cli import app
 from biphase.leases import Leases

@@ -17,7 +17,7 @@ import time
 import pyarrow.parquet  # noqa: F401
 
 import biphase.data.tokenize
-import biphase.study.status
+import biphase.study.describe
 import biphase.study.worker  # noqa: F401
 from biphase.cli import app
 

@@ -51,7 +51,7 @@ def test_what_is_no_model_gets_one_line(refused, llama, gguf_folder, text, tmp_p
     assert "gguf is the name of a file there" in refused(llama, *text, "--gguf", "../a.gguf")
     assert "'main' is a branch and moves; give the commit" in refused("org/model@main", *text)
     assert "which commit of org/model is meant cannot be found out" in refused("org/model", *text)
-    assert "abcdef12 names no one state" in refused("abcdef12", *text)
+    assert "no checkpoint abcdef12" in refused("abcdef12", *text)
 
 
 def test_a_tokenizer_that_cannot_be_used_gets_one_line(refused, llama, words, text, tmp_path):

@@ -16,7 +16,7 @@ import biphase.cluster.slurm
 import biphase.cluster.workers
 import biphase.data.tokenize
 import biphase.report.build
-import biphase.study.status
+import biphase.study.describe
 import biphase.study.worker  # noqa: F401
 from biphase.cli import app, main
 

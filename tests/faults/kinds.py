@@ -144,7 +144,7 @@ def _fingerprints(plan: Plan, store: Store) -> str:
 
 
 def _device(plan: Plan, store: Store) -> str:
-    from biphase.study.prices import SHIPPED
+    from biphase.study.devices import SHIPPED
 
     return json.dumps(with_checksum(json.loads((SHIPPED / "h200.json").read_text())))
 

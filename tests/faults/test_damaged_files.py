@@ -63,7 +63,7 @@ def reported(folder: Path) -> dict[Any, Any]:
 def truth(calm, tmp_path_factory) -> dict[str, dict[Any, Any]]:
     """The numbers of the undisturbed store."""
     from biphase.report.build import build
-    from biphase.study.status import status_json
+    from biphase.study.describe import status_json
 
     plan, folder = plan_of(calm.study, calm.store), tmp_path_factory.mktemp("truth")
     build(plan, calm.store, folder, static=False)

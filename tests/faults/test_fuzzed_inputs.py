@@ -27,8 +27,8 @@ from biphase.specs import Hub
 from biphase.store import Store
 from biphase.study.build import finetuning
 from biphase.study.costs import _shape_of_folder
-from biphase.study.load import load
-from biphase.study.names import corpus_named, tasks_named
+from biphase.study.datasets import tasks_named
+from biphase.study.load import corpus_named, load
 from biphase.study.plan import identities, make_plan
 from biphase.tasks.load import load as load_task
 

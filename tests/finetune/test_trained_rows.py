@@ -179,7 +179,7 @@ def test_a_fine_tuning_that_failed_leaves_no_trace_in_the_next(tuner_of, two_kin
     with pytest.raises(RuntimeError, match="of memory"):
         tuner.finetune(some, spec_of(), lr=RATE, seed=0)
     assert tuner.grid.rows.table.grad is not None, "nothing that could be left behind"
-    assert tuner.encoder.fused.words is None
+    assert tuner.encoder.fused.embed is None
     del some.loss_sum
     after = weights(tuner.finetune(some, spec_of(), lr=RATE, seed=1)[0])
     assert all(torch.equal(alone[name], after[name]) for name in alone)

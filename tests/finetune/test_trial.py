@@ -12,7 +12,7 @@ from transformers import BertConfig, BertModel
 from biphase import CATALOG
 from biphase.errors import ModelError
 from biphase.finetune.encoder import TuningOptions
-from biphase.finetune.families import Family
+from biphase.finetune.families import FamilyTrainer
 from biphase.finetune.trial import FineTuner, batches_of, build_optimizer, examples_of, rows_of, score
 from biphase.models.encoder import encoder_from_hub
 from biphase.specs import Classify, Finetune, Hub, Task
@@ -27,7 +27,7 @@ def family(size, batch, **fields):
     return Sized(task, Examples([LabelledText("x", 0)] * size, [], []), protocol="paper")
 
 
-class Sized(Family):
+class Sized(FamilyTrainer):
     """A family of which only the number of examples counts."""
 
     metric = "none"

@@ -15,8 +15,8 @@ from biphase.leases import Leases
 from biphase.report.watch import HOST, Pace, Watcher, fingerprint, listen, progress, serve
 from biphase.store import Store
 from biphase.study import ledger as state_ledger
+from biphase.study.describe import status_text
 from biphase.study.ledger import finetunings
-from biphase.study.status import status_text
 
 
 def watch(plan, store, folder):

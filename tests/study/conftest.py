@@ -39,7 +39,7 @@ def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def grid(toy_folder: Path) -> Finetune:
-    """What each result is fine-tuned on: 2 × 2 × 2 trainings, 3 × 2 × 2 leaves."""
+    """What each result is fine-tuned on: 2 × 2 × 2 fine-tunings, 3 × 2 × 2 trials."""
     own = Task(
         "toys",
         Classify("{text}", ("beast", "place")),

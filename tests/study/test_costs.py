@@ -1,4 +1,4 @@
-"""Costs against the published figures, against counting by hand, and honest about what is not known."""
+"""FLOPs, tokens and bytes: against published figures, by hand, and unknown where they are not known."""
 
 import json
 import struct
@@ -6,17 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from biphase.errors import SpecError
-from biphase.keys import Identities
-from biphase.objectives import ratio_at
-from biphase.presets import DEVICES, LLAMA3, SIZES
-from biphase.specs import (
+from biphase import (
     BPE,
+    CATALOG,
     CLM,
     MLM,
     MNTP,
     WSD,
     Chunks,
+    Classify,
     Corpus,
     Cosine,
     Hub,
@@ -24,18 +22,25 @@ from biphase.specs import (
     Pretrain,
     Pretrained,
     Rows,
+    Splits,
     Stage,
     Study,
+    Task,
 )
+from biphase.errors import SpecError
+from biphase.keys import Identities
+from biphase.presets import LLAMA3, SIZES
+from biphase.study import costs as costs_module
 from biphase.study.costs import (
-    attended_length,
+    TABLE,
+    Sizes,
+    TextLengths,
+    characters_per_token,
     costs,
     flops_per_token,
     job_flops,
-    labelled_share,
-    mean_ratio,
-    peak_of,
     shape_of,
+    sizes_of,
 )
 from biphase.study.plan import make_plan
 
@@ -75,11 +80,7 @@ def test_flops_and_parameters_are_the_published_ones(size, giga, trained):
 def test_the_attended_length_of_chunks_is_the_mean_over_all_cuts(length, shortest):
     cuts = range(shortest, length - shortest + 1)
     mean = sum((r * r + (length - r) ** 2) / length for r in cuts) / len(cuts)
-    assert attended_length(Chunks(length, shortest)) == pytest.approx(mean, rel=1e-12)
-
-
-def test_the_attended_length_of_rows_is_the_row():
-    assert attended_length(Rows(64)) == attended_length(Rows(64, document_mask=True)) == 64
+    assert Chunks(length, shortest).attended_length == pytest.approx(mean, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -94,17 +95,17 @@ def test_the_attended_length_of_rows_is_the_row():
     ],
 )
 def test_the_head_runs_where_there_are_labels(objective, packing, share):
-    assert labelled_share(objective, packing, 0, 10) == pytest.approx(share, rel=1e-12)
+    assert objective.labelled_share(packing, 0, 10) == pytest.approx(share, rel=1e-12)
 
 
 @pytest.mark.parametrize("way", [Linear(0.4, 0.2, 7), Cosine(0.5, 0.15, 7)])
 @pytest.mark.parametrize(("first", "until"), [(0, 1), (0, 20), (3, 9), (7, 12), (8, 9), (2, 5)])
 def test_the_mean_ratio_is_the_mean_of_what_training_does(way, first, until):
-    each = [ratio_at(MLM(way), step) for step in range(first, until)]
-    assert mean_ratio(way, first, until) == pytest.approx(sum(each) / len(each), rel=1e-12)
+    each = [MLM(way).ratio_at(step) for step in range(first, until)]
+    assert way.mean(first, until) == pytest.approx(sum(each) / len(each), rel=1e-12)
 
 
-def test_a_piece_costs_what_its_parts_cost_by_hand():
+def test_flops_of_a_job_are_the_sum_by_hand():
     size = SIZES["1m"]
     matrices = 4 * (4 * 128 * 128 + 3 * 128 * 512)
     plan = plan_of(run((CLM(), 3), (MLM(0.4), 5)))
@@ -124,20 +125,15 @@ def test_a_piece_costs_what_its_parts_cost_by_hand():
     assert costs(plan, [second.key]).flops == pytest.approx(mlm)
 
 
-def test_a_ratio_schedule_is_counted_from_its_act_even_when_the_piece_begins_later():
+def test_a_ratio_schedule_is_counted_from_its_phase_even_when_the_job_begins_later():
     falling = MLM(Linear(0.4, 0.2, 10))
     plan = plan_of(run((CLM(), 3), (falling, 10), keep=(8,)))
     last = list(plan.jobs.values())[-1]
     shape = shape_of(last.run)
     assert shape is not None
-    share = sum(ratio_at(falling, step) for step in range(5, 10)) / 5
+    share = sum(falling.ratio_at(step) for step in range(5, 10)) / 5
     expected = last.tokens * flops_per_token(shape, Rows(64), causal=False, labelled=share)
     assert job_flops(last, shape) == pytest.approx(expected)
-
-
-def test_a_run_that_goes_on_has_the_shape_it_started_with():
-    first = run((CLM(), 3))
-    assert shape_of(run((CLM(), 3), start=first, name="then")) == shape_of(first)
 
 
 def test_a_tied_head_costs_work_and_no_memory():
@@ -149,33 +145,22 @@ def test_a_tied_head_costs_work_and_no_memory():
     assert work[0] == work[1]
 
 
-def test_device_hours_are_work_over_sustained_speed():
-    whole = costs(plan_of(run((CLM(), 3))))
-    assert whole.flops is not None
-    assert whole.device_hours("h200", 0.5) == pytest.approx(whole.flops / (DEVICES["h200"] * 0.5) / 3600)
-
-
-def test_an_unknown_device_is_refused_with_the_nearest():
-    with pytest.raises(SpecError, match="there is no device 'h20'; did you mean 'h200'"):
-        peak_of("h20")
-
-
 @pytest.mark.parametrize("efficiency", [0, -1, 1.5, 40])
 def test_an_impossible_efficiency_is_refused(efficiency):
-    with pytest.raises(SpecError, match=r"an efficiency lies between 0 and 1.*0\.4 is good"):
+    with pytest.raises(SpecError, match=r"0.*1.*0\.4 is good"):
         costs(plan_of(run((CLM(), 3)))).device_hours("h200", efficiency)
 
 
-def test_an_unknown_vocabulary_is_said():
-    corpus = Corpus("mine", "./texts", Pretrained("./tokenizer.json"))
-    whole = costs(plan_of(run((CLM(), 3), corpus=corpus)))
-    assert whole.notes == ("the vocabulary of mine is not known: head and embedding not counted",)
-    assert whole.disk == 12 * SIZES["1m"].block_parameters
-
-
-def test_document_masking_is_said_to_be_an_upper_bound():
-    whole = costs(plan_of(run((CLM(), 3), packing=Rows(64, document_mask=True))))
-    assert whole.notes == ("document masking depends on the text: FLOPs are an upper bound",)
+@pytest.mark.parametrize(
+    ("fields", "facts"),
+    [
+        ({"corpus": Corpus("mine", "./texts", Pretrained("./tokenizer.json"))}, ("vocabulary", "mine")),
+        ({"packing": Rows(64, document_mask=True)}, ("document masking", "upper bound")),
+    ],
+)
+def test_what_is_not_counted_exactly_is_noted(fields, facts):
+    (note,) = costs(plan_of(run((CLM(), 3), **fields))).notes
+    assert all(fact in note for fact in facts)
 
 
 def test_a_hub_model_that_is_not_here_is_said_to_be_unknown():
@@ -243,3 +228,91 @@ def test_a_folder_that_cannot_be_measured_is_unknown(tmp_path):
     assert shape_of(made) is None
     (tmp_path / "config.json").unlink()
     assert shape_of(made) is None
+
+
+# ---------------------------------------------------------------- text lengths of tasks
+
+
+MINIS = ("sources-mini", "wikiann-mini", "squadshifts-mini", "scifact-mini")
+
+
+@pytest.mark.parametrize("name", MINIS)
+@pytest.mark.parametrize("documents", ["judged", "all"])
+def test_the_table_says_what_reading_the_files_finds(name, documents):
+    listed, read = sizes_of(CATALOG[name], documents), costs_module._read(CATALOG[name], documents)
+    assert listed is not None
+    assert listed == read
+
+
+def test_the_table_has_every_task_of_the_catalog_but_one():
+    known = json.loads(TABLE.read_text())["tasks"]
+    assert set(CATALOG) - set(known) == {"record"}
+    assert set(known) <= set(CATALOG)
+    assert all(entry["from"] for entry in known.values())
+    assert sizes_of(CATALOG["record"], "judged") is None
+
+
+def test_parts_are_as_the_catalog_cuts_them():
+    sizes = sizes_of(CATALOG["mnli"], "judged")
+    assert sizes is not None
+    assert [one.rows for one in (*sizes.train, *sizes.scored)] == [373_066, 19_636, 9_815]
+
+
+def test_a_task_that_borrows_a_model_is_only_scored_and_searched_where_it_is_asked():
+    judged, every = (sizes_of(CATALOG["nq"], documents) for documents in ("judged", "all"))
+    assert judged is not None
+    assert every is not None
+    assert judged.train == ()
+    assert [one.rows for one in judged.scored] == [1_726, 1_726, 4_200]
+    assert every.scored[2].rows == 2_681_468
+
+
+def test_the_same_data_at_another_commit_or_trained_longer_is_known_and_other_data_is_not():
+    sst2 = CATALOG["sst2"]
+    same = replace(sst2, steps=7, source=sst2.source.replace("@bcdc", "@abcd"))
+    assert sizes_of(same, "judged") == sizes_of(sst2, "judged")
+    fewer = sizes_of(replace(sst2, splits=replace(sst2.splits, rows=(100, 0, 50))), "judged")
+    assert fewer is not None
+    assert (fewer.train[0].rows, fewer.scored[0].rows, fewer.scored[1].rows) == (100, 3_368, 50)
+    assert sizes_of(replace(sst2, splits=replace(sst2.splits, cut=0.5)), "judged") is None
+    assert sizes_of(replace(sst2, source="hf://else/glue@1/sst2"), "judged") is None
+    assert sizes_of(replace(sst2, form=Classify("It: {sentence}", ("a", "b"))), "judged") is None
+
+
+def own(folder, rows):
+    for part in ("train", "validation", "test"):
+        (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Task("own", Classify("{text}", ("no", "yes")), str(folder), Splits(validation="validation*"))
+
+
+def test_own_files_are_read(tmp_path):
+    task = own(tmp_path, [{"text": "x" * n, "label": n % 2} for n in range(1, 21)])
+    tens = TextLengths(20, (2, 4, 6, 8, 10, 12, 14, 16, 18, 20))
+    assert sizes_of(task, "judged") == Sizes((tens,), (tens, tens))
+
+
+def test_own_files_that_are_large_or_wrong_are_not_known(tmp_path, monkeypatch):
+    task = own(tmp_path, [{"text": "some", "label": 1}])
+    with monkeypatch.context() as smaller:
+        smaller.setattr(costs_module, "LARGEST", 10)
+        assert sizes_of(task, "judged") is None
+    (tmp_path / "test.jsonl").write_text('{"text": "some", "label": "perhaps"}\n')
+    assert sizes_of(task, "judged") is None
+
+
+def test_a_larger_vocabulary_has_longer_tokens_up_to_a_bound():
+    ratios = [characters_per_token(vocab) for vocab in (300, 2_048, 8_192, 32_768, 128_256, 256_000)]
+    assert ratios == sorted(ratios)
+    assert ratios[0] >= 1
+    assert ratios[1] == pytest.approx(2.85)
+    assert ratios[-2] == ratios[-1] == 4.5
+
+
+def test_tokens_are_cut_at_the_limit_and_windows_cover_all():
+    texts = TextLengths(10, (45.0, 4_500.0))  # 11 and 1,001 tokens
+    assert texts.tokens(128_256, 2_028) == pytest.approx(506)
+    assert texts.tokens(128_256, 500) == pytest.approx((11 + 500) / 2)
+    count, mean = texts.windows(128_256, 500)
+    assert count == (1 + 3) / 2  # 500 + 375 + 126 more
+    assert mean == pytest.approx((11 + 1_001 + 2 * 125) / 4)
+    assert texts.windows(128_256, 2_028) == (1, pytest.approx(506))

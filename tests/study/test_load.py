@@ -1,15 +1,40 @@
-"""Whatever is wrong with a study file is said in one line that names the file and the line in it."""
+"""Study files, corpora, tokenizers, models and pins, as the command line names them."""
 
 import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from biphase.errors import SpecError
-from biphase.presets import SIZES
+from biphase import (
+    BPE,
+    CLM,
+    CORPORA,
+    LLAMA3,
+    MLM,
+    SIZES,
+    WSD,
+    Corpus,
+    Hub,
+    Pretrain,
+    Pretrained,
+    Stage,
+    Study,
+)
+from biphase.errors import SpecError, StoreError
 from biphase.records import encode
-from biphase.specs import CLM, Pretrain, Stage, Study
-from biphase.study.load import load
+from biphase.store import Store
+from biphase.study.load import PINS, commit_of, corpus_named, load, pinned, run_named, tokenizer_named
+from biphase.study.plan import identities
+
+# ---------------------------------------------------------------- study files
+
 
 STUDY = Study("mine", (Pretrain("clm", SIZES["610m"], "fineweb-edu", (Stage(CLM(), 9_000),)),))
 GOOD = '''"""Does it work?
@@ -38,14 +63,6 @@ def written(folder, text, name="mine.py"):
 def test_a_study_file_gives_its_study_and_its_question(tmp_path):
     loaded = load(str(written(tmp_path, GOOD)))
     assert (loaded.study, loaded.question, loaded.path) == (STUDY, "Does it work?", tmp_path / "mine.py")
-
-
-def test_a_study_need_not_ask_a_question(tmp_path):
-    assert load(written(tmp_path, GOOD.split('"""')[2])).question == ""
-
-
-def test_a_study_knows_its_own_file(tmp_path):
-    assert load(written(tmp_path, f"{GOOD}\nassert __file__.endswith('mine.py')\n")).study == STUDY
 
 
 def test_a_plan_is_read_and_not_run(tmp_path):
@@ -79,6 +96,11 @@ WRONG = {
     "a syntax error": ("x = 1\nstudy = Study(\n", 2, "SyntaxError: '(' was never closed"),
     "a late syntax error": ("x = 1\nreturn x\n", 2, "SyntaxError: 'return' outside function"),
     "a null byte": ("x = '\0'\n", 1, "null bytes"),
+    "an error elsewhere": (
+        "import json\n\ndef read():\n    return json.loads('{')\n\nread()\n",
+        4,
+        "JSONDecodeError",
+    ),
 }
 
 
@@ -91,27 +113,18 @@ def test_an_error_in_the_file_names_the_line(tmp_path, case):
     assert words in said
 
 
-def test_the_deepest_line_of_the_file_is_named_even_when_the_error_is_elsewhere(tmp_path):
-    path = written(tmp_path, "import json\n\ndef read():\n    return json.loads('{')\n\nread()\n")
-    assert refusal(path).startswith(f"{path}:4: JSONDecodeError: ")
-
-
-def test_a_file_without_a_study_is_refused(tmp_path):
-    assert "has no variable `study`; end it with study = Study(" in refusal(written(tmp_path, "x = 1\n"))
-
-
-def test_a_study_that_is_no_study_is_refused(tmp_path):
-    assert "`study` is a list, not a Study" in refusal(written(tmp_path, "study = []\n"))
-
-
-def test_a_file_that_is_not_text_is_refused(tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_bytes(b"\xff\xfe\x00")
-    assert "cannot be read" in refusal(path)
-
-
-def test_another_kind_of_file_is_refused(tmp_path):
-    assert "a study is a Python file (.py), or the plan.json" in refusal(written(tmp_path, "x", "study.yaml"))
+@pytest.mark.parametrize(
+    ("name", "content", "fact"),
+    [
+        ("mine.py", b"x = 1\n", "`study`"),
+        ("mine.py", b"study = []\n", "list, not"),
+        ("mine.py", b"\xff\xfe\x00", "cannot be"),
+        ("study.yaml", b"x", ".py"),
+    ],
+)
+def test_a_file_that_is_no_study_is_refused(tmp_path, name, content, fact):
+    (tmp_path / name).write_bytes(content)
+    assert fact in refusal(tmp_path / name)
 
 
 def test_a_folder_is_refused_with_a_file_in_it(tmp_path):
@@ -169,3 +182,450 @@ def test_a_damaged_plan_is_refused(tmp_path, text, words):
     said = refusal(path)
     assert said.startswith(str(path))
     assert words in said
+
+
+# ---------------------------------------------------------------- corpora, tokenizers and fingerprints
+
+
+def test_known_corpora_come_by_name_with_another_tokenizer_if_said():
+    assert corpus_named("builtin") == CORPORA["builtin"]
+    assert corpus_named("builtin", tokenizer="bpe:500", text="body").tokenizer == BPE(500)
+    assert corpus_named("fineweb-edu").tokenizer == LLAMA3
+
+
+def test_a_path_is_a_corpus(tmp_path):
+    (tmp_path / "my texts.jsonl").touch()
+    made = corpus_named(str(tmp_path / "my texts.jsonl"), tokenizer="bpe:500")
+    assert made == Corpus("my-texts.jsonl", str(tmp_path / "my texts.jsonl"), BPE(500))
+
+
+def test_tokenizers_are_said_in_four_ways(tmp_path, monkeypatch):
+    (tmp_path / "words").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert tokenizer_named("bpe:32000") == BPE(32_000)
+    assert tokenizer_named("llama3") == LLAMA3
+    assert tokenizer_named("words") == Pretrained("./words")
+    assert tokenizer_named("owner/name@abc") == Pretrained("owner/name", revision="abc")
+    assert tokenizer_named(Pretrained("./mine")) == Pretrained("./mine")
+    with pytest.raises(SpecError, match="a revision"):
+        tokenizer_named("owner/name")
+
+
+def test_a_hub_model_is_its_pinned_revision_and_a_folder_its_content(tmp_path):
+    known = identities(Store(tmp_path / "store"))
+    one, two = Hub("owner/model", revision="a"), Hub("owner/model", revision="b")
+    assert known.hub(one) == known.hub(one) != known.hub(two)
+    for name, data in (("one", b"x"), ("same", b"x"), ("other", b"y")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "model.safetensors").write_bytes(data)
+    keys = {name: known.hub(Hub(str(tmp_path / name))) for name in ("one", "same", "other")}
+    assert keys["one"] == keys["same"] != keys["other"]
+    with pytest.raises(SpecError, match="no safetensors"):
+        known.hub(Hub(str(tmp_path / "nowhere")))
+
+
+def test_a_folder_is_everything_that_loading_reads_and_nothing_else(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+
+    def now():
+        return identities(Store(tmp_path / "store")).hub(Hub(str(tmp_path)))
+
+    seen = [now()]
+    for name in ("README.md", "generation_config.json", "preprocessor_config.json"):
+        (tmp_path / name).write_text("{}")
+        assert now() == seen[0], name
+    for name in ("adapter_config.json", "adapter_model.safetensors", "model.safetensors.index.json"):
+        for said in ('{"lora_alpha": 8}', '{"lora_alpha": 16}'):
+            (tmp_path / name).write_text(said)
+            seen.append(now())
+    assert len(set(seen)) == 7
+
+
+def test_pickled_weights_are_refused_with_how_to_make_others(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(SpecError, match="pickled") as refused:
+        identities(Store(tmp_path / "store")).hub(Hub(str(tmp_path)))
+    assert "save_pretrained" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_gguf_is_its_content_and_nothing_beside_it(tmp_path):
+    known = identities(Store(tmp_path / "store"))
+    for name, data in (("one", b"x"), ("same", b"x"), ("other", b"y")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "m.gguf").write_bytes(data)
+    (tmp_path / "same" / "config.json").write_text("{}")
+    keys = {name: known.hub(Hub(str(tmp_path / name), gguf="m.gguf")) for name in ("one", "same", "other")}
+    assert keys["one"] == keys["same"] != keys["other"]
+    with pytest.raises(SpecError, match=r"n\.gguf.*such file"):
+        known.hub(Hub(str(tmp_path / "one"), gguf="n.gguf"))
+
+
+def test_a_file_of_a_hub_repository_is_another_model(tmp_path):
+    known = identities(Store(tmp_path))
+    plain = Hub("owner/model", revision="a")
+    files = [Hub("owner/model", revision="a", gguf=f"{name}.gguf") for name in ("q4", "q8")]
+    assert len({known.hub(one) for one in (plain, *files)}) == 3
+
+
+# ---------------------------------------------------------------- models
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def bare(tmp_path):
+    return Store(tmp_path / "store")
+
+
+def refused(words, model, store, **how):
+    with pytest.raises(SpecError, match=words) as caught:
+        run_named(str(model), store, **how)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_is_a_start_by_its_whole_path(bare, tmp_path, monkeypatch):
+    (tmp_path / "my model").mkdir()
+    (tmp_path / "my model" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    made = run_named("./my model", bare, windows="full")
+    assert made.start == Hub(str(tmp_path / "my model"), windows="full")
+    assert (made.name, made.stages) == ("my-model", ())
+    assert run_named("my model", bare).start == Hub(str(tmp_path / "my model"))
+
+
+def test_of_a_gguf_the_file_must_be_there_and_no_configuration(bare, tmp_path):
+    (tmp_path / "a.gguf").touch()
+    assert run_named(str(tmp_path), bare, gguf="a.gguf").start == Hub(str(tmp_path), gguf="a.gguf")
+    refused(r"b\.gguf;.*--gguf a\.gguf", tmp_path, bare, gguf="b.gguf")
+    refused(r"has no config\.json;.*;.*--gguf a\.gguf", tmp_path, bare)
+    refused("file there", tmp_path, bare, gguf="../a.gguf")
+
+
+def test_a_name_alone_means_the_commit_that_the_store_knows(bare):
+    bare.root.mkdir()
+    (bare.root / PINS).write_text(json.dumps({"org/some.model": COMMIT}))
+    made = run_named("org/some.model", bare, gguf="q.gguf")
+    assert made.start == Hub("org/some.model", revision=COMMIT, gguf="q.gguf")
+    assert made.name == "some.model"
+    said = run_named(f"org/some.model@{'a' * 40}", bare)
+    assert said.start == Hub("org/some.model", revision="a" * 40), "what is said counts"
+
+
+def test_how_a_hub_model_is_read_is_not_for_a_checkpoint(plan, finished):
+    whole = plan.results["clm"]
+    assert run_named(whole[:8], finished).name == "clm"
+    for how in ({"gguf": "a.gguf"}, {"windows": "full"}):
+        refused("--gguf.*--windows", whole[:8], finished, **how)
+
+
+@pytest.mark.parametrize("model", ["abc12", "a/b/c", "hf://a/b@1", "nowhere"])
+def test_what_is_nothing_is_refused_with_what_could_be(bare, model):
+    refused("no model.*:.*owner/name@commit,", model, bare)
+
+
+# ---------------------------------------------------------------- pins
+
+
+OLD, NEW, OTHER = "1" * 40, "2" * 40, "abcdef0123" * 4
+CORPUS = Corpus("words", "./words", Pretrained("./words"))
+
+
+def write_pins(store: Store, pins: object) -> None:
+    store.root.mkdir(parents=True, exist_ok=True)
+    (store.root / "pins.json").write_text(pins if isinstance(pins, str) else json.dumps(pins))
+
+
+def read_pins(store: Store) -> dict:
+    return json.loads((store.root / "pins.json").read_text())
+
+
+def fill_cache(cache: Path, commits: dict[str, str]) -> Path:
+    """The hub library's cache as it stands after the newest commits were fetched."""
+    for source, commit in commits.items():
+        refs = cache / f"models--{source.replace('/', '--')}" / "refs"
+        refs.mkdir(parents=True)
+        (refs / "main").write_text(commit)
+    return cache
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache; the library reads where it is when it is imported."""
+    folder = tmp_path / "cache"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder))
+    return folder
+
+
+def trained(name: str, start: Hub | Pretrain) -> Pretrain:
+    more = (
+        {"corpus": CORPUS, "schedule": WSD(1e-4, 1, 1)}
+        if isinstance(start, Hub)
+        else {"schedule": WSD(1e-4, 0, 1)}
+    )
+    return Pretrain(name, start=start, stages=(Stage(MLM(0.4), 4),), **more)
+
+
+# ---------------------------------------------------------------- the study
+
+
+def test_a_pinned_study_names_the_commits_that_the_store_knows(bare):
+    write_pins(bare, {"some/model": OLD})
+    study = Study("s", (Pretrain("known", start=Hub("some/model")), Pretrain("unknown", start=Hub("no/pin"))))
+    made = pinned(study, bare, ask=False)
+    assert made == Study(
+        "s", (Pretrain("known", start=Hub("some/model", OLD)), Pretrain("unknown", start=Hub("no/pin")))
+    )
+
+
+def test_what_goes_on_from_a_pinned_run_is_pinned_and_goes_on_from_the_same_record(bare):
+    write_pins(bare, {"some/model": OLD})
+    base = trained("base", Hub("some/model"))
+    study = Study("s", (base, trained("one", base), trained("two", trained("between", base))))
+    made = pinned(study, bare, ask=False)
+    first, one, two = made.runs
+    assert first.start == Hub("some/model", OLD)
+    assert one.start is first
+    assert two.start.start is first
+    assert [run.name for run in made.runs] == ["base", "one", "two"]
+
+
+def test_what_is_pinned_local_or_from_scratch_stays_the_record_it_is(bare, tiny_run, tmp_path):
+    write_pins(bare, {"some/model": OLD, str(tmp_path): OLD, "./folder": OLD})
+    scratch = tiny_run("scratch")
+    runs = (
+        Pretrain("pinned", start=Hub("some/model", NEW)),
+        Pretrain("folder", start=Hub("./folder")),
+        Pretrain("elsewhere", start=Hub(str(tmp_path))),
+        scratch,
+        tiny_run("on", start=scratch),
+    )
+    study = Study("s", runs)
+    assert pinned(study, bare, ask=True) is study
+    mixed = pinned(Study("s", (*runs, Pretrain("open", start=Hub("some/model")))), bare, ask=False)
+    assert all(one is was for one, was in zip(mixed.runs, runs, strict=False))
+    assert mixed.runs[-1].start == Hub("some/model", OLD)
+
+
+def test_only_the_revision_of_a_model_is_filled_in(bare):
+    write_pins(bare, {"some/model": OLD})
+    start = Hub("some/model", gguf="model.Q4_1.gguf", windows="full")
+    made = pinned(Study("s", (Pretrain("run", start=start),)), bare, ask=False)
+    assert made.runs[0].start == Hub("some/model", OLD, "model.Q4_1.gguf", "full")
+
+
+def test_without_asking_nothing_is_looked_up_and_nothing_is_written(bare, cache):
+    fill_cache(cache, {"some/model": OLD})
+    study = Study("s", (Pretrain("run", start=Hub("some/model")),))
+    assert pinned(study, bare, ask=False) is study
+    assert not bare.root.exists()
+
+
+def test_asking_pins_for_good(bare, cache):
+    fill_cache(cache, {"some/model": OLD})
+    study = Study("s", (Pretrain("one", start=Hub("some/model")), trained("two", Hub("some/model"))))
+    made = pinned(study, bare, ask=True)
+    assert [run.start.revision for run in made.runs] == [OLD, OLD]
+    assert read_pins(bare) == {"some/model": OLD}
+    (cache / "models--some--model" / "refs" / "main").write_text(NEW)
+    assert pinned(study, bare, ask=True) == made == pinned(study, bare, ask=False)
+    assert commit_of("some/model", bare) == OLD
+
+
+# ---------------------------------------------------------------- without a network
+
+
+def test_offline_the_commit_of_the_cache_is_taken_and_others_pins_stay(bare, cache):
+    write_pins(bare, {"an/other": NEW})
+    fill_cache(cache, {"some/model": f"{OLD}\n"})
+    assert commit_of("some/model", bare) == OLD
+    assert read_pins(bare) == {"an/other": NEW, "some/model": OLD}
+
+
+def commit_refusal(source: str, store: Store, kind: type[Exception] = SpecError) -> str:
+    with pytest.raises(kind) as caught:
+        commit_of(source, store)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("in_cache", [None, "", "main", "1234567", "../" * 14, "1" * 41, b"\xff\xfe"])
+def test_what_is_not_known_offline_is_refused_with_what_to_type(in_cache, bare, cache):
+    if in_cache is not None:
+        fill_cache(cache, {"some/model": ""})
+        text = in_cache if isinstance(in_cache, bytes) else in_cache.encode()
+        (cache / "models--some--model" / "refs" / "main").write_bytes(text)
+    said = commit_refusal("some/model", bare)
+    assert "some/model@<commit>" in said
+    assert "Hub('some/model', revision='<commit>')" in said
+    assert "local folder" in said
+    assert not bare.root.exists()
+
+
+def test_what_is_no_name_of_a_model_is_refused(bare, cache):
+    assert "some/model/more" in commit_refusal("some/model/more", bare)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[]", "null", '{"some/model": 1}', '{"some/model": "main"}', '{"an/other": ""}', "\x00"],
+)
+def test_a_damaged_list_of_pins_is_refused_and_left_as_it_is(content, bare, cache):
+    fill_cache(cache, {"some/model": OLD})
+    write_pins(bare, content)
+    said = commit_refusal("some/model", bare, StoreError)
+    assert str(bare.root / "pins.json") in said
+    assert (bare.root / "pins.json").read_text() == content
+    with pytest.raises(StoreError):
+        pinned(Study("s", (Pretrain("run", start=Hub("some/model")),)), bare, ask=False)
+
+
+# ---------------------------------------------------------------- the hub, as a server on this machine
+
+
+class StandIn(ThreadingHTTPServer):
+    """Answers what the hub answers about models: status and commit by name, and remembers who asked."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.models: dict[str, tuple[int, str | None]] = {}
+        self.asked: list[str] = []
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: StandIn
+
+    def do_GET(self) -> None:
+        name = self.path.partition("?")[0].removeprefix("/api/models/")
+        if name != self.path:  # the library has questions of its own, too
+            self.server.asked.append(name)
+        status, commit = self.server.models.get(name, (404, None))
+        body = json.dumps({"id": name, "sha": commit} if status == 200 else {"error": "not here"}).encode()
+        self.send_response(status)
+        if status == 404:
+            self.send_header("X-Error-Code", "RepoNotFound")
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub():
+    server = StandIn()
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+ASK = """
+import sys
+from biphase.errors import BiphaseError
+from biphase.store import Store
+from biphase.study.load import commit_of
+for source in sys.argv[2:]:
+    try:
+        print(source, commit_of(source, Store(sys.argv[1])))
+    except BiphaseError as refusal:
+        print("refused:", refusal)
+"""
+
+
+def start(store: Store, *sources: str, **environment: str) -> subprocess.Popen:
+    """Another process; the hub's library reads its settings when it is imported."""
+    settings = {"HF_HUB_OFFLINE": "0", "HF_HOME": str(store.root.parent / "home"), **environment}
+    return subprocess.Popen(
+        [sys.executable, "-c", ASK, str(store.root), *sources],
+        env={**os.environ, **settings},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def lines(process: subprocess.Popen) -> list[str]:
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return out.splitlines()
+
+
+def test_the_hub_is_asked_once_and_the_first_answer_stays(bare, hub):
+    hub.models["some/model"] = (200, OLD)
+    assert (
+        lines(start(bare, "some/model", "some/model", HF_ENDPOINT=hub.address)) == [f"some/model {OLD}"] * 2
+    )
+    assert hub.asked == ["some/model"]
+    hub.models["some/model"] = (200, NEW)
+    assert lines(start(bare, "some/model", HF_ENDPOINT=hub.address)) == [f"some/model {OLD}"]
+    assert hub.asked == ["some/model"]
+    assert read_pins(bare) == {"some/model": OLD}
+
+
+def test_what_the_hub_shows_counts_and_not_an_older_copy(bare, hub, tmp_path):
+    hub.models |= {
+        "some/model": (200, NEW),
+        "hidden/model": (401, None),
+        "no/commit": (200, None),
+        "odd/one": (200, "main"),
+    }
+    names = ["some/model", "gone/model", "hidden/model", "no/commit", "odd/one"]
+    fill_cache(tmp_path / "cache", dict.fromkeys(names, OLD))
+    said = lines(start(bare, *names, HF_ENDPOINT=hub.address, HF_HUB_CACHE=str(tmp_path / "cache")))
+    assert said[0] == f"some/model {NEW}"
+    assert len(said) == len(names)
+    for name, line in zip(names[1:], said[1:], strict=True):
+        assert line.startswith("refused: ")
+        assert f"{name}@<commit>" in line
+    assert read_pins(bare) == {"some/model": NEW}
+
+
+def test_where_the_hub_cannot_be_reached_the_copy_counts(bare, tmp_path):
+    fill_cache(tmp_path / "cache", {"some/model": OTHER})
+    with socket.socket() as taken:  # bound and not listening: a connection is refused
+        taken.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        asked = start(
+            bare, "some/model", "an/other", HF_ENDPOINT=nobody, HF_HUB_CACHE=str(tmp_path / "cache")
+        )
+        known, unknown = lines(asked)
+    assert known == f"some/model {OTHER}"
+    assert unknown.startswith("refused: ")
+    assert read_pins(bare) == {"some/model": OTHER}
+
+
+def test_processes_that_pin_at_once_lose_nothing_and_agree(bare, tmp_path):
+    """Four, each with models of its own and all with the same ones, which each believes at another commit."""
+    shared = [f"same/model-{n}" for n in range(30)]
+    working = []
+    for number in range(4):
+        own = [f"own/{number}-{n}" for n in range(30)]
+        cache = fill_cache(tmp_path / f"cache-{number}", dict.fromkeys([*shared, *own], str(number) * 40))
+        names = [name for pair in zip(shared, own, strict=True) for name in pair]
+        working.append(start(bare, *names, HF_HUB_OFFLINE="1", HF_HUB_CACHE=str(cache)))
+    while any(process.poll() is None for process in working):  # a reader finds it whole at every moment
+        if (bare.root / "pins.json").exists():
+            read_pins(bare)
+        time.sleep(0.001)
+    told = [dict(line.split() for line in lines(process)) for process in working]
+    final = read_pins(bare)
+    assert len(final) == 30 + 4 * 30
+    for number, one in enumerate(told):
+        assert all(final[name] == commit for name, commit in one.items())
+        assert all(one[f"own/{number}-{n}"] == str(number) * 40 for n in range(30))
+    assert not list(bare.root.glob("*.part"))

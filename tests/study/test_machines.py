@@ -6,8 +6,8 @@ import pytest
 
 from biphase.errors import SpecError, StoreError
 from biphase.store import Store
-from biphase.study import prices
-from biphase.study.prices import SHIPPED, at_hand, device_named, fit
+from biphase.study import devices
+from biphase.study.devices import SHIPPED, at_hand, device_named, fit
 
 CASE = {
     "kind": "pretrain", "size": "210m", "vocab": 128_256, "objective": "mlm", "ratio": 0.4, "packing": "chunks",
@@ -108,7 +108,7 @@ def test_devices_that_ship_can_be_read(tmp_path):
 def test_the_device_at_hand_is_the_first_gpu_of_the_driver_or_the_processor(
     model, name, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(prices, "DRIVER", tmp_path)
+    monkeypatch.setattr(devices, "DRIVER", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if model:
         (tmp_path / "0000:19:00.0").mkdir()

@@ -1,4 +1,4 @@
-"""Pieces and fine-tunings in seconds: sums by hand, what is left, what is said to be left out; as text and as JSON."""
+"""Seconds of a plan: sums by hand, what is left out, elapsed time, and many GPUs."""
 
 import json
 import struct
@@ -7,18 +7,14 @@ import sys
 from dataclasses import replace
 
 import pytest
-import torch
 
-from biphase.catalog import CATALOG
-from biphase.finetune.encoder import TuningOptions
-from biphase.keys import Identities
-from biphase.presets import LLAMA3, SIZES
-from biphase.protocol import SHARE_OF_CONTEXT as READ_SHARE
-from biphase.protocol import USUAL_SIZE as TRAINED_FOR
-from biphase.specs import (
+from biphase import (
     BPE,
+    CATALOG,
     CLM,
+    LLAMA3,
     MLM,
+    SIZES,
     WSD,
     Chunks,
     Corpus,
@@ -27,26 +23,38 @@ from biphase.specs import (
     Hub,
     LoRA,
     Pretrain,
+    Rows,
+    Size,
     Stage,
     Study,
 )
+from biphase.fast.trunk import refusal
+from biphase.keys import Identities
+from biphase.models.backbone import from_scratch
+from biphase.protocol import GIB
 from biphase.store import Store, publish
-from biphase.study import prices as prices_module
-from biphase.study.costs import labelled_share, shape_of
+from biphase.study import devices
+from biphase.study.costs import (
+    Load,
+    ShardingOption,
+    collectives,
+    memory,
+    shape_of,
+    shape_of_size,
+)
 from biphase.study.describe import bill, plan_json, summary
+from biphase.study.devices import Origin, PricedDevice, fit, speeds_of
 from biphase.study.ledger import finetunings
 from biphase.study.plan import make_plan
 from biphase.study.prices import (
-    LEAF_SECONDS,
-    SHARE_OF_CONTEXT,
-    TUNED_TOKENS,
-    USUAL,
-    Origin,
-    PricedDevice,
-    fit,
+    INTERCONNECTS,
+    TRIAL_SECONDS,
+    elapsed,
+    has_own_kernels,
     left_of,
+    outlook,
     price,
-    speeds_of,
+    shardings,
 )
 from biphase.text import duration
 
@@ -96,10 +104,10 @@ def store_with(folder, cases=CASES, name="fast"):
     return Store(folder)
 
 
-def test_a_piece_takes_its_steps_and_its_heldout_losses():
+def test_a_training_job_takes_its_steps_and_its_heldout_losses():
     one = run("a", (CLM(), 2_500), heldout_every=1_000, heldout_tokens=10_000)
     ((key, took),) = price(plan_of(one), FAST).jobs.items()
-    share = labelled_share(CLM(), Chunks(), 0, 1)
+    share = CLM().labelled_share(Chunks(), 0, 1)
     steps = 2_500 * speeds().step(shape(one), Chunks(), 49_152, causal=True, labelled=share)
     heldout = sum(
         speeds().forward(shape(one), Chunks(), 8_192, causal=causal, labelled=labelled)
@@ -126,7 +134,7 @@ def test_a_fine_tuning_takes_its_steps_its_scores_and_a_moment():
         length = characters / 4.5 + 1
         by_hand += speeds().scoring(shape(one), rows * length, length)
     assert name == "ontonotes5"
-    assert took == pytest.approx(by_hand + LEAF_SECONDS)
+    assert took == pytest.approx(by_hand + TRIAL_SECONDS)
     assert made.grids == {(model, name): 10}
     assert made.finetuning() == pytest.approx(10 * took)
 
@@ -149,7 +157,7 @@ def test_a_task_that_borrows_a_model_adds_its_scores_to_the_grid_of_its_lender()
         for names in (("msmarco",), ("msmarco", "nq"))
     )
     assert [task for _, task in both.tunings] == ["msmarco"]
-    assert both.finetuning() > alone.finetuning() + 30 * LEAF_SECONDS
+    assert both.finetuning() > alone.finetuning() + 30 * TRIAL_SECONDS
 
 
 def test_a_checkpoint_that_scores_fewer_tasks_is_cheaper_than_the_end():
@@ -157,7 +165,7 @@ def test_a_checkpoint_that_scores_fewer_tasks_is_cheaper_than_the_end():
     tasks = tuple(CATALOG[name] for name in ("msmarco", "nq"))
     some = Finetune(tasks, on_the_way=Fewer(("msmarco",), (1e-4,), (0,)), lrs=(1e-4,), seeds=(0,))
     on_the_way, end = price(plan_of(one, finetune=some), FAST).tunings.values()
-    assert end > on_the_way + LEAF_SECONDS
+    assert end > on_the_way + TRIAL_SECONDS
 
 
 def test_long_contexts_are_read_in_windows_by_the_standard_protocol_only():
@@ -168,11 +176,6 @@ def test_long_contexts_are_read_in_windows_by_the_standard_protocol_only():
         for one in ("paper", "standard")
     )
     assert standard > 1.5 * paper
-
-
-def test_budgets_are_those_of_fine_tuning():
-    setting = TuningOptions.of(torch.device("cuda"), "bf16", varlen=True)
-    assert (setting.train_tokens, TRAINED_FOR, READ_SHARE) == (TUNED_TOKENS, USUAL, SHARE_OF_CONTEXT)
 
 
 def test_what_cannot_be_priced_is_left_out_and_said():
@@ -298,16 +301,6 @@ def test_where_nothing_can_be_priced_flops_are_taken_instead(tmp_path):
     assert "on h200 at 40%" in text
 
 
-def test_where_only_a_shape_is_not_known_that_is_the_reason(tmp_path):
-    theirs = Corpus("theirs", "./texts", replace(LLAMA3, source="org/m"))
-    far = run("far", (CLM(), 10), start=Hub("org/m", revision="1"), corpus=theirs)
-    made = bill(plan_of(far), store_with(tmp_path, name="h200"), "h200", None, tuned=0)
-    assert made.notes == ("the shape of org/m is not known here: what is made of it is left out",)
-    text = "\n".join(summary(plan_of(far), (), 0, made, "s.py"))
-    assert "FLOPs at" not in text
-    assert "not measured" not in text
-
-
 def test_other_reasons_stand_beside_the_one_about_steps(tmp_path):
     as_is = run("as-is", start=Hub("org/m", revision="1"))
     small = run("small", (CLM(), 10), start=SIZES["8m"])
@@ -319,14 +312,6 @@ def test_other_reasons_stand_beside_the_one_about_steps(tmp_path):
         "lengths of record are not known: its fine-tunings are left out",
         "the shape of org/m is not known here: what is made of it is left out",
     )
-
-
-def test_hours_that_are_not_all_known_are_null_for_a_program(tmp_path):
-    mixed = plan_of(run("a", (CLM(), 10)), run("small", (CLM(), 10), start=SIZES["8m"]))
-    made = bill(mixed, store_with(tmp_path), "fast", None, tuned=0)
-    told = plan_json(mixed, done=(), tuned=0, bill=made)
-    assert told["costs"]["device_hours"] is None
-    assert len(told["prices"]["jobs"]) == 1
 
 
 STUDY = '''"""What does it cost?"""
@@ -354,7 +339,7 @@ def test_without_a_device_the_one_at_hand_is_priced(tmp_path, monkeypatch):
     assert "--device h200" in text, "how to price a GPU"
     driver = tmp_path / "driver" / "0"
     driver.mkdir(parents=True)
-    monkeypatch.setattr(prices_module, "DRIVER", tmp_path / "driver")
+    monkeypatch.setattr(devices, "DRIVER", tmp_path / "driver")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     (driver / "information").write_text("Model: NVIDIA Fast\n")
     assert bill(plan, store, "", None, tuned=0).device == "fast", "measured into this store"
@@ -421,3 +406,216 @@ def test_the_verb_prices_on_a_measured_device_and_says_how_to_measure_another(tm
     assert damaged.stderr.endswith(f"measure it again: biphase bench scale --store {store} --save\n")
     wrong = biphase("plan", str(study), "--store", store, "--device", "fst")
     assert (wrong.returncode, wrong.stderr) == (2, "error: there is no device 'fst'; did you mean 'fast'?\n")
+
+
+# ---------------------------------------------------------------- elapsed time
+
+
+def short_run(name, *stages):
+    return Pretrain(
+        name,
+        start=SIZES["1m"],
+        corpus="builtin",
+        stages=tuple(Stage(*one) for one in stages),
+        batch_tokens=128,
+        packing=Rows(64),
+        schedule=WSD(warmup=0, decay=0),
+    )
+
+
+@pytest.fixture(scope="module")
+def plan():
+    """A trunk of 10 steps with two branches of 20 and 30, and a run of 40 steps apart; two fine-tunings each."""
+    runs = (
+        short_run("a", (CLM(), 10), (MLM(0.4), 20)),
+        short_run("b", (CLM(), 40)),
+        short_run("m", (MLM(0.4), 40)),
+    )
+    grid = Finetune((CATALOG["sources-mini"],), lrs=(1e-3,), seeds=(0, 1), protocol="standard")
+    return make_plan(Study("s", runs, grid), OUTSIDE)
+
+
+def priced(plan, tuning=5.0):
+    jobs = {key: float(job.steps) for key, job in plan.jobs.items()}
+    tunings = {(key, "sources-mini"): tuning for key in plan.results.values()}
+    return jobs, tunings, dict.fromkeys(tunings, 2)
+
+
+def test_one_worker_does_one_job_after_another(plan):
+    took = elapsed(plan, *priced(plan), 1)
+    assert took.seconds == pytest.approx(10 + 20 + 30 + 40 + 6 * 5)
+    assert (took.chain, took.ends) == (45.0, "b")
+
+
+def test_branches_wait_for_their_trunk_and_fine_tunings_for_their_model(plan):
+    jobs, tunings, counts = priced(plan)
+    # Trunk and m begin at once; a's branch at 10; b's at 30 + 5 · 2 where fine-tunings come first, on the first worker.
+    assert elapsed(plan, jobs, tunings, counts, 2).seconds == pytest.approx(75)
+    assert elapsed(plan, jobs, tunings, counts, 3).seconds == pytest.approx(50)
+    assert elapsed(plan, jobs, tunings, counts, 99).seconds == pytest.approx(45), "the longest chain"
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
+def test_it_is_never_faster_than_the_chain_or_the_shared_work(plan, workers):
+    jobs, tunings, counts = priced(plan, tuning=7.0)
+    took = elapsed(plan, jobs, tunings, counts, workers)
+    assert took.seconds >= max(took.chain, (sum(jobs.values()) + 6 * 7) / workers) - 1e-9
+
+
+def test_what_is_done_is_not_waited_for(plan):
+    jobs, tunings, counts = priced(plan)
+    left = {key: seconds for key, seconds in jobs.items() if plan.jobs[key].parent}
+    took = elapsed(plan, left, tunings, counts, 99)
+    assert (took.chain, took.seconds) == (35.0, 35.0)
+
+
+def test_models_as_they_are_are_only_fine_tuned(plan):
+    _, tunings, counts = priced(plan)
+    assert elapsed(plan, {}, tunings, counts, 4).seconds == pytest.approx(10)
+    assert elapsed(plan, {}, {}, {}, 4).seconds == 0
+
+
+# ---------------------------------------------------------------- many GPUs
+
+
+VOCAB = 128_256
+ALONE = ShardingOption("none", 1)
+
+
+def load(size="210m", rows=24, micro=24, **more):
+    return Load(shape_of_size(SIZES[size], VOCAB), "bf16", rows, micro, 2048, 0.4, **more)
+
+
+@pytest.mark.parametrize(("rows", "measured"), [(12, 11.3), (24, 22.7), (64, 50.1)])
+def test_memory_is_what_was_measured_on_one_h200(rows, measured):
+    """docs/performance.md: 210M, MLM 40% on rows or chunks of 2,048, bf16, one micro-batch a step."""
+    assert sum(memory(load(rows=rows, micro=rows), ALONE).values()) / GIB == pytest.approx(measured, rel=0.05)
+
+
+def test_what_is_cut_is_cut_by_those_who_share_it():
+    one, eight = memory(load(), ALONE), memory(load(), ShardingOption("full", 8))
+    for what in ("weights", "gradients", "optimizer state"):
+        assert eight[what] == one[what] / 8
+    assert eight["fetched"] > 0
+    assert "copies" not in eight
+    several = memory(load(rows=24, micro=12), ShardingOption("full", 8))
+    assert several["gradients"] == one["gradients"] / 8 + one["gradients"], "whole until the last micro-batch"
+
+
+def test_recomputing_keeps_an_input_a_layer():
+    kept, again = (
+        memory(load(), ShardingOption("full", 8, recompute=one))["activations"] for one in (False, True)
+    )
+    assert again < kept / 4
+
+
+def test_bytes_of_a_plain_sum_and_of_groups():
+    numbers = load().shape.parameters
+    (plain,) = collectives(load(), ALONE, 16)
+    assert plain.sent == 2 * 15 / 16 * 4 * numbers
+    weights, gradients, copies = collectives(load(), ShardingOption("hybrid", 8), 16)
+    assert gradients.sent == 7 / 8 * 4 * numbers
+    assert copies.sent == 2 * 1 / 2 * 4 * numbers / 8
+    assert (copies.members, copies.stride) == (2, 8)
+    twice = next(collectives(load(rows=48), ShardingOption("hybrid", 8), 16))
+    assert twice.sent == 2 * weights.sent, "weights are fetched for every micro-batch"
+
+
+def test_groups_inside_a_machine_are_faster_than_those_between():
+    joined = INTERCONNECTS["h100"]
+
+    def rate(members, stride):
+        return 1 / joined.seconds(1.0, members, stride) / 0.75
+
+    assert rate(8, 1) == pytest.approx(joined.inside)
+    assert rate(4, 2) == pytest.approx(joined.inside)
+    assert rate(16, 1) == pytest.approx(8 * joined.between), "a ring leaves a machine by all of its links"
+    assert rate(2, 8) == pytest.approx(joined.between)
+
+
+def test_a_step_is_never_shorter_than_its_parts_and_efficiency_falls():
+    joined, before = INTERCONNECTS["h100"], 2.0
+    for gpus in (1, 8, 64, 192):
+        rows = 1152 // gpus
+        way = shardings(gpus, 8)[0]
+        one = outlook(load(rows=rows, micro=min(rows, 12)), way, gpus, joined, rows * 0.005, 1152 * 0.005)
+        assert one.seconds >= one.computing
+        assert one.efficiency <= before
+        before = one.efficiency
+    assert before < 1
+
+
+def test_a_model_without_kernels_of_ours_is_compiled_either_way():
+    joined = INTERCONNECTS["h100"]
+    ours, other = (outlook(load(own=own), ALONE, 1, joined, 1.0, 1.0) for own in (True, False))
+    assert other.computing > ours.computing
+    assert other.efficiency == ours.efficiency == 1
+    assert other.bytes > ours.bytes - memory(load(), ALONE)["copies"]
+
+
+PAPER = "studies/paper.py"
+
+
+@pytest.fixture
+def planned(verb, tmp_path):
+    def typed(*words):
+        return verb("plan", PAPER, "--store", tmp_path / "store", *words)
+
+    return typed
+
+
+@pytest.mark.parametrize("number", [8, 64, 192])
+def test_the_papers_models_on_many_gpus(planned, number):
+    code, out, _ = planned("--gpus", number, "--device", "h100", "--json")
+    told = json.loads(out)["gpus"]
+    assert code == 0
+    models = told["models"]
+    assert [one["title"].split(",")[0] for one in models] == ["210m", "610m", "1b"]
+    for one in models:
+        ways = {way["way"]: way for way in one["outlooks"]}
+        assert set(ways) >= {"none", "full"}
+        assert all(way["fits"] for way in ways.values())
+        assert ways["full"]["memory"]["optimizer state"] == ways["none"]["memory"]["optimizer state"] / number
+        assert 0.4 < ways["full"]["efficiency"] <= 1
+    plain, *_, least = (sum(way["memory"].values()) for way in models[-1]["outlooks"])
+    assert least < plain / 2, "sharded, and layers computed again"
+    assert [one["load"]["own"] for one in models] == [True, True, True]
+
+
+@pytest.mark.parametrize("width", [8, 16, 24, 48, 64, 96, 128, 144])
+def test_a_plan_knows_which_heads_our_kernels_take(width):
+    size = Size("s", layers=1, hidden=2 * width, heads=2, kv_heads=1, ffn=32)
+    trunk = from_scratch(size, vocab=40, mask_id=3, length=16, seed=0).model.base_model
+    assert has_own_kernels(size) == (refusal(trunk) == "")
+
+
+def test_it_stands_below_the_tree_and_says_that_it_was_not_measured(planned):
+    code, out, _ = planned("--gpus", 192, "--device", "h200")
+    assert code == 0
+    assert (
+        "610m, mlm 20% (756M parameters) on 192 h200: 1,152 rows of 2,048 a step, 6 a GPU, micro-batch 6"
+        in out
+    )
+    assert out.strip().splitlines()[-1].startswith("planned, not measured: computing as measured on one; 75%")
+
+
+def test_what_does_not_fit_is_marked(planned):
+    _, out, _ = planned("--gpus", 8, "--device", "l40s")
+    marked = [one.split()[0] for one in out.splitlines() if "does not fit" in one]
+    assert marked
+    assert len(marked) < 9
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--gpus", 2000, "--device", "h100"), "type --gpus 1152"),
+        (("--gpus", 8, "--device", "rtx4090"), "is not known"),
+        (("--gpus", 8, "--device", "h1000"), "there is no device"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_in_a_line(planned, words, said):
+    code, out, err = planned(*words)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert len(err.splitlines()) == 1

@@ -21,9 +21,9 @@ from biphase.leases import Leases
 from biphase.metadata import PREDICTIONS, TRIAL, VALUES
 from biphase.store import MANIFEST, publish, verify
 from biphase.study import ledger
+from biphase.study.describe import closing, status_json, status_text
 from biphase.study.ledger import finetunings, read_trial
 from biphase.study.plan import identities, make_plan
-from biphase.study.status import closing, status_json, status_text
 from biphase.study.tune import PlanTuner
 from biphase.study.worker import Worker
 from biphase.training.distributed import Ranks

@@ -11,6 +11,7 @@ from biphase import CLM, MLM, Chunks, Stage, Study, keys
 from biphase.errors import DataError
 from biphase.leases import Leases
 from biphase.study import ledger, tune
+from biphase.study.costs import flops_of
 from biphase.study.plan import identities, make_plan, save_plan
 from biphase.study.worker import Worker
 from biphase.training import checkpoint
@@ -114,15 +115,15 @@ def test_a_piece_that_was_taken_over_while_its_checkpoint_was_written_is_no_fail
     plain, robbed = Saver.settle, []
 
     def settle(self):
-        if self.under_way is not None and not robbed:
+        if self.unpublished is not None and not robbed:
             (held,) = slow.leases._held
             (store.leases / f"{held.key}.lease").unlink()
             thief = Leases(store.leases).take(held.key)
             robbed.append(held.key)
             held.beat()
-            if self.under_way.thread:
-                self.under_way.thread.join()
-            shutil.rmtree(self.under_way.folder)
+            if self.unpublished.thread:
+                self.unpublished.thread.join()
+            shutil.rmtree(self.unpublished.folder)
             threading.Timer(1.0, thief.release).start()
         plain(self)
 
@@ -191,14 +192,14 @@ def test_shards_are_made_by_the_worker_when_they_are_missing(plan, store, corpus
 
 def test_the_time_to_go_follows_the_measured_speed(plan, store):
     entries = ledger.survey_jobs(plan, store)
-    assert ledger.seconds_left(entries, lambda job: float(job.steps)) is None
+    assert ledger.seconds_left(entries) is None
     first = next(iter(plan.jobs))
     worker(plan, store, wanted={first}).work()
     entries = ledger.survey_jobs(plan, store)
     spent = entries[first].progress["seconds"]
-    per_step = spent / plan.jobs[first].steps
-    left = ledger.seconds_left(entries, lambda job: float(job.steps))
-    assert left == pytest.approx(per_step * (plan.steps_to_compute - plan.jobs[first].steps))
+    work = {key: flops_of(job) for key, job in plan.jobs.items()}
+    left = ledger.seconds_left(entries)
+    assert left == pytest.approx(spent / work[first] * (sum(work.values()) - work[first]))
 
 
 def test_a_worker_whose_corpus_was_taken_over_waits_for_it(plan, corpus, tmp_path, monkeypatch):

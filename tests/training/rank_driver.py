@@ -18,7 +18,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 import biphase.cluster.launch
-import biphase.study.status
+import biphase.study.describe
 import biphase.study.worker
 from biphase.cli import app
 from biphase.training import distributed

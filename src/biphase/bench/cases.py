@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from biphase.errors import BiphaseError, SpecError, nearest
 from biphase.presets import SIZES
 from biphase.store import Store, read_checked, with_checksum, write_json
-from biphase.study import prices
+from biphase.study import devices
 from biphase.text import short
 
 WORKLOADS = ("pretrain", "finetune", "retrieval", "scale", "all")
@@ -534,7 +534,7 @@ def _number(value: float, unit: str) -> str:
 
 
 def saved_cases(compared: list[Compared]) -> list[dict[str, Any]]:
-    """The cases that `study.prices` fits a device's cost model to: all that did not fail."""
+    """The cases that `study.devices` fits a device's cost model to: all that did not fail."""
     measured = {
         "pretrain": ("seconds",),
         "finetune": ("tokens", "seconds"),
@@ -563,7 +563,7 @@ def save(report: Report, store: Store) -> Path:
         "versions": report.versions,
         "earlier": since,
         "cases": cases,
-        "model": prices.fit(cases),
+        "model": devices.fit(cases),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, with_checksum(content))
@@ -579,7 +579,7 @@ def _earlier(path: Path, device: str, fresh: set[str]) -> tuple[list[dict[str, A
         return [], {}
     try:
         content = read_checked(path)
-        prices.fit(content["cases"])
+        devices.fit(content["cases"])
         kept = [case for case in content["cases"] if case.get("precision", "bf16") not in fresh]
         last = {"date": content["date"], "versions": content["versions"]}
         since = {case.get("precision", "bf16"): last for case in kept} | content.get("earlier", {})

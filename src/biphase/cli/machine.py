@@ -36,7 +36,8 @@ def tokenize(
     from biphase.data.tokenize import tokenize as make_shards
     from biphase.leases import Leases
     from biphase.store import Store
-    from biphase.study.names import corpus_named, shards_text
+    from biphase.study.describe import shards_text
+    from biphase.study.load import corpus_named
 
     made = corpus_named(corpus, tokenizer=tokenizer, text=text, heldout=heldout)
     where = Store.open(store)

@@ -82,7 +82,7 @@ def adapt(
     from biphase.cluster import launch
     from biphase.store import Store
     from biphase.study.build import AdaptOptions, CorpusOptions, adaptation, finetuning
-    from biphase.study.names import tasks_named
+    from biphase.study.datasets import tasks_named
 
     limit = launch.seconds(for_time) if for_time else None
     wishes = AdaptOptions(
@@ -188,7 +188,8 @@ def evaluate(
     from biphase.cluster import launch
     from biphase.store import Store
     from biphase.study.build import evaluation, finetuning
-    from biphase.study.names import run_named, tasks_named
+    from biphase.study.datasets import tasks_named
+    from biphase.study.load import run_named
     from biphase.study.plan import PLAN, identities, make_plan
 
     limit = launch.seconds(for_time) if for_time else None
@@ -240,7 +241,9 @@ def _tell_only(grid: Finetune, *, as_json: bool) -> None:
 
 Key = Annotated[
     str,
-    typer.Argument(metavar="KEY", help="the first digits of the key of a state, or of a trial (fine-tuned)"),
+    typer.Argument(
+        metavar="KEY", help="the first digits of the key of a checkpoint, or of a trial (fine-tuned)"
+    ),
 ]
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="where to write; must not be there yet")]
 TaskName = Annotated[

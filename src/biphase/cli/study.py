@@ -58,7 +58,7 @@ def plan(
     from biphase.report import prospects
     from biphase.study.describe import bill, plan_json, render
     from biphase.study.ledger import count, settled
-    from biphase.study.scaling import ManyGpus, gpus_at_hand
+    from biphase.study.prices import ManyGpus, gpus_at_hand
 
     made, where, _ = planned(study, store, verify=verify)
     tuned = count(made, where)
@@ -206,9 +206,9 @@ def work(
 
     from biphase.cluster import launch
     from biphase.leases import end_with_parent
+    from biphase.study.describe import closing, opening, status_json
     from biphase.study.ledger import survey_trials
     from biphase.study.plan import save_plan
-    from biphase.study.status import closing, opening, status_json
     from biphase.study.worker import Worker
     from biphase.training import distributed
 
@@ -253,7 +253,7 @@ def _code(
 ) -> int:
     """The exit code of a worker: one that Slurm warned (SIGUSR1) and no user stopped asks to be restarted."""
     from biphase.cluster.launch import WORK_LEFT
-    from biphase.study.status import work_left
+    from biphase.study.describe import work_left
 
     again = warned and not heartbeat.asked(now=True) and work_left(made, where, results)
     return WORK_LEFT if again else code
@@ -335,7 +335,7 @@ def status(
 ) -> None:
     """Done, running, failed, left, and the time to go."""
     from biphase.cluster import slurm as slurm_module
-    from biphase.study.status import status_json, status_text
+    from biphase.study.describe import status_json, status_text
 
     made, where, _ = planned(study, store, reads=True, verify=verify)
     jobs = slurm_module.queue_of(where, made.study.name)
@@ -412,8 +412,8 @@ def submit(
     from biphase.cluster.slurm import read_profile
     from biphase.cluster.workers import control
     from biphase.errors import ClusterError, SpecError
+    from biphase.study.describe import work_left
     from biphase.study.plan import save_plan
-    from biphase.study.status import work_left
     from biphase.study.worker import check_tasks
 
     if processes > 1:

@@ -48,6 +48,7 @@ from biphase.export.writing import (
     ExportedTokenizer,
     Readback,
     Written,
+    WrittenForm,
     check_tokenizer,
     edits_for,
     ours,
@@ -61,7 +62,6 @@ from biphase.export.writing import (
     write_sentences,
     write_tokenizer,
 )
-from biphase.export.writing import Form as WrittenForm
 from biphase.finetune.encoder import EncoderUnderTest, TaskModel, encoder_of
 from biphase.finetune.tune import Tuner
 from biphase.keys import finetuning_key, trial_key
@@ -73,7 +73,7 @@ from biphase.specs import BPE, Answer, Classify, Finetune, Hub, Pretrain, Retrie
 from biphase.specs.tasks import FAMILY_OF, Form
 from biphase.store import Store, read_checked
 from biphase.study.load import load as load_study
-from biphase.study.names import refuse_metadata_only
+from biphase.study.load import refuse_metadata_only
 from biphase.study.plan import PLAN, identities, make_plan
 from biphase.tasks.files import task_key
 from biphase.training import distributed

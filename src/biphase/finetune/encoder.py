@@ -27,7 +27,7 @@ from biphase.errors import ModelError, SpecError, one_line
 from biphase.models.encoder import Encoder, PackedTexts, encoder_from_hub, in_one_buffer, pack, views_of
 from biphase.models.hub import load_tokenizer, refuse_larger
 from biphase.presets import corpus_of
-from biphase.protocol import SHARE_OF_CONTEXT, TUNED_TOKENS, USUAL_SIZE
+from biphase.protocol import FINETUNE_TOKENS, input_length, token_share
 from biphase.records import content_key
 from biphase.specs import Finetune, Hub, Pretrain
 from biphase.store import Store
@@ -122,7 +122,7 @@ def _tokenization(
         raise SpecError(
             f"Finetune.length is {spec.length:,} and the model reads {context:,} tokens; say length={context} or 0"
         )
-    length = spec.length or round(SHARE_OF_CONTEXT * context)
+    length = spec.length or input_length(context)
     identity = content_key(
         {"tokenizer": tokenizer.to_str(), "around": [list(before), list(after)], "length": length}
     )
@@ -153,10 +153,10 @@ class TuningOptions:
         """Return options whose micro-batches keep a device busy without filling it, given the encoder's size."""
         if device.type != "cuda":
             return cls(device, precision, varlen, 4_096, 4_096)
-        share = min(1.0, USUAL_SIZE / (encoder.layers * encoder.width)) if encoder else 1.0
+        share = token_share(encoder.layers, encoder.width) if encoder else 1.0
         # Without varlen, texts are fitted into rows on the host, which gets slower with larger batches.
         scored = 131_072 if varlen else 16_384
-        return cls(device, precision, varlen, int(TUNED_TOKENS * share), int(scored * share))
+        return cls(device, precision, varlen, int(FINETUNE_TOKENS * share), int(scored * share))
 
     @property
     def dtype(self) -> torch.dtype:

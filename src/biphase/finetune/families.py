@@ -1,6 +1,6 @@
 """The four families of tasks: head, loss, predictions and scores of each.
 
-A `Family` holds a dataset in tokens, ready to train and score any model with the same tokenization; `family_of`
+A `FamilyTrainer` holds a dataset in tokens, ready to train and score any model with the same tokenization; `family_of`
 makes it once for a whole grid of learning rates and seeds. It also computes baselines that read no text, and keeps
 the prediction for each example.
 
@@ -33,7 +33,7 @@ from torch.utils.checkpoint import checkpoint
 from biphase.finetune.encoder import TaskBatch, TaskModel, TuningOptions, packs, per_text, per_token
 from biphase.models.encoder import EmbeddingHead, TextHead, TokenHead
 from biphase.objectives import IGNORE
-from biphase.protocol import STRIDE
+from biphase.protocol import window_overlap
 from biphase.specs import Answer, Classify, Retrieve, Tag, Task
 from biphase.specs.tasks import FAMILIES, FAMILY_OF, Form
 from biphase.tasks.encode import (
@@ -140,7 +140,7 @@ def as_text(values: Sequence[Any]) -> np.ndarray:
     return np.frombuffer(json.dumps(values, separators=(",", ":")).encode(), np.uint8)
 
 
-class Family(ABC):
+class FamilyTrainer(ABC):
     """The dataset of one task in tokens; subclasses define head, loss, predictions and scores."""
 
     def __init__(self, task: Task, examples: Examples, *, protocol: str) -> None:
@@ -202,7 +202,7 @@ class Family(ABC):
         """Return the scores of answers that read no text: description → split → metrics."""
 
 
-class TextClassification(Family):
+class TextClassification(FamilyTrainer):
     def __init__(self, task: Task, examples: Any, tokenization: Tokenization, *, protocol: str) -> None:
         super().__init__(task, examples, protocol=protocol)
         assert isinstance(task.form, Classify)
@@ -249,7 +249,7 @@ class TextClassification(Family):
         return {what: {part: score(self.labels[part]) for part in PARTS} for what, score in baselines.items()}
 
 
-class TokenClassification(Family):
+class TokenClassification(FamilyTrainer):
     def __init__(self, task: Task, examples: Any, tokenization: Tokenization, *, protocol: str) -> None:
         super().__init__(task, examples, protocol=protocol)
         self.encoded = {
@@ -295,13 +295,13 @@ class TokenClassification(Family):
         return {f"majority tag: {self.tags[tag]}": scores}
 
 
-class QuestionAnswering(Family):
+class QuestionAnswering(FamilyTrainer):
     def __init__(self, task: Task, examples: Any, tokenization: Tokenization, *, protocol: str) -> None:
         super().__init__(task, examples, protocol=protocol)
         assert isinstance(task.form, Answer)
         self.unanswerable = task.form.unanswerable
         # A window must have more new text than it repeats, also for a model with a short context.
-        stride = None if self.paper else min(STRIDE, tokenization.length // 4)
+        stride = None if self.paper else window_overlap(tokenization.length)
         self.encoded = {
             part: encode_questions(tokenization, getattr(examples, part), stride=stride)
             for part in ("train", *PARTS)
@@ -384,7 +384,7 @@ class QuestionAnswering(Family):
         )
 
 
-class Retrieval(Family):
+class Retrieval(FamilyTrainer):
     def __init__(self, task: Task, examples: Any, tokenization: Tokenization, *, protocol: str) -> None:
         super().__init__(task, examples, protocol=protocol)
         self.inputs = tuple(
@@ -494,6 +494,6 @@ if missing := FAMILY_OF.keys() - CLASSES.keys():
     raise NotImplementedError(f"finetune.families has no class for {missing} of specs.tasks.FAMILIES")
 
 
-def family_of(task: Task, examples: Examples, tokenization: Tokenization, *, protocol: str) -> Family:
+def family_of(task: Task, examples: Examples, tokenization: Tokenization, *, protocol: str) -> FamilyTrainer:
     """Make the family of a task: its dataset in a model's tokens."""
     return CLASSES[type(task.form)](task, examples, tokenization, protocol=protocol)

@@ -48,15 +48,15 @@ from torch import Tensor, nn
 from biphase.data.stream import load_ahead
 from biphase.errors import StoreError, one_line
 from biphase.finetune.encoder import TaskBatch, TaskModel, TuningOptions
-from biphase.finetune.families import Family, Part, PartScores
+from biphase.finetune.families import FamilyTrainer, Part, PartScores
 from biphase.models.encoder import Encoder, initialise
 from biphase.objectives import IGNORE
 from biphase.randomness import permute, salt
 from biphase.specs import AdamW, Finetune
 from biphase.store import Store, debris, publish, read_verified, verify, write_json
 from biphase.tasks.encode import Ragged
-from biphase.training.distributed import Ranks, seed_device
-from biphase.training.loop import LoopStep, PlainStep, Step, StepResult, train
+from biphase.training.distributed import Ranks, Replicated, seed_device
+from biphase.training.loop import Hooks, LoopStep, PlainStep, Step, StepResult, train
 from biphase.training.optimizer import by_depth, forget, linear_rate, make_capturable, optimizer_state
 from biphase.training.tensors import PendingTensor, Tensors, write
 
@@ -93,11 +93,11 @@ class TrainedRows:
         fused = encoder.fused
         assert fused is not None, "only the fused trunk can read another table"
         self._take_out()
-        fused.words = self.look_up
+        fused.embed = self.look_up
         try:
             yield
         finally:
-            fused.words = None
+            fused.embed = None
         self._put_back()
 
     @torch.no_grad()
@@ -113,7 +113,7 @@ class TrainedRows:
         self.whole[self.ids] = self.table[:-1]
 
 
-def trained_rows(family: Family, encoder: Encoder) -> TrainedRows | None:
+def trained_rows(family: FamilyTrainer, encoder: Encoder) -> TrainedRows | None:
     """Return the vocab rows to train for a task; None if the whole embedding is trained, or none of it.
 
     In 16 bits most weight-decay updates are lost to rounding, differently for each row, so one shared factor would
@@ -302,7 +302,7 @@ class Buckets:
         return replace(batch, inputs=(wide,), targets=targets, width=width)
 
 
-def buckets_of(family: Family, options: TuningOptions) -> Buckets:
+def buckets_of(family: FamilyTrainer, options: TuningOptions) -> Buckets:
     """Choose the widths for the training steps of a task."""
     lengths = np.sum([side.lengths for side in family.inputs], axis=0)
     rows = min(family.task.batch, family.size)
@@ -457,7 +457,7 @@ class TrialProgress:
 
     def __init__(
         self,
-        family: Family,
+        family: FamilyTrainer,
         device: torch.device,
         tell: Callable[[int, int], None],
         saved: dict[str, Any] | None,
@@ -494,7 +494,7 @@ class TrialProgress:
 class TaskGrid:
     """What all fine-tunings of a task share; each restores it to its beginning."""
 
-    family: Family
+    family: FamilyTrainer
     spec: AdamW
     model: TaskModel
     adam: torch.optim.AdamW
@@ -535,7 +535,7 @@ class FineTuner:
         encoder.prepare(options.device, options.precision)
         self.grid: TaskGrid | None = None
 
-    def fresh(self, family: Family, seed: int) -> TaskModel:
+    def fresh(self, family: FamilyTrainer, seed: int) -> TaskModel:
         """Return the restored encoder with a new head."""
         self._put_back()
         head = family.head(self.encoder.width)
@@ -551,7 +551,7 @@ class FineTuner:
         self.encoder.zero_grad(set_to_none=True)
         self.encoder.refresh()
 
-    def _grid(self, family: Family, spec: AdamW, seed: int) -> TaskGrid:
+    def _grid(self, family: FamilyTrainer, spec: AdamW, seed: int) -> TaskGrid:
         """Return the grid of a task, reset for a new fine-tuning; its memory is reused while the task is the same."""
         if self.grid is None or self.grid.family is not family or self.grid.spec != spec:
             self.grid = None  # free the old one's memory first
@@ -563,7 +563,7 @@ class FineTuner:
         forget(grid.adam)
         return grid
 
-    def _new_grid(self, family: Family, spec: AdamW) -> TaskGrid:
+    def _new_grid(self, family: FamilyTrainer, spec: AdamW) -> TaskGrid:
         options = self.options
         head = family.head(self.encoder.width).to(options.device, options.dtype)
         model = TaskModel(self.encoder, head)
@@ -578,7 +578,7 @@ class FineTuner:
 
     def finetune(
         self,
-        family: Family,
+        family: FamilyTrainer,
         spec: Finetune,
         *,
         lr: float,
@@ -614,10 +614,17 @@ class FineTuner:
             progress = TrialProgress(family, options.device, tell, saved)
             if saved:
                 self.encoder.refresh()  # its 16-bit copies are still those of the original weights
-            train(
-                grid.parameters,
+            ranks = Ranks(0, 1, options.device)
+            plain = PlainStep(
                 grid.adam,
                 loss_sum,
+                spec.optimizer.clip,
+                Replicated(grid.parameters, ranks),
+                options.autocast,
+                self.encoder,
+            )
+            train(
+                grid.graphs.over(plain) if grid.graphs else plain,
                 load_ahead(
                     lambda step: batches_of(family, step, seed, options, buckets),
                     progress.step,
@@ -626,21 +633,18 @@ class FineTuner:
                 ),
                 first=progress.step,
                 rate=lambda step: linear_rate(step, steps, peak=lr, warmup=spec.warmup),
-                clip=spec.optimizer.clip,
-                ranks=Ranks(0, 1, options.device),
-                autocast=options.autocast,
-                after=(progress.note, save),
-                stop=stop,
-                lost=lost,
-                save=lambda: checkpoints is not None and checkpoints.due(progress.step),
-                copies=self.encoder.copies,
-                refresh=self.encoder.refresh,
-                step=grid.graphs.over if grid.graphs else lambda plain: plain,
+                ranks=ranks,
+                hooks=Hooks(
+                    after=(progress.note, save),
+                    stop=stop,
+                    lost=lost,
+                    save=lambda: checkpoints is not None and checkpoints.due(progress.step),
+                ),
             )
         return model.eval(), progress.trained()
 
 
-def rows_of(family: Family, step: int, seed: int) -> np.ndarray:
+def rows_of(family: FamilyTrainer, step: int, seed: int) -> np.ndarray:
     """Return the training examples of a step: a new order in each epoch, and no batch across two epochs."""
     batch, size = family.task.batch, family.size
     per_epoch = -(-size // batch)
@@ -660,14 +664,14 @@ def _order(size: int, seed: int, epoch: int, block: int) -> np.ndarray:
     return order
 
 
-def examples_of(family: Family, steps: int) -> int:
+def examples_of(family: FamilyTrainer, steps: int) -> int:
     """Return how many examples `rows_of` gives in so many steps."""
     epochs, more = divmod(steps, -(-family.size // family.task.batch))
     return epochs * family.size + min(more * family.task.batch, family.size)
 
 
 def batches_of(
-    family: Family, step: int, seed: int, options: TuningOptions, buckets: Buckets | None = None
+    family: FamilyTrainer, step: int, seed: int, options: TuningOptions, buckets: Buckets | None = None
 ) -> list[TaskBatch]:
     """Return the micro-batches of a step, each with its own index, so that dropout differs between them.
 
@@ -710,7 +714,7 @@ def build_optimizer(model: nn.Module, spec: AdamW, rows: TrainedRows | None = No
     return torch.optim.AdamW(groups, lr=0.0, betas=spec.betas, eps=spec.eps, fused=True)
 
 
-def score(model: TaskModel, family: Family, options: TuningOptions) -> dict[Part, PartScores]:
+def score(model: TaskModel, family: FamilyTrainer, options: TuningOptions) -> dict[Part, PartScores]:
     """Score a fine-tuned model on a task, which may differ from the one it was trained on."""
     own_head = model.head
     if not list(own_head.parameters()):  # retrieval: the head has no weights, so any task can be scored

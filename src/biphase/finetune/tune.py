@@ -23,7 +23,7 @@ from safetensors.numpy import save_file
 
 from biphase.attention import varlen_works
 from biphase.finetune.encoder import EncoderUnderTest, TaskModel, TuningOptions
-from biphase.finetune.families import Family, Part, PartScores, as_text, family_of
+from biphase.finetune.families import FamilyTrainer, Part, PartScores, as_text, family_of
 from biphase.finetune.trial import Checkpoints, FineTuner, TrainingSummary, score
 from biphase.metadata import PREDICTIONS, TRIAL, VALUES
 from biphase.records import encode
@@ -43,7 +43,7 @@ class Stopped(Exception):
 class ScoredTask:
     """The scores of a fine-tuned model on one task."""
 
-    family: Family
+    family: FamilyTrainer
     parts: dict[Part, PartScores]
     seconds: float
 
@@ -82,7 +82,7 @@ class Tuner:
         self.lost: Callable[[], bool] = lambda: False  # whether another worker took the fine-tuning over
         self.unsaved = 0.0  # seconds of work that the last stop lost
         self.loaded: tuple[str, FineTuner, EncoderUnderTest] | None = None  # the key of the model, and it
-        self.families: dict[tuple[Task, str], Family] = {}  # by task and tokenization
+        self.families: dict[tuple[Task, str], FamilyTrainer] = {}  # by task and tokenization
 
     def tune(
         self,
@@ -118,7 +118,7 @@ class Tuner:
     def _train(
         self,
         tuner: FineTuner,
-        family: Family,
+        family: FamilyTrainer,
         lr: float,
         seed: int,
         checkpoints: Checkpoints | None,
@@ -203,7 +203,7 @@ class Tuner:
         if self.stop() or self.lost():
             raise Stopped
 
-    def family(self, task: Task) -> Family:
+    def family(self, task: Task) -> FamilyTrainer:
         """Return a task's dataset in the tokens of the loaded model."""
         assert self.loaded is not None
         tokenization = self.loaded[2].tokenization

@@ -28,9 +28,8 @@ from biphase.specs import Family, Task
 from biphase.specs.tasks import FAMILIES
 from biphase.store import Store, read_verified
 from biphase.study import ledger
-from biphase.study.ledger import finetunings, read_trial
+from biphase.study.ledger import choose, finetunings, read_trial
 from biphase.study.plan import Plan
-from biphase.study.select import choose
 
 Floats = NDArray[np.float64]
 PARTS = ("validation", "test")

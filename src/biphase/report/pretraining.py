@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from biphase.errors import StoreError, one_line
-from biphase.keys import decay_start, label, root_of
 from biphase.metadata import LINES, WRONG, check_line, read_checkpoint_file
 from biphase.presets import corpus_of
 from biphase.report.recipes import RecipePhase, recipe_of
@@ -111,7 +110,7 @@ def _job_cost(entry: ledger.JobStatus, entries: dict[str, ledger.JobStatus], sto
     return JobCost(
         key=job.key,
         parent=job.parent,
-        title=f"{label(job.objective)} {first:,} → {until:,}",
+        title=f"{job.objective.label} {first:,} → {until:,}",
         results=job.results,
         steps=job.span,
         decaying=job.decaying,
@@ -194,9 +193,9 @@ def switches(plan: Plan, result: str) -> tuple[Switch, ...]:
     found = []
     path = plan.path(plan.results[result])
     for before, job in zip((None, *path), path, strict=False):
-        if before and label(before.objective) != label(job.objective):
-            found.append(Switch(job.span[0], label(job.objective)))
-        if job.decaying and job.first == decay_start(job.run):  # later jobs only continue it
+        if before and before.objective.label != job.objective.label:
+            found.append(Switch(job.span[0], job.objective.label))
+        if job.decaying and job.first == job.run.decay_start:  # later jobs only continue it
             found.append(Switch(job.span[0], "decay"))
     return tuple(found)
 
@@ -334,7 +333,7 @@ class Epochs:
 
 
 def _read(run: Pretrain) -> Read:
-    root = root_of(run)
+    root = run.root
     return corpus_of(run), root.start if isinstance(root.start, Hub) else None, run.packing.length
 
 
@@ -347,7 +346,7 @@ def _rows(store: Store, job: TrainingJob) -> int:
         about = read_checkpoint_file(folder)
     except StoreError:
         return 0
-    epochs, drawn = about.get("epochs"), about["progress"].get("draw")
+    epochs, drawn = about.get("epochs"), about["progress"].get("next_sample")
     return round(drawn / epochs) if epochs and drawn else 0
 
 

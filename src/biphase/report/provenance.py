@@ -21,11 +21,11 @@ from biphase.records import content_key, encode
 from biphase.report.evidence import Evidence, ScoreGrid
 from biphase.report.pretraining import JobCost, about_state, cost
 from biphase.report.recipes import Recipe, recipe_of
-from biphase.specs import Finetune, Pretrain
+from biphase.specs import Finetune
 from biphase.store import Store
 from biphase.study import ledger
+from biphase.study.costs import card_of
 from biphase.study.datasets import kept
-from biphase.study.names import card_of
 from biphase.study.plan import Plan
 from biphase.text import counted, duration, listed, rate, short
 from biphase.version import code_version
@@ -103,20 +103,14 @@ def provenance(evidence: Evidence) -> Provenance:
 
 
 def _corpora(plan: Plan, store: Store) -> Iterable[Data]:
-    for corpus in dict.fromkeys(corpus_of(run) for run in _lineage(plan) if run.corpus):
+    for corpus in dict.fromkeys(
+        corpus_of(run) for last in plan.study.runs for run in reversed(last.lineage) if run.corpus
+    ):
         at, card = card_of(corpus, store)
         tokens = (
             f"{card['train_tokens']:,} tokens to train on" if card else "its shards are not in this store"
         )
         yield Data(corpus.name, "corpus", corpus.source, at, tokens)
-
-
-def _lineage(plan: Plan) -> Iterable[Pretrain]:
-    for run in plan.study.runs:
-        at: object = run
-        while isinstance(at, Pretrain):
-            yield at
-            at = at.start
 
 
 def _datasets(evidence: Evidence) -> Iterable[Data]:

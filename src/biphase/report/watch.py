@@ -24,7 +24,6 @@ from biphase.report.build import build
 from biphase.report.page.render import figures_data, main, page
 from biphase.store import Store
 from biphase.study import ledger
-from biphase.study.costs import flops_of
 from biphase.study.plan import Plan
 from biphase.text import duration
 
@@ -269,7 +268,7 @@ def progress(plan: Plan, store: Store) -> dict[str, Any]:
     entries = ledger.survey_jobs(plan, store)
     tuned = ledger.survey_trials(plan, store)
     trained = sum(entry.standing == "done" for entry in entries.values())
-    left = ledger.seconds_left(entries, flops_of) if trained < len(entries) else None
+    left = ledger.seconds_left(entries) if trained < len(entries) else None
     running = []
     for entry in entries.values():
         if entry.holder:

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from biphase.errors import SpecError
 from biphase.records import added, record
-from biphase.specs.checks import one_name, pinned
+from biphase.specs.sources import check_name, check_pinned
 
 Family = str  # the abbreviation of a task family, a key of FAMILIES
 
@@ -287,13 +287,13 @@ class Task:
 
     def check(self) -> None:
         where = f"Task {self.name!r}"
-        one_name("Task", self.name)
+        check_name("Task", self.name)
         if not self.source:
             raise SpecError(f"{where} needs a source: a folder, a file, or hf://owner/name@revision/folder")
         for source in self.places:
             if source.startswith("hf://") and "@" in source:
                 after = source.split("@", 1)[1]
-                pinned(where, after if after.startswith("refs/") else after.split("/")[0])
+                check_pinned(where, after if after.startswith("refs/") else after.split("/")[0])
         fewest = 0 if FAMILIES[self.family].zero_shot else 1
         if self.steps < fewest or self.batch < 1 or self.epochs < 0:
             raise SpecError(

@@ -16,13 +16,13 @@ The file is a zstandard-compressed tar, so standard tools can list it, and the s
 An archive is untrusted input, so reading is strict. It may contain regular files only, with the names above, in the
 order and with the sizes and hashes that ledger.json lists; links, devices, folders and extended headers are refused.
 The unpacked size is checked against a limit before anything else is read. The tar headers are parsed one by one instead
-of by `tarfile.open`, because that reader follows extended headers of any size.
+of by `tarfile.open`, because that reader follows extended headers of any size. Nothing is unpacked to a path that the
+archive names.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
 import os
@@ -32,6 +32,7 @@ import uuid
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,21 +43,20 @@ from biphase.metadata import (
     CARD,
     CHECKPOINT,
     LINES,
-    PARTS,
     PREDICTIONS,
-    ROUNDING,
     TRIAL,
     VALUES,
     WRONG,
+    check_arrays,
     check_card,
     check_checkpoint,
     check_line,
     check_trial,
+    check_values,
 )
 from biphase.presets import corpus_of
 from biphase.records import KEY_PATTERN, content_key, decode, encode, is_key
-from biphase.specs import Corpus, Hub, Pretrain, Study, Task
-from biphase.specs.tasks import RANGES
+from biphase.specs import Corpus, Pretrain, Study
 from biphase.store import Store, publish, read_checked, read_verified, verify, with_checksum, write_json
 from biphase.study import ledger
 from biphase.study.ledger import finetunings, finished, read_trial
@@ -77,18 +77,19 @@ FORMAT = 2
 PLAN_ENTRY, FINGERPRINTS, PINS = "study/plan.json", "study/fingerprints.json", "pins.json"
 # Files that a result's folder in an archive must hold (`FOLDERS`) and may hold in addition (`OPTIONAL`).
 FOLDERS = {
-    "metadata/checkpoints": ("checkpoint.json", "metrics.jsonl"),
-    "metadata/shards": ("card.json",),
-    "metadata/trials": ("trial.json",),
-    "trials": ("trial.json", "values.safetensors"),
+    "metadata/checkpoints": (CHECKPOINT, LINES),
+    "metadata/shards": (CARD,),
+    "metadata/trials": (TRIAL,),
+    "trials": (TRIAL, VALUES),
 }
-OPTIONAL = {"trials": ("predictions.safetensors",)}
-_LOOSE = re.compile(
-    rf"{re.escape(PLAN_ENTRY)}|{re.escape(FINGERPRINTS)}|pins\.json|study/failures/{KEY_PATTERN}\.json|corpora/link-{KEY_PATTERN}\.json"
-)
+OPTIONAL = {"trials": (PREDICTIONS,)}
 _FOLDER = re.compile(rf"({'|'.join(FOLDERS)})/({KEY_PATTERN})")
+_LOOSE = re.compile(
+    "|".join(map(re.escape, (PLAN_ENTRY, FINGERPRINTS, PINS)))
+    + rf"|study/failures/{KEY_PATTERN}\.json|corpora/link-{KEY_PATTERN}\.json"
+)
 
-BLOCK = 512  # bytes; the block size of a tar
+BLOCK = tarfile.BLOCKSIZE
 LEVEL, FRAME = 12, 2**25  # zstandard level; bytes that are compressed into one frame
 MAGIC = b"\x28\xb5\x2f\xfd"  # the first bytes of a zstandard file
 LARGEST_LISTING = 2**25
@@ -96,38 +97,29 @@ LARGEST_LISTING = 2**25
 # 4 to 22 times (measured), a decompression bomb thousands of times.
 UNPACKED, SHRUNK = 2**26, 100
 # Largest unpacked size in bytes by file name: these files are read whole, so they must fit into memory.
-LARGEST = {
-    "plan.json": 2**24,
-    "card.json": 2**22,
-    "trial.json": 2**22,
-    "metrics.jsonl": 2**28,
-    "values.safetensors": 2**28,
-    "predictions.safetensors": 2**28,
-}
+LARGEST = {"plan.json": 2**24, CARD: 2**22, TRIAL: 2**22, LINES: 2**28, VALUES: 2**28, PREDICTIONS: 2**28}
 LARGEST_OTHER = 2**20
 
 
 @dataclass(frozen=True)
 class ArchiveEntry:
-    """One file of an archive: its name, size and hash."""
+    """One file of an archive: its name, size and hash; for packing, also how to read its content when it is written."""
 
     name: str
     bytes: int
     sha256: str
-
-
-@dataclass(frozen=True)
-class EntrySource:
-    """A file to be packed, and a function that reads its content again when it is written."""
-
-    item: ArchiveEntry
-    read: Callable[[], bytes]
+    read: Callable[[], bytes] | None = field(default=None, compare=False)
 
     @classmethod
-    def of(cls, name: str, content: bytes, read: Callable[[], bytes] | None = None) -> EntrySource:
-        """Make a source for `content`; without `read`, the content is kept in memory."""
-        item = ArchiveEntry(name, len(content), hashlib.sha256(content).hexdigest())
-        return cls(item, read or (lambda: content))
+    def of(cls, name: str, content: bytes, read: Callable[[], bytes] | None = None) -> ArchiveEntry:
+        """Make an entry for `content`; without `read`, the content is kept in memory."""
+        return cls(name, len(content), sha256(content).hexdigest(), read or (lambda: content))
+
+    @property
+    def folder(self) -> str:
+        """The folder of the result that the file belongs to, or "" for any other file."""
+        folder = self.name.rpartition("/")[0]
+        return folder if _FOLDER.fullmatch(folder) else ""
 
 
 def as_json(value: Any) -> bytes:
@@ -135,30 +127,39 @@ def as_json(value: Any) -> bytes:
     return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
+def _refusal(path: Path, why: str) -> StoreError:
+    return StoreError(
+        f"{path} is no valid archive: {why}; nothing was taken from it: pack it again, or copy it again"
+    )
+
+
 # ---------------------------------------------------------------- write
 
 
-def write_archive(path: Path, study: str, sources: list[EntrySource]) -> int:
-    """Write an archive atomically and return its size in bytes."""
-    _refuse_taken(path)
-    listing = {one.item.name: {"bytes": one.item.bytes, "sha256": one.item.sha256} for one in sources}
-    first = EntrySource.of(LEDGER, as_json({"ledger": FORMAT, "study": study, "files": listing}))
-    if first.item.bytes > LARGEST_LISTING:
+def write_archive(path: Path, study: str, entries: list[ArchiveEntry]) -> int:
+    """Write an archive atomically and return its size in bytes; an older archive at `path` is replaced."""
+    if not path.parent.is_dir():
+        raise SpecError(f"{path.parent} is no folder; make it, or name another file")
+    if path.exists() and (not path.is_file() or _beginning(path) != MAGIC):
+        raise SpecError(f"{path} is there already and is no archive; name another file")
+    listing = {entry.name: {"bytes": entry.bytes, "sha256": entry.sha256} for entry in entries}
+    first = ArchiveEntry.of(LEDGER, as_json({"ledger": FORMAT, "study": study, "files": listing}))
+    if first.bytes > LARGEST_LISTING:
         raise SpecError(
-            f"{len(sources):,} files are more than one ledger may list; pack some results at a time: --only PATTERN"
+            f"{len(entries):,} files are more than one archive may list; pack some results at a time: --only PATTERN"
         )
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         with draft.open("wb") as file:
             frames = _Frames(file)
-            for one in (first, *sources):
-                content = one.read()
-                if EntrySource.of(one.item.name, content).item != one.item:
-                    raise StoreError(f"{one.item.name} changed while it was packed; type the command again")
-                info = tarfile.TarInfo(one.item.name)
-                info.size = len(content)
-                frames.add(info.tobuf(tarfile.USTAR_FORMAT, "utf-8") + content + bytes(-len(content) % BLOCK))
-            frames.add(bytes(2 * BLOCK))
+            with tarfile.open(fileobj=frames, mode="w|", format=tarfile.USTAR_FORMAT) as tar:  # ty: ignore
+                for entry in (first, *entries):
+                    content = entry.read() if entry.read else b""
+                    if ArchiveEntry.of(entry.name, content) != entry:
+                        raise StoreError(f"{entry.name} changed while it was packed; type the command again")
+                    info = tarfile.TarInfo(entry.name)
+                    info.size = entry.bytes
+                    tar.addfile(info, io.BytesIO(content))
             frames.end()
             file.flush()
             os.fsync(file.fileno())
@@ -170,14 +171,6 @@ def write_archive(path: Path, study: str, sources: list[EntrySource]) -> int:
     return path.stat().st_size
 
 
-def _refuse_taken(path: Path) -> None:
-    """Raise a `SpecError` unless `path` is free or holds an older archive, which is replaced."""
-    if not path.parent.is_dir():
-        raise SpecError(f"{path.parent} is no folder; make it, or name another file")
-    if path.exists() and (not path.is_file() or _beginning(path) != MAGIC):
-        raise SpecError(f"{path} is there already and is no packed ledger; name another file")
-
-
 def _beginning(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
@@ -187,7 +180,7 @@ def _beginning(path: Path) -> bytes:
 
 
 class _Frames:
-    """Writes a zstandard stream in frames of at least `FRAME` bytes."""
+    """A file object that writes a zstandard stream in frames of at least `FRAME` bytes."""
 
     def __init__(self, file: IO[bytes]) -> None:
         from pyarrow import Codec
@@ -195,7 +188,7 @@ class _Frames:
         self.codec = Codec("zstd", compression_level=LEVEL)
         self.file, self.waiting = file, bytearray()
 
-    def add(self, content: bytes) -> None:
+    def write(self, content: bytes) -> None:
         self.waiting += content
         if len(self.waiting) >= FRAME:
             self.end()
@@ -215,64 +208,50 @@ class Archive:
 
     path: Path
     study: str
-    items: tuple[ArchiveEntry, ...]
+    entries: tuple[ArchiveEntry, ...]
 
     @classmethod
     def open(cls, path: Path) -> Archive:
-        reader = _Reader(path)
-        said = reader.parsed(reader.member(LEDGER, None))
+        listing = _Reader(path).member(LEDGER, None)
         try:
-            if said["ledger"] != FORMAT:
-                raise reader.refusal(
-                    f"its format is {str(said['ledger'])[:20]!r}, and this version reads {FORMAT}"
+            about = json.loads(listing)
+            if about["ledger"] != FORMAT:
+                raise _refusal(
+                    path, f"its format is {str(about['ledger'])[:20]!r}, and this version reads {FORMAT}"
                 )
-            items = tuple(
-                ArchiveEntry(name, one["bytes"], str(one["sha256"])) for name, one in said["files"].items()
+            entries = tuple(
+                ArchiveEntry(name, entry["bytes"], str(entry["sha256"]))
+                for name, entry in about["files"].items()
             )
-            if any(type(item.bytes) is not int for item in items):
+            if any(type(entry.bytes) is not int for entry in entries):
                 raise TypeError
-            archive = cls(path, str(said["study"]), items)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise reader.refusal(f"its {LEDGER} does not say what is in it") from None
-        archive._judge(reader)
+            archive = cls(path, str(about["study"]), entries)
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+            raise _refusal(path, f"its {LEDGER} does not say what is in it") from None
+        if fault := archive._fault():
+            raise _refusal(path, fault)
         return archive
 
-    @property
-    def unpacked(self) -> int:
-        """The total unpacked size of the listed files in bytes."""
-        return sum(item.bytes for item in self.items)
-
-    def _judge(self, reader: _Reader) -> None:
-        """Refuse names that do not belong in an archive, incomplete folders, and sizes above the limits."""
-        folders: dict[str, list[str]] = {}
-        before = ""
-        for item in self.items:
-            folder, _, name = item.name.rpartition("/")
-            if _FOLDER.fullmatch(folder):
-                if folder in folders and folder != before:
-                    raise reader.refusal(f"the files of {folder} are not together")
-                folders.setdefault(folder, []).append(name)
-            elif not _LOOSE.fullmatch(item.name):
-                raise reader.refusal(f"{item.name[:200]!r} has no place in a ledger")
-            if item.bytes < 0:
-                raise reader.refusal(f"{item.name[:200]!r} has less than 0 bytes")
-            most = LARGEST.get(name, LARGEST_OTHER)
-            if item.bytes > most:
-                raise reader.refusal(f"{item.name[:200]!r} would unpack to more than {most:,} bytes")
-            before = folder
-        for folder, names in folders.items():
+    def _fault(self) -> str:
+        """Return what is wrong with the listed names, folders and sizes, or ""."""
+        for entry in self.entries:
+            name, most = entry.name[:200], LARGEST.get(entry.name.rpartition("/")[2], LARGEST_OTHER)
+            if not entry.folder and not _LOOSE.fullmatch(entry.name):
+                return f"{name!r} has no place in an archive"
+            if not 0 <= entry.bytes <= most:
+                return f"{name!r} would unpack to {str(entry.bytes)[:30]} bytes; {most:,} are allowed"
+        for folder, entries in groupby(self.entries, lambda entry: entry.folder):  # its files come together
+            names = [entry.name.rpartition("/")[2] for entry in entries]
             kind = folder.rpartition("/")[0]
-            if tuple(sorted(set(names) - set(OPTIONAL.get(kind, ())))) != FOLDERS[kind]:
-                raise reader.refusal(f"{folder} holds {str(names)[:200]}")
-        if PLAN_ENTRY not in {item.name for item in self.items}:
-            raise reader.refusal(f"it has no {PLAN_ENTRY}")
-        if self.items[0].name != PLAN_ENTRY:  # the other entries are validated against the plan
-            raise reader.refusal(f"it does not begin with {PLAN_ENTRY}")
+            if folder and set(names) - set(OPTIONAL.get(kind, ())) != set(FOLDERS[kind]):
+                return f"{folder} holds {str(names)[:200]}"
+        # The other entries are validated against the plan.
+        if not self.entries or self.entries[0].name != PLAN_ENTRY:
+            return f"it does not begin with {PLAN_ENTRY}"
         most = max(UNPACKED, SHRUNK * self.path.stat().st_size)
-        if self.unpacked > most:
-            raise reader.refusal(
-                f"it would unpack to more than the {most:,} bytes that a ledger of its size can"
-            )
+        if sum(entry.bytes for entry in self.entries) > most:
+            return f"it would unpack to more than the {most:,} bytes that an archive of its size can"
+        return ""
 
     def contents(self) -> Iterator[tuple[str, dict[str, bytes]]]:
         """Yield the files in the order of the archive, each checked against its hash.
@@ -282,23 +261,12 @@ class Archive:
         """
         reader = _Reader(self.path)
         reader.member(LEDGER, None)
-        at, together = "", dict[str, bytes]()
-        for item in self.items:
-            content = reader.member(item.name, item.bytes)
-            if hashlib.sha256(content).hexdigest() != item.sha256:
-                raise reader.refusal(f"{item.name} is not what was packed")
-            folder, _, name = item.name.rpartition("/")
-            result = folder if _FOLDER.fullmatch(folder) else ""
-            if at and result != at:
-                yield at, together
-                together = {}
-            if result:
-                together[name] = content
+        for folder, entries in groupby(self.entries, lambda entry: entry.folder):
+            files = ((entry.name, reader.verified(entry)) for entry in entries)
+            if folder:
+                yield folder, {name.rpartition("/")[2]: content for name, content in files}
             else:
-                yield "", {item.name: content}
-            at = result
-        if at:
-            yield at, together
+                yield from (("", {name: content}) for name, content in files)
         reader.end()
 
 
@@ -312,56 +280,49 @@ class _Reader:
         if not path.is_file():
             raise SpecError(f"there is no file {path}; type one that biphase ledger pack has written")
         if _beginning(path) != MAGIC:
-            raise self.refusal("it does not begin as one")
+            raise _refusal(path, "it does not begin as one")
         self.stream = pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
 
-    def refusal(self, why: str) -> StoreError:
-        return StoreError(
-            f"{self.path} is no sound ledger: {why}; nothing was taken from it: pack it again, or copy it again"
-        )
-
-    def parsed(self, content: bytes) -> Any:
-        try:
-            return json.loads(content)
-        except (ValueError, RecursionError):
-            raise self.refusal(f"its {LEDGER} is no JSON") from None
+    def verified(self, entry: ArchiveEntry) -> bytes:
+        content = self.member(entry.name, entry.bytes)
+        if sha256(content).hexdigest() != entry.sha256:
+            raise _refusal(self.path, f"{entry.name} is not what was packed")
+        return content
 
     def member(self, name: str, size: int | None) -> bytes:
         """Return the content of the next member, which must be a regular file of this name and size."""
-        header = self._read(BLOCK)
         try:
-            info = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
+            info = tarfile.TarInfo.frombuf(self._read(BLOCK), "utf-8", "strict")
         except (tarfile.HeaderError, ValueError) as wrong:
-            raise self.refusal(f"there should be {name}, and there is no file ({one_line(wrong)})") from None
+            raise _refusal(self.path, f"{name} is missing, there is no file ({one_line(wrong)})") from None
         if info.name != name or info.type != tarfile.REGTYPE:
             what = "" if info.type == tarfile.REGTYPE else "something that is no plain file, "
-            raise self.refusal(f"there should be {name}, and there is {what}{info.name[:200]!r}")
+            raise _refusal(self.path, f"there should be {name}, and there is {what}{info.name[:200]!r}")
         if info.size != size and (size is not None or info.size > LARGEST_LISTING):
-            raise self.refusal(f"{name} has {info.size:,} bytes")
+            raise _refusal(self.path, f"{name} has {info.size:,} bytes")
         content = self._read(info.size)
         self._read(-info.size % BLOCK)
         return content
 
     def end(self) -> None:
-        # Some tools pad the tar to a full record.
+        # Tools pad the tar to a full record.
         rest = self._read(2 * BLOCK) + self._read(tarfile.RECORDSIZE, whole=False)
         if any(rest) or self._read(1, whole=False):
-            raise self.refusal("there is more in it than it says")
+            raise _refusal(self.path, "there is more in it than it says")
 
     def _read(self, size: int, *, whole: bool = True) -> bytes:
-        parts, left = [], size
-        while left:
+        content = bytearray()
+        while len(content) < size:
             try:
-                part = self.stream.read(left)
+                part = self.stream.read(size - len(content))
             except OSError as wrong:
-                raise self.refusal(f"it is cut short or damaged ({one_line(wrong)})") from None
+                raise _refusal(self.path, f"it is cut short or damaged ({one_line(wrong)})") from None
             if not part:
                 if whole:
-                    raise self.refusal("it is cut short")
+                    raise _refusal(self.path, "it is cut short")
                 break
-            parts.append(part)
-            left -= len(part)
-        return b"".join(parts)
+            content += part
+        return bytes(content)
 
 
 # ---------------------------------------------------------------- pack
@@ -401,115 +362,81 @@ def pack(
     With `examples=False`, trials are packed as metadata only, without per-example values and predictions.
     """
     packed = PackSummary(plan.study.name)
-    sources = [
-        EntrySource.of(PLAN_ENTRY, as_json(plan.to_json())),
-        EntrySource.of(FINGERPRINTS, as_json(fingerprints_of(plan.study, identities))),
+    path_jobs = {job.key for key in results or () for job in plan.path(key)}
+    jobs = [key for key in plan.jobs if results is None or key in path_jobs]
+    entries = [
+        ArchiveEntry.of(PLAN_ENTRY, as_json(plan.to_json())),
+        ArchiveEntry.of(FINGERPRINTS, as_json(fingerprints_of(plan.study, identities))),
         *_names(plan, store),
-        *_failures(plan, store, results, packed),
-        *_corpora(plan, store, identities, packed),
-        *_jobs(plan, store, results, packed),
-        *_trials(plan, store, results, packed, examples=examples),
     ]
+    left = set(jobs) - ledger.done_keys(plan, store)
+    left |= {tuning.key for tuning in finetunings(plan, results) if not finished(tuning, store)}
+    for key, noted in sorted(ledger.failures(plan, store).items()):
+        if key in left:
+            packed.failures += 1
+            failure = {name: str(noted.get(name, "")) for name in ("key", "error", "at")}
+            entries.append(ArchiveEntry.of(f"study/failures/{key}.json", as_json(failure)))
+
+    def add(place: Path, kind: str) -> bool:
+        files = _result(store, place, kind, packed)
+        entries.extend(files)
+        return bool(files)
+
+    runs = {corpus_of(job.run): job.run for job in plan.jobs.values()}
+    for key in dict.fromkeys(identities.data(run) for run in runs.values()):
+        packed.corpora += add(store.shards / key, "metadata/shards")
+    for key in jobs:
+        packed.jobs_planned += 1
+        packed.jobs += add(store.checkpoints / key, "metadata/checkpoints")
+    for trial in (trial for tuning in finetunings(plan, results) for trial in tuning.trials):
+        whole = examples and store.has(store.trials / trial.key)
+        added = add(store.trials / trial.key, "trials" if whole else "metadata/trials")
+        packed.scores_planned += 1
+        packed.scores += added
+        packed.bare += added and not whole
     if not packed.scores and not packed.jobs:
         raise SpecError(
             f"nothing of {packed.study} is in {store.root} yet; compute some of it: biphase run STUDY"
         )
-    packed.bytes = write_archive(path, packed.study, sources)
-    packed.unpacked = sum(one.item.bytes for one in sources)
+    packed.bytes = write_archive(path, packed.study, entries)
+    packed.unpacked = sum(entry.bytes for entry in entries)
     return packed
 
 
-def _names(plan: Plan, store: Store) -> Iterable[EntrySource]:
+def _names(plan: Plan, store: Store) -> Iterable[ArchiveEntry]:
     """Yield the pins of hub models and the links of corpora read from a folder; the folder's path is not included."""
-    pins = pins_of(plan.study, store)
-    if pins:
-        yield EntrySource.of(PINS, as_json(pins))
+    if pins := pins_of(plan.study, store):
+        yield ArchiveEntry.of(PINS, as_json(pins))
     linked = {
-        link_path(corpus, store).name: {
-            "source": corpus.source,
-            "heldout": corpus.heldout,
-            # The plan's fingerprint, since the folder may have changed.
-            "fingerprint": corpus_fingerprint(corpus, store),
-        }
+        link_path(corpus, store).name: corpus
         for corpus in corpora_of(plan.study)
         if corpus.hub and read_link(corpus, store)
     }
-    for name, told in sorted(linked.items()):
-        yield EntrySource.of(f"corpora/{name}", as_json(told))
+    for name, corpus in sorted(linked.items()):
+        fingerprint = corpus_fingerprint(corpus, store)  # the plan's, since the folder may have changed
+        link = {"source": corpus.source, "heldout": corpus.heldout, "fingerprint": fingerprint}
+        yield ArchiveEntry.of(f"corpora/{name}", as_json(link))
 
 
-def _failures(
-    plan: Plan, store: Store, results: Collection[str] | None, packed: PackSummary
-) -> Iterable[EntrySource]:
-    """Yield the failure records of jobs that are not done."""
-    done = ledger.done_keys(plan, store)
-    left = {key for key in _job_keys(plan, results) if key not in done}
-    left |= {one.key for one in finetunings(plan, results) if not finished(one, store)}
-    for key, noted in sorted(ledger.failures(plan, store).items()):
-        if key in left:
-            packed.failures += 1
-            kept = {name: str(noted.get(name, "")) for name in ("key", "error", "at")}
-            yield EntrySource.of(f"study/failures/{key}.json", as_json(kept))
-
-
-def _job_keys(plan: Plan, results: Collection[str] | None) -> list[str]:
-    if results is None:
-        return list(plan.jobs)
-    wanted = {job.key for key in results for job in plan.path(key)}
-    return [key for key in plan.jobs if key in wanted]
-
-
-def _corpora(plan: Plan, store: Store, identities: Identities, packed: PackSummary) -> Iterable[EntrySource]:
-    runs = {corpus_of(job.run): job.run for job in plan.jobs.values()}
-    for key in dict.fromkeys(identities.data(run) for run in runs.values()):
-        made = _folder(store, store.shards / key, "metadata/shards", packed)
-        packed.corpora += bool(made)
-        yield from made
-
-
-def _jobs(
-    plan: Plan, store: Store, results: Collection[str] | None, packed: PackSummary
-) -> Iterable[EntrySource]:
-    for key in _job_keys(plan, results):
-        made = _folder(store, store.checkpoints / key, "metadata/checkpoints", packed)
-        packed.jobs_planned += 1
-        packed.jobs += bool(made)
-        yield from made
-
-
-def _trials(
-    plan: Plan, store: Store, results: Collection[str] | None, packed: PackSummary, *, examples: bool
-) -> Iterable[EntrySource]:
-    for training in finetunings(plan, results):
-        for trial in training.trials:
-            place = store.trials / trial.key
-            whole = examples and store.has(place)
-            made = _folder(store, place, "trials" if whole else "metadata/trials", packed)
-            packed.scores_planned += 1
-            packed.scores += bool(made)
-            packed.bare += bool(made) and not whole
-            yield from made
-
-
-def _folder(store: Store, place: Path, kind: str, packed: PackSummary) -> list[EntrySource]:
+def _result(store: Store, place: Path, kind: str, packed: PackSummary) -> list[ArchiveEntry]:
     """Return the packable files of a result; empty if it is absent or damaged (see `left_out`)."""
     if not store.knows(place):
         packed.left_out += [fault] if (fault := store.fault(place)) else []
         return []
-    told, folder = store.told(place), f"{kind}/{place.name}"
+    source, folder = store.told(place), f"{kind}/{place.name}"
     try:
-        there = verify(told, contents=False)
-        names = [*FOLDERS[kind], *(name for name in OPTIONAL.get(kind, ()) if name in there)]
+        entries = verify(source, contents=False)
+        names = [*FOLDERS[kind], *(name for name in OPTIONAL.get(kind, ()) if name in entries)]
         for name in names:
-            if there[name]["bytes"] > (most := LARGEST.get(name, LARGEST_OTHER)):
+            if entries[name]["bytes"] > (most := LARGEST.get(name, LARGEST_OTHER)):
                 raise StoreError(f"{name} has more than {most:,} bytes")
-        files = {name: read_verified(told, name) for name in names}
+        files = {name: read_verified(source, name) for name in names}
         Validator(packed.study).result(folder, files)  # do not pack what `check` would refuse
     except WRONG as wrong:
         packed.left_out.append(f"{folder}: {one_line(wrong)}")
         return []
     return [
-        EntrySource.of(f"{folder}/{name}", content, lambda name=name: read_verified(told, name))
+        ArchiveEntry.of(f"{folder}/{name}", content, lambda name=name: read_verified(source, name))
         for name, content in files.items()
     ]
 
@@ -520,15 +447,6 @@ def _folder(store: Store, place: Path, kind: str, packed: PackSummary) -> list[E
 # that readers use (`biphase.metadata`), and sizes against what such a plan can produce. Nothing is written here.
 
 
-LINK = ("source", "heldout", "fingerprint")  # fields of a corpus link
-FINGERPRINT_KINDS = {"task", "hub", "reads", "data"}  # fingerprints.json of earlier versions has no `data`
-# Numeric types that are accepted: safetensors' name → numpy's.
-NUMBERS = {
-    "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8",
-    "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8",
-}  # fmt: skip
-MEAN = 1e-4  # tolerance between a score and the mean of its per-example values, which are rounded
-COUNTS = "entity_counts"  # per example: correct, predicted and true entities
 TRIALS = 1_000_000  # most fine-tunings that one study may plan
 # Size limit of metrics.jsonl: bytes per line, and lines allowed beyond one per step.
 LINE_BYTES, SPARE_LINES = 1_000, 100
@@ -543,7 +461,7 @@ class Validator:
 
     def __init__(self, study: str) -> None:
         self.name = study
-        self.said: dict[str, Any] = {}  # plan.json as it is in the archive
+        self.plan: dict[str, Any] = {}  # plan.json as it is in the archive
         self.fingerprints: dict[str, dict[str, str]] = {}
         self.jobs: dict[str, tuple[int, int]] = {}  # key → steps from the root, bytes of metrics.jsonl
         self.trials: dict[str, dict[str, Any]] = {}
@@ -552,172 +470,146 @@ class Validator:
         self.heldout = 0
 
     def result(self, folder: str, files: dict[str, bytes]) -> None:
-        kind, at = folder.split("/")[-2:]
+        kind, key = folder.split("/")[-2:]
         if kind == "trials":
-            about = check_trial(json.loads(files[TRIAL]), at)
+            about = check_trial(json.loads(files[TRIAL]), key)
             if VALUES in files:
-                _check_values(files[VALUES], about)
+                check_values(VALUES, files[VALUES], about)
             if PREDICTIONS in files:  # checked for its format only; no command reads it
-                _arrays(PREDICTIONS, files[PREDICTIONS])
-            self.trials[at] = {name: about[name] for name in ("model", "lr", "seed", "metric")}
+                check_arrays(PREDICTIONS, files[PREDICTIONS])
+            self.trials[key] = {name: about[name] for name in ("model", "lr", "seed", "metric")}
         elif kind == "checkpoints":
-            about = check_checkpoint(json.loads(files[CHECKPOINT]), at)
+            about = check_checkpoint(json.loads(files[CHECKPOINT]), key)
             _need(isinstance(decode(about["run"]), Pretrain), "it has no run")
-            step = about["origin_step"] + about["progress"]["step"]
-            self.jobs[at] = step, len(files[LINES])
-            self._check_lines(files[LINES], step)
+            last = about["origin_step"] + about["progress"]["step"]
+            self.jobs[key] = last, len(files[LINES])
+            for text in io.BytesIO(files[LINES]):
+                line = check_line(json.loads(text))
+                _need(line["step"] <= last, f"{LINES} goes on to step {line['step']}, beyond {last}")
+                self.heldout += "heldout" in line
+            _need(self.heldout <= HELDOUT_LINES, f"{LINES} has more than {HELDOUT_LINES:,} held-out losses")
         else:
-            self.corpora[at] = decode(check_card(json.loads(files[CARD]), at)["corpus"])
-
-    def _check_lines(self, content: bytes, last: int) -> None:
-        for text in io.BytesIO(content):
-            line = check_line(json.loads(text))
-            _need(line["step"] <= last, f"{LINES} goes on to step {line['step']}, and the state is at {last}")
-            self.heldout += "heldout" in line
-        _need(self.heldout <= HELDOUT_LINES, f"{LINES} has more than {HELDOUT_LINES:,} held-out losses")
+            self.corpora[key] = decode(check_card(json.loads(files[CARD]), key)["corpus"])
 
     def loose(self, name: str, content: bytes) -> None:
-        said = json.loads(content)
-        as_json(said)  # refuses NaN and excessive nesting, which could not be written again
+        about = json.loads(content)
+        as_json(about)  # refuses NaN and excessive nesting, which could not be written again
         if name == PLAN_ENTRY:
-            made = decode(said["study"])
-            _need(isinstance(made, Study) and made.name == self.name, f"{name} is of another study")
-            self.study, self.said = made, said
+            study = decode(about["study"])
+            _need(isinstance(study, Study) and study.name == self.name, f"{name} is of another study")
+            self.study, self.plan = study, about
         elif name == FINGERPRINTS:
-            _need(
-                FINGERPRINT_KINDS - {"data"} <= set(said) <= FINGERPRINT_KINDS, f"{name} says something else"
-            )
-            keys = [one for some in said.values() for pair in some.items() for one in pair]
+            kinds = set(about) | {"data"}  # archives of earlier versions have no fingerprints of corpora
+            _need(kinds == {"task", "hub", "reads", "data"}, f"{name} says something else")
+            keys = [key for fingerprints in about.values() for pair in fingerprints.items() for key in pair]
             # A model's tokenizer may have no fingerprint (an empty string).
-            _need(all(is_key(one) or one == "" for one in keys), f"{name} has no keys")
-            self.fingerprints = said
+            _need(all(is_key(key) or key == "" for key in keys), f"{name} has no keys")
+            self.fingerprints = about
         elif name == PINS:
-            _need(all(COMMIT.fullmatch(commit) for commit in said.values()), f"{name} pins to no commit")
-            other = set(said) - {model.source for model in hubs_of(self.study) if not model.local}
-            _need(not other, f"{name} pins {min(other, default='')}, which the study does not start from")
+            _need(all(COMMIT.fullmatch(commit) for commit in about.values()), f"{name} pins to no commit")
+            others = set(about) - {model.source for model in hubs_of(self.study) if not model.local}
+            _need(not others, f"{name} pins {min(others, default='')}, which the study does not start from")
         elif name.startswith("corpora/"):
-            self._check_link(name, said)
+            hub = [corpus for corpus in corpora_of(self.study) if corpus.hub]
+            linked = {f"corpora/{link_path(corpus, Store('')).name}": corpus for corpus in hub}
+            _need(name in linked, f"{name} links a corpus that the study does not read")
+            corpus = linked[name]
+            link = {"source": corpus.source, "heldout": corpus.heldout, "fingerprint": about["fingerprint"]}
+            _need(about == link and is_key(about["fingerprint"]), f"{name} is no link")
         else:
-            _need(said["key"] == Path(name).stem and isinstance(said["error"], str), f"{name} is no failure")
-            self.failed.add(said["key"])
-
-    def _check_link(self, name: str, said: dict[str, Any]) -> None:
-        _need(set(LINK) == set(said), f"{name} is no link")
-        _need(all(isinstance(one, str) for one in said.values()), f"{name} is no link")
-        _need(is_key(said["fingerprint"]), f"{name} has no fingerprint")
-        linked = content_key({"source": said["source"], "heldout": said["heldout"]})
-        _need(Path(name).stem == f"link-{linked}", f"{name} links another corpus")
-        own = {(corpus.source, corpus.heldout) for corpus in corpora_of(self.study) if corpus.hub}
-        _need((said["source"], said["heldout"]) in own, f"{name} links a corpus that the study does not read")
-
-    # ------------------------------------------------------------ checks against the plan
+            key = about["key"]
+            _need(key == Path(name).stem and isinstance(about["error"], str), f"{name} is no failure")
+            self.failed.add(key)
 
     def finish(self) -> Plan:
         """Compute the plan from the archive's study, check all keys seen so far against it, and return it."""
         plan = self._planned()
-        keys = {job["key"]: job["parent"] for job in self.said["jobs"]}
+        keys = {job["key"]: job["parent"] for job in self.plan["jobs"]}
         same = keys == {job.key: job.parent for job in plan.jobs.values()}
-        _need(same and self.said["results"] == plan.results, f"{PLAN_ENTRY} has other keys than its study")
-        every = {one.key: one for one in finetunings(plan)}
-        trials = {trial.key: (one, trial.metric) for one in every.values() for trial in one.trials}
-        for at, (step, size) in self.jobs.items():
-            _need(at in plan.jobs, f"the state {at} is none of the study's")
-            _need(step == plan.jobs[at].span[1], f"the state {at} is at step {step}")
-            _need(
-                size <= LINE_BYTES * (step + SPARE_LINES),
-                f"{LINES} of {at} has {size:,} bytes for {step:,} steps",
-            )
-        for at, about in self.trials.items():
-            _need(at in trials, f"the scores {at} are none of the study's")
-            one, metric = trials[at]
-            planned = {"model": one.model, "lr": one.lr, "seed": one.seed, "metric": metric}
-            _need(about == planned, f"the scores {at} are of another model, learning rate, seed or metric")
-        others = set(self.corpora) - {self._data(run) for run in trained_runs(self.study)}
-        _need(not others, f"the corpus {min(others, default='')} is none of the study's")
-        others = self.failed - set(plan.jobs) - set(every)
-        _need(not others, f"the failure {min(others, default='')} is of no job of the study")
+        _need(same and self.plan["results"] == plan.results, f"{PLAN_ENTRY} has other keys than its study")
+        tunings = {tuning.key: tuning for tuning in finetunings(plan)}
+        trials = {trial.key: (tuning, trial) for tuning in tunings.values() for trial in tuning.trials}
+        for what, found, planned in (
+            ("checkpoint", self.jobs, plan.jobs),
+            ("trial", self.trials, trials),
+            ("corpus", self.corpora, map(self._data, trained_runs(self.study))),
+            ("failure", self.failed, {*plan.jobs, *tunings}),
+        ):
+            others = set(found) - set(planned)
+            _need(not others, f"the {what} {min(others, default='')} is none of the study's")
+        for key, (step, size) in self.jobs.items():
+            _need(step == plan.jobs[key].span[1], f"the checkpoint {key} is at step {step}")
+            most = LINE_BYTES * (step + SPARE_LINES)
+            _need(size <= most, f"{LINES} of {key} has {size:,} bytes for {step:,} steps")
+        for key, about in self.trials.items():
+            tuning, trial = trials[key]
+            expected = {"model": tuning.model, "lr": tuning.lr, "seed": tuning.seed, "metric": trial.metric}
+            _need(about == expected, f"the trial {key} is of another model, learning rate, seed or metric")
         return plan
 
     def _planned(self) -> Plan:
-        tasks = self.study.finetune.tasks if self.study.finetune else ()
-        told = {kind: set(some) for kind, some in self.fingerprints.items()}
-        local = {content_key(model) for model in hubs_of(self.study) if model.local}
-        own = {"task": {content_key(task) for task in tasks}, "hub": local, "reads": local}
-        own |= {"data": {content_key(corpus) for corpus in corpora_of(self.study)}} if "data" in told else {}
-        _need(told == own, f"{FINGERPRINTS} is not of this study's tasks, models and corpora")
         spec = self.study.finetune
-        steps = sum(len(run.keep) + 1 for run in self.study.runs)
-        _need(
-            spec is None or steps * len(spec.tasks) * len(spec.lrs) * len(spec.seeds) <= TRIALS,
-            f"it plans more than {TRIALS:,} fine-tunings",
+        seen = {kind: set(keys) for kind, keys in self.fingerprints.items()}
+        local = {content_key(model) for model in hubs_of(self.study) if model.local}
+        tasks = {content_key(task) for task in spec.tasks} if spec else set()
+        own = {"task": tasks, "hub": local, "reads": local}
+        own |= {"data": {content_key(corpus) for corpus in corpora_of(self.study)}} if "data" in seen else {}
+        _need(seen == own, f"{FINGERPRINTS} is not of this study's tasks, models and corpora")
+        models = sum(len(run.keep) + 1 for run in self.study.runs)
+        tunings = models * len(spec.tasks) * len(spec.lrs) * len(spec.seeds) if spec else 0
+        _need(tunings <= TRIALS, f"it plans more than {TRIALS:,} fine-tunings")
+        known = self.fingerprints
+        identities = Identities(
+            data=self._data,
+            hub=lambda model: known["hub"][content_key(model)] if model.local else hub_fingerprint(model),
+            task=lambda task: known["task"][content_key(task)],
+            reads=lambda model: known["reads"][content_key(model)] if model.local else "",
         )
-        identities = Identities(self._data, self._hub, self._task, self._reads)
-        return make_plan(self.study, identities, str(self.said.get("question", "")))
+        return make_plan(self.study, identities, str(self.plan.get("question", "")))
 
     def _data(self, run: Pretrain) -> str:
         """Return the key of a run's shards, from fingerprints.json or else from a corpus card of the archive."""
         corpus = corpus_of(run)
-        told = self.fingerprints.get("data", {}).get(content_key(corpus), "")
-        found = told or next((at for at, one in self.corpora.items() if one == corpus), "")
-        _need(found, f"it does not say which text the corpus {corpus.name!r} is")
-        return found
-
-    def _hub(self, model: Hub) -> str:
-        return self.fingerprints["hub"][content_key(model)] if model.local else hub_fingerprint(model)
-
-    def _reads(self, model: Hub) -> str:
-        return self.fingerprints["reads"][content_key(model)] if model.local else ""
-
-    def _task(self, task: Task) -> str:
-        return self.fingerprints["task"][content_key(task)]
+        key = self.fingerprints.get("data", {}).get(content_key(corpus), "")
+        key = key or next((key for key, packed in self.corpora.items() if packed == corpus), "")
+        _need(key, f"it does not say which text the corpus {corpus.name!r} is")
+        return key
 
 
-def _check_values(content: bytes, about: dict[str, Any]) -> None:
-    """Check the per-example values of a trial.
-
-    Each array must hold one finite number per example (three counts for entities), within the metric's range, and its
-    mean must equal the score.
-    """
-    import numpy as np
-
-    for name, array in _arrays(VALUES, content):
-        part, _, metric = name.partition("/")
-        examples = about["examples"][part]
-        shape = [examples, 3] if metric == COUNTS else [examples]
-        _need(list(array["shape"]) == shape, f"{VALUES}: {name!r} is {array['shape']} and should be {shape}")
-        values = np.frombuffer(array["data"], NUMBERS[array["dtype"]]).astype(np.float64)
-        _need(np.isfinite(values).all(), f"{VALUES}: {name!r} has numbers that are not finite")
-        score = about["scores"][part].get(metric)
-        if metric == COUNTS:
-            _need((values >= 0).all(), f"{VALUES}: {name!r} has counts below 0")
-        elif score is not None:
-            low, high = RANGES.get(metric, (0.0, 1.0))
-            inside = (values >= low - ROUNDING) & (values <= high + ROUNDING)
-            _need(inside.all(), f"{VALUES}: {name!r} goes beyond {low:g} to {high:g}")
-            _need(
-                abs(values.mean() - score) <= MEAN,
-                f"{VALUES}: {name!r} is {values.mean():.4f} on average, and the score is {score}",
-            )
-
-
-def _arrays(file: str, content: bytes) -> list[tuple[str, Any]]:
-    """Deserialize a safetensors file and check that array names begin with a split and that types are numeric."""
-    from safetensors import SafetensorError, deserialize
-
-    try:
-        arrays = deserialize(content)
-    except SafetensorError as wrong:
-        raise StoreError(f"{file} cannot be read: {wrong}") from None
-    for name, array in arrays:
-        part, _, what = name.partition("/")
-        _need(part in PARTS and what, f"{file} has {name[:60]!r}")
-        _need(array["dtype"] in NUMBERS, f"{file}: {name!r} is of the type {array['dtype']}")
-    return arrays
-
-
-def _need(true: Any, why: str) -> None:
-    if not true:
+def _need(condition: Any, why: str) -> None:
+    if not condition:
         raise StoreError(why)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """An archive that passed `check`, with the plan computed from its study."""
+
+    archive: Archive
+    plan: Plan
+
+
+def check(path: Path) -> Checked:
+    """Read and validate a whole archive without writing anything; raise a `StoreError` if it is not valid."""
+    archive = Archive.open(path)
+    validator = Validator(archive.study)
+    for folder, files in archive.contents():
+        with _refusing(path, folder or "study"):
+            if folder:
+                validator.result(folder, files)
+            else:
+                validator.loose(*files.popitem())
+    with _refusing(path, "what is in it"):
+        return Checked(archive, validator.finish())
+
+
+@contextlib.contextmanager
+def _refusing(path: Path, where: str) -> Generator[None]:
+    try:
+        yield
+    except WRONG as wrong:
+        why = one_line(wrong)[:400]
+        raise _refusal(path, f"{where} is not as this version of biphase writes it ({why})") from None
 
 
 # ---------------------------------------------------------------- merge
@@ -742,112 +634,13 @@ class Merged:
     kept: list[str] = field(default_factory=list)  # what the store has with other content and keeps
 
 
-@dataclass(frozen=True)
-class Checked:
-    """An archive that passed `check`, with the plan computed from its study."""
-
-    archive: Archive
-    plan: Plan
-
-
-def check(path: Path) -> Checked:
-    """Read and validate a whole archive without writing anything; raise a `StoreError` if it is not valid."""
-    found = Archive.open(path)
-    judge = Validator(found.study)
-    folder = ""
-    contents = found.contents()  # raises by itself if the file is damaged
-    while (some := next(contents, None)) is not None:
-        folder, files = some
-        with _refusing(path, folder or "study"):
-            if folder:
-                judge.result(folder, files)
-            else:
-                judge.loose(*files.popitem())
-    with _refusing(path, "what is in it"):
-        plan = judge.finish()
-    return Checked(found, plan)
-
-
-@contextlib.contextmanager
-def _refusing(path: Path, where: str) -> Generator[None]:
-    try:
-        yield
-    except WRONG as wrong:
-        raise StoreError(
-            f"{path} is no sound ledger: {where} is not as biphase writes it ({one_line(wrong)[:400]}); nothing was "
-            "taken from it: pack it again with the version that made it, or with this one"
-        ) from None
-
-
 def merge(checked: Checked, store: Store) -> Merged:
     """Publish what the store does not have yet.
 
     The plan that is written is the one that `check` computed, not the archive's own file.
     """
-    found = checked.archive
-    merged = Merged(found.study, store.studies / found.study / PLAN)
-    _merge_plan(checked.plan, store, merged)
-    for folder, files in found.contents():
-        if folder:
-            _merge_result(folder, files, store, merged)
-        else:
-            name, content = files.popitem()
-            if name != PLAN_ENTRY:
-                _merge_loose(name, content, store, merged)
-    return merged
-
-
-# ---------------------------------------------------------------- results
-
-
-def _merge_result(folder: str, files: dict[str, bytes], store: Store, merged: Merged) -> None:
-    kind, at = folder.split("/")[-2:]
-    place = store.root / kind / at
-    metadata_of = folder.startswith("metadata/")
-    if fault := store.fault(place):
-        merged.kept.append(f"{kind}/{at[:8]}: damaged here, and left as it is ({fault})")
-        return
-    if store.knows(place):
-        try:
-            here = verify(store.told(place), contents=False)
-        except StoreError as wrong:
-            merged.kept.append(f"{kind}/{at[:8]}: damaged here, and left as it is ({one_line(wrong)})")
-            return
-        other = [
-            name for name in files if name in here and here[name]["sha256"] != sha256(files[name]).hexdigest()
-        ]
-        if other:
-            merged.kept.append(_kept(kind, at, files, store))
-            return
-        if metadata_of or store.has(place):
-            merged.already += 1
-            return
-    with store.attempt(f"merge-{at}") as built:
-        for name, content in files.items():
-            (built / name).write_bytes(content)
-        if publish(built, store.metadata_of(place) if metadata_of else place):
-            merged.added[KINDS[kind]] += 1
-            merged.bytes += sum(len(content) for content in files.values())
-        else:  # another process published it first
-            merged.already += 1
-
-
-def _kept(kind: str, at: str, files: dict[str, bytes], store: Store) -> str:
-    """Describe how the store's result differs from the archive's."""
-    told = "computed twice"
-    if kind == "trials":
-        try:
-            same = read_trial(store, at)["scores"] == json.loads(files[TRIAL])["scores"]
-        except StoreError as wrong:
-            return f"{kind}/{at[:8]}: damaged here, and left as it is ({one_line(wrong)})"
-        told += ", with the same scores" if same else ", with other scores"
-    return f"{kind}/{at[:8]}: {told}"
-
-
-# ---------------------------------------------------------------- study, pins and corpus links
-
-
-def _merge_plan(plan: Plan, store: Store, merged: Merged) -> None:
+    archive, plan = checked.archive, checked.plan
+    merged = Merged(archive.study, store.studies / archive.study / PLAN)
     if not merged.plan.is_file():
         merged.plan.parent.mkdir(parents=True, exist_ok=True)
         write_json(merged.plan, with_checksum(plan.to_json()))
@@ -855,54 +648,91 @@ def _merge_plan(plan: Plan, store: Store, merged: Merged) -> None:
         merged.kept.append(
             f"studies/{merged.study}/{PLAN}: another version of the study; give biphase report the study's file"
         )
+    for folder, files in archive.contents():
+        if folder:
+            _merge_result(folder, files, store, merged)
+        else:
+            _merge_loose(*files.popitem(), store, merged)
+    return merged
+
+
+def _merge_result(folder: str, files: dict[str, bytes], store: Store, merged: Merged) -> None:
+    kind, key = folder.split("/")[-2:]
+    place = store.root / kind / key
+    metadata_only = folder.startswith("metadata/")
+    try:
+        if fault := store.fault(place):
+            raise StoreError(fault)
+        if store.knows(place):
+            here = verify(store.told(place), contents=False)
+            hashes = {name: sha256(content).hexdigest() for name, content in files.items()}
+            if any(name in here and here[name]["sha256"] != hashed for name, hashed in hashes.items()):
+                how = "computed twice"
+                if kind == "trials":
+                    same = read_trial(store, key)["scores"] == json.loads(files[TRIAL])["scores"]
+                    how += ", with the same scores" if same else ", with other scores"
+                merged.kept.append(f"{kind}/{key[:8]}: {how}")
+                return
+            if metadata_only or store.has(place):
+                merged.already += 1
+                return
+    except StoreError as wrong:
+        merged.kept.append(f"{kind}/{key[:8]}: damaged here, and left as it is ({one_line(wrong)})")
+        return
+    with store.attempt(f"merge-{key}") as built:
+        for name, content in files.items():
+            (built / name).write_bytes(content)
+        if publish(built, store.metadata_of(place) if metadata_only else place):
+            merged.added[KINDS[kind]] += 1
+            merged.bytes += sum(len(content) for content in files.values())
+        else:  # another process published it first
+            merged.already += 1
 
 
 def _merge_loose(name: str, content: bytes, store: Store, merged: Merged) -> None:
-    said = json.loads(content)
-    study = store.studies / merged.study
+    """Merge fingerprints, pins, corpus links and failures; the plan is merged already."""
+    about = json.loads(content)
     if name == FINGERPRINTS:
-        remember_fingerprints(merged.study, said, store)
+        remember_fingerprints(merged.study, about, store)
     elif name == PINS:
-        for source, commit in said.items():
+        for source, commit in about.items():
             pinned = remember(source, commit, store)
             if pinned != commit:
-                merged.kept.append(
-                    f"pins.json: {source} is pinned to {pinned[:8]}, and to {commit[:8]} there"
-                )
+                merged.kept.append(f"{PINS}: {source} is pinned to {pinned[:8]}, and to {commit[:8]} there")
     elif name.startswith("corpora/"):
-        _merge_link(store.root / name, said, store, merged)
-    else:
-        path = study / "failures" / Path(name).name
+        _merge_link(store.root / name, about, store, merged)
+    elif name != PLAN_ENTRY:
+        path = store.studies / merged.study / "failures" / Path(name).name
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, said)
+            write_json(path, about)
 
 
-def _merge_link(path: Path, said: dict[str, Any], store: Store, merged: Merged) -> None:
+def _merge_link(path: Path, link: dict[str, Any], store: Store, merged: Merged) -> None:
     """Add the link of a hub corpus, only if the store has no other text for it.
 
     A link decides which text a corpus is, and so the keys of everything trained on it; adding one must not change
     the keys of results or plans that are already in the store.
     """
-    linked = said["source"], said["heldout"]
-    records = [card for card in cards(store) if isinstance(card.get("corpus"), dict)]
+    linked = link["source"], link["heldout"]
     here = {
-        card.get("fingerprint")
-        for card in records
+        card["fingerprint"]
+        for card in cards(store)
         if (card["corpus"].get("source"), card["corpus"].get("heldout")) == linked
     }
-    if here - {said["fingerprint"]}:
-        merged.kept.append(f"{said['source']}: other text here than there; merge into a store of its own")
+    why = ""
+    if here - {link["fingerprint"]}:
+        why = "other text here than there"
     elif path.is_file():
-        if read_checked(path).get("fingerprint") != said["fingerprint"]:
-            merged.kept.append(
-                f"{said['source']}: linked to another folder here; merge into a store of its own"
-            )
+        same = read_checked(path).get("fingerprint") == link["fingerprint"]
+        why = "" if same else "linked to another folder here"
     elif reader := _reader_here(path, store, merged.study):
-        merged.kept.append(f"{said['source']}: {reader} reads it from the hub; merge into a store of its own")
+        why = f"{reader} reads it from the hub"
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, with_checksum(said))
+        write_json(path, with_checksum(link))
+    if why:
+        merged.kept.append(f"{link['source']}: {why}; merge into a store of its own")
 
 
 def _reader_here(link: Path, store: Store, but: str) -> str:

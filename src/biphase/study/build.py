@@ -15,7 +15,6 @@ from typing import Any
 
 from biphase.data.corpus import corpus_fingerprint
 from biphase.errors import SpecError, nearest
-from biphase.keys import origin_step
 from biphase.presets import corpus_of
 from biphase.records import content_key, encode
 from biphase.specs import (
@@ -37,7 +36,7 @@ from biphase.specs import (
 )
 from biphase.store import Store, write_json
 from biphase.study import ledger
-from biphase.study.names import corpus_named, metadata_only_refusal, run_named
+from biphase.study.load import corpus_named, metadata_only_refusal, run_named
 from biphase.study.plan import Plan
 from biphase.text import objective_in_words
 
@@ -59,12 +58,12 @@ def finetuning(
     length: int,
 ) -> Finetune:
     """Parse the fine-tuning grid from command-line options."""
-    said: dict[str, Any] = {"protocol": protocol, "length": length}
+    fields: dict[str, Any] = {"protocol": protocol, "length": length}
     if precision or not has_gpu():  # bf16 is about 50 times slower on a CPU without bf16 instructions
-        said["precision"] = precision or "fp32"
+        fields["precision"] = precision or "fp32"
     if documents:
-        said["documents"] = documents
-    rates = [_number(one, float, "--lrs", "1e-5,3e-5") for one in lrs.split(",")]
+        fields["documents"] = documents
+    rates = [_number(rate, float, "--lrs", "1e-5,3e-5") for rate in lrs.split(",")]
     if len(set(rates)) < len(rates) or not all(0 < rate < 1 for rate in rates):
         raise SpecError(
             f"--lrs {lrs}: rates lie between 0 and 1, each once; type for example --lrs 1e-5,3e-5"
@@ -72,8 +71,8 @@ def finetuning(
     numbers = _seeds(seeds)
     if not numbers or len(set(numbers)) < len(numbers):
         raise SpecError(f"--seeds {seeds}: at least one, each once; type for example --seeds 0-4 or 0,1,2")
-    placed = tuple(replace(task, source=absolute(task.source)) for task in tasks)
-    return Finetune(placed, lrs=tuple(rates), seeds=tuple(numbers), **said)
+    tasks = tuple(replace(task, source=absolute(task.source)) for task in tasks)
+    return Finetune(tasks, lrs=tuple(rates), seeds=tuple(numbers), **fields)
 
 
 def absolute(source: str) -> str:
@@ -83,13 +82,12 @@ def absolute(source: str) -> str:
 
 def _seeds(text: str) -> list[int]:
     """Parse seeds: "0,1,2", "0-4", or both, "0-2,7"."""
-    found: list[int] = []
+    seeds: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        ends = (first, last) if dash else (first,)
-        numbers = [_number(one, int, "--seeds", "0-4 or 0,1,2") for one in ends]
-        found += range(numbers[0], numbers[-1] + 1)
-    return found
+        ends = [_number(end, int, "--seeds", "0-4 or 0,1,2") for end in ((first, last) if dash else (first,))]
+        seeds += range(ends[0], ends[-1] + 1)
+    return seeds
 
 
 def _number(text: str, kind: type, option: str, example: str) -> Any:
@@ -153,7 +151,7 @@ class CorpusOptions:
 def adaptation(
     model: str,
     text: CorpusOptions,
-    wishes: AdaptOptions,
+    options: AdaptOptions,
     store: Store,
     *,
     gguf: str,
@@ -162,65 +160,63 @@ def adaptation(
 ) -> Study:
     """Return the study of one adaptation run; with `finetune`, the unadapted model is fine-tuned too."""
     before = run_named(model, store, gguf=gguf, windows=windows)
-    said = _recipe(wishes)
+    fields = _recipe(options)
     if isinstance(before.start, Hub) and not before.stages:
         start: Hub | Pretrain = before.start
-        said["corpus"] = _corpus(text, start, store)
-        said.setdefault("packing", Chunks(wishes.length or _usual_length(start)))
+        fields["corpus"] = _corpus(text, start, store)
+        fields["packing"] = Chunks(options.length or _usual_length(start))
     else:
-        if before.adapter and not wishes.lora:
+        if before.adapter and not options.lora:
             raise SpecError(
                 f"{model} was trained with LoRA of rank {before.adapter.rank}: type --lora {before.adapter.rank} to go on "
                 "with it; or, for all weights, export it and adapt the folder"
             )
-        start, said["data"] = before, "restart"
-        said["corpus"] = _corpus_after(before, text, store)
-        said.setdefault("packing", Chunks(wishes.length) if wishes.length else before.packing)
-        said["optimizer_state"] = "reset"
-    length = said["packing"].length
-    said["batch_tokens"] = (wishes.batch_rows or ROWS) * length
-    said |= _heldout(wishes, length, said["batch_tokens"])
-    digest = content_key(
-        {"start": encode(start), "finetune": encode(finetune), **{k: encode(v) for k, v in said.items()}}
-    )
-    adapted = Pretrain(f"{before.name}-{wishes.objective}", start=start, **said)
+        start, fields["data"], fields["optimizer_state"] = before, "restart", "reset"
+        fields["corpus"] = _corpus_after(before, text, store)
+        fields["packing"] = Chunks(options.length) if options.length else before.packing
+    length = fields["packing"].length
+    fields["batch_tokens"] = (options.batch_rows or ROWS) * length
+    fields |= _heldout(options, length, fields["batch_tokens"])
+    encoded = {name: encode(value) for name, value in fields.items()}
+    digest = content_key({"start": encode(start), "finetune": encode(finetune), **encoded})
+    adapted = Pretrain(f"{before.name}-{options.objective}", start=start, **fields)
     runs = (replace(before, keep=()), adapted) if finetune else (adapted,)
     return Study(f"adapt-{before.name}-{digest[:8]}", runs=runs, finetune=finetune)
 
 
-def _recipe(wishes: AdaptOptions) -> dict[str, Any]:
+def _recipe(options: AdaptOptions) -> dict[str, Any]:
     """Return the fields of the run that do not depend on the model it starts from."""
-    if wishes.objective not in OBJECTIVES:
-        raise SpecError(f"--objective {wishes.objective}: {nearest(wishes.objective, OBJECTIVES)}")
-    objective = OBJECTIVES[wishes.objective](wishes.ratio)
-    peak = wishes.lr or (LORA_PEAK if wishes.lora else FULL_PEAK)
-    said: dict[str, Any] = {
-        "stages": (Stage(objective, wishes.steps, rope_base=wishes.rope_base),),
-        "schedule": WSD(peak, warmup=wishes.warmup, decay=wishes.decay),
-        "optimizer": AdamW(layer_decay=wishes.layer_decay),
-        "precision": wishes.precision or ("bf16" if has_gpu() else "fp32"),
-        "seed": wishes.seed,
-        "freeze": "embeddings" if wishes.freeze_embeddings else "nothing",
+    if options.objective not in OBJECTIVES:
+        raise SpecError(f"--objective {options.objective}: {nearest(options.objective, OBJECTIVES)}")
+    objective = OBJECTIVES[options.objective](options.ratio)
+    peak = options.lr or (LORA_PEAK if options.lora else FULL_PEAK)
+    fields: dict[str, Any] = {
+        "stages": (Stage(objective, options.steps, rope_base=options.rope_base),),
+        "schedule": WSD(peak, warmup=options.warmup, decay=options.decay),
+        "optimizer": AdamW(layer_decay=options.layer_decay),
+        "precision": options.precision or ("bf16" if has_gpu() else "fp32"),
+        "seed": options.seed,
+        "freeze": "embeddings" if options.freeze_embeddings else "nothing",
     }
-    if wishes.lora:
-        said["adapter"] = LoRA(rank=wishes.lora, alpha=2 * wishes.lora)
-    return said
+    if options.lora:
+        fields["adapter"] = LoRA(rank=options.lora, alpha=2 * options.lora)
+    return fields
 
 
-def _heldout(wishes: AdaptOptions, length: int, batch_tokens: int) -> dict[str, int]:
+def _heldout(options: AdaptOptions, length: int, batch_tokens: int) -> dict[str, int]:
     """Choose the interval and size of held-out evaluations that costs about `HELDOUT_SHARE` of training at most.
 
     By default there are six: before the first step, after the last and four in between, each for two objectives.
     Evaluating a token costs a third of training on it. A short run is evaluated on fewer tokens, a very short one
     only at its ends.
     """
-    every, usual = max(1, wishes.steps // 5), max(length, 131_072 if has_gpu() else 8_192)
-    if wishes.heldout_tokens:
-        return {"heldout_every": every, "heldout_tokens": wishes.heldout_tokens}
-    affordable = int(HELDOUT_SHARE * wishes.steps * batch_tokens * 3 / 2)
+    every, usual = max(1, options.steps // 5), max(length, 131_072 if has_gpu() else 8_192)
+    if options.heldout_tokens:
+        return {"heldout_every": every, "heldout_tokens": options.heldout_tokens}
+    affordable = int(HELDOUT_SHARE * options.steps * batch_tokens * 3 / 2)
     fewest = max(length, FEWEST_HELDOUT)
     if affordable < 6 * fewest:
-        return {"heldout_every": wishes.steps, "heldout_tokens": min(usual, max(fewest, affordable // 2))}
+        return {"heldout_every": options.steps, "heldout_tokens": min(usual, max(fewest, affordable // 2))}
     return {"heldout_every": every, "heldout_tokens": min(usual, affordable // 6)}
 
 
@@ -235,31 +231,31 @@ def _corpus(text: CorpusOptions, hub: Hub, store: Store) -> Corpus:
         raise SpecError(
             "say which text to learn from: --corpus builtin, fineweb-edu-10b, or a file or folder of yours"
         )
-    corpus = _reading(text, _tokenizer(hub, store))
-    made = load(corpus)
-    begins = made.special.bos is not None and made.model.encode("a b").ids[:1] == [made.special.bos]
-    return replace(corpus, bos=begins)
+    corpus = _corpus_of(text, _tokenizer(hub, store))
+    tokenizer = load(corpus)
+    bos = tokenizer.special.bos
+    return replace(corpus, bos=bos is not None and tokenizer.model.encode("a b").ids[:1] == [bos])
 
 
 def _corpus_after(before: Pretrain, text: CorpusOptions, store: Store) -> Corpus:
     """Return the corpus that continues an existing run: the same text, or another one with the same tokenizer."""
-    read = corpus_of(before)
+    earlier = corpus_of(before)
     if not text.corpus:
         if text.field or text.heldout or text.tokens:
             raise SpecError("--text, --heldout and --tokens are of a --corpus; say which one too")
-        return read
-    made = replace(_reading(text, read.tokenizer), bos=read.bos)
-    if corpus_fingerprint(made, store) == corpus_fingerprint(read, store):
-        return replace(made, name=read.name, source=read.source)
-    if isinstance(read.tokenizer, BPE):  # trained on another text it would be another tokenizer
+        return earlier
+    corpus = replace(_corpus_of(text, earlier.tokenizer), bos=earlier.bos)
+    if corpus_fingerprint(corpus, store) == corpus_fingerprint(earlier, store):
+        return replace(corpus, name=earlier.name, source=earlier.source)
+    if isinstance(earlier.tokenizer, BPE):  # trained on another text it would be another tokenizer
         raise SpecError(
             f"the tokenizer of {before.name!r} was trained on its own text; to go on with another, export the model "
             "(biphase export KEY ./folder) and type biphase adapt ./folder --corpus …"
         )
-    return made
+    return corpus
 
 
-def _reading(text: CorpusOptions, tokenizer: BPE | Pretrained) -> Corpus:
+def _corpus_of(text: CorpusOptions, tokenizer: BPE | Pretrained) -> Corpus:
     corpus = corpus_named(text.corpus, tokenizer=tokenizer, text=text.field, heldout=text.heldout)
     return replace(corpus, source=absolute(corpus.source), tokens=text.tokens or corpus.tokens)
 
@@ -273,18 +269,15 @@ def _tokenizer(hub: Hub, store: Store) -> Pretrained:
         return Pretrained(source, revision=hub.revision)
     tokenizer = load_tokenizer(hub)
     model = tokenizer.backend_tokenizer.to_str()
-    named = {
-        name: getattr(tokenizer, name)
-        for name in ("eos_token", "bos_token", "mask_token", "pad_token", "unk_token")
-    }
-    about = {name: str(token) for name, token in named.items() if token is not None}
-    place = store.root / CONVERTED / content_key({"tokenizer": model, "named": about})
-    if not (place / "tokenizer_config.json").is_file():
-        place.mkdir(parents=True, exist_ok=True)
-        write_json(place / "tokenizer.json", json.loads(model))
+    names = ("eos_token", "bos_token", "mask_token", "pad_token", "unk_token")
+    config = {name: str(token) for name in names if (token := getattr(tokenizer, name)) is not None}
+    folder = store.root / CONVERTED / content_key({"tokenizer": model, "named": config})
+    if not (folder / "tokenizer_config.json").is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "tokenizer.json", json.loads(model))
         # Written last: its presence means that the folder is complete.
-        write_json(place / "tokenizer_config.json", about)
-    return Pretrained(str(place.resolve()))
+        write_json(folder / "tokenizer_config.json", config)
+    return Pretrained(str(folder.resolve()))
 
 
 def _usual_length(hub: Hub) -> int:
@@ -295,7 +288,8 @@ def _usual_length(hub: Hub) -> int:
         config = AutoConfig.from_pretrained(**hub.address, trust_remote_code=False)
     except Exception:  # loading the model reports the error
         return LONGEST
-    context = next((int(one) for name in CONTEXT_FIELDS if (one := getattr(config, name, None))), LONGEST)
+    lengths = (getattr(config, name, None) for name in CONTEXT_FIELDS)
+    context = next((int(length) for length in lengths if length), LONGEST)
     return min(LONGEST, 1 << (context.bit_length() - 1))
 
 
@@ -312,15 +306,15 @@ def before_after(plan: Plan, store: Store, at: str) -> list[str]:
     if not store.knows(store.checkpoints / end):
         return []
     measured = ledger.measured(plan, store, run.name)
-    first = origin_step(run)
+    first = run.origin_step
     lines = []
     if first in measured and len(measured) > 1:
         before, after = measured[first], measured[max(measured)]
-        rows = {objective_in_words(what): (before[what], after[what]) for what in after if what in before}
+        rows = {objective_in_words(loss): (before[loss], after[loss]) for loss in after if loss in before}
         title = f"{TITLE} (up to {run.heldout_tokens:,} tokens)"
         wide = max(map(len, (title, *rows)))
         lines += ["", f"  {title:<{wide}}  {'before':>8}  {'after':>8}"]
-        lines += [f"  {what:<{wide}}  {was:>8.3f}  {now:>8.3f}" for what, (was, now) in rows.items()]
+        lines += [f"  {loss:<{wide}}  {was:>8.3f}  {now:>8.3f}" for loss, (was, now) in rows.items()]
     if not store.has(store.checkpoints / end):
         return [*lines, "", metadata_only_refusal(end, store)]
     lines += [

@@ -1,7 +1,8 @@
-"""What a plan costs in model FLOPs, device-hours and disk, by arithmetic only.
+"""What a plan costs, counted without measuring: model FLOPs, tokens, disk, and memory and traffic of GPUs.
 
-`costs` sums over a plan's training jobs; `shape_of` finds the model shape that they depend on; `sizes_of` estimates how
-many tokens a task's texts have. Nothing is measured here; measured speeds are in `study.prices`.
+`costs` sums over a plan's training jobs; `shape_of` finds the model shape that they depend on; `texts_of` counts the
+tokens that a plan reads of each corpus, and `sizes_of` estimates how many tokens a task's texts have. `memory` and
+`collectives` count the bytes that a GPU holds and sends. Seconds are in `study.prices`.
 
     train = 3 × forward                       the backward pass costs two forward passes
     forward, per token = 2 × block matrices
@@ -19,7 +20,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -27,14 +28,16 @@ from pathlib import Path
 from typing import Any
 
 from biphase.catalog import CATALOG
-from biphase.data.corpus import ASSETS
+from biphase.data.corpus import ASSETS, shards_key
 from biphase.errors import BiphaseError, SpecError, nearest
-from biphase.keys import phase_at
-from biphase.presets import DEVICES, corpus_of
-from biphase.specs import CLM, MNTP, Chunks, Cosine, Hub, Linear, Objective, Pretrain, Rows, Size, Task
-from biphase.store import read_json
+from biphase.metadata import WRONG, read_card
+from biphase.presets import CORPORA, DEVICES, TOKENS, corpus_of
+from biphase.protocol import RECOMPUTE_TOKENS, rows_per_slice, window_overlap
+from biphase.specs import Corpus, Hub, Packing, Pretrain, Rows, Size, Task
+from biphase.store import Store, read_json
 from biphase.study.plan import Plan, TrainingJob
 from biphase.tasks.files import local_files, on_hub
+from biphase.text import counted, short
 
 BYTES_PER_PARAMETER = 12  # fp32 weights and two fp32 Adam moments
 _LOOKUPS = ("emb", "wte", "wpe")  # name parts of matrices that are indexed, not multiplied
@@ -95,19 +98,18 @@ def peak_of(device: str) -> float:
 
 def costs(plan: Plan, keys: Iterable[str] | None = None) -> Costs:
     """Return the costs of the training jobs that produce the checkpoints `keys`, by default of all jobs of the plan."""
-    states = [plan.jobs[key] for key in (plan.jobs if keys is None else keys)]
     notes: dict[str, None] = {}
     shapes: dict[str, ModelShape | None] = {}
     tokens, flops, disk = 0, 0.0, 0
-    known = True
-    for job in states:
+    for key in plan.jobs if keys is None else keys:
+        job = plan.jobs[key]
         if job.root not in shapes:
             shapes[job.root] = shape_of(job.run)
         shape = shapes[job.root]
         tokens += job.tokens
         if shape is None:
-            notes[f"the shape of {_source(job.run)} is not known here: FLOPs and disk are left out"] = None
-            known = False
+            source = getattr(job.run.root.start, "source", "")
+            notes[f"the shape of {source} is not known here: FLOPs and disk are left out"] = None
             continue
         if shape.vocab is None:
             notes[
@@ -117,15 +119,14 @@ def costs(plan: Plan, keys: Iterable[str] | None = None) -> Costs:
             notes["document masking depends on the text: FLOPs are an upper bound"] = None
         flops += job_flops(job, shape)
         disk += shape.parameters * BYTES_PER_PARAMETER
+    known = all(shapes.values())
     return Costs(tokens, flops if known else None, disk if known else None, tuple(notes))
 
 
 def job_flops(job: TrainingJob, shape: ModelShape) -> float:
     """Return the model FLOPs of one training job."""
-    phase = phase_at(job.run, job.first)
-    share = labelled_share(phase.objective, job.run.packing, job.first - phase.first, job.step - phase.first)
-    causal = isinstance(phase.objective, CLM)
-    return job.tokens * flops_per_token(shape, job.run.packing, causal=causal, labelled=share)
+    share = job.run.labelled_share(job.first, job.step)
+    return job.tokens * flops_per_token(shape, job.run.packing, causal=job.objective.causal, labelled=share)
 
 
 def flops_of(job: TrainingJob) -> float | None:
@@ -137,49 +138,10 @@ def flops_of(job: TrainingJob) -> float | None:
     return job_flops(job, shape) if shape else None
 
 
-def flops_per_token(shape: ModelShape, packing: Chunks | Rows, *, causal: bool, labelled: float) -> float:
+def flops_per_token(shape: ModelShape, packing: Packing, *, causal: bool, labelled: float) -> float:
     """Return the FLOPs to train on one token, forward and backward."""
-    attention = 4 * shape.layers * shape.width * attended_length(packing) * (0.5 if causal else 1)
+    attention = 4 * shape.layers * shape.width * packing.attended_length * (0.5 if causal else 1)
     return 3 * (2 * shape.matrices + attention + 2 * shape.embedding * labelled)
-
-
-def attended_length(packing: Chunks | Rows) -> float:
-    """Return the length of the segment that a token attends within, as the mean over tokens."""
-    if isinstance(packing, Rows):
-        return packing.length
-    length, low, high = packing.length, packing.shortest, packing.length - packing.shortest
-    squares = _sum_of_squares(high) - _sum_of_squares(low - 1)  # r and length − r are equally likely
-    return 2 * squares / (high - low + 1) / length
-
-
-def _sum_of_squares(n: int) -> int:
-    return n * (n + 1) * (2 * n + 1) // 6
-
-
-def labelled_share(objective: Objective, packing: Chunks | Rows, first: int, until: int) -> float:
-    """Return the share of positions with a label, from step `first` to `until` of the objective's phase."""
-    segments = 2 if isinstance(packing, Chunks) else 1
-    with_neighbour = (packing.length - segments) / packing.length
-    if isinstance(objective, CLM):
-        return with_neighbour
-    share = mean_ratio(objective.ratio, first, until)
-    return share * with_neighbour if isinstance(objective, MNTP) else share
-
-
-def mean_ratio(ratio: float | Linear | Cosine, first: int, until: int) -> float:
-    """Return the mean masking ratio from step `first` to `until` of its phase."""
-    if not isinstance(ratio, Linear | Cosine):
-        return ratio
-    moving = sum(_ratio_at(ratio, step) for step in range(first, min(until, ratio.steps)))
-    still = max(0, until - max(first, ratio.steps))
-    return (moving + still * ratio.last) / (until - first)
-
-
-def _ratio_at(ratio: Linear | Cosine, step: int) -> float:
-    # The same formula as `objectives.ratio_at`, which needs torch; a test compares the two.
-    way = step / ratio.steps
-    left = 1 - way if isinstance(ratio, Linear) else (1 + math.cos(math.pi * way)) / 2
-    return ratio.last + (ratio.first - ratio.last) * left
 
 
 # ---------------------------------------------------------------- shapes
@@ -187,13 +149,12 @@ def _ratio_at(ratio: Linear | Cosine, step: int) -> float:
 
 def shape_of(run: Pretrain) -> ModelShape | None:
     """Return the shape of the model that a run trains, or None if only a download would tell."""
-    match run.start:
-        case Pretrain():
-            return shape_of(run.start)
-        case Size():
-            return shape_of_size(run.start, corpus_of(run).tokenizer.vocab or None)
-        case Hub():
-            return _shape_of_folder(Path(run.start.source).expanduser()) if run.start.local else None
+    root = run.root
+    if isinstance(root.start, Size):
+        return shape_of_size(root.start, corpus_of(root).tokenizer.vocab or None)
+    if isinstance(root.start, Hub) and root.start.local:
+        return _shape_of_folder(Path(root.start.source).expanduser())
+    return None
 
 
 def shape_of_size(size: Size, vocab: int | None) -> ModelShape:
@@ -221,16 +182,7 @@ def _shape_of_folder(folder: Path) -> ModelShape | None:
         width = heads * (config.get("head_dim") or config["hidden_size"] // heads)
         vocab, hidden, layers = config["vocab_size"], config["hidden_size"], config["num_hidden_layers"]
         ffn = int(config.get("intermediate_size") or 4 * hidden)
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-        struct.error,
-    ):
+    except (OSError, *WRONG, ArithmeticError, struct.error):
         return None
     if not tensors:
         return None
@@ -265,8 +217,66 @@ def _tensors(path: Path) -> Mapping[str, list[int]]:
     return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
 
 
-def _source(run: Pretrain) -> str:
-    return _source(run.start) if isinstance(run.start, Pretrain) else getattr(run.start, "source", "")
+# ---------------------------------------------------------------- tokens of corpora
+
+
+REPEATED = 1.05  # epochs; above this a corpus counts as repeated (a few repeated rows change little)
+
+
+@dataclass(frozen=True)
+class CorpusTokens:
+    """How many tokens a corpus has, and how many of them the runs of a plan read."""
+
+    corpus: Corpus
+    tokens: int | None  # training tokens; None: unknown before tokenization
+    exact: bool  # counted in this store
+    read: dict[str, int]  # run → tokens read by it and the runs it continues
+
+    @property
+    def bytes(self) -> int | None:
+        """Size of its shards: two bytes per token if the vocabulary fits into 16 bits, else four."""
+        vocab = self.corpus.tokenizer.vocab
+        return None if self.tokens is None else self.tokens * (2 if 0 < vocab <= 2**16 else 4)
+
+    def repeats(self) -> str:
+        """Name the runs that read the corpus more than once; empty if none does or its size is unknown."""
+        if not self.tokens:
+            return ""
+        repeating = {run: tokens for run, tokens in self.read.items() if tokens > REPEATED * self.tokens}
+        if not repeating:
+            return ""
+        run, tokens = max(repeating.items(), key=lambda item: item[1])
+        others = len(repeating) - 1
+        more = f", and {counted(others, 'other run')} more than once" if others else ""
+        return (
+            f"text repeats: {run} reads {short(tokens)} tokens of {self.corpus.name}, which has "
+            f"{'' if self.exact else 'about '}{short(self.tokens)} ({tokens / self.tokens:.1f} epochs){more}"
+        )
+
+
+def texts_of(plan: Plan, store: Store) -> list[CorpusTokens]:
+    """Return the size and use of each corpus of a plan."""
+    read: dict[Corpus, dict[str, int]] = {}
+    for run in plan.study.runs:
+        for job in plan.path(plan.results[run.name]):
+            tokens = read.setdefault(corpus_of(job.run), {})
+            tokens[run.name] = tokens.get(run.name, 0) + job.tokens
+    texts = []
+    for corpus, tokens in read.items():
+        exact = card_of(corpus, store)[1].get("train_tokens")
+        published = TOKENS.get(corpus.name) if CORPORA.get(corpus.name) == corpus else None
+        texts.append(CorpusTokens(corpus, exact or corpus.tokens or published, bool(exact), tokens))
+    return texts
+
+
+def card_of(corpus: Corpus, store: Store) -> tuple[str, dict[str, Any]]:
+    """Return the key of a corpus's shards and their card, as far as known on this machine (else "" and {})."""
+    try:
+        key = shards_key(corpus, store)
+        folder = store.told(store.shards / key)
+        return key, read_card(folder) if store.has(folder) else {}
+    except BiphaseError:
+        return "", {}
 
 
 # ---------------------------------------------------------------- text lengths of tasks
@@ -277,7 +287,8 @@ def _source(run: Pretrain) -> str:
 
 TABLE = ASSETS / "task_sizes.json"
 LARGEST = 64_000_000  # bytes of task files; larger tasks are not read, since planning should be quick
-STRIDE = 128  # tokens that consecutive windows of a long context share
+
+
 MOST_CHARACTERS = 4.5  # per token of English with a large vocabulary
 
 
@@ -290,18 +301,19 @@ class TextLengths:
 
     def tokens(self, vocab: int, limit: int) -> float:
         """Return the mean number of tokens of a text truncated at `limit` tokens."""
-        return sum(min(one, limit) for one in self._each(vocab)) / len(self.characters)
+        return sum(min(tokens, limit) for tokens in self._each(vocab)) / len(self.characters)
 
     def windows(self, vocab: int, limit: int) -> tuple[float, float]:
         """Return windows per text and mean tokens per window, for texts split into windows of `limit` tokens."""
-        stride = min(STRIDE, limit // 4)
-        counts = [1 + max(0, math.ceil((one - limit) / (limit - stride))) for one in self._each(vocab)]
-        read = sum(one + (n - 1) * stride for one, n in zip(self._each(vocab), counts, strict=True))
+        stride = window_overlap(limit)
+        lengths = self._each(vocab)
+        counts = [1 + max(0, math.ceil((tokens - limit) / (limit - stride))) for tokens in lengths]
+        read = sum(lengths) + stride * sum(count - 1 for count in counts)
         return sum(counts) / len(counts), read / sum(counts)
 
     def _each(self, vocab: int) -> list[float]:
         ratio = characters_per_token(vocab)
-        return [one / ratio + 1 for one in self.characters]  # + 1: the end-of-text token
+        return [characters / ratio + 1 for characters in self.characters]  # + 1: the end-of-text token
 
     def limited(self, rows: int) -> TextLengths:
         return replace(self, rows=min(self.rows, rows)) if rows else self
@@ -328,19 +340,16 @@ def sizes_of(task: Task, documents: str) -> Sizes | None:
 
     `documents`: which documents a retrieval task searches, "judged" or "all".
     """
-    known = CATALOG.get(task.name)
-    if known and task.name in _table() and _means_the_same(task, known):
+    if task.name in _table() and _means_the_same(task, CATALOG[task.name]):
         return _listed(task, _table()[task.name], documents)
-    if on_hub(task):
-        return None
-    return _read(task, documents)
+    return None if on_hub(task) else _read(task, documents)
 
 
 def _means_the_same(task: Task, known: Task) -> bool:
     """Whether a task reads the same data in the same form as the catalog's, apart from row limits and the commit."""
     splits = replace(task.splits, rows=known.splits.rows)
-    places = [re.sub("@[^/]*", "", one.source) for one in (task, known)]
-    return places[0] == places[1] and (task.form, splits) == (known.form, known.splits)
+    source, known_source = (re.sub("@[^/]*", "", some.source) for some in (task, known))
+    return (source, task.form, splits) == (known_source, known.form, known.splits)
 
 
 @cache
@@ -374,23 +383,155 @@ def _read(task: Task, documents: Any) -> Sizes | None:
     except (BiphaseError, OSError):  # the command that needs the task reports the error
         return None
     if "corpus" in task.form.files:
-        sides = [[pair.query for pair in examples.train], [pair.document for pair in examples.train]]
-        searched = [examples.validation.queries, examples.test.queries, examples.validation.library.texts]
+        train = [[pair.query for pair in examples.train], [pair.document for pair in examples.train]]
+        scored = [examples.validation.queries, examples.test.queries, examples.validation.library.texts]
     else:
-        sides = [[row.text for row in examples.train]]
-        searched = [[row.text for row in part] for part in (examples.validation, examples.test)]
-    train, scored = (tuple(_measured(texts) for texts in some if texts) for some in (sides, searched))
-    return Sizes(train, scored)
+        train = [[row.text for row in examples.train]]
+        scored = [[row.text for row in split] for split in (examples.validation, examples.test)]
+    return Sizes(*(tuple(_measured(texts) for texts in some if texts) for some in (train, scored)))
 
 
 def _measured(texts: Iterable[str]) -> TextLengths:
-    lengths = [len(text) for text in texts]
-    return TextLengths(len(lengths), deciles(lengths))
+    lengths = sorted(len(text) for text in texts)
+    tenths = min(10, len(lengths))
+    cuts = [len(lengths) * n // tenths for n in range(tenths + 1)]
+    return TextLengths(len(lengths), tuple(round(sum(lengths[a:b]) / (b - a)) for a, b in pairwise(cuts)))
 
 
-def deciles(lengths: Iterable[float]) -> tuple[float, ...]:
-    """Return the mean of each tenth, smallest first; fewer than ten numbers are returned themselves, rounded."""
-    each = sorted(lengths)
-    parts = min(10, len(each))
-    cuts = [len(each) * n // parts for n in range(parts + 1)]
-    return tuple(round(sum(each[a:b]) / (b - a)) for a, b in pairwise(cuts))
+# ---------------------------------------------------------------- memory and traffic of GPUs
+#     memory   weights, gradients and optimizer state, 16 bytes per parameter, divided by the GPUs that share them;
+#              16-bit copies of the weights; the activations of a micro-batch; the logits of a slice
+#     traffic  bytes sent by each GPU. Not sharded: an all-reduce of fp32 gradients. Sharded: weights are gathered
+#              forward and backward for every micro-batch, gradients are reduced and scattered once a step
+
+
+@dataclass(frozen=True)
+class ShardingOption:
+    """One way to share a model among GPUs."""
+
+    shard: str  # the value of --shard
+    together: int  # GPUs that hold one copy together
+    recompute: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.shard + (" --recompute" if self.recompute else "")
+
+
+@dataclass(frozen=True)
+class Load:
+    """The work of one GPU in a step."""
+
+    shape: ModelShape
+    precision: str
+    rows: int  # of the GPU with the most rows
+    micro_rows: int
+    length: int
+    labelled: float  # share of positions
+    own: bool = True  # whether biphase's own kernels support the model; otherwise torch's compiler is used
+
+    @property
+    def passes(self) -> int:
+        return math.ceil(self.rows / self.micro_rows)
+
+    @property
+    def micro_tokens(self) -> int:
+        return min(self.rows, self.micro_rows) * self.length
+
+    @property
+    def width(self) -> int:
+        """Bytes per number in the layers' computation."""
+        return 4 if self.precision == "fp32" else 2
+
+
+def compiled(load: Load, sharding: ShardingOption) -> bool:
+    """Whether torch's compiler is used instead of biphase's own kernels."""
+    return not load.own or sharding.together > 1 or sharding.recompute
+
+
+def memory(load: Load, sharding: ShardingOption) -> dict[str, float]:
+    """Return the bytes of one GPU at the peak of a step, by content."""
+    shape, parameters = load.shape, load.shape.parameters
+    parts = {
+        "weights": 4 * parameters / sharding.together,
+        "gradients": 4 * parameters / sharding.together,
+        "optimizer state": 8 * parameters / sharding.together,
+        "activations": activations(load, sharding),
+        "logits": _logits(load) * load.width,
+    }
+    if sharding.together > 1:
+        # Two blocks, and the head with its gradients while they are computed, cast and reduced.
+        block = shape.blocks / shape.layers
+        parts["fetched"] = (2 * load.width + 8) * block + (load.width + 8) * shape.embedding
+        if load.passes > 1:  # gradients are not scattered before the last micro-batch
+            parts["gradients"] += 4 * parameters
+    elif load.width == 2 and not compiled(load, sharding):
+        parts["copies"] = 2 * (shape.matrices + shape.embedding)
+    return parts
+
+
+def _logits(load: Load) -> float:
+    rows, vocab = math.ceil(load.micro_tokens * load.labelled), load.shape.vocab or 0
+    return min(rows, rows_per_slice(rows, vocab, "cuda")) * vocab if vocab else 0
+
+
+def activations(load: Load, sharding: ShardingOption) -> float:
+    """Return the bytes that layers keep for the backward pass of a micro-batch."""
+    shape, size = load.shape, load.width
+    tokens = load.micro_tokens
+    own = not compiled(load, sharding)
+    first = size * (shape.hidden + _projected(shape) + shape.width)  # input, q k v, and attention output
+    second = size * (shape.hidden + 2 * shape.ffn)  # residual sum before the feed-forward, gate and up
+    if not (own and tokens < RECOMPUTE_TOKENS):
+        first += size * shape.hidden
+        second += size * (shape.hidden + shape.ffn)
+    if not own:  # rotated queries and keys, beside the unrotated ones
+        first += size * _projected(shape)
+    if sharding.recompute:
+        return tokens * (shape.layers * size * shape.hidden + first + second)
+    # Own kernels compute the last block's feed-forward only for labelled tokens.
+    spared = second * (1 - min(1.0, load.labelled)) if own else 0
+    return tokens * (shape.layers * (first + second) - spared)
+
+
+def _projected(shape: ModelShape) -> float:
+    """Return the width of queries, keys and values together, from the size of the attention matrices."""
+    attention = shape.matrices / shape.layers - 3 * shape.hidden * shape.ffn
+    return max(shape.width, attention / shape.hidden - shape.width)
+
+
+@dataclass(frozen=True)
+class Collective:
+    """The collectives of one kind in a step."""
+
+    what: str
+    sent: float  # bytes per GPU
+    members: int
+    stride: int
+    often: int
+
+
+def collectives(load: Load, sharding: ShardingOption, gpus: int) -> Iterator[Collective]:
+    """Yield the collectives of one step."""
+    shape, parameters, whole = load.shape, load.shape.parameters, sharding.together
+    if gpus == 1:
+        return
+    if whole == 1:
+        yield Collective(
+            "gradients", ring_bytes(4 * parameters, gpus, 2), gpus, 1, math.ceil(parameters / 2**25)
+        )
+        return
+    head = shape.embedding + shape.hidden  # with the last norm: gathered once per micro-batch
+    blocks = parameters - head
+    fetched = load.width * (2 * blocks + head) * load.passes
+    units = shape.layers + 2
+    yield Collective("weights", ring_bytes(fetched, whole), whole, 1, 2 * units * load.passes)
+    yield Collective("gradients", ring_bytes(4 * parameters, whole), whole, 1, units)
+    copies = gpus // whole
+    if copies > 1:
+        yield Collective("copies", ring_bytes(4 * parameters / whole, copies, 2), copies, whole, units)
+
+
+def ring_bytes(size: float, members: int, rounds: int = 1) -> float:
+    """Return the bytes that each member of a ring sends to gather or reduce `size` bytes."""
+    return rounds * (members - 1) / members * size

@@ -1,7 +1,9 @@
-"""Descriptions of the datasets of a study: columns, labels, split sizes, two examples and warnings.
+"""The datasets of a study: tasks as the command line names them, and a description of what was understood.
 
-`describe` reads datasets and describes them; the command line prints this before training, so that a wrong column or
-label is noticed early. `keep` saves the descriptions beside the plan, and the report shows them (`kept`):
+`tasks_named` resolves --tasks: catalog names, local copies of catalog tasks, or the user's own files, whose splits,
+columns, labels and family are inferred from file names and content. `describe` reads datasets and describes them by
+columns, labels, split sizes, two examples and warnings; the command line prints this before training, so that a wrong
+column or label is noticed early. `keep` saves the descriptions beside the plan, and the report shows them (`kept`):
 
     store/studies/<name>/datasets.json
 """
@@ -9,17 +11,35 @@ label is noticed early. `keep` saves the descriptions beside the plan, and the r
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any
 
-from biphase.errors import StoreError
-from biphase.specs import Classify, Task
-from biphase.specs.tasks import FAMILIES, columns_of, filled
+from biphase.catalog import CATALOG, TASKS
+from biphase.data.corpus import Absent
+from biphase.errors import SpecError, StoreError, nearest
+from biphase.specs import Answer, Classify, Retrieve, Splits, Tag, Task
+from biphase.specs.tasks import FAMILIES, FAMILY_OF, columns_of, filled
 from biphase.store import Store, read_checked, with_checksum, write_json
-from biphase.study.names import LABELS, VALIDATION
-from biphase.tasks.files import column_names, files_of, on_hub, refuse_unpinned
-from biphase.tasks.labels import is_number
+from biphase.tasks.files import (
+    ABOUT,
+    COLUMNS,
+    KINDS,
+    SIGN,
+    HubPlace,
+    column_names,
+    files_of,
+    kind_of,
+    local_files,
+    matching,
+    on_hub,
+    read,
+    refuse_unpinned,
+)
+from biphase.tasks.labels import Numbering, are_places, in_order, is_number, named, values_of
 from biphase.tasks.load import (
     DOCUMENT_ID,
     Examples,
@@ -31,6 +51,574 @@ from biphase.tasks.load import (
     load,
 )
 from biphase.text import counted
+
+# File name patterns of splits: as a whole name, or at the end of others (eng.train, en_ewt-ud-train.iob2).
+TRAIN = ("train*", "*[-_.]train*")
+VALIDATION = ("validation*", "valid*", "dev*", "val[-_.]*", "val", "*[-_.]valid*", "*[-_.]dev*", "*.testa")
+TEST = ("test*", "*.testb", "*[-_.]test*")
+TEXTS = ("text", "sentence", "content", "review")
+PAIRS = (
+    ("premise", "hypothesis"),
+    ("sentence1", "sentence2"),
+    ("question1", "question2"),
+    ("question", "passage"),
+    ("question", "sentence"),
+)
+LABELS = (
+    "label", "class", "category", "target", "labels", "sentiment", "intent", "emotion", "topic", "coarse_label",
+    "answer",
+)  # fmt: skip
+IDS = ("id", "_id", "idx", "index", "guid", "unnamed: 0", "")  # columns that are neither text nor label
+Files = dict[str, tuple[Path, ...]]
+WORDS, TAGS, ANSWERS = "tokens|words", "tags|ner_tags|labels", "answers|answer"
+
+
+@dataclass(frozen=True)
+class Own:
+    """What the command-line options say about the user's own data; empty fields are inferred from the data."""
+
+    family: str
+    text: str
+    label: str
+    labels: tuple[str, ...]
+    test: Path | None
+    trained_on: str
+    query: str
+    zero_shot: bool
+
+    @property
+    def says(self) -> bool:
+        return any((self.family, self.text, self.label, self.labels, self.test, self.trained_on, self.query))
+
+
+def tasks_named(
+    names: str,
+    *,
+    data: Path | None = None,
+    family: str = "",
+    text: str = "",  # SC: template or column; TC: column of tokens; QA: text before the context; IR: document template
+    label: str = "",  # column of labels, tags or answers
+    labels: str = "",  # label names in the order of their numbers, separated by commas
+    test: Path | None = None,
+    trained_on: str = "",
+    query: str = "",  # IR: query template
+    lrs: str = "",  # lrs and seeds are only checked against --zero-shot here
+    seeds: str = "",
+    steps: int = 0,
+    zero_shot: bool = False,
+) -> tuple[Task, ...]:
+    """Return the tasks of a comma-separated list: names, `paper`, families (SC, TC, QA, IR), or paths to own data.
+
+    With `data`, catalog tasks are read from their local copies in that folder, where it has them. A task that is
+    scored with another task's model adds that task too. The options from `family` to `query` describe own data.
+    """
+    listed = tuple(name.strip() for name in labels.split(",")) if labels else ()
+    own = Own(family, _unescaped(text), label, listed, test, trained_on, _unescaped(query), zero_shot)
+    training = {"--steps": steps, "--trained-on": trained_on, "--lrs": lrs, "--seeds": seeds}
+    for option, value in training.items():
+        if zero_shot and value:
+            raise SpecError(f"--zero-shot and {option} {value} do not go together; leave out one of them")
+    tasks: dict[str, Task] = {}
+    typed = [name.strip() for name in names.split(",") if name.strip()]
+    for name in typed:
+        for task in _named(name) or [_own_task(name, own)]:
+            task = _untrained(task, own) if zero_shot else task
+            lender = CATALOG.get(task.trained_on)
+            for each in (lender, task) if lender else (task,):
+                known = each.name in CATALOG and each.source == CATALOG[each.name].source
+                each = _copy_of(each, data) if known and data else each
+                if tasks.setdefault(each.name, each) != each:
+                    raise SpecError(
+                        f"--tasks names two tasks {each.name!r}: {tasks[each.name].source} and {each.source}; "
+                        "rename one of the folders"
+                    )
+    if not tasks:
+        raise SpecError(
+            f"--tasks {names!r} names no task; type --tasks paper, or some of {', '.join(CATALOG)}"
+        )
+    if own.says and all(_named(name) for name in typed):
+        raise SpecError(
+            "--family, --text, --label, --labels, --query, --test and --trained-on describe data of your own; "
+            "name it: --tasks FOLDER"
+        )
+    _refuse_idle(own, {task.family for task in tasks.values() if task.name not in CATALOG})
+    if trained_on and trained_on not in {*CATALOG, *tasks}:
+        lenders = [*CATALOG, *(tasks if len(tasks) > 1 else ())]  # a single task cannot use its own model
+        raise SpecError(f"--trained-on {trained_on}: there is no such task; {nearest(trained_on, lenders)}")
+    return tuple(replace(task, steps=steps, epochs=0) if steps else task for task in tasks.values())
+
+
+def _refuse_idle(own: Own, families: set[str]) -> None:
+    """Refuse an option that applies to none of the families of the own data."""
+    for option, value in (
+        ("--query", own.query),
+        ("--labels", ",".join(own.labels)),
+        ("--label", own.label),
+    ):
+        readers = {short for short, family in FAMILIES.items() if option in family.options}
+        if value and not families & readers:
+            raise SpecError(
+                f"{option} {value!r} is for {', '.join(sorted(readers))}, and the data are read as "
+                f"{', '.join(sorted(families))}; leave it out, or say the family: --family {min(readers)}"
+            )
+
+
+def _unescaped(text: str) -> str:
+    """Replace \\n, \\t and \\\\ in an option by the characters they stand for."""
+    return re.sub(r"\\([nt\\])", lambda match: {"n": "\n", "t": "\t"}.get(match[1], match[1]), text)
+
+
+def _untrained(task: Task, own: Own) -> Task:
+    """Return a zero-shot version of a retrieval task, without prefixes on the texts unless templates are given.
+
+    No learning rate is chosen, so all test queries are reported.
+    """
+    if not isinstance(task.form, Retrieve):
+        raise SpecError(
+            f"--zero-shot: {task.name} is {task.family}, whose head has to be trained; only retrieval goes without"
+        )
+    form, splits = task.form, replace(task.splits, train="", validation=task.splits.test)
+    form = form if own.query else replace(form, query=form.query.removeprefix("Query: "))
+    form = form if own.text else replace(form, document=form.document.removeprefix("Document: "))
+    return replace(task, form=form, splits=splits, steps=0, epochs=0, trained_on="")
+
+
+def _named(name: str) -> list[Task]:
+    """Return the catalog tasks that a name, family or "paper" stands for."""
+    if name in CATALOG:
+        return [CATALOG[name]]
+    return [task for task in TASKS if name in ("paper", task.family)]
+
+
+# ---------------------------------------------------------------- local copies
+
+
+def _copy_of(task: Task, data: Path) -> Task:
+    """Return the task with local files: from `data`/<task>, else from copies of its repositories, else unchanged."""
+    if not data.is_dir():
+        raise SpecError(f"--data {data} is no folder; name the one that holds a folder for each task")
+    copies = [task.at(str(data / task.name))] if (data / task.name).is_dir() else []
+    mirrored = _mirrored(task, data)
+    copies += [mirrored] if mirrored != task else []
+    missing = None
+    for copy in copies:
+        try:
+            local_files(copy)
+            return copy
+        except Absent as wrong:
+            missing = missing or wrong
+    if missing:
+        raise missing
+    return task
+
+
+def _mirrored(task: Task, data: Path) -> Task:
+    """Return the task with the repositories that `hf download … --local-dir DATA/NAME` copied read from there."""
+
+    def moved(record: Any, *names: str) -> Any:
+        sources = {name: getattr(record, name) for name in names}
+        for name, source in sources.items():
+            if source.startswith(SIGN):
+                place = HubPlace.of(f"task {task.name!r}", source)
+                folder = data.expanduser().resolve() / place.name
+                sources[name] = str(folder / place.path) if folder.is_dir() else source
+        return replace(record, **sources)
+
+    splits = moved(task.splits, "train", "validation", "test")
+    return replace(moved(task, "source"), splits=splits, form=moved(task.form, *task.form.files))
+
+
+# ---------------------------------------------------------------- own data
+
+
+def _own_task(name: str, own: Own) -> Task:
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise SpecError(
+            f"there is no task and no file {name!r}; {nearest(name, ['paper', *FAMILIES, *CATALOG])}"
+        )
+    if own.family and own.family not in FAMILIES:
+        raise SpecError(f"--family {own.family}: {nearest(own.family, FAMILIES)}")
+    title = _title(path)
+    whose = f"task {title!r}"
+    laid_out = path.is_dir() and matching(path, "corpus*") and matching(path, "queries*")
+    retrieval = FAMILY_OF[Retrieve]
+    if own.family == retrieval and not laid_out:
+        raise SpecError(
+            f"{whose}: {path} has no corpus* and queries*; lay it out as BEIR does: docs/tasks.md"
+        )
+    if laid_out and own.family in ("", retrieval):
+        return _own_retrieval(whose, title, path, own)
+    borrowed = "" if own.trained_on == title else own.trained_on
+    home = path.parent if path.is_file() else _home(path)
+    splits = _borrowing(path, home, own) if borrowed else _own_splits(path, home, own)
+    # With a placeholder form; the real one is inferred below.
+    task = Task(title, Answer(), str(home), splits, trained_on=borrowed)
+    files = local_files(task)
+    columns = column_names(whose, files["train" if "train" in files else "test"][0])
+    family = own.family or _family(columns)
+    if family not in INFERRED:
+        raise SpecError(f"--family {family}: such data is described by a Task in a study file: docs/tasks.md")
+    form = INFERRED[family](Folder(whose, home if path.is_file() else path, files, columns), own)
+    if "train" in files and not own.test and _unlabelled(whose, form, files["test"]):
+        if not splits.validation:
+            raise SpecError(f"{whose}: its test part has no labels; name a file that has some: --test FILE")
+        splits = replace(splits, test=splits.validation, validation="")
+    return replace(task, form=form, splits=splits)
+
+
+def _title(path: Path) -> str:
+    """Return a task name from a folder's name, or a file's; a file named for its split takes its folder's name."""
+    path = path.resolve()
+    name = path.name
+    if path.is_file():
+        splits = (*TRAIN, *VALIDATION, *TEST, "data.*")
+        named_for_split = any(fnmatch(name.lower(), pattern) for pattern in splits)
+        name = path.parent.name if named_for_split else name.split(".")[0]
+    return re.sub(r"[^\w.-]+", "-", name) or "task"
+
+
+# ---------------------------------------------------------------- splits of own data
+
+
+def _home(path: Path) -> Path:
+    """Return the folder with the split files: this one, or the only subfolder that has some, as on the hub."""
+    if _has_parts(path):
+        return path
+    folders = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and folder.name[0] != "."]
+    homes = [folder for folder in folders if _has_parts(folder)]
+    if len(homes) > 1:
+        names = ", ".join(folder.name for folder in homes[:8])
+        raise SpecError(f"{path} holds several datasets: {names}; name one: --tasks {homes[0]}")
+    return homes[0] if homes else path
+
+
+def _has_parts(folder: Path) -> bool:
+    return any(matching(folder, pattern) for pattern in (*TRAIN, *VALIDATION, *TEST))
+
+
+def _own_splits(path: Path, home: Path, own: Own) -> Splits:
+    if path.is_file():
+        if not kind_of(path.name)[0]:
+            raise SpecError(f"{path} is no table; give {_formats()}")
+        if own.test is None:
+            raise SpecError(
+                f"{path} is one file, to train on; name another to be scored by: --test FILE, "
+                "or a folder with train and test files"
+            )
+        return Splits(train=path.name, test=_test(own.test))
+    train, test = _part(home, TRAIN), _test(own.test) if own.test else _part(home, TEST)
+    try:
+        validation = _part(home, VALIDATION)
+    except SpecError:  # several candidates; --test is given, so validation is cut from train
+        if not own.test:
+            raise
+        validation = ""
+    if not train or not (test or validation):
+        raise SpecError(_no_parts(path, home, train, test or validation))
+    if not test:  # as is usual for GLUE: score on validation, and cut validation from train
+        test, validation = validation, ""
+    return Splits(train=train, validation=validation, test=test)
+
+
+def _borrowing(path: Path, home: Path, own: Own) -> Splits:
+    """Return the splits of data that is only scored; without validation files, half of the test rows are used."""
+    if path.is_file():
+        validation, test = "", path.name
+    else:
+        validation, test = _part(home, VALIDATION), _part(home, TEST)
+    test = _test(own.test) if own.test else test
+    if not test and not validation:
+        raise SpecError(
+            f"{path} has no files test* to be scored by; put them there, or name one: --test FILE"
+        )
+    if not test:
+        test, validation = validation, ""
+    return Splits(train="", validation=validation, test=test, cut=0.5, cut_from="test")
+
+
+def _test(path: Path) -> str:
+    if not path.expanduser().is_file():
+        raise SpecError(f"--test {path} is no file; name one")
+    return str(path.expanduser().resolve())
+
+
+def _part(folder: Path, patterns: Sequence[str]) -> str:
+    """Return the first pattern that matches files; refuse it if they are not shards of one split."""
+    for pattern in patterns:
+        files = matching(folder, pattern)
+        kinds = sorted({kind_of(path.name)[0] for path in files}, key=(*KINDS, *COLUMNS).index)
+        if len(kinds) > 1:  # the same rows in several formats
+            pattern += kinds[0]
+            files = matching(folder, pattern)
+        # Shards are one split: train-00000-of-00002, also with the hash of older files; versions (v1, v2) are not.
+        shard = r"(?<!v)[-_.]?\d+(-of-\d+(-[0-9a-f]{16})?)?$"
+        stems = {re.sub(shard, "", path.name.split(".")[0]) for path in files}
+        if len(stems) > 1:
+            part = re.sub(r"\W", "", pattern.split("]")[-1].removesuffix(kinds[0]))
+            option = f"--test {files[0]}" if part != "train" else f"--tasks {files[0]} --test FILE"
+            raise SpecError(
+                f"{folder} has {_names(files)}, of which only one can be the {part} part; name it: {option}"
+            )
+        if files:
+            return pattern
+    return ""
+
+
+def _no_parts(path: Path, home: Path, train: str, scored: str) -> str:
+    """Say why a folder lacks the splits it needs, and what to type."""
+    if scored and not train:
+        return (
+            f"{path} has nothing to train on; put train files there, or score another task's model on it: "
+            "--trained-on TASK"
+        )
+    files = sorted(file for file in home.iterdir() if file.is_file() and file.name[0] != ".")
+    tables = [file for file in files if kind_of(file.name)[0]]
+    others = [
+        file for file in files if file not in tables and file.name not in ABOUT and file.suffix != ".md"
+    ]
+    if len(tables) > 1 and not train:
+        return (
+            f"{path} has {_names(tables)}, which do not say what they are for; name the one to train on and the one to be "
+            f"scored by: --tasks {home}/FILE --test {home}/FILE"
+        )
+    trained = matching(home, train) if train else ()
+    kinds = {kind_of(file.name)[0] for file in trained}
+    unused = [file for file in tables if kind_of(file.name)[0] in kinds and file not in trained]
+    if unused:
+        test = unused[0] if len(unused) == 1 else f"{home}/FILE"
+        return (
+            f"{path} has {_names(unused)} beside its train part, which is not called test*; to be scored by it: "
+            f"--test {test}"
+        )
+    if others and not tables:
+        return f"{path} has {_names(others)}, of which none can be read; write them as train and test files: {_formats()}"
+    table = f"has {tables[0].name}, and " if tables else ""
+    return f"{path} {table}needs files train* and test*, e.g. train.csv and test.csv; put them there: {_formats()}"
+
+
+def _names(files: Sequence[Path]) -> str:
+    return " and ".join(path.name for path in files[:3])
+
+
+def _formats() -> str:
+    return f"{' '.join(KINDS)}, or CoNLL's columns as {' '.join(COLUMNS[:5])}"
+
+
+def _unlabelled(whose: str, form: Classify | Tag | Answer, files: Sequence[Path]) -> bool:
+    """Whether a test split has no labels, as in GLUE and many competitions."""
+    column = form.target
+    if not set(column.split("|")) & set(column_names(whose, files[0])):
+        return True
+    cells = (cell for rows in read(whose, files, (column,)) for cell in rows.columns[column])
+    values = (value for cell in cells for value in (cell if isinstance(cell, list) else (cell,)))
+    return not isinstance(form, Answer) and all(value in (-1, "-1", None, "") for value in values)
+
+
+# ---------------------------------------------------------------- forms of own data
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Own data: its files, and the columns of the first one."""
+
+    whose: str
+    root: Path  # as the user typed it
+    files: Files
+    columns: tuple[str, ...]
+
+    @property
+    def source(self) -> tuple[Path, ...]:
+        """The files that labels are collected from."""
+        return self.files.get("train", self.files["test"])
+
+    def first(self, names: Sequence[str]) -> str:
+        """Return the first of `names` that is a column, ignoring case."""
+        columns = {column.lower(): column for column in reversed(self.columns)}
+        return next((columns[name] for name in names if name in columns), "")
+
+    def other_than(self, *taken: str) -> str:
+        """Return the only column that is neither an id nor in `taken`, or ""."""
+        left = [name for name in self.columns if name not in taken and name.lower() not in IDS]
+        return left[0] if len(left) == 1 else ""
+
+
+def _family(columns: Sequence[str]) -> str:
+    names = set(columns)
+    if names & set(WORDS.split("|")) and names & set(TAGS.split("|")):
+        return FAMILY_OF[Tag]
+    asks = {"question", "context"} <= names and names & set(ANSWERS.split("|"))
+    return FAMILY_OF[Answer if asks else Classify]
+
+
+def _classify(data: Folder, own: Own) -> Classify:
+    whose, columns = data.whose, data.columns
+    label = own.label or data.first(LABELS) or data.other_than(data.first(TEXTS))
+    if label not in columns:
+        raise SpecError(
+            f"{whose}: say which column holds the label: --label COLUMN, one of {', '.join(columns)}"
+        )
+    text = own.text or _usual_text(data, label)
+    if not text:
+        raise SpecError(
+            f"{whose}: say what the text is: --text COLUMN, or a template like --text 'A: {{a}} B: {{b}}', "
+            f"of the columns {', '.join(columns)}"
+        )
+    labels, numbered = _listed(whose, own) or _labels_of_lender(own, Classify), False
+    if not labels:
+        values = values_of(whose, data.source, label)
+        labels = named(whose, data.source, data.root, label, values)
+        numbered = are_places(labels, values)
+        labels = labels or _in_every_part(data, label, in_order(whose, label, values))
+    if len(labels) < 2:
+        raise SpecError(
+            f"{whose}: column {label!r} of the train part holds {f'only {labels[0]!r}' if labels else 'nothing'}, "
+            "and there must be two labels or more; name another: --label COLUMN, or say them: --labels NAMES"
+        )
+    return Classify(_template(whose, text, columns), labels, label=label, numbered=numbered)
+
+
+def _in_every_part(data: Folder, column: str, labels: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the labels of the train split, after checking that no other split uses numbers for them.
+
+    Numbers in another split are refused, since the order of the names is not known.
+    """
+    number = Numbering(labels)
+    # The order of numbers, and of false and true, is known.
+    if any(map(is_number, labels)) or {label.lower() for label in labels} <= {"false", "true"}:
+        return labels
+    for part, files in data.files.items():
+        if files == data.source or not set(column.split("|")) & set(column_names(data.whose, files[0])):
+            continue
+        for rows in read(data.whose, files, (column,)):
+            for row, value in enumerate(rows.columns[column]):
+                label = next(filter(number.by_place, value if isinstance(value, list) else (value,)), None)
+                if label is not None:
+                    raise SpecError(
+                        f"{data.whose}: {rows.place(row)} of the {part} part has the label {label!r}, and the train part "
+                        f"has names ({', '.join(labels[:8])}); say which is which: --labels NAMES in the order of their numbers"
+                    )
+    return labels
+
+
+def _usual_text(data: Folder, label: str) -> str:
+    """Return a template of two columns that usually form a pair, else of a usual text column or the only one left."""
+    for pair in PAIRS:
+        if set(pair) <= set(data.columns) - {label}:
+            titles = {column: re.sub(r"(\d)", r" \1", column).capitalize() for column in pair}
+            return "\n".join(
+                f"{title}: {{{column}}}" for column, title in titles.items()
+            )  # Sentence 1: {sentence1}
+    return data.first([name for name in TEXTS if name != label]) or data.other_than(label)
+
+
+def _labels_of_lender(own: Own, kind: type[Classify | Tag]) -> tuple[str, ...]:
+    """Return the labels of the catalog task whose model is scored."""
+    form = CATALOG[own.trained_on].form if own.trained_on in CATALOG else None
+    return form.labels if isinstance(form, kind) else ()
+
+
+def _listed(whose: str, own: Own) -> tuple[str, ...]:
+    """Return the labels given by --labels, if any."""
+    if own.labels and (len(set(own.labels)) < max(2, len(own.labels)) or "" in own.labels):
+        raise SpecError(
+            f"{whose}: --labels {','.join(own.labels)!r} must be two names or more, all different; correct it"
+        )
+    return own.labels
+
+
+def _template(whose: str, text: str, columns: Sequence[str]) -> str:
+    """Return a template; the name of a column becomes a template of that column."""
+    bare = text.replace("{{", "").replace("}}", "")  # doubled braces are literal braces
+    for name in re.findall(r"\{([^{}]*)\}", bare) if "{" in text else [text]:
+        if not name.isidentifier() and name in columns:
+            raise SpecError(
+                f"{whose}: the column {name!r} cannot stand in a template, where a column is one word; "
+                f"rename it in the files, e.g. {re.sub(r'[^0-9a-zA-Z]+', '_', name)}"
+            )
+        if not name.isidentifier():
+            raise SpecError(f"{whose}: --text {text!r}: {name!r} is no column; {nearest(name, columns)}")
+    if "{" not in text:
+        return f"{{{text}}}"
+    # Move punctuation between two columns into the first one's field: it is left out if that column is empty.
+    return re.sub(r"(?<!\})\}([^\w{}]+)(?=\{\w)", r":\1}", text)
+
+
+def _tag(data: Folder, own: Own) -> Tag:
+    whose, tags = data.whose, own.label or TAGS
+    column = next((name for name in tags.split("|") if name in data.columns), tags)
+    labels = _listed(whose, own) or _labels_of_lender(own, Tag)
+    source = "--labels" if labels else f"column {column!r} of the train part"
+    if not labels:
+        values = values_of(whose, data.source, tags, lists=True)
+        labels = named(whose, data.source, data.root, column, values) or _iob_labels(data, tags, values)
+    strange = [label for label in labels if label != "O" and label[:2] not in ("B-", "I-")]
+    if strange or len(labels) < 2 or "O" not in labels:
+        fault = "lacks O" if len(labels) > 1 else "holds O only"
+        fault = f"holds {', '.join(strange[:8])}" if strange else fault
+        raise SpecError(
+            f"{whose}: {source} {fault}; write tags in IOB2 (O, B-PER, I-PER, …), "
+            "or name another column: --label COLUMN"
+        )
+    return Tag(labels, words=own.text or WORDS, tags=tags)
+
+
+def _iob_labels(data: Folder, tags: str, values: Iterable[Any]) -> tuple[str, ...]:
+    """Return the IOB2 labels of the tags in the train split, in order: O, then B- and I- of each kind."""
+    if any(is_number(value) for value in values):
+        raise SpecError(
+            f"{data.whose}: its tags are numbers; say their names in order: --labels O,B-PER,I-PER,…"
+        )
+    names = {str(value) for value in values}
+    kinds = sorted({name[2:] for name in names if name[:2] in ("B-", "I-")})
+    iob = ["O", *(f"{side}-{kind}" for kind in kinds for side in "BI")]
+    return _in_every_part(data, tags, (*iob, *sorted(names.difference(iob))))
+
+
+def _answer(data: Folder, own: Own) -> Answer:
+    answers = own.label or ANSWERS
+    files = [path for paths in data.files.values() for path in paths]
+    cells = (cell for rows in read(data.whose, files, (answers,)) for cell in rows.columns[answers])
+    texts = (cell.get("text") if isinstance(cell, dict) else cell for cell in cells)
+    unanswerable = any(not any(text) if isinstance(text, list) else not text for text in texts)
+    form = Answer(answers=answers, unanswerable=unanswerable)
+    return replace(form, text=own.text) if own.text else form
+
+
+# The families whose form can be inferred from columns.
+INFERRED = {FAMILY_OF[Classify]: _classify, FAMILY_OF[Tag]: _tag, FAMILY_OF[Answer]: _answer}
+
+
+def _own_retrieval(whose: str, name: str, folder: Path, own: Own) -> Task:
+    train, pairs = _part(folder, ("qrels/train*",)), _part(folder, ("pairs*",))
+    test = _test(own.test) if own.test else _part(folder, ("qrels/test*",))
+    if not test:
+        others = matching(folder, "qrels/*")
+        hint = f"; to be scored by {others[0].name}: --test {others[0]}" if others else ""
+        raise SpecError(f"{whose}: {folder} has no judgments to be scored by; put qrels/test.tsv there{hint}")
+    borrowed = "" if own.trained_on == name else own.trained_on
+    if borrowed or own.zero_shot:  # the folder's training data is not used
+        train, pairs = "", ""
+    elif not (train or pairs):
+        raise SpecError(
+            f"{whose}: {folder} has nothing to train on; put qrels/train.tsv or pairs.jsonl there, score the model as it "
+            "is: --zero-shot, or score another task's model on it: --trained-on msmarco"
+        )
+    columns = column_names(whose, matching(folder, "corpus*")[0])
+    usual = "Document: {title}. {text}" if "title" in columns else "Document: {text}"
+    form = Retrieve(document=_template(whose, own.text or usual, columns), pairs=pairs)
+    if own.query:
+        columns = column_names(whose, matching(folder, "queries*")[0])
+        form = replace(form, query=_template(whose, own.query, columns))
+    splits = Splits(train, _part(folder, [f"qrels/{pattern}" for pattern in VALIDATION]), test)
+    if pairs or not train:  # the only judgments are those of the test split
+        splits = replace(splits, cut=0.5, cut_from="test")
+    steps = {"steps": 0} if own.zero_shot else {}
+    return Task(name, form, str(folder), splits, trained_on=borrowed, **steps)
+
+
+# ---------------------------------------------------------------- descriptions
+
 
 DATASETS = "datasets.json"
 SHOWN = 160  # characters shown of an example
@@ -47,8 +635,32 @@ class Description:
     warnings: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        rows = [*self.about, *(("warning", one) for one in self.warnings)]
-        return [self.name, *(f"  {word:<10}  {said}" for word, said in rows)]
+        rows = [*self.about, *(("warning", warning) for warning in self.warnings)]
+        return [self.name, *(f"  {title:<10}  {text}" for title, text in rows)]
+
+
+def keep(descriptions: Sequence[Description], study: str, store: Store) -> None:
+    """Save descriptions beside the plan; those of the study's other datasets are kept."""
+    path = store.studies / study / DATASETS
+    every = kept(study, store) | {description.name: description for description in descriptions}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, with_checksum({"datasets": [asdict(description) for description in every.values()]}))
+
+
+def kept(study: str, store: Store) -> dict[str, Description]:
+    """Return the saved descriptions of a study by name; empty if the file is missing or damaged."""
+    with contextlib.suppress(StoreError, KeyError, TypeError, ValueError):
+        saved = read_checked(store.studies / study / DATASETS)["datasets"]
+        descriptions = [
+            Description(
+                str(one["name"]),
+                tuple((str(title), str(text)) for title, text in one["about"]),
+                tuple(str(warning) for warning in one["warnings"]),
+            )
+            for one in saved
+        ]
+        return {description.name: description for description in descriptions}
+    return {}
 
 
 def describe(tasks: Iterable[Task], *, download: bool) -> list[Description]:
@@ -59,65 +671,38 @@ def describe(tasks: Iterable[Task], *, download: bool) -> list[Description]:
     return [_describe(task, download=download) for task in tasks]
 
 
-def keep(made: Sequence[Description], study: str, store: Store) -> None:
-    """Save descriptions beside the plan; those of the study's other datasets are kept."""
-    path = store.studies / study / DATASETS
-    known = {name: asdict(one) for name, one in kept(study, store).items()}
-    known |= {one.name: asdict(one) for one in made}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, with_checksum({"datasets": list(known.values())}))
-
-
-def kept(study: str, store: Store) -> dict[str, Description]:
-    """Return the saved descriptions of a study by name; empty if the file is missing or damaged."""
-    with contextlib.suppress(StoreError, KeyError, TypeError, ValueError):
-        every = read_checked(store.studies / study / DATASETS)["datasets"]
-        made = [
-            Description(
-                str(one["name"]),
-                tuple((str(word), str(said)) for word, said in one["about"]),
-                tuple(str(warning) for warning in one["warnings"]),
-            )
-            for one in every
-        ]
-        return {one.name: one for one in made}
-    return {}
-
-
-# ---------------------------------------------------------------- one dataset
-
-
 def _describe(task: Task, *, download: bool) -> Description:
     places = on_hub(task)
     for place in places:
         refuse_unpinned(f"task {task.name!r}", place)
     about = [("family", f"{task.family}, {FAMILIES[task.family].name}"), ("source", task.source)]
     if places and not download:
-        about += [*_asked(task, ()), ("rows", "on the hub; read when the first model is fine-tuned")]
-        return _printable(task.name, about, ())
-    files = files_of(task)
-    examples = load(task, documents="judged")
-    source = next(part for part in ("corpus", "train", "test") if part in files)
-    columns = column_names(f"task {task.name!r}", files[source][0])
-    about += [*_asked(task, columns), *_parts(task, examples)]
-    about += [("example", one) for one in _examples(task, examples)]
-    return _printable(task.name, about, _warnings(task, examples, columns))
+        about += [*_fields_read(task, ()), ("rows", "on the hub; read when the first model is fine-tuned")]
+        warnings: list[str] = []
+    else:
+        files, examples = files_of(task), load(task, documents="judged")
+        source = next(part for part in ("corpus", "train", "test") if part in files)
+        columns = column_names(f"task {task.name!r}", files[source][0])
+        about += [*_fields_read(task, columns), *_parts(task, examples)]
+        about += [("example", text) for text in _examples(task, examples)]
+        warnings = list(_warnings(task, examples, columns))
+    shown = tuple((title, _printable(text)) for title, text in about)
+    return Description(task.name, shown, tuple(map(_printable, warnings)))
 
 
-def _printable(name: str, about: Iterable[tuple[str, str]], warnings: Iterable[str]) -> Description:
-    def plain(text: str) -> str:
-        return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
-
-    return Description(name, tuple((word, plain(said)) for word, said in about), tuple(map(plain, warnings)))
+def _printable(text: str) -> str:
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
 
 
-def _asked(task: Task, columns: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _fields_read(task: Task, columns: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the columns that are read, the templates and the labels."""
     form = task.form
     if columns:
-        read = [next((one for one in column.split("|") if one in columns), column) for column in form.columns]
+        read = [
+            next((name for name in column.split("|") if name in columns), column) for column in form.columns
+        ]
         ids = DOCUMENT_ID.split("|") if "corpus" in form.files else ()
-        unread = [one for one in columns if one not in (*read, *ids)]
+        unread = [name for name in columns if name not in (*read, *ids)]
         yield "columns", ", ".join(read) + (f"; not read: {', '.join(unread)}" if unread else "")
     yield from form.templates.items()
     if labels := getattr(form, "labels", ()):
@@ -127,11 +712,11 @@ def _asked(task: Task, columns: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _parts(task: Task, examples: Examples) -> Iterator[tuple[str, str]]:
     """Yield the size and purpose of each split."""
-    asks = "corpus" in task.form.files
-    splits, what = task.splits, "query" if asks else "row"
+    retrieval = "corpus" in task.form.files
+    splits = task.splits
 
-    def rows(part: Any, word: str = what) -> str:
-        return counted(len(part), word, "queries" if word == "query" else "")
+    def rows(part: Any) -> str:
+        return counted(len(part), "query", "queries") if retrieval else counted(len(part), "row")
 
     if task.trained_on:
         yield "train", f"none; scored with the model of {task.trained_on}"
@@ -139,14 +724,14 @@ def _parts(task: Task, examples: Examples) -> Iterator[tuple[str, str]]:
         yield "train", "none; the model is scored as it is"
     else:
         length = counted(task.epochs, "epoch") if task.epochs else f"{task.steps:,} steps"
-        pairs = rows(examples.train, "pair" if asks else "row")
+        pairs = counted(len(examples.train), "pair" if retrieval else "row")
         yield "train", f"{pairs}; {length} of {task.batch} at a time"
     if not task.zero_shot:
         share = "half" if splits.cut == 0.5 else f"{splits.cut:.0%}"
         cut = "" if splits.validation else f" ({share} of {splits.cut_from})"
         yield "validation", f"{rows(examples.validation)}{cut}; chooses the learning rate"
-    place = splits.test.removeprefix("qrels/")
-    stands_in = any(place == one or place.startswith(f"{one}.") for one in VALIDATION)
+    test = splits.test.removeprefix("qrels/")
+    stands_in = any(test == pattern or test.startswith(f"{pattern}.") for pattern in VALIDATION)
     why = "; the validation files, as there is no test part with labels" if stands_in else ""
     yield "test", f"{rows(examples.test)}{why}"
 
@@ -158,19 +743,19 @@ def _examples(task: Task, examples: Examples) -> Iterator[str]:
     """Yield two examples as the model gets them, without the tokenizer's special tokens; two labels if possible."""
     labels = getattr(task.form, "labels", ())
     rows = _rows_of(examples.train if len(examples.train) else examples.test)
-    other = (one for one in rows[1:] if isinstance(one, LabelledText) and one.label != rows[0].label)
-    for one in (*rows[:1], *(next(other, second) for second in rows[1:2])):
-        match one:
+    other = (row for row in rows[1:] if isinstance(row, LabelledText) and row.label != rows[0].label)
+    for row in (*rows[:1], *(next(other, second) for second in rows[1:2])):
+        match row:
             case LabelledText():
-                yield f"{_shown(one.text)} → {labels[one.label]}"
+                yield f"{_shown(row.text)} → {labels[row.label]}"
             case TaggedSentence():
-                tagged = zip(one.words, one.tags, strict=True)
+                tagged = zip(row.words, row.tags, strict=True)
                 yield _shown(" ".join(f"{word}/{labels[tag]}" for word, tag in tagged))
             case Question():
-                answer = _shown(one.answers[0].text) if one.answers else "no answer"
-                yield f"{_shown(one.before + one.context)} → {answer}"
+                answer = _shown(row.answers[0].text) if row.answers else "no answer"
+                yield f"{_shown(row.before + row.context)} → {answer}"
             case Pair():
-                yield f"{_shown(one.query)} → {_shown(one.document)}"
+                yield f"{_shown(row.query)} → {_shown(row.document)}"
 
 
 def _rows_of(part: Any) -> Sequence[Any]:
@@ -197,29 +782,31 @@ def _warnings(task: Task, examples: Examples, columns: Sequence[str]) -> Iterato
     if task.is_trained and len(train) < FEW:
         yield f"only {counted(len(train), 'row')} to train on; scores of so few depend on chance"
     if task.is_trained:
-        taught = {_input(one) for one in train}
-        asked = [_input(one) for one in _inputs(examples.test)]
-        shared = sum(one in taught for one in asked)
+        test = examples.test.queries if isinstance(examples.test, Search) else examples.test
+        trained, tested = {_input(row) for row in train}, [_input(row) for row in test]
+        shared = sum(row in trained for row in tested)
         if shared:
             yield (
-                f"{shared:,} of {len(asked):,} inputs of the test part ({shared / len(asked):.1%}) are in the train part "
+                f"{shared:,} of {len(tested):,} inputs of the test part ({shared / len(tested):.1%}) are in the train part "
                 "too; a model may know their answers by heart"
             )
 
 
 def _odd_texts(form: Classify, examples: Examples, columns: Sequence[str]) -> Iterator[str]:
     read = columns_of("", form.text)
-    could = [
-        one for one in columns if (one.lower() in LABELS or one.lower().endswith("label")) and one not in read
+    candidates = [
+        name
+        for name in columns
+        if (name.lower() in LABELS or name.lower().endswith("label")) and name not in read
     ]
-    first, *others = sorted(could, key=lambda one: (*LABELS, one.lower()).index(one.lower())) or [""]
+    first, *others = sorted(candidates, key=lambda name: (*LABELS, name.lower()).index(name.lower())) or [""]
     if others and form.label == first:  # the label column was not chosen by an option
         yield f"column {others[0]!r} could be the label too; if it is, type --label {others[0]}"
-    header = filled(form.text, {one: one for one in read})
+    header = filled(form.text, {name: name for name in read})
     for part in ("train", "validation", "test"):
-        if any(isinstance(one, LabelledText) and one.text == header for one in getattr(examples, part)):
+        if any(isinstance(row, LabelledText) and row.text == header for row in getattr(examples, part)):
             yield f"a row of the {part} part repeats the header, {_shown(header)}; remove it"
-    texts = [one.text for one in examples.train if isinstance(one, LabelledText)]
+    texts = [row.text for row in examples.train if isinstance(row, LabelledText)]
     if texts and form.text == f"{{{read[0]}}}" and all(map(is_number, texts)):
         yield f"the texts are numbers, e.g. {_shown(texts[0])}; if the text is elsewhere, type --text COLUMN"
     if texts and len(form.labels) * 2 > len(texts):
@@ -229,19 +816,15 @@ def _odd_texts(form: Classify, examples: Examples, columns: Sequence[str]) -> It
         )
 
 
-def _inputs(part: Any) -> Sequence[Any]:
-    return part.queries if isinstance(part, Search) else part
-
-
-def _input(one: Any) -> Any:
+def _input(row: Any) -> Any:
     """Return the model input of an example, without the label or answer; for a pair, the query."""
-    match one:
+    match row:
         case LabelledText():
-            return one.text
+            return row.text
         case TaggedSentence():
-            return one.words
+            return row.words
         case Question():
-            return one.before, one.context
+            return row.before, row.context
         case Pair():
-            return one.query
-    return one
+            return row.query
+    return row

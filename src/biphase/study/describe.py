@@ -1,127 +1,42 @@
-"""What `biphase plan` prints: the tree of training jobs, costs and elapsed time, what is done and what to type next.
+"""What people read about a study: what `biphase plan`, `run` and `status` print, and the same facts as JSON.
 
-`render` makes the text and `plan_json` the same facts for programs. `bill` prices a plan on a device: measured speeds
-predict hours, fine-tunings included; for a device that was not measured, hours are FLOPs at a share of its peak.
-`elapsed` simulates the plan on several workers, each with one device and one job at a time.
+`render` and `plan_json` describe a plan: the tree of training jobs, costs and elapsed time, what is done and what to
+type next. `bill` prices it on a device: measured speeds predict hours, fine-tunings included; for a device that was not
+measured, hours are FLOPs at a share of its peak. `opening` and `closing` are the first and last lines of a run,
+`status_text` and `status_json` the output of `biphase status`, `tables` the held-out losses and scores that both show.
+No torch.
 """
 
 from __future__ import annotations
 
-import heapq
-import textwrap
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from biphase.keys import label, phase_at
+from biphase.data.corpus import shards_key
+from biphase.errors import StoreError
+from biphase.leases import Leases
+from biphase.metadata import read_card, read_checkpoint_file
 from biphase.presets import DEVICES, corpus_of
+from biphase.protocol import KEY_DIGITS
 from biphase.specs import Chunks, Pretrain
 from biphase.store import Store
-from biphase.study.costs import Costs, costs, flops_of, peak_of
-from biphase.study.names import Text, texts_of
-from biphase.study.plan import Plan, Root, TrainingJob
-from biphase.study.prices import (
-    MEASURE,
-    PLANNED_DEVICE,
-    Grid,
-    Prices,
-    at_hand,
-    device_named,
-    is_known,
-    left_of,
-    price,
-    prices_json,
-)
+from biphase.study import ledger
+from biphase.study.costs import CorpusTokens, Costs, costs, flops_of, peak_of, texts_of
+from biphase.study.devices import MEASURE, PLANNED_DEVICE, at_hand, device_named, known_devices
+from biphase.study.ledger import JobStatus, Row, score_rows, scores_json, with_interval
+from biphase.study.plan import Plan, Root, TrainingJob, children_of
+from biphase.study.prices import EFFICIENCY, Elapsed, Grid, Prices, elapsed, left_of, price, prices_json
 from biphase.text import counted, duration, short, si
 
-
-@dataclass(frozen=True)
-class Elapsed:
-    workers: int
-    seconds: float
-    chain: float  # seconds of the longest chain of dependent jobs
-    ends: str  # names of the results at its end
-
-
-def elapsed(
-    plan: Plan,
-    jobs: Mapping[str, float],
-    tunings: Mapping[Grid, float],
-    counts: Mapping[Grid, int],
-    workers: int,
-) -> Elapsed:
-    """Simulate how long a plan takes on several workers.
-
-    A training job waits for its parent, a fine-tuning for its model. Jobs are chosen as `worker.Worker` does:
-    fine-tunings whose model exists first, then training jobs in the order of the plan. With any number of workers,
-    a plan takes at least as long as its longest chain of dependent jobs.
-
-    `jobs`: seconds of each training job to run; `tunings`: seconds of one fine-tuning of each grid; `counts`: how
-    many fine-tunings of each grid to run.
-    """
-    grids: dict[str, deque[tuple[float, int]]] = {}
-    for grid, seconds in tunings.items():
-        if counts.get(grid):
-            grids.setdefault(grid[0], deque()).append((seconds, counts[grid]))
-    chain, ends = _longest(plan, jobs, grids)
-    return Elapsed(workers, _simulated(plan, jobs, grids, workers), chain, ends)
-
-
-def _longest(
-    plan: Plan, jobs: Mapping[str, float], grids: Mapping[str, deque[tuple[float, int]]]
-) -> tuple[float, str]:
-    until: dict[str, float] = {}
-    for key in jobs:  # parents come before children
-        until[key] = until.get(plan.jobs[key].parent or "", 0.0) + jobs[key]
-    every = {
-        model: until.get(model, 0.0) + max((seconds for seconds, _ in grids.get(model, ())), default=0.0)
-        for model in (*until, *grids)
-    }
-    last = max(every, key=lambda model: every[model], default="")
-    names = [name for name, key in plan.results.items() if key == last]
-    return every.get(last, 0.0), ", ".join(names)
-
-
-def _simulated(
-    plan: Plan, jobs: Mapping[str, float], grids: Mapping[str, deque[tuple[float, int]]], workers: int
-) -> float:
-    order = {key: number for number, key in enumerate(plan.jobs)}
-    below: dict[str | None, list[str]] = {}
-    for key in jobs:
-        below.setdefault(plan.jobs[key].parent, []).append(key)
-    first = [key for key in jobs if plan.jobs[key].parent not in jobs]
-    trainable = [(order[key], key) for key in first]
-    heapq.heapify(trainable)
-    # Fine-tunings of one grid take equally long: (seconds, number left to start).
-    tunable = deque(one for model, some in grids.items() if model not in jobs for one in some)
-    running: list[tuple[float, str]] = []  # when the job ends, and the key it trains ("" for a fine-tuning)
-    now = 0.0
-    while trainable or tunable or running:
-        while len(running) < workers and (tunable or trainable):
-            if tunable:
-                seconds, left = tunable.popleft()
-                heapq.heappush(running, (now + seconds, ""))
-                if left > 1:
-                    tunable.appendleft((seconds, left - 1))
-            else:
-                _, key = heapq.heappop(trainable)
-                heapq.heappush(running, (now + jobs[key], key))
-        now, done = heapq.heappop(running)
-        if done:
-            tunable.extend(grids.get(done, ()))
-            for child in below.get(done, ()):
-                heapq.heappush(trainable, (order[child], child))
-    return now
+PAGE = 110  # characters per line
+LONG = 24.0  # hours on a CPU above which a GPU is suggested
+MASK_RULES = {"own": "its own", "reserved": "a reserved slot", "added": "added"}
 
 
 # ---------------------------------------------------------------- costs and totals
-
-
-PAGE = 110
-LONG = 24.0  # hours on a CPU above which a GPU is suggested
-EFFICIENCY = 0.4  # share of a device's peak assumed where nothing was measured
 
 
 @dataclass(frozen=True)
@@ -133,7 +48,7 @@ class Bill:
     prices: Prices | None = None
     tunings_left: dict[Grid, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    texts: tuple[Text, ...] = ()  # the corpora that the plan reads
+    texts: tuple[CorpusTokens, ...] = ()  # the corpora that the plan reads
     workers: int = 1  # each with its own device
 
 
@@ -153,15 +68,15 @@ def bill(
     command that measures a device into this store, for messages.
     """
     here = "" if device else at_hand()
-    if here and not is_known(here, store):
+    if here and here not in known_devices(store):
         why = f"{here}, the GPU here, was not measured, so there are no hours. Type: {measure}. Or: --device {PLANNED_DEVICE}"
-        made = Bill(here, None, notes=(why,))
+        priced = Bill(here, None, notes=(why,))
     else:
-        made = _bill(plan, store, device or here, efficiency, tuned, measure)
-    if here == "cpu" and (_pretraining_hours(made, costs(plan), None) or 0.0) > LONG:
+        priced = _bill(plan, store, device or here, efficiency, tuned, measure)
+    if here == "cpu" and (_pretraining_hours(priced, costs(plan), None) or 0.0) > LONG:
         note = f"these are hours of the processor here; of a GPU: --device {PLANNED_DEVICE}"
-        made = replace(made, notes=(*made.notes, note))
-    return replace(made, texts=tuple(texts_of(plan, store)), workers=max(1, workers))
+        priced = replace(priced, notes=(*priced.notes, note))
+    return replace(priced, texts=tuple(texts_of(plan, store)), workers=max(1, workers))
 
 
 def _bill(plan: Plan, store: Store, device: str, efficiency: float | None, tuned: int, measure: str) -> Bill:
@@ -172,40 +87,45 @@ def _bill(plan: Plan, store: Store, device: str, efficiency: float | None, tuned
         without = ", without fine-tunings" if plan.study.finetune else ""
         why = f"{device} was not measured: hours are FLOPs at a share of its peak{without}. There, type: {measure}"
         return Bill(device, EFFICIENCY, notes=(why,))
-    made = price(plan, machine, measure=measure)
-    nothing = plan.jobs and not made.jobs and not made.tunings
-    if nothing and made.unmeasured and device in DEVICES and costs(plan).flops is not None:
+    prices = price(plan, machine, measure=measure)
+    nothing = plan.jobs and not prices.jobs and not prices.tunings
+    if nothing and prices.unmeasured and device in DEVICES and costs(plan).flops is not None:
         why = f"hours are FLOPs at a share of the peak: steps like these were not measured on {device}"
-        others = (note for note in made.notes if note not in made.unmeasured)
+        others = (note for note in prices.notes if note not in prices.unmeasured)
         return Bill(device, EFFICIENCY, notes=(why, *others))
-    return Bill(device, None, made, left_of(plan, store) if tuned else made.grids, made.notes)
+    return Bill(device, None, prices, left_of(plan, store) if tuned else prices.grids, prices.notes)
 
 
-def bill_json(plan: Plan, made: Bill, left: Collection[str]) -> dict[str, Any]:
+def bill_json(plan: Plan, bill: Bill, left: Collection[str]) -> dict[str, Any]:
     """Return the costs of the whole plan and of what is left, for programs."""
     every, rest = costs(plan), costs(plan, left)
 
     def numbers(some: Costs, keys: Collection[str] | None) -> dict[str, Any]:
-        hours = _pretraining_hours(made, some, keys)
+        hours = _pretraining_hours(bill, some, keys)
         return {"tokens": some.tokens, "flops": some.flops, "device_hours": hours, "disk_bytes": some.disk}
 
-    took = _elapsed(plan, made, left)
+    took = _elapsed(plan, bill, left)
     return {
-        "device": made.device,
-        "efficiency": made.efficiency,
+        "device": bill.device,
+        "efficiency": bill.efficiency,
         "costs": numbers(every, None),
         "costs_left": numbers(rest, left),
-        "prices": prices_json(made.prices, left, made.tunings_left) if made.prices else None,
+        "prices": prices_json(bill.prices, left, bill.tunings_left) if bill.prices else None,
         "elapsed": asdict(took) if took else None,
         "corpora": [
-            {"name": one.corpus.name, "tokens": one.tokens, "counted": one.exact, "shard_bytes": one.bytes}
-            for one in made.texts
+            {
+                "name": text.corpus.name,
+                "tokens": text.tokens,
+                "counted": text.exact,
+                "shard_bytes": text.bytes,
+            }
+            for text in bill.texts
         ],
-        "notes": [*every.notes, *made.notes, *_text_notes(made)],
+        "notes": [*every.notes, *bill.notes, *_text_notes(bill)],
     }
 
 
-def summary(plan: Plan, done: Collection[str], tuned: int, made: Bill, command_path: str) -> list[str]:
+def summary(plan: Plan, done: Collection[str], tuned: int, bill: Bill, command_path: str) -> list[str]:
     """Return the lines below the tree."""
     every, left = costs(plan), plan.left(done)
     finetunings, scores = trials_line(plan)
@@ -219,24 +139,21 @@ def summary(plan: Plan, done: Collection[str], tuned: int, made: Bill, command_p
             f"{short(every.tokens)} tokens",
         ]
     parts += [f"{every.flops:.2e} FLOPs"] if plan.jobs and every.flops is not None else []
-    parts += _hours_parts(plan, made, every)
-    parts += [_disk(every.disk, made)] if plan.jobs and every.disk is not None else []
+    parts += _hours_parts(plan, bill, every)
+    if plan.jobs and every.disk is not None:
+        shards = sum(text.bytes or 0 for text in bill.texts)
+        of_it = f", {si(shards)}B of it token shards" if shards else ""
+        parts.append(f"{si(every.disk + shards)}B of disk{of_it}")
     if finetunings:
         parts += [counted(finetunings, "fine-tuning"), counted(scores, "score")]
-    below = [*_elapsed_line(plan, made, left), *_basis(plan, made), *_text_notes(made)]
-    wrapped = [line for one in below for line in wrap(one, PAGE, subsequent_indent="  ")]
-    return [*_flow(parts), *wrapped, *every.notes, *made.notes, _next(plan, left, tuned, made, command_path)]
+    below = [*_elapsed_line(plan, bill, left), *_basis(plan, bill), *_text_notes(bill)]
+    wrapped = [line for note in below for line in wrap(note, PAGE, subsequent_indent="  ")]
+    return [*_flow(parts), *wrapped, *every.notes, *bill.notes, _next(plan, left, tuned, bill, command_path)]
 
 
-def _disk(states: int, made: Bill) -> str:
-    shards = sum(one.bytes or 0 for one in made.texts)
-    of_it = f", {si(shards)}B of it token shards" if shards else ""
-    return f"{si(states + shards)}B of disk{of_it}"
-
-
-def _text_notes(made: Bill) -> list[str]:
-    unknown = [one.corpus.name for one in made.texts if one.tokens is None]
-    notes = [note for one in made.texts if (note := one.repeats())]
+def _text_notes(bill: Bill) -> list[str]:
+    unknown = [text.corpus.name for text in bill.texts if text.tokens is None]
+    notes = [note for text in bill.texts if (note := text.repeats())]
     if unknown:
         notes.append(
             f"not in the disk sum: token shards of {', '.join(unknown)}, whose tokens are not counted yet"
@@ -244,94 +161,94 @@ def _text_notes(made: Bill) -> list[str]:
     return notes
 
 
-def _elapsed(plan: Plan, made: Bill, left: Collection[str]) -> Elapsed | None:
+def _elapsed(plan: Plan, bill: Bill, left: Collection[str]) -> Elapsed | None:
     """Simulate what is left to do; None if a job has no price."""
-    if made.prices is not None:
-        jobs = {key: made.prices.jobs.get(key) for key in left}
-        tunings = made.prices.tunings
-    elif made.efficiency:
-        rate = peak_of(made.device) * made.efficiency
+    jobs, tunings = {}, {}
+    if bill.prices is not None:
+        jobs = {key: bill.prices.jobs[key] for key in left if key in bill.prices.jobs}
+        tunings = bill.prices.tunings
+    elif bill.efficiency:
+        rate = peak_of(bill.device) * bill.efficiency
         flops = {key: flops_of(plan.jobs[key]) for key in left}
-        jobs = {key: None if some is None else some / rate for key, some in flops.items()}
-        tunings = {}
-    else:
+        jobs = {key: count / rate for key, count in flops.items() if count is not None}
+    if len(jobs) < len(left) or not (jobs or bill.tunings_left):
         return None
-    known = {key: seconds for key, seconds in jobs.items() if seconds is not None}
-    if len(known) < len(jobs) or not (known or made.tunings_left):
-        return None
-    return elapsed(plan, known, tunings, made.tunings_left, made.workers)
+    return elapsed(plan, jobs, tunings, bill.tunings_left, bill.workers)
 
 
-def _elapsed_line(plan: Plan, made: Bill, left: Collection[str]) -> list[str]:
-    took = _elapsed(plan, made, left)
+def _elapsed_line(plan: Plan, bill: Bill, left: Collection[str]) -> list[str]:
+    took = _elapsed(plan, bill, left)
     if took is None:
         return []
-    without = ", fine-tunings not counted" if plan.tuned and made.prices is None else ""
-    by = f"{took.workers:,} {made.device}, a job on each" if took.workers > 1 else f"one {made.device}"
+    without = ", fine-tunings not counted" if plan.tuned and bill.prices is None else ""
+    by = f"{took.workers:,} {bill.device}, a job on each" if took.workers > 1 else f"one {bill.device}"
     chain = f"; the longest chain of jobs takes {duration(took.chain)} ({took.ends})" if took.ends else ""
     return [f"elapsed: {duration(took.seconds)} on {by}{without}{chain}"]
 
 
-def _basis(plan: Plan, made: Bill) -> list[str]:
+def _basis(plan: Plan, bill: Bill) -> list[str]:
     """Name the measurements behind the hours, and the model sizes that they are extrapolated to."""
-    if made.prices is None or not made.prices.precisions:
+    if bill.prices is None or not bill.prices.precisions:
         return []
-    machine, precisions = made.prices.machine, made.prices.precisions
+    machine, precisions = bill.prices.machine, bill.prices.precisions
     sizes = dict.fromkeys(getattr(root.run.start, "name", "") for root in plan.roots.values())
-    beyond = machine.not_measured([one for one in sizes if one])
+    beyond = machine.not_measured([size for size in sizes if size])
     extrapolated = f"; extrapolated to {', '.join(beyond)}" if beyond else ""
     return [f"{machine.steps_behind(precisions)}{extrapolated}"]
 
 
-def _hours_parts(plan: Plan, made: Bill, every: Costs) -> list[str]:
+def _hours_parts(plan: Plan, bill: Bill, every: Costs) -> list[str]:
     """Return the hours of the whole plan, as parts of the summary."""
-    device = made.device
-    if made.prices is None:
-        hours = _pretraining_hours(made, every, None)
+    device = bill.device
+    if bill.prices is None:
+        hours = _pretraining_hours(bill, every, None)
         if not plan.jobs or hours is None:
             return []
-        return [f"{_hours(hours, device)} on {device} at {made.efficiency:.0%}"]
-    parts = []
-    if made.prices.jobs:
-        parts.append(f"pretraining {_hours(made.prices.pretraining() / 3600, device)}")
-    if made.prices.tunings:
-        parts.append(f"fine-tuning {_hours(made.prices.finetuning() / 3600, device)}")
-    return (
-        [f"{' and '.join(parts)} on {device} ({made.prices.machine.when(made.prices.precisions)})"]
-        if parts
-        else []
-    )
+        return [f"{_hours(hours, device)} on {device} at {bill.efficiency:.0%}"]
+    prices, parts = bill.prices, []
+    if prices.jobs:
+        parts.append(f"pretraining {_hours(prices.pretraining() / 3600, device)}")
+    if prices.tunings:
+        parts.append(f"fine-tuning {_hours(prices.finetuning() / 3600, device)}")
+    if not parts:
+        return []
+    return [f"{' and '.join(parts)} on {device} ({prices.machine.when(prices.precisions)})"]
 
 
-def _pretraining_hours(made: Bill, some: Costs, keys: Collection[str] | None) -> float | None:
+def _pretraining_hours(bill: Bill, some: Costs, keys: Collection[str] | None) -> float | None:
     """Return the hours of these training jobs (`keys`, None: all), or None if unknown for some of them."""
-    if made.prices is None:
-        return some.device_hours(made.device, made.efficiency) if made.efficiency else None
-    every = made.prices.priced if keys is None else set(keys) <= made.prices.jobs.keys()
-    return made.prices.pretraining(keys) / 3600 if every else None
+    if bill.prices is None:
+        return some.device_hours(bill.device, bill.efficiency) if bill.efficiency else None
+    every = bill.prices.priced if keys is None else set(keys) <= bill.prices.jobs.keys()
+    return bill.prices.pretraining(keys) / 3600 if every else None
 
 
-def _next(plan: Plan, left: list[str], tuned: int, made: Bill, command_path: str) -> str:
+def _next(plan: Plan, left: list[str], tuned: int, bill: Bill, command_path: str) -> str:
     finetunings, _ = trials_line(plan)
     if not plan.jobs and not finetunings:
         return "nothing to train."
     if not left and tuned == finetunings:
-        every = [counted(plan.job_count, "training job")] if plan.jobs else []
-        every += [counted(finetunings, "fine-tuning")] if finetunings else []
-        return f"all {' and '.join(every)} computed. See: biphase report {command_path}"
+        every = _jobs_and_tunings(plan.job_count, finetunings)
+        return f"all {every} computed. See: biphase report {command_path}"
     if len(left) == plan.job_count and not tuned:
         return f"nothing computed yet. Next: biphase run {command_path}"
     steps = sum(plan.jobs[key].steps for key in left)
-    hours = _pretraining_hours(made, costs(plan, left), left)
-    if made.prices and hours is not None:
-        hours += made.prices.finetuning(made.tunings_left) / 3600
-    time = _hours(hours, made.device) if hours else ""
-    done = (
-        [f"{plan.job_count - len(left):,} of {counted(plan.job_count, 'training job')}"] if plan.jobs else []
+    hours = _pretraining_hours(bill, costs(plan, left), left)
+    if bill.prices and hours is not None:
+        hours += bill.prices.finetuning(bill.tunings_left) / 3600
+    done = _jobs_and_tunings(plan.job_count, finetunings, (plan.job_count - len(left), tuned))
+    to_go = f", {steps:,} steps left" if left else ""
+    to_go += f", {_hours(hours, bill.device)}" if hours else ""
+    return f"{done} done{to_go}. Next: biphase run {command_path}"
+
+
+def _jobs_and_tunings(jobs: int, tunings: int, done: tuple[int, int] | None = None) -> str:
+    """Return "2 training jobs and 24 fine-tunings", with how many of each are done; what there is none of is left out."""
+    counts = ((jobs, "training job"), (tunings, "fine-tuning"))
+    ready = [f"{count:,} of " for count in done] if done else ["", ""]
+    return " and ".join(
+        before + counted(count, noun) for before, (count, noun) in zip(ready, counts, strict=True) if count
     )
-    done += [f"{tuned:,} of {counted(finetunings, 'fine-tuning')}"] if finetunings else []
-    to_go = ", ".join(one for one in (f"{steps:,} steps left" if left else "", time) if one)
-    return f"{' and '.join(done)} done{', ' + to_go if to_go else ''}. Next: biphase run {command_path}"
 
 
 def trials_line(plan: Plan) -> tuple[int, int]:
@@ -358,22 +275,7 @@ def _hours(hours: float, device: str) -> str:
     return f"{hours:.1f} {word}" if hours >= 1 else duration(hours * 3600)
 
 
-# ---------------------------------------------------------------- text
-# Columns line up at any depth. A tree that is too wide for the page is drawn with narrower branches, then flat: at each
-# fork the child with the deepest subtree continues at its parent's indentation.
-
-
-SHORTEST_KEY = 6
-
-
-@dataclass(frozen=True)
-class _Row:
-    text: str  # tree branches and the objective
-    first: str
-    until: str
-    key: str
-    mark: str
-    results: str
+# ---------------------------------------------------------------- the plan
 
 
 def render(
@@ -390,7 +292,7 @@ def render(
     `tuned`: how many fine-tunings are done; `claims`: lines to print between tree and costs.
     """
     name, question = plan.study.name, plan.question
-    head = textwrap.wrap(f"{name}: {question}" if question else name, PAGE, subsequent_indent="  ")
+    head = wrap(f"{name}: {question}" if question else name, PAGE, subsequent_indent="  ")
     body = _tree(plan, done)
     body += ["", *claims] if claims else []
     below = summary(plan, done, tuned, bill, command_path)
@@ -410,19 +312,22 @@ def plan_json(plan: Plan, *, done: Collection[str], tuned: int, bill: Bill) -> d
 
 def key_length(keys: Collection[str]) -> int:
     """Return the shortest prefix length, at least 6, at which all keys differ."""
-    length = SHORTEST_KEY
+    length = KEY_DIGITS
     while len({key[:length] for key in keys}) < len(set(keys)):
         length += 1
     return length
 
 
 # ---------------------------------------------------------------- tree
+# Columns line up at any depth. A tree that is too wide for the page is drawn with narrower branches, then flat: at each
+# fork the child with the deepest subtree continues at its parent's indentation.
+
+
+_Row = tuple[str, str, str, str, str, str]  # branches and objective, first and last step, key, mark, results
 
 
 def _tree(plan: Plan, done: Collection[str]) -> list[str]:
-    below: dict[str, list[TrainingJob]] = {}
-    for job in plan.jobs.values():
-        below.setdefault(job.root if job.parent is None else job.parent, []).append(job)
+    below = children_of(plan.jobs.values())
     in_thousands = all(step % 1000 == 0 for job in plan.jobs.values() for step in job.span)
     digits = key_length({*plan.roots, *plan.jobs, *done})
 
@@ -432,14 +337,14 @@ def _tree(plan: Plan, done: Collection[str]) -> list[str]:
     def row(text: str, job: TrainingJob) -> _Row:
         first, until = job.span
         mark = "✓" if job.key in done else ""
-        return _Row(text, steps(first), steps(until), job.key[:digits], mark, ", ".join(job.results))
+        return text, steps(first), steps(until), job.key[:digits], mark, ", ".join(job.results)
 
     named = titles(list(plan.roots.values()), trained=set(below))
     lines: list[str] = []
     for branch, flat in ((3, False), (2, False), (2, True), (1, True)):
         rows: list[_Row] = []
         for key, root in plan.roots.items():
-            rows.append(_Row(named[key], "", "", key[:digits], "", ", ".join(root.results)))
+            rows.append((named[key], "", "", key[:digits], "", ", ".join(root.results)))
             rows.extend(row(text, job) for text, job in _branches(below, key, branch, flat))
         lines = _aligned(rows)
         if max(map(len, lines)) <= PAGE:
@@ -459,20 +364,19 @@ def _branches(
         """Return children in reverse order, each with the prefix of its own line and of the lines below it."""
         children = below.get(key, [])
         trunk = max(children, key=lambda child: depths[child.key], default=None) if flat else None
-        beside = [child for child in children if child is not trunk]
-        made = [(child, prefix + fork, prefix + line) for child in beside]
+        lines = [(child, prefix + fork, prefix + line) for child in children if child is not trunk]
         if trunk:  # continues at its parent's indentation, after the other children
-            made.append((trunk, prefix, prefix))
-        elif made:
-            made[-1] = (beside[-1], prefix + last, prefix + blank)
-        return made[::-1]
+            lines.append((trunk, prefix, prefix))
+        elif lines:
+            lines[-1] = (children[-1], prefix + last, prefix + blank)
+        return lines[::-1]
 
     waiting = expand(root, "")
     while waiting:
         job, before, beneath = waiting.pop()
-        base = phase_at(job.run, job.first).rope_base
-        turned = f", rope {base:g}" if base else ""
-        yield before + label(job.objective) + turned + (" ↘" if job.decaying else ""), job
+        base = job.run.phase_at(job.first).rope_base
+        rope = f", rope {base:g}" if base else ""
+        yield before + job.objective.label + rope + (" ↘" if job.decaying else ""), job
         waiting.extend(expand(job.key, beneath))
 
 
@@ -487,30 +391,27 @@ def _depths(below: dict[str, list[TrainingJob]], root: str) -> dict[str, int]:
 
 
 def _aligned(rows: list[_Row]) -> list[str]:
-    text, first, until, mark = (
-        max(len(getattr(r, c)) for r in rows) for c in ("text", "first", "until", "mark")
-    )
+    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
-    for row in rows:
-        arrow = "→" if row.until else " "
-        line = f"{row.text:<{text}}  {row.first:>{first}} {arrow} {row.until:>{until}}  {row.key}"
-        lines.append(f"{line} {row.mark:<{mark}}  {row.results}".rstrip())
+    for text, first, until, key, mark, results in rows:
+        arrow = "→" if until else " "
+        line = f"{text:<{wide[0]}}  {first:>{wide[1]}} {arrow} {until:>{wide[2]}}  {key} {mark:<{wide[4]}}  {results}"
+        lines.append(line.rstrip())
     return lines
 
 
 def titles(roots: list[Root], trained: set[str]) -> dict[str, str]:
     """Return a title for each root; roots with the same title also name the fields in which they differ."""
     plain = {root.key: _title(root.run, trained=root.key in trained) for root in roots}
-    alike: dict[str, list[dict[str, str]]] = {}
-    for root in roots:
-        alike.setdefault(plain[root.key], []).append(_particulars(root.run))
-    made = {}
-    for root in roots:
-        others = alike[plain[root.key]]
-        mine = _particulars(root.run)
-        differing = [words for what, words in mine.items() if any(one.get(what) != words for one in others)]
-        made[root.key] = ", ".join([plain[root.key], *differing])
-    return made
+    details = {root.key: _details(root.run) for root in roots}
+    full = {}
+    for key, title in plain.items():
+        alike = [details[other] for other in plain if plain[other] == title]
+        differing = [
+            text for name, text in details[key].items() if any(other.get(name) != text for other in alike)
+        ]
+        full[key] = ", ".join([title, *differing])
+    return full
 
 
 def _title(run: Pretrain, *, trained: bool) -> str:
@@ -518,14 +419,14 @@ def _title(run: Pretrain, *, trained: bool) -> str:
     return f"{start} on {getattr(run.corpus, 'name', run.corpus)}" if trained else f"{start}, as it is"
 
 
-def _particulars(run: Pretrain) -> dict[str, str]:
+def _details(run: Pretrain) -> dict[str, str]:
     """Return everything that a root's key depends on, as text by field."""
     if not run.corpus:  # an existing model, not trained here
         return _fields(run.start)
-    corpus, tokenizer = corpus_of(run), corpus_of(run).tokenizer
-    optimizer, packing = run.optimizer, run.packing
-    words = {
-        **{f"start {name}": words for name, words in _fields(run.start, but=("name", "precision")).items()},
+    corpus, packing = corpus_of(run), run.packing
+    tokenizer = corpus.tokenizer
+    details = {
+        **{f"start {name}": text for name, text in _fields(run.start, but=("name", "precision")).items()},
         "source": f"from {corpus.source}",
         "heldout": f"heldout {corpus.heldout}" if corpus.heldout else "1 in 1,000 held out",
         "text": f"text {corpus.text}",
@@ -542,11 +443,11 @@ def _particulars(run: Pretrain) -> dict[str, str]:
         "precision": run.precision,
         "adapter": f"LoRA of rank {run.adapter.rank}" if run.adapter else "all weights",
         "freeze": f"{run.freeze} frozen",
-        **_fields(optimizer),
+        **_fields(run.optimizer),
     }
     if not isinstance(packing, Chunks):
-        del words["shortest"]
-    return words
+        del details["shortest"]
+    return details
 
 
 def _fields(record: Any, but: Collection[str] = ()) -> dict[str, str]:
@@ -555,8 +456,320 @@ def _fields(record: Any, but: Collection[str] = ()) -> dict[str, str]:
     def value(of: Any) -> str:
         return f"{of:g}" if isinstance(of, float) else str(of)
 
+    names = [each.name for each in fields(record) if each.name not in but]
+    return {name: f"{name} {value(getattr(record, name))}" for name in names}
+
+
+# ---------------------------------------------------------------- runs and status
+
+
+BAR = 20
+CURVE = 20  # width of a curve in characters
+BLOCKS = "█▇▆▅▄▃▂▁"
+
+
+def opening(plan: Plan, store: Store) -> str:
+    """Return the first lines of a run."""
+    done = len(ledger.done_keys(plan, store))
+    question = f": {plan.question}" if plan.question else ""
+    parts = [f"{counted(plan.job_count, 'training job')}, {done} done"] if plan.job_count else []
+    if plan.study.finetune:
+        tuned = ledger.count(plan, store)
+        parts.append(f"{counted(tuned.of, 'fine-tuning')}, {tuned.done:,} done")
+    return f"{plan.study.name}{question}\n  {'; '.join(parts)}"
+
+
+def closing(
+    plan: Plan,
+    store: Store,
+    failed: dict[str, str],
+    *,
+    stopped: bool,
+    command: str,
+    study: str,
+    tuned: ledger.TrialSurvey | None = None,
+    unsaved: float = 0.0,
+) -> str:
+    """Return the last lines of a run: results, and how to continue.
+
+    Results that cannot be read are added to `failed`. `tuned`: the survey of fine-tunings, if already made. `unsaved`:
+    seconds of fine-tuning that a stop has lost.
+    """
+    tuned = tuned or ledger.survey_trials(plan, store)
+    failed |= tuned.damaged
+    done = ledger.settled(plan, store, tuned)
+    damaged: dict[str, str] = {}
+    lines = tables(plan, store, damaged)
+    listed = set(failed.values())  # a damaged trial is already listed under its fine-tuning
+    failed |= {key: error for key, error in damaged.items() if error not in listed}
+    lines += [f"failed  {key[:KEY_DIGITS]}  {error}" for key, error in failed.items()]
+    where = [f"{len(done)} of {plan.job_count} training jobs"] if plan.job_count else []
+    where += [f"{tuned.done:,} of {tuned.of:,} fine-tunings"] if tuned.of else []
+    standing, resume = f"{' and '.join(where)} done", f"To go on: biphase {command}"
+    if stopped:
+        kept = [step for _, step in ledger.kept(plan, store).values()]
+        at = f"at step {kept[0]:,}" if len(kept) == 1 else "at their last checkpoints"
+        saved = f", {counted(len(kept), 'fine-tuning')} kept {at}" if kept else ""
+        lost = (
+            f"{duration(max(1, unsaved))} of fine-tuning to be computed again" if unsaved else "nothing lost"
+        )
+        lines.append(f"stopped. {standing}{saved}, {lost}. {resume}")
+    elif failed:
+        lines.append(f"{standing}, {len(failed)} failed. {resume}")
+    elif plan.left(done) or tuned.done < tuned.of:
+        lines.append(f"{standing}. {resume}")
+    else:
+        every, several = _jobs_and_tunings(plan.job_count, tuned.of), plan.job_count + tuned.of > 1
+        done_text = f"all {every} are done; they are" if several else f"{every} is done; it is"
+        lines.append(f"{done_text} in {store.root}")
+        lines.append(f"What {'they show' if several else 'it shows'}: biphase report {study}")
+    return "\n".join(lines)
+
+
+def work_left(plan: Plan, store: Store, results: Collection[str] | None = None) -> bool:
+    """Whether anything is left to compute, for the whole plan or for the models `results` (keys) only."""
+    tuned = ledger.count(plan, store, results)
+    left = plan.left(ledger.done_keys(plan, store))
+    if results is not None:
+        wanted = {job.key for key in results for job in plan.path(key)}
+        left = [key for key in left if key in wanted]
+    return bool(left) or tuned.done < tuned.of
+
+
+def shards_text(shards: Any, folder: Path) -> str:
+    """Return what `biphase tokenize` prints at the end."""
+    card = shards.card
+    lines = [
+        f"{folder}",
+        f"  {len(shards.train):,} training tokens from {card['train_documents']:,} documents, "
+        f"{len(shards.heldout):,} held out from {card['heldout_documents']:,}",
+        f"  vocabulary {shards.vocab:,}; mask token {card['mask_token']} = {shards.mask_id} ({MASK_RULES[card['mask_rule']]})",
+    ]
+    if card["left_out_documents"]:
+        lines.append(f"  left out, beyond the held-out million: {card['left_out_documents']:,} documents")
+    for reason, count in card["skipped"].items():
+        lines.append(f"  skipped {count:,} records, {reason}; the first: {card['first_skipped'][reason]}")
+    return "\n".join(lines)
+
+
+def tables(plan: Plan, store: Store, damaged: dict[str, str]) -> list[str]:
+    """Return held-out losses, then scores, each table followed by a blank line.
+
+    A result that cannot be read has no row; the reason is added to `damaged` by its key.
+    """
+    lines = [*results_table(plan, store, damaged), *score_table(plan, store, damaged)]
+    return ["", *lines] if lines else []
+
+
+def results_table(plan: Plan, store: Store, damaged: dict[str, str]) -> list[str]:
+    """Return a table of held-out losses of every finished result, with their curves."""
+    rows, corpora = [], _corpus_lines(plan, store, damaged)
+    for name, key in plan.results.items():
+        if key not in plan.jobs or not store.knows(store.checkpoints / key):
+            continue
+        measured = _measured(plan, store, name, damaged)
+        try:
+            epochs = read_checkpoint_file(store.told(store.checkpoints / key))["epochs"]
+        except StoreError as wrong:
+            damaged[key] = str(wrong)
+            continue
+        if measured:
+            last = measured[max(measured)]
+            losses = measured.values()
+            curves = {name: [loss[name] for loss in losses if name in loss] for name in last}
+            rows.append((name, last, curves, epochs))
+    if not rows:
+        return []
+    wide = max(len("held-out loss, nats"), *(len(name) for name, *_ in rows))
+    cell = 6 + CURVE
+    lines = [f"  {'held-out loss, nats':<{wide}}  {'causal':<{cell}}  {'masked 40%':<{cell}}  epochs"]
+    for name, last, curves, epochs in rows:
+        cells = [
+            f"{last[loss]:.3f} {sparkline(curves[loss]):<{CURVE}}" if loss in last else " " * cell
+            for loss in ("clm", "mlm40")
+        ]
+        lines.append(f"  {name:<{wide}}  {'  '.join(cells)}  {epochs:.2f}")
+    return [*lines, *corpora, ""]
+
+
+def _corpus_lines(plan: Plan, store: Store, damaged: dict[str, str]) -> list[str]:
+    lines = []
+    for corpus in dict.fromkeys(corpus_of(run) for run in plan.study.runs if run.corpus):
+        key = shards_key(corpus, store)
+        if fault := store.fault(store.shards / key):
+            damaged[key] = fault
+        if not store.knows(store.shards / key):
+            continue
+        try:
+            nats = read_card(store.told(store.shards / key))["unigram_entropy"]
+        except StoreError as wrong:
+            damaged[key] = str(wrong)
+            continue
+        lines.append(
+            f"  {corpus.name}: a model that knows only how often each token occurs reaches {nats:.3f}"
+        )
+    return lines
+
+
+def score_table(plan: Plan, store: Store, damaged: dict[str, str] | None = None) -> list[str]:
+    """Return scores as a table, with notes below and a blank line; empty before any trial is done."""
+    rows = score_rows(plan, store, damaged)
+    if not any(row.done for row in rows):
+        return []
+    untrained = {task.name for spec in plan.tuned.values() for task in spec.tasks if task.zero_shot}
+    bare = all(row.task in untrained for row in rows)
+    head = (
+        "test score, %", "task", "metric", "score" if bare else "mean ± 95%", "baseline", "lr", "with an lr per seed",
+        "time", "other metrics",
+    )  # fmt: skip
+    lines = [head, *(_cells(row, zero_shot=row.task in untrained) for row in rows)]
+    wide = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    shown = [column for column in range(len(head)) if any(line[column] for line in lines[1:])]
+    body = ["  " + "  ".join(f"{line[at]:<{wide[at]}}" for at in shown).rstrip() for line in lines]
+    seeds = len(plan.study.finetune.seeds) if plan.study.finetune else 0
+    over = f"intervals are over {seeds} fine-tuning seeds" if seeds > 1 else "one seed has no interval"
+    how = f"Learning rates are chosen on validation scores; {over}."
+    notes = ["  Models are scored as they are, without training." if bare else f"  {how}"]
+    return [*body, *notes, *filter(None, map(_collapse, rows)), ""]
+
+
+def _cells(row: Row, *, zero_shot: bool) -> tuple[str, ...]:
+    about = (row.result, row.task, row.metric)
+    baseline = ", ".join(f"{test * 100:.2f} {what}" for what, test in row.known_baselines)
+    if row.by_mean is None or row.by_seed is None:
+        return (*about, f"{row.done}/{row.of} done", baseline, "", "", duration(row.seconds), "")
+    mean, by_seed = (
+        f"{(_percent if zero_shot else with_interval)(selected.test)}{' !' if any(selected.constant) else ''}"
+        for selected in (row.by_mean, row.by_seed)
+    )
+    rates = ("", "") if zero_shot else (f"{row.by_mean.lr:g}", by_seed)
+    others = [
+        f"{name} {_percent(scores)}" for name, scores in (row.metrics or {}).items() if name != row.metric
+    ]
+    return (*about, mean, baseline, *rates, duration(row.seconds), ", ".join(others))
+
+
+def _percent(scores: list[float]) -> str:
+    return f"{sum(scores) / len(scores) * 100:.2f}"
+
+
+def _collapse(row: Row) -> str:
+    """Return a note on seeds whose model predicts the same for every test example, or ""."""
+    constant = [list(filter(None, selected.constant)) for selected in (row.by_mean, row.by_seed) if selected]
+    predictions = dict.fromkeys(text for texts in constant for text in texts)
+    if not predictions or row.by_mean is None:
+        return ""
+    return (
+        f"  ! {row.result} on {row.task}: with {max(map(len, constant))} of {counted(len(row.by_mean.test), 'seed')} "
+        f"the model predicts the same for every test example ({', '.join(predictions)})"
+    )
+
+
+def sparkline(values: list[float]) -> str:
+    """Draw a curve in one line of block characters, from its highest value to its lowest."""
+    if len(values) > CURVE:
+        values = [values[round(i * (len(values) - 1) / (CURVE - 1))] for i in range(CURVE)]
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    return "".join(BLOCKS[min(7, int((high - value) / span * 8))] for value in values)
+
+
+def status_text(plan: Plan, store: Store, *, command_path: str, cluster: Sequence[str] = ()) -> str:
+    """Return what `biphase status` prints; `cluster`: lines about Slurm's queue."""
+    entries = ledger.survey_jobs(plan, store)
+    tuned = ledger.survey_trials(plan, store)
+    damaged: dict[str, str] = {}
+    below = tables(plan, store, damaged)
+    done = sum(entry.standing == "done" for entry in entries.values())
+    broken = {key for key, entry in entries.items() if entry.standing == "failed"}
+    unfinished = plan.left(ledger.settled(plan, store, tuned) - broken)
+    lines = [plan.study.name]
+    if entries:
+        left = ledger.seconds_left(entries) if unfinished else None
+        lines.append(_bar(done, len(entries), "training jobs", left))
+    if tuned.of:
+        lines.append(_bar(tuned.done, tuned.of, "fine-tunings", tuned.seconds_left))
+    for key, entry in entries.items():
+        name = ", ".join(entry.job.results) or entry.job.run.name
+        if entry.holder:
+            progress = ledger.latest(plan, store, entry.job)
+            where = f"on {entry.holder.host}, process {entry.holder.pid}"
+            lines.append("  ".join(filter(None, (f"  running {key[:KEY_DIGITS]}", name, where, progress))))
+        if entry.standing == "failed":
+            lines.append(f"  failed  {key[:KEY_DIGITS]}  {name}  {entry.error}")
+    for key, (tuning, holder) in tuned.running.items():
+        lines.append(
+            f"  running {key[:KEY_DIGITS]}  {tuning.title(plan)}  on {holder.host}, process {holder.pid}"
+        )
+    for key, (tuning, error) in tuned.failed.items():
+        lines.append(f"  failed  {key[:KEY_DIGITS]}  {tuning.title(plan)}  {error}")
+    for key, (tuning, step) in tuned.kept.items():
+        lines.append(f"  kept    {key[:KEY_DIGITS]}  {tuning.title(plan)}  at step {step:,}")
+    listed = {entry.error for entry in entries.values()} | {error for _, error in tuned.failed.values()}
+    lines += [
+        f"  failed  {key[:KEY_DIGITS]}  {error}" for key, error in damaged.items() if error not in listed
+    ]
+    bare = sum(not entry.weights for entry in entries.values())
+    if bare:
+        lines.append(
+            f"  {counted(bare, 'training job')} came without weights from another machine; trained again only if needed here"
+        )
+    takeovers = len(Leases(store.leases).takeovers())
+    if takeovers:
+        lines.append(f"  {takeovers} jobs of this store were taken over from workers that died or stalled")
+    lines += cluster
+    if unfinished or tuned.done < tuned.of:
+        lines.append(f"next: biphase run {command_path}")
+    return "\n".join([*lines, *below])
+
+
+def _bar(done: int, of: int, what: str, left: float | None) -> str:
+    filled = round(BAR * done / max(1, of))
+    to_go = f"   about {duration(left)} left" if left and done < of else ""
+    return f"  {'█' * filled}{'░' * (BAR - filled)}  {done:,}/{of:,} {what}{to_go}"
+
+
+def status_json(plan: Plan, store: Store) -> dict[str, Any]:
+    """Return the same facts for programs."""
+    entries = ledger.survey_jobs(plan, store)
+    tuned = ledger.survey_trials(plan, store)
+    damaged: dict[str, str] = {}
+    _corpus_lines(plan, store, damaged)
     return {
-        one.name: f"{one.name} {value(getattr(record, one.name))}"
-        for one in fields(record)
-        if one.name not in but
+        "study": plan.study.name,
+        "seconds_left": ledger.seconds_left(entries),
+        "takeovers": len(Leases(store.leases).takeovers()),
+        "jobs": [_entry_json(entry) for entry in entries.values()],
+        "heldout": {name: _measured(plan, store, name, damaged) for name in plan.results},
+        "finetunings": {
+            "done": tuned.done,
+            "of": tuned.of,
+            "seconds_left": tuned.seconds_left,
+            "running": [tuning.title(plan) for tuning, _ in tuned.running.values()],
+            "failed": {tuning.title(plan): error for tuning, error in tuned.failed.values()},
+            "kept": {tuning.title(plan): step for tuning, step in tuned.kept.values()},
+        },
+        "scores": scores_json(plan, store, damaged),
+        "damaged": damaged,  # key → why an existing result cannot be used
+    }
+
+
+def _measured(plan: Plan, store: Store, name: str, damaged: dict[str, str]) -> dict[int, dict[str, float]]:
+    try:
+        return ledger.measured(plan, store, name)
+    except StoreError as wrong:
+        damaged[plan.results[name]] = str(wrong)
+        return {}
+
+
+def _entry_json(entry: JobStatus) -> dict[str, Any]:
+    return {
+        "key": entry.job.key,
+        "results": list(entry.job.results),
+        "standing": entry.standing,
+        "steps": list(entry.job.span),
+        "progress": entry.progress,
+        "weights": entry.standing == "done" and entry.weights,
+        "worker": f"{entry.holder.host}:{entry.holder.pid}" if entry.holder else None,
+        "error": entry.error or None,
     }

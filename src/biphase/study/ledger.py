@@ -2,8 +2,9 @@
 
 `survey_jobs` returns the status of every training job: done, running, failed, ready (its parent is done) or
 waiting. A job is also done if only the metadata of its checkpoint is here and the weights are on another machine.
-`finetunings` lists the fine-tunings of a plan and `survey_trials` their status. `curve` and `measured` read
-training metrics, `note_failure` and `failures` write and read why jobs failed:
+`finetunings` lists the fine-tunings of a plan and `survey_trials` their status. `choose` selects learning rates from
+validation scores alone, and `score_rows` collects the test scores at these rates. `curve` and `measured` read training
+metrics, `note_failure` and `failures` write and read why jobs failed:
 
     store/studies/<name>/failures/<key>.json     one per failed job, until it succeeds
     store/studies/<name>/live/<key>.jsonl        metrics of a training job while it runs
@@ -13,9 +14,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,8 +29,9 @@ from biphase.leases import Holder, Leases
 from biphase.metadata import read_checkpoint_file, read_lines, read_trial_file
 from biphase.specs import Finetune, Task
 from biphase.store import Store, read_file, read_json, write_json
+from biphase.study.costs import flops_of
 from biphase.study.plan import Plan, TrainingJob
-from biphase.text import si
+from biphase.text import beside, no_interval, si
 
 TAIL_BYTES = 8192  # read from the end of a live file: some dozens of steps
 Standing = Literal["done", "running", "failed", "ready", "waiting"]
@@ -58,8 +62,7 @@ def keys_with_weights(plan: Plan, store: Store) -> set[str]:
 def survey_jobs(plan: Plan, store: Store) -> dict[str, JobStatus]:
     """Return the current status of every training job of the plan."""
     done, whole = done_keys(plan, store), keys_with_weights(plan, store)
-    holders = {key: one for key, one in Leases(store.leases).holders().items() if one.alive is not False}
-    failed = failures(plan, store)
+    holders, failed = _holders(store), failures(plan, store)
     entries = {}
     for key, job in plan.jobs.items():
         if key in done:
@@ -74,12 +77,17 @@ def survey_jobs(plan: Plan, store: Store) -> dict[str, JobStatus]:
     return entries
 
 
+def _holders(store: Store) -> dict[str, Holder]:
+    """Return the workers that hold jobs, without those known to be dead."""
+    holders = Leases(store.leases).holders()
+    return {key: holder for key, holder in holders.items() if holder.alive is not False}
+
+
 def _done(job: TrainingJob, store: Store) -> JobStatus:
     """Return "done" for a published checkpoint, or "failed" if its metadata cannot be read."""
     try:
-        return JobStatus(
-            job, "done", progress=read_checkpoint_file(store.told(store.checkpoints / job.key))["progress"]
-        )
+        about = read_checkpoint_file(store.told(store.checkpoints / job.key))
+        return JobStatus(job, "done", progress=about["progress"])
     except StoreError as wrong:
         return JobStatus(job, "failed", error=str(wrong))
 
@@ -110,14 +118,14 @@ def forget_failure(plan: Plan, store: Store, key: str) -> None:
 
 
 def failures(plan: Plan, store: Store) -> dict[str, dict[str, Any]]:
-    found = {}
+    """Return the records of failed jobs by key; a damaged record is ignored."""
+    records = {}
     for path in _failures_folder(plan, store).glob("*.json"):
         with contextlib.suppress(StoreError):
-            noted = read_json(path)
-            # Otherwise the record is damaged and ignored.
-            if isinstance(noted, dict) and isinstance(noted.get("error"), str):
-                found[path.stem] = noted
-    return found
+            record = read_json(path)
+            if isinstance(record, dict) and isinstance(record.get("error"), str):
+                records[path.stem] = record
+    return records
 
 
 # ---------------------------------------------------------------- curves and speed
@@ -129,9 +137,9 @@ def curve(plan: Plan, store: Store, result: str, holding: bytes = b"") -> list[d
     `holding`: return only lines that contain these bytes. Curves are long, and most commands need few of their lines.
     """
     for job in reversed(plan.path(plan.results[result])):
-        place = store.told(store.checkpoints / job.key)
-        if store.has(place):  # a checkpoint holds the lines of its whole path
-            return read_lines(place, holding)
+        folder = store.told(store.checkpoints / job.key)
+        if store.has(folder):  # a checkpoint holds the lines of its whole path
+            return read_lines(folder, holding)
     return []
 
 
@@ -166,9 +174,7 @@ def measured(plan: Plan, store: Store, result: str) -> dict[int, dict[str, float
     return heldout(curve(plan, store, result, b'"heldout"'))
 
 
-def seconds_left(
-    entries: dict[str, JobStatus], cost_of: Callable[[TrainingJob], float | None]
-) -> float | None:
+def seconds_left(entries: dict[str, JobStatus]) -> float | None:
     """Estimate the time left at the speed measured so far, on as many workers as run now; None before any."""
     spent = work = 0.0
     for entry in entries.values():
@@ -176,8 +182,8 @@ def seconds_left(
             parent = entries.get(entry.job.parent or "")
             before = parent.progress["seconds"] if parent and parent.progress else 0.0
             spent += entry.progress["seconds"] - before
-            work += cost_of(entry.job) or 0.0
-    left = sum(cost_of(entry.job) or 0.0 for entry in entries.values() if entry.standing != "done")
+            work += flops_of(entry.job) or 0.0
+    left = sum(flops_of(entry.job) or 0.0 for entry in entries.values() if entry.standing != "done")
     workers = max(1, sum(entry.standing == "running" for entry in entries.values()))
     return left * spent / work / workers if work and spent > 0 else None
 
@@ -227,8 +233,11 @@ def finetunings(plan: Plan, models: Collection[str] | None = None) -> Iterator[F
 
 def lenders(spec: Finetune) -> dict[Task, tuple[Task, ...]]:
     """Map each task that is trained on to the tasks that are scored with its model."""
-    scored = {task: tuple(one for one in spec.tasks if spec.lender(one) is task) for task in spec.tasks}
-    return {task: some for task, some in scored.items() if some}
+    scored: dict[Task, tuple[Task, ...]] = {}
+    for task in spec.tasks:
+        lender = spec.lender(task)
+        scored[lender] = (*scored.get(lender, ()), task)
+    return {task: scored[task] for task in spec.tasks if task in scored}
 
 
 def _grid(
@@ -239,34 +248,34 @@ def _grid(
             key = finetuning_key(model, plan.tasks[task.name], spec, lr=lr, seed=seed)
             trials = tuple(
                 Trial(
-                    trial_key(key, plan.tasks[one.name], spec.pool(one)),
-                    one,
-                    spec.metric(one),
+                    trial_key(key, plan.tasks[each.name], spec.pool(each)),
+                    each,
+                    spec.metric(each),
                 )
-                for one in scored
+                for each in scored
             )
             yield FineTuning(key, model, task, lr, seed, trials)
 
 
-def finished(training: FineTuning, store: Store) -> bool:
-    return all(store.knows(store.trials / trial.key) for trial in training.trials)
+def finished(tuning: FineTuning, store: Store) -> bool:
+    return all(store.knows(store.trials / trial.key) for trial in tuning.trials)
 
 
 def unfinished(store: Store) -> dict[str, int]:
     """Map fine-tunings that have checkpoints to the step of their last one."""
-    found: dict[str, int] = {}
-    for place in store.unfinished.glob("*-*"):
-        training, _, step = place.name.rpartition("-")
-        if store.has(place) and step.isdecimal():
-            found[training] = max(int(step), found.get(training, 0))
-    return found
+    steps: dict[str, int] = {}
+    for folder in store.unfinished.glob("*-*"):
+        key, _, step = folder.name.rpartition("-")
+        if store.has(folder) and step.isdecimal():
+            steps[key] = max(int(step), steps.get(key, 0))
+    return steps
 
 
 def kept(plan: Plan, store: Store) -> dict[str, tuple[FineTuning, int]]:
     """Return the unfinished fine-tunings of a plan that will resume from a checkpoint, with its step."""
     saved = unfinished(store)
-    some = (one for one in finetunings(plan) if one.key in saved) if saved else ()
-    return {one.key: (one, saved[one.key]) for one in some if not finished(one, store)}
+    tunings = (tuning for tuning in finetunings(plan) if tuning.key in saved) if saved else ()
+    return {tuning.key: (tuning, saved[tuning.key]) for tuning in tunings if not finished(tuning, store)}
 
 
 def settled(plan: Plan, store: Store, tuned: Count | TrialSurvey) -> set[str]:
@@ -275,12 +284,12 @@ def settled(plan: Plan, store: Store, tuned: Count | TrialSurvey) -> set[str]:
     These are all that are done, except those whose weights are on another machine and needed here.
     """
     done, whole = done_keys(plan, store), keys_with_weights(plan, store)
-    told = done - whole
-    if not told:
+    metadata_only = done - whole
+    if not metadata_only:
         return done
-    left = finetunings(plan, told) if tuned.done < tuned.of else ()
-    unscored = {one.model for one in left if not finished(one, store)}
-    return done - set(plan.left(whole, told=told, unscored=unscored))
+    left = finetunings(plan, metadata_only) if tuned.done < tuned.of else ()
+    unscored = {tuning.model for tuning in left if not finished(tuning, store)}
+    return done - set(plan.left(whole, metadata_only=metadata_only, unscored=unscored))
 
 
 @dataclass(frozen=True)
@@ -294,8 +303,8 @@ class Count:
 def count(plan: Plan, store: Store, models: Collection[str] | None = None) -> Count:
     """Count the fine-tunings done and planned, of all models or of `models`."""
     every = list(finetunings(plan, models))
-    there = store.trials.is_dir() or store.metadata.is_dir()
-    return Count(sum(there and finished(one, store) for one in every), len(every))
+    exists = store.trials.is_dir() or store.metadata.is_dir()
+    return Count(sum(exists and finished(tuning, store) for tuning in every), len(every))
 
 
 @dataclass(frozen=True)
@@ -312,35 +321,32 @@ class TrialSurvey:
 
 
 def survey_trials(plan: Plan, store: Store) -> TrialSurvey:
-    every = list(finetunings(plan))
-    holders = {key: one for key, one in Leases(store.leases).holders().items() if one.alive is not False}
-    noted = failures(plan, store)
+    every = {tuning.key: tuning for tuning in finetunings(plan)}
+    holders, noted = _holders(store), failures(plan, store)
     took: list[float] = []
-    left: list[FineTuning] = []
+    left: dict[str, FineTuning] = {}
     damaged: dict[str, str] = {}
-    for one in every:
-        if finished(one, store):
+    for key, tuning in every.items():
+        if finished(tuning, store):
             try:
-                took.append(
-                    sum(
-                        sum(read_trial(store, trial.key, trial.metric)["seconds"].values())
-                        for trial in one.trials
-                    )
-                )
+                trials = [read_trial(store, trial.key, trial.metric) for trial in tuning.trials]
+                took.append(sum(sum(trial["seconds"].values()) for trial in trials))
             except StoreError as wrong:
-                damaged[one.key] = str(wrong)
+                damaged[key] = str(wrong)
             continue
-        left.append(one)
-        if fault := next(filter(None, (store.fault(store.trials / trial.key) for trial in one.trials)), ""):
-            damaged[one.key] = fault
-    running = {one.key: (one, holders[one.key]) for one in left if one.key in holders}
-    errors = {one.key: noted[one.key]["error"] for one in left if one.key in noted} | damaged
+        left[key] = tuning
+        for trial in tuning.trials:
+            if fault := store.fault(store.trials / trial.key):
+                damaged.setdefault(key, fault)
+    running = {key: (tuning, holders[key]) for key, tuning in left.items() if key in holders}
+    errors = {key: noted[key]["error"] for key in left if key in noted} | damaged
     failed = {
-        one.key: (one, errors[one.key]) for one in every if one.key in errors and one.key not in running
+        key: (tuning, errors[key]) for key, tuning in every.items() if key in errors and key not in running
     }
-    stopped = {key: one for key, one in kept(plan, store).items() if key not in running and key not in failed}
-    each = sum(took) / len(took) if took else 0.0
-    seconds_left = each * len(left) / max(1, len(running)) if took else None
+    stopped = {
+        key: entry for key, entry in kept(plan, store).items() if key not in running and key not in failed
+    }
+    seconds_left = sum(took) / len(took) * len(left) / max(1, len(running)) if took else None
     return TrialSurvey(len(took), len(every), running, failed, damaged, stopped, seconds_left)
 
 
@@ -349,11 +355,11 @@ def read_trial(store: Store, key: str, metric: str = "") -> dict[str, Any]:
 
     Raises a `StoreError` if it is damaged, or scored by another metric than `metric`.
     """
-    place = store.told(store.trials / key)
-    about = read_trial_file(place)
+    folder = store.told(store.trials / key)
+    about = read_trial_file(folder)
     if metric and about["metric"] != metric:
         raise StoreError(
-            f"{place} was scored by {about['metric']}, and {metric} is planned; remove it and run the study again"
+            f"{folder} was scored by {about['metric']}, and {metric} is planned; remove it and run the study again"
         )
     return about
 
@@ -362,3 +368,187 @@ def trial_keys(store: Store, digits: str = "") -> list[str]:
     """Return the sorted keys of all trials of a store that begin with `digits`."""
     metadata = store.metadata / store.trials.name
     return sorted({*store.named(store.trials, digits), *store.named(metadata, digits)})
+
+
+# ---------------------------------------------------------------- selection by validation
+# Two rules, both reported: per seed, the rate that was best for it (as in the paper), and one rate for all seeds, with
+# the best mean. Ties go to the lowest rate. No choice is made from an incomplete grid, since the missing fine-tuning
+# might have been the best. Test scores are not among the inputs.
+
+
+Cell = tuple[float, int]  # (learning rate, seed)
+
+
+@dataclass(frozen=True)
+class Choice:
+    by_mean: float
+    by_seed: dict[int, float]
+
+
+def choose(validation: Mapping[Cell, float]) -> Choice | None:
+    """Choose learning rates from a full grid of validation scores; None if some are missing."""
+    rates = sorted({lr for lr, _ in validation})
+    seeds = sorted({seed for _, seed in validation})
+    if not rates or len(validation) != len(rates) * len(seeds):
+        return None
+
+    def mean(lr: float) -> float:
+        # `fsum` is exact, so that the order of seeds does not break ties.
+        return math.fsum(validation[lr, seed] for seed in seeds) / len(seeds)
+
+    return Choice(
+        by_mean=max(rates, key=mean),
+        by_seed={seed: max(rates, key=lambda lr, seed=seed: validation[lr, seed]) for seed in seeds},
+    )
+
+
+# ---------------------------------------------------------------- scores
+
+
+CONFIDENCE = 0.95
+ROUNDING = 1e-12  # values that differ by less count as equal
+KEPT = ("metric", "scores", "seconds", "baselines", "constant")  # fields of a trial that a row needs
+
+
+@dataclass(frozen=True)
+class Selected:
+    """Test scores of every seed at the learning rates that one rule has selected."""
+
+    lr: float | dict[int, float]  # one rate for all seeds, or one for each
+    test: list[float]
+    constant: list[str]  # by seed: the prediction, if all test examples got the same, else ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model on one task; scores are None until every learning rate and seed is done.
+
+    Trials of earlier versions have no baselines and do not record whether their predictions are constant.
+    """
+
+    result: str
+    task: str
+    metric: str
+    done: int
+    of: int
+    seconds: float  # of training and scoring, over all trials
+    by_mean: Selected | None = None
+    by_seed: Selected | None = None
+    metrics: dict[str, list[float]] | None = None  # all test metrics at the rate chosen by the mean
+    baselines: dict[str, dict[str, Any]] | None = None  # by name and metric: a description, and scores
+
+    @property
+    def known_baselines(self) -> list[tuple[str, float]]:
+        """Descriptions and test scores of the baselines that have the selection metric."""
+        known = [baseline.get(self.metric) for baseline in (self.baselines or {}).values()]
+        return [(score["what"], score["test"]) for score in known if score]
+
+
+def score_rows(plan: Plan, store: Store, damaged: dict[str, str] | None = None) -> list[Row]:
+    """Return a row for every result × task of a plan; reasons why trials cannot be read are added to `damaged`."""
+    damaged = {} if damaged is None else damaged
+    cells: dict[tuple[str, str], dict[Cell, dict[str, Any] | None]] = defaultdict(dict)
+    for tuning in finetunings(plan):
+        for trial in tuning.trials:
+            kept = None
+            if store.knows(store.trials / trial.key):
+                try:
+                    about = read_trial(store, trial.key, trial.metric)
+                    kept = {
+                        name: about[name] for name in KEPT if name in about
+                    }  # there are thousands of trials
+                except StoreError as wrong:
+                    damaged[trial.key] = str(wrong)
+            cells[tuning.model, trial.task.name][tuning.lr, tuning.seed] = kept
+    return [
+        _row(name, task.name, cells[model, task.name])
+        for name, model in plan.results.items()
+        if model in plan.tuned
+        for task in plan.tuned[model].tasks
+    ]
+
+
+def _row(result: str, task: str, cells: dict[Cell, dict[str, Any] | None]) -> Row:
+    done = {cell: trial for cell, trial in cells.items() if trial is not None}
+    seconds = sum(sum(trial["seconds"].values()) for trial in done.values())
+    metric = next((trial["metric"] for trial in done.values()), "")
+    baselines = next((trial["baselines"] for trial in done.values() if "baselines" in trial), None)
+    row = Row(result, task, metric, len(done), len(cells), seconds, baselines=baselines)
+    choice = choose({cell: trial["scores"]["validation"][metric] for cell, trial in done.items()})
+    if len(done) < len(cells) or choice is None:
+        return row
+    seeds = sorted(choice.by_seed)
+
+    def selected(lr: float | dict[int, float]) -> Selected:
+        trials = [done[lr[seed] if isinstance(lr, dict) else lr, seed] for seed in seeds]
+        return Selected(
+            lr,
+            [trial["scores"]["test"][metric] for trial in trials],
+            [trial.get("constant", {}).get("test", "") for trial in trials],
+        )
+
+    tests = [trial["scores"]["test"] for trial in done.values()]
+    shared = [name for name in tests[0] if all(name in test for test in tests)]  # old trials have fewer
+    return replace(
+        row,
+        by_mean=selected(choice.by_mean),
+        by_seed=selected(choice.by_seed),
+        metrics={
+            name: [done[choice.by_mean, seed]["scores"]["test"][name] for seed in seeds] for name in shared
+        },
+    )
+
+
+def half_width(values: list[float]) -> float | None:
+    """Return half of the 95% t-interval of a mean over seeds; None for one seed, or if all values are equal."""
+    if len(values) < 2 or max(values) - min(values) <= ROUNDING:
+        return None
+    from scipy.stats import t
+
+    mean = sum(values) / len(values)
+    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    quantile = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
+    return quantile * math.sqrt(variance / len(values))
+
+
+def with_interval(values: list[float]) -> str:
+    """Format a mean in percent with its interval, such as 84.89 ± 0.18, clipped to valid scores, or why it has none."""
+    mean, half = 100 * sum(values) / len(values), half_width(values)
+    if half is None:
+        return f"{mean:.2f} ({no_interval(len(values))})"
+    return f"{mean:.2f} {beside(mean, mean - 100 * half, mean + 100 * half)}"
+
+
+def scores_json(plan: Plan, store: Store, damaged: dict[str, str] | None = None) -> list[dict[str, Any]]:
+    """Return the rows for programs."""
+    return [
+        {
+            "result": row.result,
+            "task": row.task,
+            "metric": row.metric,
+            "done": row.done,
+            "of": row.of,
+            "seconds": round(row.seconds, 3),
+            "baselines": row.baselines,
+            "metrics": row.metrics,
+            **_selected_json(row.by_mean, ""),
+            **_selected_json(row.by_seed, "_by_seed"),
+        }
+        for row in score_rows(plan, store, damaged)
+    ]
+
+
+def _selected_json(selected: Selected | None, suffix: str) -> dict[str, Any]:
+    if selected is None:
+        values = dict.fromkeys(("lr", "test", "half_width", "constant"))
+        values["no_interval"] = "some learning rates or seeds are not done"
+    else:
+        lr, half = selected.lr, half_width(selected.test)
+        values = {
+            "lr": {str(seed): rate for seed, rate in lr.items()} if isinstance(lr, dict) else lr,
+            "test": selected.test,
+            "half_width": half,
+            "no_interval": no_interval(len(selected.test)) if half is None else None,
+            "constant": selected.constant,
+        }
+    return {f"{name}{suffix}": value for name, value in values.items()}

@@ -1,7 +1,9 @@
-"""Loading a study from its file, and pinning its hub models to commits.
+"""What the command line names, resolved to records: study files, corpora, tokenizers and models.
 
-`load` reads a study file or a plan.json. `pinned` sets the revision of every hub model that a study names without
-one. The commit is recorded once per store, so that the study means the same model later:
+`load` reads a study file or a plan.json. `corpus_named` and `tokenizer_named` resolve --corpus and --tokenizer,
+`run_named` a model: a folder, owner/name, owner/name@commit, or the first digits of a checkpoint's key. (Tasks are
+resolved in `study.datasets`.) `pinned` sets the revision of every hub model that a study names without one. The commit
+is recorded once per store, so that the study means the same model later:
 
     store/pins.json     {"owner/name": "<commit>"}
 
@@ -18,15 +20,21 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import traceback
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from biphase.errors import SpecError, StoreError, one_line
+from biphase.errors import SpecError, StoreError, nearest, one_line
+from biphase.metadata import read_checkpoint_file
+from biphase.presets import CORPORA, LLAMA3
+from biphase.protocol import KEY_DIGITS
 from biphase.records import decode
-from biphase.specs import Hub, Pretrain, Size, Study
+from biphase.specs import BPE, WSD, Corpus, Hub, Pretrain, Pretrained, Stage, Study
 from biphase.store import Store, read_checked, write_json
 
 PINS = "pins.json"
@@ -35,33 +43,264 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 ANSWER_SECONDS = 10.0
 
 
+# ---------------------------------------------------------------- study files
+# A study file is a Python program and is run; its variable `study` is the study, and the first line of its
+# docstring is the question that the study asks. A plan.json is data and is only read. An error inside the file is
+# reported in one line with the file and its line number.
+
+
+@dataclass(frozen=True)
+class LoadedStudy:
+    study: Study
+    question: str
+    path: Path
+
+
+def load(path: Path | str) -> LoadedStudy:
+    """Load the study at `path`: a Python file, which is run, or a plan.json, which is read."""
+    path = Path(path)
+    if path.is_dir():
+        raise SpecError(f"{path} is a folder; type a study file in it{_examples(path)}")
+    if not path.exists():
+        raise SpecError(f"no file {path}{_did_you_mean(path)}")
+    if path.suffix not in (".py", ".json"):
+        raise SpecError(f"{path} is no study: a study is a Python file (.py), or the plan.json made of one")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as wrong:
+        raise SpecError(f"{path} cannot be read: {one_line(wrong)}") from None
+    return _from_plan(path, text) if path.suffix == ".json" else _from_file(path, text)
+
+
+def _from_file(path: Path, text: str) -> LoadedStudy:
+    # `compile` gets this name, so that `_line` finds the frames of this file in a traceback.
+    name = str(path)
+    try:
+        tree = ast.parse(text, name)
+        code = compile(tree, name, "exec")
+    except (SyntaxError, ValueError) as wrong:  # older Python versions raise ValueError for a null byte
+        line, what = getattr(wrong, "lineno", None) or 1, getattr(wrong, "msg", str(wrong))
+        raise SpecError(f"{name}:{line}: SyntaxError: {what}") from None
+    variables: dict[str, object] = {"__name__": "study", "__file__": name}
+    try:
+        exec(code, variables)
+    except (Exception, SystemExit) as wrong:
+        raise SpecError(f"{name}:{_line(wrong, name)}: {one_line(wrong)}") from None
+    if "study" not in variables:
+        raise SpecError(f"{path} has no variable `study`; end it with study = Study('name', runs=(…))")
+    study = variables["study"]
+    if not isinstance(study, Study):
+        raise SpecError(
+            f"{path}: `study` is a {type(study).__name__}, not a Study; type study = Study('name', runs=(…))"
+        )
+    docstring = (ast.get_docstring(tree) or "").strip()
+    return LoadedStudy(study, docstring.partition("\n")[0].strip(), path)
+
+
+def _from_plan(path: Path, text: str) -> LoadedStudy:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as wrong:
+        raise SpecError(f"{path} is not JSON ({wrong}); make it again: biphase run STUDY.py") from None
+    if isinstance(data, dict):
+        try:
+            data = read_checked(path)
+        except StoreError as wrong:
+            raise SpecError(f"{one_line(wrong)}: biphase run STUDY.py") from None
+    if not isinstance(data, dict) or "study" not in data:
+        raise SpecError(f'{path} is no plan: it has no "study"; make it again: biphase run STUDY.py')
+    try:
+        study = decode(data["study"])
+    except (SpecError, TypeError, RecursionError) as wrong:
+        raise SpecError(f"{path}: {one_line(wrong)}") from None
+    if not isinstance(study, Study):
+        raise SpecError(f'{path}: its "study" is no Study; make it again: biphase run STUDY.py')
+    return LoadedStudy(study, str(data.get("question", "")), path)
+
+
+def _line(wrong: BaseException, name: str) -> int:
+    """Return the deepest line of file `name` in the traceback."""
+    lines = [frame.lineno for frame in traceback.extract_tb(wrong.__traceback__) if frame.filename == name]
+    return lines[-1] or 1 if lines else 1
+
+
+def _examples(folder: Path) -> str:
+    files = sorted(folder.glob("*.py"))
+    return f", e.g. {files[0]}" if files else ""
+
+
+def _did_you_mean(path: Path) -> str:
+    """Suggest the file that was probably meant, from the same folder or from studies/."""
+    files = [*path.parent.glob("*.py"), *path.parent.glob("*.json"), *Path("studies").glob("*.py")]
+    by_stem: dict[str, Path] = {}
+    for file in files:
+        by_stem.setdefault(file.name, file)
+        by_stem.setdefault(file.stem, file)
+    close = get_close_matches(path.name, by_stem, n=1) or get_close_matches(path.stem, by_stem, n=1)
+    if close:
+        return f"; did you mean {by_stem[close[0]]}?"
+    return "; write one, or see studies/ for examples" if not files else f"; there is {files[0]}"
+
+
+# ---------------------------------------------------------------- corpora and tokenizers
+
+
+def corpus_named(
+    name: str, *, tokenizer: str | BPE | Pretrained = "", text: str = "", heldout: str = ""
+) -> Corpus:
+    """Return a known corpus by name, or a corpus at a path, with the given tokenizer and text field."""
+    if name in CORPORA:
+        base = CORPORA[name]
+        return replace(
+            base,
+            tokenizer=tokenizer_named(tokenizer) if tokenizer else base.tokenizer,
+            text=text or base.text,
+            heldout=heldout or base.heldout,
+        )
+    pattern = any(sign in name for sign in "*?[")
+    if not name.startswith("hf://") and not pattern and not Path(name).expanduser().exists():
+        raise SpecError(f"there is no corpus and no file {name!r}; {nearest(name, CORPORA)}")
+    if not tokenizer:
+        raise SpecError(
+            f"say which tokenizer reads {name}: --tokenizer bpe:32000, or one of yours: --tokenizer FOLDER"
+        )
+    title = re.sub(r"[^\w.-]+", "-", Path(name.split("@")[0]).name) or "corpus"
+    return Corpus(title, name, tokenizer_named(tokenizer), text=text or "text", heldout=heldout)
+
+
+def tokenizer_named(name: str | BPE | Pretrained) -> BPE | Pretrained:
+    """Return the tokenizer for "bpe:32000", "llama3", a folder or tokenizer.json, or owner/name@revision."""
+    if not isinstance(name, str):
+        return name
+    if name.startswith("bpe:"):
+        if not name[4:].isdigit():
+            raise SpecError(f"--tokenizer {name}: type bpe: and a vocabulary size, e.g. bpe:32000")
+        return BPE(int(name[4:]))
+    if name == "llama3":
+        return LLAMA3
+    if Path(name).expanduser().exists():
+        return Pretrained(name if name.startswith((".", "/", "~")) else f"./{name}")
+    source, _, revision = name.partition("@")
+    return Pretrained(source, revision=revision)
+
+
+# ---------------------------------------------------------------- models
+
+
+def run_named(
+    model: str, store: Store, *, gguf: str = "", windows: str = "symmetric", note: bool = True
+) -> Pretrain:
+    """Return the run that ends in a model; for a folder or hub model, a run without stages.
+
+    With `note=False`, nothing is written to the store; otherwise the commit of a hub model is pinned.
+    """
+    how: dict[str, Any] = {"gguf": gguf, "windows": windows}
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if not gguf and not (folder / "config.json").is_file():
+            raise SpecError(
+                f"{model} has no config.json; give the folder of a transformers model, or the key of a checkpoint"
+                f"{_gguf_hint(folder)}"
+            )
+        # Absolute, since the saved plan is read from other working directories.
+        start = Hub(str(folder.resolve()), **how)
+        if gguf and not (folder / gguf).is_file():
+            raise SpecError(
+                f"{model} has no file {gguf}{_gguf_hint(folder) or '; give the folder that has it'}"
+            )
+        return Pretrain(_name(folder.resolve().name), start=start)
+    if re.fullmatch(rf"[0-9a-f]{{{KEY_DIGITS},}}", model):
+        keys = store.named(store.checkpoints, model)
+        if not keys:
+            refuse_metadata_only(model, store)
+            raise SpecError(f"there is no checkpoint {model} in {store.checkpoints}")
+        if len(keys) > 1:
+            raise SpecError(
+                f"{len(keys)} checkpoints of {store.checkpoints} begin with {model}; type more digits"
+            )
+        if gguf or windows != "symmetric":
+            raise SpecError(f"{model} is a model trained here: --gguf and --windows are for others")
+        return _run_up_to(keys[0], store)
+    if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*(@[\w.-]+)?", model):
+        source, _, revision = model.partition("@")
+        pinned = revision or commit_of(source, store, note=note)
+        return Pretrain(_name(source.split("/")[1]), start=Hub(source, revision=pinned, **how))
+    raise SpecError(
+        f"there is no model {model!r}: type a local folder, owner/name@commit, or the first digits of a key "
+        "that biphase plan shows"
+    )
+
+
+def refuse_metadata_only(digits: str, store: Store) -> None:
+    """Raise a `SpecError` if the named checkpoint is here as metadata only, without weights."""
+    metadata = store.metadata / store.checkpoints.name
+    for key in sorted(path.name for path in metadata.glob(f"{digits}*") if store.has(path)):
+        raise SpecError(metadata_only_refusal(key, store))
+
+
+def metadata_only_refusal(key: str, store: Store) -> str:
+    remove = shlex.join(["rm", "-r", str(store.metadata_of(store.checkpoints / key))])
+    return (
+        f"{key[:KEY_DIGITS]} came here without its weights, which stayed on the machine that trained it; ask there, or copy "
+        f"checkpoints/{key} of its store into {store.checkpoints}, or train it again here: {remove}, then biphase run STUDY"
+    )
+
+
+def _run_up_to(key: str, store: Store) -> Pretrain:
+    """Return the run that ends in a checkpoint of the store; its stages are cut at the checkpoint's step."""
+    about = read_checkpoint_file(store.checkpoints / key)
+    run, step = decode(about["run"]), int(about["progress"]["step"])
+    if step == run.steps:
+        return replace(run, keep=())  # the other checkpoints that the run kept are not needed
+    if step > run.decay_start:
+        raise SpecError(
+            f"{key[:KEY_DIGITS]} was saved in the middle of a decay; give the key of its beginning or its end"
+        )
+    if step < run.schedule.warmup:
+        raise SpecError(f"{key[:KEY_DIGITS]} was saved in the middle of a warmup; give a later key")
+    stages: list[Stage] = []
+    left = step
+    for stage in run.stages:
+        if left:
+            stages.append(replace(stage, steps=min(stage.steps, left)))
+            left -= stages[-1].steps
+    schedule = WSD(run.schedule.peak, int(run.schedule.warmup), 0)
+    return replace(run, name=f"{run.name}-{step}", stages=tuple(stages), schedule=schedule, keep=())
+
+
+def _gguf_hint(folder: Path) -> str:
+    files = sorted(path.name for path in folder.glob("*.gguf"))
+    return f"; of the GGUF there: --gguf {files[0]}" if files else ""
+
+
+def _name(text: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", text).strip(".-") or "model"
+
+
+# ---------------------------------------------------------------- pins
+
+
 def pinned(study: Study, store: Store, *, ask: bool) -> Study:
     """Return the study with every hub model at its pinned commit.
 
     With `ask`, the hub is asked for models that have no pin yet; without, these stay as they are.
     """
     known = _known(store)
-    made: dict[Pretrain, Pretrain] = {}
 
+    @cache
     def of_run(run: Pretrain) -> Pretrain:
-        if run not in made:
-            start = of_run(run.start) if isinstance(run.start, Pretrain) else of_start(run.start)
-            made[run] = run if start is run.start else replace(run, start=start)
-        return made[run]
-
-    def of_start(start: Size | Hub) -> Size | Hub:
-        if not isinstance(start, Hub) or start.local or start.revision:
-            return start
-        if ask and start.source not in known:
-            known[start.source] = commit_of(start.source, store)
-        return replace(start, revision=known[start.source]) if start.source in known else start
+        start = run.start
+        if isinstance(start, Pretrain):
+            start = of_run(start)
+        elif isinstance(start, Hub) and not start.local and not start.revision:
+            if ask and start.source not in known:
+                known[start.source] = commit_of(start.source, store)
+            start = replace(start, revision=known[start.source]) if start.source in known else start
+        return run if start is run.start else replace(run, start=start)
 
     runs = tuple(of_run(run) for run in study.runs)
-    return (
-        study
-        if all(one is was for one, was in zip(runs, study.runs, strict=True))
-        else replace(study, runs=runs)
-    )
+    unchanged = all(new is old for new, old in zip(runs, study.runs, strict=True))
+    return study if unchanged else replace(study, runs=runs)
 
 
 def commit_of(source: str, store: Store, *, note: bool = True) -> str:
@@ -100,13 +339,8 @@ def pins_of(study: Study, store: Store) -> dict[str, str]:
 
 def hubs_of(study: Study) -> set[Hub]:
     """Return the models, on the hub or in local folders, that a study's runs start from."""
-    starts = set()
-    for run in study.runs:
-        at: Pretrain | Size | Hub = run
-        while isinstance(at, Pretrain):
-            at = at.start
-        starts.add(at)
-    return {one for one in starts if isinstance(one, Hub)}
+    starts = {run.root.start for run in study.runs}
+    return {start for start in starts if isinstance(start, Hub)}
 
 
 def remember(source: str, commit: str, store: Store) -> str:
@@ -168,102 +402,3 @@ def _refusal(source: str, why: str) -> SpecError:
         f"which commit of {source} is meant cannot be found out ({why}); type the one that its page shows: "
         f"{source}@<commit>, in a study Hub({source!r}, revision='<commit>'), or give a local folder"
     )
-
-
-# ---------------------------------------------------------------- study files
-# A study file is a Python program and is run; its variable `study` is the study, and the first line of its
-# docstring is the question that the study asks. A plan.json is data and is only read. An error inside the file is
-# reported in one line with the file and its line number.
-
-
-@dataclass(frozen=True)
-class LoadedStudy:
-    study: Study
-    question: str
-    path: Path
-
-
-def load(path: Path | str) -> LoadedStudy:
-    """Load the study at `path`: a Python file, which is run, or a plan.json, which is read."""
-    path = Path(path)
-    if path.is_dir():
-        raise SpecError(f"{path} is a folder; type a study file in it{_examples(path)}")
-    if not path.exists():
-        raise SpecError(f"no file {path}{_did_you_mean(path)}")
-    if path.suffix not in (".py", ".json"):
-        raise SpecError(f"{path} is no study: a study is a Python file (.py), or the plan.json made of one")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as wrong:
-        raise SpecError(f"{path} cannot be read: {one_line(wrong)}") from None
-    return _from_plan(path, text) if path.suffix == ".json" else _from_file(path, text)
-
-
-def _from_file(path: Path, text: str) -> LoadedStudy:
-    # `compile` gets this name, so that `_line` finds the frames of this file in a traceback.
-    name = str(path)
-    try:
-        tree = ast.parse(text, name)
-        code = compile(tree, name, "exec")
-    except (SyntaxError, ValueError) as wrong:  # older Python versions raise ValueError for a null byte
-        line, what = getattr(wrong, "lineno", None) or 1, getattr(wrong, "msg", str(wrong))
-        raise SpecError(f"{name}:{line}: SyntaxError: {what}") from None
-    variables: dict[str, object] = {"__name__": "study", "__file__": name}
-    try:
-        exec(code, variables)
-    except (Exception, SystemExit) as wrong:
-        raise SpecError(f"{name}:{_line(wrong, name)}: {one_line(wrong)}") from None
-    if "study" not in variables:
-        raise SpecError(f"{path} has no variable `study`; end it with study = Study('name', runs=(…))")
-    study = variables["study"]
-    if not isinstance(study, Study):
-        raise SpecError(
-            f"{path}: `study` is a {type(study).__name__}, not a Study; type study = Study('name', runs=(…))"
-        )
-    words = (ast.get_docstring(tree) or "").strip()
-    return LoadedStudy(study, words.splitlines()[0].strip() if words else "", path)
-
-
-def _from_plan(path: Path, text: str) -> LoadedStudy:
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as wrong:
-        raise SpecError(f"{path} is not JSON ({wrong}); make it again: biphase run STUDY.py") from None
-    if isinstance(data, dict):
-        try:
-            data = read_checked(path)
-        except StoreError as wrong:
-            raise SpecError(f"{one_line(wrong)}: biphase run STUDY.py") from None
-    if not isinstance(data, dict) or "study" not in data:
-        raise SpecError(f'{path} is no plan: it has no "study"; make it again: biphase run STUDY.py')
-    try:
-        study = decode(data["study"])
-    except (SpecError, TypeError, RecursionError) as wrong:
-        raise SpecError(f"{path}: {one_line(wrong)}") from None
-    if not isinstance(study, Study):
-        raise SpecError(f'{path}: its "study" is no Study; make it again: biphase run STUDY.py')
-    return LoadedStudy(study, str(data.get("question", "")), path)
-
-
-def _line(wrong: BaseException, name: str) -> int:
-    """Return the deepest line of file `name` in the traceback."""
-    lines = [frame.lineno for frame in traceback.extract_tb(wrong.__traceback__) if frame.filename == name]
-    return lines[-1] or 1 if lines else 1
-
-
-def _examples(folder: Path) -> str:
-    files = sorted(folder.glob("*.py"))
-    return f", e.g. {files[0]}" if files else ""
-
-
-def _did_you_mean(path: Path) -> str:
-    """Suggest the file that was probably meant, from the same folder or from studies/."""
-    files = [*path.parent.glob("*.py"), *path.parent.glob("*.json"), *Path("studies").glob("*.py")]
-    by_stem: dict[str, Path] = {}
-    for file in files:
-        by_stem.setdefault(file.name, file)
-        by_stem.setdefault(file.stem, file)
-    close = get_close_matches(path.name, by_stem, n=1) or get_close_matches(path.stem, by_stem, n=1)
-    if close:
-        return f"; did you mean {by_stem[close[0]]}?"
-    return "; write one, or see studies/ for examples" if not files else f"; there is {files[0]}"

@@ -22,7 +22,7 @@ can be reported there. Where the files exist, only they count. (Corpora have the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -30,7 +30,7 @@ from typing import Any
 
 from biphase.data.corpus import Absent, HashMemory, shards_key
 from biphase.errors import SpecError, StoreError, no_safetensors
-from biphase.keys import Identities, Keyring, decay_start, label, origin_step, phase_at, phases
+from biphase.keys import Identities, Keyring
 from biphase.metadata import text, whole
 from biphase.presets import corpus_of
 from biphase.records import KEY_LENGTH, content_key, encode
@@ -51,7 +51,7 @@ def identities(store: Store) -> Identities:
     return Identities(
         data=lambda run: shards_of(corpus_of(run)),
         hub=cache(lambda model: _remembered("hub", model, store) or _hub_fingerprint(model, store)),
-        task=cache(lambda asked: _task_key(asked, store)),
+        task=cache(lambda task: _task_key(task, store)),
         reads=cache(lambda model: _remembered("reads", model, store) or _tokenizer_fingerprint(model, store)),
     )
 
@@ -60,24 +60,18 @@ def fingerprints_of(study: Study, known: Identities) -> dict[str, dict[str, str]
     """Return the fingerprints with which another machine can plan a study without its files."""
     starts = [model for model in hubs_of(study) if model.local]
     tasks = study.finetune.tasks if study.finetune else ()
-    told = {
+    fingerprints = {
         "task": {content_key(task): known.task(task) for task in tasks},
         "hub": {content_key(model): known.hub(model) for model in starts},
         "reads": {content_key(model): known.reads(model) for model in starts},
         "data": {content_key(corpus_of(run)): known.data(run) for run in trained_runs(study)},
     }
-    return {kind: dict(sorted(some.items())) for kind, some in told.items()}
+    return {kind: dict(sorted(some.items())) for kind, some in fingerprints.items()}
 
 
 def trained_runs(study: Study) -> list[Pretrain]:
     """Return the runs of a study that read a corpus, including the runs they continue."""
-    found: list[Pretrain] = []
-    for run in study.runs:
-        at: object = run
-        while isinstance(at, Pretrain):
-            found += [at] if at.corpus else []
-            at = at.start
-    return found
+    return [ancestor for run in study.runs for ancestor in reversed(run.lineage) if ancestor.corpus]
 
 
 def corpora_of(study: Study) -> list[Corpus]:
@@ -85,12 +79,13 @@ def corpora_of(study: Study) -> list[Corpus]:
     return list(dict.fromkeys(corpus_of(run) for run in trained_runs(study)))
 
 
-def remember_fingerprints(name: str, told: dict[str, dict[str, str]], store: Store) -> None:
+def remember_fingerprints(name: str, fingerprints: dict[str, dict[str, str]], store: Store) -> None:
     """Save the fingerprints of a merged study; those already known are kept."""
     path = store.studies / name / FINGERPRINTS
     known = read_checked(path) if path.exists() else {}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, with_checksum({kind: some | known.get(kind, {}) for kind, some in told.items()}))
+    merged = {kind: some | known.get(kind, {}) for kind, some in fingerprints.items()}
+    write_json(path, with_checksum(merged))
 
 
 def _remembered(kind: str, what: Hub | Task, store: Store) -> str:
@@ -98,13 +93,13 @@ def _remembered(kind: str, what: Hub | Task, store: Store) -> str:
     if isinstance(what, Hub) and (not what.local or Path(what.source).expanduser().exists()):
         return ""
     files = sorted(store.studies.glob(f"*/{FINGERPRINTS}"))
-    found = {read_checked(path).get(kind, {}).get(content_key(what)) for path in files} - {None}
-    if len(found) > 1:
+    known = {read_checked(path).get(kind, {}).get(content_key(what)) for path in files} - {None}
+    if len(known) > 1:
         raise SpecError(
             f"{what.source} is not here, and the studies in {store.studies} know several versions of it; put its files "
             f"back, or remove the {FINGERPRINTS} of the study that is not meant"
         )
-    return found.pop() if found else ""
+    return known.pop() if known else ""
 
 
 def _task_key(task: Task, store: Store) -> str:
@@ -196,16 +191,16 @@ class TrainingJob:
 
     @property
     def objective(self) -> Objective:
-        return phase_at(self.run, self.first).objective
+        return self.run.phase_at(self.first).objective
 
     @property
     def decaying(self) -> bool:
-        return self.first >= decay_start(self.run)
+        return self.first >= self.run.decay_start
 
     @property
     def span(self) -> tuple[int, int]:
         """First and last step of the training job, counted from the root through all earlier runs."""
-        before = origin_step(self.run)
+        before = self.run.origin_step
         return before + self.first, before + self.step
 
 
@@ -239,31 +234,31 @@ class Plan:
         return sum(job.steps for job in self.jobs.values())
 
     def left(
-        self, done: Collection[str], *, told: Collection[str] = (), unscored: Collection[str] = ()
+        self, done: Collection[str], *, metadata_only: Collection[str] = (), unscored: Collection[str] = ()
     ) -> list[str]:
         """Return the training jobs left to run, in order.
 
         A job whose only descendants are finished is not needed, even if its checkpoint was pruned. Checkpoints in
-        `told` are here as metadata only, with their weights on another machine; they are computed again only if
-        their weights are needed, because they are in `unscored` or a job that is left continues them.
+        `metadata_only` have their weights on another machine; they are computed again only if their weights are
+        needed, because they are in `unscored` or a job that is left continues them.
         """
-        wanted: set[str] = set()
-        begun_from: set[str | None] = set()
+        left: set[str] = set()
+        continued: set[str | None] = set()
         for key, job in reversed(self.jobs.items()):  # children come before their parents
-            asked = key in begun_from or key in unscored or (job.results and key not in told)
-            if key not in done and asked:
-                wanted.add(key)
-                begun_from.add(job.parent)
-        return [key for key in self.jobs if key in wanted]
+            needed = key in continued or key in unscored or (job.results and key not in metadata_only)
+            if key not in done and needed:
+                left.add(key)
+                continued.add(job.parent)
+        return [key for key in self.jobs if key in left]
 
     def path(self, key: str) -> tuple[TrainingJob, ...]:
         """Return the training jobs from the root to this checkpoint, in order."""
-        found: list[TrainingJob] = []
+        jobs: list[TrainingJob] = []
         at: str | None = key
         while at in self.jobs:
-            found.append(self.jobs[at])
-            at = found[-1].parent
-        return tuple(reversed(found))
+            jobs.append(self.jobs[at])
+            at = jobs[-1].parent
+        return tuple(reversed(jobs))
 
     def to_json(self) -> dict[str, Any]:
         jobs = [
@@ -272,7 +267,7 @@ class Plan:
                 "parent": job.parent,
                 "root": job.root,
                 "steps": list(job.span),
-                "objective": label(job.objective),
+                "objective": job.objective.label,
                 "decaying": job.decaying,
                 "results": list(job.results),
             }
@@ -298,7 +293,7 @@ def make_plan(study: Study, identities: Identities, question: str = "") -> Plan:
     study = resolve(study)
     keyring = Keyring(identities)
     listed = dict.fromkeys(study.runs)
-    everyone = dict.fromkeys(one for run in study.runs for one in _lineage(run))
+    everyone = dict.fromkeys(ancestor for run in study.runs for ancestor in run.lineage)
 
     needed: set[str] = set()
     cuts: dict[str, set[int]] = {}  # by the key at step 0: only runs with equal starts can share jobs
@@ -308,9 +303,11 @@ def make_plan(study: Study, identities: Identities, question: str = "") -> Plan:
             needed.add(keyring.at(run, step))
 
     names: dict[str, list[str]] = {}
+    results: dict[str, str] = {}
     for run in study.runs:
-        for step, name in [*((step, f"{run.name}-{step}") for step in run.keep), (run.steps, run.name)]:
-            names.setdefault(keyring.at(run, step), []).append(name)
+        for name, step in run.results.items():
+            results[name] = keyring.at(run, step)
+            names.setdefault(results[name], []).append(name)
 
     roots: dict[str, Root] = {}
     jobs: dict[str, TrainingJob] = {}
@@ -328,19 +325,17 @@ def make_plan(study: Study, identities: Identities, question: str = "") -> Plan:
                 jobs[key] = TrainingJob(key, run, step, first, parent, root, tuple(names.get(key, ())))
             parent, first = key, step
 
-    results = {name: key for key, several in names.items() for name in several}
-    in_order = {name: results[name] for run in study.runs for name in _result_names(run)}
     written = sum(run.steps for run in everyone)
     tasks = _task_keys(study.finetune, identities) if study.finetune else {}
-    return Plan(study, question, roots, dict(_depth_first(roots, jobs)), in_order, written, tasks)
+    return Plan(study, question, roots, dict(_depth_first(roots, jobs)), results, written, tasks)
 
 
 def _task_keys(finetune: Finetune, identities: Identities) -> dict[str, str]:
     """Return the key of each task's dataset, and refuse two names of one dataset: its grid would count twice."""
     keys = {task.name: identities.task(task) for task in finetune.tasks}
-    known: dict[tuple[str, str], str] = {}
+    names: dict[tuple[str, str], str] = {}
     for task in finetune.tasks:
-        name = known.setdefault((keys[finetune.lender(task).name], keys[task.name]), task.name)
+        name = names.setdefault((keys[finetune.lender(task).name], keys[task.name]), task.name)
         if name != task.name:
             raise SpecError(
                 f"tasks {name!r} and {task.name!r} are the same data, asked and trained alike; leave out one of them"
@@ -350,15 +345,14 @@ def _task_keys(finetune: Finetune, identities: Identities) -> dict[str, str]:
 
 def resolve(study: Study) -> Study:
     """Return the study with every corpus name replaced by its corpus."""
-    known: dict[Pretrain, Pretrain] = {}
 
+    @cache
     def resolved(run: Pretrain) -> Pretrain:
-        if run not in known:
-            start = resolved(run.start) if isinstance(run.start, Pretrain) else run.start
-            known[run] = replace(run, start=start, corpus=corpus_of(run) if run.corpus else "")
-            if run.stages:
-                _check_tokenizer(known[run])
-        return known[run]
+        start = resolved(run.start) if isinstance(run.start, Pretrain) else run.start
+        run = replace(run, start=start, corpus=corpus_of(run) if run.corpus else "")
+        if run.stages:
+            _check_tokenizer(run)
+        return run
 
     return replace(study, runs=tuple(resolved(run) for run in study.runs))
 
@@ -383,33 +377,29 @@ def _check_tokenizer(run: Pretrain) -> None:
         )
 
 
-def _lineage(run: Pretrain) -> list[Pretrain]:
-    """Return the runs that this one continues, oldest first, and itself."""
-    before = _lineage(run.start) if isinstance(run.start, Pretrain) else []
-    return [*before, run]
-
-
 def _own_cuts(run: Pretrain, *, with_keep: bool) -> set[int]:
     """Return the steps of a run at which it needs checkpoints itself."""
-    steps = {phase.until for phase in phases(run)} | {decay_start(run)}
+    steps = {phase.until for phase in run.phases} | {run.decay_start}
     if with_keep:  # a run that is only continued has no results of its own
         steps |= set(run.keep)
     return steps - {0}
 
 
-def _result_names(run: Pretrain) -> list[str]:
-    return [*(f"{run.name}-{step}" for step in run.keep), run.name]
-
-
 def _depth_first(roots: dict[str, Root], jobs: dict[str, TrainingJob]) -> Iterator[tuple[str, TrainingJob]]:
-    below: dict[str, list[TrainingJob]] = {}
-    for job in jobs.values():
-        below.setdefault(job.root if job.parent is None else job.parent, []).append(job)
+    below = children_of(jobs.values())
     waiting = [job for root in reversed(roots) for job in reversed(below.get(root, []))]
     while waiting:
         job = waiting.pop()
         yield job.key, job
         waiting.extend(reversed(below.get(job.key, [])))
+
+
+def children_of(jobs: Iterable[TrainingJob]) -> dict[str, list[TrainingJob]]:
+    """Return the training jobs that begin at each root or checkpoint, by its key."""
+    below: dict[str, list[TrainingJob]] = {}
+    for job in jobs:
+        below.setdefault(job.root if job.parent is None else job.parent, []).append(job)
+    return below
 
 
 def save_plan(plan: Plan, store: Store) -> None:
@@ -419,11 +409,11 @@ def save_plan(plan: Plan, store: Store) -> None:
     those of a worker that still runs the old plan must not be pruned.
     """
     folder = store.studies / plan.study.name
-    said = with_checksum(plan.to_json())
-    version = folder / VERSIONS / f"{said[CHECKSUM][:KEY_LENGTH]}.json"
+    content = with_checksum(plan.to_json())
+    version = folder / VERSIONS / f"{content[CHECKSUM][:KEY_LENGTH]}.json"
     version.parent.mkdir(parents=True, exist_ok=True)
-    write_json(version, said)
-    write_json(folder / PLAN, said)
+    write_json(version, content)
+    write_json(folder / PLAN, content)
 
 
 def needed_jobs(store: Store) -> dict[str, dict[str, Any]]:

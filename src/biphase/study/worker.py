@@ -24,7 +24,7 @@ from biphase.errors import DataError, ModelError, SpecError, StoreError, one_lin
 from biphase.finetune.families import PartScores
 from biphase.finetune.trial import Checkpoints
 from biphase.finetune.tune import Stopped
-from biphase.keys import Identities, label
+from biphase.keys import Identities
 from biphase.leases import Lease, Leases
 from biphase.progress import Live
 from biphase.specs import Pretrain
@@ -173,15 +173,15 @@ class Worker:
 
     def _left(self, done: set[str]) -> list[str]:
         """Return the training jobs left, including those whose weights are on another machine and needed here."""
-        told = ledger.done_keys(self.plan, self.store) - done
+        metadata_only = ledger.done_keys(self.plan, self.store) - done
         unscored = set()
-        for training in list(self.open.values()) if told else ():
-            if training.model in told and training.model not in unscored:
+        for training in list(self.open.values()) if metadata_only else ():
+            if training.model in metadata_only and training.model not in unscored:
                 if finished(training, self.store):
                     del self.open[training.key]
                 else:
                     unscored.add(training.model)
-        return self.plan.left(done, told=told, unscored=unscored)
+        return self.plan.left(done, metadata_only=metadata_only, unscored=unscored)
 
     def _choose_finetunings(self, done: set[str]) -> list[Lease]:
         taken: list[Lease] = []
@@ -295,7 +295,9 @@ class Worker:
     def _compute(self, job: TrainingJob, lease: Lease | None) -> None:
         number = len(ledger.done_keys(self.plan, self.store) - {job.key}) + 1
         decays = " ↘" if job.decaying else ""
-        title = f"{number}/{self.plan.job_count}  {label(job.objective)}{decays} {job.span[0]:,} → {job.span[1]:,}"
+        title = (
+            f"{number}/{self.plan.job_count}  {job.objective.label}{decays} {job.span[0]:,} → {job.span[1]:,}"
+        )
         options = replace(
             self.options,
             lost=lambda: lease is not None and lease.lost,
@@ -324,6 +326,7 @@ class Worker:
                 options=options,
                 title=title,
             )
+            pretraining.load()
             self._say_once(pretraining.model.note)
             trained = pretraining.progress.seconds
             self.live("")  # the pretraining shows its own progress
@@ -379,7 +382,7 @@ def _board_name(job: TrainingJob) -> str:
     """Return a training job's name in TensorBoard: result or run, objective, steps, and the beginning of its key."""
     name = (job.results or (job.run.name,))[0]
     first, until = job.span
-    return f"{name}, {label(job.objective)} {first}-{until}, {job.key[:6]}"
+    return f"{name}, {job.objective.label} {first}-{until}, {job.key[:6]}"
 
 
 def _validation(scored: PartScores) -> str:

@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from biphase.report.recipes import Model, Recipe
-from biphase.specs import CLM, MLM, Objective
+from biphase.specs import Objective
 
 Numbers = tuple[float, ...]
 Marker = Literal["circle", "square", "triangle", "diamond", "cross", "down", "hexagon", "none"]
@@ -213,7 +213,7 @@ def role_of(recipe: Recipe) -> str:
 
 def role_of_way(objectives: Iterable[Objective]) -> str:
     """The role of a sequence of objectives: its distinct consecutive kinds, or "other"."""
-    kinds = ("clm" if isinstance(one, CLM) else "mlm" if type(one) is MLM else "other" for one in objectives)
+    kinds = (one.name if one.name in ("clm", "mlm") else "other" for one in objectives)
     way = "-".join(kind for kind, _ in groupby(kinds))
     return way if way in NAMES else "other"
 

@@ -31,7 +31,7 @@ from biphase.report.figures.description import (
 )
 from biphase.report.pretraining import LATELY, Curve, Epochs, LossGap, curve, gaps
 from biphase.report.recipes import Recipe, named, recipe_at
-from biphase.study.names import REPEATED
+from biphase.study.costs import REPEATED
 from biphase.study.plan import Plan, TrainingJob
 from biphase.text import listed, short
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from biphase.keys import label
 from biphase.report.evidence import Evidence
 from biphase.report.figures.description import (
     NAMES,
@@ -171,7 +170,7 @@ def _jobs(plan: Plan, placed: list[_Placed], standing: dict[str, str]) -> list[S
 
 def _about(job: TrainingJob, standing: dict[str, str]) -> str:
     first, until = job.span
-    lines = [f"{label(job.objective)} {first:,} → {until:,}{', decaying' if job.decaying else ''}"]
+    lines = [f"{job.objective.label} {first:,} → {until:,}{', decaying' if job.decaying else ''}"]
     lines += job.results
     lines += [f"{job.key[:8]}, {standing[job.key]}"]
     return "\n".join(lines)
@@ -337,10 +336,10 @@ def _pretraining(plan: Plan, work: list[JobCost]) -> list[_Bar]:
 def _what(plan: Plan, cost: JobCost) -> tuple[str, str]:
     """The role and the name of what a training job trains."""
     job = plan.jobs[cost.key]
-    name = named(label(job.objective))
+    name = named(job.objective.label)
     way = [one.objective for one in plan.path(job.key)]
     before = [one for one in way if one != job.objective]
-    after = f" after {named(label(before[-1]))}" if before else ""
+    after = f" after {named(before[-1].label)}" if before else ""
     continued = ", continued" if isinstance(job.run.start, Pretrain) else ""
     return role_of_way(way), f"{name}{after}{continued}"
 

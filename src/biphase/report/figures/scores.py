@@ -51,7 +51,7 @@ from biphase.report.pretraining import Epochs, cost
 from biphase.report.recipes import Model, Recipe, named
 from biphase.report.statistics.intervals import Estimate, across, of_scores
 from biphase.specs.tasks import FAMILIES
-from biphase.study.names import REPEATED
+from biphase.study.costs import REPEATED
 from biphase.text import beside, counted, fixed, listed, rate, short
 
 SCORE = "test score, %"

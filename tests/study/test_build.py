@@ -1,4 +1,4 @@
-"""`biphase evaluate`: any model on any tasks, by the same leaves as a study; a mistake costs one line."""
+"""Studies built from options: `biphase evaluate` and `biphase adapt`."""
 
 import csv
 import json
@@ -13,11 +13,28 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from biphase import CATALOG, CLM, MLM, TASKS, Finetune, Hub, Linear, Stage, Study
+from biphase import (
+    CATALOG,
+    CLM,
+    MLM,
+    MNTP,
+    TASKS,
+    WSD,
+    AdamW,
+    Chunks,
+    Finetune,
+    Hub,
+    Linear,
+    LoRA,
+    Pretrained,
+    Stage,
+    Study,
+)
 from biphase.errors import SpecError, StoreError
 from biphase.metadata import TRIAL, VALUES
+from biphase.records import decode, encode
 from biphase.store import Store, publish, read_json, write_json
-from biphase.study.build import evaluation, finetuning
+from biphase.study.build import AdaptOptions, CorpusOptions, adaptation, evaluation, finetuning
 from biphase.study.ledger import count, finetunings, read_trial
 from biphase.study.plan import identities, make_plan, save_plan
 from biphase.training.options import RuntimeOptions
@@ -53,7 +70,7 @@ def refused(words, call):
     assert "\n" not in str(caught.value)
 
 
-def test_every_saved_state_is_evaluated_under_its_own_key(tiny_run, store, grid):
+def test_every_checkpoint_is_evaluated_under_its_own_key(tiny_run, store, grid):
     first = tiny_run("first", Stage(CLM(), 4), Stage(MLM(Linear(0.4, 0.2, 5)), 6), keep=(2, 6))
     runs = (
         first,
@@ -88,8 +105,8 @@ def _train(plan, store, evaluated=frozenset()):
     ).work()  # fmt: skip
 
 
-def with_state(store, key, *, copy_of, step):
-    """Another state in the store: as if it had been saved at that step of the same run."""
+def with_checkpoint(store, key, *, copy_of, step):
+    """Another checkpoint in the store: as if it had been saved at that step of the same run."""
     built = store.root / "built"
     shutil.copytree(store.checkpoints / copy_of, built)
     (built / "manifest.json").unlink()
@@ -99,50 +116,23 @@ def with_state(store, key, *, copy_of, step):
     publish(built, store.checkpoints / key)
 
 
-def test_a_state_on_the_way_down_or_up_cannot_be_asked_for(plan, finished):
+def test_a_checkpoint_within_decay_or_warmup_is_refused(plan, finished):
     whole = plan.results["clm"]
-    with_state(finished, "d" * 32, copy_of=whole, step=6)
-    refused("dddddd was saved in the middle of a decay; give the key", lambda: asked("d" * 32, finished))
-    with_state(finished, "e" * 32, copy_of=whole, step=1)
-    refused("eeeeee was saved in the middle of a warmup; give a later", lambda: asked("e" * 32, finished))
+    with_checkpoint(finished, "d" * 32, copy_of=whole, step=6)
+    refused("the key", lambda: asked("d" * 32, finished))
+    with_checkpoint(finished, "e" * 32, copy_of=whole, step=1)
+    refused("a later", lambda: asked("e" * 32, finished))
 
 
-def test_digits_that_name_no_state_or_several_are_refused(plan, finished):
+def test_digits_that_name_no_checkpoint_or_several_are_refused(plan, finished):
     whole = plan.results["clm"]
-    refused("000000 names no one state of .*there is no such state", lambda: asked("0" * 6, finished))
-    with_state(finished, whole[:10] + "0" * 22, copy_of=whole, step=8)
-    refused("2 states begin with it; type more digits", lambda: asked(whole[:6], finished))
+    refused("no checkpoint 000000", lambda: asked("0" * 6, finished))
+    with_checkpoint(finished, whole[:10] + "0" * 22, copy_of=whole, step=8)
+    refused("2 checkpoints of.*begin", lambda: asked(whole[:6], finished))
     assert asked(whole, finished).runs[0].name == "clm"
     (finished.checkpoints / whole / "manifest.json").unlink()  # no manifest, no result
     with pytest.raises(StoreError, match=f"{whole}.*no manifest"):
         asked(whole, finished)
-
-
-def test_a_hub_model_is_taken_at_a_commit(tmp_path):
-    store = Store(tmp_path)
-    made = asked("org/some-model@abc123", store)
-    assert made.runs[0].start == Hub("org/some-model", revision="abc123")
-    assert made.runs[0].name == "some-model"
-    refused(
-        "which commit of org/some-model is meant cannot be found out .*type the one .* org/some-model@<commit>",
-        lambda: asked("org/some-model", store),
-    )
-    refused("'main' is a branch and moves", lambda: asked("org/some-model@main", store))
-
-
-@pytest.mark.parametrize("model", ["no-such-folder", "./nowhere", "abc12", "a/b/c", "", "hf://a/b@1"])
-def test_what_is_no_model_is_refused_with_what_could_be_typed(model, tmp_path, monkeypatch):
-    (tmp_path / "store").mkdir()
-    monkeypatch.chdir(tmp_path / "store")
-    words = "there is no model" if model else "has no config.json"  # nothing at all is this folder
-    refused(words, lambda: asked(model, Store(tmp_path)))
-
-
-def test_a_folder_without_a_model_is_refused(tmp_path):
-    refused(
-        "has no config.json; give the folder of a transformers model",
-        lambda: asked(tmp_path, Store(tmp_path)),
-    )
 
 
 def test_a_folder_is_known_by_what_it_holds_not_by_where_it_is(model_folders, tmp_path, monkeypatch):
@@ -408,25 +398,7 @@ def test_questions_of_ones_own_are_answered_by_the_model_of_another_task(verb, m
     assert "scored with the model of squadshifts-mini" in told
 
 
-def test_known_tasks_with_a_borrower_are_read_and_counted(verb, model_folders, tmp_path, grid):
-    from biphase.data.corpus import ASSETS
-
-    beir = tmp_path / "mine"
-    shutil.copytree(ASSETS / "tasks" / "scifact", beir)
-    (beir / "qrels" / "train.tsv.zst").unlink()
-    (beir / "qrels" / "validation.tsv.zst").unlink()
-    code, out, _ = verb(
-        "evaluate", model_folders["bert"], "--tasks", f"scifact-mini,{beir}", "--trained-on", "scifact-mini",
-        "--lrs", "1e-3", "--seeds", "0", "--steps", "1", "--store", tmp_path / "s", "--documents", "judged", "--json", "--quiet",
-    )  # fmt: skip
-    assert code == 0
-    told = json.loads(out)
-    assert told["finetunings"]["of"] == told["finetunings"]["done"] == 1
-    assert [one["task"] for one in told["scores"]] == ["scifact-mini", "mine"]
-    assert len(list((tmp_path / "s" / "trials").iterdir())) == 2
-
-
-def test_a_state_of_the_store_by_its_first_digits(verb, plan, finished, own_csv):
+def test_a_checkpoint_of_the_store_by_its_first_digits(verb, plan, finished, own_csv):
     before = stamps(finished)
     for result in ("clm", "clm-4"):
         key = plan.results[result]
@@ -463,7 +435,7 @@ def test_scores_of_a_study_are_not_computed_again_by_evaluate(plan, finished, gr
             ("evaluate", "org/m@1", "--tasks", "scifact-mini", "--zero-shot", "--seeds", "0"),
             "--zero-shot and --seeds",
         ),
-        (("evaluate", "0123456789ab", "--tasks", "sst2"), "there is no such state"),
+        (("evaluate", "0123456789ab", "--tasks", "sst2"), "no checkpoint 0123456789ab"),
         (("evaluate", "org/m@1", "--tasks", "sst3"), "did you mean 'sst2'?"),
         (("evaluate", "org/m@1", "--tasks", "sst2", "--for", "soon"), "90s, 9m or 2h"),
         (("evaluate", "org/m@1", "--tasks", "sst2", "--label", "x"), "name it: --tasks FOLDER"),
@@ -481,17 +453,6 @@ def test_mistakes_get_one_line_and_exit_code_two(verb, words, said, tmp_path, mo
     assert lines[0].startswith("error: ")
     assert said in lines[0]
     assert not (tmp_path / "s" / "studies").exists()
-
-
-def test_bad_rows_of_ones_own_are_refused_with_their_place(verb, model_folders, own_csv, tmp_path):
-    with (own_csv / "test.csv").open("a") as file:
-        file.write("x,neither\n")
-    code, _, told = verb(
-        "evaluate", model_folders["bert"], "--tasks", own_csv, "--store", tmp_path / "s", *SMALL
-    )
-    assert code == 2
-    assert "error: task 'reviews': test.csv:12 has the label 'neither'" in told.splitlines()[-1]
-    assert "Traceback" not in told
 
 
 def test_a_folder_without_a_tokenizer_is_a_failure_that_is_said(verb, model_folders, own_csv, tmp_path):
@@ -569,7 +530,7 @@ def test_for_stops_and_the_same_command_goes_on(verb, model_folders, own_csv, tm
 
 
 @pytest.mark.campaign
-def test_two_processes_give_the_leaves_of_one(model_folders, own_csv, tmp_path):
+def test_two_processes_give_the_trials_of_one(model_folders, own_csv, tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     stores = []
     for processes in (1, 2):
@@ -621,3 +582,174 @@ def test_read_one_way_a_model_has_scores_of_its_own(tiny_run, store, grid):
     found = {causal: read_json(place / TRIAL) for causal, place in scores.items()}
     assert found[True]["losses"] != found[False]["losses"], "and not the same numbers under another name"
     assert len(published(store)) == 2
+
+
+# ---------------------------------------------------------------- adapt
+
+
+NO_TEXT = CorpusOptions("")
+
+
+@pytest.fixture
+def folder(shards, tmp_path):
+    """A model's configuration and its tokenizer: no weights are needed to say what will be done."""
+    place = tmp_path / "decoder"
+    place.mkdir()
+    (place / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 100}))
+    words = (shards / "tokenizer" / "tokenizer.json").read_text()
+    (place / "tokenizer.json").write_text(words)
+    (place / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end_of_text|>"}))
+    return place
+
+
+@pytest.fixture
+def adapted(folder, corpus, tmp_path):
+    """The study of some wishes."""
+
+    def make(*, text=None, gguf="", windows="symmetric", finetune=None, **wishes):
+        said, text = AdaptOptions(**({"steps": 100} | wishes)), text or CorpusOptions(corpus.source)
+        return adaptation(
+            str(folder), text, said, Store(tmp_path / "store"), gguf=gguf, windows=windows, finetune=finetune
+        )
+
+    return make
+
+
+def test_what_is_not_said_is_what_works(adapted, folder, corpus):
+    (run,) = adapted().runs
+    assert run.name == "decoder-mlm"
+    assert run.start == Hub(str(folder))
+    assert run.stages == (Stage(MLM(0.4), 100),)
+    assert run.schedule == WSD(2e-4, warmup=5, decay=20)
+    assert run.packing == Chunks(64), "the largest power of two that the model reads"
+    assert run.batch_tokens == 32 * 64
+    assert (run.adapter, run.freeze, run.optimizer, run.seed) == (None, "nothing", AdamW(), 42)
+    assert run.corpus.tokenizer == Pretrained(str(folder))
+    assert (run.corpus.source, run.corpus.bos) == (corpus.source, False)
+    assert run.heldout_every == 20
+
+
+def test_a_long_context_is_not_used_whole_unless_asked_for(adapted, folder):
+    (folder / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 131072}')
+    assert adapted().runs[0].packing.length == 1_024
+    long = adapted(length=16_384).runs[0]
+    assert long.packing.length == 16_384
+    assert long.heldout_tokens >= 16_384, "at least one row is measured"
+
+
+@pytest.mark.parametrize("field", ["n_positions", "max_sequence_length"])
+def test_the_context_has_other_names_too(adapted, folder, field):
+    kind = {"n_positions": "gpt2", "max_sequence_length": "llama"}[field]
+    (folder / "config.json").write_text(json.dumps({"model_type": kind, field: 48}))
+    assert adapted().runs[0].packing.length == (32 if field == "n_positions" else 1_024)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "field", "value"),
+    [
+        ({"objective": "mntp", "ratio": 0.2}, "stages", (Stage(MNTP(0.2), 100),)),
+        ({"rope_base": 5e4}, "stages", (Stage(MLM(0.4), 100, rope_base=5e4),)),
+        ({"lr": 1e-3, "warmup": 0.1, "decay": 0.5}, "schedule", WSD(1e-3, 10, 50)),
+        ({"lora": 4}, "adapter", LoRA(rank=4, alpha=8)),
+        ({"lora": 4}, "schedule", WSD(1e-3, 5, 20)),
+        ({"lora": 4, "lr": 3e-4}, "schedule", WSD(3e-4, 5, 20)),
+        ({"freeze_embeddings": True}, "freeze", "embeddings"),
+        ({"layer_decay": 0.9}, "optimizer", AdamW(layer_decay=0.9)),
+        ({"length": 32, "batch_rows": 3}, "batch_tokens", 96),
+        ({"precision": "bf16"}, "precision", "bf16"),
+        ({"seed": 3}, "seed", 3),
+        ({"heldout_tokens": 2_000}, "heldout_tokens", 2_000),
+        ({"steps": 3, "heldout_tokens": 512}, "heldout_every", 1),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_each_wish_has_its_field(adapted, wishes, field, value):
+    assert getattr(adapted(**wishes).runs[0], field) == value
+
+
+@pytest.mark.parametrize(
+    ("steps", "rows", "every", "tokens"),
+    [
+        (1_000, 32, 200, 8_192),  # as ever
+        (20, 32, 4, 2_048),  # 40,960 tokens to train on: measured on fewer
+        (6, 2, 6, 256),  # 768 tokens: at its ends alone, on the fewest
+    ],
+)
+def test_held_out_losses_cost_little_beside_a_short_run(adapted, steps, rows, every, tokens):
+    run = adapted(steps=steps, batch_rows=rows).runs[0]
+    assert (run.heldout_every, run.heldout_tokens) == (every, tokens)
+    said = adapted(steps=steps, batch_rows=rows, heldout_tokens=4_096).runs[0]
+    assert (said.heldout_every, said.heldout_tokens) == (max(1, steps // 5), 4_096), "what is said holds"
+
+
+def test_another_wish_is_another_study_and_the_same_is_the_same(adapted):
+    names = [adapted().name, adapted().name, adapted(seed=1).name, adapted(windows="full").name]
+    assert len(set(names)) == 3
+    assert names[0] == names[1]
+    assert names[0].startswith("adapt-decoder-")
+
+
+def test_the_study_can_be_written_down_and_read(adapted):
+    study = adapted(lora=2, rope_base=5e4, windows="full", finetune=Finetune(TASKS[:1]))
+    assert decode(json.loads(json.dumps(encode(study)))) == study
+
+
+def test_with_tasks_the_model_as_it_was_stands_beside(adapted, folder):
+    before, after = adapted(finetune=Finetune(TASKS[:1])).runs
+    assert (before.name, before.start, before.stages) == ("decoder", Hub(str(folder)), ())
+    assert after.start == before.start
+
+
+@pytest.mark.parametrize(("config", "begins"), [({}, False), ({"bos_token": "<|pad|>"}, True)])
+def test_a_document_begins_with_a_token_only_where_the_template_says_so(adapted, folder, config, begins):
+    named = {"eos_token": "<|end_of_text|>"} | config
+    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+    assert adapted().runs[0].corpus.bos is False, "a name alone puts nothing there"
+    words = json.loads((folder / "tokenizer.json").read_text())
+    begin, text = {"SpecialToken": {"id": "<|pad|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    words["post_processor"] = {
+        "type": "TemplateProcessing", "single": [begin, text], "pair": [begin, text, text],
+        "special_tokens": {"<|pad|>": {"id": "<|pad|>", "ids": [2], "tokens": ["<|pad|>"]}},
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(words))
+    assert adapted().runs[0].corpus.bos is begins
+
+
+def test_places_are_said_so_that_they_can_be_read_from_elsewhere(adapted, corpus, monkeypatch):
+    from pathlib import Path
+
+    monkeypatch.chdir(Path(corpus.source).parent)
+    for said in ("./train.jsonl", "train.jsonl", "./tr*.jsonl"):
+        source = adapted(text=CorpusOptions(said)).runs[0].corpus.source
+        assert source == str(Path(corpus.source).with_name(Path(said).name))
+    assert adapted(text=CorpusOptions("builtin")).runs[0].corpus.source.startswith("builtin:")
+    some = adapted(text=CorpusOptions("train.jsonl", "body", "heldout.jsonl", 500)).runs[0].corpus
+    assert (some.text, some.heldout, some.tokens) == ("body", "heldout.jsonl", 500)
+
+
+def test_a_checkpoint_is_continued_with_new_optimizer_state_from_the_beginning_of_its_text(plan, finished):
+    key = plan.results["clm"]
+
+    def on(text=NO_TEXT, **wishes):
+        said = AdaptOptions(**({"steps": 10} | wishes))
+        return adaptation(key[:8], text, said, finished, gguf="", windows="symmetric", finetune=None)
+
+    (run,) = on().runs
+    assert run.name == "clm-mlm"
+    assert run.start == replace(plan.study.runs[0], keep=())
+    assert (run.optimizer_state, run.data, run.corpus) == ("reset", "restart", run.start.corpus)
+    assert (run.packing, run.batch_tokens) == (run.start.packing, 32 * 32)
+    assert on(length=24).runs[0].packing == Chunks(24)
+    with pytest.raises(SpecError, match=r"--text, --heldout.*--tokens.*--corpus"):
+        on(CorpusOptions("", tokens=5))
+
+
+def test_what_cannot_be_meant_is_refused(adapted):
+    for words, wishes in (
+        ("say which text to learn from: --corpus", {"text": CorpusOptions("")}),
+        ("--objective clm: ", {"objective": "clm"}),
+        ("a masking ratio lies between 0 and 1", {"ratio": 1.5}),
+    ):
+        with pytest.raises(SpecError, match=words) as caught:
+            adapted(**wishes)
+        assert "\n" not in str(caught.value)

@@ -1,18 +1,17 @@
-"""What `biphase plan` prints: a tree that stays aligned, sums, and what to type next."""
+"""What `plan`, `run` and `status` print: an aligned tree, sums, progress, and what to type next."""
 
 import json
 from dataclasses import replace
 
 import pytest
 
-from biphase.catalog import TASKS
-from biphase.errors import SpecError
-from biphase.keys import Identities
-from biphase.presets import LLAMA3, SIZES
-from biphase.specs import (
+from biphase import (
     BPE,
     CLM,
+    LLAMA3,
     MLM,
+    SIZES,
+    TASKS,
     WSD,
     AdamW,
     Chunks,
@@ -25,8 +24,27 @@ from biphase.specs import (
     Stage,
     Study,
 )
-from biphase.study.describe import PAGE, Bill, key_length, plan_json, render
-from biphase.study.plan import make_plan
+from biphase.data.shards import Shards
+from biphase.keys import Identities
+from biphase.leases import Leases
+from biphase.store import publish
+from biphase.study import ledger
+from biphase.study.describe import (
+    PAGE,
+    Bill,
+    closing,
+    key_length,
+    opening,
+    plan_json,
+    render,
+    results_table,
+    shards_text,
+    sparkline,
+    status_json,
+    status_text,
+    work_left,
+)
+from biphase.study.plan import identities, make_plan
 
 OUTSIDE = Identities(data=lambda run: run.corpus.name, hub=lambda hub: hub.source)
 CORPUS = Corpus("mine", "./texts", BPE(1_000))
@@ -89,10 +107,6 @@ def columns(text):
     return {line.index("→") for line in text.splitlines() if " → " in line}
 
 
-def test_the_arrows_stand_in_one_column():
-    assert len(columns(shown(family()))) == 1
-
-
 def ladder(rungs):
     """A trunk that another run leaves at every step: the deepest tree there is."""
     trunk = run("the-trunk-with-a-long-name", (CLM(), 1_000 * (rungs + 2)))
@@ -124,13 +138,7 @@ def test_in_an_upright_trunk_branches_hang_from_where_they_leave():
     ]  # fmt: skip
 
 
-def test_steps_that_are_not_round_are_written_out():
-    text = shown(plan_of(run("a", (CLM(), 1_500), decay=250)))
-    assert "    0 → 1,250" in text
-    assert "1,250 → 1,500" in text
-
-
-def test_finished_states_are_marked():
+def test_finished_checkpoints_are_marked():
     plan = family()
     done = list(plan.jobs)[:2]
     lines = [line for line in shown(plan, done).splitlines() if "✓" in line]
@@ -144,13 +152,13 @@ def test_what_is_left_is_counted():
     assert text.endswith("Next: biphase run s.py")
 
 
-def test_what_leads_only_to_finished_states_is_not_left():
+def test_what_leads_only_to_finished_checkpoints_is_not_left():
     plan = family()
     done = [key for key, job in plan.jobs.items() if job.results]
     assert shown(plan, done).splitlines()[-1] == "all 8 training jobs computed. See: biphase report s.py"
 
 
-def test_a_state_that_an_unfinished_one_begins_from_is_left_even_without_a_name():
+def test_a_checkpoint_that_an_unfinished_job_continues_is_left_even_without_a_name():
     plan = family()
     unfinished = {job.key for job in plan.path(plan.results["both"])[-2:]}
     done = set(plan.jobs) - unfinished
@@ -166,16 +174,10 @@ def test_the_sums_name_device_efficiency_disk_and_the_evaluation():
     assert " GPU-hours on a100 at 1%" in shown(plan, device="a100", efficiency=0.01)
 
 
-def test_two_names_of_one_state_share_their_evaluation():
+def test_two_names_of_one_checkpoint_share_their_evaluation():
     plan = plan_of(run("a", (CLM(), 9_000)), run("b", (CLM(), 9_000)), finetune=Finetune(TASKS))
     assert "300 fine-tunings · 360 scores" in shown(plan)
     assert "a, b" in shown(plan)
-
-
-def test_one_of_a_thing_is_said_in_the_singular():
-    text = shown(plan_of(run("a", (CLM(), 1), decay=0), question=""))
-    assert text.splitlines()[0] == "s"
-    assert "1 run · 1 training job · 1 step to compute · 128 tokens" in text
 
 
 @pytest.mark.parametrize(
@@ -189,17 +191,6 @@ def test_one_of_a_thing_is_said_in_the_singular():
 )
 def test_time_is_said_in_fitting_units(steps, batch, said):
     assert said in shown(plan_of(run("a", (CLM(), steps), decay=0, batch_tokens=batch)))
-
-
-def test_disk_is_said_in_fitting_units():
-    nano = replace(SIZES["1m"], layers=1, hidden=4, heads=1, kv_heads=1, ffn=4)
-    tiny = Corpus("mine", "./texts", BPE(300))
-    assert "kB of disk" in shown(plan_of(run("a", (CLM(), 1), decay=0, start=nano, corpus=tiny)))
-    assert "MB of disk" in shown(plan_of(run("a", (CLM(), 1), decay=0)))
-    many = [
-        run(f"a{n}", (CLM(), 1), decay=0, start=SIZES["2b"], seed=n, corpus="fineweb-edu") for n in range(40)
-    ]
-    assert "1.15 TB of disk" in shown(plan_of(*many))
 
 
 def test_what_is_not_known_is_said_and_not_summed():
@@ -218,30 +209,6 @@ def test_a_study_that_trains_nothing_says_so():
     assert text.splitlines()[-1] == "nothing to train."
 
 
-def test_roots_that_read_alike_say_in_what_they_differ():
-    kinds = {
-        "seed": run("a", (CLM(), 9_000), seed=1),
-        "warmup": run("b", (CLM(), 9_000), schedule=WSD(warmup=100, decay=0)),
-        "chunks": run("c", (CLM(), 9_000), packing=Chunks(64)),
-        "apart": run("d", (CLM(), 9_000), packing=Rows(64, document_mask=True)),
-        "bf16": run("e", (CLM(), 9_000), precision="bf16"),
-        "adam": run("f", (CLM(), 9_000), optimizer=AdamW(eps=1e-8)),
-    }
-    text = shown(plan_of(run("z", (CLM(), 9_000)), kinds["seed"]))
-    assert [line.split("  ")[0] for line in text.splitlines() if " on mine" in line] == [
-        "1m on mine, seed 42",
-        "1m on mine, seed 1",
-    ]
-    for word, kind in {
-        "warmup 100": "warmup",
-        "documents apart": "apart",
-        "bf16": "bf16",
-        "eps 1e-08": "adam",
-    }.items():
-        assert word in shown(plan_of(run("z", (CLM(), 9_000)), kinds[kind]))
-    assert "chunks of 64" in shown(plan_of(run("z", (CLM(), 9_000)), kinds["chunks"]))
-
-
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -257,6 +224,10 @@ def test_roots_that_read_alike_say_in_what_they_differ():
         ({"start": replace(SIZES["1m"], rope_base=1e6)}, ("rope_base 10000", "rope_base 1e+06")),
         ({"start": replace(SIZES["1m"], tied=True)}, ("tied False", "tied True")),
         ({"packing": Rows(64, document_mask=True)}, ("documents together", "documents apart")),
+        ({"packing": Chunks(64)}, ("rows of 64", "chunks of 64, shortest 12")),
+        ({"seed": 1}, ("seed 42", "seed 1")),
+        ({"schedule": WSD(warmup=100, decay=2_000)}, ("warmup 0", "warmup 100")),
+        ({"precision": "bf16"}, ("fp32", "bf16")),
     ],
 )
 def test_whatever_tells_two_roots_apart_is_in_their_titles(fields, words):
@@ -311,11 +282,6 @@ def test_a_model_as_it_is_may_be_all_that_is_fine_tuned():
     assert (data["finetunings"], data["finetunings_done"], data["scores"]) == (1, 1, 1)
 
 
-def test_a_long_question_is_wrapped():
-    text = shown(plan_of(run("a", (CLM(), 9_000)), question="why " * 60))
-    assert max(map(len, text.splitlines())) <= PAGE
-
-
 def test_keys_are_shown_as_short_as_they_differ():
     assert key_length(["aaaaaaaa", "bbbbbbbb"]) == 6
     assert key_length(["aaaaaaax", "aaaaaaay", "aaaaaaay"]) == 8
@@ -335,11 +301,6 @@ def test_a_program_gets_the_same_numbers():
     assert data["counts"]["jobs"] == 8
 
 
-def test_an_unknown_device_is_refused():
-    with pytest.raises(SpecError, match="there is no device 'tpu'"):
-        shown(family(), device="tpu")
-
-
 def test_what_adapting_changes_is_shown():
     hub = Hub("./decoder")
     plain = run("plain", (MLM(0.4), 100), start=hub, decay=0)
@@ -352,3 +313,120 @@ def test_what_adapting_changes_is_shown():
     assert "LoRA of rank 4" in text
     assert "embeddings frozen" in text
     assert "mlm 40%, rope 160000" in text
+
+
+# ---------------------------------------------------------------- runs and status
+
+
+@pytest.fixture
+def plan(tiny_run, store):
+    return make_plan(
+        Study("study", (tiny_run("clm"),), finetune=Finetune(TASKS[:1])), identities(store), "Is it said?"
+    )
+
+
+def finish(store, key, *, step, seconds=1.0, lines=()):
+    """A published checkpoint, as far as the ledger reads it."""
+    built = store.attempts / key
+    built.mkdir(parents=True)
+    progress = {"step": step, "next_sample": 8 * step, "seconds": seconds}
+    job = {"key": key, "run": {"kind": "Pretrain"}, "origin_step": 0, "epochs": 0.5, "progress": progress}
+    (built / "checkpoint.json").write_text(json.dumps(job))
+    (built / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    publish(built, store.checkpoints / key)
+
+
+def test_a_study_not_begun(plan, store):
+    assert opening(plan, store) == "study: Is it said?\n  2 training jobs, 0 done; 30 fine-tunings, 0 done"
+    text = status_text(plan, store, command_path="s.py")
+    assert "0/2 training jobs" in text
+    assert "0/30 fine-tunings" in text
+    assert "left" not in text
+    assert text.endswith("next: biphase run s.py")
+    assert results_table(plan, store, {}) == []
+
+
+def test_what_is_left_can_be_asked_of_some_results_alone(tiny_run, store):
+    runs = (tiny_run("one"), replace(tiny_run("two"), seed=8))
+    plan = make_plan(Study("study", runs, finetune=Finetune(TASKS[:1])), identities(store))
+    one, two = plan.results["one"], plan.results["two"]
+    for job in plan.path(one):
+        finish(store, job.key, step=12)
+    assert work_left(plan, store, {one}), "its fine-tunings"
+    plan = make_plan(Study("study", runs), identities(store))
+    assert work_left(plan, store)
+    assert not work_left(plan, store, {one})
+    assert work_left(plan, store, {one, two})
+
+
+def test_half_a_study_tells_the_time_to_go(plan, store):
+    first, second = plan.jobs
+    finish(store, first, step=9, seconds=90.0)
+    text = status_text(plan, store, command_path="s.py")
+    assert "1/2 training jobs   about 30 s left" in text
+    assert status_json(plan, store)["seconds_left"] == pytest.approx(30)
+    assert [job["standing"] for job in status_json(plan, store)["jobs"]] == ["done", "ready"]
+    assert "1 of 2 training jobs and 0 of 30 fine-tunings done. To go on: biphase run s.py" in closing(
+        plan, store, {}, stopped=False, command="run s.py", study="s.py"
+    )
+    assert "stopped. 1 of 2 training jobs and 0 of 30 fine-tunings done, nothing lost." in closing(
+        plan, store, {}, stopped=True, command="run s.py", study="s.py"
+    )
+    said = closing(plan, store, {second: "out of memory"}, stopped=False, command="run s.py", study="s.py")
+    assert f"failed  {second[:6]}  out of memory" in said
+    assert "1 failed" in said
+
+
+def test_what_is_trained_shows_its_losses_before_it_is_fine_tuned(plan, store):
+    first, second = plan.jobs
+    lines = [
+        {"step": 5, "heldout": {"clm": 6.0, "mlm40": 6.5}},
+        {"step": 12, "heldout": {"clm": 5.25, "mlm40": 6.4}},
+    ]
+    finish(store, first, step=9, lines=lines[:1])
+    finish(store, second, step=12, lines=lines)
+    said = closing(plan, store, {}, stopped=False, command="run s.py", study="s.py")
+    assert "2 of 2 training jobs and 0 of 30 fine-tunings done. To go on: biphase run s.py" in said
+    assert "5.250 █▁" in said
+    assert "0.50" in said
+    bare = make_plan(replace(plan.study, finetune=None), identities(store))
+    said = closing(bare, store, {}, stopped=False, command="run s.py", study="s.py")
+    assert f"all 2 training jobs are done; they are in {store.root}" in said
+
+
+def test_who_is_running_and_what_failed_is_said(plan, store):
+    first = next(iter(plan.jobs))
+    held = Leases(store.leases).take(first)
+    assert held
+    with held:
+        assert "running" in status_text(plan, store, command_path="s.py")
+        assert ":" in status_json(plan, store)["jobs"][0]["worker"]
+    ledger.note_failure(plan, store, first, RuntimeError("no\nluck"))
+    assert "failed" in status_text(plan, store, command_path="s.py")
+    assert status_json(plan, store)["jobs"][0]["error"] == "RuntimeError: no luck"
+    (store.leases / "takeovers.jsonl").write_text('{"key": "x"}\n')
+    assert "1 jobs of this store were taken over" in status_text(plan, store, command_path="s.py")
+
+
+def test_a_curve_fits_its_columns():
+    assert sparkline([3.0, 2.0, 1.0]) == "█▄▁"
+    assert sparkline([1.0, 1.0]) == "██"
+    assert len(sparkline([float(i) for i in range(500)])) == 20
+
+
+def test_shards_say_what_was_skipped(shards, tmp_path):
+    opened = Shards.open(shards)
+    opened.card = opened.card | {
+        "left_out_documents": 3, "skipped": {"empty": 2}, "first_skipped": {"empty": "a.jsonl line 7"},
+    }  # fmt: skip
+    text = shards_text(opened, shards)
+    assert "left out, beyond the held-out million: 3 documents" in text
+    assert "skipped 2 records, empty; the first: a.jsonl line 7" in text
+    assert "its own" in text
+
+
+def test_a_stage_that_is_shared_appears_in_both_curves(tiny_run, store):
+    both = make_plan(Study("s", (tiny_run("a"), tiny_run("b", Stage(CLM(), 20)))), identities(store))
+    trunk = both.path(both.results["a"])[0].key
+    finish(store, trunk, step=9, lines=[{"step": 1, "loss": 2.0}])
+    assert ledger.curve(both, store, "a") == ledger.curve(both, store, "b") == [{"step": 1, "loss": 2.0}]

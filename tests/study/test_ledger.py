@@ -1,0 +1,688 @@
+"""Fine-tunings and trials of a plan, selection of learning rates by validation, and the table of scores."""
+
+import inspect
+import json
+import math
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from biphase import (
+    CATALOG,
+    CLM,
+    SIZES,
+    TASKS,
+    WSD,
+    AdamW,
+    Fewer,
+    Finetune,
+    Hub,
+    Pretrain,
+    Rows,
+    Splits,
+    Stage,
+    Study,
+)
+from biphase.errors import SpecError
+from biphase.keys import Identities
+from biphase.leases import Leases
+from biphase.metadata import TRIAL
+from biphase.records import encode
+from biphase.specs.tasks import FAMILIES
+from biphase.store import MANIFEST, Store, publish, verify, write_json
+from biphase.study import describe, ledger
+from biphase.study.describe import score_table
+from biphase.study.ledger import (
+    Choice,
+    Count,
+    choose,
+    count,
+    finetunings,
+    half_width,
+    read_trial,
+    score_rows,
+    scores_json,
+    survey_trials,
+    with_interval,
+)
+from biphase.study.plan import identities, make_plan
+
+OUTSIDE = Identities(data=lambda run: "data", hub=lambda hub: hub.source)
+RUN = Pretrain(
+    "run",
+    SIZES["1m"],
+    "builtin",
+    (Stage(CLM(), 10),),
+    WSD(1e-3, warmup=0, decay=2),
+    keep=(4,),
+    batch_tokens=128,
+    packing=Rows(64),
+)
+
+
+def planned(finetune, *runs, outside=OUTSIDE):
+    return make_plan(Study("s", runs or (RUN,), finetune), outside)
+
+
+def cells(plan):
+    """Every trial by what it is, with its key."""
+    return {
+        (one.model, one.task.name, trial.task.name, one.lr, one.seed): trial.key
+        for one in finetunings(plan)
+        for trial in one.trials
+    }
+
+
+# ---------------------------------------------------------------- which there are
+
+
+def test_every_result_times_task_times_rate_times_seed_is_a_trial_and_borrowers_train_nothing():
+    plan = planned(Finetune(TASKS))
+    every = list(finetunings(plan))
+    assert len(every) == len({one.key for one in every}) == 2 * 300
+    assert len(cells(plan)) == len(set(cells(plan).values())) == 2 * 360
+    assert {one.task.name for one in every} == {task.name for task in TASKS} - {"nq", "mldr_en"}
+    shared = [one for one in every if one.task.name == "msmarco"]
+    assert {tuple(trial.task.name for trial in one.trials) for one in shared} == {
+        ("msmarco", "nq", "mldr_en")
+    }
+    assert all(len(one.trials) == 1 for one in every if one not in shared)
+
+
+def test_a_grid_is_one_model_and_one_task_and_they_come_in_the_order_of_the_models():
+    plan = planned(Finetune(TASKS[:2], lrs=(1e-4, 1e-5), seeds=(3, 1)))
+    every = list(finetunings(plan))
+    assert [one.model for one in every] == [plan.results["run-4"]] * 8 + [plan.results["run"]] * 8
+    assert [one.task.name for one in every[:8]] == ["sst2"] * 4 + ["mnli"] * 4
+    assert [(one.lr, one.seed) for one in every[:4]] == [(1e-4, 3), (1e-4, 1), (1e-5, 3), (1e-5, 1)]
+
+
+def test_steps_on_the_way_may_get_a_part_of_the_grid_and_keep_their_keys():
+    whole = Finetune((*TASKS[:2], CATALOG["squad"]), lrs=(1e-4, 1e-5), seeds=(0, 1, 2))
+    part = replace(whole, on_the_way=Fewer(("squad", "sst2"), lrs=(1e-4,), seeds=(1, 2)))
+    every, fewer = cells(planned(whole)), cells(planned(part))
+    way, end = planned(part).results["run-4"], planned(part).results["run"]
+    assert {what[1:] for what in fewer if what[0] == way} == {
+        (task, task, 1e-4, seed) for task in ("sst2", "squad") for seed in (1, 2)
+    }
+    assert {what for what in fewer if what[0] == end} == {what for what in every if what[0] == end}
+    assert fewer.items() <= every.items()
+    assert describe.trials_line(planned(part)) == (4 + 18, 4 + 18) == (len(fewer),) * 2
+
+
+@pytest.mark.parametrize(
+    ("fewer", "words"),
+    [
+        (Fewer(("sts2",), (1e-4,), (0,)), "'sts2' is not among the grid's tasks; known: nq, msmarco"),
+        (Fewer(("msmarco",), (3e-4,), (0,)), "0.0003 is not among the grid's lrs"),
+        (Fewer(("msmarco",), (1e-4,), (7,)), "7 is not among the grid's seeds"),
+        (Fewer((), (1e-4,), (0,)), "tasks must be distinct and not empty"),
+        (Fewer(("msmarco",), (1e-4, 1e-4), (0,)), "lrs must be distinct"),
+        (Fewer(("nq",), (1e-4,), (0,)), "'nq' is scored with the model of 'msmarco'; name that too"),
+    ],
+)
+def test_a_part_that_is_none_of_the_grid_is_refused(fewer, words):
+    with pytest.raises(SpecError, match=words):
+        Finetune((CATALOG["nq"], CATALOG["msmarco"]), lrs=(1e-4,), seeds=(0,), on_the_way=fewer)
+
+
+def test_a_lender_need_not_stand_before_its_borrower():
+    asked = Finetune((CATALOG["nq"], CATALOG["msmarco"]), lrs=(1e-4,), seeds=(0,))
+    (one, _) = finetunings(planned(asked))
+    assert one.task is asked.tasks[1]
+    assert [trial.task.name for trial in one.trials] == ["nq", "msmarco"]
+    other_order = Finetune(asked.tasks[::-1], lrs=(1e-4,), seeds=(0,))
+    assert cells(planned(asked)) == cells(planned(other_order))
+
+
+def test_two_names_of_one_checkpoint_share_their_trials_and_are_both_named():
+    grid = Finetune(TASKS[:1], lrs=(1e-4,), seeds=(0,))
+    plan = planned(grid, replace(RUN, keep=()), replace(RUN, name="same", keep=()))
+    (one,) = finetunings(plan)
+    assert one.title(plan) == "run, same · sst2 · lr 0.0001 · seed 0"
+
+
+def test_a_model_as_it_is_is_fine_tuned_like_any_other():
+    grid = Finetune(TASKS[:1], lrs=(1e-4,), seeds=(0,))
+    plan = planned(grid, Pretrain("as-is", Hub("./m")), RUN)
+    assert next(finetunings(plan)).model in plan.roots
+    only = {plan.results["as-is"]}
+    assert [one.title(plan) for one in finetunings(plan, only)] == ["as-is · sst2 · lr 0.0001 · seed 0"]
+
+
+# ---------------------------------------------------------------- what they are called
+
+
+@st.composite
+def finetunes(draw):
+    names = draw(st.lists(st.sampled_from(sorted(CATALOG)), min_size=1, max_size=6, unique=True))
+    tasks = dict.fromkeys(one for name in names for one in (CATALOG[name].trained_on or name, name))
+    return Finetune(
+        tuple(CATALOG[name] for name in tasks),
+        lrs=tuple(draw(st.lists(st.floats(1e-6, 0.1), min_size=1, max_size=3, unique=True))),
+        seeds=tuple(draw(st.lists(st.integers(0, 99), min_size=1, max_size=3, unique=True))),
+        protocol=draw(st.sampled_from(["paper", "standard"])),
+        length=draw(st.sampled_from([0, 128])),
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(finetunes(), st.data())
+def test_what_is_added_to_a_grid_changes_no_key_of_a_trial(grid, data):
+    before = cells(planned(grid))
+    known = {task.name for task in grid.tasks}
+    more = [task for task in CATALOG.values() if task.name not in known and not task.trained_on]
+    added = data.draw(st.sampled_from(more))
+    place = data.draw(st.integers(0, len(grid.tasks)))
+    tasks = (*grid.tasks[:place], added, *grid.tasks[place:])
+    larger = replace(
+        grid,
+        tasks=tasks,
+        lrs=(*grid.lrs[::-1], data.draw(st.floats(0.2, 0.9))),
+        seeds=(data.draw(st.integers(100, 199)), *grid.seeds),
+    )
+    after = cells(planned(larger, RUN, replace(RUN, name="another", seed=1, keep=())))
+    assert before.items() <= after.items()
+    assert len(after) > len(before)
+
+
+@settings(max_examples=40, deadline=None)
+@given(finetunes())
+def test_what_is_searched_changes_keys_of_retrieval_trials_and_no_training(grid):
+    other = replace(grid, documents="judged" if grid.documents == "all" else "all")
+    before, after = planned(grid), planned(other)
+    assert [one.key for one in finetunings(before)] == [one.key for one in finetunings(after)]
+    families = {task.name: task.family for task in grid.tasks}
+    for (model, trained, scored, *cell), trial in cells(before).items():
+        same = cells(after)[model, trained, scored, *cell] == trial
+        assert same == (families[scored] != "IR"), scored
+
+
+def rows_of(folder, names=("beast", "place")):
+    rows = [{"text": f"t{n}", "label": names[n % 2]} for n in range(20)]
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in ("train", "validation", "test"):
+        (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder)
+
+
+def test_the_name_of_a_task_and_the_place_of_its_files_are_in_no_key_and_all_else_is(grid, tmp_path):
+    known = identities(Store(tmp_path / "store"))
+
+    def keys(task, **fields):
+        plan = planned(
+            Finetune(task, lrs=(1e-4,), seeds=(0,), **fields), outside=replace(OUTSIDE, task=known.task)
+        )
+        return [one.key for one in finetunings(plan)], [
+            trial.key for one in finetunings(plan) for trial in one.trials
+        ]
+
+    task = replace(grid.tasks[0], source=rows_of(tmp_path / "here"))
+    one = keys(task)
+    assert keys(replace(task, name="other", source=rows_of(tmp_path / "there"))) == one
+    changed = [
+        replace(task, steps=4),
+        replace(task, epochs=1),
+        replace(task, batch=16),
+        replace(task, form=replace(task.form, text="Text: {text}")),
+        replace(task, form=replace(task.form, labels=("place", "beast"))),
+        replace(task, splits=Splits()),
+        replace(task, splits=replace(task.splits, rows=(9, 0, 0))),
+        replace(task, source=rows_of(tmp_path / "else", names=("place", "beast"))),
+    ]
+    for other in changed:
+        trained, scored = keys(other)
+        assert not set(trained) & set(one[0]), other
+        assert not set(scored) & set(one[1]), other
+    for fields in (
+        {"protocol": "standard"},
+        {"precision": "fp32"},
+        {"length": 9},
+        {"optimizer": AdamW(eps=1e-8)},
+    ):
+        assert not set(keys(task, **fields)[1]) & set(one[1]), fields
+
+
+def test_one_dataset_under_two_names_is_refused_unless_two_models_are_scored_on_it(grid, tmp_path):
+    known = replace(OUTSIDE, task=identities(Store(tmp_path / "store")).task)
+    toys, facts, plain = grid.tasks
+    with pytest.raises(SpecError, match=r"'toys'.*'twin'.*out one") as refused:
+        planned(replace(grid, tasks=(toys, facts, replace(toys, name="twin"))), outside=known)
+    assert "\n" not in str(refused.value)
+    longer = replace(facts, name="facts-longer", steps=4)
+    both = replace(
+        grid, tasks=(facts, longer, plain, replace(plain, name="second", trained_on="facts-longer"))
+    )
+    assert len(set(cells(planned(both, outside=known)).values())) == 2 * 4 * 4
+
+
+# ---------------------------------------------------------------- what the store knows
+
+
+def test_a_training_is_finished_when_all_its_trials_are_there(plan, finished):
+    every = list(finetunings(plan))
+    assert count(plan, finished) == Count(len(every), len(every)) == Count(24, 24)
+    lender = next(one for one in every if len(one.trials) == 2)
+    finished.discard(finished.trials / lender.trials[1].key)
+    assert count(plan, finished) == Count(23, 24)
+    assert [one for one in every if not ledger.finished(one, finished)] == [lender]
+
+
+def test_a_survey_tells_who_computes_what_failed_and_how_long_it_may_take(plan, finished):
+    every = list(finetunings(plan))
+    for one in every[:3]:
+        for trial in one.trials:
+            finished.discard(finished.trials / trial.key)
+    ledger.note_failure(plan, finished, every[0].key, RuntimeError("no\nluck"))
+    ledger.note_failure(plan, finished, every[5].key, RuntimeError("long ago"))
+    held = Leases(finished.leases).take(every[1].key)
+    assert held
+    with held:
+        seen = survey_trials(plan, finished)
+    assert (seen.done, seen.of) == (21, 24)
+    assert {key: error for key, (_, error) in seen.failed.items()} == {every[0].key: "RuntimeError: no luck"}
+    assert list(seen.running) == [every[1].key]
+    training, holder = seen.running[every[1].key]
+    assert training == every[1]
+    assert holder.alive
+    took = sum(
+        sum(read_trial(finished, trial.key)["seconds"].values()) for one in every[3:] for trial in one.trials
+    )
+    assert seen.seconds_left == pytest.approx(took / 21 * 3)
+
+
+def test_one_damaged_trial_is_named_and_the_others_are_told(plan, finished, verb):
+    one = next(finetunings(plan))
+    path = finished.trials / one.trials[0].key / TRIAL
+    path.write_text(path.read_text().replace("accuracy", "accurate"))
+    seen = survey_trials(plan, finished)
+    assert (seen.done, seen.of) == (23, 24)
+    assert str(path) in seen.failed[one.key][1]
+    place = finished.studies / "tuned" / "plan.json"
+    code, out, _ = verb("status", place, "--store", finished.root)
+    assert code == 0
+    assert str(path) in out
+    assert "23/24 fine-tunings" in out
+    code, out, _ = verb("status", place, "--store", finished.root, "--json")
+    rows = {(row["result"], row["task"]): row for row in json.loads(out)["scores"]}
+    hurt = next(name for name, key in plan.results.items() if key == one.model), one.task.name
+    assert (rows[hurt]["done"], rows[hurt]["test"]) == (3, None), "no score is made of the others"
+    assert all(row["done"] == 4 for name, row in rows.items() if name != hurt)
+    code, out, _ = verb("run", place, "--store", finished.root, "--quiet")
+    assert code == 1
+    assert str(path) in out
+    assert "23 of 24 fine-tunings done, 1 failed" in out
+
+
+# ---------------------------------------------------------------- selection by validation
+
+
+RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
+# Few values, so that equals are common; and any at all.
+CELL_SCORES = st.sampled_from([0.0, 0.1, 0.2, 0.3, 0.5, 1.0]) | st.floats(0, 1)
+
+
+@st.composite
+def grids(draw):
+    rates = draw(st.lists(st.sampled_from(RATES), min_size=1, unique=True))
+    seeds = draw(st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True))
+    return {(lr, seed): draw(CELL_SCORES) for lr in rates for seed in seeds}
+
+
+def best(scored):
+    """The plain way: the lowest rate that nothing beats."""
+    highest = max(scored.values())
+    return min(lr for lr, score in scored.items() if score == highest)
+
+
+@given(grids())
+def test_the_choice_is_what_looking_at_every_cell_gives(grid):
+    rates, seeds = {lr for lr, _ in grid}, {seed for _, seed in grid}
+    means = {lr: math.fsum(grid[lr, seed] for seed in seeds) / len(seeds) for lr in rates}
+    by_seed = {seed: best({lr: grid[lr, seed] for lr in rates}) for seed in seeds}
+    assert choose(grid) == Choice(best(means), by_seed)
+
+
+@given(grids(), st.randoms(use_true_random=False))
+def test_neither_the_order_of_cells_nor_that_of_seeds_matters(grid, chance):
+    cells = list(grid.items())
+    chance.shuffle(cells)
+    assert choose(dict(cells)) == choose(grid)
+    seeds = sorted({seed for _, seed in grid})
+    moved = {}
+    for lr in {lr for lr, _ in grid}:
+        others = chance.sample(seeds, len(seeds))
+        moved |= {(lr, other): grid[lr, seed] for seed, other in zip(seeds, others, strict=True)}
+    assert choose(moved).by_mean == choose(grid).by_mean
+
+
+def test_equal_means_are_equal_however_their_sums_are_rounded():
+    assert sum((0.3, 0.2, 0.1)) != sum((0.1, 0.2, 0.3))  # so it is: the second is larger by a rounding
+    scores = {1e-5: (0.3, 0.2, 0.1), 1e-4: (0.1, 0.2, 0.3)}
+    grid = {(lr, seed): score for lr, some in scores.items() for seed, score in enumerate(some)}
+    assert choose(grid).by_mean == 1e-5
+
+
+@given(
+    grids().filter(lambda grid: len({lr for lr, _ in grid}) > 1 and len({s for _, s in grid}) > 1), st.data()
+)
+def test_a_grid_with_a_hole_is_not_chosen_from(grid, data):
+    del grid[data.draw(st.sampled_from(sorted(grid)))]
+    assert choose(grid) is None
+
+
+def test_whoever_chooses_is_shown_validation_scores_and_can_read_nothing_else():
+    assert list(inspect.signature(choose).parameters) == ["validation"]
+    names = set(choose.__code__.co_names)
+    for inner in choose.__code__.co_consts:
+        names |= set(getattr(inner, "co_names", ()))
+    assert names <= {"sorted", "len", "max", "Choice", "math", "fsum"}, (
+        "nothing that reads a file or another score"
+    )
+
+
+# ---------------------------------------------------------------- scores
+
+
+SCORES = st.floats(0, 1)
+
+
+def rewrite(store, key, **scores):
+    """The trial with other scores, published like any other."""
+    about = read_trial(store, key)
+    for part, metrics in scores.items():
+        about["scores"][part] |= metrics
+    store.discard(store.trials / key)
+    with store.attempt("test") as folder:
+        write_json(folder / TRIAL, about)
+        assert publish(folder, store.trials / key)
+
+
+def invent(plan, store, score, **more):
+    """Publish every trial of a plan with the scores that `score(task, lr, seed, part)` gives, and what `more` says."""
+    for training in finetunings(plan):
+        for trial in training.trials:
+            metric = FAMILIES[trial.task.family].selects["standard"]
+            about = {
+                "key": trial.key,
+                "model": training.model,
+                "task": encode(trial.task),
+                "trained_on": None,
+                "finetune": {"protocol": "standard"},
+                "lr": training.lr,
+                "seed": training.seed,
+                "metric": metric,
+                "scores": {
+                    part: {metric: score(trial.task.name, training.lr, training.seed, part), "mcc": 0.25}
+                    if trial.task.family == "SC"
+                    else {metric: score(trial.task.name, training.lr, training.seed, part)}
+                    for part in ("validation", "test")
+                },
+                "examples": {"validation": 4, "test": 4},
+                "machine": {},
+                "seconds": {"train": 90.0 if trial.task is training.task else 0.0, "score": 30.0},
+                **more,
+            }
+            store.discard(store.trials / trial.key)
+            with store.attempt("test") as folder:
+                write_json(folder / TRIAL, about)
+                publish(folder, store.trials / trial.key)
+
+
+@pytest.fixture
+def one_grid(study, store):
+    """A plan of one result, one task, two rates and two seeds."""
+    from biphase.study.plan import identities, make_plan
+
+    run = replace(study.runs[0], keep=())
+    spec = replace(study.finetune, tasks=study.finetune.tasks[:1])
+    return make_plan(replace(study, runs=(run,), finetune=spec), identities(store))
+
+
+# ---------------------------------------------------------------- who chooses
+
+
+def chosen(plan, store):
+    return {(row.result, row.task): (row.by_mean.lr, row.by_seed.lr) for row in score_rows(plan, store)}
+
+
+def test_test_scores_change_no_choice_in_a_store_of_real_trials(plan, finished):
+    before, reported = chosen(plan, finished), scores_json(plan, finished)
+    assert len(before) == 9
+    chance = random.Random(0)
+    every = [trial.key for training in finetunings(plan) for trial in training.trials]
+    for key in every:
+        names = read_trial(finished, key)["scores"]["test"]
+        rewrite(finished, key, test={name: chance.random() for name in names})
+        verify(finished.trials / key)
+    assert chosen(plan, finished) == before
+    assert scores_json(plan, finished) != reported, "what is reported is the test part"
+    for key in every:
+        names = read_trial(finished, key)["scores"]["validation"]
+        rewrite(finished, key, validation={name: chance.random() for name in names})
+    assert chosen(plan, finished) != before, "validation scores are what chooses"
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(validation=st.lists(SCORES, min_size=4, max_size=4), test=st.lists(SCORES, min_size=8, max_size=8))
+def test_whatever_the_test_scores_are_the_choice_is_the_same(one_grid, store, validation, test):
+    cells = {cell: place for place, cell in enumerate((lr, s) for lr in (1e-3, 4e-3) for s in (0, 1))}
+    found = []
+    for some in (test[:4], test[4:]):
+        invent(
+            one_grid,
+            store,
+            lambda task, lr, seed, part, some=some: (some if part == "test" else validation)[cells[lr, seed]],
+        )
+        (row,) = score_rows(one_grid, store)
+        found.append((row.by_mean.lr, row.by_seed.lr))
+        assert row.by_mean.test == [some[cells[row.by_mean.lr, seed]] for seed in (0, 1)]
+        assert row.by_seed.test == [some[cells[row.by_seed.lr[seed], seed]] for seed in (0, 1)]
+    assert found[0] == found[1]
+
+
+def test_all_metrics_are_given_at_the_rate_that_the_mean_chose(plan, finished):
+    for row in score_rows(plan, finished):
+        lr, scores = row.by_mean.lr, row.by_mean.test
+        assert row.metrics[row.metric] == scores
+        trials = [
+            read_trial(finished, trial.key)
+            for training in finetunings(plan, {plan.results[row.result]})
+            for trial in training.trials
+            if trial.task.name == row.task and training.lr == lr
+        ]
+        for name, values in row.metrics.items():
+            assert values == [trial["scores"]["test"][name] for trial in trials]
+    names = {row.task: set(row.metrics) for row in score_rows(plan, finished)}
+    assert names["toys"] == {"accuracy", "macro_f1", "mcc"}
+    assert {"ndcg@10", "paper_ndcg@10"} < names["facts"]
+
+
+# ---------------------------------------------------------------- intervals
+
+
+@given(st.lists(SCORES, min_size=2, max_size=9))
+def test_half_an_interval_is_that_of_scipys_t(values):
+    mean, error = sum(values) / len(values), stats.sem(values)
+    if max(values) - min(values) < 1e-9:
+        assert not half_width(values), "equal values have no interval"
+        return
+    low, high = stats.t.interval(0.95, len(values) - 1, loc=mean, scale=error)
+    assert half_width(values) == pytest.approx((high - low) / 2, rel=1e-6, abs=1e-12)
+
+
+def test_five_seeds_are_weighed_by_the_known_quantile():
+    # The mean of 1 … 5 has a standard error of √(2.5 / 5), and t(0.975, 4) is 2.7764.
+    assert half_width([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(2.7764451 * math.sqrt(0.5))
+
+
+def test_a_mean_without_an_interval_says_why():
+    assert half_width([0.5]) is None
+    assert with_interval([0.84891]) == "84.89 (one seed: no interval)"
+    assert with_interval([0.5, 0.5]) == "50.00 (all seeds alike: no interval)"
+    assert with_interval([0.84, 0.86]) == "85.00 ± 12.71"
+    assert with_interval([0.90, 0.94]) == "92.00 [66.59, 100.00]", "no score is above 100"
+    assert with_interval([0.01, 0.05]) == "3.00 [0.00, 28.41]"
+
+
+@pytest.mark.parametrize("seeds", [2, 5])
+def test_an_interval_over_seeds_covers_the_mean_as_often_as_it_says(seeds):
+    chance = random.Random(seeds)
+    hits = 0
+    for _ in range(1_000):
+        values = [chance.gauss(0.7, 0.02) for _ in range(seeds)]
+        hits += abs(sum(values) / seeds - 0.7) <= half_width(values)
+    assert 0.93 < hits / 1_000 < 0.97
+
+
+# ---------------------------------------------------------------- the table
+
+
+def test_a_finished_table_reads_as_written_here(one_grid, store):
+    validation = {(1e-3, 0): 0.6, (1e-3, 1): 0.2, (4e-3, 0): 0.5, (4e-3, 1): 0.9}
+    test = {(1e-3, 0): 0.5, (1e-3, 1): 0.9, (4e-3, 0): 0.7, (4e-3, 1): 0.8}
+    invent(one_grid, store, lambda task, lr, seed, part: (test if part == "test" else validation)[lr, seed])
+    assert score_table(one_grid, store) == [
+        "  test score, %  task  metric    mean ± 95%             lr     with an lr per seed   time   other metrics",
+        "  clm            toys  accuracy  75.00 [11.47, 100.00]  0.004  65.00 [0.00, 100.00]  8 min  mcc 25.00",
+        "  Learning rates are chosen on validation scores; intervals are over 2 fine-tuning seeds.",
+        "",
+    ]
+    (told,) = scores_json(one_grid, store)
+    assert (told["result"], told["task"], told["metric"]) == ("clm", "toys", "accuracy")
+    assert (told["done"], told["of"], told["seconds"]) == (4, 4, 480.0)
+    assert (told["lr"], told["test"]) == (4e-3, [0.7, 0.8])
+    assert told["half_width"] == pytest.approx(0.6353, abs=1e-4)
+    assert (told["lr_by_seed"], told["test_by_seed"]) == ({"0": 1e-3, "1": 4e-3}, [0.5, 0.8])
+    assert told["half_width_by_seed"] == pytest.approx(1.9059, abs=1e-4)
+    assert told["metrics"] == {"accuracy": [0.7, 0.8], "mcc": [0.25, 0.25]}
+    json.dumps(told, allow_nan=False)
+
+
+def test_a_grid_with_a_hole_says_how_far_it_is_and_gives_no_score(one_grid, store):
+    invent(one_grid, store, lambda task, lr, seed, part: 0.75)
+    first = next(finetunings(one_grid)).trials[0]
+    (store.trials / first.key / MANIFEST).unlink()  # as if a copy of the store had been broken off
+    assert score_table(one_grid, store)[1].split() == ["clm", "toys", "accuracy", "3/4", "done", "6", "min"]
+    (told,) = scores_json(one_grid, store)
+    assert (told["done"], told["of"]) == (3, 4)
+    assert not any(
+        told[name]
+        for name in ("lr", "test", "half_width", "lr_by_seed", "test_by_seed", "metrics", "constant")
+    )
+    assert "not done" in told["no_interval"]
+
+
+TRIVIAL = {
+    "trivial": {"accuracy": {"what": "majority class: beast", "validation": 0.5, "test": 0.625}},
+    "tf-idf": {
+        "accuracy": {"what": "TF-IDF", "validation": 0.7, "test": 0.75},
+        "mcc": {"what": "TF-IDF", "validation": 0.0, "test": 0.1},
+    },
+}
+
+
+def test_every_baseline_stands_beside_the_score(one_grid, store):
+    invent(one_grid, store, lambda task, lr, seed, part: 0.75, baselines=TRIVIAL)
+    head, row, *_ = score_table(one_grid, store)
+    at = head.index("baseline")
+    assert row[at:].startswith("62.50 majority class: beast, 75.00 TF-IDF")
+    (told,) = scores_json(one_grid, store)
+    assert told["baselines"] == TRIVIAL
+
+
+def test_trials_with_other_metrics_than_their_neighbours_share_a_row(one_grid, store):
+    invent(one_grid, store, lambda task, lr, seed, part: 0.75)
+    key = [one.trials[0].key for one in finetunings(one_grid)][-1]
+    about = read_trial(store, key)
+    del about["scores"]["test"]["mcc"]
+    store.discard(store.trials / key)
+    with store.attempt("test") as folder:
+        write_json(folder / TRIAL, about)
+        publish(folder, store.trials / key)
+    (told,) = scores_json(one_grid, store)
+    assert told["metrics"] == {"accuracy": [0.75, 0.75]}
+    assert "mcc" not in "".join(score_table(one_grid, store))
+
+
+def test_trials_of_earlier_versions_show_no_baseline_and_no_flag(one_grid, store):
+    invent(one_grid, store, lambda task, lr, seed, part: 0.75)
+    lines = score_table(one_grid, store)
+    assert "baseline" not in lines[0]
+    assert "!" not in "".join(lines)
+    (told,) = scores_json(one_grid, store)
+    assert told["baselines"] is None
+    assert told["constant"] == ["", ""]
+
+
+def test_constant_predictions_are_flagged_beside_their_score(one_grid, store):
+    invent(
+        one_grid,
+        store,
+        lambda task, lr, seed, part: 0.6649,
+        constant={"validation": "", "test": "beast"},
+        baselines=TRIVIAL,
+    )
+    _, row, *notes = score_table(one_grid, store)
+    assert "66.49 (all seeds alike: no interval) !" in row
+    (note,) = (line for line in notes if "!" in line)
+    assert all(word in note for word in ("clm", "toys", "beast", "2 of 2 seeds"))
+    (told,) = scores_json(one_grid, store)
+    assert told["constant"] == told["constant_by_seed"] == ["beast", "beast"]
+    assert told["no_interval"] == "all seeds alike: no interval"
+    first = next(finetunings(one_grid)).trials[0].key
+    about = read_trial(store, first) | {"constant": {"validation": "beast", "test": ""}}
+    store.discard(store.trials / first)
+    with store.attempt("test") as folder:
+        write_json(folder / TRIAL, about)
+        publish(folder, store.trials / first)
+    assert any("1 of 2 seeds" in line for line in score_table(one_grid, store)), "one seed is enough"
+
+
+def test_tasks_not_begun_stand_in_the_table_once_any_trial_is_there(plan, finished):
+    every = [trial for training in finetunings(plan) for trial in training.trials]
+    for trial in every[1:]:
+        finished.discard(finished.trials / trial.key)
+    lines = score_table(plan, finished)
+    assert len(lines) == 1 + 9 + 1 + 1
+    assert "1/4 done" in lines[1]
+    assert all("0/4 done" in line for line in lines[2:10])
+    finished.discard(finished.trials / every[0].key)
+    assert score_table(plan, finished) == []
+
+
+def test_one_seed_has_no_interval_and_the_table_says_so(one_grid, store):
+    from biphase.study.plan import identities, make_plan
+
+    single = make_plan(
+        replace(one_grid.study, finetune=replace(one_grid.study.finetune, seeds=(1,))), identities(store)
+    )
+    invent(single, store, lambda task, lr, seed, part: 0.75)
+    assert score_table(single, store) == [
+        "  test score, %  task  metric    mean ± 95%                     lr     with an lr per seed            time   other metrics",
+        "  clm            toys  accuracy  75.00 (one seed: no interval)  0.001  75.00 (one seed: no interval)  4 min  mcc 25.00",
+        "  Learning rates are chosen on validation scores; one seed has no interval.",
+        "",
+    ]
+    (told,) = scores_json(single, store)
+    assert (told["half_width"], told["half_width_by_seed"]) == (None, None)
+    assert told["no_interval"] == "one seed: no interval"
+
+
+def test_the_time_of_a_shared_training_is_counted_once(plan, finished):
+    spent = sum(row.seconds for row in score_rows(plan, finished))
+    trials = [read_trial(finished, trial.key) for one in finetunings(plan) for trial in one.trials]
+    trained = sum(
+        {
+            trial["training"]: max(trial["seconds"]["train"], 0)
+            for trial in trials
+            if not trial["trained_on"]
+        }.values()
+    )
+    assert spent == pytest.approx(trained + sum(trial["seconds"]["score"] for trial in trials))
+    assert all(trial["seconds"]["train"] == 0 for trial in trials if trial["trained_on"])
+    assert all(trial["seconds"]["train"] > 0 for trial in trials if not trial["trained_on"])

@@ -19,11 +19,11 @@ import numpy as np
 from safetensors.numpy import save
 from synthetic_states import MACHINE, as_json, put
 
-from biphase.metadata import TRIAL
+from biphase.metadata import TRIAL, VALUES
 from biphase.records import encode
 from biphase.specs import Task
 from biphase.store import Store
-from biphase.study.ledger import VALUES, FineTuning, finetunings
+from biphase.study.ledger import FineTuning, finetunings
 from biphase.study.plan import Plan
 from biphase.tasks.metrics import entity_f1
 

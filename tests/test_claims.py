@@ -11,7 +11,7 @@ from biphase.errors import SpecError
 from biphase.keys import Identities
 from biphase.papers import load, papers_of
 from biphase.records import decode, encode
-from biphase.specs.claims import METRICS
+from biphase.specs.tasks import FAMILIES
 from biphase.study.plan import make_plan
 
 ROOT = Path(__file__).parents[1]
@@ -121,7 +121,7 @@ def test_the_metrics_that_may_be_named_are_those_of_trials():
     )
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     named = {name for cell in rows for name in re.findall(r"`([^`]+)`", cell)}
-    known = [metric for metrics in METRICS.values() for metric in metrics]
+    known = [metric for family in FAMILIES.values() for metric in family.metrics]
     assert sorted(known) == sorted(named)
     scoring = ("finetune/families.py", "tasks/metrics.py")
     source = "".join((ROOT / "src" / "biphase" / name).read_text() for name in scoring)

@@ -25,13 +25,14 @@ from biphase.errors import BiphaseError, StoreError, one_line
 from biphase.keys import data_key
 from biphase.records import decode, is_key
 from biphase.specs import Corpus, Pretrain
-from biphase.specs.claims import CHOSEN, METRICS, RANGES
-from biphase.specs.tasks import FAMILY_OF
+from biphase.specs.tasks import FAMILIES, RANGES
 from biphase.store import read_verified
 
 CARD, CHECKPOINT, LINES, TRIAL = "card.json", "checkpoint.json", "metrics.jsonl", "trial.json"
+VALUES = "values.safetensors"
+PREDICTIONS = "predictions.safetensors"  # absent from trials of earlier versions
 PARTS = ("validation", "test")
-_FORMS = {form.__name__: family for form, family in FAMILY_OF.items()}
+_FAMILIES = {family.form.__name__: family for family in FAMILIES.values()}
 ROUNDING = 1e-6  # tolerance for scores outside their range
 # The exceptions that untrusted JSON can cause when it is read as ours.
 WRONG = (BiphaseError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
@@ -182,15 +183,15 @@ def check_trial(about: Any, key: str) -> dict[str, Any]:
     _fit(about, _TRIAL, "")
     if about["key"] != key:
         raise StoreError(f"it is not of the trial {key}")
-    family = _FORMS.get(about["task"]["form"]["kind"])
-    if family is None or about["metric"] != CHOSEN[family].get(about["finetune"]["protocol"]):
+    family = _FAMILIES.get(about["task"]["form"]["kind"])
+    if family is None or about["metric"] != family.selects.get(about["finetune"]["protocol"]):
         raise StoreError(f"metric is {about['metric'][:40]!r}")
     for part in PARTS:
         if about["metric"] not in about["scores"][part]:
             raise StoreError(f"scores.{part} lacks {about['metric']}")
         for name, score in about["scores"][part].items():
             low, high = RANGES.get(name, (0.0, 1.0))
-            if name not in METRICS[family] or not low - ROUNDING <= score <= high + ROUNDING:
+            if name not in family.metrics or not low - ROUNDING <= score <= high + ROUNDING:
                 raise StoreError(f"scores.{part}.{name[:40]} is {score}, and goes from {low:g} to {high:g}")
     return about
 

@@ -211,7 +211,7 @@ def test_a_padded_batch_has_our_loss_with_the_same_weights(lengths):
     peer = compare.PaddedModel(case)
     peer.trunk.load_state_dict(model.encoder.trunk.state_dict())
     peer.head.load_state_dict(model.head.state_dict())
-    (batch,) = batches_of(family, 0, 0, finetuner.setting)
+    (batch,) = batches_of(family, 0, 0, finetuner.options)
     texts = compare.labelled_texts(data)
     theirs = peer(**compare.padded([texts[row] for row in rows_of(family, 0, 0)]))["loss"]
     ours = family.loss_sum(model, batch) / batch.count

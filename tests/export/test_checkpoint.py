@@ -139,7 +139,7 @@ def test_the_tokenizer_reads_and_truncates_as_fine_tuning_does(folder, trained, 
     run, key = trained.study.runs[0], trained.results["masked"]
     encoder = encoder_of_checkpoint(run, key, trained.store, Shards.open(shards), spec)
     texts = [*TEXTS, "tabs\tand\nlines, 3.14 é 🙂", "the cat sees the river. " * 20]
-    right = encode_texts(encoder.reading, texts)
+    right = encode_texts(encoder.tokenization, texts)
     encoded = AutoTokenizer.from_pretrained(folder)(texts, truncation=True)
     assert set(encoded) == {"input_ids", "attention_mask"}
     assert encoded["input_ids"] == [right[row].tolist() for row in range(len(texts))]
@@ -156,7 +156,7 @@ def test_evaluate_reads_the_folder_as_it_reads_the_checkpoint(folder, trained, s
         encoder_of_checkpoint(run, key, trained.store, Shards.open(shards), spec),
         encoder_of_hub(Hub(str(folder)), spec),
     )
-    (first, second) = (encoder.reading for encoder in both)
+    (first, second) = (encoder.tokenization for encoder in both)
     for name in ("before", "after", "length"):
         assert getattr(first, name) == getattr(second, name)
     texts = [*TEXTS, "<|mask|> is text here, as <|end_of_text|> is"]

@@ -39,7 +39,7 @@ def test_a_classifier_is_a_ready_pipeline_with_label_names(trained, tmp_path):
     assert "the same as when it was first made" in made.describe()
     texts = [one.text for one in load(again.recipe.trained_on, documents="judged").test]
     assert texts[0].startswith("About: ")
-    ids = encode_texts(again.recipe.subject.reading, texts)
+    ids = encode_texts(again.recipe.encoder.tokenization, texts)
     right = per_text(again.model, ids, SETTING).softmax(-1)
     said = pipeline("text-classification", model=str(tmp_path / "out"), device="cpu")(texts, batch_size=5)
     names = ("a beast", "a place")
@@ -52,7 +52,7 @@ def test_a_tagger_is_a_ready_pipeline_with_label_names(trained, tmp_path):
     made, again = tuned(trained, "names", tmp_path / "out")
     assert made.written.architecture == "EuroBertForTokenClassification"
     sentences = [" ".join(one.words) for one in load(again.recipe.trained_on, documents="judged").test]
-    ids = encode_texts(again.recipe.subject.reading, sentences)
+    ids = encode_texts(again.recipe.encoder.tokenization, sentences)
     right = per_token(again.model, ids, SETTING).argmax(-1)
     tag = pipeline("token-classification", model=str(tmp_path / "out"), device="cpu", ignore_labels=[])
     names = ("O", "B-PER", "I-PER")
@@ -74,7 +74,7 @@ def test_a_retrieval_model_is_a_ready_sentence_transformer(task, trained, tmp_pa
     assert again.recipe.trained_on.name == "facts"
     model = SentenceTransformer(str(tmp_path / "out"), device="cpu")
     queries = ["the cat sees the river", "two birds"]
-    ids = encode_texts(again.recipe.subject.reading, [f"Query: {one}" for one in queries])
+    ids = encode_texts(again.recipe.encoder.tokenization, [f"Query: {one}" for one in queries])
     right = per_text(again.model, ids, SETTING)
     assert np.allclose(model.encode(queries, prompt_name="query"), right.numpy(), atol=1e-5)
     assert model.prompts == {"query": "Query: ", "document": "Document: "}
@@ -83,7 +83,7 @@ def test_a_retrieval_model_is_a_ready_sentence_transformer(task, trained, tmp_pa
     assert '"Query: {text}" and "Document: {title}. {text}"' in text
 
 
-def test_a_leaf_is_exported_by_its_own_key_too(trained, tmp_path):
+def test_a_trial_is_exported_by_its_own_key_too(trained, tmp_path):
     grid = next(one for one in grids_of(trained.results["masked"], trained.store) if one.task == "kinds")
     other = next(one for cell, one in grid.trials.items() if cell != (grid.rate, 0))
     made = export_tuned(
@@ -125,7 +125,7 @@ def test_a_model_that_scores_otherwise_is_not_the_one_that_was_scored(changeable
     before = trial.about["scores"]["validation"]["accuracy"]
     far = before - 0.5 if before > 0.5 else before + 0.5
     change(changeable, trial.key, lambda about: about["scores"]["validation"].update(accuracy=far))
-    with pytest.raises(ModelError, match="so this is not the model that was scored"):
+    with pytest.raises(ModelError, match="was scored"):
         export_tuned(find(trial.key, changeable), changeable, tmp_path / "out", onnx=False, say=quiet)
     assert not (tmp_path / "out").exists()
     near = before - 1 / 12  # one example of twelve judged otherwise, as on another machine
@@ -151,14 +151,14 @@ def test_a_model_is_not_made_again_from_other_data(changeable, trained, tmp_path
 def test_what_read_forwards_only_is_no_encoder(changeable, trained, tmp_path):
     trial = trial_for_task(trained.results["masked"], "kinds", changeable)
     change(changeable, trial.key, lambda about: about["finetune"].update(causal=True))
-    with pytest.raises(ModelError, match="was fine-tuned reading forwards only"):
+    with pytest.raises(ModelError, match=r"was fine-tuned.*reading forwards"):
         export_tuned(find(trial.key, changeable), changeable, tmp_path / "out", onnx=False, say=quiet)
 
 
 def test_a_model_that_is_gone_cannot_be_fine_tuned_again(changeable, trained, tmp_path):
     trial = trial_for_task(trained.results["masked"], "kinds", changeable)
     change(changeable, trial.key, lambda about: about.update(model="0" * 32))
-    with pytest.raises(SpecError, match=r"that was fine-tuned is not in .*run the study again"):
+    with pytest.raises(SpecError, match=r"that was fine-tuned.*run.*study again"):
         export_tuned(find(trial.key, changeable), changeable, tmp_path / "out", onnx=False, say=quiet)
 
 
@@ -238,14 +238,14 @@ def test_answers_by_start_and_end_where_transformers_has_a_class(
     assert made.written.architecture == architecture
     again = retrain(recipe_of(trial, store), quiet)
     text = "Question: who was seen?\nContext: the cat saw Eve by the river 3"
-    ids = encode_texts(again.recipe.subject.reading, [text])
+    ids = encode_texts(again.recipe.encoder.tokenization, [text])
     right = per_token(again.model, ids, SETTING)
     inputs = AutoTokenizer.from_pretrained(made.folder)(text, return_tensors="pt")
     with torch.no_grad():
         said = AutoModelForQuestionAnswering.from_pretrained(made.folder)(**inputs)
     both = torch.stack([said.start_logits, said.end_logits], -1)[0].numpy()
     assert np.allclose(both, right, atol=1e-5)
-    with pytest.raises(SpecError, match="two outputs, not one graph"):
+    with pytest.raises(SpecError, match="two outputs,"):
         export_tuned(trial, store, tmp_path / "graph", onnx=True, say=quiet)
 
 
@@ -263,9 +263,7 @@ def test_what_transformers_has_no_class_for_is_refused_before_the_work(
 ):
     store, said = Store(tmp_path / "store"), []
     trial = evaluated(hub_folders["bert"], tasks[0], store)  # its classifier pools otherwise than ours
-    with pytest.raises(
-        ModelError, match="no class that does text-classification on BertModel as it was fine-tuned"
-    ):
+    with pytest.raises(ModelError, match=r"class.*text-classification on BertModel.*fine-tuned"):
         export_tuned(trial, store, tmp_path / "out", onnx=False, say=said.append)
     assert not any("fine-tuning" in one for one in said)
     assert not (tmp_path / "out").exists()

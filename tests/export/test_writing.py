@@ -34,10 +34,10 @@ from biphase.export.writing import (
     LEAST,
     TEXTS,
     TOLERANCE,
-    Form,
     OneOutput,
     Probes,
     Readback,
+    WrittenForm,
     check_onnx_packages,
     check_tokenizer,
     deviation,
@@ -269,8 +269,8 @@ def test_a_model_that_differs_is_refused_and_leaves_nothing(tokenizer, tmp_path)
     wrong = Probes(texts, tuple(numbers + 1 for numbers in right.numbers))
     logits = Readback(AutoModelForCausalLM, wrong, lambda output: output.logits[..., :32])
     for form in (  # causal as it came; a head that means something else
-        Form(model.model, (hidden,)),
-        Form(model.model, (hidden, logits), ({"is_causal": False},)),
+        WrittenForm(model.model, (hidden,)),
+        WrittenForm(model.model, (hidden, logits), ({"is_causal": False},)),
     ):
         message = refused(write_model, tmp_path, [form], tokenizer, title="Llama")
         assert "LlamaForCausalLM" in message
@@ -315,7 +315,7 @@ def test_a_folder_is_read_back_with_both_attentions(tokenizer, tmp_path):
             return loaded, info
 
     readback = Readback(Watched, ours(model.encoder, probe_texts(model.model.config, tokenizer)), last_hidden)
-    form = Form(model.model, (readback,), ({"is_causal": False},))
+    form = WrittenForm(model.model, (readback,), ({"is_causal": False},))
     write_model(tmp_path, [form], tokenizer, title="Llama")
     assert attentions == {"sdpa", "eager"}
 

@@ -19,7 +19,7 @@ from biphase import Retrieve
 from biphase.errors import StoreError
 from biphase.export.card import grids_of
 from biphase.records import encode
-from biphase.specs.claims import RANGES
+from biphase.specs.tasks import RANGES
 from biphase.store import MANIFEST, Store, publish, with_checksum
 from biphase.study import archive as archive_module
 from biphase.study.archive import LEDGER, Archive, as_json, check, pack

@@ -17,8 +17,8 @@ from biphase.tasks.load import Examples, LabelledText
 
 
 @pytest.fixture
-def setting():
-    """Makes settings for this CPU: `setting(train_tokens=64)`."""
+def options():
+    """Makes settings for this CPU: `options(train_tokens=64)`."""
 
     def make(precision="fp32", *, train_tokens=4_096, score_tokens=4_096, varlen=False):
         return TuningOptions(torch.device("cpu"), precision, varlen, train_tokens, score_tokens)
@@ -53,15 +53,15 @@ def encoder():
 
 
 @pytest.fixture(scope="session")
-def reading(shards):
+def tokenization(shards):
     """How a model trained on the tiny corpus reads."""
     saved = load_saved(shards / "tokenizer")
     return Tokenization(saved.model, (), (saved.special.eos,), 64, "tiny")
 
 
 @pytest.fixture(scope="session")
-def reading_of():
-    """Makes a reading whose vocabulary is trained on the texts themselves."""
+def tokenization_of():
+    """Makes a tokenization whose vocabulary is trained on the texts themselves."""
 
     def make(texts, *, length=256, vocab=900):
         made = train(Corpus("mine", "./x", BPE(vocab)), texts, lambda text: None)
@@ -85,7 +85,7 @@ def sentence(number: int, label: int) -> LabelledText:
 
 
 @pytest.fixture(scope="session")
-def two_kinds(reading):
+def two_kinds(tokenization):
     """Makes a task of telling two kinds of sentences apart: `two_kinds(train=40, batch=8, steps=5)`."""
 
     def make(*, train=40, held_out=20, labels=None, protocol="paper", **fields):
@@ -95,6 +95,6 @@ def two_kinds(reading):
             texts = [LabelledText(text.text, label) for text, label in zip(texts, labels, strict=True)]
         parts = texts[:train], texts[train : train + held_out], texts[train + held_out :]
         task = Task("kinds", Classify("{text}", ("other", "dog")), "./nowhere", **fields)
-        return family_of(task, Examples(*parts), reading, protocol=protocol)
+        return family_of(task, Examples(*parts), tokenization, protocol=protocol)
 
     return make

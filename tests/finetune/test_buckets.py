@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from biphase import CATALOG
 from biphase.finetune.encoder import TuningOptions
 from biphase.finetune.families import TextClassification, family_of
-from biphase.finetune.graphs import RATIO, ROUND, buckets_of
-from biphase.finetune.trial import FineTuner, batches_of, rows_of
-from biphase.models.encoder import in_one_buffer, pack, views_of
+from biphase.finetune.trial import RATIO, ROUND, FineTuner, batches_of, buckets_of, rows_of
+from biphase.models.encoder import pack
 from biphase.objectives import IGNORE
 from biphase.randomness import permute, salt
 from biphase.specs import Classify, Task
@@ -40,9 +39,9 @@ class OfLengths(TextClassification):
 @pytest.mark.parametrize(
     ("mean", "longest"), [(13, 64), (40, 256), (180, 512)], ids=["SST-2", "MNLI", "SQuAD"]
 )
-def test_nearly_all_steps_have_a_size_and_little_of_it_is_padding(mean, longest, setting):
+def test_nearly_all_steps_have_a_size_and_little_of_it_is_padding(mean, longest, options):
     lengths = np.random.default_rng(1).gamma(1.7, mean / 1.7, 20_000).astype(int).clip(2, longest)
-    some, way = OfLengths(lengths, 32), setting(train_tokens=32_768, varlen=True)
+    some, way = OfLengths(lengths, 32), options(train_tokens=32_768, varlen=True)
     sizes = buckets_of(some, way)
     assert len(sizes.widths) <= 10
     wasted = []
@@ -69,8 +68,8 @@ def test_sizes_ascend_by_a_tenth_and_each_has_room_for_padding(lengths, batch, b
             assert sizes.spare(width) <= width - tokens <= sizes.spare(width) * sizes.longest
 
 
-def test_what_has_no_size_stays_as_it_came(two_kinds, setting):
-    some, way = two_kinds(train=40, batch=12), setting(varlen=True)
+def test_what_has_no_size_stays_as_it_came(two_kinds, options):
+    some, way = two_kinds(train=40, batch=12), options(varlen=True)
     (batch,) = batches_of(some, 0, 0, way)
     sizes = buckets_of(some, way)
     assert sizes.pad(batch).width > 0
@@ -113,8 +112,8 @@ def test_padding_stands_behind_the_last_text_in_texts_of_its_own(lengths, spare,
     assert torch.equal(wide.lengths, packed.lengths)
 
 
-def test_a_batch_in_one_piece_is_the_same_batch_wherever_the_piece_lies(two_kinds, setting):
-    way = setting(varlen=True)
+def test_a_batch_in_one_buffer_is_the_same_batch_wherever_the_buffer_is(two_kinds, options):
+    way = options(varlen=True)
     (batch,) = batches_of(two_kinds(train=40, batch=11), 0, 0, way)
     together = batch.gathered(pinned=False)
     elsewhere = together.within(together.buffer.clone())
@@ -127,17 +126,6 @@ def test_a_batch_in_one_piece_is_the_same_batch_wherever_the_piece_lies(two_kind
             assert found.data_ptr() != wanted.data_ptr()
     elsewhere.buffer.zero_()
     assert not any(one.any() for one in elsewhere.tensors)
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=8))
-def test_pieces_of_any_length_lie_apart(lengths):
-    kinds = (torch.int64, torch.int32, torch.float32, torch.uint8)
-    some = [torch.full((length,), at + 1, dtype=kinds[at % 4]) for at, length in enumerate(lengths)]
-    assert all(
-        torch.equal(one, found)
-        for one, found in zip(some, views_of(in_one_buffer(some, pinned=False), some), strict=True)
-    )
 
 
 def test_the_order_of_examples_is_the_permutation_it_always_was():
@@ -158,9 +146,9 @@ def small():
     return {name: load(CATALOG[name], documents="judged") for name in NAMES}
 
 
-def family(name, small, reading, protocol):
+def family(name, small, tokenization, protocol):
     task = replace(CATALOG[name], batch=6, steps=3)
-    return family_of(task, small[name], replace(reading, length=48), protocol=protocol)
+    return family_of(task, small[name], replace(tokenization, length=48), protocol=protocol)
 
 
 def seen_by_mask(batch):
@@ -178,9 +166,9 @@ def loss_and_gradients(some, model, batch):
 @pytest.mark.parametrize("protocol", ["paper", "standard"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_padded_batch_has_the_loss_and_the_gradients_of_the_bare_one(
-    name, protocol, small, reading, encoder, setting
+    name, protocol, small, tokenization, encoder, options
 ):
-    some, way = family(name, small, reading, protocol), setting(varlen=True)
+    some, way = family(name, small, tokenization, protocol), options(varlen=True)
     model = FineTuner(encoder(), way).fresh(some, 0)
     sizes = buckets_of(some, way)
     (bare,), (wide,) = batches_of(some, 0, 0, way), batches_of(some, 0, 0, way, sizes)
@@ -195,8 +183,8 @@ def test_a_padded_batch_has_the_loss_and_the_gradients_of_the_bare_one(
 
 @pytest.mark.parametrize("protocol", ["paper", "standard"])
 @pytest.mark.parametrize("name", NAMES)
-def test_other_tokens_in_the_padding_change_not_a_bit(name, protocol, small, reading, encoder, setting):
-    some, way = family(name, small, reading, protocol), setting(varlen=True)
+def test_other_tokens_in_the_padding_change_not_a_bit(name, protocol, small, tokenization, encoder, options):
+    some, way = family(name, small, tokenization, protocol), options(varlen=True)
     model = FineTuner(encoder(), way).fresh(some, 0)
     (wide,) = batches_of(some, 0, 0, way, buckets_of(some, way))
     packed = wide.inputs[0]
@@ -213,17 +201,17 @@ def test_other_tokens_in_the_padding_change_not_a_bit(name, protocol, small, rea
     assert not torch.equal(loss, loss_and_gradients(some, model, other)[0])
 
 
-def test_padding_of_tokens_has_no_label(small, reading, setting):
-    some, way = family("wikiann-mini", small, reading, "paper"), setting(varlen=True)
+def test_padding_of_tokens_has_no_label(small, tokenization, options):
+    some, way = family("wikiann-mini", small, tokenization, "paper"), options(varlen=True)
     (wide,) = batches_of(some, 0, 0, way, buckets_of(some, way))
     padding = wide.inputs[0].owner == len(wide.inputs[0])
     assert (wide.targets[padding] == IGNORE).all()
     assert int((wide.targets != IGNORE).sum()) == wide.count
 
 
-def test_texts_of_one_token_keep_a_target_each(setting):
+def test_texts_of_one_token_keep_a_target_each(options):
     """As many texts as tokens: what a target belongs to must not be guessed from their number."""
-    some, way = OfLengths(np.ones(12, int), 6), setting(varlen=True)
+    some, way = OfLengths(np.ones(12, int), 6), options(varlen=True)
     (wide,) = batches_of(some, 0, 0, way, buckets_of(some, way))
     assert wide.width
     assert len(wide.targets) == 6

@@ -30,7 +30,7 @@ def some(two_kinds):
 
 
 @pytest.fixture
-def bench_of(encoder, setting, tmp_path):
+def tuner_of(encoder, options, tmp_path):
     """Makes benches: transformers' own path with dropout, the fused one with its table of words, and pure bf16."""
 
     def make(path):
@@ -43,21 +43,21 @@ def bench_of(encoder, setting, tmp_path):
                 "num_attention_heads": 2,
             }
             BertModel(BertConfig(vocab_size=320, hidden_dropout_prob=0.2, **shape)).save_pretrained(tmp_path)
-            return FineTuner(encoder_from_hub(Hub(str(tmp_path))), setting(train_tokens=100))
-        bench = FineTuner(encoder(), setting("pure-bf16" if path == "pure-bf16" else "fp32"))
+            return FineTuner(encoder_from_hub(Hub(str(tmp_path))), options(train_tokens=100))
+        tuner = FineTuner(encoder(), options("pure-bf16" if path == "pure-bf16" else "fp32"))
         if path == "words":
-            bench.encoder.fused = FusedTrunk(bench.encoder.trunk, torch.float32)
-        return bench
+            tuner.encoder.fused = FusedTrunk(tuner.encoder.trunk, torch.float32)
+        return tuner
 
     return make
 
 
-def outcome(bench, some, seed=1, **fields):
+def outcome(tuner, some, seed=1, **fields):
     """Weights, predictions, values and losses; None if it was stopped."""
-    model, trained = bench.finetune(some, SPEC, lr=2e-3, seed=seed, **fields)
+    model, trained = tuner.finetune(some, SPEC, lr=2e-3, seed=seed, **fields)
     if not trained.finished:
         return None
-    scored = score(model, some, bench.setting)
+    scored = score(model, some, tuner.options)
     arrays = {
         (part, name): each
         for part, one in scored.items()
@@ -82,18 +82,18 @@ PATHS = pytest.mark.parametrize("path", ["dropout", "words", "pure-bf16"])
 
 
 @PATHS
-def test_stopped_at_random_steps_it_ends_in_the_same_bits(path, bench_of, some, store):
-    wanted = outcome(bench_of(path), some)
+def test_stopped_at_random_steps_it_ends_in_the_same_bits(path, tuner_of, some, store):
+    wanted = outcome(tuner_of(path), some)
     chance = random.Random(path)
     slots, found = 0, None
-    bench = bench_of(path)
+    tuner = tuner_of(path)
     while found is None:
-        if chance.random() < 0.5:  # another process; else the same bench, after another trial on it
-            bench = bench_of(path)
+        if chance.random() < 0.5:  # another process; else the same tuner, after another trial on it
+            tuner = tuner_of(path)
         else:
-            outcome(bench, some, seed=2)
+            outcome(tuner, some, seed=2)
         found = outcome(
-            bench, some, checkpoints=Checkpoints(store, KEY, steps=3), stop=stop_after(chance.randint(1, 5))
+            tuner, some, checkpoints=Checkpoints(store, KEY, steps=3), stop=stop_after(chance.randint(1, 5))
         )
         slots += 1
     assert slots > 2
@@ -101,21 +101,21 @@ def test_stopped_at_random_steps_it_ends_in_the_same_bits(path, bench_of, some, 
 
 
 @PATHS
-def test_killed_it_goes_on_from_the_last_checkpoint_on_the_way(path, bench_of, some, store):
-    wanted = outcome(bench_of(path), some)
+def test_killed_it_goes_on_from_the_last_checkpoint_on_the_way(path, tuner_of, some, store):
+    wanted = outcome(tuner_of(path), some)
 
     def killed(step, steps):
         if step == 11:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        outcome(bench_of(path), some, checkpoints=Checkpoints(store, KEY, steps=4), tell=killed)
+        outcome(tuner_of(path), some, checkpoints=Checkpoints(store, KEY, steps=4), tell=killed)
     (place,) = store.unfinished.iterdir()
     assert place.name == f"{KEY}-8", "one, the last"
     verify(place)
     seen = []
     again = Checkpoints(store, KEY, steps=100)
-    found = outcome(bench_of(path), some, checkpoints=again, tell=lambda step, steps: seen.append(step))
+    found = outcome(tuner_of(path), some, checkpoints=again, tell=lambda step, steps: seen.append(step))
     assert seen == list(range(9, STEPS + 1))
     assert_same(found, wanted)
     again.discard()
@@ -123,70 +123,70 @@ def test_killed_it_goes_on_from_the_last_checkpoint_on_the_way(path, bench_of, s
     assert not list(store.attempts.iterdir())
 
 
-def test_skipped_steps_and_losses_that_are_not_finite_are_counted_across_a_stop(bench_of, some, store):
+def test_skipped_steps_and_losses_that_are_not_finite_are_counted_across_a_stop(tuner_of, some, store):
     plain = some.loss_sum
 
     def loss_sum(model, batch):
-        return plain(model, batch) * (float("nan") if batch.draw // 2**12 in (2, 7) else 1.0)
+        return plain(model, batch) * (float("nan") if batch.index // 2**12 in (2, 7) else 1.0)
 
     some.loss_sum = loss_sum
-    _, trained = bench_of("words").finetune(some, SPEC, lr=2e-3, seed=1)
+    _, trained = tuner_of("words").finetune(some, SPEC, lr=2e-3, seed=1)
     checkpoints = Checkpoints(store, KEY, steps=100)
-    bench_of("words").finetune(some, SPEC, lr=2e-3, seed=1, checkpoints=checkpoints, stop=stop_after(5))
-    _, again = bench_of("words").finetune(some, SPEC, lr=2e-3, seed=1, checkpoints=Checkpoints(store, KEY))
+    tuner_of("words").finetune(some, SPEC, lr=2e-3, seed=1, checkpoints=checkpoints, stop=stop_after(5))
+    _, again = tuner_of("words").finetune(some, SPEC, lr=2e-3, seed=1, checkpoints=Checkpoints(store, KEY))
     assert trained.skipped == again.skipped == 2
     assert again.losses == pytest.approx(trained.losses, rel=0, abs=0, nan_ok=True)
 
 
-def test_tensors_are_restored_where_they_lie(bench_of, some, store):
+def test_tensors_are_restored_where_they_lie(tuner_of, some, store):
     """A captured graph reads the memory that it was captured with."""
-    bench = bench_of("words")
-    outcome(bench, some, checkpoints=Checkpoints(store, KEY, steps=5), stop=stop_after(6))
+    tuner = tuner_of("words")
+    outcome(tuner, some, checkpoints=Checkpoints(store, KEY, steps=5), stop=stop_after(6))
 
     def places():
-        return [one.data_ptr() for tensors in bench.grid.tensors() for one in tensors.values()]
+        return [one.data_ptr() for tensors in tuner.grid.tensors() for one in tensors.values()]
 
     before = places()
-    outcome(bench, some, checkpoints=Checkpoints(store, KEY))
+    outcome(tuner, some, checkpoints=Checkpoints(store, KEY))
     assert places() == before
 
 
-def test_the_seconds_of_every_slot_are_added_up(bench_of, some, store):
+def test_the_seconds_of_every_slot_are_added_up(tuner_of, some, store):
     checkpoints = Checkpoints(store, KEY, steps=5)
-    bench_of("words").finetune(some, SPEC, lr=1e-3, seed=1, checkpoints=checkpoints, stop=stop_after(6))
+    tuner_of("words").finetune(some, SPEC, lr=1e-3, seed=1, checkpoints=checkpoints, stop=stop_after(6))
     (place,) = store.unfinished.iterdir()
     about = json.loads((place / TRIAL).read_text())
     assert (about["key"], about["step"]) == (KEY, 6)
     about["seconds"] = 1_000.0
     checkpoints.discard()
     again = Checkpoints(store, KEY, steps=5)
-    bench = bench_of("words")
-    bench.finetune(some, SPEC, lr=1e-3, seed=1, stop=stop_after(6))
-    assert again.save(*bench.grid.tensors(), about)
-    _, trained = bench_of("words").finetune(some, SPEC, lr=1e-3, seed=1, checkpoints=Checkpoints(store, KEY))
+    tuner = tuner_of("words")
+    tuner.finetune(some, SPEC, lr=1e-3, seed=1, stop=stop_after(6))
+    assert again.save(*tuner.grid.tensors(), about)
+    _, trained = tuner_of("words").finetune(some, SPEC, lr=1e-3, seed=1, checkpoints=Checkpoints(store, KEY))
     assert 1_000 < trained.seconds < 1_100
 
 
-def test_a_trial_of_a_few_seconds_is_not_kept_and_a_lost_one_neither(bench_of, some, store):
-    bench = bench_of("words")
-    outcome(bench, some, checkpoints=Checkpoints(store, KEY), stop=stop_after(6))
+def test_a_trial_of_a_few_seconds_is_not_kept_and_a_lost_one_neither(tuner_of, some, store):
+    tuner = tuner_of("words")
+    outcome(tuner, some, checkpoints=Checkpoints(store, KEY), stop=stop_after(6))
     assert not store.unfinished.exists(), f"it ran for less than {WORTH_KEEPING} s"
-    outcome(bench, some, checkpoints=Checkpoints(store, KEY, steps=2), lost=stop_after(2))
+    outcome(tuner, some, checkpoints=Checkpoints(store, KEY, steps=2), lost=stop_after(2))
     assert not store.unfinished.exists(), "another worker has it"
-    assert outcome(bench, some, checkpoints=Checkpoints(store, KEY, seconds=0.0), stop=stop_after(3)) is None
+    assert outcome(tuner, some, checkpoints=Checkpoints(store, KEY, seconds=0.0), stop=stop_after(3)) is None
     assert not store.unfinished.exists()
     about = {"step": 3, "losses": [], "skipped": 0, "seconds": WORTH_KEEPING}
-    assert Checkpoints(store, KEY).save(*bench.grid.tensors(), about)
+    assert Checkpoints(store, KEY).save(*tuner.grid.tensors(), about)
 
 
 @pytest.mark.parametrize("damage", ["cut", "renamed", "another model", "no numbers"])
 def test_a_checkpoint_that_does_not_fit_is_named_and_removed_and_the_trial_starts_again(
-    damage, bench_of, some, store, two_kinds
+    damage, tuner_of, some, store, two_kinds
 ):
-    wanted = outcome(bench_of("words"), some)
-    outcome(bench_of("words"), some, checkpoints=Checkpoints(store, KEY, steps=5), stop=stop_after(6))
+    wanted = outcome(tuner_of("words"), some)
+    outcome(tuner_of("words"), some, checkpoints=Checkpoints(store, KEY, steps=5), stop=stop_after(6))
     (place,) = store.unfinished.iterdir()
-    bench, task = bench_of("words"), some
+    tuner, task = tuner_of("words"), some
     if damage == "cut":
         file = place / "optimizer.safetensors"
         file.write_bytes(file.read_bytes()[:-8])
@@ -194,25 +194,25 @@ def test_a_checkpoint_that_does_not_fit_is_named_and_removed_and_the_trial_start
         place = place.rename(store.unfinished / f"{KEY}-7")
     elif (
         damage == "another model"
-    ):  # trained whole where it was trained sparingly, as on another kind of device
-        bench, wanted = bench_of("plain"), outcome(bench_of("plain"), some)
+    ):  # trained whole where it was trained sparse_rowsly, as on another kind of device
+        tuner, wanted = tuner_of("plain"), outcome(tuner_of("plain"), some)
     else:
         (place / "manifest.json").write_text('{"files": []}')
     said = []
-    found = outcome(bench, task, checkpoints=Checkpoints(store, KEY, steps=100, say=said.append))
+    found = outcome(tuner, task, checkpoints=Checkpoints(store, KEY, steps=100, say=said.append))
     assert_same(found, wanted)
     assert len(said) == 1
     assert str(place) in said[0]
     assert not place.exists()
 
 
-def test_it_goes_on_with_as_many_threads_as_it_began_with(bench_of, some, store):
+def test_it_goes_on_with_as_many_threads_as_it_began_with(tuner_of, some, store):
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        outcome(bench_of("words"), some, checkpoints=Checkpoints(store, KEY, steps=5), stop=stop_after(6))
+        outcome(tuner_of("words"), some, checkpoints=Checkpoints(store, KEY, steps=5), stop=stop_after(6))
         torch.set_num_threads(2)
-        outcome(bench_of("words"), some, checkpoints=Checkpoints(store, KEY))
+        outcome(tuner_of("words"), some, checkpoints=Checkpoints(store, KEY))
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)

@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -18,7 +20,8 @@ from biphase.finetune.families import family_of
 from biphase.finetune.trial import FineTuner, batches_of, rows_of, score
 from biphase.objectives import IGNORE
 from biphase.specs import Finetune
-from biphase.tasks.load import Examples, LabelledText, Library, Search, load
+from biphase.specs.tasks import FAMILIES
+from biphase.tasks.load import Examples, LabelledText, Library, Pair, Search, load
 from biphase.tasks.metrics import (
     answer_f1,
     entity_counts,
@@ -83,17 +86,11 @@ FEW = {
 
 def all_text(examples):
     """Everything that is read, for a vocabulary of its own."""
-    kinds = {
-        "LabelledText": lambda one: one.text,
-        "TaggedSentence": lambda one: " ".join(one.words),
-        "Question": lambda one: one.before + one.context,
-        "Pair": lambda one: f"{one.query}\n{one.document}",
-    }
-    return [kinds[type(one).__name__](one) for one in examples.train]
+    return [f"{one.query}\n{one.document}" if isinstance(one, Pair) else one.text for one in examples.train]
 
 
-def family(name, examples, reading, *, protocol="paper", **fields):
-    return family_of(replace(CATALOG[name], **fields), examples, reading, protocol=protocol)
+def family(name, examples, tokenization, *, protocol="paper", **fields):
+    return family_of(replace(CATALOG[name], **fields), examples, tokenization, protocol=protocol)
 
 
 # ---------------------------------------------------------------- losses
@@ -106,10 +103,10 @@ def alone(model, ids):
     return model.head.out(hidden)
 
 
-def loss_of(some, bench, step=0, seed=0):
+def loss_of(some, tuner, step=0, seed=0):
     """The mean loss of a step, as the loop makes it of micro-batches."""
-    batches = batches_of(some, step, seed, bench.setting)
-    model = bench.fresh(some, seed)
+    batches = batches_of(some, step, seed, tuner.options)
+    model = tuner.fresh(some, seed)
     with torch.no_grad():
         total = sum(some.loss_sum(model, batch).item() for batch in batches)
     return total / sum(batch.count for batch in batches), len(batches)
@@ -118,17 +115,19 @@ def loss_of(some, bench, step=0, seed=0):
 @TOKENS
 @torch.no_grad()
 def test_the_loss_of_spans_is_that_of_two_choices_among_the_tokens_of_a_padded_window(
-    tokens, shipped, reading_of, encoder, setting
+    tokens, shipped, tokenization_of, encoder, options
 ):
     examples = questions(shipped, 10)
-    reading = reading_of(all_text(examples), length=56, vocab=400)  # most contexts take several windows
-    some = family("squadshifts-mini", examples, reading, protocol="standard", batch=9)
+    tokenization = tokenization_of(
+        all_text(examples), length=56, vocab=400
+    )  # most contexts take several windows
+    some = family("squadshifts-mini", examples, tokenization, protocol="standard", batch=9)
     assert some.size > 20
-    bench = FineTuner(encoder(vocab=400), setting(train_tokens=tokens))
-    loss, count = loss_of(some, bench)
+    tuner = FineTuner(encoder(vocab=400), options(train_tokens=tokens))
+    loss, count = loss_of(some, tuner)
     assert count in {10_000: {1}, 300: range(2, 9), 1: {9}}[tokens]
 
-    model = bench.fresh(some, 0)
+    model = tuner.fresh(some, 0)
     rows = rows_of(some, 0, 0)
     train = some.encoded["train"]
     padded = torch.full((len(rows), 70, 2), -1e9)
@@ -144,15 +143,15 @@ def test_the_loss_of_spans_is_that_of_two_choices_among_the_tokens_of_a_padded_w
 @TOKENS
 @torch.no_grad()
 def test_the_loss_of_tokens_is_a_mean_over_all_labelled_tokens_of_the_step(
-    name, tokens, shipped, reading_of, encoder, setting
+    name, tokens, shipped, tokenization_of, encoder, options
 ):
     examples = FEW[name](shipped, 10)
-    reading = reading_of(all_text(examples), length=100)
-    some = family(name, examples, reading, batch=6)
-    bench = FineTuner(encoder(vocab=900), setting(train_tokens=tokens))
-    loss, _ = loss_of(some, bench)
+    tokenization = tokenization_of(all_text(examples), length=100)
+    some = family(name, examples, tokenization, batch=6)
+    tuner = FineTuner(encoder(vocab=900), options(train_tokens=tokens))
+    loss, _ = loss_of(some, tuner)
 
-    model = bench.fresh(some, 0)
+    model = tuner.fresh(some, 0)
     train = some.encoded["train"]
     labels = train.inside if name == "squadshifts-mini" else train.labels
     rows = rows_of(some, 0, 0)
@@ -169,87 +168,102 @@ def test_the_loss_of_tokens_is_a_mean_over_all_labelled_tokens_of_the_step(
 # ---------------------------------------------------------------- by heart
 
 
-def learned(some, bench, lr):
+def learned(some, tuner, lr):
     """The scores before and after."""
-    before = score(bench.fresh(some, 0).eval(), some, bench.setting)["test"]
-    model, trained = bench.finetune(some, SPEC, lr=lr, seed=0)
+    before = score(tuner.fresh(some, 0).eval(), some, tuner.options)["test"]
+    model, trained = tuner.finetune(some, SPEC, lr=lr, seed=0)
     assert trained.skipped == 0
-    return before.metrics, score(model, some, bench.setting)["test"].metrics
+    return before.metrics, score(model, some, tuner.options)["test"].metrics
 
 
 @PROTOCOLS
-def test_answers_are_learned_by_heart(protocol, shipped, reading_of, encoder, setting):
-    examples = questions(shipped)
-    reading = reading_of(all_text(examples), vocab=500)
-    some = family("squadshifts-mini", examples, reading, protocol=protocol, batch=8, steps=60)
-    before, after = learned(some, FineTuner(encoder(vocab=500, width=64), setting()), lr=5e-3)
-    assert before["f1"] < 0.5
-    for metric in ("f1", "exact_match", "token_f1"):
-        assert after[metric] > 0.8, metric
-
-
-def test_tags_are_learned_by_heart(shipped, reading_of, encoder, setting):
-    examples = sentences(shipped)
-    some = family("wikiann-mini", examples, reading_of(all_text(examples), vocab=400), batch=8, steps=40)
-    before, after = learned(some, FineTuner(encoder(vocab=400), setting()), lr=1e-2)
-    assert before["entity_f1"] < 0.3
-    assert after["entity_f1"] > 0.9
-    assert after["sentence_f1"] > 0.9
-
-
-def test_labels_are_learned_by_heart(shipped, reading_of, encoder, setting):
-    examples = texts(shipped)
-    some = family("sources-mini", examples, reading_of(all_text(examples), vocab=400), batch=12, steps=40)
-    before, after = learned(some, FineTuner(encoder(vocab=400), setting()), lr=5e-3)
-    assert before["accuracy"] < 0.7
-    assert after["accuracy"] == 1
-
-
-@PROTOCOLS
-def test_pairs_are_learned_by_heart(protocol, shipped, reading_of, encoder, setting):
-    examples = pairs(shipped)
-    reading = reading_of(all_text(examples), vocab=500)
-    some = family("scifact-mini", examples, reading, protocol=protocol, batch=8, steps=40)
-    before, after = learned(some, FineTuner(encoder(vocab=500), setting()), lr=5e-3)
-    assert before["ndcg@10"] < 0.9
-    assert after["ndcg@10"] > 0.95
-    assert after["mrr@10"] > 0.95
+@pytest.mark.parametrize(
+    ("name", "fields", "lr", "before", "after"),
+    [
+        ("sources-mini", {"batch": 12, "steps": 40}, 5e-3, {"accuracy": 0.7}, {"accuracy": 0.99}),
+        (
+            "wikiann-mini",
+            {"batch": 8, "steps": 40},
+            1e-2,
+            {"entity_f1": 0.3},
+            {"entity_f1": 0.9, "sentence_f1": 0.9},
+        ),
+        (
+            "squadshifts-mini",
+            {"batch": 8, "steps": 60},
+            5e-3,
+            {"f1": 0.5},
+            {"f1": 0.8, "exact_match": 0.8, "token_f1": 0.8},
+        ),
+        (
+            "scifact-mini",
+            {"batch": 8, "steps": 40},
+            5e-3,
+            {"ndcg@10": 0.9},
+            {"ndcg@10": 0.95, "mrr@10": 0.95},
+        ),
+    ],
+)
+def test_a_few_examples_are_learned_by_heart(
+    name, fields, lr, before, after, protocol, shipped, tokenization_of, encoder, options
+):
+    examples = FEW[name](shipped)
+    vocab = 400 if name in ("sources-mini", "wikiann-mini") else 500
+    width = 64 if name == "squadshifts-mini" else 32
+    tokenization = tokenization_of(all_text(examples), vocab=vocab)
+    some = family(name, examples, tokenization, protocol=protocol, **fields)
+    first, last = learned(some, FineTuner(encoder(vocab=vocab, width=width), options()), lr=lr)
+    assert all(first[metric] < most for metric, most in before.items())
+    assert all(last[metric] > least for metric, least in after.items())
 
 
 # ---------------------------------------------------------------- what chooses, and what chance teaches
 
 
-@pytest.mark.parametrize(
-    ("name", "paper", "standard"),
-    [
-        ("sources-mini", "accuracy", "accuracy"),
-        ("wikiann-mini", "sentence_f1", "entity_f1"),
-        ("squadshifts-mini", "token_f1", "f1"),
-        ("scifact-mini", "paper_ndcg@10", "ndcg@10"),
-    ],
-)
-def test_each_protocol_chooses_by_its_own_metric_and_both_are_there(
-    name, paper, standard, shipped, reading_of, encoder, setting
+@PROTOCOLS
+@pytest.mark.parametrize("name", FEW)
+def test_every_metric_of_the_family_is_computed_under_both_protocols(
+    name, protocol, shipped, tokenization_of, encoder, options
 ):
     examples = FEW[name](shipped)
-    reading = reading_of(all_text(examples), vocab=400)
-    for protocol, metric in (("paper", paper), ("standard", standard)):
-        some = family(name, examples, reading, protocol=protocol)
-        assert some.metric == metric
-        bench = FineTuner(encoder(vocab=400), setting())
-        for scored in score(bench.fresh(some, 0).eval(), some, bench.setting).values():
-            assert {paper, standard} <= set(scored.metrics)
+    some = family(name, examples, tokenization_of(all_text(examples), vocab=400), protocol=protocol)
+    assert some.metric == FAMILIES[some.task.family].selects[protocol]
+    tuner = FineTuner(encoder(vocab=400), options())
+    for scored in score(tuner.fresh(some, 0).eval(), some, tuner.options).values():
+        assert set(scored.metrics) == set(FAMILIES[some.task.family].metrics)
+    assert set(some.baselines["trivial"]) == set(FAMILIES[some.task.family].metrics)
 
 
-def test_random_labels_teach_nothing_and_true_ones_do(two_kinds, encoder, setting):
+def test_every_family_selects_by_one_of_its_own_metrics():
+    for one in FAMILIES.values():
+        assert set(one.selects) == {"paper", "standard"}
+        assert {*one.selects.values(), *one.ranges} <= set(one.metrics)
+    every = [metric for one in FAMILIES.values() for metric in one.metrics]
+    assert len(set(every)) == len(every), "a metric belongs to one family"
+
+
+@pytest.mark.parametrize("module", ["tasks.load", "finetune.families", "export.tuned"])
+def test_a_family_without_its_class_is_refused_when_the_module_is_imported(module):
+    code = (
+        "from biphase.specs import tasks\n"
+        "class Regress(tasks.Form): pass\n"
+        "tasks.FAMILY_OF[Regress] = 'RG'\n"
+        f"import biphase.{module}\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "NotImplementedError" in done.stderr
+    assert "Regress" in done.stderr
+
+
+def test_random_labels_teach_nothing_and_true_ones_do(two_kinds, encoder, options):
     draw = random.Random(0)
     shuffled = [draw.randrange(2) for _ in range(64 + 2 * 200)]
     accuracies = {}
     for kind, labels in (("true", None), ("random", shuffled)):
         some = two_kinds(train=64, held_out=200, labels=labels, batch=16, steps=40)
-        bench = FineTuner(encoder(), setting())
-        model, _ = bench.finetune(some, SPEC, lr=5e-3, seed=0)
-        scored = score(model, some, bench.setting)
+        tuner = FineTuner(encoder(), options())
+        model, _ = tuner.finetune(some, SPEC, lr=5e-3, seed=0)
+        scored = score(model, some, tuner.options)
         accuracies[kind] = [scored[part].metrics["accuracy"] for part in ("validation", "test")]
     assert min(accuracies["true"]) > 0.95
     assert all(abs(one - 0.5) < 0.13 for one in accuracies["random"]), "200 coins: 3.7 standard deviations"
@@ -295,16 +309,16 @@ def rescored(name, examples, labels, predictions):
 @PROTOCOLS
 @pytest.mark.parametrize("name", FEW)
 def test_scores_can_be_worked_out_again_from_the_predictions_that_are_kept(
-    name, protocol, shipped, reading_of, encoder, setting
+    name, protocol, shipped, tokenization_of, encoder, options
 ):
     examples = FEW[name](shipped)
     some = family(
-        name, examples, reading_of(all_text(examples), vocab=400), protocol=protocol, batch=8, steps=30
+        name, examples, tokenization_of(all_text(examples), vocab=400), protocol=protocol, batch=8, steps=30
     )
-    bench = FineTuner(encoder(vocab=400), setting())
-    model, _ = bench.finetune(some, SPEC, lr=5e-3, seed=0)
+    tuner = FineTuner(encoder(vocab=400), options())
+    model, _ = tuner.finetune(some, SPEC, lr=5e-3, seed=0)
     labels = getattr(some.task.form, "labels", ())
-    for part, scored in score(model, some, bench.setting).items():
+    for part, scored in score(model, some, tuner.options).items():
         again = rescored(name, getattr(examples, part), labels, scored.predictions)
         assert again == pytest.approx({key: scored.metrics[key] for key in again}, abs=1e-6)
         assert any(again.values()), "nothing was learned that could be compared"
@@ -320,13 +334,13 @@ def test_scores_can_be_worked_out_again_from_the_predictions_that_are_kept(
     ],
 )
 def test_a_model_that_says_the_same_of_every_example_is_flagged(
-    name, said, shipped, reading_of, encoder, setting
+    name, said, shipped, tokenization_of, encoder, options
 ):
     examples = FEW[name](shipped)
-    some = family(name, examples, reading_of(all_text(examples), vocab=400))
-    bench = FineTuner(encoder(vocab=400), setting())
-    model = bench.fresh(some, 0).eval()
-    assert not score(model, some, bench.setting)["test"].constant
+    some = family(name, examples, tokenization_of(all_text(examples), vocab=400))
+    tuner = FineTuner(encoder(vocab=400), options())
+    model = tuner.fresh(some, 0).eval()
+    assert not score(model, some, tuner.options)["test"].constant
     with torch.no_grad():
         if name == "scifact-mini":  # every query has the same embedding
             for weight in model.encoder.parameters():
@@ -334,23 +348,23 @@ def test_a_model_that_says_the_same_of_every_example_is_flagged(
         else:  # one label has all the votes; of question answering: not in the answer
             model.head.out.weight.zero_()
             model.head.out.bias.copy_(torch.arange(len(model.head.out.bias), 0.0, -1.0))
-    for scored in score(model, some, bench.setting).values():
+    for scored in score(model, some, tuner.options).values():
         wanted = some.task.form.labels[0] if said == "label" else said
         assert wanted in scored.constant
         if name == "sources-mini":
             assert scored.metrics["mcc"] == 0
 
 
-def test_a_part_whose_gold_labels_are_all_alike_is_no_sign_of_collapse(reading, encoder, setting):
+def test_a_part_whose_gold_labels_are_all_alike_is_no_sign_of_collapse(tokenization, encoder, options):
     same = [LabelledText(f"a dog sees {number}", 1) for number in range(6)]
     some = family_of(
-        replace(CATALOG["sources-mini"], steps=1), Examples(same, same, same), reading, protocol="paper"
+        replace(CATALOG["sources-mini"], steps=1), Examples(same, same, same), tokenization, protocol="paper"
     )
-    bench = FineTuner(encoder(), setting())
-    model = bench.fresh(some, 0).eval()
+    tuner = FineTuner(encoder(), options())
+    model = tuner.fresh(some, 0).eval()
     with torch.no_grad():
         model.head.out.weight.zero_()
-    scored = score(model, some, bench.setting)["test"]
+    scored = score(model, some, tuner.options)["test"]
     assert len(set(scored.predictions["predictions"].tolist())) == 1
     assert scored.constant == ""
 
@@ -360,7 +374,7 @@ def trivial(some, metric, part="test"):
     return one["what"], one[part]
 
 
-def test_the_baseline_of_labels_is_the_better_of_the_majority_of_the_training_part_and_chance(reading):
+def test_the_baseline_of_labels_is_the_better_of_the_majority_of_the_training_part_and_chance(tokenization):
     def of(*counts):
         return [
             LabelledText(f"a dog {number}", label)
@@ -370,7 +384,7 @@ def test_the_baseline_of_labels_is_the_better_of_the_majority_of_the_training_pa
 
     task = CATALOG["sources-mini"]
     labels = task.form.labels
-    some = family_of(task, Examples(of(1, 7, 2), of(2, 5, 3), of(6, 3, 1)), reading, protocol="paper")
+    some = family_of(task, Examples(of(1, 7, 2), of(2, 5, 3), of(6, 3, 1)), tokenization, protocol="paper")
     assert trivial(some, "accuracy") == (f"majority class: {labels[1]}", pytest.approx(0.3)), (
         "test is not asked"
     )
@@ -379,13 +393,13 @@ def test_the_baseline_of_labels_is_the_better_of_the_majority_of_the_training_pa
     assert what == "chance", "three labels are guessed better than one of them is"
     assert found == pytest.approx(np.mean([2 * n / 3 / (10 / 3 + n) for n in (2, 5, 3)]))
     assert trivial(some, "mcc")[1] == 0
-    rare = family_of(task, Examples(of(5, 0, 0), of(0, 5, 5), of(1, 1, 1)), reading, protocol="paper")
+    rare = family_of(task, Examples(of(5, 0, 0), of(0, 5, 5), of(1, 1, 1)), tokenization, protocol="paper")
     assert trivial(rare, "accuracy") == ("chance", pytest.approx(1 / 3))
     json.dumps(some.baselines, allow_nan=False)
 
 
-def test_the_baseline_of_tags_is_the_majority_tag_everywhere(shipped, reading):
-    some = family("wikiann-mini", shipped["wikiann-mini"], reading)
+def test_the_baseline_of_tags_is_the_majority_tag_everywhere(shipped, tokenization):
+    some = family("wikiann-mini", shipped["wikiann-mini"], tokenization)
     tags = some.task.form.labels
     gold = [[tags[tag] for tag in one.tags] for one in shipped["wikiann-mini"].test]
     (common, _), *_ = Counter(tag for one in shipped["wikiann-mini"].train for tag in one.tags).most_common()
@@ -397,22 +411,22 @@ def test_the_baseline_of_tags_is_the_majority_tag_everywhere(shipped, reading):
     assert trivial(some, "entity_f1")[1] == pytest.approx(seqeval_f1(gold, said, zero_division=0))
 
 
-def test_the_baseline_of_questions_is_silence_or_the_whole_context(shipped, reading_of):
+def test_the_baseline_of_questions_is_silence_or_the_whole_context(shipped, tokenization_of):
     examples = questions(shipped)
-    reading = reading_of(all_text(examples), vocab=400)
-    some = family("squadshifts-mini", examples, reading, protocol="standard")
+    tokenization = tokenization_of(all_text(examples), vocab=400)
+    some = family("squadshifts-mini", examples, tokenization, protocol="standard")
     whole = np.mean([answer_f1(one.context, [span.text for span in one.answers]) for one in examples.test])
     assert trivial(some, "f1") == ("the whole context", pytest.approx(whole, abs=1e-6))
     assert trivial(some, "token_f1")[1] > 0
     silent = [replace(one, answers=()) for one in examples.test]
     task = replace(some.task, form=replace(some.task.form, unanswerable=True))
     half = Examples(examples.train, silent, silent[:4] + list(examples.test[4:]))
-    some = family_of(task, half, reading, protocol="standard")
+    some = family_of(task, half, tokenization, protocol="standard")
     assert trivial(some, "f1") == ("no answer", pytest.approx(0.5))
 
 
-def test_the_baseline_of_searches_is_the_expectation_of_a_random_order(shipped, reading):
-    some = family("scifact-mini", shipped["scifact-mini"], reading)
+def test_the_baseline_of_searches_is_the_expectation_of_a_random_order(shipped, tokenization):
+    some = family("scifact-mini", shipped["scifact-mini"], tokenization)
     search = shipped["scifact-mini"].test
     chance = np.random.default_rng(0)
     orders = np.stack([chance.permutation(len(search.library.names))[:100] for _ in range(300 * len(search))])

@@ -100,21 +100,21 @@ def as_transformers_does_it(model, family, optimizer):
     ids=["one micro-batch", "several", "a text each"],
 )
 def test_five_steps_are_those_of_transformers_on_padded_batches(
-    make, tokens, micro, two_kinds, setting, tmp_path
+    make, tokens, micro, two_kinds, options, tmp_path
 ):
     torch.manual_seed(1)
     trunk = make()
     trunk.save_pretrained(tmp_path)
     family = two_kinds(train=40, steps=STEPS, batch=12)  # the fourth batch ends the epoch, with 4 examples
     spec = Finetune((CATALOG["sources-mini"],), optimizer=AdamW(weight_decay=0.3, clip=0.25), warmup=0.1)
-    bench = FineTuner(encoder_from_hub(Hub(str(tmp_path))), setting(train_tokens=tokens))
-    assert len(family.batch(rows_of(family, 0, SEED), bench.setting)) in micro
+    tuner = FineTuner(encoder_from_hub(Hub(str(tmp_path))), options(train_tokens=tokens))
+    assert len(family.batch(rows_of(family, 0, SEED), tuner.options)) in micro
 
-    head = bench.fresh(family, SEED).head
+    head = tuner.fresh(family, SEED).head
     plain = Padded(trunk.train(), head)
     start = {name: value.clone() for name, value in plain.state_dict().items()}
     wanted, norms = as_transformers_does_it(plain, family, spec.optimizer)
-    tuned, trained = bench.finetune(family, spec, lr=LR, seed=SEED)
+    tuned, trained = tuner.finetune(family, spec, lr=LR, seed=SEED)
 
     assert trained.finished
     assert (trained.steps, trained.examples, trained.skipped) == (STEPS, 12 * 3 + 4 + 12, 0)
@@ -131,12 +131,12 @@ def test_five_steps_are_those_of_transformers_on_padded_batches(
         assert moved > 1e-4 or name.endswith("key.bias"), name  # which attention cannot feel
 
 
-def test_weight_decay_spares_what_the_trainer_spares(two_kinds, setting, tmp_path):
+def test_weight_decay_spares_what_the_trainer_spares(two_kinds, options, tmp_path):
     """Biases and LayerNorms; the RMSNorms of the paper's model decayed."""
     for make in (bert, eurobert):
         make().save_pretrained(tmp_path)
-        bench = FineTuner(encoder_from_hub(Hub(str(tmp_path))), setting())
-        model = bench.fresh(two_kinds(), 0)
+        tuner = FineTuner(encoder_from_hub(Hub(str(tmp_path))), options())
+        model = tuner.fresh(two_kinds(), 0)
         groups = build_optimizer(model, AdamW(weight_decay=0.3)).param_groups
         decays = {id(one): group["weight_decay"] for group in groups for one in group["params"]}
         wanted = set(get_parameter_names(model, [nn.LayerNorm], ["bias"]))

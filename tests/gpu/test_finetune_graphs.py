@@ -17,8 +17,7 @@ from biphase import CATALOG, SIZES, AdamW, Finetune
 from biphase.data.tokenizer import train as train_tokenizer
 from biphase.finetune.encoder import TuningOptions
 from biphase.finetune.families import family_of
-from biphase.finetune.graphs import Graphs, buckets_of
-from biphase.finetune.trial import Checkpoints, FineTuner, batches_of, score
+from biphase.finetune.trial import Checkpoints, FineTuner, Graphs, batches_of, buckets_of, score
 from biphase.models.backbone import from_scratch
 from biphase.models.encoder import Encoder
 from biphase.presets import CORPORA
@@ -83,7 +82,7 @@ def test_trajectories_are_those_of_plain_steps(name, precision, reading):
     bench = bench_of(precision)
     by_graph = losses(bench.finetune(some, spec, lr=RATE, seed=1, loaders=1)[1])
     assert bench.grid.graphs.captured, "no step was a graph"
-    assert (bench.grid.words is None) == (precision == "pure-bf16")
+    assert (bench.grid.rows is None) == (precision == "pure-bf16")
     plain = losses(bench_of(precision, graphs=False).finetune(some, spec, lr=RATE, seed=1)[1])
     assert_close(by_graph, plain)
     assert by_graph[-5:].mean() < by_graph[:5].mean()
@@ -111,19 +110,19 @@ def moments_of(bench):
         state = bench.grid.adam.state[one]
         mean = state["exp_avg"].float()
         if one is not weight:
-            words = bench.grid.words
+            words = bench.grid.rows
             mean = torch.zeros_like(weight).index_copy(0, words.ids, mean[:-1])
         found[key] = mean, state["step"].item()
     return found
 
 
 @EVERY
-@pytest.mark.parametrize("sparing", [True, False])
-def test_one_step_moves_the_weights_as_a_plain_one(name, sparing, reading):
+@pytest.mark.parametrize("sparse_rows", [True, False])
+def test_one_step_moves_the_weights_as_a_plain_one(name, sparse_rows, reading):
     """The first update, and the moments after it: a step that is not finite or not clipped would show."""
     some, spec = family(name, reading, steps=1), spec_of(name)
     found = []
-    for fields in ({"sparing": sparing}, {"sparing": False, "graphs": False}):
+    for fields in ({"sparse_rows": sparse_rows}, {"sparse_rows": False, "graphs": False}):
         bench = bench_of(**fields)
         before = {key: value.clone() for key, value in bench.encoder.state_dict().items()}
         model, _ = bench.finetune(some, replace(spec, warmup=0.0), lr=1e-3, seed=1)
@@ -151,7 +150,7 @@ def test_graphs_and_plain_steps_mix_at_will(name, reading):
     widths = graphs.buckets.widths
     assert len(widths) > 1
     graphs.buckets = replace(graphs.buckets, widths=widths[: len(widths) // 2])
-    whole = [batches_of(some, step, 1, bench.setting, graphs.buckets) for step in range(STEPS)]
+    whole = [batches_of(some, step, 1, bench.options, graphs.buckets) for step in range(STEPS)]
     ways = [len(micro) == 1 and micro[0].width > 0 for micro in whole]
     assert 3 < sum(ways) < STEPS - 3
     mixed = losses(bench.finetune(some, spec, lr=RATE, seed=1)[1])
@@ -162,7 +161,7 @@ def test_batches_without_a_size_go_the_plain_way_in_the_same_run(reading):
     """Ends of epochs have fewer texts, and some steps more tokens than a micro-batch may have."""
     some, spec = family("sources-mini", reading, batch=14), spec_of("sources-mini")
     assert some.size % 14
-    least, most = (buckets_of(some, bench_of().setting).widths[at] for at in (0, -1))
+    least, most = (buckets_of(some, bench_of().options).widths[at] for at in (0, -1))
     budget = {"train_tokens": (least + most) // 2}
     bench = bench_of(**budget)
     cut = losses(bench.finetune(some, spec, lr=RATE, seed=1)[1])
@@ -177,7 +176,7 @@ def test_a_fine_tuning_in_company_is_one_alone(reading):
 
     def outcome(bench):
         model, trained = bench.finetune(some, spec, lr=RATE, seed=1)
-        scored = score(model, some, bench.setting)["test"].metrics["accuracy"]
+        scored = score(model, some, bench.options)["test"].metrics["accuracy"]
         counts = {int(state["step"]) for state in bench.grid.adam.state.values()}
         return losses(trained), scored, counts
 
@@ -220,16 +219,16 @@ def test_a_step_without_finite_numbers_is_skipped_inside_a_graph(reading):
     assert trained.skipped == STEPS
     assert all(int(state["step"]) == 0 for state in bench.grid.adam.state.values())
     assert not any(state["exp_avg"].any() for state in bench.grid.adam.state.values())
-    assert (bench.grid.words.table[-1] == 1).all(), "words that do not occur have decayed"
+    assert (bench.grid.rows.table[-1] == 1).all(), "words that do not occur have decayed"
 
 
 @EVERY
-@pytest.mark.parametrize("sparing", [True, False])
-def test_a_stopped_fine_tuning_goes_on_in_the_graphs_that_were_captured(name, sparing, reading, tmp_path):
+@pytest.mark.parametrize("sparse_rows", [True, False])
+def test_a_stopped_fine_tuning_goes_on_in_the_graphs_that_were_captured(name, sparse_rows, reading, tmp_path):
     """Weights, 16-bit copies, moments, counts and the decay of other words, in the memory that graphs read."""
     some, spec = family(name, reading), spec_of(name)
-    wanted = losses(bench_of(sparing=sparing).finetune(some, spec, lr=RATE, seed=1)[1])
-    bench, asked = bench_of(sparing=sparing), iter(range(STEPS))
+    wanted = losses(bench_of(sparse_rows=sparse_rows).finetune(some, spec, lr=RATE, seed=1)[1])
+    bench, asked = bench_of(sparse_rows=sparse_rows), iter(range(STEPS))
     checkpoints = Checkpoints(Store(tmp_path), "f" * 32, steps=STEPS)
     _, stopped = bench.finetune(
         some, spec, lr=RATE, seed=1, checkpoints=checkpoints, stop=lambda: next(asked) >= 14
@@ -237,7 +236,7 @@ def test_a_stopped_fine_tuning_goes_on_in_the_graphs_that_were_captured(name, sp
     assert (stopped.steps, checkpoints.saved) == (15, 15)
     graphs = dict(bench.grid.graphs.captured)
     bench.finetune(some, spec, lr=5e-3, seed=2)  # another trial on the same memory
-    for one in (bench, bench_of(sparing=sparing)):
+    for one in (bench, bench_of(sparse_rows=sparse_rows)):
         again = Checkpoints(Store(tmp_path), "f" * 32)
         model, trained = one.finetune(some, spec, lr=RATE, seed=1, checkpoints=again)
         assert again.saved == 15
@@ -283,10 +282,10 @@ def test_memory_does_not_grow_from_one_fine_tuning_to_the_next(reading):
 @EVERY
 def test_trajectories_are_those_of_training_every_word(name, reading):
     some, spec = family(name, reading), spec_of(name)
-    sparing, full = bench_of(), bench_of(sparing=False)
-    assert_close(*(losses(one.finetune(some, spec, lr=RATE, seed=1)[1]) for one in (sparing, full)))
-    assert len(sparing.grid.words.table) < len(full.encoder.trunk.embed_tokens.weight)
-    assert full.grid.words is None
+    sparse_rows, full = bench_of(), bench_of(sparse_rows=False)
+    assert_close(*(losses(one.finetune(some, spec, lr=RATE, seed=1)[1]) for one in (sparse_rows, full)))
+    assert len(sparse_rows.grid.rows.table) < len(full.encoder.trunk.embed_tokens.weight)
+    assert full.grid.rows is None
 
 
 @EVERY
@@ -303,7 +302,7 @@ def test_other_words_decay_once_a_step_whether_captured_or_replayed(name, readin
         model, trained = bench.finetune(some, spec, lr=RATE, seed=seed)
         assert trained.skipped == 0
         others = torch.ones(len(came), dtype=torch.bool, device=CUDA)
-        others[bench.grid.words.ids] = False
+        others[bench.grid.rows.ids] = False
         assert others.any()
         now = model.encoder.trunk.embed_tokens.weight.detach()
         torch.testing.assert_close(now[others], came[others] * kept, rtol=1e-5, atol=0)

@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import save
 
 from biphase import CLM, MLM, Fewer, Stage, Study
-from biphase.metadata import TRIAL
+from biphase.metadata import TRIAL, VALUES
 from biphase.report import tables
 from biphase.report.content import collect
 from biphase.report.evidence import Resamples, gather
 from biphase.report.statistics.intervals import resample
 from biphase.store import MANIFEST, Store, publish, verify
-from biphase.study.ledger import VALUES, finetunings, note_failure, read_trial, score_rows
+from biphase.study.ledger import finetunings, note_failure, read_trial, score_rows
 from biphase.tasks.metrics import entity_f1
 
 SELECTS = {"SC": "accuracy", "TC": "sentence_f1", "QA": "token_f1", "IR": "paper_ndcg@10"}

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from biphase import CATALOG, CLM, Finetune, Stage, Study
-from biphase.metadata import TRIAL
+from biphase.metadata import PREDICTIONS, TRIAL
 from biphase.report.evidence import gather
 from biphase.store import MANIFEST, verify
-from biphase.study.ledger import PREDICTIONS
 
 ROOT = Path(__file__).parents[2]
 

@@ -31,11 +31,11 @@ from biphase import (
     Study,
 )
 from biphase.errors import SpecError, StoreError
-from biphase.metadata import TRIAL
+from biphase.metadata import TRIAL, VALUES
 from biphase.records import decode, encode
 from biphase.store import Store, publish, read_json, write_json
 from biphase.study.build import AdaptOptions, CorpusOptions, adaptation, evaluation, finetuning
-from biphase.study.ledger import VALUES, count, finetunings, read_trial
+from biphase.study.ledger import count, finetunings, read_trial
 from biphase.study.plan import identities, make_plan, save_plan
 from biphase.training.options import RuntimeOptions
 

@@ -32,7 +32,7 @@ from biphase.keys import Identities
 from biphase.leases import Leases
 from biphase.metadata import TRIAL
 from biphase.records import encode
-from biphase.specs.claims import CHOSEN
+from biphase.specs.tasks import FAMILIES
 from biphase.store import MANIFEST, Store, publish, verify, write_json
 from biphase.study import describe, ledger
 from biphase.study.describe import score_table
@@ -406,7 +406,7 @@ def invent(plan, store, score, **more):
     """Publish every trial of a plan with the scores that `score(task, lr, seed, part)` gives, and what `more` says."""
     for training in finetunings(plan):
         for trial in training.trials:
-            metric = CHOSEN[trial.task.family]["standard"]
+            metric = FAMILIES[trial.task.family].selects["standard"]
             about = {
                 "key": trial.key,
                 "model": training.model,

@@ -90,7 +90,7 @@ def test_sources_has_as_many_texts_of_each_label():
         assert {labels.count(one) for one in ("wikipedia", "elife-digest", "books")} == {len(some) / 3}
 
 
-def test_sources_are_pieces_of_40_to_80_words_all_different():
+def test_sources_are_texts_of_40_to_80_words_all_different():
     texts = [row["text"] for some in parts("sources").values() for row in some]
     assert all(40 <= words(text) <= 80 and "\n" not in text for text in texts)
     assert len(set(texts)) == len(texts)
@@ -129,7 +129,7 @@ def test_no_novel_of_sources_is_without_attribution():
 # ---------------------------------------------------------------- the other three
 
 
-def test_wikiann_has_a_sound_tag_for_each_word():
+def test_wikiann_has_a_valid_tag_for_each_word():
     for some in parts("wikiann").values():
         for row in some:
             tags = row["ner_tags"]

@@ -157,18 +157,18 @@ def test_unlabelled_rows_are_refused_with_where_to_find_others(tmp_path):
     source = lay(tmp_path, train=sentences(40), test=sentences(9, label=-1))
     refused(
         Task("nli", NLI, source),
-        r"'nli': test.jsonl:1 has the label -1: .*unlabelled.*Splits\(test='validation\*'\)",
+        r"'nli': test.jsonl:1.*label.*-1: .*unlabelled.*Splits\(test='validation\*'\)",
     )
 
 
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"label": 3}, r"train.jsonl:3 has the label 3, which is none of entailment, neutral, contradiction"),
-        ({"label": "neutrall"}, r"train.jsonl:3 has the label 'neutrall'"),
-        ({"label": None}, r"train.jsonl:3 has the label None"),
-        ({"premise": None}, r"train.jsonl:3 has no text in 'premise'"),
-        ({"premise": ["x"]}, r"train.jsonl:3 has no text in 'premise'"),
+        ({"label": 3}, r"train.jsonl:3.*label.*3,.*neutral, contradiction"),
+        ({"label": "neutrall"}, r"train.jsonl:3.*label.*'neutrall'"),
+        ({"label": None}, r"train.jsonl:3.*label None"),
+        ({"premise": None}, r"train.jsonl:3.*text.*'premise'"),
+        ({"premise": ["x"]}, r"train.jsonl:3.*text.*'premise'"),
     ],
 )
 def test_a_bad_row_of_texts_is_named(row, words, tmp_path):
@@ -183,17 +183,15 @@ def test_a_text_that_is_empty_is_refused(tmp_path):
         Classify("{premise}", NLI.labels),
         lay(tmp_path, train=sentences(5, premise="  "), test=sentences(5)),
     )
-    refused(task, r"train.jsonl:1 has no text")
+    refused(task, r"train.jsonl:1.*text")
 
 
 def test_empty_parts_are_refused(tmp_path):
     (tmp_path / "empty.jsonl").touch()
     source = lay(tmp_path, train=sentences(40), one=sentences(1))
-    refused(Task("x", NLI, source, Splits(test="empty*")), r"its test part has no rows; put rows")
-    refused(
-        Task("x", NLI, source, Splits("one*", "", "train*")), r"its train part has no rows; .*cut at 0.05"
-    )
-    refused(Task("x", NLI, source, Splits("train*", "empty*", "train*")), r"its validation part has no rows")
+    refused(Task("x", NLI, source, Splits(test="empty*")), r"test part")
+    refused(Task("x", NLI, source, Splits("one*", "", "train*")), r"train part.*cut at 0.05")
+    refused(Task("x", NLI, source, Splits("train*", "empty*", "train*")), r"validation part")
 
 
 # ---------------------------------------------------------------- token classification
@@ -218,12 +216,12 @@ def test_tags_are_read_as_numbers_and_as_names(tmp_path):
     ("row", "words"),
     [
         ({"tags": [0]}, r"train.jsonl:2 has 2 words and 1 tags"),
-        ({"tokens": [], "tags": []}, r"train.jsonl:2 has no words"),
-        ({"tags": [0, 3]}, r"train.jsonl:2 has the label 3, which is none of O, B-PER, I-PER"),
-        ({"tags": ["O", "B-LOC"]}, r"train.jsonl:2 has the label 'B-LOC'"),
-        ({"tokens": ["a", ""]}, r"train.jsonl:2 has a word that is empty"),
-        ({"tokens": "a b"}, r"train.jsonl:2 does not hold a list"),
-        ({"tags": None}, r"train.jsonl:2 does not hold a list"),
+        ({"tokens": [], "tags": []}, r"train.jsonl:2.*words"),
+        ({"tags": [0, 3]}, r"train.jsonl:2.*label.*3,.*none.*O, B-PER, I-PER"),
+        ({"tags": ["O", "B-LOC"]}, r"train.jsonl:2.*label.*'B-LOC'"),
+        ({"tokens": ["a", ""]}, r"train.jsonl:2.*empty"),
+        ({"tokens": "a b"}, r"train.jsonl:2.*list"),
+        ({"tags": None}, r"train.jsonl:2.*list"),
     ],
 )
 def test_a_bad_sentence_is_named(row, words, tmp_path):
@@ -273,7 +271,7 @@ def test_no_answer_is_an_answer_only_where_the_task_says_so(answers, tmp_path):
     row = asked(answers=answers)
     made = load(questions(tmp_path, row, form=Answer(unanswerable=True)), documents="all")
     assert made.test[0].answers == ()
-    refused(questions(tmp_path, row), r"test.jsonl:1 has no answer; .*unanswerable=True")
+    refused(questions(tmp_path, row), r"test.jsonl:1.*answer;.*unanswerable=True")
 
 
 def test_a_question_without_an_id_is_called_by_its_place(tmp_path):
@@ -285,15 +283,15 @@ def test_a_question_without_an_id_is_called_by_its_place(tmp_path):
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"answers": {"text": ["Ada"], "answer_start": [1]}}, r"test.jsonl:1 has the answer 'Ada' at 1, where the context says 'da '"),
+        ({"answers": {"text": ["Ada"], "answer_start": [1]}}, r"test.jsonl:1.*answer.*'Ada' at 1,.*context says.*'da '"),
         ({"answers": {"text": ["Ada"], "answer_start": [-3]}}, r"starts at -3"),
         ({"answers": {"text": ["Ada"], "answer_start": ["0"]}}, r"starts at '0'"),
         ({"answers": {"text": ["Ada", "Ada"], "answer_start": [0]}}, r"has 2 answers and 1 starts"),
-        ({"answers": {"text": [""], "answer_start": [0]}}, r"an answer without text"),
-        ({"answers": {"texts": ["Ada"]}}, r"an answer without text"),
-        ({"answers": "Babbage"}, r"the answer 'Babbage', which is not in its context"),
-        ({"context": " "}, r"no question or no context"),
-        ({"question": None}, r"no question or no context"),
+        ({"answers": {"text": [""], "answer_start": [0]}}, r"answer without"),
+        ({"answers": {"texts": ["Ada"]}}, r"answer without"),
+        ({"answers": "Babbage"}, r"the answer 'Babbage',.*context"),
+        ({"context": " "}, r"no question"),
+        ({"question": None}, r"no question"),
     ],
 )  # fmt: skip
 def test_a_bad_question_is_named(row, words, tmp_path):
@@ -399,7 +397,7 @@ def test_pairs_of_files_fill_the_templates_with_nothing_but_text(tmp_path):
         write(
             folder / "triplet" / "train-00000-of-00001.parquet", [rows[0], {"query": "a", "positive": blank}]
         )
-        refused(Task("ir", form, str(folder), splits), r"parquet:2 has no text in 'positive\|document'")
+        refused(Task("ir", form, str(folder), splits), r"parquet:2.*text.*'positive\|document'")
 
 
 def test_beir_in_parquet_and_in_two_repositories(tmp_path):
@@ -479,25 +477,25 @@ def test_mldr_says_queries_and_judgments_in_one(tmp_path):
     assert len(load(task, documents="all").test.library.names) == 5
     write(tmp_path / "dev.jsonl.gz", long_rows("t2"))
     write(tmp_path / "test.jsonl.gz", [row | {"query": "another"} for row in long_rows("t2")])
-    refused(task, r"two parts have the query 't2' with other texts")
+    refused(task, r"two parts.*'t2'.*other texts")
     write(tmp_path / "test.jsonl.gz", long_rows("t1", "t1"))
-    refused(task, r"test.jsonl.gz:2 is the second query 't1'")
+    refused(task, r"test.jsonl.gz:2.*second query.*'t1'")
 
 
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([("q1", "d99", 1)], r"qrels/test.tsv:7 judges document 'd99', which is not in the corpus"),
-        ([("q99", "d1", 1)], r"qrels/test.tsv:7 judges query 'q99', which is not among the queries"),
-        ([("q1", "d1", "x")], r"qrels/test.tsv:7 has the grade 'x'; write a whole number"),
-        ([("q1", "d5", 0.5)], r"qrels/test.tsv:7 has the grade '0.5'"),
-        ([("q1", "d5", "nan")], r"qrels/test.tsv:7 has the grade 'nan'"),
+        ([("q1", "d99", 1)], r"qrels/test.tsv:7 judges document 'd99',.*corpus"),
+        ([("q99", "d1", 1)], r"qrels/test.tsv:7 judges query 'q99',.*queries"),
+        ([("q1", "d1", "x")], r"qrels/test.tsv:7.*grade.*'x';.*whole number"),
+        ([("q1", "d5", 0.5)], r"qrels/test.tsv:7.*grade.*'0.5'"),
+        ([("q1", "d5", "nan")], r"qrels/test.tsv:7.*grade.*'nan'"),
         (
             [("q1", "d1", 2)],
-            r"qrels/test.tsv:7 grades document 'd1' for query 'q1' as 2, and an earlier row as 1",
+            r"qrels/test.tsv:7 grades document 'd1' for query 'q1' as 2,.*earlier row.*1",
         ),
-        ([("q1", "d1")], r"qrels/test.tsv:7 has 2 columns where others have 3"),
-        ([("", "d1", 1)], r"qrels/test.tsv:7 has the id ''"),
+        ([("q1", "d1")], r"qrels/test.tsv:7 has 2.*columns.*3"),
+        ([("", "d1", 1)], r"qrels/test.tsv:7.*id.*''"),
     ],
 )
 def test_a_bad_judgment_is_named(rows, words, tmp_path):
@@ -512,7 +510,7 @@ def test_a_file_that_is_no_judgments_is_refused(tmp_path):
         splits = Splits("", "", "qrels/test*", cut_from="test")
         refused(
             Task("ir", IR, str(folder), splits, trained_on="x"),
-            r"test.tsv:1 is neither a header nor a judgment",
+            r"test.tsv:1.*header nor",
         )
 
 
@@ -523,15 +521,15 @@ def test_ids_must_be_there_and_differ(searched, tmp_path):
         "ir", IR, str(folder), Splits("", "", "qrels/test*", cut=0.5, cut_from="test"), trained_on="x"
     )
     write(folder / "corpus.jsonl", [*documents(12), documents(3)[2]])
-    refused(task, r"corpus.jsonl:13 is the second with the id 'd2'", searched)
+    refused(task, r"corpus.jsonl:13.*second.*'d2'", searched)
     write(folder / "corpus.jsonl", documents(12))
     write(folder / "queries.jsonl", [*asks(12), asks(3)[2]])
-    refused(task, r"queries.jsonl:13 is the second with the id 'q2'", searched)
+    refused(task, r"queries.jsonl:13.*second.*'q2'", searched)
     write(folder / "queries.jsonl", asks(12))
     write(folder / "corpus.jsonl", [{"_id": row["_id"], "text": row["text"]} for row in documents(12)])
-    refused(task, r"corpus.jsonl:\d+ has no column 'title'", searched)
+    refused(task, r"corpus.jsonl:\d+.*column.*'title'", searched)
     write(folder / "corpus.jsonl", [row | {"text": ["x"]} for row in documents(12)])
-    refused(task, r"corpus.jsonl:\d+ has no text in 'text'", searched)
+    refused(task, r"corpus.jsonl:\d+.*text.*'text'", searched)
 
 
 @pytest.mark.parametrize("searched", ["judged", "all"])
@@ -551,11 +549,11 @@ def test_a_judged_query_or_document_without_text_is_named(blank, searched, tmp_p
     assert len(made.validation) + len(made.test) == 3
     rows[3] |= {"title": blank, "text": blank}
     write(folder / "corpus.jsonl", rows)
-    refused(task, r"corpus.jsonl:4 is judged and has no text in 'title' or 'text'", searched)
+    refused(task, r"corpus.jsonl:4.*judged.*'title' or 'text'", searched)
     write(folder / "corpus.jsonl", documents(12))
     queries[2]["text"] = blank
     write(folder / "queries.jsonl", queries)
-    refused(task, r"queries.jsonl:3 is judged and has no text in 'text'", searched)
+    refused(task, r"queries.jsonl:3.*judged.*'text'", searched)
 
 
 def test_judgments_in_other_tables_are_named_with_their_folder_too(tmp_path):
@@ -569,18 +567,18 @@ def test_an_empty_part_of_retrieval_is_refused(tmp_path):
     folder = beir(tmp_path, test=[("q1", "d1", 0)])
     judge(folder / "qrels" / "validation.tsv", [("q1", "d1", 1)])
     task = Task("ir", IR, str(folder), Splits("", "qrels/validation*", "qrels/test*"), trained_on="x")
-    refused(task, r"its test part has no query with a relevant document")
+    refused(task, r"relevant document")
 
 
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"query": None}, r"dev.jsonl:1 has no text in 'query'"),
-        ({"query": " "}, r"dev.jsonl:1 has no text in 'query'"),
-        ({"query_id": 1.5}, r"dev.jsonl:1 has the id 1.5"),
-        ({"positive_passages": [{"text": "z"}]}, r"dev.jsonl:1 has the id None"),
-        ({"positive_passages": ["doc-1"]}, r"dev.jsonl:1 has passages that are no list of objects"),
-        ({"positive_passages": 7}, r"dev.jsonl:1 has passages that are no list of objects"),
+        ({"query": None}, r"dev.jsonl:1.*text.*'query'"),
+        ({"query": " "}, r"dev.jsonl:1.*text.*'query'"),
+        ({"query_id": 1.5}, r"dev.jsonl:1.*id.*1.5"),
+        ({"positive_passages": [{"text": "z"}]}, r"dev.jsonl:1.*id None"),
+        ({"positive_passages": ["doc-1"]}, r"dev.jsonl:1.*passages"),
+        ({"positive_passages": 7}, r"dev.jsonl:1.*passages"),
     ],
 )
 def test_a_bad_row_with_passages_is_named(row, words, tmp_path):

@@ -320,8 +320,8 @@ def _builtin() -> Iterator[str]:
 def train_ours(texts: RetrievalTexts, folder: Path, device: torch.device) -> Timing:
     """Time our training for retrieval."""
     encoder, finetuner = texts.load_ours(folder, device)
-    family = family_of(texts.task(), texts.examples(), encoder.reading, protocol="standard")
-    return measure.time_finetuning(finetuner, family, texts.case, tokens=texts.tokens(encoder.reading))
+    family = family_of(texts.task(), texts.examples(), encoder.tokenization, protocol="standard")
+    return measure.time_finetuning(finetuner, family, texts.case, tokens=texts.tokens(encoder.tokenization))
 
 
 def encode_ours(texts: RetrievalTexts, folder: Path, device: torch.device) -> Timing:
@@ -330,9 +330,9 @@ def encode_ours(texts: RetrievalTexts, folder: Path, device: torch.device) -> Ti
     model = TaskModel(finetuner.encoder, EmbeddingHead()).eval()
 
     def once() -> Tensor:
-        return per_text(model, encode_texts(encoder.reading, texts.passages), finetuner.setting).cpu()
+        return per_text(model, encode_texts(encoder.tokenization, texts.passages), finetuner.options).cpu()
 
-    tokens = float(encode_texts(encoder.reading, texts.passages).lengths.sum())
+    tokens = float(encode_texts(encoder.tokenization, texts.passages).lengths.sum())
     return measure.time_calls(once, device, tokens=tokens, path=measure.path_of(finetuner))
 
 

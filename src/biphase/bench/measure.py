@@ -42,7 +42,7 @@ from biphase.bench.cases import (
 from biphase.data.stream import Stream, load_ahead
 from biphase.errors import BiphaseError, one_line
 from biphase.finetune.encoder import TaskModel, TuningOptions, per_text
-from biphase.finetune.families import Family, family_of
+from biphase.finetune.families import FamilyTrainer, family_of
 from biphase.finetune.trial import FineTuner
 from biphase.models.backbone import LanguageModel, from_scratch
 from biphase.models.encoder import EmbeddingHead, Encoder
@@ -522,10 +522,10 @@ def measure_finetuning(
 
 
 def time_finetuning(
-    finetuner: FineTuner, family: Family, case: FinetuneCase | RetrievalCase, *, tokens: float
+    finetuner: FineTuner, family: FamilyTrainer, case: FinetuneCase | RetrievalCase, *, tokens: float
 ) -> Timing:
     """Run two fine-tunings: the first pays the one-time costs of a grid, the second has the cost of all others."""
-    device = finetuner.setting.device
+    device = finetuner.options.device
     first = StepClock(device)
     train_once(finetuner, family, case, first.mark)
     second = StepClock(device)
@@ -539,7 +539,7 @@ def path_of(finetuner: FineTuner) -> str:
 
 
 def train_once(
-    finetuner: FineTuner, family: Family, case: FinetuneCase | RetrievalCase, after: Callable[[], None]
+    finetuner: FineTuner, family: FamilyTrainer, case: FinetuneCase | RetrievalCase, after: Callable[[], None]
 ) -> TaskModel:
     """One fine-tuning as a study makes it; `after` is called at the end of each step."""
     precision: Any = case.precision  # one of those that fine-tuning has
@@ -551,7 +551,7 @@ def train_once(
         spec,
         lr=TUNING_RATE,
         seed=SEED,
-        loaders=1 if finetuner.setting.device.type == "cuda" else 0,
+        loaders=1 if finetuner.options.device.type == "cuda" else 0,
         tell=lambda step, steps: after(),
     )
     return model
@@ -566,7 +566,7 @@ def measure_encoding(case: ScoreCase, device: torch.device) -> Timing:
     texts = Ragged.from_lists(sample_ids(PASSAGES, case.passages, case.vocab))
     model = TaskModel(finetuner.encoder, EmbeddingHead()).eval()
     return time_calls(
-        lambda: per_text(model, texts, finetuner.setting),
+        lambda: per_text(model, texts, finetuner.options),
         device,
         tokens=len(texts.flat),
         path=path_of(finetuner),

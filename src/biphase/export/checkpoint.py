@@ -16,10 +16,10 @@ from biphase.export.folder import SavedCheckpoint, Say, building
 from biphase.export.writing import (
     Exported,
     ExportedTokenizer,
-    Form,
     Prompts,
     Readback,
     Written,
+    WrittenForm,
     check_tokenizer,
     edits_for,
     ours,
@@ -90,17 +90,19 @@ def write_encoder(model: LanguageModel, tokenizer: ExportedTokenizer, folder: Pa
     def readbacks(auto: Any) -> tuple[Readback, Readback]:
         return Readback(AutoModel, hidden, last_hidden), Readback(auto, logits, lambda output: output.logits)
 
-    def forms() -> Iterator[Form]:
+    def forms() -> Iterator[WrittenForm]:
         for build in masked_forms(
             model, tokenizer.context, classifier_pooling="mean", **tokenizer.native_ids
         ):
             masked = build()
             native = isinstance(masked, EuroBertForMaskedLM)
-            yield Form(masked, readbacks(AutoModelForMaskedLM), native=native)
+            yield WrittenForm(masked, readbacks(AutoModelForMaskedLM), native=native)
         if is_masked(type(own).__name__):
-            yield Form(own, readbacks(AutoModelForMaskedLM))
+            yield WrittenForm(own, readbacks(AutoModelForMaskedLM))
         else:
-            yield Form(own, readbacks(AutoModelForCausalLM), edits_for(own.config, windows=encoder.windows))
+            yield WrittenForm(
+                own, readbacks(AutoModelForCausalLM), edits_for(own.config, windows=encoder.windows)
+            )
 
     return write_model(folder, forms(), tokenizer, title=type(own).__name__)
 

@@ -380,7 +380,7 @@ class Readback:
 
 
 @dataclass(frozen=True)
-class Form:
+class WrittenForm:
     """One way to write a model: a class that holds its weights, and possible edits of its configuration."""
 
     model: Any
@@ -409,7 +409,9 @@ class Written:
         return f"It needs transformers {LEAST} or later: 4.x refuses it{', ' if older else ''}{older}."
 
 
-def write_model(folder: Path, forms: Iterable[Form], tokenizer: ExportedTokenizer, *, title: str) -> Written:
+def write_model(
+    folder: Path, forms: Iterable[WrittenForm], tokenizer: ExportedTokenizer, *, title: str
+) -> Written:
     """Write the first form that agrees with the trained model, with its token ids in its configuration."""
     differences: list[str] = []
     for form in forms:
@@ -446,7 +448,9 @@ def _refuse_old_versions(folder: Path) -> None:
         marked.replace(path)
 
 
-def _best(folder: Path, form: Form, pad: int, differences: list[str]) -> tuple[float, Edits, str] | None:
+def _best(
+    folder: Path, form: WrittenForm, pad: int, differences: list[str]
+) -> tuple[float, Edits, str] | None:
     """The configuration edits under which the folder agrees best; None if it agrees under none."""
     plain = read_json(folder / CONFIG)
     for attention in ("", "eager"):

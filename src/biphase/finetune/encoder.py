@@ -39,20 +39,29 @@ from biphase.training.pretrain import model_of_checkpoint
 @dataclass(frozen=True)
 class EncoderUnderTest:
     encoder: Encoder
-    reading: Tokenization
+    tokenization: Tokenization
+
+
+def encoder_of(
+    run: Pretrain, checkpoint: str | None, store: Store, shards: Callable[[Pretrain], Shards], spec: Finetune
+) -> EncoderUnderTest:
+    """Load the model of a run: a checkpoint by its key or, if that is None, the start of the run."""
+    if checkpoint is None and isinstance(run.start, Hub):
+        return encoder_of_hub(run.start, spec)
+    return encoder_of_checkpoint(run, checkpoint, store, shards(run), spec)
 
 
 def encoder_of_checkpoint(
-    run: Pretrain, state: str | None, store: Store, shards: Shards, spec: Finetune
+    run: Pretrain, checkpoint: str | None, store: Store, shards: Shards, spec: Finetune
 ) -> EncoderUnderTest:
-    """Load a model that was trained here: the checkpoint with key `state`, or the run's start if that is None."""
-    model = model_of_checkpoint(run, state, store, shards)
+    """Load a model that was trained here: the checkpoint with this key, or the run's start if that is None."""
+    model = model_of_checkpoint(run, checkpoint, store, shards)
     saved = load_saved(shards.tokenizer)
     special = saved.special
     before = (special.bos,) if corpus_of(run).bos and special.bos is not None else ()
     encoder = Encoder(model.model.base_model, context=run.packing.length, windows=model.encoder.windows)
-    reading = _tokenization(saved.model, before, (special.eos,), encoder.context, spec)
-    return EncoderUnderTest(encoder, _literally(reading, saved.control_ids, str(shards.tokenizer)))
+    tokenization = _tokenization(saved.model, before, (special.eos,), encoder.context, spec)
+    return EncoderUnderTest(encoder, _literally(tokenization, saved.control_ids, str(shards.tokenizer)))
 
 
 def encoder_of_hub(hub: Hub, spec: Finetune) -> EncoderUnderTest:
@@ -67,12 +76,12 @@ def encoder_of_hub(hub: Hub, spec: Finetune) -> EncoderUnderTest:
         before = () if spec.protocol == "paper" else before
         after = (int(tokenizer.eos_token_id),)
     trunk: Any = encoder.trunk
-    unspoken = _unspoken(tokenizer)
+    special = _special_ids(tokenizer)
     vocab = max(backend.get_vocab(with_added_tokens=True).values()) + 1
-    spare = {*unspoken, unknown_id(backend)} - {*before, *after}
+    spare = {*special, unknown_id(backend)} - {*before, *after}
     refuse_larger(vocab, spare, trunk.get_input_embeddings().weight.shape[0], hub.source)
-    reading = _tokenization(backend, before, after, encoder.context, spec)
-    return EncoderUnderTest(encoder, _literally(reading, unspoken, hub.source))
+    tokenization = _tokenization(backend, before, after, encoder.context, spec)
+    return EncoderUnderTest(encoder, _literally(tokenization, special, hub.source))
 
 
 def _template(backend: Any, hub: Hub) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -91,7 +100,7 @@ def _template(backend: Any, hub: Hub) -> tuple[tuple[int, ...], tuple[int, ...]]
     )
 
 
-def _unspoken(tokenizer: Any) -> frozenset[int]:
+def _special_ids(tokenizer: Any) -> frozenset[int]:
     """Return the special ids that no text may produce; the unknown token may be, unless it has another role too."""
     backend = tokenizer.backend_tokenizer
     names = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id", "pad_token_id")
@@ -100,10 +109,10 @@ def _unspoken(tokenizer: Any) -> frozenset[int]:
     return frozenset((added - {unknown_id(backend)}) | meant)
 
 
-def _literally(reading: Tokenization, special: frozenset[int], source: str) -> Tokenization:
+def _literally(tokenization: Tokenization, special: frozenset[int], source: str) -> Tokenization:
     """Return a tokenization that treats the names of special tokens in a text, such as "[SEP]", as plain text."""
-    reading.tokenizer.encode_special_tokens = True
-    return replace(reading, tokenizer=literal(reading.tokenizer, special, source))
+    tokenization.tokenizer.encode_special_tokens = True
+    return replace(tokenization, tokenizer=literal(tokenization.tokenizer, special, source))
 
 
 def _tokenization(
@@ -134,7 +143,7 @@ class TuningOptions:
     score_tokens: int
     causal: bool = False  # use causal attention
     graphs: bool = True  # capture steps as CUDA graphs, where device and encoder allow it
-    sparing: bool = True  # train only the vocab rows that occur in the task, where the encoder allows it
+    sparse_rows: bool = True  # train only the vocab rows that occur in the task, where the encoder allows it
     pause: Callable[[], None] = lambda: None  # called between micro-batches of scoring; raises to stop
 
     @classmethod
@@ -165,14 +174,14 @@ class TaskBatch:
     inputs: tuple[PackedTexts, ...]
     targets: Tensor
     count: int
-    draw: int = 0  # index of the micro-batch in the run, which seeds dropout
+    index: int = 0  # of the micro-batch in the run, which seeds dropout
     of_tokens: bool = False  # one target per token; otherwise one per text
     width: int = 0  # tokens it was padded to, for CUDA graphs; 0: not padded
     buffer: Tensor | None = None  # the buffer that its tensors are views of
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [*(one for packed in self.inputs for one in packed.tensors.values()), self.targets]
+        return [*(tensor for packed in self.inputs for tensor in packed.tensors.values()), self.targets]
 
     def gathered(self, *, pinned: bool) -> TaskBatch:
         """Return a copy in one buffer, `pinned` for asynchronous transfer; meant for a data loader's thread."""
@@ -181,7 +190,7 @@ class TaskBatch:
     def within(self, buffer: Tensor) -> TaskBatch:
         """Return the batch with its tensors as views of `buffer`, or of a copy of it on another device."""
         views = iter(views_of(buffer, self.tensors))
-        inputs = [replace(one, **{name: next(views) for name in one.tensors}) for one in self.inputs]
+        inputs = [replace(packed, **{name: next(views) for name in packed.tensors}) for packed in self.inputs]
         return replace(self, inputs=tuple(inputs), targets=next(views), buffer=buffer)
 
     def to(self, device: torch.device) -> TaskBatch:
@@ -205,47 +214,47 @@ class TaskModel(nn.Module):
 
 
 def packs(
-    ids: Ragged, rows: np.ndarray, setting: TuningOptions, budget: int
+    ids: Ragged, rows: np.ndarray, options: TuningOptions, budget: int
 ) -> Iterator[tuple[np.ndarray, PackedTexts]]:
     """Yield the texts of `rows` in micro-batches of at most `budget` tokens, with similar lengths together."""
     lengths = ids.starts[rows + 1] - ids.starts[rows]  # only of these rows: a dataset may have millions
     for group in by_length(lengths, budget):
         chosen = rows[group]
-        yield chosen, pack([ids[row] for row in chosen], varlen=setting.varlen, causal=setting.causal)
+        yield chosen, pack([ids[row] for row in chosen], varlen=options.varlen, causal=options.causal)
 
 
 @torch.no_grad()
-def per_text(model: TaskModel, ids: Ragged, setting: TuningOptions) -> Tensor:
+def per_text(model: TaskModel, ids: Ragged, options: TuningOptions) -> Tensor:
     """Return the head's output for each text in order, fp32, on the device: (n, …)."""
     rows, outputs = [], []
-    for chosen, packed in packs(ids, np.arange(len(ids)), setting, setting.score_tokens):
-        setting.pause()
-        with setting.autocast():
-            outputs.append(model(packed.to(setting.device)).float())
+    for chosen, packed in packs(ids, np.arange(len(ids)), options, options.score_tokens):
+        options.pause()
+        with options.autocast():
+            outputs.append(model(packed.to(options.device)).float())
         rows.append(chosen)
-    back = torch.from_numpy(np.argsort(np.concatenate(rows))).to(setting.device)
+    back = torch.from_numpy(np.argsort(np.concatenate(rows))).to(options.device)
     every = torch.cat(outputs)[back]
     _refuse_unless(bool(every.isfinite().all()))
     return every
 
 
-def per_token(model: TaskModel, ids: Ragged, setting: TuningOptions) -> np.ndarray:
+def per_token(model: TaskModel, ids: Ragged, options: TuningOptions) -> np.ndarray:
     """Return the head's output for each token, in the order of `ids.flat`: (N, labels)."""
     result: np.ndarray | None = None
     parts: list[tuple[np.ndarray, Tensor]] = []
     with torch.no_grad():
-        for chosen, packed in packs(ids, np.arange(len(ids)), setting, setting.score_tokens):
-            setting.pause()
-            with setting.autocast():
-                parts.append((chosen, model(packed.to(setting.device)).float()))
+        for chosen, packed in packs(ids, np.arange(len(ids)), options, options.score_tokens):
+            options.pause()
+            with options.autocast():
+                parts.append((chosen, model(packed.to(options.device)).float()))
     # Read back after all batches were launched, so that the device never waits for the host.
-    for chosen, said in parts:
-        values = said.cpu().numpy()
+    for chosen, output in parts:
+        values = output.cpu().numpy()
         _refuse_unless(bool(np.isfinite(values).all()))
         if result is None:
             result = np.empty((len(ids.flat), values.shape[1]), np.float32)
-        places = np.concatenate([np.arange(ids.starts[row], ids.starts[row + 1]) for row in chosen])
-        result[places] = values
+        positions = np.concatenate([np.arange(ids.starts[row], ids.starts[row + 1]) for row in chosen])
+        result[positions] = values
     assert result is not None
     return result
 

@@ -31,7 +31,7 @@ READING: tuple[tuple[str, str], ...] = (
     ),
     (
         "Families.",
-        f"{', '.join(f'{family}: {name}' for family, name in FAMILIES.items())}. A family is the plain mean of its "
+        f"{', '.join(f'{short}: {family.name}' for short, family in FAMILIES.items())}. A family is the plain mean of its "
         "tasks, seed by seed.",
     ),
     (

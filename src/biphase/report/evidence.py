@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from biphase.errors import StoreError, one_line
+from biphase.metadata import VALUES
 from biphase.report.pretraining import JobCost, job_costs
 from biphase.report.recipes import Model, Published, models
 from biphase.report.statistics.intervals import DRAWS, resample
@@ -27,7 +28,7 @@ from biphase.specs import Family, Task
 from biphase.specs.tasks import FAMILIES
 from biphase.store import Store, read_verified
 from biphase.study import ledger
-from biphase.study.ledger import VALUES, choose, finetunings, read_trial
+from biphase.study.ledger import choose, finetunings, read_trial
 from biphase.study.plan import Plan
 
 Floats = NDArray[np.float64]

@@ -35,7 +35,7 @@ from biphase.report.selectors import Case, ComparableModels, comparable_models, 
 from biphase.report.statistics import power
 from biphase.report.statistics.intervals import holm
 from biphase.specs import Claim, Family, Hub
-from biphase.specs.tasks import family_name
+from biphase.specs.tasks import FAMILIES, family_name
 from biphase.study.costs import REPEATED, shape_of
 from biphase.study.plan import Plan
 from biphase.text import SCALE, counted, effect, fixed, interval, listed, p_equals, p_value, short, signed
@@ -464,7 +464,9 @@ def _beside(paper: Paper, study: ComparableModels, used: set[str]) -> Iterable[s
         theirs = paper.tasks.get(family, ())
         if used & set(names) and set(names) != set(theirs):
             yield f"{family} here is {listed(list(names))}; the paper's is the mean of {listed(list(theirs))}."
-    same_metric = used <= set(paper.tasks.get("SC", ()))  # accuracy under every protocol
+    # Families whose metric is the same under every protocol
+    same = [short for short, family in FAMILIES.items() if len(set(family.selects.values())) == 1]
+    same_metric = used <= {task for short in same for task in paper.tasks.get(short, ())}
     if study.finetune and study.finetune.protocol != paper.protocol and not same_metric:
         yield "The paper's numbers are in its own metrics, these in the usual ones: compare signs, not sizes."
 
@@ -475,12 +477,10 @@ def _beside(paper: Paper, study: ComparableModels, used: set[str]) -> Iterable[s
 # enough are finished; otherwise it is assumed, and the assumed numbers are printed.
 
 
-# Standard deviation of one score over fine-tuning seeds, in points. SC: Figure 1 of arXiv:2507.00994 has half widths of
-# 0.11 to 0.18 over five seeds for means of three tasks, so 0.12 for such a mean and √3 times as much for one task.
-# TC is assumed equal to SC, QA and IR noisier (ReCoRD; 43 queries of MS MARCO).
-ASSUMED: dict[Family, float] = {"SC": 0.2, "TC": 0.2, "QA": 0.85, "IR": 0.5}
-# Small models are noisier. Measured with a 30M model on one task of each family (docs/results/replica).
-ASSUMED_OF_SMALL: dict[Family, float] = {"SC": 0.7, "TC": 0.45, "QA": 3.0, "IR": 1.4}
+# Standard deviation of one score over fine-tuning seeds, in points; small models are noisier.
+ASSUMED, ASSUMED_OF_SMALL = (
+    {short: family.assumed_sd[small] for short, family in FAMILIES.items()} for small in (0, 1)
+)
 SMALL = 100_000_000  # parameters in the blocks
 ENOUGH = 3  # degrees of freedom from which a measured standard deviation replaces the assumed one
 WIDTH, SAYS = 110, 44  # columns of the text, and of the claim

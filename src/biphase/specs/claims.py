@@ -1,8 +1,7 @@
 """Claims (hypotheses) of a study, stated before it is run: one result scores above another, by how much, on what.
 
 A claim is written in the study file beside the runs it compares. The report tests it together with the claims of
-papers (`Study.papers`) and corrects for their number, so claims should not be added after the scores are known. This
-module also holds the table of metrics for each task family.
+papers (`Study.papers`) and corrects for their number, so claims should not be added after the scores are known.
 """
 
 from __future__ import annotations
@@ -12,23 +11,8 @@ import re
 from biphase.errors import SpecError, nearest
 from biphase.records import record
 from biphase.specs.sources import check_name
-from biphase.specs.tasks import Family
+from biphase.specs.tasks import FAMILIES, Family
 
-# The metrics of a trial; `biphase.tasks.metrics` computes them.
-METRICS: dict[Family, tuple[str, ...]] = {
-    "SC": ("accuracy", "macro_f1", "mcc"),
-    "TC": ("entity_f1", "sentence_f1"),
-    "QA": ("f1", "exact_match", "token_f1"),
-    "IR": ("ndcg@10", "mrr@10", "recall@100", "paper_ndcg@10"),
-}
-# The metric that selects the learning rate, under each protocol of `Finetune`.
-CHOSEN: dict[Family, dict[str, str]] = {
-    "SC": {"paper": "accuracy", "standard": "accuracy"},
-    "TC": {"paper": "sentence_f1", "standard": "entity_f1"},
-    "QA": {"paper": "token_f1", "standard": "f1"},
-    "IR": {"paper": "paper_ndcg@10", "standard": "ndcg@10"},
-}
-RANGES = {"mcc": (-1.0, 1.0)}  # the range of a metric, if it is not 0 to 1
 _OF_PAPERS = re.compile(r"[CB]\d+")
 
 
@@ -69,9 +53,9 @@ class Claim:
             raise SpecError(f"{where}: on={self.on} names one thing twice")
         if abs(self.margin) >= 100:
             raise SpecError(f"{where}: a margin is in percent points of a score, not {self.margin:g}")
-        known = [metric for metrics in METRICS.values() for metric in metrics]
-        if self.metric and self.metric not in known:
-            raise SpecError(f"{where}: there is no metric {self.metric!r}; {nearest(self.metric, known)}")
+        metrics = [metric for family in FAMILIES.values() for metric in family.metrics]
+        if self.metric and self.metric not in metrics:
+            raise SpecError(f"{where}: there is no metric {self.metric!r}; {nearest(self.metric, metrics)}")
 
     def check_within(self, results: list[str], tasks: dict[str, Family]) -> None:
         """Raise SpecError unless a study with these results and tasks (name → family) can test the claim."""
@@ -88,7 +72,7 @@ class Claim:
         for name in self.on or families:
             if name not in known:
                 raise SpecError(f"{where}: the study has no task or family {name!r}; {nearest(name, known)}")
-            metrics = METRICS[known[name]]
+            metrics = FAMILIES[known[name]].metrics
             if self.metric and self.metric not in metrics:
                 raise SpecError(
                     f"{where}: {name} is not scored with {self.metric!r} but with {', '.join(metrics)}; "

@@ -10,7 +10,7 @@ from biphase.errors import SpecError, nearest
 from biphase.records import added, record
 from biphase.specs.claims import Claim
 from biphase.specs.sources import check_name
-from biphase.specs.tasks import Task
+from biphase.specs.tasks import FAMILIES, Task
 from biphase.specs.training import INHERIT, AdamW, Pretrain
 
 # The names that `Study.papers` may have: the folders of biphase/papers.
@@ -124,6 +124,14 @@ class Finetune:
     def lender(self, task: Task) -> Task:
         """Return the task whose fine-tuned model scores `task`: `task` itself unless it has `trained_on`."""
         return next(one for one in self.tasks if one.name == (task.trained_on or task.name))
+
+    def metric(self, task: Task) -> str:
+        """Return the metric that selects the learning rate of a task."""
+        return FAMILIES[task.family].selects[self.protocol]
+
+    def pool(self, task: Task) -> str:
+        """Return which documents a retrieval task searches; empty for other tasks."""
+        return self.documents if "corpus" in task.form.files else ""
 
     def part(self, *, on_the_way: bool) -> Finetune:
         """Return the grid for one result: the subset for an intermediate checkpoint, else the whole grid."""

@@ -6,6 +6,9 @@
     QA  question answering        Answer     a question, a context, and the answers in it
     IR  retrieval                 Retrieve   queries, documents, and relevance judgments
 
+`FAMILIES` has one record per family with all that the rest of biphase knows of it, apart from reading its rows
+(`tasks.load`), its head, loss and scores (`finetune.families`) and its class in transformers (`export.tuned`).
+
 A column can be given as alternatives, `"tokens|words"`: the first one that the files have is read. In a template,
 `{title:. }` inserts the title followed by ". ", or nothing if a row has no title.
 """
@@ -15,14 +18,14 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, Literal, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from biphase.errors import SpecError
 from biphase.records import added, record
 from biphase.specs.sources import check_name, check_pinned
 
-Family = Literal["SC", "TC", "QA", "IR"]
+Family = str  # the abbreviation of a task family, a key of FAMILIES
 
 
 @record
@@ -52,8 +55,32 @@ class Splits:
             raise SpecError(f"Splits.rows must not be negative, they are {self.rows}")
 
 
+class Form:
+    """What the rows of a task are. Subclasses are records that name columns and templates."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are read, for descriptions."""
+        raise NotImplementedError
+
+    @property
+    def templates(self) -> dict[str, str]:
+        """The templates of a model's inputs by name; empty if an input is not made by a template."""
+        return {}
+
+    @property
+    def target(self) -> str:
+        """The column with the label, tags or answers; empty if there is none."""
+        return ""
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The files besides the splits, by purpose: a name or pattern each, or empty."""
+        return {}
+
+
 @record
-class Classify:
+class Classify(Form):
     """One label per text. `text` is a template over the columns: "Premise: {premise}\\nHypothesis: {hypothesis}"."""
 
     text: str
@@ -65,9 +92,21 @@ class Classify:
         columns_of("Classify.text", self.text)
         _distinct("Classify.labels", self.labels)
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*columns_of("Classify.text", self.text), self.label)
+
+    @property
+    def templates(self) -> dict[str, str]:
+        return {"text": self.text}
+
+    @property
+    def target(self) -> str:
+        return self.label
+
 
 @record
-class Tag:
+class Tag(Form):
     """One tag per word, in the IOB2 scheme (O, B-PER, I-PER, …)."""
 
     labels: tuple[str, ...]
@@ -76,15 +115,23 @@ class Tag:
 
     def check(self) -> None:
         _distinct("Tag.labels", self.labels)
-        wrong = [one for one in self.labels if one != "O" and one[:2] not in ("B-", "I-")]
+        wrong = [label for label in self.labels if label != "O" and label[:2] not in ("B-", "I-")]
         if wrong or "O" not in self.labels:
             raise SpecError(
                 f"Tag.labels must be O, B-… and I-…, not {', '.join(wrong) or 'without O'}; write them in IOB2"
             )
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.words, self.tags
+
+    @property
+    def target(self) -> str:
+        return self.tags
+
 
 @record
-class Answer:
+class Answer(Form):
     """A span of `context` that answers `question`. `text` is the template of what precedes the context.
 
     The column `answers` holds {"text": […], "answer_start": […]} as in SQuAD, or one text, whose first occurrence in
@@ -101,9 +148,21 @@ class Answer:
         if columns_of("Answer.text", self.text) != ("question",) or "{question}" not in self.text:
             raise SpecError(f"Answer.text must name {{question}} and nothing else, not {self.text!r}")
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.question, self.context, self.answers
+
+    @property
+    def templates(self) -> dict[str, str]:
+        return {"text": f"{self.text}{{{self.context}}}"}
+
+    @property
+    def target(self) -> str:
+        return self.answers
+
 
 @record
-class Retrieve:
+class Retrieve(Form):
     """Queries and documents in BEIR's layout, and pairs of both to train on.
 
     Without `pairs` files, the training pairs are the judgments of the train split. Templates name columns of the files.
@@ -126,20 +185,85 @@ class Retrieve:
         if self.relevant < 1:
             raise SpecError(f"Retrieve.relevant must be at least 1, it is {self.relevant}")
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return columns_of("Retrieve.document", self.document)
 
-FAMILIES: dict[Family, str] = {
-    "SC": "sequence classification",
-    "TC": "token classification",
-    "QA": "question answering",
-    "IR": "retrieval",
+    @property
+    def templates(self) -> dict[str, str]:
+        return {"query": self.query, "document": self.document}
+
+    @property
+    def files(self) -> dict[str, str]:
+        return {"queries": self.queries, "corpus": self.corpus, "pairs": self.pairs}
+
+
+@dataclass(frozen=True)
+class TaskFamily:
+    """A family of tasks: its form, its metrics, and how it is treated."""
+
+    name: str
+    form: type[Form]
+    metrics: tuple[str, ...]  # of a trial; `tasks.metrics` computes them
+    selects: dict[str, str]  # protocol → the metric that selects the learning rate
+    options: tuple[str, ...]  # options of the command line that describe own data of this family
+    # Standard deviation of one score over fine-tuning seeds in points, assumed until one is measured: of a model, and
+    # of a model below 100M parameters (measured with a 30M model on one task of each family, docs/results/replica).
+    assumed_sd: tuple[float, float]
+    ranges: dict[str, tuple[float, float]] = field(
+        default_factory=dict
+    )  # of metrics that are not from 0 to 1
+    zero_shot: bool = False  # can be scored without fine-tuning
+    windows: tuple[str, ...] = ()  # protocols that read a long text in several windows
+
+
+# Assumed standard deviations. SC: the paper's Figure 1 has half widths of 0.11 to 0.18 over five seeds for means of
+# three tasks, so 0.12 for such a mean and √3 times as much for one task. The paper does not give the others: TC is
+# assumed equal to SC, QA and IR noisier (ReCoRD; 43 queries of MS MARCO).
+FAMILIES: dict[Family, TaskFamily] = {
+    "SC": TaskFamily(
+        name="sequence classification",
+        form=Classify,
+        metrics=("accuracy", "macro_f1", "mcc"),
+        selects={"paper": "accuracy", "standard": "accuracy"},
+        ranges={"mcc": (-1.0, 1.0)},
+        options=("--text", "--label", "--labels"),
+        assumed_sd=(0.2, 0.7),
+    ),
+    "TC": TaskFamily(
+        name="token classification",
+        form=Tag,
+        metrics=("entity_f1", "sentence_f1"),
+        selects={"paper": "sentence_f1", "standard": "entity_f1"},
+        options=("--label", "--labels"),
+        assumed_sd=(0.2, 0.45),
+    ),
+    "QA": TaskFamily(
+        name="question answering",
+        form=Answer,
+        metrics=("f1", "exact_match", "token_f1"),
+        selects={"paper": "token_f1", "standard": "f1"},
+        options=("--label",),
+        assumed_sd=(0.85, 3.0),
+        windows=("standard",),
+    ),
+    "IR": TaskFamily(
+        name="retrieval",
+        form=Retrieve,
+        metrics=("ndcg@10", "mrr@10", "recall@100", "paper_ndcg@10"),
+        selects={"paper": "paper_ndcg@10", "standard": "ndcg@10"},
+        options=("--query",),
+        assumed_sd=(0.5, 1.4),
+        zero_shot=True,
+    ),
 }
-FAMILY_OF: dict[type, Family] = {Classify: "SC", Tag: "TC", Answer: "QA", Retrieve: "IR"}
+FAMILY_OF: dict[type[Form], Family] = {family.form: short for short, family in FAMILIES.items()}
+RANGES = {metric: ends for family in FAMILIES.values() for metric, ends in family.ranges.items()}
 
 
-def family_name(family: str) -> str:
+def family_name(family: Family) -> str:
     """Return a family's full name with its abbreviation: sequence classification (SC)."""
-    name = FAMILIES[cast("Family", family)]
-    return f"{name} ({family})"
+    return f"{FAMILIES[family].name} ({family})"
 
 
 @record
@@ -166,11 +290,11 @@ class Task:
         check_name("Task", self.name)
         if not self.source:
             raise SpecError(f"{where} needs a source: a folder, a file, or hf://owner/name@revision/folder")
-        for place in self.places:
-            if place.startswith("hf://") and "@" in place:
-                after = place.split("@", 1)[1]
+        for source in self.places:
+            if source.startswith("hf://") and "@" in source:
+                after = source.split("@", 1)[1]
                 check_pinned(where, after if after.startswith("refs/") else after.split("/")[0])
-        fewest = 0 if isinstance(self.form, Retrieve) else 1
+        fewest = 0 if FAMILIES[self.family].zero_shot else 1
         if self.steps < fewest or self.batch < 1 or self.epochs < 0:
             raise SpecError(
                 f"{where}: steps and batch must be at least 1, epochs not negative; only retrieval may have 0 steps"
@@ -197,31 +321,31 @@ class Task:
     @property
     def trains(self) -> bool:
         """Whether the task has training data."""
-        return bool(self.splits.train or (isinstance(self.form, Retrieve) and self.form.pairs))
+        return bool(self.splits.train or self.form.files.get("pairs"))
 
     @property
     def places(self) -> tuple[str, ...]:
         """All paths, patterns and hub addresses that name the task's files."""
         splits = (self.splits.train, self.splits.validation, self.splits.test)
-        more = (
-            (self.form.queries, self.form.corpus, self.form.pairs) if isinstance(self.form, Retrieve) else ()
-        )
-        return tuple(dict.fromkeys(one for one in (self.source, *splits, *more) if one))
+        every = (self.source, *splits, *self.form.files.values())
+        return tuple(dict.fromkeys(source for source in every if source))
 
     def pin(self, revision: str) -> Task:
         """Return the task with its hub source pinned to a commit."""
         if not self.source.startswith("hf://"):
             raise SpecError(f"Task {self.name!r} is not on the hub, its source is {self.source!r}")
         owner, name, *folder = self.source.removeprefix("hf://").split("/")
-        place = "/".join([owner, f"{name.split('@')[0]}@{revision}", *folder])
-        return replace(self, source=f"hf://{place}")
+        source = "/".join([owner, f"{name.split('@')[0]}@{revision}", *folder])
+        return replace(self, source=f"hf://{source}")
 
     def at(self, folder: str) -> Task:
         """Return the task with its files in a local folder: the splits by file name, or BEIR's layout for retrieval."""
-        splits = {name: _last(getattr(self.splits, name)) for name in ("train", "validation", "test")}
+        splits = {
+            part: getattr(self.splits, part).rsplit("/", 1)[-1] for part in ("train", "validation", "test")
+        }
         form = self.form
         if isinstance(form, Retrieve):
-            splits = {name: f"qrels/{one}" if one else "" for name, one in splits.items()}
+            splits = {part: f"qrels/{name}" if name else "" for part, name in splits.items()}
             form = replace(form, queries="queries*", corpus="corpus*", pairs=form.pairs and "pairs*")
         local = folder if folder.startswith((".", "/", "~")) else f"./{folder}"
         return replace(self, source=local, splits=replace(self.splits, **splits), form=form)
@@ -246,11 +370,11 @@ def columns_of(where: str, template: str) -> tuple[str, ...]:
 
 def filled(template: str, values: Mapping[str, Any]) -> str:
     """Fill in a template's columns; `{title:. }` inserts the title and ". ", or nothing if it is empty."""
-    made = []
+    texts = []
     for literal, name, after, _ in string.Formatter().parse(template):
         value = "" if name is None or values[name] is None else str(values[name])
-        made += [literal, value, after or "" if value and not value.isspace() else ""]
-    return "".join(made)
+        texts += [literal, value, after or "" if value and not value.isspace() else ""]
+    return "".join(texts)
 
 
 def optional_columns(template: str) -> set[str]:
@@ -261,8 +385,3 @@ def optional_columns(template: str) -> set[str]:
 def _distinct(where: str, labels: tuple[str, ...]) -> None:
     if len(labels) < 2 or len(set(labels)) != len(labels):
         raise SpecError(f"{where} must be at least two, all different, not {labels}")
-
-
-def _last(place: str) -> str:
-    """Return the last component of a path or pattern."""
-    return place.rsplit("/", 1)[-1]

@@ -43,7 +43,9 @@ from biphase.metadata import (
     CARD,
     CHECKPOINT,
     LINES,
+    PREDICTIONS,
     TRIAL,
+    VALUES,
     WRONG,
     check_arrays,
     check_card,
@@ -57,7 +59,7 @@ from biphase.records import KEY_PATTERN, content_key, decode, encode, is_key
 from biphase.specs import Corpus, Pretrain, Study
 from biphase.store import Store, publish, read_checked, read_verified, verify, with_checksum, write_json
 from biphase.study import ledger
-from biphase.study.ledger import PREDICTIONS, VALUES, finetunings, finished, read_trial
+from biphase.study.ledger import finetunings, finished, read_trial
 from biphase.study.load import COMMIT, hubs_of, pins_of, remember
 from biphase.study.plan import (
     PLAN,

@@ -382,19 +382,13 @@ def _read(task: Task, documents: Any) -> Sizes | None:
         examples: Any = load(task, documents=documents)
     except (BiphaseError, OSError):  # the command that needs the task reports the error
         return None
-    if task.family == "IR":
+    if "corpus" in task.form.files:
         train = [[pair.query for pair in examples.train], [pair.document for pair in examples.train]]
         scored = [examples.validation.queries, examples.test.queries, examples.validation.library.texts]
     else:
-        train = [[_text(row) for row in examples.train]]
-        scored = [[_text(row) for row in split] for split in (examples.validation, examples.test)]
+        train = [[row.text for row in examples.train]]
+        scored = [[row.text for row in split] for split in (examples.validation, examples.test)]
     return Sizes(*(tuple(_measured(texts) for texts in some if texts) for some in (train, scored)))
-
-
-def _text(row: Any) -> str:
-    if hasattr(row, "words"):
-        return " ".join(row.words)
-    return row.before + row.context if hasattr(row, "context") else row.text
 
 
 def _measured(texts: Iterable[str]) -> TextLengths:

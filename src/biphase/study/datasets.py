@@ -22,7 +22,7 @@ from biphase.catalog import CATALOG, TASKS
 from biphase.data.corpus import Absent
 from biphase.errors import SpecError, StoreError, nearest
 from biphase.specs import Answer, Classify, Retrieve, Splits, Tag, Task
-from biphase.specs.tasks import FAMILIES, columns_of, filled
+from biphase.specs.tasks import FAMILIES, FAMILY_OF, columns_of, filled
 from biphase.store import Store, read_checked, with_checksum, write_json
 from biphase.tasks.files import (
     ABOUT,
@@ -150,11 +150,12 @@ def tasks_named(
 
 def _refuse_idle(own: Own, families: set[str]) -> None:
     """Refuse an option that applies to none of the families of the own data."""
-    for option, value, readers in (
-        ("--query", own.query, {"IR"}),
-        ("--labels", ",".join(own.labels), {"SC", "TC"}),
-        ("--label", own.label, {"SC", "TC", "QA"}),
+    for option, value in (
+        ("--query", own.query),
+        ("--labels", ",".join(own.labels)),
+        ("--label", own.label),
     ):
+        readers = {short for short, family in FAMILIES.items() if option in family.options}
         if value and not families & readers:
             raise SpecError(
                 f"{option} {value!r} is for {', '.join(sorted(readers))}, and the data are read as "
@@ -224,10 +225,7 @@ def _mirrored(task: Task, data: Path) -> Task:
         return replace(record, **sources)
 
     splits = moved(task.splits, "train", "validation", "test")
-    form = task.form
-    if isinstance(form, Retrieve):
-        form = moved(form, "queries", "corpus", "pairs")
-    return replace(moved(task, "source"), splits=splits, form=form)
+    return replace(moved(task, "source"), splits=splits, form=moved(task.form, *task.form.files))
 
 
 # ---------------------------------------------------------------- own data
@@ -244,11 +242,12 @@ def _own_task(name: str, own: Own) -> Task:
     title = _title(path)
     whose = f"task {title!r}"
     laid_out = path.is_dir() and matching(path, "corpus*") and matching(path, "queries*")
-    if own.family == "IR" and not laid_out:
+    retrieval = FAMILY_OF[Retrieve]
+    if own.family == retrieval and not laid_out:
         raise SpecError(
             f"{whose}: {path} has no corpus* and queries*; lay it out as BEIR does: docs/tasks.md"
         )
-    if laid_out and own.family in ("", "IR"):
+    if laid_out and own.family in ("", retrieval):
         return _own_retrieval(whose, title, path, own)
     borrowed = "" if own.trained_on == title else own.trained_on
     home = path.parent if path.is_file() else _home(path)
@@ -257,8 +256,10 @@ def _own_task(name: str, own: Own) -> Task:
     task = Task(title, Answer(), str(home), splits, trained_on=borrowed)
     files = local_files(task)
     columns = column_names(whose, files["train" if "train" in files else "test"][0])
-    maker = {"SC": _classify, "TC": _tag, "QA": _answer}[own.family or _family(columns)]
-    form = maker(Folder(whose, home if path.is_file() else path, files, columns), own)
+    family = own.family or _family(columns)
+    if family not in INFERRED:
+        raise SpecError(f"--family {family}: such data is described by a Task in a study file: docs/tasks.md")
+    form = INFERRED[family](Folder(whose, home if path.is_file() else path, files, columns), own)
     if "train" in files and not own.test and _unlabelled(whose, form, files["test"]):
         if not splits.validation:
             raise SpecError(f"{whose}: its test part has no labels; name a file that has some: --test FILE")
@@ -406,13 +407,7 @@ def _formats() -> str:
 
 def _unlabelled(whose: str, form: Classify | Tag | Answer, files: Sequence[Path]) -> bool:
     """Whether a test split has no labels, as in GLUE and many competitions."""
-    match form:
-        case Classify():
-            column = form.label
-        case Tag():
-            column = form.tags
-        case Answer():
-            column = form.answers
+    column = form.target
     if not set(column.split("|")) & set(column_names(whose, files[0])):
         return True
     cells = (cell for rows in read(whose, files, (column,)) for cell in rows.columns[column])
@@ -451,8 +446,9 @@ class Folder:
 def _family(columns: Sequence[str]) -> str:
     names = set(columns)
     if names & set(WORDS.split("|")) and names & set(TAGS.split("|")):
-        return "TC"
-    return "QA" if {"question", "context"} <= names and names & set(ANSWERS.split("|")) else "SC"
+        return FAMILY_OF[Tag]
+    asks = {"question", "context"} <= names and names & set(ANSWERS.split("|"))
+    return FAMILY_OF[Answer if asks else Classify]
 
 
 def _classify(data: Folder, own: Own) -> Classify:
@@ -589,6 +585,10 @@ def _answer(data: Folder, own: Own) -> Answer:
     return replace(form, text=own.text) if own.text else form
 
 
+# The families whose form can be inferred from columns.
+INFERRED = {FAMILY_OF[Classify]: _classify, FAMILY_OF[Tag]: _tag, FAMILY_OF[Answer]: _answer}
+
+
 def _own_retrieval(whose: str, name: str, folder: Path, own: Own) -> Task:
     train, pairs = _part(folder, ("qrels/train*",)), _part(folder, ("pairs*",))
     test = _test(own.test) if own.test else _part(folder, ("qrels/test*",))
@@ -675,13 +675,13 @@ def _describe(task: Task, *, download: bool) -> Description:
     places = on_hub(task)
     for place in places:
         refuse_unpinned(f"task {task.name!r}", place)
-    about = [("family", f"{task.family}, {FAMILIES[task.family]}"), ("source", task.source)]
+    about = [("family", f"{task.family}, {FAMILIES[task.family].name}"), ("source", task.source)]
     if places and not download:
         about += [*_fields_read(task, ()), ("rows", "on the hub; read when the first model is fine-tuned")]
         warnings: list[str] = []
     else:
         files, examples = files_of(task), load(task, documents="judged")
-        source = "corpus" if isinstance(task.form, Retrieve) else "train" if "train" in files else "test"
+        source = next(part for part in ("corpus", "train", "test") if part in files)
         columns = column_names(f"task {task.name!r}", files[source][0])
         about += [*_fields_read(task, columns), *_parts(task, examples)]
         about += [("example", text) for text in _examples(task, examples)]
@@ -697,31 +697,22 @@ def _printable(text: str) -> str:
 def _fields_read(task: Task, columns: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the columns that are read, the templates and the labels."""
     form = task.form
-    match form:
-        case Classify():
-            read, templates = [*columns_of("", form.text), form.label], [("text", form.text)]
-        case Tag():
-            read, templates = [form.words, form.tags], []
-        case Answer():
-            read = [form.question, form.context, form.answers]
-            templates = [("text", f"{form.text}{{{form.context}}}")]
-        case Retrieve():
-            read = list(columns_of("", form.document))
-            templates = [("query", form.query), ("document", form.document)]
     if columns:
-        read = [next((name for name in column.split("|") if name in columns), column) for column in read]
-        ids = DOCUMENT_ID.split("|") if isinstance(form, Retrieve) else ()
+        read = [
+            next((name for name in column.split("|") if name in columns), column) for column in form.columns
+        ]
+        ids = DOCUMENT_ID.split("|") if "corpus" in form.files else ()
         unread = [name for name in columns if name not in (*read, *ids)]
         yield "columns", ", ".join(read) + (f"; not read: {', '.join(unread)}" if unread else "")
-    yield from templates
-    if isinstance(form, (Classify, Tag)):
-        more = f", … ({len(form.labels)} in all)" if len(form.labels) > LISTED else ""
-        yield "labels", ", ".join(form.labels[:LISTED]) + more
+    yield from form.templates.items()
+    if labels := getattr(form, "labels", ()):
+        more = f", … ({len(labels)} in all)" if len(labels) > LISTED else ""
+        yield "labels", ", ".join(labels[:LISTED]) + more
 
 
 def _parts(task: Task, examples: Examples) -> Iterator[tuple[str, str]]:
     """Yield the size and purpose of each split."""
-    retrieval = isinstance(task.form, Retrieve)
+    retrieval = "corpus" in task.form.files
     splits = task.splits
 
     def rows(part: Any) -> str:

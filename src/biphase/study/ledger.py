@@ -28,7 +28,6 @@ from biphase.keys import finetuning_key, trial_key
 from biphase.leases import Holder, Leases
 from biphase.metadata import read_checkpoint_file, read_lines, read_trial_file
 from biphase.specs import Finetune, Task
-from biphase.specs.claims import CHOSEN
 from biphase.store import Store, read_file, read_json, write_json
 from biphase.study.costs import flops_of
 from biphase.study.plan import Plan, TrainingJob
@@ -195,10 +194,6 @@ def seconds_left(entries: dict[str, JobStatus]) -> float | None:
 # trial        the scores of a fine-tuning on one task: the task it was trained on, or one that reuses its model
 
 
-VALUES = "values.safetensors"
-PREDICTIONS = "predictions.safetensors"  # absent from trials of earlier versions
-
-
 @dataclass(frozen=True)
 class Trial:
     key: str
@@ -253,9 +248,9 @@ def _grid(
             key = finetuning_key(model, plan.tasks[task.name], spec, lr=lr, seed=seed)
             trials = tuple(
                 Trial(
-                    trial_key(key, plan.tasks[each.name], spec.documents if each.family == "IR" else ""),
+                    trial_key(key, plan.tasks[each.name], spec.pool(each)),
                     each,
-                    CHOSEN[each.family][spec.protocol],
+                    spec.metric(each),
                 )
                 for each in scored
             )

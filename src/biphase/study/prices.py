@@ -32,6 +32,7 @@ from biphase.protocol import (
     token_share,
 )
 from biphase.specs import Finetune, Hub, Pretrain, Size, Task
+from biphase.specs.tasks import FAMILIES
 from biphase.store import Store
 from biphase.study.costs import (
     Load,
@@ -307,7 +308,7 @@ class _TuningCosts:
     def _inputs(self, task: Task, texts: TextLengths) -> tuple[float, float]:
         """Return how many inputs a text becomes, and the mean tokens of an input."""
         vocab = self.shape.vocab or UNKNOWN_VOCAB
-        if task.family == "QA" and self.spec.protocol == "standard":
+        if self.spec.protocol in FAMILIES[task.family].windows:
             return texts.windows(vocab, self.limit)
         return 1.0, texts.tokens(vocab, self.limit)
 

@@ -23,6 +23,7 @@ from biphase.cluster.launch import has_lost
 from biphase.errors import DataError, ModelError, SpecError, StoreError, one_line
 from biphase.finetune.families import PartScores
 from biphase.finetune.trial import Checkpoints
+from biphase.finetune.tune import Stopped
 from biphase.keys import Identities
 from biphase.leases import Lease, Leases
 from biphase.progress import Live
@@ -33,7 +34,7 @@ from biphase.study.costs import flops_of
 from biphase.study.datasets import Description, describe, keep
 from biphase.study.ledger import FineTuning, finetunings, finished, unfinished
 from biphase.study.plan import Plan, TrainingJob, needed_jobs
-from biphase.study.tune import ShardMaker, Stopped, Tuner
+from biphase.study.tune import PlanTuner, ShardMaker
 from biphase.tasks.files import on_hub, refuse_changed
 from biphase.text import duration, si
 from biphase.training import checkpoint
@@ -105,7 +106,7 @@ class Worker:
         self.open = {one.key: one for one in finetunings(plan, evaluated)}
         self.planned = len(self.open)
         self.doomed: set[str] = set()  # models that cannot be loaded here
-        self.tuner: Tuner | None = None
+        self.tuner: PlanTuner | None = None
 
     def work(self) -> Outcome:
         """Run jobs until none is left for this worker, or a stop is requested."""
@@ -233,7 +234,7 @@ class Worker:
         if self.tuner is None:
             spec = self.plan.study.finetune
             self._warn_of(spec.precision if spec else "", "Finetune(…)")
-            self.tuner = Tuner(
+            self.tuner = PlanTuner(
                 self.plan,
                 self.store,
                 self.ranks,
@@ -256,7 +257,7 @@ class Worker:
             self.tuner.live("")
             if lost():  # the worker that took it over may have removed files that were being written
                 return ""
-            if self.tuner.at_hand is None:  # the model cannot be loaded, so none of its fine-tunings can run
+            if self.tuner.loaded is None:  # the model cannot be loaded, so none of its fine-tunings can run
                 only = len(set(self.plan.results.values())) == 1 and self.ranks.world == 1
                 if only and isinstance(error, ModelError):
                     raise
@@ -267,13 +268,12 @@ class Worker:
             self.say(f"  {title}  {training.key[:6]}  failed: {one_line(error)}{others}")
             return one_line(error)
         self.tuner.live("")
-        if scored is not None:
-            del self.open[training.key]
-            self.outcome.computed += 1
-            ledger.forget_failure(self.plan, self.store, training.key)
-            self.say(
-                f"  {self._place()}  {title}   {_validation(scored)}{time.monotonic() - began:.1f} s{self._to_go()}"
-            )
+        del self.open[training.key]
+        self.outcome.computed += 1
+        ledger.forget_failure(self.plan, self.store, training.key)
+        self.say(
+            f"  {self._place()}  {title}   {_validation(scored)}{time.monotonic() - began:.1f} s{self._to_go()}"
+        )
         return ""
 
     def _place(self) -> str:

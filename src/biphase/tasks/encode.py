@@ -1,9 +1,11 @@
-"""Encoding: texts, tagged words and questions → token ids, and groups of inputs for batches.
+"""Encoding: texts, tagged words and questions → token ids; groups of inputs for batches; logits → answers.
 
     encode_texts      a text       before + its tokens, truncated to fit + after
     encode_words      a sentence   the same for its words joined by a space, with the tag of each token
     encode_questions  a question   one or more windows over its context, with the answer's place in each
     by_length         inputs of similar length in groups of at most so many tokens
+    decode_tagged     a question's logits per token → its answer, as text and token positions
+    decode_spans      the same from logits of start and end
 
 All results are concatenated numpy arrays (`Ragged`); padding is left to the code that makes batches.
 """
@@ -11,7 +13,7 @@ All results are concatenated numpy arrays (`Ragged`); padding is left to the cod
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -72,7 +74,7 @@ class Ragged:
     @classmethod
     def from_lists(cls, lists: Sequence[Any], dtype: Any = None, *, item: tuple[int, ...] = ()) -> Ragged:
         """Concatenate lists or arrays, converted to `dtype` if given; `item` is the shape of one entry."""
-        rows = [np.asarray(one, dtype).reshape(-1, *item) for one in lists]
+        rows = [np.asarray(row, dtype).reshape(-1, *item) for row in lists]
         starts = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([len(row) for row in rows], out=starts[1:])
         return cls(np.concatenate(rows) if rows else np.empty((0, *item), dtype or np.int64), starts)
@@ -86,14 +88,14 @@ class Ragged:
         return cls(np.concatenate([np.empty(0, dtype), *(part.flat for part in parts)]), starts)
 
 
-def encode_texts(reading: Tokenization, texts: Sequence[str]) -> Ragged:
+def encode_texts(tokenization: Tokenization, texts: Sequence[str]) -> Ragged:
     """Return the int32 input ids of each text: before + as many of its tokens as fit + after."""
-    before, after = around(reading)
+    before, after = around(tokenization)
     blocks = [
         Ragged.from_lists(
-            [np.concatenate((before, ids[: reading.room], after)) for ids, _ in block], np.int32
+            [np.concatenate((before, ids[: tokenization.room], after)) for ids, _ in block], np.int32
         )
-        for block in tokens(reading, texts, lambda number: f"text {number + 1}")
+        for block in tokens(tokenization, texts, lambda number: f"text {number + 1}")
     ]
     return refuse_empty(Ragged.joined(blocks, np.int32), lambda number: f"text {number + 1}")
 
@@ -117,22 +119,28 @@ class EncodedWords:
     gold: Ragged  # int64: the tag of each word
 
 
-def encode_words(reading: Tokenization, sentences: Sequence[TaggedSentence]) -> EncodedWords:
+def encode_words(tokenization: Tokenization, sentences: Sequence[TaggedSentence]) -> EncodedWords:
     """Encode tagged sentences; every token of a word has the word's tag."""
-    before, after = around(reading)
+    before, after = around(tokenization)
     ids: list[np.ndarray] = []
     labels: list[np.ndarray] = []
     word_of: list[np.ndarray] = []
-    texts = [" ".join(sentence.words) for sentence in sentences]
-    blocks = tokens(reading, texts, lambda number: f"sentence {number + 1}", spans=True)
-    for sentence, (found, spans) in zip(sentences, (one for block in blocks for one in block), strict=True):
-        inner = _words_of(sentence.words, spans[: reading.room])
+    blocks = tokens(
+        tokenization,
+        [sentence.text for sentence in sentences],
+        lambda number: f"sentence {number + 1}",
+        spans=True,
+    )
+    for sentence, (token_ids, spans) in zip(
+        sentences, (one for block in blocks for one in block), strict=True
+    ):
+        inner = _words_of(sentence.words, spans[: tokenization.room])
         whole = np.full(len(before) + len(inner) + len(after), -1, np.int32)
         whole[len(before) : len(before) + len(inner)] = inner
         # An extra last entry for "no word", which index -1 selects.
         labels.append(np.array([*sentence.tags, IGNORE], np.int64)[whole])
         word_of.append(whole)
-        ids.append(np.concatenate((before, found[: reading.room], after)))
+        ids.append(np.concatenate((before, token_ids[: tokenization.room], after)))
     return EncodedWords(
         refuse_empty(Ragged.from_lists(ids, np.int32), lambda number: f"sentence {number + 1}"),
         Ragged.from_lists(labels, np.int64),
@@ -159,26 +167,26 @@ def _words_of(words: Sequence[str], spans: np.ndarray) -> np.ndarray:
 # ---------------------------------------------------------------- tokens
 
 
-def around(reading: Tokenization) -> tuple[np.ndarray, np.ndarray]:
+def around(tokenization: Tokenization) -> tuple[np.ndarray, np.ndarray]:
     """Return the ids before and after every text as arrays."""
-    return np.array(reading.before, np.int32), np.array(reading.after, np.int32)
+    return np.array(tokenization.before, np.int32), np.array(tokenization.after, np.int32)
 
 
 Tokens = tuple[np.ndarray, np.ndarray]  # ids (n,) and, if requested, character spans (n, 2), else (0, 2)
 
 
 def tokens(
-    reading: Tokenization, texts: Sequence[str], name: Callable[[int], str], *, spans: bool = False
+    tokenization: Tokenization, texts: Sequence[str], name: Callable[[int], str], *, spans: bool = False
 ) -> Iterator[list[Tokens]]:
     """Yield all tokens of each text, in blocks; `name` names a text in messages."""
     none = np.empty((0, 2), np.int32)
     for first in range(0, len(texts), BLOCK):
         yield [
             (
-                np.array(one.ids, np.int32),
-                np.array(one.offsets, np.int32).reshape(-1, 2) if spans else none,
+                np.array(encoding.ids, np.int32),
+                np.array(encoding.offsets, np.int32).reshape(-1, 2) if spans else none,
             )
-            for one in _encodings(reading.tokenizer, texts, first, name, spans)
+            for encoding in _encodings(tokenization.tokenizer, texts, first, name, spans)
         ]
 
 
@@ -286,41 +294,31 @@ class EncodedQuestions:
         return self.contexts[question][start:end]
 
 
-@dataclass
-class _Windows:
-    """The columns of an `EncodedQuestions` while they are collected."""
-
-    ids: list[np.ndarray] = field(default_factory=list)
-    inside: list[np.ndarray] = field(default_factory=list)
-    rows: list[tuple[int, int, int, int, int]] = field(default_factory=list)
-
-
 def encode_questions(
-    reading: Tokenization, questions: Sequence[Question], *, stride: int | None, unanswerable: bool = True
+    tokenization: Tokenization,
+    questions: Sequence[Question],
+    *,
+    stride: int | None,
 ) -> EncodedQuestions:
-    """Encode questions as windows. With `unanswerable=False`, a question without an answer raises an error."""
+    """Encode questions as windows."""
     if stride is not None and stride < 0:
         raise SpecError(
             f"the stride is {stride}; windows share 0 tokens or more, or give None for a single one"
         )
-    if reading.room < 2:
+    if tokenization.room < 2:
         raise SpecError(
-            f"an input of {reading.length} tokens has no room for a question and its context; "
-            f"set the length to {reading.length + 1} or more"
+            f"an input of {tokenization.length} tokens has no room for a question and its context; "
+            f"set the length to {tokenization.length + 1} or more"
         )
-    if not unanswerable:
-        lacking = next((question for question in questions if not question.answers), None)
-        if lacking:
-            raise DataError(
-                f"question {lacking.name!r} has no answer; correct its row, or type Answer(unanswerable=True)"
-            )
-    before, after = around(reading)
-    made = _Windows()
+    before, after = around(tokenization)
+    windows: list[np.ndarray] = []
+    labels: list[np.ndarray] = []
+    numbers: list[tuple[int, int, int, int, int]] = []
     spans_of, gold = [], []
-    for number, (question, part, (ids, spans)) in enumerate(_tokenised(reading, questions)):
-        least = min(len(ids), LEAST_CONTEXT, (reading.room + 1) // 2)
-        part = part[max(0, len(part) + least - reading.room) :]
-        capacity = reading.room - len(part)
+    for number, (question, part, (ids, spans)) in enumerate(_tokenised(tokenization, questions)):
+        least = min(len(ids), LEAST_CONTEXT, (tokenization.room + 1) // 2)
+        part = part[max(0, len(part) + least - tokenization.room) :]
+        capacity = tokenization.room - len(part)
         answer = _answer_tokens(question, spans)
         if stride is None:
             ids, spans = ids[:capacity], spans[:capacity]
@@ -333,19 +331,19 @@ def encode_questions(
             inside = np.zeros(len(whole), np.int8)
             inside[held] = 1
             here = (held[0], held[-1]) if len(held) and len(held) == len(answer) else (NULL, NULL)
-            made.ids.append(whole)
-            made.inside.append(inside)
-            made.rows.append((number, len(begins), first, *here))
-    rows = np.array(made.rows, np.int64).reshape(-1, 5)
+            windows.append(whole)
+            labels.append(inside)
+            numbers.append((number, len(begins), first, *here))
+    rows = np.array(numbers, np.int64).reshape(-1, 5)
     return EncodedQuestions(
         ids=refuse_empty(
-            Ragged.from_lists(made.ids, np.int32), lambda at: f"question {questions[rows[at, 0]].name!r}"
+            Ragged.from_lists(windows, np.int32), lambda at: f"question {questions[rows[at, 0]].name!r}"
         ),
         question_of=rows[:, 0],
         context_from=rows[:, 1],
         first=rows[:, 2],
         spans=Ragged.from_lists(spans_of, np.int32, item=(2,)),
-        inside=Ragged.from_lists(made.inside, np.int8),
+        inside=Ragged.from_lists(labels, np.int8),
         bounds=rows[:, 3:],
         gold=gold,
         contexts=tuple(question.context for question in questions),
@@ -354,7 +352,7 @@ def encode_questions(
 
 
 def _tokenised(
-    reading: Tokenization, questions: Sequence[Question]
+    tokenization: Tokenization, questions: Sequence[Question]
 ) -> list[tuple[Question, np.ndarray, Tokens]]:
     """Return each question with its own ids and the tokens of its context; a shared context is tokenized once."""
     owner: dict[str, int] = {}
@@ -362,13 +360,13 @@ def _tokenised(
         owner.setdefault(question.context, number)
     texts, owners = list(owner), list(owner.values())
     blocks = tokens(
-        reading, texts, lambda at: f"the context of question {questions[owners[at]].name!r}", spans=True
+        tokenization, texts, lambda at: f"the context of question {questions[owners[at]].name!r}", spans=True
     )
     contexts = dict(zip(texts, (one for block in blocks for one in block), strict=True))
-    asked = [question.before for question in questions]
+    befores = [question.before for question in questions]
     parts = [
         ids
-        for block in tokens(reading, asked, lambda at: f"question {questions[at].name!r}")
+        for block in tokens(tokenization, befores, lambda at: f"question {questions[at].name!r}")
         for ids, _ in block
     ]
     return [
@@ -392,3 +390,139 @@ def _firsts(count: int, capacity: int, stride: int) -> range:
     """Return the context token that each window begins with; a context without tokens has a window too."""
     new = max(1, capacity // 4, capacity - stride)
     return range(0, max(1, count - capacity + new), new)
+
+
+# ---------------------------------------------------------------- answers
+# `decode_tagged` is for heads that mark answer tokens (protocol "paper"), `decode_spans` for heads that score start and
+# end (protocol "standard"). SQuAD's metrics compare the text; the paper's metric compares the set of positions with
+# `EncodedQuestions.gold`. Both decoders return both.
+#
+# A token that occurs in several windows counts with its highest value: per position for taggers, by the best span of
+# any window for spans. NaN is never chosen.
+
+
+_HIGHEST = float(np.finfo(np.float32).max)  # replaces infinity, so that the sum of two is finite
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """An answer: its text ("" for none), its token positions in the question's whole input, its span in the context."""
+
+    text: str
+    tokens: frozenset[int]
+    span: tuple[int, int] = (-1, -1)  # start and end character in the context; -1: none
+
+
+NOTHING = Decoded("", frozenset())
+
+
+def decode_tagged(encoded: EncodedQuestions, margins: Ragged) -> list[Decoded]:
+    """Return the answers of a tagger, from the margin logit(in) − logit(out) of each token of each window.
+
+    The positions are those of every token with a margin above 0, as in the paper; this includes tokens of the
+    question and special tokens, which can never be right. (The paper counted padding too; here there is none.) The
+    text is the run of such tokens in the context with the highest sum, the first of equals.
+    """
+    heads = np.zeros(len(encoded), np.int64)
+    heads[encoded.question_of] = encoded.context_from
+    answers = []
+    for question, (head, values) in enumerate(
+        zip(heads, _over_windows(encoded, margins, heads), strict=True)
+    ):
+        run = _best_run(values[head : head + len(encoded.spans[question])])
+        tokens = frozenset(np.flatnonzero(values > 0).tolist())
+        if run:
+            answers.append(Decoded(encoded.text(question, *run), tokens, encoded.span(question, *run)))
+        else:
+            answers.append(Decoded("", tokens))
+    return answers
+
+
+def decode_spans(
+    encoded: EncodedQuestions, starts: Ragged, ends: Ragged, *, unanswerable: bool, longest: int = 30
+) -> list[Decoded]:
+    """Return the answers from two logits per token of each window: the token is the first, or the last, of the answer.
+
+    An answer is the span of at most `longest` context tokens with the highest sum of its two logits; ties go to the
+    first window, then the first start, then the shortest span. If questions may be unanswerable, the smallest sum
+    at the null position over a question's windows is the score of "no answer", which wins if it is higher.
+    """
+    if longest < 1:
+        raise SpecError(f"an answer of at most {longest} tokens is none; set longest to 1 or more")
+    _same_shape(encoded, starts, ends)
+    best = np.full(len(encoded), -np.inf)
+    null = np.full(len(encoded), np.inf)
+    # Question → start of its context, first and last context token.
+    spans: dict[int, tuple[int, int, int]] = {}
+    windows = zip(
+        encoded.question_of.tolist(),
+        encoded.context_from.tolist(),
+        encoded.context_to.tolist(),
+        encoded.first.tolist(),
+        Ragged(_numbers(starts), starts.starts),
+        Ragged(_numbers(ends), ends.starts),
+        strict=True,
+    )
+    for question, head, stop, first, start, end in windows:
+        null[question] = min(null[question], start[NULL] + end[NULL])
+        score, left, right = _best_span(start[head:stop], end[head:stop], longest)
+        if score > best[question]:
+            best[question] = score
+            spans[question] = (head, first + left, first + right)
+    answers = []
+    for question in range(len(encoded)):
+        if question not in spans or (unanswerable and null[question] > best[question]):
+            answers.append(NOTHING)
+            continue
+        head, *bounds = spans[question]
+        tokens = frozenset(range(head + bounds[0], head + bounds[1] + 1))
+        answers.append(Decoded(encoded.text(question, *bounds), tokens, encoded.span(question, *bounds)))
+    return answers
+
+
+def _best_span(start: np.ndarray, end: np.ndarray, longest: int) -> tuple[float, int, int]:
+    """Return the best sum with its first and last token; −inf if there are no tokens."""
+    if not len(start):
+        return -np.inf, 0, 0
+    reach = min(longest, len(end))
+    padded = np.concatenate((end, np.full(reach - 1, -np.inf)))
+    sums = start + np.lib.stride_tricks.sliding_window_view(padded, reach).max(axis=1)
+    left = int(sums.argmax())
+    return float(sums[left]), left, left + int(end[left : left + reach].argmax())
+
+
+def _best_run(margins: np.ndarray) -> tuple[int, int] | None:
+    """Return the first and last token of the run of positive margins with the highest sum."""
+    edges = np.flatnonzero(np.diff(margins > 0, prepend=False, append=False))
+    if not len(edges):
+        return None
+    firsts, stops = edges[::2], edges[1::2]
+    best = np.add.reduceat(np.fmax(margins, 0), firsts).argmax()
+    return int(firsts[best]), int(stops[best]) - 1
+
+
+def _over_windows(encoded: EncodedQuestions, values: Ragged, heads: np.ndarray) -> Ragged:
+    """Return the highest value at each position of each question's whole input."""
+    _same_shape(encoded, values)
+    context = encoded.spans.lengths
+    starts = np.concatenate(([0], np.cumsum(heads + context + encoded.after)))
+    window = np.repeat(np.arange(len(encoded.ids)), encoded.ids.lengths)
+    at = np.arange(len(window)) - encoded.ids.starts[window]
+    question = encoded.question_of[window]
+    # Context tokens are shifted by the window's first one; the ids after it go behind the whole context.
+    behind = heads[question] + context[question] - encoded.context_to[window]
+    moved = np.where(at < encoded.context_to[window], encoded.first[window], behind)
+    moved[at < heads[question]] = 0
+    highest = np.full(starts[-1], -np.inf)
+    np.fmax.at(highest, starts[question] + at + moved, _numbers(values))
+    return Ragged(highest, starts)
+
+
+def _numbers(values: Ragged) -> np.ndarray:
+    """Return float64 values without NaN and +inf, which can be added and compared."""
+    return np.nan_to_num(values.flat.astype(np.float64), nan=-np.inf, posinf=_HIGHEST, neginf=-np.inf)
+
+
+def _same_shape(encoded: EncodedQuestions, *given: Ragged) -> None:
+    for values in given:
+        assert np.array_equal(values.starts, encoded.ids.starts), "one value for each token of each window"

@@ -30,6 +30,7 @@ memory.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import errno
 import glob
@@ -38,7 +39,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -49,7 +50,7 @@ from typing import Any
 from biphase.data.corpus import ASSETS, Absent, HashMemory, is_pattern
 from biphase.errors import DataError, SpecError, nearest, one_line
 from biphase.records import content_key, encode
-from biphase.specs import Retrieve, Task
+from biphase.specs import Task
 from biphase.store import Store
 from biphase.text import counted
 
@@ -153,18 +154,8 @@ def download(whose: str, place: HubPlace, names: list[str]) -> tuple[Path, ...]:
 GENERATION = 1
 
 KINDS = (".parquet", ".arrow", ".jsonl", ".json", ".csv", ".tsv")
-COLUMNS = (
-    ".conll",
-    ".iob",
-    ".iob2",
-    ".bio",
-    ".txt",
-    ".train",
-    ".dev",
-    ".test",
-    ".testa",
-    ".testb",
-)  # CoNLL columns
+# CoNLL columns
+COLUMNS = (".conll", ".iob", ".iob2", ".bio", ".txt", ".train", ".dev", ".test", ".testa", ".testb")
 # Files beside the rows of a dataset that describe them.
 LISTS = ("labels.json", "label.json")  # names of labels only
 INFOS = ("dataset_infos.json", "dataset_info.json")  # columns of a dataset
@@ -186,14 +177,14 @@ def kind_of(name: str) -> tuple[str, str]:
 def files_of(task: Task) -> dict[str, tuple[Path, ...]]:
     """Return the local files of each split that the examples are made of; those on the hub are downloaded."""
     whose = f"task {task.name!r}"
-    found = {}
+    files = {}
     for part, place in _places(task).items():
         if isinstance(place, HubPlace):
             names = _chosen(whose, place.address, place.path, _in_names(listing(whose, place), place.path))
-            found[part] = download(whose, place, names)
+            files[part] = download(whose, place, names)
         else:
-            found[part] = _local_files(whose, *place)
-    return found
+            files[part] = _local_files(whose, *place)
+    return files
 
 
 def on_hub(task: Task) -> list[HubPlace]:
@@ -218,7 +209,7 @@ def matching(folder: Path, pattern: str) -> tuple[Path, ...]:
 def task_fingerprint(task: Task, store: Store, *, again: bool = False) -> str:
     """Hash what the examples are made from: pinned places on the hub, and names and bytes of local files."""
     memory = HashMemory(store, again=again)
-    pinned = {part: one.address for part, one in _places(task).items() if isinstance(one, HubPlace)}
+    pinned = {part: place.address for part, place in _places(task).items() if isinstance(place, HubPlace)}
     local = {
         part: [[path.name, memory.sha256(path)] for path in paths]
         for part, paths in local_files(task).items()
@@ -243,10 +234,9 @@ def task_key(task: Task, store: Store, *, again: bool = False) -> str:
     """
     splits, form = task.splits, encode(task.form)
     used = parts_of(task)
-    if isinstance(task.form, Retrieve):
-        form = {name: value for name, value in form.items() if name not in ("queries", "corpus", "pairs")}
-        if "pairs" not in used:
-            del form["pair"]
+    form = {name: value for name, value in form.items() if name not in task.form.files}
+    if "pairs" not in used:
+        form.pop("pair", None)
     borrowed = not task.is_trained
     cut = None if "validation" in used else [splits.cut, splits.cut_from, splits.seed]
     length = {"epochs": task.epochs} if task.epochs else {"steps": task.steps}
@@ -264,7 +254,7 @@ def task_key(task: Task, store: Store, *, again: bool = False) -> str:
 def parts_of(task: Task) -> dict[str, str]:
     """Return the places that the examples are read from, by split; what a task does not use is left out."""
     splits, form = task.splits, task.form
-    pairs = form.pairs if isinstance(form, Retrieve) and task.is_trained else ""
+    pairs = form.files.get("pairs", "") if task.is_trained else ""
     cut_from_train = not splits.validation and splits.cut_from == "train"
     if cut_from_train and (pairs or not splits.train):
         why = "is pairs without judgments" if pairs else "it does not have"
@@ -278,10 +268,9 @@ def parts_of(task: Task) -> dict[str, str]:
         "validation": splits.validation,
         "test": splits.test,
     }
-    if isinstance(form, Retrieve):
-        if not form.corpus:
-            raise SpecError(f"task {task.name!r}: Retrieve.corpus names no files; type corpus='corpus*'")
-        named |= {"queries": form.queries, "corpus": form.corpus, "pairs": pairs}
+    if form.files.get("corpus") == "":
+        raise SpecError(f"task {task.name!r}: Retrieve.corpus names no files; type corpus='corpus*'")
+    named |= form.files | {"pairs": pairs}
     return {part: place for part, place in named.items() if place}
 
 
@@ -306,7 +295,7 @@ def _places(task: Task) -> dict[str, HubPlace | LocalPlace]:
 
 def _beside_one_file(task: Task, parts: dict[str, str], name: str) -> dict[str, str]:
     """Return the splits of a task whose source is one file, which is the train split."""
-    if isinstance(task.form, Retrieve):
+    if "corpus" in task.form.files:
         raise SpecError(
             f"task {task.name!r}: retrieval needs a folder, and its source is {name}; name the folder"
         )
@@ -453,8 +442,8 @@ def _entries(folder: Path) -> list[Path]:
 # ---------------------------------------------------------------- rows of files
 
 
-PIECE_BYTES = 2**22
-PIECE_ROWS = 2**14
+CHUNK_BYTES = 2**22
+CHUNK_ROWS = 2**14
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -500,27 +489,38 @@ def read(
     """Yield the rows of the files in chunks; an optional column that is absent is all None."""
     for path in files:
         kind, _ = kind_of(path.name)
-        asked = _Asked(f"{whose}: {path.name}", path.name, tuple(wanted), tuple(optional))
-        try:
+        request = _Request(f"{whose}: {path.name}", path.name, tuple(wanted), tuple(optional))
+        with _refusing_unreadable(whose, path):
             if kind in (".parquet", ".arrow"):
-                yield from _arrow(asked, path, only)
+                yield from _arrow(request, path, only)
             elif kind in (".jsonl", ".json"):
-                for rows in _json_rows(asked, path):
+                for rows in _json_rows(request, path):
                     yield rows.taken(only)
             elif _is_conll(path):
-                yield _conll_rows(asked, path).taken(only)
+                yield _conll_rows(request, path).taken(only)
             else:
-                yield _separated(asked, path).taken(only)
-        except DataError:
-            raise
-        except Exception as wrong:  # pyarrow, csv and the file system have their own errors
-            raise _unreadable(whose, path, wrong) from wrong
+                yield _separated(request, path).taken(only)
+
+
+def read_rows(
+    whose: str,
+    files: Sequence[Path],
+    wanted: Sequence[str],
+    *,
+    optional: Sequence[str] = (),
+    only: Only | None = None,
+) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Yield the place of each row, "file:number", and its values in the order of `wanted` and `optional`."""
+    for rows in read(whose, files, wanted, optional=optional, only=only):
+        values = zip(*(rows.columns[name] for name in (*wanted, *optional)), strict=True)
+        for row, value in enumerate(values):
+            yield rows.place(row), value
 
 
 def column_names(whose: str, path: Path) -> tuple[str, ...]:
     """Return the columns of a file; for JSON, those of the first row."""
     kind, _ = kind_of(path.name)
-    try:
+    with _refusing_unreadable(whose, path):
         if kind in (".parquet", ".arrow"):
             return tuple(schema_of(path).names)
         if kind in (".jsonl", ".json"):
@@ -531,10 +531,6 @@ def column_names(whose: str, path: Path) -> tuple[str, ...]:
         else:
             for _, line in lines(path):
                 return tuple(next(_reader(path, line.decode())))
-    except DataError:
-        raise
-    except Exception as wrong:
-        raise _unreadable(whose, path, wrong) from wrong
     raise DataError(f"{whose}: {path} is empty; put rows into it")
 
 
@@ -548,27 +544,36 @@ def schema_of(path: Path) -> Any:
         return stream.schema
 
 
-def _unreadable(whose: str, path: Path, wrong: Exception) -> DataError:
-    if isinstance(wrong, MemoryError) or getattr(wrong, "errno", None) == errno.ENOMEM:
-        return DataError(
-            f"{whose}: {path} does not fit into the memory that is free here; close other programs, use a machine "
-            "with more memory, or take fewer rows"
-        )
-    if isinstance(wrong, UnicodeDecodeError):
-        return DataError(f"{whose}: {path} is not UTF-8; convert the file")
-    return DataError(f"{whose}: {path} cannot be read ({one_line(wrong)}); put a sound copy in its place")
+@contextlib.contextmanager
+def _refusing_unreadable(whose: str, path: Path) -> Generator[None]:
+    """Raise a DataError instead of the errors of pyarrow, csv and the file system."""
+    try:
+        yield
+    except DataError:
+        raise
+    except UnicodeDecodeError:
+        raise DataError(f"{whose}: {path} is not UTF-8; convert the file") from None
+    except Exception as error:
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+            raise DataError(
+                f"{whose}: {path} does not fit into the memory that is free here; close other programs, use a machine "
+                "with more memory, or take fewer rows"
+            ) from error
+        raise DataError(
+            f"{whose}: {path} cannot be read ({one_line(error)}); put an undamaged copy in its place"
+        ) from error
 
 
 def lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a text file that are not blank, with their numbers."""
     with _opened(path) as stream:
-        number, rest, job = 0, b"", stream.read(PIECE_BYTES).removeprefix(_BOM)
-        while job:
-            *whole, rest = (rest + job).split(b"\n")
+        number, rest, chunk = 0, b"", stream.read(CHUNK_BYTES).removeprefix(_BOM)
+        while chunk:
+            *whole, rest = (rest + chunk).split(b"\n")
             for number, line in enumerate(whole, number + 1):  # noqa: B020 - it goes on counting
                 if line and not line.isspace():
                     yield number, line
-            job = stream.read(PIECE_BYTES)
+            chunk = stream.read(CHUNK_BYTES)
         if rest and not rest.isspace():  # a last line without a newline
             yield number + 1, rest
 
@@ -577,7 +582,7 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Request:
     """The columns requested of one file."""
 
     where: str
@@ -587,20 +592,20 @@ class _Asked:
 
     def chosen(self, present: Collection[str], where: str = "") -> dict[str, str]:
         """Return the name of each column in the file; an absent optional one is left out."""
-        found = {}
+        names = {}
         for column in (*self.wanted, *self.optional):
-            name = next((one for one in column.split("|") if one in present), None)
+            name = next((name for name in column.split("|") if name in present), None)
             if name is not None:
-                found[column] = name
+                names[column] = name
             elif column not in self.optional:
                 raise DataError(
                     f"{where or self.where} has no column {column!r}; {nearest(column.split('|')[0], present)}"
                 )
-        return found
+        return names
 
     def rows(self, numbers: Sequence[int], columns: dict[str, list[Any]]) -> TableRows:
-        nothing = {name: [None] * len(numbers) for name in self.optional if name not in columns}
-        return TableRows(self.file, numbers, columns | nothing)
+        absent = {name: [None] * len(numbers) for name in self.optional if name not in columns}
+        return TableRows(self.file, numbers, columns | absent)
 
 
 def _opened(path: Path) -> Any:
@@ -612,15 +617,15 @@ def _opened(path: Path) -> Any:
     return pyarrow.CompressedInputStream(str(path), codec)
 
 
-def _arrow(asked: _Asked, path: Path, only: Only | None) -> Iterator[TableRows]:
+def _arrow(request: _Request, path: Path, only: Only | None) -> Iterator[TableRows]:
     from pyarrow import ipc, parquet
 
     is_parquet = kind_of(path.name)[0] == ".parquet"
     with parquet.ParquetFile(path) if is_parquet else ipc.open_stream(path) as table:
-        chosen = asked.chosen((table.schema_arrow if is_parquet else table.schema).names)
+        chosen = request.chosen((table.schema_arrow if is_parquet else table.schema).names)
         wanted = sorted(set(chosen.values()))
         first = 1
-        for batch in table.iter_batches(batch_size=PIECE_ROWS, columns=wanted) if is_parquet else table:
+        for batch in table.iter_batches(batch_size=CHUNK_ROWS, columns=wanted) if is_parquet else table:
             numbers: Sequence[int] = range(first, first + len(batch))
             first += len(batch)
             if only is not None:  # filter first, so that unwanted texts are not converted to Python
@@ -630,29 +635,29 @@ def _arrow(asked: _Asked, path: Path, only: Only | None) -> Iterator[TableRows]:
                     batch.take(rows) if rows else batch.slice(0, 0),
                     [numbers[row] for row in rows],
                 )
-            yield asked.rows(numbers, {name: batch.column(one).to_pylist() for name, one in chosen.items()})
+            yield request.rows(numbers, {name: batch.column(one).to_pylist() for name, one in chosen.items()})
 
 
 # ---------------------------------------------------------------- JSON
 
 
-def _json_rows(asked: _Asked, path: Path) -> Iterator[TableRows]:
-    every = (*asked.wanted, *asked.optional)
+def _json_rows(request: _Request, path: Path) -> Iterator[TableRows]:
+    every = (*request.wanted, *request.optional)
     numbers: list[int] = []
     columns: dict[str, list[Any]] = {name: [] for name in every}
     chosen: dict[str, str] = {}
     size = 0
-    for number, length, row in _objects(asked.where, path):
+    for number, length, row in _objects(request.where, path):
         if not all(name in row for name in chosen.values()) or len(chosen) < len(every):
-            chosen = asked.chosen(row, f"{asked.where}:{number}")  # rows may omit different columns
+            chosen = request.chosen(row, f"{request.where}:{number}")  # rows may omit different columns
         numbers.append(number)
         for name in every:
             columns[name].append(row[chosen[name]] if name in chosen else None)
         size += length
-        if size >= PIECE_BYTES:
-            yield asked.rows(numbers, columns)
+        if size >= CHUNK_BYTES:
+            yield request.rows(numbers, columns)
             numbers, columns, size = [], {name: [] for name in every}, 0
-    yield asked.rows(numbers, columns)
+    yield request.rows(numbers, columns)
 
 
 def _objects(where: str, path: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
@@ -707,13 +712,13 @@ def _squad_questions(article: dict[str, Any]) -> Iterator[dict[str, Any]]:
         context = paragraph["context"]
         if not isinstance(context, str):
             raise TypeError
-        for asked in paragraph["qas"]:
-            answers = asked.get("answers") or []
+        for question in paragraph["qas"]:
+            answers = question.get("answers") or []
             yield {
-                "id": asked.get("id"),
+                "id": question.get("id"),
                 "title": article.get("title"),
                 "context": context,
-                "question": asked["question"],
+                "question": question["question"],
                 "answers": {name: [one[name] for one in answers] for name in ("text", "answer_start")},
             }
 
@@ -767,14 +772,14 @@ def _reader(path: Path, text: str) -> Any:
     return csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
 
 
-def _separated(asked: _Asked, path: Path) -> TableRows:
+def _separated(request: _Request, path: Path) -> TableRows:
     with _opened(path) as stream:
         raw = stream.read().removeprefix(_BOM)
     try:
         reader = _reader(path, raw.decode())
     except UnicodeDecodeError as wrong:
         line = raw[: wrong.start].count(b"\n") + 1
-        raise DataError(f"{asked.where}:{line} is not UTF-8; convert the file") from None
+        raise DataError(f"{request.where}:{line} is not UTF-8; convert the file") from None
     header: list[str] = []
     numbers, rows = [], []
     start = 1
@@ -788,17 +793,17 @@ def _separated(asked: _Asked, path: Path) -> TableRows:
                 continue
             if len(row) != len(header):
                 raise DataError(
-                    f"{asked.where}:{number} has {len(row)} columns where the header has {len(header)}; correct the row"
+                    f"{request.where}:{number} has {len(row)} columns where the header has {len(header)}; correct the row"
                 )
             numbers.append(number)
             rows.append(row)
     except csv.Error as wrong:
-        raise DataError(f"{asked.where}:{start} is malformed ({wrong}); correct the row") from None
+        raise DataError(f"{request.where}:{start} is malformed ({wrong}); correct the row") from None
     if not header:
-        raise DataError(f"{asked.where} is empty; write a header line and rows")
-    chosen = asked.chosen(header)
+        raise DataError(f"{request.where} is empty; write a header line and rows")
+    chosen = request.chosen(header)
     at = {name: header.index(one) for name, one in chosen.items()}
-    return asked.rows(numbers, {name: [row[place] for row in rows] for name, place in at.items()})
+    return request.rows(numbers, {name: [row[place] for row in rows] for name, place in at.items()})
 
 
 # ---------------------------------------------------------------- CoNLL columns
@@ -813,27 +818,28 @@ def _is_conll(path: Path) -> bool:
     kind, _ = kind_of(path.name)
     if kind == ".tsv":
         _, first = next(lines(path), (0, b""))
-        return _has_tag(_fields(first.decode(errors="replace")))
+        return _has_tag(fields_of(first.decode(errors="replace")))
     return kind in COLUMNS
 
 
-def _fields(line: str) -> list[str]:
-    return [one.strip() for one in line.split("\t")] if "\t" in line else line.split()
+def fields_of(line: str) -> list[str]:
+    """Return the columns of a line, separated by tabs or, if it has none, by white space."""
+    return [field.strip() for field in line.split("\t")] if "\t" in line else line.split()
 
 
 def _has_tag(fields: list[str]) -> bool:
     return any(_TAG.fullmatch(one) for one in fields[1:])
 
 
-def _conll_rows(asked: _Asked, path: Path) -> TableRows:
+def _conll_rows(request: _Request, path: Path) -> TableRows:
     """Return one row per sentence; the tags are the last column that holds only tags."""
-    sentences = list(_sentences(asked.where, path))
+    sentences = list(_sentences(request.where, path))
     every = [line for sentence in sentences for line in sentence]
     if not every:
-        raise DataError(f"{asked.where} is empty; put rows into it")
+        raise DataError(f"{request.where} is empty; put rows into it")
     width = len(every[0][1])
     for number, fields in every:
-        where = f"{asked.where}:{number}"
+        where = f"{request.where}:{number}"
         if not _has_tag(fields):
             raise DataError(
                 f"{where} is not a word and its tag (O, B-PER, I-PER, …), as a {kind_of(path.name)[0]} file is read; "
@@ -845,7 +851,7 @@ def _conll_rows(asked: _Asked, path: Path) -> TableRows:
             )
     tags = [at for at in range(1, width) if all(_TAG.fullmatch(fields[at]) for _, fields in every)]
     if not tags:
-        raise DataError(f"{asked.where} has no column of tags (O, B-PER, I-PER, …) only; correct it")
+        raise DataError(f"{request.where} has no column of tags (O, B-PER, I-PER, …) only; correct it")
     numbered = width > 2 and all(
         [fields[0] for _, fields in one] == [str(place + 1) for place in range(len(one))] for one in sentences
     )
@@ -853,8 +859,8 @@ def _conll_rows(asked: _Asked, path: Path) -> TableRows:
         "tokens": [[fields[numbered] for _, fields in one] for one in sentences],
         "tags": [_iob2([fields[tags[-1]] for _, fields in one]) for one in sentences],
     }
-    chosen = asked.chosen(CONLL)
-    return asked.rows([one[0][0] for one in sentences], {name: columns[at] for name, at in chosen.items()})
+    chosen = request.chosen(CONLL)
+    return request.rows([one[0][0] for one in sentences], {name: columns[at] for name, at in chosen.items()})
 
 
 def _sentences(where: str, path: Path) -> Iterator[list[Line]]:
@@ -864,7 +870,7 @@ def _sentences(where: str, path: Path) -> Iterator[list[Line]]:
     for number, line in lines(path):
         ended, last = ended or number > last + 1, number  # a gap in the numbers is a blank line
         try:
-            fields = _fields(line.decode().rstrip("\r"))
+            fields = fields_of(line.decode().rstrip("\r"))
         except UnicodeDecodeError:
             raise DataError(f"{where}:{number} is not UTF-8; convert the file") from None
         if fields[0] == "-DOCSTART-" or (line.startswith(b"#") and not _has_tag(fields)):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from biphase.errors import SpecError, one_line
-from biphase.tasks.files import INFOS, LISTS, kind_of, read, schema_of
+from biphase.tasks.files import INFOS, LISTS, kind_of, read_rows, schema_of
 
 MOST_LABELS = 1_000
 CARDS = (*INFOS, "README.md")  # files that describe a dataset's columns
@@ -35,16 +35,16 @@ class Numbering:
         self.labels = tuple(labels)
         self.names = {} if numbered else {name: number for number, name in enumerate(labels)}
         self.by_number = numbered or not any(_whole(name) is not None for name in labels)
-        self.known: dict[tuple[type, Any], int | None] = {}
+        self.cache: dict[tuple[type, Any], int | None] = {}
 
     def __call__(self, value: Any) -> int | None:
         """Return the number of a label, or None if it is not one."""
         if isinstance(value, (list, dict)):
             return None
-        seen = (type(value), value)  # distinguishes True from 1
-        if seen not in self.known:
-            self.known[seen] = self._find(value)
-        return self.known[seen]
+        key = (type(value), value)  # distinguishes True from 1
+        if key not in self.cache:
+            self.cache[key] = self._find(value)
+        return self.cache[key]
 
     def _find(self, value: Any) -> int | None:
         text = str(value)
@@ -85,36 +85,33 @@ def _whole(text: str) -> int | None:
 
 def values_of(whose: str, files: Sequence[Path], column: str, *, lists: bool = False) -> set[Any]:
     """Return the values of a column, or of the lists it holds; refuse missing labels and labels with spaces around."""
-    found: set[Any] = set()
-    for rows in read(whose, files, (column,)):
-        for row, value in enumerate(rows.columns[column]):
-            wrong = "has no list of labels" if lists and not isinstance(value, list) else ""
-            if isinstance(value, list) and not lists:
-                wrong = "has a list, and one label a row is read,"
-            for one in value if isinstance(value, list) and lists else (value,):
-                wrong = wrong or _no_label(one)
-            if wrong:
-                raise SpecError(
-                    f"{whose}: {rows.place(row)} {wrong} in {column!r}; correct or remove the row"
-                )
-            found.update(value) if lists else found.add(value)
-        if len(found) > MOST_LABELS:
+    labels: set[Any] = set()
+    for place, (value,) in read_rows(whose, files, (column,)):
+        wrong = "has no list of labels" if lists and not isinstance(value, list) else ""
+        if isinstance(value, list) and not lists:
+            wrong = "has a list, and one label a row is read,"
+        for label in value if isinstance(value, list) and lists else (value,):
+            wrong = wrong or _no_label(label)
+        if wrong:
+            raise SpecError(f"{whose}: {place} {wrong} in {column!r}; correct or remove the row")
+        labels.update(value) if lists else labels.add(value)
+        if len(labels) > MOST_LABELS:
             raise SpecError(
                 f"{whose}: column {column!r} has over {MOST_LABELS:,} values; name that of the labels: --label COLUMN"
             )
-    return found
+    return labels
 
 
 def in_order(whose: str, column: str, values: set[Any]) -> tuple[str, ...]:
     """Return labels in order: numbers by size, everything else by name."""
-    numbers = (one for one in values if is_number(one) and not isinstance(one, int))
-    measure = next((one for one in numbers if not float(one).is_integer()), None)
+    numbers = (value for value in values if is_number(value) and not isinstance(value, int))
+    measure = next((number for number in numbers if not float(number).is_integer()), None)
     if measure is not None:
         raise SpecError(
             f"{whose}: column {column!r} holds measures, not labels, e.g. {measure}; "
             "name another: --label COLUMN, or say the labels: --labels NAMES"
         )
-    names = {str(int(one)) if isinstance(one, float) else str(one) for one in values}
+    names = {str(int(value)) if isinstance(value, float) else str(value) for value in values}
     return tuple(sorted(names, key=int) if all(map(_WHOLE.fullmatch, names)) else sorted(names))
 
 
@@ -142,12 +139,12 @@ def named(whose: str, files: Sequence[Path], root: Path, column: str, values: se
 
     `root`: the folder that the user named. Labels that are names already return ().
     """
-    numbers = {_whole(str(one)) for one in values}
+    numbers = {_whole(str(value)) for value in values}
     if not numbers or None in numbers:
         return ()
     path, names = _names_beside(whose, files[0], root, column)
-    strange = sorted(one for one in numbers if one is not None and not 0 <= one < len(names))
-    if names and strange and not {str(one) for one in values} <= set(names):
+    strange = sorted(number for number in numbers if number is not None and not 0 <= number < len(names))
+    if names and strange and not {str(value) for value in values} <= set(names):
         raise SpecError(
             f"{whose}: {path} names {len(names)} labels, and column {column!r} holds the number {strange[0]}; correct it, "
             "or say the labels: --labels NAMES"
@@ -157,8 +154,8 @@ def named(whose: str, files: Sequence[Path], root: Path, column: str, values: se
 
 def are_places(names: Sequence[str], values: set[Any]) -> bool:
     """Whether all values are indices into `names`, some of which look like numbers themselves."""
-    written = any(_whole(one) is not None for one in names)
-    return written and all(_whole(str(one)) in range(len(names)) for one in values)
+    numeric = any(_whole(name) is not None for name in names)
+    return numeric and all(_whole(str(value)) in range(len(names)) for value in values)
 
 
 def _names_beside(whose: str, file: Path, root: Path, column: str) -> tuple[Path, tuple[str, ...]]:
@@ -166,19 +163,19 @@ def _names_beside(whose: str, file: Path, root: Path, column: str) -> tuple[Path
 
     A repository's card is above the folder of a configuration; from there only the names of that configuration count.
     """
-    there, top = file.resolve(), root.resolve()
-    inside = [one for one in there.parents if one.is_relative_to(top)] or [there.parent]
+    file, top = file.resolve(), root.resolve()
+    inside = [folder for folder in file.parents if folder.is_relative_to(top)] or [file.parent]
     beside = [folder / name for folder in inside for name in (*LISTS, *CARDS)]
-    for path in (*beside[: len(LISTS)], there, *beside, *(top.parent / name for name in CARDS)):
+    for path in (*beside[: len(LISTS)], file, *beside, *(top.parent / name for name in CARDS)):
         if path.name in LISTS and path.is_file():
             _refuse_damaged(whose, path)
         with contextlib.suppress(Exception):  # a file that is absent or has no metadata is skipped
-            found = dict(_said(path, column))  # by configuration
-            own = {config: names for config, names in found.items() if config in there.parts}
+            by_config = dict(_label_names(path, column))
+            own = {config: names for config, names in by_config.items() if config in file.parts}
             if path.parent == top.parent and top.name != "data":
-                found = own
-            if len(set((own or found).values())) == 1:
-                return path, next(iter((own or found).values()))
+                by_config = own
+            if len(set((own or by_config).values())) == 1:
+                return path, next(iter((own or by_config).values()))
     return file, ()
 
 
@@ -191,26 +188,26 @@ def _refuse_damaged(whose: str, path: Path) -> None:
         ) from None
 
 
-def _said(path: Path, column: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _label_names(path: Path, column: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the label names that a file gives for a column, by configuration."""
     if kind_of(path.name)[0] in (".parquet", ".arrow"):
         infos = {"": json.loads(schema_of(path).metadata[b"huggingface"])["info"]}
     elif path.name == "README.md":
         from huggingface_hub import metadata_load
 
-        said = (metadata_load(path) or {})["dataset_info"]
-        infos = {one.get("config_name", ""): one for one in (said if isinstance(said, list) else [said])}
+        card = (metadata_load(path) or {})["dataset_info"]
+        infos = {info.get("config_name", ""): info for info in (card if isinstance(card, list) else [card])}
     else:
-        said = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
         if path.name in LISTS:
-            by_column = isinstance(said, dict) and any(isinstance(one, list) for one in said.values())
-            infos = {"": {"features": {column: {"names": said.get(column) if by_column else said}}}}
+            by_column = isinstance(content, dict) and any(isinstance(v, list) for v in content.values())
+            infos = {"": {"features": {column: {"names": content.get(column) if by_column else content}}}}
         else:
-            infos = {"": said} if "features" in said else said
+            infos = {"": content} if "features" in content else content
     for config, info in infos.items():
         features = info["features"]
         if isinstance(features, list):  # in a card, features are a list of named entries
-            features = {one.get("name"): one for one in features}
+            features = {feature.get("name"): feature for feature in features}
         names = _listed(_names(features.get(column)))
         if names:
             yield config, names
@@ -222,15 +219,15 @@ def _names(feature: Any) -> Any:
         return None
     if "names" in feature:
         return feature["names"]
-    return next((found for one in feature.values() if (found := _names(one))), None)
+    return next((names for inner in feature.values() if (names := _names(inner))), None)
 
 
 def _listed(names: Any) -> tuple[str, ...]:
     """Return names in the order of their numbers from a list, {"0": "bad"} or {"bad": 0}; () if they are not valid."""
     if isinstance(names, dict):
-        numbered = all(_WHOLE.fullmatch(str(one)) for one in names)
+        numbered = all(_WHOLE.fullmatch(str(name)) for name in names)
         pairs = names.items() if numbered else ((number, name) for name, number in names.items())
         by_number = {int(number): name for number, name in pairs}
         names = [by_number[number] for number in range(len(by_number))]
-    labels = tuple(str(one) for one in names) if isinstance(names, list) else ()
+    labels = tuple(str(name) for name in names) if isinstance(names, list) else ()
     return labels if 1 < len(labels) == len(set(labels)) and all(map(str.strip, labels)) else ()

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,8 +15,8 @@ import numpy
 
 from biphase.errors import DataError
 from biphase.specs import Answer, Classify, Retrieve, Splits, Tag, Task
-from biphase.specs.tasks import columns_of, filled, optional_columns
-from biphase.tasks.files import COLUMNS, Only, TableRows, column_names, files_of, kind_of, lines, read
+from biphase.specs.tasks import FAMILY_OF, Form, columns_of, filled, optional_columns
+from biphase.tasks.files import COLUMNS, Only, column_names, fields_of, files_of, kind_of, lines, read_rows
 from biphase.tasks.labels import Numbering
 
 
@@ -35,6 +35,10 @@ class TaggedSentence:
     words: tuple[str, ...]
     tags: tuple[int, ...]
 
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerSpan:
@@ -52,6 +56,10 @@ class Question:
     before: str
     context: str
     answers: tuple[AnswerSpan, ...]
+
+    @property
+    def text(self) -> str:
+        return self.before + self.context
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +105,9 @@ class Examples:
     rows: dict[str, Sequence[int]] = field(default_factory=dict)
 
 
+PARTS = ("train", "validation", "test")
+
+
 # ---------------------------------------------------------------- splitting
 # Validation is cut from another split exactly as `datasets.Dataset.train_test_split` does it.
 
@@ -140,40 +151,38 @@ class Judgments:
 
     def by_query(self) -> dict[str, dict[str, int]]:
         """Return the grades of each query's documents, for queries with a relevant document, in order of appearance."""
-        found: dict[str, dict[str, int]] = {}
-        for one in self.rows:
-            found.setdefault(one.query, {})[one.document] = one.grade
-        return {query: grades for query, grades in found.items() if max(grades.values()) >= 1}
+        graded: dict[str, dict[str, int]] = {}
+        for row in self.rows:
+            graded.setdefault(row.query, {})[row.document] = row.grade
+        return {query: grades for query, grades in graded.items() if max(grades.values()) >= 1}
 
 
 def read_judgments(whose: str, files: Sequence[Path]) -> Judgments:
     """Read judgments; duplicates count once, and two different grades for one document are refused."""
-    made = Judgments()
-    known: dict[tuple[str, str], int] = {}
+    judgments = Judgments()
+    grades: dict[tuple[str, str], int] = {}
     for path in files:
         if kind_of(path.name)[0] in (".tsv", *COLUMNS):  # TREC's files are .txt
-            found = _separated(whose, path)
+            rows = _separated(whose, path)
         elif PASSAGES in column_names(whose, path):
-            found = _passages(whose, path, made.texts)
+            rows = _passages(whose, path, judgments.texts)
         else:
-            found = _table(whose, path)
-        for one in found:
-            pair = one.query, one.document
-            if known.setdefault(pair, one.grade) != one.grade:
+            rows = _table(whose, path)
+        for row in rows:
+            pair = row.query, row.document
+            if grades.setdefault(pair, row.grade) != row.grade:
                 raise DataError(
-                    f"{whose}: {one.place} grades document {one.document!r} for query {one.query!r} as {one.grade}, "
-                    f"and an earlier row as {known[pair]}; remove one"
+                    f"{whose}: {row.place} grades document {row.document!r} for query {row.query!r} as {row.grade}, "
+                    f"and an earlier row as {grades[pair]}; remove one"
                 )
-            if len(known) > len(made.rows):
-                made.rows.append(one)
-    return made
+            if len(grades) > len(judgments.rows):
+                judgments.rows.append(row)
+    return judgments
 
 
 def _table(whose: str, path: Path) -> Iterator[Judgment]:
-    for rows in read(whose, [path], (QUERY, DOCUMENT, GRADE)):
-        columns = (rows.columns[QUERY], rows.columns[DOCUMENT], rows.columns[GRADE])
-        for row, (query, document, grade) in enumerate(zip(*columns, strict=True)):
-            yield _judgment(whose, query, document, grade, f"{path.parent.name}/{rows.place(row)}")
+    for place, (query, document, grade) in read_rows(whose, [path], (QUERY, DOCUMENT, GRADE)):
+        yield _judgment(whose, query, document, grade, f"{path.parent.name}/{place}")
 
 
 def _separated(whose: str, path: Path) -> Iterator[Judgment]:
@@ -182,8 +191,7 @@ def _separated(whose: str, path: Path) -> Iterator[Judgment]:
     width = 0
     for number, line in lines(path):
         place = f"{path.parent.name}/{path.name}:{number}"  # other folders may have such a file too
-        text = line.decode(errors="replace").rstrip("\r")
-        fields = [one.strip() for one in text.split("\t")] if "\t" in text else text.split()
+        fields = fields_of(line.decode(errors="replace").rstrip("\r"))
         if not order:
             header = _grade(fields[-1]) is None
             order, width = _order(f"{whose}: {place}", fields, header), len(fields)
@@ -201,37 +209,30 @@ def _order(where: str, fields: list[str], header: bool) -> tuple[int, ...]:
     """Return which columns are query, document and grade."""
     if not header and len(fields) in (3, 4):
         return (0, 1, 2) if len(fields) == 3 else (0, 2, 3)
-    found = [
-        next((fields.index(one) for one in column.split("|") if one in fields), -1)
+    order = tuple(
+        next((fields.index(name) for name in column.split("|") if name in fields), -1)
         for column in (QUERY, DOCUMENT, GRADE)
-    ]
-    if not header or min(found) < 0:
+    )
+    if not header or min(order) < 0:
         raise DataError(
             f"{where} is neither a header nor a judgment; begin with a line query-id, corpus-id, score, separated by tabs"
         )
-    return tuple(found)
+    return order
 
 
 def _passages(whose: str, path: Path, texts: dict[str, str]) -> Iterator[Judgment]:
-    for rows in read(whose, [path], (QUERY_ID, "query", PASSAGES)):
-        for row, (name, text, passages) in enumerate(
-            zip(rows.columns[QUERY_ID], rows.columns["query"], rows.columns[PASSAGES], strict=True)
-        ):
-            query = identity(whose, name, rows.place(row))
-            if query in texts:
-                raise DataError(
-                    f"{whose}: {rows.place(row)} is the second query {query!r}; give it another id"
-                )
-            if not isinstance(text, str) or not text.strip():
-                raise DataError(f"{whose}: {rows.place(row)} has no text in 'query'; correct the row")
-            if not isinstance(passages, list) or not all(isinstance(one, dict) for one in passages):
-                raise DataError(
-                    f"{whose}: {rows.place(row)} has passages that are no list of objects; correct the row"
-                )
-            texts[query] = text
-            for passage in passages:
-                document = next((passage[one] for one in ("docid", "_id", "id") if one in passage), None)
-                yield Judgment(query, identity(whose, document, rows.place(row)), 1, rows.place(row))
+    for place, (name, text, passages) in read_rows(whose, [path], (QUERY_ID, "query", PASSAGES)):
+        query = identity(whose, name, place)
+        if query in texts:
+            raise DataError(f"{whose}: {place} is the second query {query!r}; give it another id")
+        if not isinstance(text, str) or not text.strip():
+            raise DataError(f"{whose}: {place} has no text in 'query'; correct the row")
+        if not isinstance(passages, list) or not all(isinstance(passage, dict) for passage in passages):
+            raise DataError(f"{whose}: {place} has passages that are no list of objects; correct the row")
+        texts[query] = text
+        for passage in passages:
+            document = next((passage[name] for name in ("docid", "_id", "id") if name in passage), None)
+            yield Judgment(query, identity(whose, document, place), 1, place)
 
 
 def identity(whose: str, value: Any, place: str) -> str:
@@ -274,43 +275,42 @@ def load_retrieval(task: Task, files: Files, documents: Literal["judged", "all"]
     form = task.form
     assert isinstance(form, Retrieve)
     whose = f"task {task.name!r}"
-    judged = {
-        part: read_judgments(whose, files[part]) for part in ("train", "validation", "test") if part in files
-    }
+    judged = {part: read_judgments(whose, files[part]) for part in PARTS if part in files}
     graded, trained = _cut(task, judged)
-    searched = {one.document for one in judged["test"].rows}
-    searched |= {one.document for one in judged["validation"].rows} if "validation" in judged else set()
+    searched = {
+        row.document for part in ("validation", "test") if part in judged for row in judged[part].rows
+    }
     searched |= {name for grades in graded["validation"].values() for name in grades}
-    pairs_of = [one for one in trained if one.grade >= form.relevant] if task.is_trained else []
+    positive = [row for row in trained if row.grade >= form.relevant] if task.is_trained else []
 
-    wanted = searched | {one.document for one in pairs_of}
+    wanted = searched | {row.document for row in positive}
     whole = documents == "all"
     texts = _document_texts(
         whose, form.document, files["corpus"], DOCUMENT_ID, wanted, whole=whole, spared=EMPTY
     )
-    asked = [one for part in judged.values() for one in part.rows]
-    queries = _queries(whose, form, files, judged, {one.query for one in asked})
-    _refuse_missing(whose, asked, queries, texts, wanted)
+    rows = [row for part in judged.values() for row in part.rows]
+    queries = _queries(whose, form, files, judged, {row.query for row in rows})
+    _refuse_missing(whose, rows, queries, texts, wanted)
 
     names = tuple(name for name in texts if whole or name in searched)
     library = Library(names, tuple(texts[name] for name in names))
     if "pairs" in files:
         pairs = _pairs(whose, form, files["pairs"])
     else:
-        pairs = [Pair(queries[one.query], texts[one.document]) for one in pairs_of]
+        pairs = [Pair(queries[row.query], texts[row.document]) for row in positive]
     limits = task.splits.rows
     place = {name: number for number, name in enumerate(names)}
     validation, test = (
         _search(library, place, queries, graded[part], limit)
         for part, limit in (("validation", limits[1]), ("test", limits[2]))
     )
-    found = {"train": pairs[: limits[0] or None], "validation": validation, "test": test}
-    for part, rows in found.items():
-        if not len(rows) and (part != "train" or task.is_trained):
+    examples = Examples(pairs[: limits[0] or None], validation, test)
+    for part in PARTS:
+        if not len(getattr(examples, part)) and (part != "train" or task.is_trained):
             raise DataError(
                 f"{whose}: its {part} part has no query with a relevant document; put judgments into its files"
             )
-    return Examples(found["train"], validation, test)
+    return examples
 
 
 def _cut(task: Task, judged: dict[str, Judgments]) -> tuple[dict[str, Grades], list[Judgment]]:
@@ -325,7 +325,7 @@ def _cut(task: Task, judged: dict[str, Judgments]) -> tuple[dict[str, Grades], l
     graded["validation"] = {queries[place]: donor[queries[place]] for place in first}
     graded[task.splits.cut_from] = {queries[place]: donor[queries[place]] for place in rest}
     if task.splits.cut_from == "train":
-        trained = [one for one in trained if one.query not in graded["validation"]]
+        trained = [row for row in trained if row.query not in graded["validation"]]
     return graded, trained
 
 
@@ -338,17 +338,17 @@ def _search(
 
 
 def _refuse_missing(
-    whose: str, asked: Iterable[Judgment], queries: dict[str, str], texts: dict[str, str], wanted: set[str]
+    whose: str, rows: Iterable[Judgment], queries: dict[str, str], texts: dict[str, str], wanted: set[str]
 ) -> None:
     """Refuse judgments of queries or documents that do not exist."""
-    for one in asked:
-        if one.query not in queries:
+    for row in rows:
+        if row.query not in queries:
             raise DataError(
-                f"{whose}: {one.place} judges query {one.query!r}, which is not among the queries; add it, or remove the row"
+                f"{whose}: {row.place} judges query {row.query!r}, which is not among the queries; add it, or remove the row"
             )
-        if one.document in wanted and one.document not in texts:
+        if row.document in wanted and row.document not in texts:
             raise DataError(
-                f"{whose}: {one.place} judges document {one.document!r}, which is not in the corpus; "
+                f"{whose}: {row.place} judges document {row.document!r}, which is not in the corpus; "
                 "add it, or remove the row"
             )
 
@@ -363,15 +363,15 @@ def _queries(
     if "queries" in files:
         return _document_texts(whose, form.query, files["queries"], QUERY_ID, wanted)
     columns = columns_of("Retrieve.query", form.query)
-    found: dict[str, str] = {}
+    queries: dict[str, str] = {}
     for part in judged.values():
         for name, text in part.texts.items():
-            made = _filled(form.query, columns, text)
-            if found.setdefault(name, made) != made:
+            query = _filled(form.query, columns, text)
+            if queries.setdefault(name, query) != query:
                 raise DataError(
                     f"{whose}: two parts have the query {name!r} with other texts; give one another id"
                 )
-    return found
+    return queries
 
 
 def _document_texts(
@@ -390,44 +390,37 @@ def _document_texts(
     """
     columns = columns_of("Retrieve", template)
     only = None if whole else Only(name_column, wanted)
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     empty: list[str] = []
-    for rows in read(whose, files, (name_column, *columns), only=only):
-        values = zip(*(rows.columns[column] for column in columns), strict=True)
-        for row, (name, fields) in enumerate(zip(rows.columns[name_column], values, strict=True)):
-            known = identity(whose, name, rows.place(row))
-            if known in found:
-                raise DataError(f"{whose}: {rows.place(row)} is the second with the id {known!r}; remove one")
-            named = {
-                column: _text(whose, value, column, rows, row)
-                for column, value in zip(columns, fields, strict=True)
-            }
-            if known in wanted and not any(value.strip() for value in named.values()):
-                empty.append(rows.place(row))
-            found[known] = filled(template, named)
+    for place, (name, *values) in read_rows(whose, files, (name_column, *columns), only=only):
+        document = identity(whose, name, place)
+        if document in texts:
+            raise DataError(f"{whose}: {place} is the second with the id {document!r}; remove one")
+        fields = {
+            column: _text(whose, value, column, place) for column, value in zip(columns, values, strict=True)
+        }
+        if document in wanted and not any(value.strip() for value in fields.values()):
+            empty.append(place)
+        texts[document] = filled(template, fields)
     if len(empty) > spared * len(wanted):
         raise DataError(
             f"{whose}: {empty[0]} is judged and has no text in {' or '.join(map(repr, columns))}; "
             "correct it, or remove it and its judgments"
         )
-    return found
+    return texts
 
 
 def _pairs(whose: str, form: Retrieve, files: Sequence[Path]) -> list[Pair]:
-    columns = [columns_of("Retrieve", template) for template in (form.query, form.document)]
-    made = []
-    for rows in read(whose, files, form.pair):
-        left, right = (rows.columns[name] for name in form.pair)
-        for row, (query, document) in enumerate(zip(left, right, strict=True)):
-            query = _text(whose, query, form.pair[0], rows, row, needed=True)
-            document = _text(whose, document, form.pair[1], rows, row, needed=True)
-            made.append(
-                Pair(
-                    _filled(form.query, columns[0], query),
-                    _filled(form.document, columns[1], document),
-                )
-            )
-    return made
+    templates = form.query, form.document
+    columns = [columns_of("Retrieve", template) for template in templates]
+    pairs = []
+    for place, values in read_rows(whose, files, form.pair):
+        texts = (
+            _text(whose, value, name, place, needed=True)
+            for name, value in zip(form.pair, values, strict=True)
+        )
+        pairs.append(Pair(*map(_filled, templates, columns, texts)))
+    return pairs
 
 
 def _filled(template: str, columns: tuple[str, ...], text: str) -> str:
@@ -435,19 +428,16 @@ def _filled(template: str, columns: tuple[str, ...], text: str) -> str:
     return filled(template, dict.fromkeys(columns, "") | {"text": text})
 
 
-def _text(whose: str, value: Any, column: str, rows: TableRows, row: int, *, needed: bool = False) -> str:
+def _text(whose: str, value: Any, column: str, place: str, *, needed: bool = False) -> str:
     """Return a column's value as text; with `needed`, refuse an empty one (an empty title is usual)."""
     if value is None and not needed:
         return ""
     if not isinstance(value, (str, int, float)) or (needed and not str(value).strip()):
-        raise DataError(f"{whose}: {rows.place(row)} has no text in {column!r}; correct or remove the row")
+        raise DataError(f"{whose}: {place} has no text in {column!r}; correct or remove the row")
     return str(value)
 
 
 # ---------------------------------------------------------------- load
-
-
-PARTS = ("train", "validation", "test")
 
 
 def load(task: Task, *, documents: Literal["judged", "all"]) -> Examples:
@@ -455,7 +445,8 @@ def load(task: Task, *, documents: Literal["judged", "all"]) -> Examples:
     files = files_of(task)
     if isinstance(task.form, Retrieve):
         return load_retrieval(task, files, documents)
-    parts: dict[str, list[Any]] = {part: _read(task, paths) for part, paths in files.items()}
+    read = READERS[type(task.form)]
+    parts = {part: read(f"task {task.name!r}", task.form, paths) for part, paths in files.items()}
     places: dict[str, Sequence[int]] = {part: range(len(rows)) for part, rows in parts.items()}
     if "validation" not in parts:
         donor = task.splits.cut_from
@@ -479,37 +470,26 @@ def _more(splits: Splits, part: str) -> str:
     return f"it is cut at {splits.cut:g} from the {splits.cut_from} part, which is too small; add rows, or change Splits.cut"
 
 
-def _read(task: Task, files: Sequence[Path]) -> list[Any]:
-    whose = f"task {task.name!r}"
-    if isinstance(task.form, Classify):
-        return _texts(whose, task.form, files)
-    if isinstance(task.form, Tag):
-        return _sentences(whose, task.form, files)
-    assert isinstance(task.form, Answer)
-    return _questions(whose, task.form, files)
-
-
 # ---------------------------------------------------------------- sequence classification
 
 
 def _texts(whose: str, form: Classify, files: Sequence[Path]) -> list[LabelledText]:
     columns, optional = columns_of("Classify.text", form.text), optional_columns(form.text)
     number = Numbering(form.labels, numbered=form.numbered)
-    made = []
-    for rows in read(whose, files, (*columns, form.label)):
-        values = zip(*(rows.columns[name] for name in columns), strict=True)
-        for row, (texts, label) in enumerate(zip(values, rows.columns[form.label], strict=True)):
-            found = number(label)
-            if found is None:
-                raise DataError(f"{whose}: {rows.place(row)} {number.refusal(label)}")
-            for name, value in zip(columns, texts, strict=True):
-                if not isinstance(value, (str, int, float)) and (value is not None or name not in optional):
-                    raise DataError(f"{whose}: {rows.place(row)} has no text in {name!r}; correct the row")
-            text = filled(form.text, dict(zip(columns, texts, strict=True)))
-            if not text or text.isspace():
-                raise DataError(f"{whose}: {rows.place(row)} has no text; correct or remove the row")
-            made.append(LabelledText(text, found))
-    return made
+    examples = []
+    for place, (*values, label) in read_rows(whose, files, (*columns, form.label)):
+        label_number = number(label)
+        if label_number is None:
+            raise DataError(f"{whose}: {place} {number.refusal(label)}")
+        fields = dict(zip(columns, values, strict=True))
+        for name, value in fields.items():
+            if not isinstance(value, (str, int, float)) and (value is not None or name not in optional):
+                raise DataError(f"{whose}: {place} has no text in {name!r}; correct the row")
+        text = filled(form.text, fields)
+        if not text or text.isspace():
+            raise DataError(f"{whose}: {place} has no text; correct or remove the row")
+        examples.append(LabelledText(text, label_number))
+    return examples
 
 
 # ---------------------------------------------------------------- token classification
@@ -517,20 +497,18 @@ def _texts(whose: str, form: Classify, files: Sequence[Path]) -> list[LabelledTe
 
 def _sentences(whose: str, form: Tag, files: Sequence[Path]) -> list[TaggedSentence]:
     number = Numbering(form.labels)
-    made = []
-    for rows in read(whose, files, (form.words, form.tags)):
-        for row, (words, tags) in enumerate(
-            zip(rows.columns[form.words], rows.columns[form.tags], strict=True)
-        ):
-            wrong = _wrong_sentence(words, tags)
-            if wrong:
-                raise DataError(f"{whose}: {rows.place(row)} {wrong}")
-            numbers = tuple(found for found in map(number, tags) if found is not None)
-            if len(numbers) < len(tags):
-                unknown = next(tag for tag in tags if number(tag) is None)
-                raise DataError(f"{whose}: {rows.place(row)} {number.refusal(unknown)}")
-            made.append(TaggedSentence(tuple(words), numbers))
-    return made
+    examples = []
+    for place, (words, tags) in read_rows(whose, files, (form.words, form.tags)):
+        if wrong := _wrong_sentence(words, tags):
+            raise DataError(f"{whose}: {place} {wrong}")
+        numbers = []
+        for tag in tags:
+            tag_number = number(tag)
+            if tag_number is None:
+                raise DataError(f"{whose}: {place} {number.refusal(tag)}")
+            numbers.append(tag_number)
+        examples.append(TaggedSentence(tuple(words), tuple(numbers)))
+    return examples
 
 
 def _wrong_sentence(words: Any, tags: Any) -> str:
@@ -549,28 +527,22 @@ def _wrong_sentence(words: Any, tags: Any) -> str:
 
 
 def _questions(whose: str, form: Answer, files: Sequence[Path]) -> list[Question]:
-    made = []
-    wanted, name = (form.question, form.context, form.answers), "id|_id|qid|query_id"
-    for rows in read(whose, files, wanted, optional=(name,)):
-        columns = zip(*(rows.columns[one] for one in (*wanted, name)), strict=True)
-        for row, (question, context, answers, known) in enumerate(columns):
-            try:
-                if not isinstance(question, str) or not isinstance(context, str) or not context.strip():
-                    raise ValueError("has no question or no context; correct or remove the row")
-                spans = spans_of(answers, context)
-                if not spans and not form.unanswerable:
-                    raise ValueError(
-                        "has no answer; remove the row, or type Answer(unanswerable=True) if that is right"
-                    )
-            except ValueError as wrong:
-                raise DataError(f"{whose}: {rows.place(row)} {wrong}") from None
-            before = form.text.format(question=question)
-            made.append(Question(_name(known, rows, row), before, context, spans))
-    return made
-
-
-def _name(known: Any, rows: TableRows, row: int) -> str:
-    return rows.place(row) if known is None else str(known)
+    examples = []
+    ids = ("id|_id|qid|query_id",)
+    for place, (question, context, answers, name) in read_rows(whose, files, form.columns, optional=ids):
+        try:
+            if not isinstance(question, str) or not isinstance(context, str) or not context.strip():
+                raise ValueError("has no question or no context; correct or remove the row")
+            spans = spans_of(answers, context)
+            if not spans and not form.unanswerable:
+                raise ValueError(
+                    "has no answer; remove the row, or type Answer(unanswerable=True) if that is right"
+                )
+        except ValueError as wrong:
+            raise DataError(f"{whose}: {place} {wrong}") from None
+        before = form.text.format(question=question)
+        examples.append(Question(place if name is None else str(name), before, context, spans))
+    return examples
 
 
 def spans_of(answers: Any, context: str) -> tuple[AnswerSpan, ...]:
@@ -580,9 +552,9 @@ def spans_of(answers: Any, context: str) -> tuple[AnswerSpan, ...]:
     if isinstance(answers, dict) and {"text", "answer_start"} <= set(answers):
         texts, starts = _listed(answers["text"]), _listed(answers["answer_start"])
     else:
-        each = [one for one in _listed(answers) if one not in ("", None)]
-        texts = [one.get("text") if isinstance(one, dict) else one for one in each]
-        starts = [one.get("answer_start") if isinstance(one, dict) else None for one in each]
+        each = [answer for answer in _listed(answers) if answer not in ("", None)]
+        texts = [answer.get("text") if isinstance(answer, dict) else answer for answer in each]
+        starts = [answer.get("answer_start") if isinstance(answer, dict) else None for answer in each]
     if len(texts) != len(starts):
         raise ValueError(f"has {len(texts)} answers and {len(starts)} starts; give each its own")
     return tuple(_span(text, start, context) for text, start in zip(texts, starts, strict=True))
@@ -613,3 +585,13 @@ def _span(text: Any, start: Any, context: str) -> AnswerSpan:
 
 def _short(text: str) -> str:
     return repr(text if len(text) <= 40 else f"{text[:39]}…")
+
+
+# How the rows of a form are read; `load_retrieval` reads several kinds of files together.
+READERS: dict[type[Form], Callable[[str, Any, Sequence[Path]], list[Any]]] = {
+    Classify: _texts,
+    Tag: _sentences,
+    Answer: _questions,
+}
+if missing := FAMILY_OF.keys() - READERS.keys() - {Retrieve}:
+    raise NotImplementedError(f"tasks.load has no reader for {missing} of specs.tasks.FAMILIES")

@@ -174,8 +174,8 @@ def exact_match(prediction: str, answers: Sequence[str]) -> float:
 
 def answer_f1(prediction: str, answers: Sequence[str]) -> float:
     """Return the best word F1 with any of the answers; without answers, 1 if the prediction is empty."""
-    said = normalise(prediction).split()
-    return max(_word_f1(said, form.split()) for form in _forms(answers))
+    predicted = normalise(prediction).split()
+    return max(_word_f1(predicted, form.split()) for form in _forms(answers))
 
 
 def _forms(answers: Sequence[str]) -> list[str]:
@@ -183,12 +183,12 @@ def _forms(answers: Sequence[str]) -> list[str]:
     return [form for form in map(normalise, answers) if form] or [""]
 
 
-def _word_f1(said: list[str], gold: list[str]) -> float:
+def _word_f1(predicted: list[str], gold: list[str]) -> float:
     """Return the F1 of two bags of words; if one is empty, 1 if both are."""
-    if not said or not gold:
-        return float(said == gold)
-    shared = (Counter(said) & Counter(gold)).total()
-    return 2 * shared / (len(said) + len(gold))
+    if not predicted or not gold:
+        return float(predicted == gold)
+    shared = (Counter(predicted) & Counter(gold)).total()
+    return 2 * shared / (len(predicted) + len(gold))
 
 
 # ---------------------------------------------------------------- ranking
@@ -249,17 +249,17 @@ def score_rankings(
     grades = np.zeros(retrieved.shape, dtype=np.int64)
     best = np.zeros((len(retrieved), 10), dtype=np.int64)
     to_find = np.zeros(len(retrieved), dtype=np.int64)
-    for row, (documents, known) in enumerate(zip(retrieved.tolist(), judged, strict=True)):
-        grades[row] = [known.get(document, 0) for document in documents]
-        highest = nlargest(10, known.values())
+    for row, (documents, graded) in enumerate(zip(retrieved.tolist(), judged, strict=True)):
+        grades[row] = [graded.get(document, 0) for document in documents]
+        highest = nlargest(10, graded.values())
         best[row, : len(highest)] = highest
-        to_find[row] = sum(grade >= relevant for grade in known.values())
-    found = grades >= relevant
+        to_find[row] = sum(grade >= relevant for grade in graded.values())
+    hits = grades >= relevant
     scores = {
         "ndcg@10": ndcg(grades, best, 10),
-        "paper_ndcg@10": ndcg_of_retrieved(found, 10),
-        "mrr@10": reciprocal_rank(found, 10),
-        "recall@100": recall(found, to_find, 100),
+        "paper_ndcg@10": ndcg_of_retrieved(hits, 10),
+        "mrr@10": reciprocal_rank(hits, 10),
+        "recall@100": recall(hits, to_find, 100),
     }
     return {name: values.astype(np.float32) for name, values in scores.items()}
 
@@ -270,9 +270,9 @@ def expected_at_random(
     """Return the expected value of `score_rankings` for each query if `documents` documents are ranked at random."""
     first, weights = min(10, documents), 1 / np.log2(np.arange(2, min(10, documents) + 2))
     scores = {name: np.zeros(len(judged)) for name in ("ndcg@10", "paper_ndcg@10", "mrr@10", "recall@100")}
-    for row, known in enumerate(judged):
-        gains = np.array(sorted((max(grade, 0) for grade in known.values()), reverse=True), dtype=float)
-        to_find = sum(grade >= relevant for grade in known.values())
+    for row, graded in enumerate(judged):
+        gains = np.array(sorted((max(grade, 0) for grade in graded.values()), reverse=True), dtype=float)
+        to_find = sum(grade >= relevant for grade in graded.values())
         if gains.sum():
             scores["ndcg@10"][row] = gains.sum() / documents * weights.sum() / _dcg(gains, 10)
         if not to_find:

@@ -18,7 +18,7 @@ from biphase.store import Store
 from biphase.study.plan import make_plan
 
 SCORED = ["objectives", "ratio", "efficiency", "rates", "splits", "robustness", "continued"]
-PANELS = [name.capitalize() for name in FAMILIES.values()]
+PANELS = [family.name.capitalize() for family in FAMILIES.values()]
 T4 = 2.7764451051977987  # Student's t for five seeds
 
 

@@ -139,13 +139,13 @@ def score_panels(
                 others += _of_other_roles(evidence, line, known, tasks, views)
                 covers |= {s.seeds.covers: None for _, s in known if math.isfinite(s.seeds.low)}
         if made and not joined:
-            lonely.append(FAMILIES[family])
+            lonely.append(FAMILIES[family].name)
         elif made:
             made += others
             marks = _paper_marks(evidence.published, lines, family, views)
             paper = paper or bool(marks)
             y = Axis("" if panels else SCORE)
-            panels.append(Panel(FAMILIES[family].capitalize(), x, y, (*marks, *made)))
+            panels.append(Panel(FAMILIES[family].name.capitalize(), x, y, (*marks, *made)))
     return Drawn(
         tuple(panels),
         len(every),
@@ -439,7 +439,7 @@ def rates_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
         if made:
             marks = _paper_rate_marks(evidence.published, [evidence.models[one] for one in models], tasks)
             y = Axis("" if panels else SCORE)
-            panels.append(Panel(FAMILIES[family].capitalize(), _axis(finetune.lrs), y, (*marks, *made)))
+            panels.append(Panel(FAMILIES[family].name.capitalize(), _axis(finetune.lrs), y, (*marks, *made)))
     if not panels:
         return None
     said = [f"Fine-tuning at each learning rate, {size}; no rate is chosen here."]

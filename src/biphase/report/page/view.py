@@ -403,7 +403,8 @@ def _board(board: Board) -> dict[str, Any]:
         "title": TITLES[board.name],
         "csv": FILES[board.name],
         "columns": [
-            (one, FAMILIES.get(one, "") if board.name == "families" else "") for one in board.columns
+            (one, FAMILIES[one].name if board.name == "families" and one in FAMILIES else "")
+            for one in board.columns
         ],
         "many": len(board.columns) > MANY,
         "folded": sum(not line.model.recipe.final for line in board.lines),

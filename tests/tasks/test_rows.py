@@ -81,12 +81,12 @@ def test_any_text_comes_back_as_it_was(tmp_path, values):
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl.zst"])
-def test_small_pieces_make_the_same_whole(kind, tmp_path, monkeypatch):
+def test_small_chunks_give_the_same_rows(kind, tmp_path, monkeypatch):
     rows = [{"a": f"{n}" * (n % 7)} for n in range(50)]
     path = write(tmp_path / f"train.{kind}", rows)
     whole = table(path)
-    monkeypatch.setattr(files, "PIECE_BYTES", 16)
-    monkeypatch.setattr(files, "PIECE_ROWS", 3)
+    monkeypatch.setattr(files, "CHUNK_BYTES", 16)
+    monkeypatch.setattr(files, "CHUNK_ROWS", 3)
     assert len(list(read("x", [path], ("a",)))) > 5
     assert table(path) == whole
 
@@ -121,7 +121,7 @@ def test_a_missing_column_is_named_with_the_nearest(kind, tmp_path):
 
 def test_a_line_that_lacks_a_column_is_named(tmp_path):
     path = write(tmp_path / "x.jsonl", [{"a": 1, "b": 1}, {"b": 1}])
-    with pytest.raises(DataError, match=r"x.jsonl:2 has no column 'a'"):
+    with pytest.raises(DataError, match=r"x.jsonl:2.*column.*'a'"):
         table(path)
 
 
@@ -160,28 +160,28 @@ def test_a_field_may_be_longer_than_the_csv_module_likes(tmp_path):
 @pytest.mark.parametrize(
     ("name", "raw", "words"),
     [
-        ("x.jsonl", b'{"a": 1}\n{"a": \n', r"x.jsonl:2 is no JSON .*; write one object a line"),
+        ("x.jsonl", b'{"a": 1}\n{"a": \n', r"x.jsonl:2 is no JSON .*;.*object"),
         ("x.json", b'[\n {"a": 1},\n]', r"x.json is no JSON .*line 3"),
         ("x.json", b"[1, 2]", r"x.json:1 is no JSON object"),
-        ("x.json", b'{\n "a": 1\n}', r"x.json .*one object a line"),
+        ("x.json", b'{\n "a": 1\n}', r"x.json .*one.*object"),
         ("x.json", b'{"data": [{"paragraphs": 1}]}', r"x.json:1 .*SQuAD"),
         ("x.json", b'{"data": [{"paragraphs": [{"context": 1, "qas": []}]}]}', r"x.json:1 .*SQuAD"),
         ("x.json", b'{"data": [{"paragraphs": [{"context": "c", "qas": [[]]}]}]}', r"x.json:1 .*SQuAD"),
         ("x.jsonl", b"1\n", r"x.jsonl:1 is no JSON object"),
         ("x.jsonl", b'{"a": "\xff"}\n', r"x.jsonl:1 is not UTF-8"),
-        ("x.jsonl", b'{"a": "\\ud800"}\n', r"x.jsonl:1 holds half of a surrogate pair"),
-        ("x.csv", b"a,b\n1,2\n1,2,3\n", r"x.csv:3 has 3 columns where the header has 2"),
+        ("x.jsonl", b'{"a": "\\ud800"}\n', r"x.jsonl:1.*surrogate pair"),
+        ("x.csv", b"a,b\n1,2\n1,2,3\n", r"x.csv:3 has 3.*columns.*2"),
         ("x.csv", b'a,b\n1,2\n"1"x,2\n', r"x.csv:3 is malformed"),
         ("x.csv", b"a,b\n1,\xff\n", r"x.csv:2 is not UTF-8"),
         ("x.csv", "a,b\n1,2\n".encode("utf-16"), r"x.csv.* is not UTF-8; convert"),
         ("x.json", b'{"a": \n{"a": 1}\n', r"x.json is no JSON"),
         ("x.csv", b"", r"x.csv is empty"),
         ("x.conll", b"", r"x.conll is empty"),
-        ("x.txt", b"just a text\nand another\n", r"x.txt:1 .*a word and its tag.* \.csv"),
-        ("x.conll", b"Ada NNP B-PER\nof O\n", r"x.conll:2 has 2 columns where others have 3"),
-        ("x.arrow", b"not arrow", r"x.arrow cannot be read .*; put a sound copy in its place"),
-        ("x.parquet", b"not parquet", r"x.parquet cannot be read .*; put a sound copy in its place"),
-        ("x.jsonl.zst", b"not zstd", r"x.jsonl.zst cannot be read"),
+        ("x.txt", b"just a text\nand another\n", r"x.txt:1 .*a.*word.*tag.* \.csv"),
+        ("x.conll", b"Ada NNP B-PER\nof O\n", r"x.conll:2 has 2.*columns.*3"),
+        ("x.arrow", b"not arrow", r"x.arrow.*cannot.*;.*undamaged copy"),
+        ("x.parquet", b"not parquet", r"x.parquet.*cannot.*;.*undamaged copy"),
+        ("x.jsonl.zst", b"not zstd", r"x.jsonl.zst.*cannot"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_one_line_with_its_place(name, raw, words, tmp_path):
@@ -316,4 +316,4 @@ def test_a_file_that_does_not_fit_into_memory_is_not_called_damaged(name, how, t
     assert done.returncode == 0, done.stderr
     assert name in done.stdout
     assert "memory" in done.stdout
-    assert "sound copy" not in done.stdout
+    assert "undamaged" not in done.stdout

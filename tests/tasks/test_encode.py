@@ -1,0 +1,611 @@
+"""Texts, words and questions become tokens, and the outputs for each token become answers."""
+
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer as Model
+
+from biphase.data.tokenizer import load_saved
+from biphase.errors import DataError, SpecError
+from biphase.objectives import IGNORE
+from biphase.tasks.encode import (
+    BLOCK,
+    LEAST_CONTEXT,
+    NOTHING,
+    Decoded,
+    Ragged,
+    Tokenization,
+    by_length,
+    decode_spans,
+    decode_tagged,
+    encode_questions,
+    encode_texts,
+    encode_words,
+)
+from biphase.tasks.load import AnswerSpan, Question, TaggedSentence
+
+SPEECH = ["the old house sees a small boat", "every student paints the naïve garden", "中文 字 👩 café 123"]
+CONTEXT = "the cat sees a small boat. every student paints the garden,  the river crosses two birds"
+
+
+def word_pieces() -> Model:
+    """Lower case without accents, cut at white space and signs, as BERT's."""
+    model = Model(models.WordPiece(unk_token="[UNK]"))
+    model.normalizer = normalizers.BertNormalizer()
+    model.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=120, special_tokens=["[UNK]", "[CLS]", "[SEP]"], show_progress=False
+    )
+    model.train_from_iterator([*SPEECH, CONTEXT], trainer)
+    return model
+
+
+def pieces_with_marks() -> Model:
+    """Spaces are pieces of words, and a text begins with one it does not have, as SentencePiece's."""
+    model = Model(models.Unigram([("<unk>", 0.0), ("▁", -2.0), ("▁the", -3.0), ("a", -3.0), ("ca", -4.0)], 0))
+    model.pre_tokenizer = pre_tokenizers.Metaspace()
+    return model
+
+
+def letters() -> Model:
+    """Each letter or sign is a token, white space is none."""
+    model = Model(models.WordLevel({"[UNK]": 0, **{one: n for n, one in enumerate("abcdefgh?", 3)}}, "[UNK]"))
+    model.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split("", "isolated")]
+    )
+    return model
+
+
+@pytest.fixture(scope="module")
+def tokenizers(shards):
+    plain, trimmed = (load_saved(shards / "tokenizer").model for _ in range(2))
+    trimmed.post_processor = processors.ByteLevel(trim_offsets=True)
+    return {
+        "bytes": plain,
+        "trimmed": trimmed,
+        "pieces": word_pieces(),
+        "marks": pieces_with_marks(),
+        "letters": letters(),
+    }
+
+
+KINDS = ["bytes", "trimmed", "pieces", "marks"]
+CHARACTERS = "abthe 12.é👩中ß\u0301\u00a0\u200d-'"
+
+
+def tokenized_by(model, length=64, before=(1,), after=(0,)):
+    return Tokenization(model, before, after, length, "test")
+
+
+# ---------------------------------------------------------------- ragged
+
+
+@given(st.lists(st.lists(st.integers(-5, 5), max_size=6), max_size=6))
+def test_arrays_end_to_end_come_back(lists):
+    made = Ragged.from_lists(lists, np.int32)
+    assert made.flat.dtype == np.int32
+    assert [one.tolist() for one in made] == lists
+    assert [made[at].tolist() for at in range(-len(lists), 0)] == lists
+    assert made.lengths.tolist() == [len(one) for one in lists]
+    with pytest.raises(IndexError):
+        made[len(lists)]
+
+
+def test_entries_may_be_pairs_also_where_there_are_none():
+    made = Ragged.from_lists([[], [(1, 2), (3, 4)]], np.int32, item=(2,))
+    assert made[0].shape == (0, 2)
+    assert made[1].tolist() == [[1, 2], [3, 4]]
+    assert Ragged.from_lists([], np.int32, item=(2,)).flat.shape == (0, 2)
+
+
+# ---------------------------------------------------------------- texts
+
+
+def test_a_text_stands_between_what_the_model_expects_and_is_cut_to_fit(tokenizers):
+    model = tokenizers["bytes"]
+    ids = model.encode("the cat sees a dog", add_special_tokens=False).ids
+    whole, cut = (
+        encode_texts(tokenized_by(model, length=length), ["the cat sees a dog"])[0] for length in (64, 5)
+    )
+    assert whole.tolist() == [1, *ids, 0]
+    assert cut.tolist() == [1, *ids[:3], 0]
+    assert whole.dtype == np.int32
+
+
+def test_more_texts_than_a_block_keep_their_order(tokenizers):
+    model = tokenizers["bytes"]
+    texts = [f"the cat {number}" for number in range(2 * BLOCK + 7)]
+    made = encode_texts(tokenized_by(model), texts)
+    assert len(made) == len(texts)
+    for number in (0, BLOCK - 1, BLOCK, 2 * BLOCK, len(texts) - 1):
+        assert model.decode(made[number][1:-1].tolist()) == texts[number]
+
+
+def test_the_literal_text_of_a_special_token_stays_text(tokenizers):
+    model = tokenizers["bytes"]
+    made = encode_texts(tokenized_by(model), ["so <|end_of_text|> it <|mask|> ends"])[0]
+    assert Counter(made.tolist())[0] == Counter(made.tolist())[1] == 1
+    assert model.decode(made[1:-1].tolist()) == "so <|end_of_text|> it <|mask|> ends"
+
+
+def test_a_text_that_cannot_be_encoded_is_named(tokenizers):
+    texts = ["fine"] * (BLOCK + 2) + ["half a \ud83d pair"]
+    with pytest.raises(DataError, match=f"^text {BLOCK + 3} .*half a .*; correct that row") as caught:
+        encode_texts(tokenized_by(tokenizers["bytes"]), texts)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(DataError, match=r"^sentence 2 "):
+        encode_words(
+            tokenized_by(tokenizers["bytes"]),
+            [TaggedSentence(("a",), (0,)), TaggedSentence(("\udc00",), (0,))],
+        )
+
+
+def test_an_input_without_any_token_is_refused(tokenizers):
+    bare = tokenized_by(tokenizers["bytes"], before=(), after=())
+    with pytest.raises(DataError, match=r"^text 2.*tokens;.*"):
+        encode_texts(bare, ["a", ""])
+    assert encode_texts(tokenized_by(tokenizers["bytes"]), [""])[0].tolist() == [1, 0]
+
+
+def test_a_reading_must_have_room_for_text(tokenizers):
+    with pytest.raises(SpecError, match=r"input.*2 tokens, 2 of them special.* 4 or more"):
+        tokenized_by(tokenizers["bytes"], length=2)
+
+
+# ---------------------------------------------------------------- words
+
+
+def first_overlap(words, start, end):
+    """The same, found one by one."""
+    place = 0
+    for number, word in enumerate(words):
+        if max(start, place) < min(end, place + len(word)):
+            return number
+        if start == end and place < start < place + len(word):
+            return number
+        place += len(word) + 1
+    return -1
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from(KINDS),
+    st.lists(st.lists(st.text(CHARACTERS, max_size=6), min_size=1, max_size=7), min_size=1, max_size=3),
+    st.integers(3, 40),
+)
+def test_each_token_belongs_to_the_first_word_it_overlaps(tokenizers, kind, sentences, length):
+    how = tokenized_by(tokenizers[kind], length=length)
+    rows = [TaggedSentence(tuple(words), tuple(n % 3 for n in range(len(words)))) for words in sentences]
+    made = encode_words(how, rows)
+    texts = encode_texts(how, [" ".join(words) for words in sentences])
+    assert np.array_equal(made.ids.flat, texts.flat)
+    assert made.words.tolist() == [len(words) for words in sentences]
+    for number, row in enumerate(rows):
+        spans = how.tokenizer.encode(" ".join(row.words), add_special_tokens=False).offsets[: how.room]
+        expected = [-1, *(first_overlap(row.words, *span) for span in spans), -1]
+        assert made.word_of[number].tolist() == expected
+        assert made.labels[number].tolist() == [IGNORE if at < 0 else row.tags[at] for at in expected]
+        assert tuple(made.gold[number]) == row.tags
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.text("abé👩中12", min_size=1, max_size=5), min_size=1, max_size=7))
+def test_every_word_has_a_token_and_trimmed_offsets_change_nothing(tokenizers, words):
+    row = TaggedSentence(tuple(words), tuple(range(len(words))))
+    plain, trimmed = (
+        encode_words(tokenized_by(tokenizers[kind], length=300), [row]) for kind in ("bytes", "trimmed")
+    )
+    assert np.array_equal(plain.word_of.flat, trimmed.word_of.flat)
+    found = plain.word_of.flat[plain.word_of.flat >= 0]
+    assert (np.diff(found) >= 0).all()
+    assert set(found.tolist()) == set(range(len(words)))
+
+
+def test_white_space_around_an_empty_word_is_not_that_word():
+    model = Model(models.WordLevel({"[UNK]": 0, "a": 1, "b": 2}, "[UNK]"))
+    model.pre_tokenizer = pre_tokenizers.Split(Regex(r"\s+"), "isolated")
+    made = encode_words(tokenized_by(model), [TaggedSentence(("a", "", "b"), (3, 4, 5))])
+    assert made.ids[0].tolist() == [1, 1, 0, 2, 0]  # a, two spaces, b
+    assert made.word_of[0].tolist() == [-1, 0, -1, 2, -1]
+    assert made.words.tolist() == [3]
+
+
+def test_words_that_are_cut_off_are_still_counted(tokenizers):
+    row = TaggedSentence(("the", "cat", "sees", "it"), (0, 1, 2, 1))
+    made = encode_words(tokenized_by(tokenizers["bytes"], length=4), [row])
+    assert set(made.word_of[0].tolist()) < {-1, 0, 1, 2, 3}
+    assert made.words.tolist() == [4]
+    assert made.gold[0].tolist() == [0, 1, 2, 1]
+
+
+# ---------------------------------------------------------------- groups
+
+
+@given(st.lists(st.integers(1, 30), max_size=40), st.integers(1, 60))
+def test_groups_hold_like_lengths_within_the_budget_and_no_fewer_than_fit(lengths, budget):
+    lengths = np.array(lengths, np.int64)
+    groups = by_length(lengths, budget)
+    together = np.concatenate([np.empty(0, np.int64), *groups])
+    assert together.tolist() == sorted(range(len(lengths)), key=lambda number: (lengths[number], number))
+    assert all(len(group) == 1 or lengths[group].sum() <= budget for group in groups)
+    for group, following in pairwise(groups):
+        assert lengths[group].sum() + lengths[following[0]] > budget
+
+
+# ---------------------------------------------------------------- questions
+
+
+SCRIPTS = ["bytes", "trimmed", "pieces"]
+
+
+def asked(context, *answers, question="who?", name="q1"):
+    spans = tuple(AnswerSpan(text, context.index(text)) for text in answers)
+    return Question(name, f"Question: {question}\nContext: ", context, spans)
+
+
+@st.composite
+def questions(draw, longest_question=8):
+    """Contexts of words in several scripts, with a piece of them as the answer, or none."""
+    words = st.text("abcehst.é👩中ß12", min_size=1, max_size=6)
+    context = draw(st.lists(words, min_size=1, max_size=25).map(" ".join))
+    question = draw(st.lists(words, max_size=longest_question).map(" ".join))
+    start = draw(st.integers(0, len(context) - 1))
+    text = context[start : draw(st.integers(start + 1, min(len(context), start + 20)))]
+    answers = (AnswerSpan(text, start),) if draw(st.integers(0, 4)) else ()
+    return Question("q", f"Question: {question}\nContext: ", context, answers)
+
+
+MANY = st.lists(questions(), min_size=1, max_size=3)
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.sampled_from(SCRIPTS), MANY, st.integers(4, 80), st.integers(0, 60))
+def test_windows_fit_overlap_and_restore_the_context(tokenizers, kind, rows, length, stride):
+    how = tokenized_by(tokenizers[kind], length)
+    made = encode_questions(how, rows, stride=stride)
+    assert made.ids.lengths.max() <= length
+    assert sorted(set(made.question_of.tolist())) == list(range(len(rows)))
+    for number, row in enumerate(rows):
+        context = how.tokenizer.encode(row.context, add_special_tokens=False).ids
+        restored: list[int] = []
+        for window in np.flatnonzero(made.question_of == number):
+            ids, first = made.ids[window].tolist(), made.first[window]
+            assert ids[0] == 1
+            assert ids[-1] == 0
+            assert first <= len(restored)  # no gap
+            tokens = ids[made.context_from[window] : made.context_to[window]]
+            assert restored[first:] == tokens[: len(restored) - first]
+            assert first == 0 or len(tokens) > len(restored) - first  # something new
+            restored = restored[:first] + tokens
+        assert restored == context
+        assert len(made.spans[number]) == len(context)
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.sampled_from(SCRIPTS), questions(), st.integers(40, 80), st.integers(0, 15))
+def test_windows_are_those_of_the_tokenizers_library(tokenizers, kind, row, length, stride):
+    # Long inputs and short strides: what gives way when room is scarce is another test's business.
+    model = Model.from_str(tokenizers[kind].to_str())
+    part = len(model.encode(row.before, add_special_tokens=False).ids)
+    length = max(length, part + 2 * LEAST_CONTEXT + 2)
+    made = encode_questions(tokenized_by(tokenizers[kind], length), [row], stride=stride)
+    model.enable_truncation(length - 2, stride=stride, strategy="only_second")
+    theirs = model.encode(row.before, row.context, add_special_tokens=False)
+    expected = [[1, *one.ids, 0] for one in (theirs, *theirs.overflowing)]
+    assert [ids.tolist() for ids in made.ids] == expected
+    model.enable_truncation(length - 2, strategy="only_second")
+    single = model.encode(row.before, row.context, add_special_tokens=False).ids
+    assert encode_questions(tokenized_by(tokenizers[kind], length), [row], stride=None).ids[0].tolist() == [
+        1,
+        *single,
+        0,
+    ]
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.sampled_from(SCRIPTS), MANY, st.integers(4, 80), st.none() | st.integers(0, 60))
+def test_the_answer_is_where_the_labels_say(tokenizers, kind, rows, length, stride):
+    made = encode_questions(tokenized_by(tokenizers[kind], length), rows, stride=stride)
+    whole = encode_questions(tokenized_by(tokenizers[kind], 10_000), rows, stride=None)
+    for number, row in enumerate(rows):
+        windows = np.flatnonzero(made.question_of == number)
+        head, spans = made.context_from[windows[0]], whole.spans[number]
+        tokens = {place - whole.context_from[number] for place in whole.gold[number]}
+        if row.answers:
+            # Exact up to the tokens at both ends: those overlap the answer, their neighbours do not.
+            text, start = row.answers[0].text, row.answers[0].start
+            end, start = start + len(text.rstrip()), start + len(text) - len(text.lstrip())
+            overlapping = {at for at, (low, high) in enumerate(spans) if low < end and high > start}
+            assert tokens == (overlapping if text.strip() else set())
+            assert not tokens or text.strip() in whole.text(number, min(tokens), max(tokens))
+        for window in windows:
+            here = set((np.flatnonzero(made.inside[window]) - head + made.first[window]).tolist())
+            held = range(made.first[window], made.first[window] + made.context_to[window] - head)
+            assert here == tokens & set(held)
+            shift = head - made.first[window]
+            full = bool(tokens) and here == tokens
+            expected = (min(here) + shift, max(here) + shift) if full else (0, 0)
+            assert tuple(made.bounds[window]) == expected
+        assert made.gold[number] == {head + at for at in tokens if at < len(made.spans[number])}
+
+
+def test_positions_count_from_the_beginning_of_the_whole_input(tokenizers):
+    how = tokenized_by(tokenizers["bytes"], 40)
+    row = asked(CONTEXT, "two birds")
+    strided, whole = (
+        encode_questions(reading, [row], stride=stride)
+        for reading, stride in ((how, 8), (tokenized_by(tokenizers["bytes"], 400), None))
+    )
+    assert len(strided.ids) > 1
+    assert strided.gold == whole.gold
+    ids = whole.ids[0][sorted(whole.gold[0])].tolist()
+    assert how.tokenizer.decode(ids).strip() == "two birds"
+
+
+def test_an_answer_beyond_the_cut_is_nowhere_and_one_across_it_is_partly_there(tokenizers):
+    how = tokenized_by(tokenizers["bytes"], 50)
+    beyond = encode_questions(how, [asked(CONTEXT, "two birds")], stride=None)
+    assert len(beyond.ids) == 1
+    assert beyond.ids.lengths.tolist() == [50]
+    assert beyond.gold == [frozenset()]
+    assert beyond.bounds.tolist() == [[0, 0]]
+    assert not beyond.inside.flat.any()
+    kept = beyond.text(0, 0, len(beyond.spans[0]) - 1)
+    across = encode_questions(how, [asked(CONTEXT, CONTEXT[len(kept) - 6 : len(kept) + 6])], stride=None)
+    assert across.gold[0]
+    assert across.inside[0][-2]
+    assert across.bounds.tolist() == [[0, 0]]
+
+
+def test_a_long_question_loses_its_front_and_leaves_room_for_context(tokenizers):
+    how = tokenized_by(tokenizers["bytes"], 50)
+    row = asked(CONTEXT, "two birds", question="which of all the many birds " * 10)
+    part = how.tokenizer.encode(row.before, add_special_tokens=False).ids
+    context = how.tokenizer.encode(CONTEXT, add_special_tokens=False).ids
+    for stride in (None, 4):
+        made = encode_questions(how, [row], stride=stride)
+        kept = 50 - 2 - LEAST_CONTEXT
+        assert made.ids[0].tolist() == [1, *part[-kept:], *context[:LEAST_CONTEXT], 0]
+        assert set((made.context_from - 1).tolist()) == {kept}
+
+
+def test_a_stride_without_room_for_it_still_brings_a_quarter_of_new_tokens(tokenizers):
+    how = tokenized_by(tokenizers["bytes"], 50)
+    row = asked(CONTEXT, "two birds", question="which of all the many birds " * 10)
+    made = encode_questions(how, [row], stride=128)
+    assert set(np.diff(made.first).tolist()) == {LEAST_CONTEXT // 4}
+
+
+def test_white_space_around_an_answer_is_none_of_it(tokenizers):
+    made = [
+        encode_questions(tokenized_by(tokenizers["bytes"]), [asked(CONTEXT, text)], stride=None)
+        for text in ("small boat", " small boat", "a small"[1:] + " boat")
+    ]
+    assert made[0].gold[0]
+    assert {one.gold[0] for one in made} == {made[0].gold[0]}
+
+
+def test_an_answer_of_white_space_only_is_no_answer(tokenizers):
+    # The token " student" begins with that space.
+    row = Question("q", "who? ", CONTEXT, (AnswerSpan(" ", CONTEXT.index(" student")),))
+    made = encode_questions(tokenized_by(tokenizers["bytes"], 400), [row], stride=None)
+    assert made.gold == [frozenset()]
+    assert made.bounds.tolist() == [[0, 0]]
+
+
+def test_a_token_without_characters_within_the_answer_is_part_of_it(tokenizers):
+    row = asked(CONTEXT, "garden,  the")
+    made = encode_questions(tokenized_by(tokenizers["trimmed"], 400), [row], stride=None)
+    spans = made.spans[0]
+    assert (spans[:, 0] == spans[:, 1]).any()  # the first of the two spaces
+    positions = sorted(made.gold[0])
+    assert positions == list(range(positions[0], positions[-1] + 1))
+
+
+def test_a_context_without_tokens_still_has_a_window(tokenizers):
+    row = Question("q", "who? ", " \n ", ())
+    made = encode_questions(tokenized_by(tokenizers["pieces"]), [row], stride=4)
+    assert len(made.ids) == 1
+    assert made.context_from.tolist() == made.context_to.tolist()
+    assert made.gold == [frozenset()]
+
+
+def test_only_the_first_answer_counts_and_others_share_the_context(tokenizers):
+    rows = [asked(CONTEXT, "small boat", "two birds"), asked(CONTEXT, "small boat"), asked("a dog", "dog")]
+    made = encode_questions(tokenized_by(tokenizers["bytes"], 400), rows, stride=None)
+    assert made.gold[0] == made.gold[1] != made.gold[2]
+    assert np.array_equal(made.ids[0], made.ids[1])
+    assert len(made.spans[2]) < len(made.spans[1])
+
+
+def test_wrong_questions_are_named(tokenizers):
+    how = tokenized_by(tokenizers["bytes"])
+    with pytest.raises(DataError, match=r"^the context.*'q8'"):
+        encode_questions(
+            how, [asked(CONTEXT), *(asked("bad \ud800", name=name) for name in ("q8", "q9"))], stride=None
+        )
+    with pytest.raises(DataError, match=r"^question 'q9' "):
+        encode_questions(how, [asked(CONTEXT, question="bad \ud800", name="q9")], stride=None)
+    with pytest.raises(DataError, match=r"^question 'q2'.*tokens"):
+        encode_questions(
+            tokenized_by(how.tokenizer, before=(), after=()), [Question("q2", "", "", ())], stride=None
+        )
+
+
+def test_what_cannot_be_asked_is_refused(tokenizers):
+    with pytest.raises(SpecError, match=r"stride.*-1;"):
+        encode_questions(tokenized_by(tokenizers["bytes"]), [], stride=-1)
+    with pytest.raises(SpecError, match=r"context; set.*4 or more"):
+        encode_questions(tokenized_by(tokenizers["bytes"], 3), [], stride=None)
+
+
+# ---------------------------------------------------------------- answers
+
+
+def encoded(model, questions, *, length=64, stride=None):
+    return encode_questions(Tokenization(model, (1,), (2,), length, "test"), questions, stride=stride)
+
+
+def letters_of(text="a b c d e f", *, length=64, stride=None):
+    """One question, `?`, whose context begins at place 2 of each window."""
+    return encoded(letters(), [Question("q", "?", text, ())], length=length, stride=stride)
+
+
+def said(made, *windows):
+    """Values for the tokens of each window; what is not said is -9."""
+    rows = [np.full(length, -9.0, np.float32) for length in made.ids.lengths]
+    for row, values in zip(rows, windows, strict=True):
+        for place, value in values.items():
+            row[place] = value
+    return Ragged.from_lists(rows)
+
+
+SHORT = st.lists(questions(longest_question=1), min_size=1, max_size=3)
+
+
+# ---------------------------------------------------------------- a model that is right
+
+
+@settings(deadline=None, max_examples=60)
+@given(SHORT, st.integers(40, 120), st.none() | st.integers(0, 60))
+def test_right_margins_give_the_right_positions_and_a_text_with_the_answer(tokenizers, rows, length, stride):
+    made = encoded(tokenizers["bytes"], rows, length=length, stride=stride)
+    margins = Ragged(np.where(made.inside.flat, 2.0, -2.0), made.ids.starts)
+    for number, (row, answer) in enumerate(zip(rows, decode_tagged(made, margins), strict=True)):
+        assert answer.tokens == made.gold[number]
+        if stride is not None and row.answers:
+            assert row.answers[0].text.strip() in answer.text
+        if not made.gold[number]:
+            assert answer.text == ""
+
+
+@settings(deadline=None, max_examples=60)
+@given(SHORT, st.integers(100, 140))
+def test_right_bounds_give_the_right_positions_and_a_text_with_the_answer(tokenizers, rows, length):
+    # The overlap is wider than any answer here, so that some window holds it wholly.
+    made = encoded(tokenizers["bytes"], rows, length=length, stride=60)
+    starts, ends = (np.full(len(made.ids.flat), -5.0) for _ in range(2))
+    starts[made.ids.starts[:-1] + made.bounds[:, 0]] = 5.0
+    ends[made.ids.starts[:-1] + made.bounds[:, 1]] = 5.0
+    both = (Ragged(one, made.ids.starts) for one in (starts, ends))
+    for number, answer in enumerate(decode_spans(made, *both, unanswerable=True, longest=60)):
+        assert answer.tokens == made.gold[number]
+        expected = rows[number].answers[0].text.strip() if rows[number].answers else ""
+        assert expected in answer.text
+        assert bool(answer.text) == bool(expected)
+        start, end = answer.span
+        assert answer.text == (made.contexts[number][start:end] if start >= 0 else "")
+
+
+# ---------------------------------------------------------------- taggers
+
+
+def test_the_text_is_the_run_with_the_highest_sum_and_the_positions_are_all():
+    made = letters_of()
+    margins = said(made, {2: 3.0, 4: 2.0, 5: 2.0, 7: 3.5})
+    assert decode_tagged(made, margins) == [Decoded("c d", frozenset({2, 4, 5, 7}), (4, 7))]
+
+
+def test_tokens_outside_the_context_count_as_positions_but_give_no_text():
+    made = letters_of()
+    last = int(made.ids.lengths[0]) - 1
+    answer = decode_tagged(made, said(made, {0: 8.0, 1: 8.0, 3: 1.0, last: 8.0}))[0]
+    assert answer == Decoded("b", frozenset({0, 1, 3, last}), (2, 3))
+
+
+def test_a_margin_of_zero_and_what_is_not_a_number_say_nothing():
+    made = letters_of()
+    assert decode_tagged(made, said(made, {2: 0.0, 3: np.nan, 4: -np.inf})) == [NOTHING]
+    assert decode_tagged(made, said(made, {3: np.inf, 4: np.nan, 5: 1.0}))[0].text == "b"
+
+
+@settings(deadline=None)
+@given(st.integers(1, 20), st.integers(6, 12), st.integers(0, 6), st.integers(0, 2**32 - 1))
+def test_a_token_of_several_windows_counts_with_its_highest_margin(count, length, stride, seed):
+    text = " ".join("abcdefgh"[number % 8] for number in range(count))
+    made = letters_of(text, length=length, stride=stride)
+    margins = Ragged(np.random.default_rng(seed).normal(-1, 1, len(made.ids.flat)), made.ids.starts)
+    expected = set()
+    for window, first in enumerate(made.first):
+        for place, margin in enumerate(margins[window]):
+            if margin > 0:
+                at_end = place == made.ids.lengths[window] - 1
+                expected.add(2 + count if at_end else place + (first if place >= 2 else 0))
+    assert decode_tagged(made, margins)[0].tokens == expected
+
+
+# ---------------------------------------------------------------- spans
+
+
+def best_span(made, starts, ends, question, longest):
+    """The same, found by trying all: the score, the positions."""
+    best, found = -np.inf, frozenset()
+    for window in np.flatnonzero(made.question_of == question):
+        low, high, shift = made.context_from[window], made.context_to[window], made.first[window]
+        for left in range(low, high):
+            for right in range(left, min(high, left + longest)):
+                score = starts[window][left] + ends[window][right]
+                if score > best:
+                    best, found = score, frozenset(range(left + shift, right + shift + 1))
+    null = min(starts[w][0] + ends[w][0] for w in np.flatnonzero(made.question_of == question))
+    return best, null, found
+
+
+@settings(deadline=None, max_examples=60)
+@given(SHORT, st.integers(40, 70), st.integers(0, 12), st.integers(0, 2**32 - 1), st.booleans())
+def test_the_best_span_is_found(tokenizers, rows, length, longest, seed, unanswerable):
+    made = encoded(tokenizers["bytes"], rows, length=length, stride=8)
+    draw = np.random.default_rng(seed)
+    # Small whole numbers, so that many spans are equally good.
+    starts, ends = (
+        Ragged(draw.integers(-2, 3, len(made.ids.flat)).astype(np.float32), made.ids.starts) for _ in range(2)
+    )
+    answers = decode_spans(made, starts, ends, unanswerable=unanswerable, longest=longest + 1)
+    for number, answer in enumerate(answers):
+        best, null, found = best_span(made, starts, ends, number, longest + 1)
+        assert answer.tokens == (frozenset() if unanswerable and null > best else found)
+
+
+def test_the_text_of_a_span_is_what_the_context_says_there():
+    made = letters_of("a  b c\nd e f")
+    spans = decode_spans(made, said(made, {2: 1.0}), said(made, {5: 1.0, 1: 9.0}), unanswerable=False)
+    assert spans == [Decoded("a  b c\nd", frozenset({2, 3, 4, 5}), (0, 8))]
+
+
+def test_no_answer_needs_every_window_to_say_so():
+    made = letters_of("a b c d e f", length=6, stride=0)
+    assert len(made.ids) == 2
+    span = ({3: 3.0, 0: 5.0}, {0: 2.0})
+    unsure = said(made, *span)
+    assert decode_spans(made, unsure, unsure, unanswerable=True)[0].text == "b"  # 6 against the smaller, 4
+    sure = said(made, span[0], {0: 3.5})
+    assert decode_spans(made, sure, sure, unanswerable=True) == [NOTHING]
+    assert decode_spans(made, sure, sure, unanswerable=False)[0].text == "b"
+    equal = said(made, span[0], {0: 3.0})
+    assert decode_spans(made, equal, equal, unanswerable=True)[0].text == "b"
+
+
+def test_what_is_not_a_number_is_never_an_answer():
+    made = letters_of()
+    broken = Ragged(np.full(len(made.ids.flat), np.nan), made.ids.starts)
+    assert decode_spans(made, broken, broken, unanswerable=False) == [NOTHING]
+    starts = said(made, {3: np.nan, 4: np.inf, 2: -np.inf})
+    assert decode_spans(made, starts, said(made, {5: np.inf}), unanswerable=False)[0].text == "c d"
+
+
+def test_a_context_without_tokens_has_no_answer():
+    made = letters_of(" ")
+    flat = said(made, {})
+    assert decode_spans(made, flat, flat, unanswerable=False) == [NOTHING]
+    assert decode_tagged(made, flat) == [NOTHING]
+
+
+def test_an_answer_of_no_tokens_cannot_be_asked_for():
+    made = letters_of()
+    with pytest.raises(SpecError, match=r"set longest.*1 or more"):
+        decode_spans(made, said(made, {}), said(made, {}), unanswerable=False, longest=0)

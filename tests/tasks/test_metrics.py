@@ -1,0 +1,420 @@
+"""Metrics against scikit-learn, seqeval, pytrec_eval and a second writing of SQuAD's definition."""
+
+import itertools
+import string
+from collections import Counter
+from itertools import permutations
+
+import numpy as np
+import pytest
+import pytrec_eval
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from seqeval.metrics import f1_score as seqeval_f1
+from seqeval.metrics.sequence_labeling import get_entities
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, ndcg_score
+from sklearn.metrics import f1_score as sklearn_f1
+
+from biphase.tasks.metrics import (
+    accuracy,
+    answer_f1,
+    confusion,
+    confusion_by_chance,
+    entities,
+    entity_counts,
+    entity_f1,
+    exact_match,
+    expected_at_random,
+    label_scores,
+    ndcg,
+    ndcg_of_retrieved,
+    normalise,
+    recall,
+    reciprocal_rank,
+    score_rankings,
+    sentence_macro_f1,
+    token_set_f1,
+    word_votes,
+)
+
+
+def test_one_gold_label_is_not_stretched_over_many_predictions():
+    with pytest.raises(ValueError, match="predicted"):
+        accuracy(np.array([1, 1, 1]), np.array([1]))
+
+
+LABEL_PAIRS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1)
+
+
+@given(LABEL_PAIRS)
+def test_the_mean_is_the_accuracy_of_sklearn(pairs):
+    predicted, gold = np.array(pairs).T
+    assert accuracy(predicted, gold).mean(dtype=float) == pytest.approx(accuracy_score(gold, predicted))
+
+
+@pytest.mark.filterwarnings("ignore:A single label was found:UserWarning")
+@given(LABEL_PAIRS)
+def test_the_scores_of_a_set_are_those_of_sklearn(pairs):
+    predicted, gold = np.array(pairs).T
+    scores = label_scores(confusion(predicted, gold, 5))
+    assert scores["accuracy"] == pytest.approx(accuracy_score(gold, predicted))
+    assert scores["macro_f1"] == pytest.approx(f1_score(gold, predicted, average="macro", zero_division=0))
+    assert scores["mcc"] == pytest.approx(matthews_corrcoef(gold, predicted), abs=1e-9)
+
+
+def test_the_confusion_of_chance_is_what_guesses_come_to_on_average():
+    gold, chance = np.array([0] * 70 + [1] * 20 + [2] * 10), np.random.default_rng(0)
+    guessed = np.mean([confusion(chance.integers(0, 3, 100), gold, 3) for _ in range(20_000)], axis=0)
+    assert np.abs(guessed - confusion_by_chance(gold, 3)).max() < 0.15
+    scores = label_scores(confusion_by_chance(gold, 3))
+    assert (scores["accuracy"], scores["mcc"]) == (pytest.approx(1 / 3), pytest.approx(0, abs=1e-9))
+
+
+# Types that are beginnings of one another, and one with a hyphen of its own.
+TAGS = st.sampled_from(["O", "B-PER", "I-PER", "B-P", "I-P", "B-A-B", "I-A-B", "B-B", "I-B"])
+TAG_PAIRS = st.lists(st.tuples(TAGS, TAGS), min_size=1, max_size=12)
+
+
+def split(pairs):
+    predicted, gold = zip(*pairs, strict=True)
+    return list(predicted), list(gold)
+
+
+# The votes of sub-tokens
+
+
+def test_a_label_for_each_token_is_needed():
+    with pytest.raises(ValueError):
+        word_votes([1, 1], [0], words=1, outside=0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 4)), max_size=30))
+def test_no_label_has_more_votes_than_the_chosen_one(tokens):
+    chosen = word_votes([label for label, _ in tokens], [word for _, word in tokens], words=5, outside=99)
+    for word, label in enumerate(chosen):
+        said = [one for one, its in tokens if its == word]
+        most = Counter(said).most_common()
+        winners = [one for one, count in most if count == most[0][1]]
+        assert label == (min(winners, key=said.index) if said else 99)
+
+
+# The paper's score of a sentence
+
+
+def test_a_sentence_without_words_has_nothing_wrong():
+    assert sentence_macro_f1([], []) == 1
+
+
+def test_a_prediction_for_each_word_is_needed():
+    with pytest.raises(ValueError):
+        sentence_macro_f1([0], [0, 0])
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=1, max_size=40))
+def test_macro_f1_is_that_of_sklearn(pairs):
+    predicted, gold = split(pairs)
+    assert sentence_macro_f1(predicted, gold) == pytest.approx(sklearn_f1(gold, predicted, average="macro"))
+
+
+# Entities
+
+
+@given(st.lists(TAGS, max_size=15))
+def test_entities_are_those_of_seqeval(tags):
+    assert entities(tags) == set(get_entities(tags))
+
+
+def test_counts_are_right_predicted_and_gold():
+    gold = ["B-PER", "I-PER", "O", "B-LOC", "O"]
+    assert entity_counts(["B-PER", "I-PER", "O", "B-ORG", "B-LOC"], gold) == (1, 3, 2)
+    assert entity_counts(["B-PER", "O", "O", "O", "O"], gold) == (0, 1, 2)
+    assert entity_counts(["O"] * 5, gold) == (0, 0, 2)
+    assert entity_counts([], []) == (0, 0, 0)
+
+
+def test_tags_of_another_length_are_refused():
+    with pytest.raises(ValueError, match=r"1.*predicted tags.*2 words"):
+        entity_counts(["O"], ["O", "O"])
+
+
+def test_entity_f1_of_no_entity_or_no_sentence_is_zero():
+    assert entity_f1(np.zeros((3, 3), dtype=int)) == 0
+    assert entity_f1(np.zeros((0, 3), dtype=int)) == 0
+    assert entity_f1(np.array([[0, 0, 4]])) == 0
+    assert entity_f1(np.array([[0, 4, 0]])) == 0
+
+
+# seqeval warns where it says 0 for want of entities; that it says 0 is what is compared.
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.UndefinedMetricWarning")
+@given(st.lists(TAG_PAIRS, min_size=1, max_size=6))
+@example([[("O", "O")]])
+@example([[("O", "O")], [("B-P", "O")]])
+@example([[("O", "I-P")]])
+def test_entity_f1_is_that_of_seqeval(sentences):
+    both = [split(pairs) for pairs in sentences]
+    counts = np.array([entity_counts(predicted, gold) for predicted, gold in both])
+    theirs = seqeval_f1([gold for _, gold in both], [predicted for predicted, _ in both])
+    assert entity_f1(counts) == pytest.approx(theirs)
+
+
+# Words that meet articles, punctuation of either kind, case and odd spaces, so that overlaps are common.
+PIECES = [
+    "the",
+    "The",
+    "A",
+    "an",
+    "cat",
+    "Cat",
+    "cats",
+    "a.b",
+    "a–b",
+    "'s",
+    "-",
+    "…",
+    "é",
+    "ǅ",
+    "3rd",
+    "theatre",
+    "_",
+]
+TEXTS = st.one_of(
+    st.lists(st.sampled_from(PIECES), max_size=6).flatmap(
+        lambda parts: st.sampled_from([" ", "  ", "", "\u00a0", "\n"]).map(lambda gap: gap.join(parts))
+    ),
+    st.text(max_size=12),
+)
+POSITIONS = st.sets(st.integers(0, 12))
+
+
+def official_words(text):
+    """The definition, letter by letter: what is a word by itself and an article leaves a space."""
+    letters = [letter for letter in text.lower() if letter not in string.punctuation]
+    runs = (
+        "".join(run) for _, run in itertools.groupby(letters, key=lambda one: one.isalnum() or one == "_")
+    )
+    return "".join(" " if run in ("a", "an", "the") else run for run in runs).split()
+
+
+def official_f1(said, gold):
+    """The definition by precision and recall, with the shared words counted by merging two sorted lists."""
+    one, two, shared = sorted(said), sorted(gold), 0
+    if not one or not two:
+        return 1.0 if one == two else 0.0
+    while one and two:
+        if one[-1] == two[-1]:
+            shared += 1
+            one.pop()
+            two.pop()
+        elif one[-1] > two[-1]:
+            one.pop()
+        else:
+            two.pop()
+    if shared == 0:
+        return 0.0
+    precision, recall = shared / len(said), shared / len(gold)
+    return 2 * precision * recall / (precision + recall)
+
+
+def official_golds(answers):
+    golds = [official_words(answer) for answer in answers]
+    golds = [words for words in golds if words]
+    return golds if golds else [[]]
+
+
+# The paper's overlap of positions
+
+
+@given(POSITIONS, POSITIONS)
+def test_overlap_is_the_harmonic_mean_of_precision_and_recall(predicted, gold):
+    one, two = predicted or {0}, gold or {0}
+    precision, recall = len(one & two) / len(one), len(one & two) / len(two)
+    harmonic = 2 * precision * recall / (precision + recall) if precision else 0.0
+    assert token_set_f1(predicted, gold) == pytest.approx(harmonic)
+    assert token_set_f1(gold, predicted) == token_set_f1(predicted, gold)
+
+
+# The official scores
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ("The  Quick, brown\tfox!", "quick brown fox"),
+        ("a.b", "ab"),
+        ("A–B", "–b"),
+        ("x–a–y", "x– –y"),
+        ("theatre and another an", "theatre and another"),
+        ("U.S.A.", "usa"),
+        ("the", ""),
+        (" .,! ", ""),
+        ("", ""),
+        ("$1,000,000", "1000000"),
+    ],
+)
+def test_normalised_forms_by_hand(text, form):
+    assert normalise(text) == form
+
+
+def test_no_answer_is_right_only_where_there_is_none():
+    assert exact_match("", []) == answer_f1("", []) == 1
+    assert exact_match("Paris", []) == answer_f1("Paris", []) == 0
+    assert exact_match("", ["Paris"]) == answer_f1("", ["Paris"]) == 0
+
+
+@given(TEXTS)
+@example("A\u0301")
+@example("\u0130 the")
+def test_normalised_forms_are_the_official_ones(text):
+    assert normalise(text) == " ".join(official_words(text))
+    assert normalise(normalise(text)).split() == official_words(normalise(text))
+
+
+@given(TEXTS, st.lists(TEXTS, max_size=4))
+def test_scores_are_the_official_ones(prediction, answers):
+    said, golds = official_words(prediction), official_golds(answers)
+    assert exact_match(prediction, answers) == max(float(said == gold) for gold in golds)
+    assert answer_f1(prediction, answers) == pytest.approx(max(official_f1(said, gold) for gold in golds))
+
+
+NAMES = {"ndcg@10", "paper_ndcg@10", "mrr@10", "recall@100"}
+
+
+@st.composite
+def searches(draw, documents=130):
+    """Several queries of a small collection, each with judgments and an order of some length of it."""
+    places = draw(st.sampled_from([1, 2, 9, 10, 11, 40, 100, 130]))
+    queries = draw(st.integers(1, 4))
+    judged = [
+        draw(st.dictionaries(st.integers(0, documents + 20), st.integers(-1, 3), min_size=1, max_size=30))
+        for _ in range(queries)
+    ]
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    retrieved = np.stack([random.permutation(documents) for _ in range(queries)])
+    for row, known in zip(retrieved, judged, strict=True):
+        if draw(st.booleans()):  # what was judged comes early, good and bad, as after a real search
+            row[:] = sorted(
+                row, key=lambda one, known=known: random.random() * (1 if int(one) in known else 9)
+            )
+    return retrieved[:, :places], judged
+
+
+def trec_eval(retrieved, judged, measure, cut, level=1):
+    """pytrec_eval on the order given, one value for each query: scores fall strictly, so it sorts the same way."""
+    qrels = {
+        str(query): {f"d{one}": grade for one, grade in known.items()} for query, known in enumerate(judged)
+    }
+    run = {
+        str(query): {f"d{one}": float(len(row) - place) for place, one in enumerate(row[:cut].tolist())}
+        for query, row in enumerate(retrieved)
+    }
+    evaluator = pytrec_eval.RelevanceEvaluator(qrels, {measure}, relevance_level=level)
+    results = evaluator.evaluate(run)
+    return [results[str(query)][measure.replace(".", "_")] for query in range(len(judged))]
+
+
+def test_a_missing_relevant_document_costs_the_true_ndcg_only():
+    one_of_two = np.array([1, 0, 0, 0])
+    assert ndcg(one_of_two, np.array([1, 1])) == pytest.approx(0.6131, abs=1e-4)
+    assert ndcg_of_retrieved(one_of_two) == 1
+
+
+@pytest.mark.parametrize(("places", "value"), [((1, 3), 0.9197), ((1, 4), 0.8772), ((2, 3), 0.6934)])
+def test_values_that_the_reference_stores_for_two_relevant_documents(places, value):
+    found = np.isin(np.arange(1, 11), places)
+    assert ndcg_of_retrieved(found) == pytest.approx(value, abs=1e-4)
+
+
+def test_where_nothing_is_relevant_every_score_is_zero():
+    scores = score_rankings(np.array([[0, 1, 2]] * 3), [{}, {0: 0, 1: 0}, {2: -1}], relevant=1)
+    assert set(scores) == NAMES
+    assert all(values.tolist() == [0, 0, 0] for values in scores.values())
+
+
+def test_a_place_without_a_document_counts_for_nothing():
+    full = score_rankings(np.array([[3, 9, 8]]), [{3: 1, 4: 1}], relevant=1)
+    short = score_rankings(np.array([[3, -1, -1]]), [{3: 1, 4: 1}], relevant=1)
+    none = score_rankings(np.zeros((1, 0), dtype=int), [{3: 1}], relevant=1)
+    assert {name: values.tolist() for name, values in full.items()} == {
+        name: values.tolist() for name, values in short.items()
+    }
+    assert all(values.tolist() == [0] for values in none.values())
+
+
+def test_judgments_of_another_number_of_queries_are_refused():
+    with pytest.raises(ValueError):
+        score_rankings(np.zeros((2, 3), dtype=int), [{0: 1}], relevant=1)
+
+
+def test_single_rankings_and_many_of_them_give_the_same():
+    random = np.random.default_rng(0)
+    many = random.integers(0, 2, size=(3, 4, 12))
+    for score in (ndcg_of_retrieved, reciprocal_rank):
+        assert score(many).shape == (3, 4)
+        assert score(many)[2, 1] == score(many[2, 1])
+    assert recall(many, np.full((3, 4), 12))[2, 1] == recall(many[2, 1], np.array(12))
+    assert ndcg(many, many)[2, 1] == ndcg(many[2, 1], many[2, 1])
+
+
+@settings(deadline=None)
+@given(searches(), st.integers(1, 3))
+def test_usual_scores_are_those_of_trec_eval(search, relevant):
+    retrieved, judged = search
+    scores = score_rankings(retrieved, judged, relevant)
+    assert all(values.dtype == np.float32 and values.shape == (len(judged),) for values in scores.values())
+    close = {"rel": 1e-6, "abs": 1e-7}
+    ours = {name: values.tolist() for name, values in scores.items()}
+    assert ours["ndcg@10"] == pytest.approx(trec_eval(retrieved, judged, "ndcg_cut.10", 1000), **close)
+    assert ours["mrr@10"] == pytest.approx(trec_eval(retrieved, judged, "recip_rank", 10, relevant), **close)
+    assert ours["recall@100"] == pytest.approx(
+        trec_eval(retrieved, judged, "recall.100", 1000, relevant), **close
+    )
+
+
+@given(st.lists(st.booleans(), min_size=2, max_size=10))
+@example([False, False])
+@example([True] * 10)
+def test_the_papers_ndcg_is_sklearns_over_the_ten_retrieved(found):
+    labels, scores = np.array([found], dtype=int), np.arange(len(found), 0, -1)[None]
+    assert ndcg_of_retrieved(labels[0]) == pytest.approx(ndcg_score(labels, scores, k=10))
+
+
+@settings(deadline=None)
+@given(searches())
+def test_the_papers_ndcg_sees_the_first_ten_and_is_never_below_the_true_one(search):
+    retrieved, judged = search
+    binary = [{one: int(grade > 0) for one, grade in known.items()} for known in judged]
+    scores = score_rankings(retrieved, binary, relevant=1)
+    assert np.all(scores["paper_ndcg@10"] >= scores["ndcg@10"] - 1e-6)
+    cut = score_rankings(retrieved[:, :10], binary, relevant=1)
+    assert cut["paper_ndcg@10"].tolist() == scores["paper_ndcg@10"].tolist()
+
+
+# ---------------------------------------------------------------- at random
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.integers(1, 6).flatmap(
+        lambda n: st.tuples(
+            st.just(n), st.dictionaries(st.integers(0, n - 1), st.integers(-1, 3), min_size=1, max_size=n)
+        )
+    ),
+    st.integers(1, 2),
+)
+def test_the_expectation_at_random_is_the_mean_over_every_order(case, relevant):
+    documents, judged = case
+    orders = np.array(list(permutations(range(documents))))
+    every = score_rankings(orders, [judged] * len(orders), relevant)
+    expected = expected_at_random([judged], relevant, documents)
+    assert expected.keys() == NAMES
+    for name, values in every.items():
+        assert expected[name][0] == pytest.approx(values.mean(dtype=float), abs=1e-6), name
+
+
+def test_the_expectation_at_random_holds_beyond_ten_and_a_hundred_documents():
+    chance, documents = np.random.default_rng(0), 150
+    judged = {number: 1 + number % 2 for number in range(12)}
+    orders = np.stack([chance.permutation(documents)[:100] for _ in range(20_000)])
+    every = score_rankings(orders, [judged] * len(orders), 1)
+    for name, value in expected_at_random([judged], 1, documents).items():
+        assert value[0] == pytest.approx(every[name].mean(dtype=float), abs=0.006), name

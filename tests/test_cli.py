@@ -248,7 +248,7 @@ LIGHT = [  # what a verb is typed with, and what it may import of numbers
 @pytest.mark.parametrize(("arguments", "allowed"), LIGHT, ids=[arguments[0] for arguments, _ in LIGHT])
 def test_light_verbs_import_nothing_heavy(arguments, allowed, tmp_path):
     arguments = [str(tmp_path) if one == "OUT" else one for one in arguments]
-    heavy = {"torch", "numpy", "scipy", "transformers", "pyarrow", "tokenizers", "matplotlib"} - allowed
+    heavy = {"torch", "numpy", "scipy", "transformers", "pyarrow", "tokenizers", "vl_convert"} - allowed
     code = (
         "import sys\nfrom biphase import cli\ntry:\n    cli.app(sys.argv[1:])\nexcept SystemExit: pass\n"
         f"heavy = {sorted(heavy)} \n"
@@ -421,8 +421,8 @@ def test_a_machine_without_what_the_page_needs_is_told_so(study, store, monkeypa
     from importlib import util
 
     found = util.find_spec
-    monkeypatch.setattr(util, "find_spec", lambda name: None if name == "plotly" else found(name))
-    with pytest.raises(SpecError, match="the page needs plotly, not installed here; type pip install plotly"):
+    monkeypatch.setattr(util, "find_spec", lambda name: None if name == "vl_convert" else found(name))
+    with pytest.raises(SpecError, match="pip install vl-convert-python"):
         biphase("report", study, "--store", store.root)
 
 

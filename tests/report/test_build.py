@@ -108,16 +108,16 @@ def test_another_score_gives_another_report(ledger, rewrite, tmp_path):
 
 def test_the_page_asks_nothing_of_any_network(ledger, tmp_path):
     page = build(*ledger, tmp_path, static=False).page.read_text()
-    own = page.split('<script type="text/plain" id="plotly">')[0]
+    own = page.split('<script type="text/plain" id="vega">')[0]
     assert re.findall(r'(?:src|href|action)="(?!#)([^"]+)', own) == [ADDRESS], (
         "a link to the paper, to be clicked"
     )
     assert "@import" not in own
     assert "url(" not in own
     assert "connect-src 'none'" in own
-    assert page.count('id="plotly"') == 1
-    assert len(page) < 6e6
-    assert page.index("<h1") < page.index("data-figures") < page.index('id="plotly"'), "the text comes first"
+    assert page.count('id="vega"') == 1
+    assert len(page) < 2e6
+    assert page.index("<h1") < page.index("data-figures") < page.index('id="vega"'), "the text comes first"
 
 
 def test_words_of_a_user_are_only_words(invent, run, grid, tmp_path):
@@ -127,7 +127,7 @@ def test_words_of_a_user_are_only_words(invent, run, grid, tmp_path):
     plan = replace(plan, question="</script><script>alert(2)</script> {{ 7 * 7 }} <!-- ?")
     built = build(plan, store, tmp_path / "report", static=False)
     page = built.page.read_text()
-    own = page.split('<script type="text/plain" id="plotly">')[0]
+    own = page.split('<script type="text/plain" id="vega">')[0]
     assert "<img" not in own
     assert "alert(2)</script>" not in own
     assert "<script>alert(2)" not in own

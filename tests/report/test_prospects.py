@@ -207,7 +207,7 @@ def test_planning_stays_without_torch():
         "import sys\nfrom pathlib import Path\nfrom biphase.cli.app import planned\n"
         "plan, _, _ = planned(Path('studies/paper.py'), Path('no-such-store'))\n"
         "from biphase.report.prospects import prospects; from biphase.report.prospects import render\nrender(prospects(plan))\n"
-        "print(*sorted({'torch', 'transformers', 'matplotlib', 'plotly'} & set(sys.modules)))"
+        "print(*sorted({'torch', 'transformers', 'vl_convert'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr

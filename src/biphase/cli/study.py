@@ -607,7 +607,7 @@ def report(
     """Statistics, verdicts, figures and tables of a study, on one page that needs no network."""
     from biphase.report.build import build
 
-    _check_packages("jinja2", "plotly", *(["matplotlib"] if print_figures and not watch else []))
+    _check_packages({"jinja2": "jinja2", "vl_convert": "vl-convert-python"})
     made, where, _ = planned(study, store, reads=True)
     folder = out or where.studies / made.study.name / "report"
     if watch:
@@ -619,13 +619,13 @@ def report(
     give(as_json, built.to_json, built.words)
 
 
-def _check_packages(*names: str) -> None:
-    """Refuse early if packages are missing that only the report needs."""
+def _check_packages(packages: dict[str, str]) -> None:
+    """Refuse early if modules are missing that only the report needs; `packages`: module → its name for pip."""
     from importlib.util import find_spec
 
     from biphase.errors import SpecError
 
-    missing = [name for name in names if find_spec(name) is None]
+    missing = [package for module, package in packages.items() if find_spec(module) is None]
     if missing:
         raise SpecError(
             f"the page needs {' and '.join(missing)}, not installed here; type pip install {' '.join(missing)}, "

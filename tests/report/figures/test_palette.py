@@ -7,18 +7,18 @@ import pytest
 
 from biphase import CLM, MLM, MNTP
 from biphase.report.figures.description import (
-    FURNITURE,
     NAMES,
     PALETTES,
     SHADES,
     Meaning,
     looks,
     role_of,
-    role_of_way,
+    role_of_path,
     style_of,
 )
 from biphase.report.recipes import recipe_of
 
+FURNITURE = ("text", "muted", "grid", "background")  # not for series
 LIGHT, DARK = PALETTES["light"], PALETTES["dark"]
 # Machado, Oliveira and Fernandes (2009), complete loss of one kind of cone; on linear light.
 LOSSES = {
@@ -149,7 +149,7 @@ def test_what_is_trained_on_is_dotted_in_the_hue_of_its_whole_way():
     ],
 )
 def test_the_order_of_objectives_is_the_hue(way, role):
-    assert role_of_way(way) == role
+    assert role_of_path(way) == role
 
 
 def test_roles_come_from_recipes(plan_named):

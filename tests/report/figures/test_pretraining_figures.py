@@ -10,8 +10,10 @@ from biphase import CATALOG, CLM, MLM, MNTP, SIZES, WSD, Finetune, Pretrain, Row
 from biphase.keys import Identities, label
 from biphase.report.estimates import estimate
 from biphase.report.evidence import gather
-from biphase.report.figures import figures, losses, plotly_json
-from biphase.report.figures import plan as plan_module
+from biphase.report.figures import figures, specification
+from biphase.report.figures import training as losses
+from biphase.report.figures import training as plan_module
+from biphase.report.figures.vega import SCREEN
 from biphase.store import Store, publish, write_json
 from biphase.study.plan import make_plan
 
@@ -311,15 +313,18 @@ def test_a_shared_trunk_names_its_checkpoints_by_steps_too(tmp_path):
 
 
 def test_on_a_phone_labels_of_checkpoints_do_not_touch(paper):
-    made = plotly_json(plan_module.tree_figure(paper[0]))
-    (above,) = (one for one in made["data"] if one.get("textposition") == "top center")
-    low, high = made["narrow"]["xaxis"]["range"]
-    pixels = (366 - 52 - 14) / (high - low)
-    shown = [one for one in zip(above["x"], above["y"], above["meta"]["narrow"], strict=True) if one[2]]
-    assert 0 < len(shown) < len(above["text"])
-    for (x, row, text), (other, its_row, its_text) in itertools.pairwise(shown):
-        if row == its_row:
-            assert (other - x) * pixels > 6 * (len(text) + len(its_text)) / 2
+    figure = plan_module.tree_figure(paper[0])
+    (panel,) = figure.panels
+    place = next(n for n, series in enumerate(panel.series) if series.side == "above")
+    rows = next(one["values"] for one in specification(figure)["data"] if one["name"] == f"series-0-{place}")
+    shown = [row for row in rows if "crowded" not in row]
+    assert 0 < len(shown) < len(rows)
+    low, high = panel.x.range
+    pixels = (366 - panel.label_room * SCREEN.letter) / (high - low)
+    for before, after in itertools.pairwise(shown):
+        if before["y"] == after["y"]:
+            letters = (len(before["label"]) + len(after["label"])) / 2
+            assert (after["x"][0] - before["x"][0]) * pixels > 6 * letters
 
 
 # ---------------------------------------------------------------- costs

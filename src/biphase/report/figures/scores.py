@@ -798,3 +798,14 @@ def _efficiency_names(ways: list[list[Model]]) -> list[str]:
         f"{f'{way[-1].recipe.size} ' if sizes > 1 else ''}{objective_name(way[-1].recipe)}" for way in ways
     ]
     return [way[-1].name if names.count(name) > 1 else name for way, name in zip(ways, names, strict=True)]
+
+
+FIGURES = (
+    objectives_figure,
+    ratio_figure,
+    efficiency_figure,
+    rates_figure,
+    splits_figure,
+    robustness_figure,
+    continued_figure,
+)

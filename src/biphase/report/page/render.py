@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from biphase.papers.gisserot2025 import published
 from biphase.report.content import Content, reading
-from biphase.report.figures import PALETTES, SCRIPT, plotly_json
+from biphase.report.figures import PALETTES, screen_height, script, specification
 from biphase.report.figures.description import PAPER
 from biphase.report.page import view
 from biphase.report.tables import Table
@@ -22,7 +22,7 @@ FEW = 4096  # a column with at most this many distinct values is stored as indic
 
 def page(content: Content, *, live: bool = False) -> str:
     """The whole HTML file."""
-    scripts = [f"const PALETTES = {_json(PALETTES)};", SCRIPT, _asset("page.js"), _asset("figures.js")]
+    scripts = [f"const PALETTES = {_json(PALETTES)};", _asset("page.js"), _asset("figures.js")]
     if live:
         scripts.append(_asset("live.js"))
     return _template("template.html.j2").render(
@@ -31,7 +31,7 @@ def page(content: Content, *, live: bool = False) -> str:
         main=Markup(main(content, live=live)),
         style=Markup(_asset("style.css")),
         theme_script=Markup(_asset("theme.js")),
-        plotly=_plotly(),
+        vega=Markup(inside_script(script())),
         scripts=[Markup(inside_script(one)) for one in scripts],
     )
 
@@ -70,8 +70,8 @@ def main(content: Content, *, live: bool = False, with_figures: bool = True) -> 
 
 
 def figures_data(content: Content) -> dict[str, Any]:
-    """Figure id → its Plotly data."""
-    return {one.id: plotly_json(one) for one in content.figures}
+    """Figure id → its Vega specification."""
+    return {one.id: specification(one) for one in content.figures}
 
 
 def packed(table: Table) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _figure(figure: Any) -> dict[str, Any]:
         "title": figure.title,
         "caption": figure.caption,
         "views": [one.name for one in figure.views],
-        "height": plotly_json(figure)["layout"].get("height", 420),
+        "height": screen_height(figure),
     }
 
 
@@ -126,13 +126,6 @@ def _template(name: str) -> Any:
 @cache
 def _asset(name: str) -> str:
     return files("biphase.report.page").joinpath(name).read_text(encoding="utf-8")
-
-
-@cache
-def _plotly() -> Markup:
-    from plotly.offline import get_plotlyjs
-
-    return Markup(inside_script(get_plotlyjs()))
 
 
 def inside_script(code: str) -> str:

@@ -21,6 +21,6 @@ def test_the_published_models_are_those_of_the_paper_and_nothing_is_trained():
     published, paper = planned("published"), planned("paper")
     assert set(published.results) == set(paper.results)
     assert len(set(published.results.values())) == 50
-    assert not published.checkpoints
+    assert not published.jobs
     assert published.study.finetune == paper.study.finetune
     assert all(run.start == Hub(f"MLMvsCLM/{run.name}") for run in published.study.runs)

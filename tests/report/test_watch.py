@@ -194,7 +194,8 @@ def test_losses_that_are_being_written_change_the_figures_alone(ledger, tmp_path
     assert made.shown.figures != before.figures
     assert made.shown.content == before.content
     drawn = json.loads(made.shown.texts["/figures.json"][1])["losses"]["data"]
-    assert any(trace["x"] == list(range(1, 9)) for trace in drawn), "the half line is not read"
+    lines = [[row["x"] for row in series.get("values", [])] for series in drawn]
+    assert [[step] for step in range(1, 9)] in lines, "the half line is not read"
     served = made.shown.texts["/main.html"][1].decode()
     assert served.index('data-figure="losses"') < served.index('id="claims"'), (
         "while it trains, losses come first"

@@ -5,7 +5,7 @@ import pytest
 from biphase import CLM, MLM, WSD, Claim, Stage, Study
 from biphase.papers.gisserot2025.claims import STATEMENTS
 from biphase.report.content import collect
-from biphase.report.page.render import page
+from biphase.report.page.render import render
 from biphase.report.text import latex, markdown
 
 STEPS = (50, 100, 300)
@@ -94,7 +94,7 @@ def test_the_mark_stands_beside_the_verdict_wherever_it_is_read(content):
     made = content(200)
     row = next(line for line in markdown(made).splitlines() if line.startswith("| C1 |"))
     assert f"{made.findings[0].verdict}, under repetition |" in row
-    badge = page(made).split('id="claim-C1"')[1].split("</summary>")[0]
+    badge = render(made).html.split('id="claim-C1"')[1].split("</summary>")[0]
     assert "<small>under repetition</small>" in badge
     assert "under repetition" in latex(made)["claims.tex"]
     (table,) = (one for one in made.tables if one.name == "claims")

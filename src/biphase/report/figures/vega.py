@@ -115,11 +115,18 @@ def draw(figure: Figure, folder: Path) -> list[Path]:
     paths: list[Path] = []
     for view in range(max(1, len(figure.views))):
         name = f"{figure.id}-{figure.views[view].name.lower()}" if view else figure.id
-        svg = vega_to_svg(specification(figure, PRINT, view))
+        svg = _numbered(vega_to_svg(specification(figure, PRINT, view)))
         paths += [folder / f"{name}.svg", folder / f"{name}.pdf"]
         paths[-2].write_text(svg, encoding="utf-8")
         paths[-1].write_bytes(_ordered(svg_to_pdf(_in_points(svg))))
     return paths
+
+
+def _numbered(svg: str) -> str:
+    """Number the clip paths from 0; Vega counts them on from one drawing of a process to the next."""
+    clips = dict.fromkeys(re.findall(r'<clipPath id="(clip\d+)"', svg))
+    numbers = {clip: f"clip{number}" for number, clip in enumerate(clips)}
+    return re.sub(r'(?<=id="|rl\(#)clip\d+', lambda found: numbers.get(found[0], found[0]), svg)
 
 
 def _in_points(svg: str) -> str:

@@ -23,7 +23,7 @@ from biphase.tasks.metrics import entity_f1
 SELECTS = {"SC": "accuracy", "TC": "sentence_f1", "QA": "token_f1", "IR": "paper_ndcg@10"}
 
 
-def leaves_of(plan):
+def trials_of(plan):
     """Every trial: (result, task, rate, seed) → its training and its key."""
     names = {key: name for name, key in reversed(plan.results.items())}
     return {
@@ -52,7 +52,7 @@ def tiny(run, grid, invent, tmp_path):
     """One trial: one result, one task, one rate, one seed."""
     study = Study("tiny", (run("clm", Stage(CLM(), 20)),), grid("sst2", lrs=(5e-5,), seeds=(0,)))
     plan, store = invent(study, tmp_path / "tiny", shrink=0.1)
-    ((training, key),) = leaves_of(plan).values()
+    ((training, key),) = trials_of(plan).values()
     return plan, store, training, key
 
 
@@ -92,7 +92,7 @@ def test_every_score_stands_where_its_leaf_says(ledger):
     evidence = gather(plan, store)
     assert evidence.count == (180, 180)
     assert evidence.unreadable == {}
-    for (result, task, lr, seed), (_, key) in leaves_of(plan).items():
+    for (result, task, lr, seed), (_, key) in trials_of(plan).items():
         grid, about = evidence.grids[result, task], read_trial(store, key)
         at = grid.lrs.index(lr), grid.seeds.index(seed)
         assert grid.keys[at[0]][at[1]] == key
@@ -154,7 +154,7 @@ def test_seeds_and_rates_stand_in_order_however_a_study_lists_them(run, grid, in
     found = evidence.grids["clm", "sst2"]
     assert evidence.seeds == found.seeds == (4, 9)
     assert found.lrs == (1e-5, 5e-5, 2e-4)
-    for (_, _, lr, seed), (_, key) in leaves_of(plan).items():
+    for (_, _, lr, seed), (_, key) in trials_of(plan).items():
         score = read_trial(store, key)["scores"]["test"]["accuracy"]
         assert found.test["accuracy"][found.lrs.index(lr), evidence.seeds.index(seed)] == score
 
@@ -171,7 +171,7 @@ def test_a_study_that_is_not_fine_tuned_has_models_and_no_scores(planned, run, t
 def test_test_scores_choose_nothing(ledger, rewrite):
     plan, store = ledger
     before, chance = gather(plan, store), random.Random(0)
-    for _, key in leaves_of(plan).values():
+    for _, key in trials_of(plan).values():
 
         def invent_test(about):
             about["scores"]["test"] = {name: chance.random() for name in about["scores"]["test"]}
@@ -187,7 +187,7 @@ def test_test_scores_choose_nothing(ledger, rewrite):
 
 def test_validation_scores_choose_and_of_equals_the_lowest_rate(ledger, rewrite):
     plan, store = ledger
-    for (result, task, lr, seed), (_, key) in leaves_of(plan).items():
+    for (result, task, lr, seed), (_, key) in trials_of(plan).items():
         if (result, task) != ("mlm", "nq"):
             continue
         best = {0: (2e-4,), 1: (5e-5, 2e-4), 2: (2e-5, 5e-5, 2e-4)}[seed]
@@ -211,7 +211,7 @@ def test_validation_scores_choose_and_of_equals_the_lowest_rate(ledger, rewrite)
 def test_a_missing_leaf_takes_its_seed_and_nothing_else(ledger):
     plan, store = ledger
     whole = gather(plan, store)
-    _, key = leaves_of(plan)["mlm", "nq", 2e-5, 1]
+    _, key = trials_of(plan)["mlm", "nq", 2e-5, 1]
     store.discard(store.trials / key)
     evidence = gather(plan, store)
     found, model = evidence.grids["mlm", "nq"], evidence.models["mlm"]
@@ -261,7 +261,7 @@ def test_nothing_at_all_is_a_valid_ledger(three, planned, tmp_path):
 
 def test_a_failed_leaf_says_why(ledger):
     plan, store = ledger
-    every = leaves_of(plan)
+    every = trials_of(plan)
     lender, own = every["mlm", "msmarco", 5e-5, 2]
     _, borrowed = every["mlm", "nq", 5e-5, 2]
     done, _ = every["clm", "sst2", 5e-5, 0]
@@ -335,7 +335,7 @@ def damaged(tmp_path):
 def test_a_damaged_leaf_is_missing_and_named_and_harms_no_other(ledger, damaged, name):
     plan, store = ledger
     whole = gather(plan, store)
-    _, key = leaves_of(plan)["both", "conll2003", 5e-5, 0]
+    _, key = trials_of(plan)["both", "conll2003", 5e-5, 0]
     for damage in DAMAGE:
         if (name, damage) == (MANIFEST, lengthen):  # a blank line changes nothing of what a manifest says
             continue
@@ -411,7 +411,7 @@ def test_no_flipped_bit_of_the_values_is_read(tiny):
 
 def test_a_leaf_in_the_place_of_another_is_not_taken_for_it(ledger):
     plan, store = ledger
-    every = leaves_of(plan)
+    every = trials_of(plan)
     _, key = every["mlm", "sst2", 5e-5, 0]
     _, other = every["mlm", "sst2", 2e-4, 0]
     shutil.rmtree(store.trials / key)
@@ -570,7 +570,7 @@ def test_several_pretraining_seeds_are_rows_of_one_model(run, grid, invent, tmp_
     assert evidence.values(model, "squad").shape == (2, 3, 10_570)
     assert evidence.values(model, "squad").mean(axis=-1, dtype=float) == pytest.approx(scores / 100)
     for lr, seed in ((5e-5, 0), (5e-5, 1), (5e-5, 2)):
-        store.discard(store.trials / leaves_of(plan)["late", "squad", lr, seed][1])
+        store.discard(store.trials / trials_of(plan)["late", "squad", lr, seed][1])
     half = gather(plan, store)
     assert np.isnan(half.scores(model, "squad")).tolist() == [[False] * 3, [True] * 3]
     assert np.isnan(half.values(model, "squad")).all(axis=-1).tolist() == [[False] * 3, [True] * 3]

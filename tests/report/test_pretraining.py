@@ -17,7 +17,7 @@ from biphase.report.pretraining import (
     Epochs,
     LossGap,
     Switch,
-    about_state,
+    checkpoint_of,
     cost,
     curve,
     gaps,
@@ -166,7 +166,7 @@ def test_a_state_that_cannot_be_trusted_costs_nothing_that_is_told(tree, content
     assert (told.seconds, told.device) == (None, "")
     assert told.flops == pytest.approx(sum(whole[job.key].flops for job in plan.path(key)))
     with pytest.raises(StoreError, match=r"checkpoint\.json"):
-        about_state(plan, store, "clm")
+        checkpoint_of(plan, store, "clm")
 
 
 def test_the_status_of_a_study_survives_a_state_that_cannot_be_read(tree):
@@ -191,7 +191,7 @@ def test_a_start_costs_nothing_and_has_no_curve(planned, tmp_path):
     plan, store = planned(Pretrain("as-is", Hub("./model"))), Store(tmp_path)
     told = cost(plan, store, "as-is")
     assert (told.tokens, told.flops, told.seconds, told.device) == (0, 0, None, "")
-    assert about_state(plan, store, "as-is") == {}
+    assert checkpoint_of(plan, store, "as-is") == {}
     found = curve(plan, store, "as-is")
     assert (found.steps, found.heldout, found.switches, found.complete) == ([], {}, (), False)
     assert job_costs(plan, store) == []
@@ -399,7 +399,7 @@ def test_epochs_are_those_that_every_state_tells_of_itself(run, clm, invent, tmp
     assert {name: epochs.at(name) for name in plan.results} == {
         "clm-4": 0.5, "clm-10": 1.25, "clm": 2.5, "more": 3.75,
     }  # fmt: skip
-    assert all(about_state(plan, store, name)["epochs"] == epochs.at(name) for name in plan.results)
+    assert all(checkpoint_of(plan, store, name)["epochs"] == epochs.at(name) for name in plan.results)
     assert [epochs.at("more", step) for step in (2, 8, 20, 26, 30)] == [0.25, 1.0, 2.5, 3.25, 3.75]
     assert epochs.tokens("more") == ROWS * 64
 
@@ -414,7 +414,7 @@ def test_data_that_begins_anew_was_read_before(run, clm, invent, tmp_path):
     again = run("again", Stage(MLM(0.4), 10), start=clm, data="restart")
     plan, store = invent(Study("s", (clm, again)), tmp_path / "store", rows=ROWS)
     epochs = Epochs(plan, store)
-    assert about_state(plan, store, "again")["epochs"] == 1.25  # of its own
+    assert checkpoint_of(plan, store, "again")["epochs"] == 1.25  # of its own
     assert (epochs.at("again"), epochs.at("again", 20), epochs.at("again", 24)) == (3.75, 2.5, 3.0)
 
 

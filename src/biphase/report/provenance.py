@@ -19,7 +19,7 @@ from biphase.metadata import read_checkpoint_file, read_lines
 from biphase.presets import corpus_of
 from biphase.records import content_key, encode
 from biphase.report.evidence import Evidence, ScoreGrid
-from biphase.report.pretraining import JobCost, about_state, cost
+from biphase.report.pretraining import JobCost, checkpoint_of, cost
 from biphase.report.recipes import Recipe, recipe_of
 from biphase.specs import Finetune, Pretrain
 from biphase.store import Store
@@ -358,7 +358,7 @@ def _run(evidence: Evidence, name: str, model: str, by_key: dict[str, JobCost]) 
     grids = [evidence.grids[name, task] for task in evidence.tasks]
     spent = cost(plan, store, name)
     try:
-        about, heldout, wrong = about_state(plan, store, name), last_heldout(plan, store, name), ""
+        about, heldout, wrong = checkpoint_of(plan, store, name), last_heldout(plan, store, name), ""
     except StoreError as damage:  # a report must not reveal where the store is
         about, heldout, wrong = {}, {}, str(damage).replace(f"{store.root}/", "")
     progress = about.get("progress", {})

@@ -9,7 +9,6 @@ import pytest
 
 from biphase import CLM, MLM, WSD, Corpus, Hub, Linear, Pretrain, Pretrained, Rows, Stage, Study
 from biphase.errors import StoreError
-from biphase.report.evidence import gather
 from biphase.report.pretraining import (
     LATELY,
     POINTS,
@@ -24,7 +23,6 @@ from biphase.report.pretraining import (
     job_costs,
     switches,
 )
-from biphase.report.provenance import runs
 from biphase.store import Store
 from biphase.study import ledger as states
 from biphase.study.costs import costs
@@ -402,12 +400,6 @@ def test_epochs_are_those_that_every_state_tells_of_itself(run, clm, invent, tmp
     assert all(checkpoint_of(plan, store, name)["epochs"] == epochs.at(name) for name in plan.results)
     assert [epochs.at("more", step) for step in (2, 8, 20, 26, 30)] == [0.25, 1.0, 2.5, 3.25, 3.75]
     assert epochs.tokens("more") == ROWS * 64
-
-
-def test_the_table_of_runs_has_the_epochs_of_kept_steps(clm, invent, tmp_path):
-    plan, store = invent(Study("s", (clm,)), tmp_path / "store", rows=ROWS)
-    found = {one.name: one.epochs for one in runs(gather(plan, store))}
-    assert found == {"clm-4": 0.5, "clm-10": 1.25, "clm": 2.5}
 
 
 def test_data_that_begins_anew_was_read_before(run, clm, invent, tmp_path):

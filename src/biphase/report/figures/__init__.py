@@ -12,7 +12,7 @@ __all__ = ["PALETTES", "Figure", "draw", "figures", "screen_height", "script", "
 
 
 def figures(evidence: Evidence, estimates: Estimates, *, live: bool = False) -> list[Figure]:
-    """Every figure that the study has data for, in the order of the paper; `live` includes losses being written now."""
+    """Every figure that the study has data for, in the order of the page; `live` includes losses being written now."""
     described = [figure(evidence, estimates) for figure in scores.FIGURES] if evidence.count[0] else []
     described += [
         training.losses_figure(evidence, live=live),

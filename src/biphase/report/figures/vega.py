@@ -88,12 +88,6 @@ def specification(figure: Figure, medium: Medium = SCREEN, view: int = 0) -> Jso
     }
 
 
-def _ordered(pdf: bytes) -> bytes:
-    """Sort the names in a page's dictionaries of resources, which svg_to_pdf writes in a random order."""
-    names = re.compile(rb"(?<= <<\n)(?: +/[a-z]+\d+ \d+ 0 R\n)+")
-    return names.sub(lambda found: b"".join(sorted(found[0].splitlines(keepends=True))), pdf)
-
-
 def screen_height(figure: Figure) -> float:
     """The height of a figure on a wide page."""
     return _Layout(figure, SCREEN).height(narrow=False)
@@ -126,13 +120,19 @@ def _numbered(svg: str) -> str:
     """Number the clip paths from 0; Vega counts them on from one drawing of a process to the next."""
     clips = dict.fromkeys(re.findall(r'<clipPath id="(clip\d+)"', svg))
     numbers = {clip: f"clip{number}" for number, clip in enumerate(clips)}
-    return re.sub(r'(?<=id="|rl\(#)clip\d+', lambda found: numbers.get(found[0], found[0]), svg)
+    return re.sub(r'(id="|url\(#)(clip\d+)', lambda found: found[1] + numbers.get(found[2], found[2]), svg)
 
 
 def _in_points(svg: str) -> str:
     """The drawing at 72 units to the inch, as PDF counts; SVG has 96."""
     size = re.compile(r'(width|height)="([\d.]+)"')
     return size.sub(lambda found: f'{found[1]}="{0.75 * float(found[2]):g}"', svg, count=2)
+
+
+def _ordered(pdf: bytes) -> bytes:
+    """Sort the names in a page's dictionaries of resources, which svg_to_pdf writes in a random order."""
+    names = re.compile(rb"(?<= <<\n)(?: +/[a-z]+\d+ \d+ 0 R\n)+")
+    return names.sub(lambda found: b"".join(sorted(found[0].splitlines(keepends=True))), pdf)
 
 
 # ---------------------------------------------------------------- layout

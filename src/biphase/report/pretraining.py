@@ -36,9 +36,7 @@ class JobCost:
     """The cost of one training job: the work between two checkpoints of the plan."""
 
     key: str
-    parent: str | None
     title: str  # "clm 0 → 10,000"
-    results: tuple[str, ...]
     steps: tuple[int, int]
     decaying: bool
     tokens: int
@@ -74,7 +72,6 @@ class Curve:
 
     result: str
     steps: list[int]
-    tokens: list[int]
     losses: list[float]
     objectives: list[str]  # of each point; losses of two objectives are not one curve
     heldout: dict[str, list[tuple[int, float]]]  # objective → (step, loss)
@@ -109,9 +106,7 @@ def _job_cost(entry: ledger.JobStatus, entries: dict[str, ledger.JobStatus], sto
     same = began is None or before is None or abs(before - began) < ROUNDED
     return JobCost(
         key=job.key,
-        parent=job.parent,
         title=f"{label(job.objective)} {first:,} → {until:,}",
-        results=job.results,
         steps=job.span,
         decaying=job.decaying,
         tokens=job.tokens,
@@ -179,7 +174,6 @@ def _curve(plan: Plan, result: str, lines: list[str]) -> Curve:
     return Curve(
         result,
         steps=[point.step for point in points],
-        tokens=[point.tokens for point in points],
         losses=[point.loss for point in points],
         objectives=[point.objective for point in points],
         heldout=heldout,
@@ -237,7 +231,6 @@ def parse_line(text: str) -> dict[str, Any]:
 @dataclass(frozen=True)
 class _Point:
     step: int
-    tokens: int
     loss: float
     objective: str
 
@@ -274,7 +267,7 @@ def _mean(lines: list[dict[str, Any]]) -> list[_Point]:
     if not finite:
         return []
     loss, last = sum(line["loss"] for line in finite) / len(finite), finite[-1]
-    return [_Point(last["step"], last.get("tokens", 0), loss, last.get("objective", ""))]
+    return [_Point(last["step"], loss, last.get("objective", ""))]
 
 
 # ---------------------------------------------------------------- repetition

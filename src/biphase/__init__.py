@@ -44,6 +44,6 @@ def __getattr__(name: str) -> object:
     """`load` needs torch, which planning does without: so it is imported when it is asked for."""
     if name != "load":
         raise AttributeError(f"module 'biphase' has no attribute {name!r}")
-    from biphase.models.loaded import load
+    from biphase.models.backbone import load
 
     return load

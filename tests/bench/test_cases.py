@@ -1,122 +1,264 @@
-"""What is measured where nothing is said, what can be said, and what is refused."""
+"""Requests and their refusals, default cases by device, results, and the device file that `plan` reads."""
 
 from dataclasses import replace
 
 import pytest
 
-from biphase.bench.cases import LIKE, PEERS, PLACES, BenchRequest, Maker
+from biphase.bench.cases import (
+    DEFAULTS,
+    LIKE,
+    OURS,
+    PEERS,
+    BenchRequest,
+    CaseMaker,
+    Compared,
+    Report,
+    Timing,
+    failure,
+    save,
+    saved_cases,
+)
 from biphase.errors import SpecError
 from biphase.presets import SIZES
+from biphase.store import Store, read_json
+from biphase.study import prices
+from biphase.study.prices import device_named
 
 
-def test_a_gpu_measures_the_papers_model_and_a_cpu_a_tiny_one():
-    gpu, cpu = (Maker(BenchRequest(), kind, rows=24).pretrain() for kind in ("cuda", "cpu"))
+def pretrain(kind="cuda", rows=8, **options):
+    return CaseMaker(BenchRequest(**options), kind, rows=rows).pretrain()
+
+
+def scale(kind="cuda", **options):
+    """The cases of `bench scale`, by kind."""
+    cases = CaseMaker(BenchRequest(**{"workload": "scale"} | options), kind, rows=4).scale()
+    return {name: [case for case in cases if case.kind == name] for name in ("pretrain", "finetune", "score")}
+
+
+# ---------------------------------------------------------------- cases
+
+
+def test_default_cases_of_a_gpu_and_a_cpu():
+    gpu, cpu = pretrain("cuda", rows=24), pretrain("cpu", rows=24)
     assert (gpu.size, gpu.vocab, gpu.length, gpu.rows, gpu.steps) == ("210m", 128_256, 2_048, 24, 20)
+    assert (gpu.objective, gpu.ratio, gpu.packing) == ("mlm", 0.4, "chunks")
     assert (gpu.precision, cpu.precision) == ("bf16", "fp32")
     assert (cpu.size, cpu.vocab, cpu.length) == ("8m", 2_048, 128)
     assert cpu.steps < gpu.steps
 
 
-def test_rows_that_are_typed_hold_for_both_sides_and_else_the_trainer_has_twelve():
-    usual, typed = (Maker(BenchRequest(rows=rows), "cuda", rows=24) for rows in (0, 32))
-    assert (usual.pretrain().rows, usual.peer_rows()) == (24, 12)
-    assert (typed.pretrain().rows, typed.peer_rows()) == (32, 32)
+def test_options_replace_defaults():
+    case = pretrain(vocab=49_153, length=512)
+    assert (case.vocab, case.length, case.tokens) == (49_153, 512, 8 * 512)
+    case = pretrain("cpu", rows=3, micro_batches=4)
+    assert case.tokens == 4 * case.rows * case.length
+    assert "4 micro-batches" in case.title
+    assert pretrain(deterministic=True).title.endswith(", deterministic")
 
 
-def test_peers_are_the_devices_the_typed_ones_or_none():
-    place = PLACES["cuda"]
-    assert BenchRequest().peers(place) == PEERS
-    assert BenchRequest(against=("trainer", "trainer")).peers(place) == ("trainer",)
-    assert BenchRequest(against=("none",)).peers(place) == ()
-
-
-def test_scale_covers_what_a_cost_model_must_tell_apart():
-    for kind in PLACES:
-        made = Maker(BenchRequest(subject="scale"), kind, rows=4).scale()
-        seen = {(case.size, case.objective, case.packing) for case in made.pretrain}
-        usual = PLACES[kind].scale[0]
-        assert {(usual, "mlm", "chunks"), (usual, "clm", "chunks"), (usual, "mlm", "rows")} <= seen
-        assert {case.size for case in made.pretrain} == set(PLACES[kind].scale)
-        assert {size for size, _, _ in seen} <= set(SIZES)
-        assert len(made.finetune) == 2 * len(LIKE)
-        assert {case.size for case in made.score} == {case.size for case in made.finetune}
-
-
-def test_scale_in_8_bits_is_pretraining_alone():
-    eight, sixteen = (
-        Maker(BenchRequest(subject="scale", save=True, precision=one), "cuda", rows=4).scale()
-        for one in ("fp8", "bf16")
-    )
-    assert {case.precision for case in eight.pretrain} == {"fp8"}
-    assert [replace(case, precision="bf16") for case in eight.pretrain] == sixteen.pretrain
-    assert eight.finetune == eight.score == []
-
-
-def test_what_was_not_typed_is_as_usual():
-    made = Maker(BenchRequest(), "cuda", rows=4).pretrain()
-    assert (made.objective, made.ratio, made.packing) == ("mlm", 0.4, "chunks")
-
-
-def test_a_step_of_several_micro_batches_counts_the_tokens_of_all():
-    made = Maker(BenchRequest(rows=3, micro_batches=4), "cpu", rows=8).pretrain()
-    assert made.tokens == 4 * 3 * made.length
-    assert "4 micro-batches a step" in made.title
-    scale = Maker(BenchRequest(subject="all", micro_batches=4), "cuda", rows=8).scale()
-    assert {one.micro_batches for one in scale.pretrain} == {1}
-
-
-def test_words_and_length_are_the_users_own_for_pretraining():
-    made = Maker(BenchRequest(vocab=49_153, length=512), "cuda", rows=8).pretrain()
-    assert (made.vocab, made.length, made.tokens) == (49_153, 512, 8 * 512)
-
-
-def test_deterministic_steps_stand_alone():
-    asked = BenchRequest(deterministic=True)
-    assert asked.peers(PLACES["cuda"]) == ()
-    assert Maker(asked, "cuda", rows=8).pretrain().title.endswith(", deterministic")
-
-
-def test_scale_of_one_size_has_the_cases_of_that_size():
-    made = Maker(BenchRequest(subject="scale", size="610m"), "cuda", rows=4).scale()
-    assert [case.size for case in made.pretrain] == ["610m"]
-    assert made.finetune == made.score == []
-    with pytest.raises(SpecError, match="'1b' is not known; known: 210m"):
-        Maker(BenchRequest(subject="scale", size="1b"), "cuda", rows=4).scale()
+@pytest.mark.parametrize(("typed", "ours", "theirs"), [(0, 24, 12), (32, 32, 32)])
+def test_the_trainer_gets_twelve_rows_unless_rows_are_given(typed, ours, theirs):
+    cases = CaseMaker(BenchRequest(rows=typed), "cuda", rows=24)
+    assert (cases.pretrain().rows, cases.peer_rows()) == (ours, theirs)
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("options", "peers"),
     [
-        ({"vocab": 3}, "--vocab is 3; give 64 to 1,048,576"),
-        ({"length": -1}, "--length is -1"),
-        ({"deterministic": True, "against": ("trainer",)}, "leave out --against"),
-        ({"subject": "scale", "vocab": 128}, "--vocab means nothing to bench scale"),
-        ({"subject": "pretrian"}, "did you mean 'pretrain'"),
-        ({"size": "211m"}, "did you mean '210m'"),
-        ({"objective": "mntp"}, "--objective 'mntp' is not known"),
-        ({"packing": "row"}, "did you mean 'rows'"),
-        ({"precision": "fp16"}, "--precision 'fp16' is not known"),
-        ({"against": ("optimus",)}, "--against 'optimus' is not known"),
-        ({"against": ("none", "trainer")}, "stands alone"),
-        ({"ratio": 1.0}, "usual: --ratio 0.4"),
-        ({"rows": -1}, "must not be negative"),
-        ({"steps": -1}, "must not be negative"),
-        ({"micro_batches": -1}, "must not be negative"),
-        ({"subject": "scale", "micro_batches": 2}, "type bench pretrain --micro-batches 2$"),
-        ({"save": True}, "type bench scale --save"),
-        ({"subject": "scale", "save": True, "size": "210m"}, "leave out --size"),
-        ({"ratio": 0.0}, "usual: --ratio 0.4"),
-        ({"subject": "finetune", "precision": "fp8"}, "fp8 is for pretraining"),
-        ({"subject": "all", "precision": "fp8"}, "fp8 is for pretraining"),
-        ({"subject": "finetune", "rows": 4}, "nothing to bench finetune; .* type bench pretrain --rows 4"),
-        ({"subject": "finetune", "objective": "mlm"}, "type bench pretrain --objective mlm"),
-        ({"subject": "retrieval", "rows": 4}, "--rows means nothing to bench retrieval"),
-        ({"subject": "retrieval", "profile": True}, "leave it out, or type bench pretrain --profile$"),
-        ({"subject": "retrieval", "ratio": 0.4}, "--ratio means nothing to bench retrieval"),
-        ({"subject": "scale", "packing": "rows"}, "--packing means nothing to bench scale"),
+        ({}, PEERS),
+        ({"against": ("trainer", "trainer")}, ("trainer",)),
+        ({"against": ("none",)}, ()),
+        ({"deterministic": True}, ()),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_a_line(said, words):
-    with pytest.raises(SpecError, match=words) as refused:
-        BenchRequest(**said)
-    assert "\n" not in str(refused.value)
+def test_peers(options, peers):
+    assert BenchRequest(**options).peers(DEFAULTS["cuda"]) == peers
+
+
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_scale_covers_every_part_of_the_cost_model(kind):
+    cases, usual = scale(kind), DEFAULTS[kind].scale[0]
+    shapes = {(case.size, case.objective, case.packing) for case in cases["pretrain"]}
+    assert {(usual, "mlm", "chunks"), (usual, "clm", "chunks"), (usual, "mlm", "rows")} <= shapes
+    assert {size for size, _, _ in shapes} == set(DEFAULTS[kind].scale) <= set(SIZES)
+    assert len(cases["finetune"]) == 2 * len(LIKE)
+    assert {case.size for case in cases["score"]} == {case.size for case in cases["finetune"]}
+    several = scale(kind, workload="all", micro_batches=4)
+    assert {case.micro_batches for case in several["pretrain"]} == {1}
+
+
+def test_scale_in_fp8_is_pretraining_alone():
+    fp8, bf16 = (scale(save=True, precision=precision) for precision in ("fp8", "bf16"))
+    assert [replace(case, precision="bf16") for case in fp8["pretrain"]] == bf16["pretrain"]
+    assert fp8["finetune"] == fp8["score"] == []
+
+
+def test_scale_of_one_size():
+    cases = scale(size="610m")
+    assert [case.size for case in cases["pretrain"]] == ["610m"]
+    assert cases["finetune"] == cases["score"] == []
+    with pytest.raises(SpecError, match=r"'1b'.*210m"):
+        scale(size="1b")
+
+
+@pytest.mark.parametrize(
+    ("options", "facts"),
+    [
+        ({"vocab": 3}, ["--vocab", "64 to 1,048,576"]),
+        ({"length": -1}, ["--length", "-1"]),
+        ({"deterministic": True, "against": ("trainer",)}, ["--deterministic", "leave out --against"]),
+        ({"workload": "scale", "vocab": 128}, ["--vocab", "bench scale"]),
+        ({"workload": "pretrian"}, ["'pretrian'", "'pretrain'"]),
+        ({"size": "211m"}, ["--size", "'210m'"]),
+        ({"objective": "mntp"}, ["--objective", "'mntp'"]),
+        ({"packing": "row"}, ["--packing", "'rows'"]),
+        ({"precision": "fp16"}, ["--precision", "'fp16'"]),
+        ({"against": ("optimus",)}, ["--against", "'optimus'"]),
+        ({"against": ("none", "trainer")}, ["--against none"]),
+        ({"ratio": 1.0}, ["--ratio 0.4"]),
+        ({"ratio": 0.0}, ["--ratio 0.4"]),
+        ({"rows": -1}, ["--rows", "negative"]),
+        ({"steps": -1}, ["--steps", "negative"]),
+        ({"micro_batches": -1}, ["--micro-batches", "negative"]),
+        ({"workload": "scale", "micro_batches": 2}, ["type bench pretrain --micro-batches 2"]),
+        ({"save": True}, ["type bench scale --save"]),
+        ({"workload": "scale", "save": True, "size": "210m"}, ["leave out --size"]),
+        ({"workload": "finetune", "precision": "fp8"}, ["type bench pretrain --precision fp8"]),
+        ({"workload": "all", "precision": "fp8"}, ["type bench pretrain --precision fp8"]),
+        ({"workload": "finetune", "rows": 4}, ["bench finetune", "type bench pretrain --rows 4"]),
+        ({"workload": "finetune", "objective": "mlm"}, ["type bench pretrain --objective mlm"]),
+        ({"workload": "retrieval", "rows": 4}, ["--rows", "bench retrieval"]),
+        ({"workload": "retrieval", "profile": True}, ["type bench pretrain --profile"]),
+        ({"workload": "retrieval", "ratio": 0.4}, ["--ratio", "bench retrieval"]),
+        ({"workload": "scale", "packing": "rows"}, ["--packing", "bench scale"]),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused_in_one_line(options, facts):
+    with pytest.raises(SpecError) as refused:
+        BenchRequest(**options)
+    message = str(refused.value)
+    assert "\n" not in message
+    assert [fact for fact in facts if fact not in message] == []
+
+
+# ---------------------------------------------------------------- results
+
+
+def compared(unit, ours, **others):
+    sides = {OURS: Timing(ours, ours, 100.0)}
+    sides |= {name.replace("_", "-"): Timing(value, value, 100.0) for name, value in others.items()}
+    return Compared("it", unit, {"kind": "pretrain"}, sides, passages=50)
+
+
+@pytest.mark.parametrize(("unit", "value"), [("tokens/s", 1_000), ("ms/step", 100), ("passages/s", 500)])
+def test_ratios_are_those_of_speed_in_every_unit(unit, value):
+    case = compared(unit, 0.1, trainer=0.4, trainer_compiled=0.2)
+    assert case.value(OURS) == pytest.approx(value)
+    assert case.ratios == pytest.approx({"trainer": 4.0, "trainer-compiled": 2.0})
+    assert "2.00×" in Report("H200", "h200", "2026-01-01", {}, "biphase bench", [case]).describe()
+    assert compared(unit, 0.1).ratios == {}
+
+
+def test_a_failed_side_has_no_ratio_and_its_reason_is_shown():
+    sides = {OURS: Timing(0.1, 0.1, 100.0), "trainer": failure("out of memory")}
+    case = Compared("210m", "tokens/s", {"kind": "pretrain"}, sides)
+    assert case.facts()["ratios"] == {}
+    text = Report("H200", "h200", "2026-01-01", {}, "biphase bench", [case]).describe()
+    assert "failed" in text
+    assert "Trainer, 210m: out of memory" in text
+
+
+def test_unknown_token_counts_are_left_out():
+    facts = Timing(2.0, 2.0, float("nan")).facts()
+    assert facts["seconds"] == 2.0
+    assert not {"tokens", "tokens_per_second"} & facts.keys()
+
+
+# ---------------------------------------------------------------- saved devices
+
+
+def scaled(precision="bf16", *, date="2026-01-01", device="NVIDIA H200"):
+    """The report of a scale run on a GPU, with times in proportion to the work."""
+    weight = {"8m": 1, "30m": 3, "210m": 10, "610m": 35}
+    report = Report(device, "h200", date, {"torch": "2"}, "biphase bench scale")
+    for case in (case for cases in scale(precision=precision).values() for case in cases):
+        seconds = 0.008 * weight[case.size]
+        timing = Timing(seconds, seconds, 24_576.0)
+        report.compared.append(Compared(case.title, case.unit, case.facts(), {OURS: timing}))
+    return report
+
+
+def test_saved_cases_have_the_fields_of_the_cost_model():
+    fields = {case["kind"]: set(case) for case in saved_cases(scaled().compared)}
+    common = {"kind", "size", "vocab", "precision"}
+    assert fields["pretrain"] == common | {"objective", "ratio", "packing", "length", "rows", "seconds"}
+    assert fields["finetune"] == common | {"like", "batch", "tokens", "seconds"}
+    assert fields["score"] == common | {"tokens_per_second"}
+
+
+def test_a_device_is_saved_with_its_fitted_model(tmp_path):
+    store = Store(tmp_path / "store")
+    path = save(scaled(), store)
+    assert path == store.root / "devices" / "h200.json"
+    content = read_json(path)
+    assert (content["name"], content["date"]) == ("h200", "2026-01-01")
+    assert content["model"] == prices.fit(content["cases"])
+    assert prices.speeds_of(content["model"], "bf16").finetune
+
+
+def test_measurements_in_other_precisions_are_kept(tmp_path):
+    store = Store(tmp_path)
+    for precision, date in (("bf16", "2026-01-01"), ("fp8", "2026-02-01"), ("fp32", "2026-03-01")):
+        path = save(scaled(precision, date=date), store)
+    save(scaled("fp8", date="2026-04-01"), store)  # again
+    content = read_json(path)
+    for precision in ("bf16", "fp8", "fp32"):
+        kept = [case for case in content["cases"] if case["precision"] == precision]
+        assert kept == saved_cases(scaled(precision).compared)
+    assert content["model"] == prices.fit(content["cases"])
+    device = device_named("h200", store)
+    assert device is not None
+    dates = {precision: origin.date for precision, origin in device.origins.items()}
+    assert dates == {"bf16": "2026-01-01", "fp8": "2026-04-01", "fp32": "2026-03-01"}
+
+
+def test_another_device_of_the_name_and_a_damaged_file_are_overwritten(tmp_path):
+    store = Store(tmp_path)
+    path = save(scaled("fp32", device="NVIDIA H200 NVL"), store)
+    save(scaled(), store)
+    assert {case["precision"] for case in read_json(path)["cases"]} == {"bf16"}
+    path.write_text("{")
+    save(scaled(), store)
+    assert read_json(path)["earlier"] == {}
+
+
+def test_failed_cases_are_not_saved(tmp_path):
+    report = scaled()
+    first = report.compared[0]
+    report.compared[0] = replace(first, sides={OURS: failure("out of memory")})
+    assert report.measured
+    kinds = [case["kind"] for case in read_json(save(report, Store(tmp_path)))["cases"]]
+    assert kinds == [result.case["kind"] for result in report.compared[1:]]
+    assert not replace(report, compared=report.compared[:1]).measured
+
+
+@pytest.mark.parametrize(
+    ("full", "short"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA L40S", "l40s"),
+        ("AMD Instinct MI250X", "mi250x-gcd"),
+        ("NVIDIA GeForce RTX 3060 Ti", "rtx-3060-ti"),
+        ("NVIDIA H200 NVL", "h200"),
+        ("NVIDIA RTX A1000 Laptop GPU", "rtx-a1000-laptop-gpu"),
+        ("NVIDIA GH200 480GB", "gh200-480gb"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "rtx-4090-laptop-gpu"),
+        ("NVIDIA GeForce RTX 4090 D", "rtx-4090-d"),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "a100-sxm4-40gb-mig-1g-5gb"),
+    ],
+)
+def test_the_name_of_a_device(full, short):
+    assert prices.short_name(full) == short

@@ -44,16 +44,16 @@ def texts(count: int, first: int = 0) -> list[dict]:
 def tagged(count: int, first: int = 0) -> list[dict]:
     rows = []
     for n in range(count):
-        words = f"today {SUBJECTS[n % 2][n % 3]} met {('Ann', 'Bob')[n % 2]} at {first + n}".split()
-        tags = ["B-PER" if word in ("Ann", "Bob") else "O" for word in words]
-        rows.append({"tokens": words, "tags": tags})
+        sentence = f"today {SUBJECTS[n % 2][n % 3]} met {('Ann', 'Bob')[n % 2]} at {first + n}".split()
+        tags = ["B-PER" if word in ("Ann", "Bob") else "O" for word in sentence]
+        rows.append({"tokens": sentence, "tags": tags})
     return rows
 
 
 def write_parts(folder: Path, rows) -> str:
     folder.mkdir()
-    for part, some in (("train", rows(40)), ("validation", rows(12, 40)), ("test", rows(16, 60))):
-        (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    for part, examples in (("train", rows(40)), ("validation", rows(12, 40)), ("test", rows(16, 60))):
+        (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in examples))
     return str(folder)
 
 
@@ -142,15 +142,15 @@ def export(trained, tmp_path_factory):
     from biphase.export.checkpoint import export_checkpoint
     from biphase.export.folder import find
 
-    made = {}
+    folders = {}
 
     def exported(name: str) -> Path:
-        if name not in made:
-            place = tmp_path_factory.mktemp("exports") / name
-            found = find(trained.results[name], trained.store)
-            export_checkpoint(found, trained.store, place, onnx=False, say=lambda text: None)
-            made[name] = place
-        return made[name]
+        if name not in folders:
+            folder = tmp_path_factory.mktemp("exports") / name
+            checkpoint = find(trained.results[name], trained.store)
+            export_checkpoint(checkpoint, trained.store, folder, onnx=False, say=lambda text: None)
+            folders[name] = folder
+        return folders[name]
 
     return exported
 
@@ -163,7 +163,7 @@ def folder(export) -> Path:
 
 @pytest.fixture(autouse=True, scope="session")
 def no_bars():
-    """A bar of transformers' in the middle of a test's output helps nobody."""
+    """Hide the progress bars of transformers."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -177,7 +177,7 @@ def ours(trained, shards):
     from biphase.training.pretrain import model_of_checkpoint
 
     def load(name: str):
-        run = next(one for one in trained.study.runs if one.name == name)
+        run = next(run for run in trained.study.runs if run.name == name)
         model = model_of_checkpoint(run, trained.results[name], trained.store, Shards.open(shards))
         return model.eval()
 

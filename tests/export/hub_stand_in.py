@@ -28,10 +28,10 @@ def answer(hub: StandIn, method: str, path: str, body: bytes) -> tuple[int, dict
     if hub.refuses and path == "/api/repos/create":
         return 403, {"error": "no write rights"}
     if path == "/api/repos/create":
-        said = json.loads(body)
-        name = "/".join(filter(None, (said.get("organization"), said["name"])))
+        request = json.loads(body)
+        name = "/".join(filter(None, (request.get("organization"), request["name"])))
         status = 409 if name in hub.private else 200
-        hub.private.setdefault(name, said.get("private") or said.get("visibility") == "private")
+        hub.private.setdefault(name, request.get("private") or request.get("visibility") == "private")
         return status, {"url": f"{hub.endpoint}/{name}", "id": name}
     if path == "/api/validate-yaml":
         return 200, {"warnings": [], "errors": []}
@@ -48,17 +48,17 @@ def answer(hub: StandIn, method: str, path: str, body: bytes) -> tuple[int, dict
     if "/preupload/" in path:
         files = [
             {
-                "path": one["path"],
-                "uploadMode": "lfs" if one["path"].endswith((".safetensors", ".onnx")) else "regular",
+                "path": file["path"],
+                "uploadMode": "lfs" if file["path"].endswith((".safetensors", ".onnx")) else "regular",
                 "shouldIgnore": False,
             }
-            for one in json.loads(body)["files"]
+            for file in json.loads(body)["files"]
         ]
         return 200, {"files": files}
     if path.endswith("/info/lfs/objects/batch"):
         objects = [
-            {**one, "actions": {"upload": {"href": f"{hub.endpoint}/large/{one['oid']}", "header": {}}}}
-            for one in json.loads(body)["objects"]
+            {**item, "actions": {"upload": {"href": f"{hub.endpoint}/large/{item['oid']}", "header": {}}}}
+            for item in json.loads(body)["objects"]
         ]
         return 200, {"transfer": "basic", "objects": objects}
     if method == "PUT" and path.startswith("/large/"):

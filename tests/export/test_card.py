@@ -1,4 +1,4 @@
-"""The card says what happened, and what comes from outside does nothing in it."""
+"""The model card: read back by huggingface_hub, with recipe, data, losses and scores, and nothing interpreted."""
 
 import json
 import shutil
@@ -13,101 +13,123 @@ from biphase.export.card import (
     Base,
     Card,
     base_of,
+    describe_start,
     escaped,
     grids_of,
     losses,
-    place,
     recipe_lines,
     scores,
-    start_words,
     titled,
     trial_for_task,
+    without_folders,
 )
 from biphase.export.folder import find
 from biphase.specs import Hub, Pretrain
 from biphase.store import Store, publish, write_json
 
 
-def text_of(folder):
-    return (folder / "README.md").read_text(encoding="utf-8")
+@pytest.fixture
+def checkpoint(trained):
+    return find(trained.results["masked"], trained.store)
 
 
-def test_the_front_matter_is_what_the_hub_reads(folder):
-    said = ModelCard.load(folder / "README.md").data
-    assert (said.library_name, said.pipeline_tag) == ("transformers", "fill-mask")
-    assert said.tags == ["biphase", "sentence-transformers", "feature-extraction"]
-    assert said.license is None
+def read(folder):
+    """The card as the hub reads it: its front matter and its text."""
+    card = ModelCard.load(folder / "README.md")
+    return card.data.to_dict(), card.text
 
 
-def test_the_card_tells_recipe_data_losses_and_scores(folder, trained):
-    text = text_of(folder)
-    assert "| masked, steps 1 to 4 | clm |" in text
-    assert "| masked, steps 5 to 12 | mlm 40% |" in text
-    assert "| tokens | 3.07k in all, 256 a step |" in text
-    assert "0.003 after a warmup of 2 steps, down in a line to 0 over the last 3 steps" in text
-    assert f"| key | `{trained.results['masked']}` |" in text
-    assert "| corpus | tiny |" in text
-    assert "| source | train.jsonl |" in text  # and no folder of this machine
-    last = next(one for one in grids_of(trained.results["masked"], trained.store) if one.task == "kinds")
-    assert f"| kinds | accuracy | {last.words()} | standard | {last.rate:g} | 2 |" in text
+def test_the_card_of_a_checkpoint(folder, trained):
+    front, text = read(folder)
+    assert front == {
+        "library_name": "transformers",
+        "pipeline_tag": "fill-mask",
+        "tags": ["biphase", "sentence-transformers", "feature-extraction"],
+    }
+    grid = kinds(trained.store, trained.results["masked"])
+    for line in (
+        "| masked, steps 1 to 4 | clm |",
+        "| masked, steps 5 to 12 | mlm 40% |",
+        "| tokens | 3.07k in all, 256 a step |",
+        "| learning rate | 0.003 after a warmup of 2 steps, down in a line to 0 over the last 3 steps |",
+        f"| key | `{trained.results['masked']}` |",
+        "| corpus | tiny |",
+        "| source | train.jsonl |",  # and no folder of this machine
+        f"| kinds | accuracy | {grid.test_score()} | standard | {grid.rate:g} | 2 |",
+    ):
+        assert line in text.splitlines(), line
     assert "| facts-too | ndcg@10 |" in text
-    heldout = [line for line in text.splitlines() if line.startswith("| masked 40% |")]
-    assert len(heldout) == 1
+    assert text.count("\n| masked 40% |") == 1
     assert str(trained.store.root) not in text
 
 
-def test_each_objective_has_its_limits(export):
-    assert "It answers one position early" in text_of(export("early"))
-    assert "It was trained last to predict the next token" in text_of(export("causal"))
-    for words in ("one position early", "trained last to predict"):
-        assert words not in text_of(export("masked"))
+@pytest.mark.parametrize(
+    ("name", "fills", "limit"),
+    [("masked", True, ""), ("early", False, "position early"), ("causal", False, "next token")],
+)
+def test_fill_mask_is_offered_only_if_its_answers_mean_something(name, fills, limit, export):
+    front, text = read(export(name))
+    assert (front["pipeline_tag"] == "fill-mask") == ('pipeline("fill-mask"' in text) == fills
+    assert [fact for fact in ("position early", "next token") if fact in text] == ([limit] if limit else [])
 
 
-def test_what_comes_from_outside_is_told_and_not_interpreted(trained):
+def test_outside_text_is_escaped(checkpoint):
     evil = "x\n---\nlicense: mine\n# <script>|`*_[a](b)"
     assert escaped(evil) == "x --- license: mine \\# &lt;script&gt;\\|\\`\\*\\_\\[a\\](b)"
-    made = Card(evil, "s", "fill-mask", "transformers", [], [], [], base=Base("a/b\nc: d", evil, "mit"))
-    front = made.text().split("---\n")[1]
-    assert [line.split(":")[0] for line in front.splitlines()] == [
-        "library_name", "pipeline_tag", "tags", "license", "base_model",
-    ]  # fmt: skip
-    assert "<script>" not in made.text()
-    state = find(trained.results["masked"], trained.store)
-    run = replace(state.run, name="a|b<i>")
-    assert "| a\\|b&lt;i&gt;, steps 1 to 4 | clm |" in recipe_lines(replace(state, run=run))
+    base = Base("a/b\nc: d", evil, "mit")
+    text = Card(evil, "s", "fill-mask", "transformers", [], [], [], base=base).text()
+    card = ModelCard(text)
+    assert card.data.to_dict() == {
+        "library_name": "transformers",
+        "pipeline_tag": "fill-mask",
+        "tags": ["biphase"],
+        "license": "mit",
+        "base_model": "a/b\nc: d",
+    }
+    assert card.text.startswith(f"\n# {escaped(evil)}\n")
+    assert "<script>" not in text
+    run = replace(checkpoint.run, name="a|b<i>")
+    assert "| a\\|b&lt;i&gt;, steps 1 to 4 | clm |" in recipe_lines(replace(checkpoint, run=run))
 
 
-def test_places_of_this_machine_are_told_by_their_last_name():
-    assert place("/some/where/data.jsonl") == "data.jsonl"
-    assert place("./folder/model") == "model"
-    assert place("hf://a/b@c/d.parquet") == "hf://a/b@c/d.parquet"
-    assert place("owner/name") == "owner/name"
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("/some/where/data.jsonl", "data.jsonl"),
+        ("./folder/model", "model"),
+        ("hf://a/b@c/d.parquet", "hf://a/b@c/d.parquet"),
+        ("owner/name", "owner/name"),
+    ],
+)
+def test_sources_are_named_without_folders(source, name):
+    assert without_folders(source) == name
 
 
-def test_a_state_on_the_way_says_so(trained):
-    state = find(trained.results["masked"], trained.store)
-    early = replace(state, step=6)
-    assert titled(early) == "masked, step 6"
-    assert titled(state) == "masked"
-    told = "\n".join(recipe_lines(early))
-    assert "steps 5 to 6 | mlm 40%" in told
-    assert "not decayed" in told
+def test_a_checkpoint_before_the_end(checkpoint):
+    early = replace(checkpoint, step=6)
+    assert (titled(early), titled(checkpoint)) == ("masked, step 6", "masked")
+    text = "\n".join(recipe_lines(early))
+    assert "steps 5 to 6 | mlm 40%" in text
+    assert "not decayed" in text
 
 
-def test_adapters_frozen_parts_and_longer_positions_are_told(trained):
-    state = find(trained.results["masked"], trained.store)
+def test_adapters_frozen_parts_rope_bases_and_windows(checkpoint):
     stages = (Stage(CLM(), 4), Stage(MLM(0.4), 8, rope_base=160_000.0))
-    run = replace(state.run, stages=stages, freeze="embeddings")
+    run = replace(checkpoint.run, stages=stages, freeze="embeddings")
     object.__setattr__(run, "adapter", LoRA(rank=4))  # which a run from scratch may not have
-    told = "\n".join(recipe_lines(replace(state, run=run)))
-    assert "LoRA of rank 4, alpha 32, merged here" in told
-    assert "| frozen | embeddings |" in told
-    assert "mlm 40%, rotary base 160,000" in told
+    text = "\n".join(recipe_lines(replace(checkpoint, run=run)))
+    for fact in ("LoRA of rank 4, alpha 32", "| frozen | embeddings |", "mlm 40%, rotary base 160,000"):
+        assert fact in text
+    assert describe_start(Hub("./m", windows="full")) == "m, sliding windows opened"
 
 
-def test_without_measurements_the_card_says_none():
-    assert losses({}) == ["None were measured."]
-    assert "not been fine-tuned" in scores([])[0]
+def test_losses_before_and_after():
+    table = losses({0: {"clm": 3.0, "mlm40": 9.0}, 5: {"clm": 4.0, "mlm40": 2.0, "mntp40": 1.0}})
+    assert table[0] == "| held-out loss, nats a token | before | at step 5 |"
+    assert table[2:] == [
+        "| causal | 3.0000 | 4.0000 |", "| masked 40% | 9.0000 | 2.0000 |", "| masked, one before 40% |  | 1.0000 |",
+    ]  # fmt: skip
+    assert len(losses({})) == len(scores([])) == 1  # a sentence
 
 
 @pytest.mark.parametrize(
@@ -118,17 +140,15 @@ def test_without_measurements_the_card_says_none():
         ("license: 'evil\\n---'", ""),
         ("tags: [x]", ""),
         ("license: {", ""),
+        (None, ""),  # no card
     ],
 )
 def test_the_licence_of_the_base_is_that_of_its_card(front, licence, tmp_path):
-    (tmp_path / "README.md").write_text(f"---\n{front}\n---\n# A model\n")
+    if front is not None:
+        (tmp_path / "README.md").write_text(f"---\n{front}\n---\n# A model\n")
     base = base_of(Pretrain("as-it-is", start=Hub(str(tmp_path))))
     assert (base.model, base.name, base.licence) == ("", tmp_path.name, licence)
-    assert ("under the licence" in base.words()) == bool(licence)
-
-
-def test_a_base_without_a_card_says_nothing(tmp_path):
-    assert base_of(Pretrain("as-it-is", start=Hub(str(tmp_path)))).licence == ""
+    assert ("under the licence" in base.describe()) == bool(licence)
 
 
 # ---------------------------------------------------------------- scores of a store
@@ -136,94 +156,72 @@ def test_a_base_without_a_card_says_nothing(tmp_path):
 
 @pytest.fixture
 def copied(trained, tmp_path):
-    """A store whose leaves may be changed."""
-    made = Store(tmp_path / "store")
-    shutil.copytree(trained.store.trials, made.trials)
-    return made
+    """A store whose trials may be changed."""
+    store = Store(tmp_path / "store")
+    shutil.copytree(trained.store.trials, store.trials)
+    return store
 
 
-def change(store, key, edit):
-    place = store.trials / key
-    about = json.loads((place / "trial.json").read_text())
+@pytest.fixture
+def model(trained):
+    return trained.results["masked"]
+
+
+def change(store, trial, edit):
+    folder = store.trials / trial.key
+    about = json.loads((folder / "trial.json").read_text())
     edit(about)
-    write_json(place / "trial.json", about)
-    (place / "manifest.json").unlink()
+    write_json(folder / "trial.json", about)
+    (folder / "manifest.json").unlink()
     moved = store.root / "moved"
-    place.rename(moved)
-    publish(moved, place)
+    folder.rename(moved)
+    publish(moved, folder)
 
 
 def kinds(store, model):
-    return next(one for one in grids_of(model, store) if one.task == "kinds")
+    return next(grid for grid in grids_of(model, store) if grid.task == "kinds")
 
 
-def test_the_rate_is_chosen_by_validation_and_never_by_test(copied, trained):
-    model = trained.results["masked"]
+def refused(*args):
+    with pytest.raises(SpecError) as caught:
+        trial_for_task(*args)
+    return str(caught.value)
+
+
+def test_the_rate_is_chosen_by_validation_scores_alone(copied, model):
     for (lr, _), trial in kinds(copied, model).trials.items():
-        change(copied, trial.key, lambda about, lr=lr: about["scores"]["validation"].update(accuracy=1 - lr))
-        change(copied, trial.key, lambda about, lr=lr: about["scores"]["test"].update(accuracy=lr))
+        change(copied, trial, lambda about, lr=lr: about["scores"]["validation"].update(accuracy=1 - lr))
+        change(copied, trial, lambda about, lr=lr: about["scores"]["test"].update(accuracy=lr))
     assert kinds(copied, model).rate == 1e-3
     chosen = trial_for_task(model, "kinds", copied)
     assert (chosen.about["lr"], chosen.about["seed"]) == (1e-3, 0)
 
 
-def test_a_grid_with_a_hole_is_not_chosen_from(copied, trained):
-    model = trained.results["masked"]
+def test_an_incomplete_grid_and_wrong_names_are_refused(copied, model, trained):
     copied.discard(copied.trials / kinds(copied, model).trials[1e-2, 1].key)
-    assert kinds(copied, model).words() == "incomplete"
-    with pytest.raises(SpecError, match=r"some learning rates or seeds of .* are missing"):
-        trial_for_task(model, "kinds", copied)
-    with pytest.raises(SpecError, match=r"has no scores on it in .*did you mean 'kinds'"):
-        trial_for_task(model, "kind", copied)
-    with pytest.raises(SpecError, match="fine-tune it first: biphase evaluate"):
-        trial_for_task(trained.results["early"], "kinds", copied)
+    assert kinds(copied, model).test_score() == "incomplete"
+    assert "missing" in refused(model, "kinds", copied)
+    assert "'kinds'" in refused(model, "kind", copied)
+    assert "biphase evaluate" in refused(trained.results["early"], "kinds", copied)
 
 
-def test_two_ways_to_fine_tune_are_two_grids(copied, trained):
-    model = trained.results["masked"]
+def test_different_options_are_different_grids(copied, model):
     for (_, seed), trial in kinds(copied, model).trials.items():
         if seed == 1:
-            change(copied, trial.key, lambda about: about["finetune"].update(length=16))
-    with pytest.raises(SpecError, match="in 2 ways; type the key of a trial instead"):
-        trial_for_task(model, "kinds", copied)
+            change(copied, trial, lambda about: about["finetune"].update(length=16))
+    assert "2 ways" in refused(model, "kinds", copied)
 
 
-def test_leaves_that_read_forwards_only_are_no_scores_of_an_encoder(copied, trained):
-    model = trained.results["masked"]
-    grid = next(one for one in grids_of(model, copied) if one.task == "kinds")
-    change(copied, grid.trials[grid.rate, 1].key, lambda about: about["finetune"].update(causal=True))
-    again = next(one for one in grids_of(model, copied) if one.task == "kinds")
-    assert len(again.trials) == len(grid.trials) - 1
+def test_causal_trials_are_no_scores_and_absent_fields_have_their_defaults(copied, model):
+    grid = kinds(copied, model)
 
-
-def test_a_leaf_older_than_a_field_belongs_to_the_same_grid(copied, trained):
-    model = trained.results["masked"]
-    grid = next(one for one in grids_of(model, copied) if one.task == "kinds")
-
-    def forget(about):
+    def forget(about):  # as a trial older than these fields
         del about["finetune"]["causal"]
         del about["finetune"]["optimizer"]["layer_decay"]
 
-    change(copied, grid.trials[grid.rate, 1].key, forget)
-    again = [one for one in grids_of(model, copied) if one.task == "kinds"]
-    assert [one.trials.keys() for one in again] == [grid.trials.keys()]
-
-
-def test_no_card_offers_fill_mask_where_its_answers_mean_nothing(export):
-    for name, offered in (("masked", True), ("early", False), ("causal", False)):
-        text = text_of(export(name))
-        assert ('pipeline_tag: "fill-mask"' in text, 'pipeline("fill-mask"' in text) == (offered, offered), (
-            name
-        )
-
-
-def test_losses_of_before_stand_beside_those_of_after():
-    told = losses({0: {"clm": 3.0, "mlm40": 9.0}, 5: {"clm": 4.0, "mlm40": 2.0, "mntp40": 1.0}})
-    assert told[0] == "| held-out loss, nats a token | before | at step 5 |"
-    assert told[2:] == [
-        "| causal | 3.0000 | 4.0000 |", "| masked 40% | 9.0000 | 2.0000 |", "| masked, one before 40% |  | 1.0000 |",
-    ]  # fmt: skip
-
-
-def test_opened_windows_are_told():
-    assert start_words(Hub("./m", windows="full")) == "m, sliding windows opened"
+    change(copied, grid.trials[grid.rate, 1], forget)
+    assert [other.trials.keys() for other in grids_of(model, copied) if other.task == "kinds"] == [
+        grid.trials.keys()
+    ]
+    change(copied, grid.trials[grid.rate, 1], lambda about: about["finetune"].update(causal=True))
+    assert len(kinds(copied, model).trials) == len(grid.trials) - 1

@@ -36,7 +36,7 @@ def tuned(trained, task, place):
 def test_a_classifier_is_a_ready_pipeline_with_label_names(trained, tmp_path):
     made, again = tuned(trained, "kinds", tmp_path / "out")
     assert made.written.architecture == "EuroBertForSequenceClassification"
-    assert "the same as when it was first made" in made.words()
+    assert "the same as when it was first made" in made.describe()
     texts = [one.text for one in load(again.recipe.trained_on, documents="judged").test]
     assert texts[0].startswith("About: ")
     ids = encode_texts(again.recipe.subject.reading, texts)
@@ -70,7 +70,7 @@ def test_a_retrieval_model_is_a_ready_sentence_transformer(task, trained, tmp_pa
 
     made, again = tuned(trained, task, tmp_path / "out")
     assert made.written.architecture == "EuroBertModel"
-    assert "the same as when it was first made" in made.words()
+    assert "the same as when it was first made" in made.describe()
     assert again.recipe.trained_on.name == "facts"
     model = SentenceTransformer(str(tmp_path / "out"), device="cpu")
     queries = ["the cat sees the river", "two birds"]
@@ -79,7 +79,7 @@ def test_a_retrieval_model_is_a_ready_sentence_transformer(task, trained, tmp_pa
     assert np.allclose(model.encode(queries, prompt_name="query"), right.numpy(), atol=1e-5)
     assert model.prompts == {"query": "Query: ", "document": "Document: "}
     text = (tmp_path / "out" / "README.md").read_text()
-    assert 'library_name: "sentence-transformers"' in text
+    assert "library_name: sentence-transformers" in text
     assert '"Query: {text}" and "Document: {title}. {text}"' in text
 
 
@@ -131,7 +131,7 @@ def test_a_model_that_scores_otherwise_is_not_the_one_that_was_scored(changeable
     near = before - 1 / 12  # one example of twelve judged otherwise, as on another machine
     change(changeable, trial.key, lambda about: about["scores"]["validation"].update(accuracy=near))
     made = export_tuned(find(trial.key, changeable), changeable, tmp_path / "out", onnx=False, say=quiet)
-    assert f"{before * 100:.2f}%, and {near * 100:.2f}% when it was first made" in made.words()
+    assert f"{before * 100:.2f}%, and {near * 100:.2f}% when it was first made" in made.describe()
     assert f"{near * 100:.2f}% when it was first made" in (tmp_path / "out" / "README.md").read_text()
 
 

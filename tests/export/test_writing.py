@@ -1,251 +1,178 @@
-"""Which class a model is written as: EuroBERT where it means the same there, else its own, else not at all."""
+"""What an exported folder holds: the class a model is written as, its tokenizer, ONNX, and what old versions refuse."""
 
 import json
+import os
+import subprocess
+import sys
+import sysconfig
+import uuid
+import venv
 from dataclasses import replace
+from importlib.metadata import requires
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from families import tiny
+from families.build import Family, build
 from safetensors import safe_open
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    BertConfig,
-    BertForMaskedLM,
-    BertLMHeadModel,
-    Cohere2Config,
-    Cohere2ForCausalLM,
-    Ernie4_5Config,
-    Ernie4_5ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GemmaConfig,
-    GemmaForCausalLM,
-    GlmConfig,
-    GlmForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GraniteConfig,
-    GraniteForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    ModernBertConfig,
-    ModernBertForMaskedLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    RobertaConfig,
-    RobertaForCausalLM,
-    RobertaForMaskedLM,
-    SmolLM3Config,
-    SmolLM3ForCausalLM,
-)
+from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
 from biphase import Hub
-from biphase.attention import NAME, AttentionPattern
-from biphase.data.tokenizer import load_saved
-from biphase.errors import ModelError
-from biphase.export.checkpoint import last_hidden, write_encoder
-from biphase.export.tokenizer import tokenizer_of
+from biphase.attention import AttentionPattern
+from biphase.data.tokenizer import Special, Tokenizer, load_saved
+from biphase.errors import ModelError, SpecError
+from biphase.export import writing
+from biphase.export.card import trial_for_task
+from biphase.export.checkpoint import export_checkpoint, last_hidden, write_encoder
+from biphase.export.folder import find
+from biphase.export.tuned import export_tuned
 from biphase.export.writing import (
     LEAST,
+    TEXTS,
     TOLERANCE,
     Form,
+    OneOutput,
     Probes,
     Readback,
+    check_onnx_packages,
+    check_tokenizer,
     deviation,
-    load,
     ours,
     probe_texts,
+    refuse_unlike,
+    tokenizer_of,
     write_model,
+    write_tokenizer,
 )
-from biphase.models.backbone import LanguageModel, from_hub, probe
-from biphase.models.backbone import TokenizerInfo as Known
+from biphase.models.backbone import TokenizerInfo, from_hub, probe
 from biphase.models.hub import windows_of
 
-SHAPE = {
-    "vocab_size": 320,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "pad_token_id": 2,
-}
-GROUPED = SHAPE | {"num_key_value_heads": 2}
-GPT2 = {
-    "vocab_size": 320,
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": 64,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
+VOCAB = 320
+TOKENS = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 0}
+IDS, POSITIONS = torch.arange(3, 63)[None], torch.arange(60)[None]
 
 
-def untrained(family, config, *, windows=True, **fields):
+def untrained(family, *, windows=True, by=0.15, **fields):
     """A model in which every weight matters, with our attention."""
-    made = config(**fields)
-    made._attn_implementation = NAME
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = family(made).float().eval()
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight.add_(torch.randn_like(weight) * 0.15)
-    return LanguageModel(model, windows=windows).eval()
+    pad = {} if family == "gpt2" else {"pad_token_id": 2}
+    model = tiny.with_head(family, **TOKENS | pad | fields)
+    return tiny.ours(tiny.stirred(model, by) if by else model, windows=windows)
 
 
 @pytest.fixture(scope="session")
-def words(shards):
+def tokenizer(shards):
     return tokenizer_of(load_saved(shards / "tokenizer"), bos=False, context=60)
 
 
-def written_config(folder):
+def config_in(folder):
     return json.loads((folder / "config.json").read_text())
 
 
-def agrees(model, folder, words, **more):
-    """As a stranger would see it: hidden states of a padded batch and of a long text alone, by plain AutoModel."""
-    loaded = load(folder, AutoModel, **more)
-    draw = np.random.default_rng(7)
-    ids = torch.from_numpy(draw.integers(3, 320, (2, 60)))
+def refused(call, *args, error=ModelError, **options):
+    """The message of a refusal, which is one line."""
+    with pytest.raises(error) as caught:
+        call(*args, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def check_hidden(model, folder, **options):
+    """Hidden states of a padded batch and of a long text alone, by plain AutoModel, equal those of the model."""
+    loaded = writing.load(folder, AutoModel, **options)
+    ids = torch.from_numpy(np.random.default_rng(7).integers(3, VOCAB, (2, 60)))
     mask = torch.ones_like(ids)
-    mask[1, 9:], ids[1, 9:] = 0, words.pad
+    mask[1, 9:] = 0
     with torch.no_grad():
         padded = loaded(input_ids=ids, attention_mask=mask).last_hidden_state
         alone = loaded(input_ids=ids[:1]).last_hidden_state
         right = [
-            model.hidden(
-                ids[row : row + 1, :length], torch.arange(length)[None], AttentionPattern(causal=False)
-            )[0]
+            model.hidden(ids[row : row + 1, :length], torch.arange(length)[None], AttentionPattern(False))[0]
             for row, length in ((0, 60), (1, 9))
         ]
-    both = torch.cat([padded[0], padded[1, :9], alone[0]])
-    return torch.allclose(both, torch.cat([right[0], right[1], right[0]]), rtol=1e-3, atol=1e-4)
+    theirs = torch.cat([padded[0], padded[1, :9], alone[0]])
+    return torch.allclose(theirs, torch.cat([right[0], right[1], right[0]]), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("family", "config", "fields"),
-    [
-        (LlamaForCausalLM, LlamaConfig, GROUPED | {"attention_bias": True, "mlp_bias": True}),
-        (LlamaForCausalLM, LlamaConfig, GROUPED | {"head_dim": 12, "tie_word_embeddings": True}),
-        (Qwen2ForCausalLM, Qwen2Config, GROUPED),  # biases on some matrices only
-        (MistralForCausalLM, MistralConfig, GROUPED | {"sliding_window": None}),
-    ],
-)
-def test_what_has_the_usual_shape_becomes_eurobert(family, config, fields, words, tmp_path):
-    model = untrained(family, config, **fields)
-    written = write_encoder(model, words, tmp_path)
-    assert (written.architecture, written.native, written.edits) == ("EuroBertForMaskedLM", True, {})
-    assert agrees(model, tmp_path, words)
-    assert agrees(model, tmp_path, words, attn_implementation="eager")
-
-
-FACTORS = {
-    "embedding_multiplier": 1.7,
-    "residual_multiplier": 0.6,
-    "attention_multiplier": 0.4,
-    "logits_scaling": 2.5,
-}
-
-
-@pytest.mark.parametrize(
-    ("family", "config", "fields"),
-    [
-        (GraniteForCausalLM, GraniteConfig, GROUPED | FACTORS | {"tie_word_embeddings": True}),
-        (GemmaForCausalLM, GemmaConfig, GROUPED | {"head_dim": 12}),  # 1 + weight in norms, scaled embeddings
-        (Phi3ForCausalLM, Phi3Config, GROUPED),  # fused matrices
-        (Ernie4_5ForCausalLM, Ernie4_5Config, GROUPED | {"use_bias": True}),  # interleaved rotary pairs
-        (SmolLM3ForCausalLM, SmolLM3Config, GROUPED | {"no_rope_layers": [1, 1]}),
-    ],
-)
-def test_another_notation_of_the_usual_shape_becomes_eurobert(family, config, fields, words, tmp_path):
-    model = untrained(family, config, **fields)
-    written = write_encoder(model, words, tmp_path)
-    assert (written.architecture, written.native, written.edits) == ("EuroBertForMaskedLM", True, {})
-    assert agrees(model, tmp_path, words)
-    back = from_hub(Hub(str(tmp_path)), Known(320, 1, mask_is_new=False), length=60).eval()
-    ids, places = torch.arange(3, 63)[None], torch.arange(60)[None]
+def check_start(model, folder, *, causal=(False,)):
+    """A run that starts from the folder computes what the model computes."""
+    back = from_hub(Hub(str(folder)), TokenizerInfo(VOCAB, 1, mask_is_new=False), length=60).eval()
+    probe(back, vocab=VOCAB)
     with torch.no_grad():
-        for causal in (True, False):
-            first, second = (one.logits(ids, places, AttentionPattern(causal)) for one in (model, back))
+        for way in causal:
+            first, second = (one.logits(IDS, POSITIONS, AttentionPattern(way)) for one in (model, back))
             assert torch.allclose(first, second, rtol=1e-3, atol=1e-4)
 
 
+# ---------------------------------------------------------------- class
+
+
+FACTORS = {
+    "embedding_multiplier": 1.7, "residual_multiplier": 0.6, "attention_multiplier": 0.4, "logits_scaling": 2.5,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("family", "config", "masked"),
+    ("family", "fields"),
     [
-        (BertLMHeadModel, BertConfig, "BertForMaskedLM"),
-        (RobertaForCausalLM, RobertaConfig, "RobertaForMaskedLM"),
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+        ("llama", {"head_dim": 12, "tie_word_embeddings": True}),
+        ("qwen2", {}),  # biases on some matrices only
+        ("mistral", {"sliding_window": None}),
+        ("granite", FACTORS),
+        ("gemma", {"head_dim": 12}),  # 1 + weight in norms, scaled embeddings
+        ("phi3", {}),  # fused matrices
+        ("ernie4_5", {"use_bias": True}),  # interleaved rotary pairs
+        ("smollm3", {"no_rope_layers": [1, 1]}),
     ],
 )
-def test_a_decoder_whose_family_has_a_masked_class_gets_it(family, config, masked, words, tmp_path):
-    model = untrained(family, config, **SHAPE | {"max_position_embeddings": 67, "is_decoder": True})
-    written = write_encoder(model, words, tmp_path)
+def test_a_llama_in_any_notation_becomes_eurobert(family, fields, tokenizer, tmp_path):
+    model = untrained(family, **fields)
+    written = write_encoder(model, tokenizer, tmp_path)
+    assert (written.architecture, written.native, written.edits) == ("EuroBertForMaskedLM", True, {})
+    assert check_hidden(model, tmp_path)
+    assert check_hidden(model, tmp_path, attn_implementation="eager")
+    check_start(model, tmp_path, causal=(True, False))
+
+
+@pytest.mark.parametrize(
+    ("family", "masked"), [("bert", "BertForMaskedLM"), ("roberta", "RobertaForMaskedLM")]
+)
+def test_a_decoder_whose_family_has_a_masked_class_gets_it(family, masked, tokenizer, tmp_path):
+    fields = TOKENS | {"max_position_embeddings": 67, "is_decoder": True, "pad_token_id": 2}
+    model = tiny.ours(tiny.stirred(AutoModelForCausalLM.from_config(tiny.config(family, **fields)), 0.15))
+    written = write_encoder(model, tokenizer, tmp_path)
     assert (written.architecture, written.edits) == (masked, {})
-    assert agrees(model, tmp_path, words)
+    assert check_hidden(model, tmp_path)
 
 
-def weak(family, config, **fields):
-    """A model as it is initialized: attention is so even that positions hardly show in its numbers."""
-    made = config(**fields, initializer_range=1e-3)
-    made._attn_implementation = NAME
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return LanguageModel(family(made).float()).eval()
+PARTIAL = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
 
 
 @pytest.mark.parametrize(
-    ("family", "config", "fields"),
+    ("family", "fields"),
     [
-        (SmolLM3ForCausalLM, SmolLM3Config, {"no_rope_layers": [1, 1, 1, 0]}),
-        (SmolLM3ForCausalLM, SmolLM3Config, {"no_rope_layers": [0, 1, 1, 1]}),
-        (SmolLM3ForCausalLM, SmolLM3Config, {"no_rope_layers": [0, 0, 0, 0]}),
-        (GlmForCausalLM, GlmConfig, {"head_dim": 8}),  # half of each head is rotated
-        (
-            Phi3ForCausalLM,
-            Phi3Config,
-            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
-        ),
+        ("smollm3", {"no_rope_layers": [1, 1, 1, 0]}),
+        ("smollm3", {"no_rope_layers": [0, 1, 1, 1]}),
+        ("smollm3", {"no_rope_layers": [0, 0, 0, 0]}),
+        ("glm", {"head_dim": 8}),  # half of each head is rotated
+        ("phi3", PARTIAL),
     ],
 )
-def test_a_difference_that_weak_weights_hide_is_found(family, config, fields, words, tmp_path):
-    model = weak(family, config, **GROUPED | {"num_hidden_layers": 4} | fields)
-    written = write_encoder(model, words, tmp_path)
-    assert (written.architecture, written.native) == (family.__name__, False)
+def test_a_difference_that_weak_weights_hide_is_found(family, fields, tokenizer, tmp_path):
+    """As initialized, attention is so even that positions hardly show in the outputs."""
+    weak = {"num_hidden_layers": 4, "initializer_range": 1e-3, "by": 0}
+    model = untrained(family, **weak, **fields)
+    written = write_encoder(model, tokenizer, tmp_path)
+    assert (written.architecture, written.native) == (type(model.model).__name__, False)
     assert written.edits == {"is_causal": False, "use_cache": False}
     assert not (tmp_path / "generation_config.json").exists()
     with pytest.raises(ValueError, match="AutoModelForMaskedLM"):
         AutoModelForMaskedLM.from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("family", "config", "fields"),
-    [
-        (BertForMaskedLM, BertConfig, SHAPE),
-        (RobertaForMaskedLM, RobertaConfig, SHAPE | {"max_position_embeddings": 67}),
-        (
-            ModernBertForMaskedLM,
-            ModernBertConfig,
-            SHAPE | {"local_attention": 12, "cls_token_id": 0, "sep_token_id": 0},
-        ),
-    ],
-)
-def test_encoders_stay_what_they_are(family, config, fields, words, tmp_path):
-    model = untrained(family, config, **fields)
-    written = write_encoder(model, words, tmp_path)
-    assert (written.architecture, written.native, written.edits) == (family.__name__, False, {})
-    assert agrees(model, tmp_path, words)
-    rotary = family is ModernBertForMaskedLM  # whose rotary base transformers 4 looks for in another field
-    assert (weights_format(tmp_path) == "pt", written.needs == "") == (not rotary, not rotary)
 
 
 def weights_format(folder):
@@ -253,170 +180,374 @@ def weights_format(folder):
         return file.metadata()["format"]
 
 
-def test_gpt2_reads_both_ways_by_its_configuration(words, tmp_path):
-    model = untrained(GPT2LMHeadModel, GPT2Config, **GPT2)
-    written = write_encoder(model, words, tmp_path)
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("bert", {}),
+        ("roberta", {"max_position_embeddings": 67}),
+        ("modernbert", {"local_attention": 12, "cls_token_id": 0, "sep_token_id": 0}),
+    ],
+)
+def test_encoders_keep_their_class(family, fields, tokenizer, tmp_path):
+    model = untrained(family, **fields)
+    written = write_encoder(model, tokenizer, tmp_path)
+    assert (written.architecture, written.native, written.edits) == (type(model.model).__name__, False, {})
+    assert check_hidden(model, tmp_path)
+    old = family != "modernbert"  # whose rope base transformers 4 looks for in another field
+    assert (weights_format(tmp_path) == "pt", written.needs == "") == (old, old)
+
+
+def test_gpt2_reads_both_ways_by_its_configuration(tokenizer, tmp_path):
+    model = untrained("gpt2")
+    written = write_encoder(model, tokenizer, tmp_path)
     assert written.edits["is_causal"] is False
-    assert agrees(model, tmp_path, words)
-    assert f"transformers>={LEAST}" in weights_format(tmp_path), (
-        "transformers 4 takes no format it does not know"
-    )
+    assert check_hidden(model, tmp_path)
+    assert f"transformers>={LEAST}" in weights_format(tmp_path)  # which transformers 4 refuses
     assert LEAST in written.needs
-
-
-def test_the_least_version_is_the_one_that_is_installed_at_least():
-    from importlib.metadata import requires
-
-    (said,) = (one for one in requires("biphase") if one.startswith("transformers"))
-    assert f">={LEAST}" in said
+    (declared,) = (line for line in requires("biphase") if line.startswith("transformers"))
+    assert f">={LEAST}" in declared
 
 
 # ---------------------------------------------------------------- windows
 
 
-def test_a_window_to_both_sides_reaches_as_far_as_it_was_trained_to(words, tmp_path):
-    model = untrained(MistralForCausalLM, MistralConfig, **GROUPED, sliding_window=6)
-    written = write_encoder(model, words, tmp_path)
-    assert written.architecture == "MistralForCausalLM"
-    assert (
-        written_config(tmp_path)["sliding_window"] == 5
-    )  # transformers counts both sides without the token itself
-    assert agrees(model, tmp_path, words)
-    wrong = written_config(tmp_path) | {"sliding_window": 6}
-    (tmp_path / "config.json").write_text(json.dumps(wrong))
-    assert not agrees(model, tmp_path, words)
+def test_a_window_to_both_sides_reaches_as_far_as_it_was_trained_to(tokenizer, tmp_path):
+    model = untrained("mistral", sliding_window=6)
+    assert write_encoder(model, tokenizer, tmp_path).architecture == "MistralForCausalLM"
+    # transformers counts a bidirectional window without the token itself.
+    assert config_in(tmp_path)["sliding_window"] == 5
+    assert check_hidden(model, tmp_path)
+    check_start(model, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config_in(tmp_path) | {"sliding_window": 6}))
+    assert not check_hidden(model, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("family", "config", "native"),
-    [(MistralForCausalLM, MistralConfig, True), (Cohere2ForCausalLM, Cohere2Config, False)],
-)
-def test_windows_that_were_opened_stay_open(family, config, native, words, tmp_path):
-    model = untrained(family, config, windows=False, **GROUPED, sliding_window=6)
-    written = write_encoder(model, words, tmp_path)
-    assert written.native is native  # without windows the first has the usual shape
-    assert agrees(model, tmp_path, words)
+@pytest.mark.parametrize(("family", "native"), [("mistral", True), ("cohere2", False)])
+def test_opened_windows_stay_open(family, native, tokenizer, tmp_path):
+    model = untrained(family, windows=False, sliding_window=6)
+    assert write_encoder(model, tokenizer, tmp_path).native is native  # without windows Mistral is a Llama
+    assert check_hidden(model, tmp_path)
 
 
-def test_windows_of_a_configuration_are_found_by_their_names():
-    said = windows_of(ModernBertConfig(local_attention=12))
-    assert set(said.values()) <= {12, 6, 7}
-    assert said
-    assert windows_of(LlamaConfig()) == {}
-    assert windows_of(MistralConfig(sliding_window=None)) == {}
+def test_a_window_that_a_configuration_narrows_itself_comes_back(tokenizer, tmp_path):
+    """Gemma 3 told to be bidirectional narrows its window when it is made, and saves the wide one."""
+    kinds = ["sliding_attention", "full_attention"]
+    model = untrained("gemma3_text", sliding_window=20, use_bidirectional_attention=True, layer_types=kinds)
+    write_encoder(model, tokenizer, tmp_path)
+    check_start(model, tmp_path)
 
 
-# ---------------------------------------------------------------- refusals
+def test_eurobert_has_the_context_of_the_window_it_cannot_have(tokenizer, tmp_path):
+    model = untrained("mistral", sliding_window=64, max_position_embeddings=512)
+    assert write_encoder(model, tokenizer, tmp_path).native  # trained on rows of 60: inside its window
+    assert config_in(tmp_path)["max_position_embeddings"] == 64
 
 
-def test_what_does_not_read_as_trained_is_refused_and_leaves_nothing(words, tmp_path):
-    model = untrained(LlamaForCausalLM, LlamaConfig, **GROUPED)
-    texts = probe_texts(model.model.config, words)
-    asked = Readback(AutoModel, ours(model.reader[0], texts), last_hidden)
-    with pytest.raises(
-        ModelError, match="Llama cannot be exported: LlamaForCausalLM with its own configuration differs by"
+def test_windows_of_a_configuration():
+    windows = windows_of(tiny.config("modernbert", local_attention=12))
+    assert windows
+    assert set(windows.values()) <= {12, 6, 7}
+    assert windows_of(tiny.config("llama")) == windows_of(tiny.config("mistral", sliding_window=None)) == {}
+
+
+def test_probe_texts_are_longer_than_the_widest_window(tokenizer):
+    long = replace(tokenizer, context=2048)
+    for window, longest in ((None, 256), (16, 256), (700, 732), (4096, 2048)):
+        texts = probe_texts(tiny.config("mistral", sliding_window=window), long)
+        assert max(map(len, texts)) == longest
+        assert not set(np.concatenate(texts)) & tokenizer.special
+
+
+# ---------------------------------------------------------------- verification
+
+
+def test_a_model_that_differs_is_refused_and_leaves_nothing(tokenizer, tmp_path):
+    model = untrained("llama")
+    texts = probe_texts(model.model.config, tokenizer)
+    right = ours(model.encoder, texts)
+    hidden = Readback(AutoModel, right, last_hidden)
+    wrong = Probes(texts, tuple(numbers + 1 for numbers in right.numbers))
+    logits = Readback(AutoModelForCausalLM, wrong, lambda output: output.logits[..., :32])
+    for form in (  # causal as it came; a head that means something else
+        Form(model.model, (hidden,)),
+        Form(model.model, (hidden, logits), ({"is_causal": False},)),
     ):
-        write_model(tmp_path, [Form(model.model, (asked,))], words, title="Llama")  # causal, as it came
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_head_that_means_something_else_is_no_agreement(words, tmp_path):
-    model = untrained(LlamaForCausalLM, LlamaConfig, **GROUPED)
-    texts = probe_texts(model.model.config, words)
-    right = ours(model.reader[0], texts)
-    wrong = Probes(texts, tuple(one + 1 for one in right.numbers))
-    asked = (
-        Readback(AutoModel, right, last_hidden),
-        Readback(AutoModelForCausalLM, wrong, lambda said: said.logits[..., :32]),
-    )
-    both = ({"is_causal": False},)
-    with pytest.raises(ModelError, match="differs by"):
-        write_model(tmp_path, [Form(model.model, asked, both)], words, title="Llama")
+        message = refused(write_model, tmp_path, [form], tokenizer, title="Llama")
+        assert "LlamaForCausalLM" in message
+        assert "differs" in message
+        assert not list(tmp_path.iterdir())
 
 
 def test_the_deviation_is_that_of_the_worst_token():
     texts = (np.array([5]), np.array([5, 6, 7]))
     right = Probes(texts, (torch.ones(1, 4), torch.ones(3, 4)))
 
-    def off(at, by, *, padded):
+    def wrong(at, by, *, padded):
         def read(input_ids, attention_mask=None):
-            said = torch.ones(*input_ids.shape, 4)
+            numbers = torch.ones(*input_ids.shape, 4)
             assert (attention_mask is None) == (len(input_ids) == 1)
             if len(input_ids) > 1:
-                said[0, 1:] = torch.nan  # behind a text's end nothing counts
+                numbers[0, 1:] = torch.nan  # padding does not count
             if padded == (len(input_ids) > 1) and input_ids.shape[1] == 3:
-                said[-1, at] += by
-            return said
+                numbers[-1, at] += by
+            return numbers
 
         return read
 
     for padded in (True, False):  # a model may err in one of them only
-        assert deviation(right, off(2, 0.0, padded=padded), pad=0) == 0
-        assert deviation(right, off(2, 0.5, padded=padded), pad=0) == pytest.approx(0.5)
-        assert deviation(right, off(1, torch.nan, padded=padded), pad=0) == float("inf")
+        assert deviation(right, wrong(2, 0.0, padded=padded), pad=0) == 0
+        assert deviation(right, wrong(2, 0.5, padded=padded), pad=0) == pytest.approx(0.5)
+        assert deviation(right, wrong(1, torch.nan, padded=padded), pad=0) == float("inf")
     assert TOLERANCE < 1e-3
 
 
-def test_a_folder_is_asked_with_both_attentions(words, tmp_path):
-    model = untrained(LlamaForCausalLM, LlamaConfig, **GROUPED)
-    seen = []
+def test_a_folder_is_read_back_with_both_attentions(tokenizer, tmp_path):
+    model = untrained("llama")
+    attentions = set()
 
-    class Noting:
-        """AutoModel, with a look at how each forward attends."""
+    class Watched:
+        """AutoModel, which records the attention of each forward."""
 
         @staticmethod
-        def from_pretrained(*args, **more):
-            loaded, said = AutoModel.from_pretrained(*args, **more)
-            loaded.register_forward_pre_hook(lambda one, inputs: seen.append(one.config._attn_implementation))
-            return loaded, said
+        def from_pretrained(*args, **options):
+            loaded, info = AutoModel.from_pretrained(*args, **options)
+            loaded.register_forward_pre_hook(lambda one, _: attentions.add(one.config._attn_implementation))
+            return loaded, info
 
-    asked = Readback(Noting, ours(model.reader[0], probe_texts(model.model.config, words)), last_hidden)
-    write_model(tmp_path, [Form(model.model, (asked,), ({"is_causal": False},))], words, title="Llama")
-    assert set(seen) == {"sdpa", "eager"}
-
-
-def test_probe_texts_are_longer_than_the_widest_window(words):
-    long = replace(words, context=2048)
-    lengths = {name: max(map(len, probe_texts(one, long))) for name, one in {
-        "none": LlamaConfig(), "narrow": MistralConfig(sliding_window=16), "wide": MistralConfig(sliding_window=700),
-        "wider": MistralConfig(sliding_window=4096),
-    }.items()}  # fmt: skip
-    assert lengths == {"none": 256, "narrow": 256, "wide": 732, "wider": 2048}
-    every = np.concatenate(probe_texts(LlamaConfig(), long))
-    assert not set(every) & words.special
+    readback = Readback(Watched, ours(model.encoder, probe_texts(model.model.config, tokenizer)), last_hidden)
+    form = Form(model.model, (readback,), ({"is_causal": False},))
+    write_model(tmp_path, [form], tokenizer, title="Llama")
+    assert attentions == {"sdpa", "eager"}
 
 
-def test_a_window_comes_back_as_wide_as_it_went(words, tmp_path):
-    model = untrained(MistralForCausalLM, MistralConfig, **GROUPED, sliding_window=6)
-    write_encoder(model, words, tmp_path)
-    back = from_hub(Hub(str(tmp_path)), Known(320, 1, mask_is_new=False), length=60).eval()
-    probe(back, vocab=320)
-    ids, places = torch.arange(3, 63)[None], torch.arange(60)[None]
-    with torch.no_grad():
-        first, second = (one.hidden(ids, places, AttentionPattern(causal=False)) for one in (model, back))
-    assert torch.allclose(first, second, rtol=1e-4, atol=1e-5)
+# ---------------------------------------------------------------- tokenizer
 
 
-def test_what_a_configuration_writes_down_otherwise_comes_back_as_it_is(words, tmp_path):
-    """One that is told to read both ways narrows its window when it is made, and saves the wide one."""
-    shape = GROUPED | {"head_dim": 8, "sliding_window": 20, "use_bidirectional_attention": True}
-    model = untrained(
-        Gemma3ForCausalLM, Gemma3TextConfig, **shape, layer_types=["sliding_attention", "full_attention"]
+BOS = 320
+
+
+@pytest.fixture
+def saved(shards):
+    """The tokenizer of the tiny corpus, with a begin token whose name means something in a template."""
+    loaded = load_saved(shards / "tokenizer")
+    loaded.model.add_special_tokens([AddedToken("$A:1 <bos>", normalized=False, special=True)])
+    special = loaded.special
+    ids = (*special.ids, BOS)
+    return Tokenizer(loaded.model, Special(special.eos, special.mask, special.pad, BOS, ids, "own"), BOS + 1)
+
+
+def written_tokenizer(saved, folder, *, rule="own", **options):
+    with_rule = replace(saved, special=replace(saved.special, mask_rule=rule))
+    tokenizer = tokenizer_of(with_rule, **{"bos": False, "context": 16} | options)
+    write_tokenizer(tokenizer, folder)
+    return tokenizer
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_a_text_gets_the_special_tokens_of_training(bos, saved, tmp_path):
+    check_tokenizer(written_tokenizer(saved, tmp_path, bos=bos), tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    eos = saved.special.eos
+    for text in TEXTS:
+        inner = saved.model.encode(text, add_special_tokens=False).ids
+        assert loaded(text)["input_ids"] == [*([BOS] if bos else []), *inner, eos]
+    assert loaded.bos_token == "$A:1 <bos>"
+    truncated = loaded("the cat sees the river. " * 9, truncation=True)["input_ids"]
+    assert (len(truncated), truncated[-1]) == (16, eos)
+    pair = loaded("the cat", "the river")
+    assert pair["input_ids"].count(eos) == 2
+    assert "token_type_ids" not in pair
+    assert saved.special.mask in loaded("the <|mask|>")["input_ids"]  # special tokens may be spelled there
+
+
+def test_our_own_loader_reads_it_back(saved, tmp_path):
+    written_tokenizer(saved, tmp_path, rule="added")
+    back = load_saved(tmp_path)
+    assert back.special == saved.special  # the mask token is the model's own now
+    assert back.vocab == saved.vocab
+
+
+def test_a_tokenizer_that_reads_otherwise_is_refused(saved, tmp_path):
+    tokenizer = written_tokenizer(saved, tmp_path)
+    assert str(BOS) in refused(check_tokenizer, replace(tokenizer, before=(BOS,)), tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"pad_token": "<|mask|>"}))
+    assert "'pad_token'" in refused(check_tokenizer, tokenizer, tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    assert "cannot load" in refused(check_tokenizer, tokenizer, tmp_path)
+
+
+@pytest.mark.parametrize("rule", ["own", "added"])
+def test_a_mask_of_ours_takes_the_space_before_it(rule, saved, tmp_path):
+    tokenizer = written_tokenizer(saved, tmp_path, rule=rule, trained_here=rule == "own")
+    check_tokenizer(tokenizer, tmp_path, fills=True)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    before, masked, after = (
+        loaded(text, add_special_tokens=False)["input_ids"]
+        for text in ("the cat", "the cat <|mask|> the river", " the river")
     )
-    write_encoder(model, words, tmp_path)
-    back = from_hub(Hub(str(tmp_path)), Known(320, 1, mask_is_new=False), length=60).eval()
-    ids, places = torch.arange(3, 63)[None], torch.arange(60)[None]
-    with torch.no_grad():
-        first, second = (one.hidden(ids, places, AttentionPattern(causal=False)) for one in (model, back))
-    assert torch.allclose(first, second, rtol=1e-4, atol=1e-5)
+    assert masked == [*before, saved.special.mask, *after]
 
 
-def test_eurobert_reads_no_further_than_the_window_that_it_cannot_have(words, tmp_path):
-    model = untrained(
-        MistralForCausalLM,
-        MistralConfig,
-        **(GROUPED | {"sliding_window": 64, "max_position_embeddings": 512}),
+def test_a_mask_of_another_tokenizer_is_left_as_it_is(saved, tmp_path):
+    tokenizer = written_tokenizer(saved, tmp_path)
+    tokens = json.loads((tmp_path / "tokenizer.json").read_text())["added_tokens"]
+    assert [token["lstrip"] for token in tokens if token["id"] == saved.special.mask] == [False]
+    ours = replace(tokenizer, mask_is_ours=True)  # then the space before it would be a stray token
+    check_tokenizer(ours, tmp_path)
+    assert "stray token" in refused(check_tokenizer, ours, tmp_path, fills=True)
+
+
+def test_eurobert_gets_a_mask_token_even_without_one(saved):
+    tokenizer = tokenizer_of(saved, bos=False, context=16)
+    named = {name: number for name, number in tokenizer.named.items() if name != "mask_token"}
+    without = replace(tokenizer, named=named)
+    assert without.token_ids["mask_token_id"] is None
+    assert without.native_ids["mask_token_id"] == tokenizer.pad
+    assert tokenizer.native_ids == tokenizer.token_ids
+
+
+# ---------------------------------------------------------------- ONNX
+
+
+BATCH = [
+    "the cat sees the river",
+    "a dog",
+    "every student paints its own shadow. the old house likes two birds",
+]
+
+
+@pytest.fixture(scope="module")
+def with_graph(trained, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("graph") / "out"
+    checkpoint = find(trained.results["masked"], trained.store)
+    exported = export_checkpoint(checkpoint, trained.store, folder, onnx=True, say=lambda text: None)
+    assert "ONNX" in exported.describe()
+    return folder
+
+
+def graph_of(folder):
+    import onnxruntime
+
+    return onnxruntime.InferenceSession(
+        str(folder / "onnx" / "model.onnx"), providers=["CPUExecutionProvider"]
     )
-    written = write_encoder(model, words, tmp_path)  # trained on rows of 60: inside its window
-    assert written.native
-    assert json.loads((tmp_path / "config.json").read_text())["max_position_embeddings"] == 64
+
+
+def compare_graph(folder, model, output, texts):
+    inputs = AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="np")
+    theirs = graph_of(folder).run([output], dict(inputs))[0]
+    with torch.no_grad():
+        right = model(**{name: torch.from_numpy(array) for name, array in inputs.items()})[output].numpy()
+    real = inputs["attention_mask"].astype(bool) if right.ndim == 3 else np.ones(len(right), bool)
+    assert np.allclose(theirs[real], right[real], atol=1e-5)
+
+
+def test_onnxruntime_gives_the_hidden_states(with_graph):
+    session = graph_of(with_graph)
+    assert [tensor.name for tensor in session.get_inputs()] == ["input_ids", "attention_mask"]
+    assert session.get_inputs()[0].shape == ["batch", "length"]
+    assert [tensor.name for tensor in session.get_outputs()] == ["last_hidden_state"]
+    for texts in (BATCH[:1], BATCH[1:2], BATCH, BATCH * 3):
+        compare_graph(with_graph, AutoModel.from_pretrained(with_graph), "last_hidden_state", texts)
+    card = (with_graph / "README.md").read_text()
+    assert "onnxruntime.InferenceSession" in card
+    assert "- onnx\n" in card.split("---")[1]
+
+
+def test_a_graph_with_other_outputs_is_refused(with_graph, tmp_path):
+    (tmp_path / "config.json").write_text((with_graph / "config.json").read_text())
+    weights = load_file(with_graph / "model.safetensors")
+    weights["model.norm.weight"] += 0.01
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    tokenizer = tokenizer_of(load_saved(with_graph), bos=False, context=32)
+    right, wrong = (
+        OneOutput(writing.load(folder, attn_implementation="eager"), "last_hidden_state").eval()
+        for folder in (with_graph, tmp_path)
+    )
+    graph = with_graph / "onnx" / "model.onnx"
+    refuse_unlike(right, graph, tokenizer)
+    assert "--onnx" in refused(refuse_unlike, wrong, graph, tokenizer)
+
+
+@pytest.mark.campaign
+def test_a_classifier_has_a_graph_of_its_logits(trained, tmp_path):
+    from transformers import AutoModelForSequenceClassification
+
+    trial = trial_for_task(trained.results["masked"], "kinds", trained.store)
+    export_tuned(trial, trained.store, tmp_path / "out", onnx=True, say=lambda text: None)
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+    compare_graph(tmp_path / "out", model, "logits", BATCH)
+
+
+def test_missing_onnx_packages_are_named(monkeypatch):
+    for name in ("onnxruntime", "onnxscript"):
+        monkeypatch.setitem(sys.modules, name, None)  # Python's own way to say that there is no such module
+    assert "pip install onnxscript onnxruntime" in refused(check_onnx_packages, error=SpecError)
+
+
+# ---------------------------------------------------------------- transformers 4
+# The old version is installed once, with pip, into an environment of its own below ~/.cache; torch is that of the tests.
+# Where it cannot be installed the test fails: nothing else shows that old versions do not read an encoder as a decoder.
+
+
+OLD = "4.57.6"
+DECODERS = ("qwen3", "gemma2", "gemma3_text", "mistral", "phi3", "gpt2", "gpt_neox", "olmo2", "llama")
+ENCODERS = ("bert", "roberta", "modernbert")
+
+# For each folder: why it was refused, or its hidden states of two texts that differ in the last token.
+LOOK = """
+import json, sys, torch, transformers
+assert transformers.__version__ == sys.argv[1], transformers.__version__
+results = {}
+for folder in sys.argv[2:]:
+    try:
+        model = transformers.AutoModel.from_pretrained(folder).eval()
+    except Exception as wrong:
+        results[folder] = f"{type(wrong).__name__}: {wrong}"
+        continue
+    with torch.no_grad():
+        results[folder] = model(torch.tensor([[5, 6, 7, 8], [5, 6, 7, 9]])).last_hidden_state.tolist()
+print(json.dumps(results))
+"""
+
+
+@pytest.fixture(scope="session")
+def old_python():
+    """A Python that imports the old transformers, and everything else from this environment."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "biphase-tests"
+    folder = cache / f"transformers-{OLD}-python-{sysconfig.get_python_version()}"
+    if not folder.is_dir():
+        draft = cache / uuid.uuid4().hex
+        venv.create(draft, with_pip=True)
+        command = [draft / "bin" / "python", "-m", "pip", "install", "--quiet", f"transformers=={OLD}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"transformers {OLD} cannot be installed: {done.stderr}"
+        draft.rename(folder)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "tests.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    return folder / "bin" / "python"
+
+
+@pytest.mark.campaign
+def test_transformers_4_refuses_what_it_would_read_causally(old_python, tokenizer, tmp_path):
+    ids = torch.tensor([[5, 6, 7, 8], [5, 6, 7, 9]])
+    right, written = {}, {}
+    for family in (*map(Family, DECODERS), *(Family(name, masked=True) for name in ENCODERS)):
+        model = build(family)
+        folder = tmp_path / family.model_type
+        folder.mkdir()
+        written[str(folder)] = write_encoder(tiny.ours(model), tokenizer, folder)
+        model.set_attn_implementation("eager")
+        right[str(folder)] = model.base_model(ids)[0] if family.masked else None
+    command = [old_python, "-c", LOOK, OLD, *written]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for folder, result in json.loads(done.stdout.splitlines()[-1]).items():
+        if written[folder].needs:
+            assert isinstance(result, str), f"{folder} is read, and should not be"
+            assert f"transformers>={LEAST}" in result or "eurobert" in result, result
+        else:  # an encoder whose configuration the old version knows
+            assert torch.allclose(torch.tensor(result), right[folder], atol=1e-4), folder
+    assert [Path(folder).name for folder in written if not written[folder].needs] == ["bert", "roberta"]
+    assert sum(export.marked for export in written.values()) >= 8

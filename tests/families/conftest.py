@@ -16,7 +16,7 @@ from biphase.store import Store
 
 
 @dataclass(frozen=True)
-class Reading:
+class TokenizedCorpus:
     """What the models of some families read."""
 
     tokenizer: Path
@@ -25,30 +25,34 @@ class Reading:
 
     def store(self, folder: Path) -> Store:
         """An empty store that already has the corpus."""
-        made = Store(folder)
-        made.shards.mkdir(parents=True)
-        (made.shards / self.shards.name).symlink_to(self.shards)
-        return made
+        store = Store(folder)
+        store.shards.mkdir(parents=True)
+        (store.shards / self.shards.name).symlink_to(self.shards)
+        return store
 
 
 @pytest.fixture(scope="session")
-def readings(corpus: Corpus, shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Reading]:
+def corpora(
+    corpus: Corpus, shards: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[bool, TokenizedCorpus]:
     """By whether the tokenizer has a mask token of its own."""
     from biphase.data.tokenize import tokenize
 
-    made = {}
+    corpora_by_mask = {}
     for masked in (False, True):
         folder = tmp_path_factory.mktemp("tokenizer")
-        words = (shards / "tokenizer" / "tokenizer.json").read_text("utf-8")
+        content = (shards / "tokenizer" / "tokenizer.json").read_text("utf-8")
         names = {"eos_token": "<|end_of_text|>", "pad_token": "<|pad|>"}
         if masked:
             names["mask_token"] = "<|mask|>"
         else:
-            words = words.replace("<|mask|>", "<|spare|>")
-        (folder / "tokenizer.json").write_text(words, "utf-8")
+            content = content.replace("<|mask|>", "<|spare|>")
+        (folder / "tokenizer.json").write_text(content, "utf-8")
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
         (folder / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
         read = replace(corpus, tokenizer=Pretrained(str(folder)))
         store = Store(tmp_path_factory.mktemp("store"))
-        made[masked] = Reading(folder, read, tokenize(read, store, processes=1, report=lambda text: None))
-    return made
+        corpora_by_mask[masked] = TokenizedCorpus(
+            folder, read, tokenize(read, store, processes=1, report=lambda text: None)
+        )
+    return corpora_by_mask

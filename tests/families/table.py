@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 Became = Literal["passed", "not exported", "refused", "not built"]
 HEADS = ("family", "class", "what became of it", "exported as", "why")
 
-WORDS = """# Which families of models can be adapted
+INTRODUCTION = """# Which families of models can be adapted
 
 A tiny random model of every type in transformers' mapping of causal language models, with every kind of layer that the
 family has, goes the whole way; so do four masked language models. Nothing in biphase names a family: this page is
@@ -51,10 +51,10 @@ class Verdict:
 def write(verdicts: Iterable[Verdict], page: Path = PAGE) -> None:
     verdicts = list(verdicts)
     counts = Counter(dict.fromkeys(("passed", "not exported", "refused", "not built"), 0))
-    counts.update(one.became for one in verdicts)
-    lines = [f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|", *(one.row for one in verdicts)]
-    said = WORDS.format(version=transformers.__version__, **counts)
-    page.write_text(said + "\n".join(lines) + "\n", encoding="utf-8")
+    counts.update(verdict.became for verdict in verdicts)
+    lines = [f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|", *(verdict.row for verdict in verdicts)]
+    text = INTRODUCTION.format(version=transformers.__version__, **counts)
+    page.write_text(text + "\n".join(lines) + "\n", encoding="utf-8")
 
 
 def rows(page: Path = PAGE) -> dict[str, str]:

@@ -11,8 +11,8 @@ import traceback
 
 import pytest
 from families.build import FAMILIES, Family
+from families.checks import examine
 from families.table import rows, write
-from families.whole import examine
 
 ENOUGH = 40
 DECODERS = (
@@ -29,15 +29,15 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("family", PASS, ids=str)
-def test_a_family_goes_the_whole_way(family, readings, tmp_path):
-    verdict = examine(family, readings[family.masked], tmp_path)
+def test_a_family_goes_the_whole_way(family, corpora, tmp_path):
+    verdict = examine(family, corpora[family.masked], tmp_path)
     assert verdict.became == "passed", verdict.why
     assert rows()[str(family)] == verdict.row
 
 
 @pytest.mark.parametrize(("name", "why"), REFUSED.items(), ids=str)
-def test_an_unsuited_family_is_refused(name, why, readings, tmp_path):
-    verdict = examine(Family(name), readings[False], tmp_path)
+def test_an_unsuited_family_is_refused(name, why, corpora, tmp_path):
+    verdict = examine(Family(name), corpora[False], tmp_path)
     assert verdict.became == "refused"
     assert why in verdict.why
     assert rows()[name] == verdict.row
@@ -48,16 +48,16 @@ def test_the_page_tells_of_every_family():
 
 
 @pytest.mark.campaign
-def test_every_family(readings, tmp_path):
+def test_every_family(corpora, tmp_path):
     verdicts, failed = [], []
     for number, family in enumerate(FAMILIES):
         folder = tmp_path / str(number)
         try:
-            verdicts.append(examine(family, readings[family.masked], folder))
+            verdicts.append(examine(family, corpora[family.masked], folder))
         except Exception as wrong:  # one family that fails must not hide the others
             last = traceback.extract_tb(wrong.__traceback__)[-1]
             failed.append(f"{family}: {type(wrong).__name__}: {wrong} ({last.filename}:{last.lineno})")
         shutil.rmtree(folder, ignore_errors=True)
     assert not failed, "\n".join(failed)
     write(verdicts)
-    assert sum(one.became == "passed" for one in verdicts) >= ENOUGH
+    assert sum(verdict.became == "passed" for verdict in verdicts) >= ENOUGH

@@ -259,7 +259,11 @@ def test_no_metadata_ends_a_verb_in_a_traceback(calm, verb, tmp_path, kind, name
 def test_damaged_metadata_is_named_and_its_number_is_not_shown(calm, verb, tmp_path, kind, name, change):
     store = calm.copied(tmp_path / "store")
     plan = plan_of(calm.study, store)
-    place = store.checkpoints / plan.results["two"] if kind == "checkpoints" else sorted(store.trials.iterdir())[0]
+    place = (
+        store.checkpoints / plan.results["two"]
+        if kind == "checkpoints"
+        else sorted(store.trials.iterdir())[0]
+    )
     files = {path.name: path.read_bytes() for path in place.iterdir() if path.name != MANIFEST}
     if name == "metrics.jsonl":
         lines = [json.loads(line) for line in files[name].splitlines()]

@@ -14,7 +14,7 @@ from biphase.finetune.encoder import TuningOptions
 from biphase.finetune.families import TextClassification, family_of
 from biphase.finetune.graphs import RATIO, ROUND, buckets_of
 from biphase.finetune.trial import FineTuner, batches_of, rows_of
-from biphase.models.encoder import in_one_piece, jobs, pack
+from biphase.models.encoder import in_one_buffer, pack, views_of
 from biphase.objectives import IGNORE
 from biphase.randomness import permute, salt
 from biphase.specs import Classify, Task
@@ -136,7 +136,7 @@ def test_pieces_of_any_length_lie_apart(lengths):
     some = [torch.full((length,), at + 1, dtype=kinds[at % 4]) for at, length in enumerate(lengths)]
     assert all(
         torch.equal(one, found)
-        for one, found in zip(some, jobs(in_one_piece(some, pinned=False), some), strict=True)
+        for one, found in zip(some, views_of(in_one_buffer(some, pinned=False), some), strict=True)
     )
 
 

@@ -3,24 +3,26 @@
 import pytest
 import torch
 
-from biphase.bench import measure, peers
+from biphase.bench import compare, measure
 from biphase.bench.cases import LIKE, FinetuneCase, PretrainCase, RetrievalCase
-from biphase.bench.measure import BLOCKS, HEAD, StepClock
-from biphase.bench.peers import (
+from biphase.bench.compare import (
     RetrievalTexts,
-    read_ours,
-    read_sentences,
+    encode_ours,
+    encode_sentences,
     train_ours,
     train_sentences,
-    write_folder,
 )
+from biphase.bench.measure import BLOCKS, HEAD, StepClock
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
+COMMON = {"size": "30m", "vocab": 32_000, "precision": "bf16"}
 
 
 def case_of(objective="mlm", packing="chunks"):
-    return PretrainCase("30m", 32_000, objective, 0.4, packing, 512, 8, 6, 5, "bf16")
+    return PretrainCase(
+        **COMMON, ratio=0.4, length=512, rows=8, steps=6, warm=5, objective=objective, packing=packing
+    )
 
 
 def test_events_count_the_time_of_the_device_not_of_the_host():
@@ -60,7 +62,7 @@ def test_a_profile_tells_blocks_head_and_attention_apart_and_adds_up_to_the_step
 @pytest.mark.parametrize("peer", ["trainer", "trainer-compiled"])
 @pytest.mark.parametrize("objective", ["mlm", "clm"])
 def test_the_trainer_pretrains(peer, objective):
-    measured = measure.theirs(CUDA, lambda: peers.pretrain(case_of(objective), CUDA, peer=peer, rows=4))
+    measured = measure.theirs(CUDA, lambda: compare.pretrain(case_of(objective), CUDA, peer=peer, rows=4))
     assert not measured.failed
     assert measured.peak_bytes > 0
     assert (measured.graphs > 0) == (peer == "trainer-compiled")
@@ -68,20 +70,17 @@ def test_the_trainer_pretrains(peer, objective):
 
 @pytest.mark.parametrize("lengths", LIKE, ids=lambda one: one.name)
 def test_both_finetune(lengths):
-    case = FinetuneCase("30m", 32_000, lengths, 32, 8, 5, "bf16")
+    case = FinetuneCase(**COMMON, lengths=lengths, batch=32, steps=8, warm=5)
     ours = measure.ours(CUDA, "it", lambda: measure.measure_finetuning(case, CUDA))
-    rate, length = measure.TUNING_RATE, measure.CONTEXT
-    theirs = measure.theirs(
-        CUDA, lambda: peers.finetune(case, CUDA, peer="trainer", rate=rate, length=length)
-    )
+    theirs = measure.theirs(CUDA, lambda: compare.finetune(case, CUDA, peer="trainer"))
     assert not theirs.failed
     assert ours.tokens == theirs.tokens
 
 
 def test_both_retrieve(tmp_path):
-    texts = RetrievalTexts(RetrievalCase("30m", 32_000, 32, 6, 5, "bf16", 512))
-    write_folder(texts, tmp_path)
-    for mine, other in ((train_ours, train_sentences), (read_ours, read_sentences)):
+    texts = RetrievalTexts(RetrievalCase(**COMMON, batch=32, steps=6, warm=5, passages=512))
+    texts.write_model(tmp_path)
+    for mine, other in ((train_ours, train_sentences), (encode_ours, encode_sentences)):
         ours = measure.ours(CUDA, "it", lambda mine=mine: mine(texts, tmp_path, CUDA))
         theirs = measure.theirs(
             CUDA, lambda other=other, ours=ours: other(texts, tmp_path, CUDA, tokens=ours.tokens)

@@ -3,36 +3,22 @@
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from transformers import (
-    EuroBertConfig,
-    EuroBertForMaskedLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    Lfm2Config,
-    Lfm2ForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
-from biphase.attention import CHANGES_THE_SCORES, NAME, AttentionPattern, attend, segment_mask
+sys.path.insert(0, str(Path(__file__).parents[1]))  # this file is also run as a script
+from families import tiny
+
+from biphase.attention import CHANGES_THE_SCORES, AttentionPattern, attend, segment_mask
 from biphase.errors import ModelError
-from biphase.models.backbone import LanguageModel, from_scratch, probe
+from biphase.models.backbone import from_scratch, probe
 from biphase.specs import Size
 
 T = 24
 HALVES = (slice(0, 10), slice(10, T))
-SHAPE = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2,
-}  # fmt: skip
 
 
 def eurobert():
@@ -40,13 +26,11 @@ def eurobert():
 
 
 def llama():
-    torch.manual_seed(0)
-    return LanguageModel(LlamaForCausalLM(LlamaConfig(**SHAPE, attn_implementation=NAME)))
+    return tiny.language_model("llama")
 
 
 def qwen3():
-    torch.manual_seed(0)
-    return LanguageModel(Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=8, attn_implementation=NAME)))
+    return tiny.language_model("qwen3")
 
 
 FAMILIES = pytest.mark.parametrize("make", [eurobert, llama, qwen3], ids=lambda make: make.__name__)
@@ -58,13 +42,13 @@ def inputs():
 
 
 @torch.no_grad()
-def felt(model, pattern, at):
-    """Which positions of the first row feel a change of token `at`."""
+def changed_positions(model, pattern, at):
+    """Which positions of the first row change with token `at`."""
     ids, positions = inputs()
     changed = ids.clone()
     changed[0, at] = (changed[0, at] + 1) % 64
-    before, after = (model.hidden(one, positions, pattern) for one in (ids, changed))
-    assert torch.equal(before[1], after[1]), "another row was touched"
+    before, after = (model.hidden(tokens, positions, pattern) for tokens in (ids, changed))
+    assert torch.equal(before[1], after[1]), "another row changed"
     return (before[0] != after[0]).any(-1)
 
 
@@ -82,26 +66,29 @@ def masked(causal):
 @FAMILIES
 class TestEveryFamily:
     def test_causal_never_sees_the_future(self, make):
-        moved = felt(make(), AttentionPattern(True), at=12)
+        moved = changed_positions(make(), AttentionPattern(True), at=12)
         assert not moved[:12].any()
         assert moved[12:].all()
 
     def test_bidirectional_does(self, make):
-        assert felt(make(), AttentionPattern(False), at=12).all()
+        assert changed_positions(make(), AttentionPattern(False), at=12).all()
 
     def test_no_chunk_sees_another(self, make):
         model = make()
-        late, early = felt(model, masked(False), at=15), felt(model, masked(False), at=4)
+        late, early = (
+            changed_positions(model, masked(False), at=15),
+            changed_positions(model, masked(False), at=4),
+        )
         assert not late[:10].any()
         assert late[10:].all()
         assert early[:10].all()
         assert not early[10:].any()
 
     def test_causal_chunks_see_neither_the_future_nor_each_other(self, make):
-        moved = felt(make(), masked(True), at=15)
+        moved = changed_positions(make(), masked(True), at=15)
         assert not moved[:15].any()
         assert moved[15:].all()
-        assert not felt(make(), masked(True), at=4)[10:].any()
+        assert not changed_positions(make(), masked(True), at=4)[10:].any()
 
     def test_the_same_model_turns_both_ways_and_back(self, make):
         model = make()
@@ -126,97 +113,60 @@ class TestEveryFamily:
         torch.testing.assert_close(packed[:, 10:], alone, rtol=1e-5, atol=1e-5)
 
 
-def test_causal_equals_transformers_own_llama():
-    ours = llama()
-    theirs = LlamaForCausalLM(LlamaConfig(**SHAPE, attn_implementation="sdpa"))
+@pytest.mark.parametrize(
+    ("make", "family", "causal"),
+    [
+        (llama, "llama", True),
+        (eurobert, "eurobert", False),
+        (eurobert, "llama", True),  # EuroBERT's own class cannot be causal; with our attention it can
+    ],
+)
+@torch.no_grad()
+def test_hidden_states_equal_transformers(make, family, causal):
+    ours = make()
+    theirs = tiny.with_head(family, rms_norm_eps=ours.model.config.rms_norm_eps)
+    theirs.config.rope_parameters = ours.model.config.rope_parameters
+    theirs = type(theirs)(theirs.config).eval()
     theirs.load_state_dict(ours.model.state_dict())
+    theirs.set_attn_implementation("sdpa")
     ids, positions = inputs()
-    with torch.no_grad():
-        torch.testing.assert_close(
-            ours.hidden(ids, positions, AttentionPattern(True)), theirs.model(input_ids=ids).last_hidden_state
-        )
-
-
-def test_bidirectional_equals_transformers_own_eurobert():
-    ours = eurobert()
-    config = EuroBertConfig(**ours.model.config.to_dict() | {"attn_implementation": "sdpa"})
-    theirs = EuroBertForMaskedLM(config)
-    theirs.load_state_dict(ours.model.state_dict())
-    ids, positions = inputs()
-    with torch.no_grad():
-        torch.testing.assert_close(
-            ours.hidden(ids, positions, AttentionPattern(False)),
-            theirs.model(input_ids=ids).last_hidden_state,
-        )
-
-
-def test_the_causal_eurobert_equals_a_llama_with_its_weights():
-    """EuroBERT's own class cannot be turned causal; under our attention it can."""
-    ours = eurobert()
-    config = LlamaConfig(**SHAPE, rms_norm_eps=1e-5, attn_implementation="sdpa")
-    theirs = LlamaForCausalLM(config)
-    theirs.load_state_dict(ours.model.state_dict())
-    ids, positions = inputs()
-    with torch.no_grad():
-        torch.testing.assert_close(
-            ours.hidden(ids, positions, AttentionPattern(True)), theirs.model(input_ids=ids).last_hidden_state
-        )
+    hidden = ours.hidden(ids, positions, AttentionPattern(causal))
+    torch.testing.assert_close(hidden, theirs.model(input_ids=ids).last_hidden_state)
 
 
 WINDOW = 5
 MIXED = ["sliding_attention", "full_attention"]
 WINDOWED = {
-    "gemma3": lambda: Gemma3ForCausalLM(
-        Gemma3TextConfig(**SHAPE, head_dim=8, sliding_window=WINDOW, layer_types=MIXED)
-    ),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=WINDOW)),
-    "qwen3": lambda: Qwen3ForCausalLM(
-        Qwen3Config(
-            **SHAPE, head_dim=8, use_sliding_window=True, sliding_window=WINDOW, layer_types=MIXED[::-1]
-        )
-    ),
+    "gemma3_text": {"layer_types": MIXED},
+    "mistral": {},
+    "qwen3": {"use_sliding_window": True, "layer_types": MIXED[::-1]},
 }
 
 
-def windowed(name):
-    """A model as transformers has it, and the same under our attention."""
-    torch.manual_seed(0)
-    theirs = WINDOWED[name]().eval()
+@pytest.mark.parametrize("family", WINDOWED)
+@torch.no_grad()
+def test_windows_equal_transformers_and_end_at_the_boundaries_of_chunks(family):
+    fields = WINDOWED[family] | {"sliding_window": WINDOW}
+    ours = tiny.language_model(family, **fields)
+    theirs = tiny.with_head(family, **fields).eval()
     theirs.set_attn_implementation("sdpa")
-    ours = WINDOWED[name]().eval()
-    ours.load_state_dict(theirs.state_dict())
-    ours.set_attn_implementation(NAME)
-    return theirs.base_model, LanguageModel(ours)
-
-
-@pytest.mark.parametrize("name", WINDOWED)
-@torch.no_grad()
-def test_windows_are_those_of_transformers_own_causal_forward(name):
-    theirs, ours = windowed(name)
+    probe(ours, vocab=64)
     ids, positions = inputs()
-    wanted = theirs(input_ids=ids).last_hidden_state
-    torch.testing.assert_close(
-        ours.hidden(ids, positions, AttentionPattern(True)), wanted, rtol=1e-5, atol=1e-5
-    )
-    theirs.config.sliding_window = WINDOW + 1
-    assert (theirs(input_ids=ids).last_hidden_state - wanted).abs().max() > 1e-3, "the window must matter"
 
+    def close(hidden, right):
+        torch.testing.assert_close(hidden, right, rtol=1e-5, atol=1e-5)
 
-@pytest.mark.parametrize("name", WINDOWED)
-@torch.no_grad()
-def test_windows_end_at_the_boundaries_of_chunks(name):
-    """Each chunk of a packed row as transformers reads it alone."""
-    theirs, ours = windowed(name)
-    ids, _ = inputs()
-    positions = torch.cat([torch.arange(10), torch.arange(T - 10)])[None]
+    def theirs_of(ids):
+        return theirs.base_model(input_ids=ids).last_hidden_state
+
+    right = theirs_of(ids)
+    close(ours.hidden(ids, positions, AttentionPattern(True)), right)
+    restarted = torch.cat([torch.arange(10), torch.arange(T - 10)])[None]
     pattern = AttentionPattern(True, mask=segment_mask(segments()[:1], causal=True))
-    wanted = torch.cat([theirs(input_ids=ids[:1, some]).last_hidden_state for some in HALVES], 1)
-    torch.testing.assert_close(ours.hidden(ids[:1], positions, pattern), wanted, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", WINDOWED)
-def test_the_probe_passes_a_model_with_windows(name):
-    probe(windowed(name)[1], vocab=64)
+    each_alone = torch.cat([theirs_of(ids[:1, half]) for half in HALVES], 1)
+    close(ours.hidden(ids[:1], restarted, pattern), each_alone)
+    theirs.config.sliding_window = WINDOW + 1
+    assert (theirs_of(ids) - right).abs().max() > 1e-3, "the window must matter"
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -235,7 +185,7 @@ def test_a_window_is_a_band_of_the_mask(window, causal):
 def written_out(query, key, value, allowed, *, softcap=None, sinks=None, scaling=None):
     """One token of one head of one row at a time, in double precision; `allowed` is (B, T, T)."""
     rows, heads, length, width = query.shape
-    query, key, value = (one.double() for one in (query, key, value))
+    query, key, value = (tensor.double() for tensor in (query, key, value))
     out = torch.zeros(rows, length, heads, width, dtype=torch.double)
     for row in range(rows):
         for head in range(heads):
@@ -259,14 +209,13 @@ def allowed_by(causal, window, apart):
     return near & segment_mask(segments() if apart else torch.zeros(2, T), causal=False)[:, 0]
 
 
-def told(causal, how):
+def pattern_by(causal, how):
     """The segments of both rows: as a mask, as the boundaries of one ragged sequence, or none."""
     boundaries = torch.tensor([0, 10, T, T + 5, T + 17, 2 * T, 2 * T, 2 * T], dtype=torch.int32)
     return {
         "mask": masked(causal),
-        "boundaries": AttentionPattern(
-            causal, boundaries, T
-        ),  # padded with empty segments, as batches have them
+        # padded with empty segments, as batches have them
+        "boundaries": AttentionPattern(causal, boundaries, T),
         "whole": AttentionPattern(causal),
     }[how]
 
@@ -287,9 +236,9 @@ def test_caps_and_sinks_are_those_of_the_written_out_attention(more, window, how
     query = 3 * torch.randn(2, 4, T, 8, generator=generator)
     key, value = torch.randn(2, 2, 2, T, 8, generator=generator)
     out, _ = attend(
-        nn.Module(), query, key, value, None, pattern=told(causal, how), sliding_window=window, **more
+        nn.Module(), query, key, value, None, pattern=pattern_by(causal, how), sliding_window=window, **more
     )
-    wanted = written_out(
+    right = written_out(
         query,
         key,
         value,
@@ -298,7 +247,7 @@ def test_caps_and_sinks_are_those_of_the_written_out_attention(more, window, how
         sinks=more.get("s_aux"),
         scaling=more.get("scaling"),
     )
-    torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(out, right, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("more", [{}, EXTRAS["both"]], ids=["plain", "written out"])
@@ -310,8 +259,8 @@ def test_windows_are_opened_only_where_attention_goes_both_ways(causal, windows,
     out, _ = attend(nn.Module(), query, key, value, None, pattern=pattern, sliding_window=4, **more)
     holds = 4 if causal or windows else None
     named = {"sinks" if name == "s_aux" else name: one for name, one in more.items()}
-    wanted = written_out(query, key, value, allowed_by(causal, holds, apart=True), **named)
-    torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-5)
+    right = written_out(query, key, value, allowed_by(causal, holds, apart=True), **named)
+    torch.testing.assert_close(out, right, rtol=1e-5, atol=1e-5)
 
 
 def test_sinks_get_gradients_and_dropout_falls_on_weights_that_are_written_out():
@@ -338,48 +287,26 @@ def test_sinks_get_gradients_and_dropout_falls_on_weights_that_are_written_out()
 @pytest.mark.parametrize("windows", [True, False], ids=["symmetric", "opened"])
 def test_a_language_model_keeps_or_opens_the_windows_of_its_layers(windows):
     """Two layers of windows reach eight tokens; opened, they reach everything, but never the future of a causal text."""
-    torch.manual_seed(0)
-    made = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=WINDOW, attn_implementation=NAME))
-    model = LanguageModel(made.eval(), windows=windows)
+    model = tiny.language_model("mistral", windows=windows, sliding_window=WINDOW)
     reach = 2 * (WINDOW - 1)
-    moved = felt(model, AttentionPattern(False), at=0)
+    moved = changed_positions(model, AttentionPattern(False), at=0)
     assert moved[: reach + 1].all()
     assert moved[reach + 1 :].all() == moved[reach + 1 :].any() == (not windows)
-    assert not felt(model, AttentionPattern(True), at=0)[reach + 1 :].any()
+    assert not changed_positions(model, AttentionPattern(True), at=0)[reach + 1 :].any()
 
 
 @pytest.mark.parametrize("name", CHANGES_THE_SCORES)
 @pytest.mark.parametrize("value", [50.0, torch.ones(3, 3)], ids=["number", "matrix"])
-def test_what_would_change_the_scores_is_refused_in_one_line(name, value):
+def test_an_argument_that_changes_the_scores_is_refused(name, value):
     query = torch.randn(1, 2, T, 8)
-    with pytest.raises(ModelError, match=f"asks for {name}=") as refused:
+    with pytest.raises(ModelError, match=f"{name}=") as refused:
         attend(nn.Module(), query, query, query, None, pattern=AttentionPattern(False), **{name: value})
     assert "\n" not in str(refused.value)
 
 
-def test_a_model_that_drops_the_sight_is_refused():
-    model = eurobert()
-    with pytest.raises(ModelError, match="who may see whom"):
-        model.model.base_model(input_ids=inputs()[0])
-
-
-def test_the_probe_refuses_a_leak():
-    model = eurobert()
-    true_hidden = model.hidden
-    model.hidden = lambda ids, positions, pattern: true_hidden(ids, positions, AttentionPattern(False))
-    with pytest.raises(ModelError, match="sees the future"):
-        probe(model, vocab=64)
-    model.hidden = lambda ids, positions, pattern: true_hidden(ids, positions, AttentionPattern(True))
-    with pytest.raises(ModelError, match="blind"):
-        probe(model, vocab=64)
-
-
-def test_the_probe_refuses_what_reaches_only_the_next_token():
-    """Convolutions that look back over two tokens, and never ahead: attention knows nothing of them."""
-    kinds = ["conv", "full_attention"]
-    model = LanguageModel(Lfm2ForCausalLM(Lfm2Config(**SHAPE, layer_types=kinds, attn_implementation=NAME)))
-    with pytest.raises(ModelError, match="looks across the boundary"):
-        probe(model, vocab=64)
+def test_a_forward_without_a_pattern_is_refused():
+    with pytest.raises(ModelError, match="see whom"):
+        eurobert().model.base_model(input_ids=inputs()[0])
 
 
 def test_the_mask_alone_is_right():
@@ -402,13 +329,13 @@ def compiled_law():
                     rtol=1e-4,
                     atol=1e-5,
                 )
-        assert not felt(model, AttentionPattern(True), at=12)[:12].any()
-        assert felt(model, AttentionPattern(False), at=12).all()
-        assert not felt(model, masked(False), at=15)[:10].any()
+        assert not changed_positions(model, AttentionPattern(True), at=12)[:12].any()
+        assert changed_positions(model, AttentionPattern(False), at=12).all()
+        assert not changed_positions(model, masked(False), at=15)[:10].any()
         moved = AttentionPattern(
             False, mask=segment_mask((torch.arange(T) >= 18).long().expand(2, T), causal=False)
         )
-        late = felt(model, moved, at=20)
+        late = changed_positions(model, moved, at=20)
         assert not late[:18].any()
         assert late[18:].all()
 

@@ -1,260 +1,655 @@
-"""Backbones: the paper's shapes to the unit, weights a function of the seed, losses equal to transformers' own."""
+"""Language models: new and loaded ones, losses, heads, rope bases, recomputation, LoRA, and `biphase.load`."""
+
+import copy
+import json
+import shutil
 
 import pytest
 import torch
-from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, PhiConfig, PhiForCausalLM
+from families import tiny
+from torch import nn
+from transformers import AutoModel, AutoTokenizer, LlamaForCausalLM, PhiForCausalLM, pipeline
 
+import biphase
 from biphase import SIZES
-from biphase.attention import AttentionPattern
+from biphase.attention import AttentionPattern, pattern_of
 from biphase.data.stream import positions_of
-from biphase.errors import ModelError
-from biphase.models.backbone import LanguageModel, TokenizerInfo, from_hub, from_scratch
+from biphase.data.tokenizer import load_saved
+from biphase.errors import ModelError, SpecError
+from biphase.export.checkpoint import write_encoder
+from biphase.export.writing import tokenizer_of, write_tokenizer
+from biphase.loss import cross_entropy_sum
+from biphase.models.backbone import (
+    Output,
+    TokenizerInfo,
+    add_adapter,
+    freeze_embeddings,
+    from_hub,
+    from_scratch,
+    merge_adapter,
+    rope_base_of,
+    set_rope_base,
+    stack_of,
+)
 from biphase.objectives import Batch, Vocabulary, apply
-from biphase.specs import CLM, MLM, Hub, Size
+from biphase.randomness import salt
+from biphase.specs import CLM, MLM, Hub, LoRA, Size
 
+CPU = torch.device("cpu")
 TINY = Size("t", 2, 32, 4, 2, 48, "fp32")
-WORDS = Vocabulary.of(64, mask_id=3, special_ids=(0, 1))
+
+
+def new(size=TINY, *, vocab=64, seed=0):
+    return from_scratch(size, vocab=vocab, mask_id=3, length=16, seed=seed)
+
+
+def refused(call, *args, error=ModelError, **options):
+    """The message of a refusal, which is one line."""
+    with pytest.raises(error) as caught:
+        call(*args, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---------------------------------------------------------------- new models
 
 
 @pytest.mark.parametrize(
     ("name", "trained"),
     [("210m", 310_266_624), ("610m", 755_625_600), ("1b", 1_409_482_944), ("2b", 2_403_092_736)],
 )
-def test_the_papers_models_have_their_parameters(name, trained):
+def test_parameter_counts_of_the_papers_sizes(name, trained):
     with torch.device("meta"):
         model = from_scratch(SIZES[name], vocab=128_256, mask_id=128_002, length=2048, seed=0)
     assert sum(parameter.numel() for parameter in model.parameters()) == trained
 
 
-def test_weights_are_a_function_of_the_seed():
-    one, same, other = (from_scratch(TINY, vocab=64, mask_id=3, length=16, seed=seed) for seed in (1, 1, 2))
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), same.parameters(), strict=True))
-    assert not torch.equal(one.head, other.head)
-
-
-def test_building_a_model_leaves_the_generator_alone():
+def test_weights_depend_on_the_seed_alone():
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    from_scratch(TINY, vocab=64, mask_id=3, length=16, seed=1)
+    first, same, other = (new(seed=seed) for seed in (1, 1, 2))
     assert torch.equal(before, torch.get_rng_state())
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), same.parameters(), strict=True))
+    assert not torch.equal(first.head, other.head)
+    assert first.model.base_model.embed_tokens.padding_idx is None  # or the end token would not be trained
 
 
-def test_matrices_are_drawn_with_the_papers_spread_and_norms_are_one():
-    model = from_scratch(SIZES["1m"], vocab=512, mask_id=3, length=16, seed=0)
-    for name, parameter in model.named_parameters():
+def test_initialization_has_the_papers_spread():
+    for name, parameter in new(SIZES["1m"], vocab=512).named_parameters():
         if parameter.ndim == 2:
             assert parameter.std().item() == pytest.approx(0.02, rel=0.05), name
         else:
             assert (parameter == 1).all(), name
 
 
-def test_every_embedding_is_trained_even_the_end_tokens():
-    model = from_scratch(TINY, vocab=64, mask_id=3, length=16, seed=0)
-    assert model.model.base_model.embed_tokens.padding_idx is None
-
-
-def test_head_and_embedding_are_shared_only_if_asked():
-    untied = from_scratch(TINY, vocab=64, mask_id=3, length=16, seed=0)
-    assert untied.head is not untied.model.get_input_embeddings().weight
-    tied = from_scratch(Size("t", 2, 32, 4, 2, 48, "fp32", tied=True), vocab=64, mask_id=3, length=16, seed=0)
-    assert tied.head is tied.model.get_input_embeddings().weight
+@pytest.mark.parametrize("tied", [False, True])
+def test_head_and_embedding_are_shared_only_if_tied(tied):
+    model = new(Size("t", 2, 32, 4, 2, 48, "fp32", tied=tied))
+    assert (model.head is model.model.get_input_embeddings().weight) == tied
 
 
 def batch_of(objective):
     ids = torch.randint(4, 64, (3, 16), generator=torch.Generator().manual_seed(0))
-    asked = apply(objective, ids, None, torch.arange(3), seed=0, step=0, words=WORDS)
-    flat = asked.labels.flatten()
-    label_at = (flat >= 0).nonzero().flatten()
-    dense = asked.labels
-    batch = Batch(
-        asked.ids,
-        positions_of(None, 3, 16),
-        None,
-        None,
-        label_at,
-        flat[label_at],
-        len(label_at),
-        asked.causal,
-        torch.arange(3),
-    )
-    return batch, dense
+    vocabulary = Vocabulary.of(64, mask_id=3, special_ids=(0, 1))
+    inputs = apply(objective, ids, None, torch.arange(3), seed=0, step=0, words=vocabulary)
+    flat = inputs.labels.flatten()
+    at = (flat >= 0).nonzero().flatten()
+    positions = positions_of(None, 3, 16)
+    batch = Batch(inputs.ids, positions, None, None, at, flat[at], len(at), inputs.causal, torch.arange(3))
+    return batch, inputs.labels
 
 
-def test_the_masked_loss_and_its_gradients_equal_transformers_own():
-    ours = from_scratch(TINY, vocab=64, mask_id=3, length=16, seed=0)
-    batch, dense = batch_of(MLM(0.4))
-    loss = ours.loss_sum(batch, AttentionPattern(False)) / batch.count
-    grads = torch.autograd.grad(loss, list(ours.parameters()))
-    ours.model.set_attn_implementation("sdpa")
-    theirs = ours.model(input_ids=batch.ids, labels=dense).loss
-    their_grads = torch.autograd.grad(theirs, list(ours.parameters()))
-    torch.testing.assert_close(loss, theirs, rtol=1e-5, atol=1e-6)
-    for one, two in zip(grads, their_grads, strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
+@pytest.mark.parametrize("objective", [MLM(0.4), CLM()], ids=["mlm", "clm"])
+def test_loss_and_gradients_equal_transformers(objective):
+    model = new()
+    batch, labels = batch_of(objective)
+    loss = model.loss_sum(batch, AttentionPattern(batch.causal)) / batch.count
+    loss.backward()
+    theirs = model.model
+    if batch.causal:  # EuroBERT cannot be causal in transformers; a Llama with its weights is
+        theirs = tiny.with_head("llama", rms_norm_eps=1e-5)
+        labels = batch.ids  # Llama shifts labels itself
+    theirs = copy.deepcopy(theirs)
+    theirs.load_state_dict(model.model.state_dict())
+    theirs.zero_grad()
+    theirs.set_attn_implementation("sdpa")
+    right = theirs(input_ids=batch.ids, labels=labels).loss
+    right.backward()
+    torch.testing.assert_close(loss, right, rtol=1e-5, atol=1e-6)
+    for (name, ours), other in zip(model.model.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, other.grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_the_causal_loss_and_its_gradients_equal_transformers_own():
-    ours = from_scratch(TINY, vocab=64, mask_id=3, length=16, seed=0)
-    batch, _ = batch_of(CLM())
-    loss = ours.loss_sum(batch, AttentionPattern(True)) / batch.count
-    grads = dict(
-        zip(
-            (n for n, _ in ours.named_parameters()),
-            torch.autograd.grad(loss, list(ours.parameters())),
-            strict=True,
-        )
-    )
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    llama = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_key_value_heads=2, rms_norm_eps=1e-5, **shape))
-    llama.load_state_dict(ours.model.state_dict())
-    theirs = llama(input_ids=batch.ids, labels=batch.ids).loss
-    theirs.backward()
-    torch.testing.assert_close(loss, theirs, rtol=1e-5, atol=1e-6)
-    for name, parameter in llama.named_parameters():
-        torch.testing.assert_close(grads[f"model.{name}"], parameter.grad, rtol=1e-4, atol=1e-6)
+# ---------------------------------------------------------------- models from a folder
 
 
-def test_a_local_decoder_loads_and_grows_a_mask_token(tmp_path):
-    config = LlamaConfig(
-        vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
-    )
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "decoder")
-    model = from_hub(Hub(str(tmp_path / "decoder")), TokenizerInfo(61, mask=60), length=16)
-    assert model.head.shape[0] == 61
-    assert isinstance(model, LanguageModel)
+def llama(**fields):
+    return tiny.with_head("llama", **{"vocab_size": 60, "num_hidden_layers": 1, **fields})
 
 
-SHAPE = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-}  # fmt: skip
-NO_ENDS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+def started(model, tokenizer, folder, **options):
+    """The model and what a run starts with after loading it from a folder."""
+    tiny.stirred(model, 0.1).save_pretrained(folder)
+    return model, from_hub(Hub(str(folder)), tokenizer, **{"length": 16} | options)
 
 
-def decoder(vocab=60, *, tied=False):
-    return LlamaForCausalLM(
-        LlamaConfig(vocab_size=vocab, **SHAPE, **NO_ENDS, num_key_value_heads=2, tie_word_embeddings=tied)
-    )
+def vocab_tables(model):
+    """The tables with vocab rows: embedding, head, and the head's bias if there is one."""
+    head = model.get_output_embeddings()
+    tables = [model.get_input_embeddings().weight, head.weight, head.bias]
+    return [table for table in tables if table is not None]
 
 
-def biased(vocab=60):
-    return PhiForCausalLM(PhiConfig(vocab_size=vocab, **SHAPE, **NO_ENDS))
+GROWING = {
+    "llama": llama,
+    "tied": lambda: llama(tie_word_embeddings=True),
+    "phi": lambda: tiny.with_head("phi", vocab_size=60, num_hidden_layers=1),
+    "bert": lambda: tiny.with_head("bert", vocab_size=60, num_hidden_layers=1),
+}
 
 
-def bert(vocab=60):
-    return BertForMaskedLM(BertConfig(vocab_size=vocab, **SHAPE))
-
-
-def begun(make, words, folder, **more):
-    """A folder with that model, and what a run starts with."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = make()
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight.add_(torch.randn_like(weight) * 0.1)  # so that biases are not 0
-    model.save_pretrained(folder)
-    return model, from_hub(Hub(str(folder)), words, **{"length": 16} | more)
-
-
-def ends(model):
-    """The tables that have a row for each word: embedding, head, and the head's bias where there is one."""
-    tables = [model.get_input_embeddings().weight, model.get_output_embeddings().weight]
-    bias = model.get_output_embeddings().bias
-    return tables if bias is None else [*tables, bias]
-
-
-GROWING = {"llama": decoder, "tied": lambda: decoder(tied=True), "phi": biased, "bert": bert}
-GROW = pytest.mark.parametrize("make", GROWING.values(), ids=GROWING)
-
-
-@GROW
-def test_an_added_mask_is_the_mean_of_the_rows_that_were_there(make, tmp_path):
-    model, started = begun(make, TokenizerInfo(61, mask=60), tmp_path)
-    for before, after in zip(ends(model), ends(started.model), strict=True):
-        assert len(after) == 61
-        assert torch.equal(after[:60], before)
-        assert torch.equal(after[60], before.mean(0))
-    assert started.model.config.vocab_size == 61
-    ids, places = torch.tensor([[5, 60, 7, 59]]), torch.arange(4)[None]
-    assert started.logits(ids, places, AttentionPattern(False)).shape == (1, 4, 61)
-
-
-@GROW
-def test_a_slot_the_vocabulary_kept_free_is_the_mean_of_the_others(make, tmp_path):
-    """Its row was never trained: whatever it holds is chance, and does not enter the mean."""
-    model, started = begun(make, TokenizerInfo(60, mask=17), tmp_path)
-    others = torch.arange(60) != 17
-    for before, after in zip(ends(model), ends(started.model), strict=True):
-        assert torch.equal(after[others], before[others])
-        assert torch.equal(after[17], before[others].mean(0))
-
-
-@GROW
-def test_a_mask_among_padded_rows_leaves_the_size_as_it_is(make, tmp_path):
-    """Tables are often a little larger than the tokenizer: the new token takes a row that is there."""
-    model, started = begun(make, TokenizerInfo(55, mask=54), tmp_path)
-    others = torch.arange(60) != 54
-    for before, after in zip(ends(model), ends(started.model), strict=True):
-        assert len(after) == 60
-        assert torch.equal(after[others], before[others])
-        assert torch.equal(after[54], before[others].mean(0))
-
-
-@GROW
-def test_a_mask_token_of_its_own_is_left_as_it_was_trained(make, tmp_path):
-    model, started = begun(make, TokenizerInfo(60, mask=17, mask_is_new=False), tmp_path)
-    for before, after in zip(ends(model), ends(started.model), strict=True):
-        assert torch.equal(after, before)
-
-
-@pytest.mark.parametrize("words", [TokenizerInfo(63, mask=62), TokenizerInfo(62, mask=17, mask_is_new=False)])
-def test_a_tokenizer_with_more_tokens_than_embeddings_is_refused(words, tmp_path):
-    with pytest.raises(ModelError, match="60 embeddings and its tokenizer 62") as refused:
-        begun(decoder, words, tmp_path)
-    assert "resize_token_embeddings(62)" in str(refused.value)
+@pytest.mark.parametrize("make", GROWING.values(), ids=GROWING)
+@pytest.mark.parametrize(
+    ("tokenizer", "rows"),
+    [
+        (TokenizerInfo(61, mask=60), 61),  # added
+        (TokenizerInfo(60, mask=17), 60),  # a reserved slot, whose row was never trained
+        (TokenizerInfo(55, mask=54), 60),  # a row among those that pad the table
+        (TokenizerInfo(60, mask=17, mask_is_new=False), 60),
+    ],
+    ids=["added", "reserved", "padded", "own"],
+)
+def test_a_new_mask_token_gets_the_mean_row_and_the_others_stay(make, tokenizer, rows, tmp_path):
+    model, start = started(make(), tokenizer, tmp_path)
+    for before, after in zip(vocab_tables(model), vocab_tables(start.model), strict=True):
+        others = torch.arange(60) != tokenizer.mask
+        assert len(after) == rows
+        assert torch.equal(after[:60][others], before[others])
+        right = before[others].mean(0) if tokenizer.mask_is_new else before[tokenizer.mask]
+        assert torch.equal(after[tokenizer.mask], right)
+    assert start.model.config.vocab_size == rows
+    ids = torch.tensor([[5, tokenizer.mask, 7, 8]])
+    assert start.logits(ids, torch.arange(4)[None], AttentionPattern(False)).shape == (1, 4, rows)
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-def test_a_head_that_is_the_embedding_stays_so_when_it_grows(tied, tmp_path):
-    _, started = begun(lambda: decoder(tied=tied), TokenizerInfo(61, mask=60), tmp_path)
-    embedding = started.model.get_input_embeddings().weight
-    assert (started.head is embedding) == tied
-    names = [name for name, _ in started.named_parameters()]
-    assert ("model.lm_head.weight" in names) == (not tied)
+def test_a_tied_head_stays_tied_when_it_grows(tied, tmp_path):
+    _, start = started(llama(tie_word_embeddings=tied), TokenizerInfo(61, mask=60), tmp_path)
+    assert (start.head is start.model.get_input_embeddings().weight) == tied
+    assert ("model.lm_head.weight" in dict(start.named_parameters())) == (not tied)
 
 
-def test_the_end_token_learns_also_where_it_pads(tmp_path):
-    def padded():
-        more = {"pad_token_id": 2, "bos_token_id": None, "eos_token_id": 2}
-        return LlamaForCausalLM(LlamaConfig(vocab_size=60, **SHAPE, **more))
-
-    _, started = begun(padded, TokenizerInfo(61, mask=60), tmp_path)
-    ids, places = torch.tensor([[5, 2, 7, 60]]), torch.arange(4)[None]
-    started.hidden(ids, places, AttentionPattern(False)).sum().backward()
-    assert started.model.get_input_embeddings().weight.grad[2].abs().sum() > 0
+@pytest.mark.parametrize(
+    "tokenizer", [TokenizerInfo(63, mask=62), TokenizerInfo(62, mask=17, mask_is_new=False)]
+)
+def test_a_tokenizer_larger_than_the_embedding_is_refused(tokenizer, tmp_path):
+    message = refused(started, llama(), tokenizer, tmp_path)
+    assert all(fact in message for fact in ("60 embeddings", "62", "resize_token_embeddings(62)"))
 
 
-def test_rows_may_be_longer_than_a_model_was_made_for_only_where_its_rotary_base_changes(tmp_path):
-    _, started = begun(decoder, TokenizerInfo(60, mask=59), tmp_path, length=128, stretched=True)
-    assert started.model.config.max_position_embeddings == 128
-    assert started.reader[0].context == 128
-    with pytest.raises(ModelError, match="reads at most 64 tokens"):
-        begun(decoder, TokenizerInfo(60, mask=59), tmp_path, length=128)
-    with pytest.raises(ModelError, match="reads at most 64 tokens"):
-        begun(bert, TokenizerInfo(60, mask=59), tmp_path / "learned", length=128, stretched=True)
+def test_the_end_token_is_trained_also_if_it_is_the_pad_token(tmp_path):
+    _, start = started(llama(pad_token_id=2, eos_token_id=2), TokenizerInfo(61, mask=60), tmp_path)
+    start.hidden(
+        torch.tensor([[5, 2, 7, 60]]), torch.arange(4)[None], AttentionPattern(False)
+    ).sum().backward()
+    assert start.model.get_input_embeddings().weight.grad[2].abs().sum() > 0
 
 
-def test_an_absent_model_is_refused_in_one_line(tmp_path):
-    with pytest.raises(ModelError, match="cannot be loaded"):
-        from_hub(Hub(str(tmp_path)), TokenizerInfo(61, mask=60), length=16)
+def test_rows_longer_than_the_context_need_a_new_rope_base(tmp_path):
+    tokenizer = TokenizerInfo(60, mask=59)
+    _, start = started(llama(), tokenizer, tmp_path, length=128, stretched=True)
+    assert start.model.config.max_position_embeddings == start.encoder.context == 128
+    bert = tiny.with_head("bert", vocab_size=60)
+    for model, options in ((llama(), {}), (bert, {"stretched": True})):  # BERT has learned positions
+        assert "64 tokens" in refused(started, model, tokenizer, tmp_path / "other", length=128, **options)
 
 
-def test_weights_in_pickle_are_refused(tmp_path):
-    config = LlamaConfig(
-        vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
+def test_an_absent_model_and_pickled_weights_are_refused(tmp_path):
+    load = {"tokenizer": TokenizerInfo(60, mask=59), "length": 16}
+    assert "cannot be loaded" in refused(from_hub, Hub(str(tmp_path)), **load)
+    tiny.config("llama").save_pretrained(tmp_path)
+    torch.save(tiny.with_head("llama").state_dict(), tmp_path / "pytorch_model.bin")
+    assert "safetensors" in refused(from_hub, Hub(str(tmp_path)), **load)
+
+
+# ---------------------------------------------------------------- output
+
+
+class ScaledAndCapped(PhiForCausalLM):
+    """Everything at once after the matrix: a bias, a scale and a cap."""
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = 2.0 * torch.tanh(0.25 * output.logits / 2.0)
+        return output
+
+
+# The model, and what its head is: scale, cap, a layer of its own, a bias.
+HEADS = {
+    "llama": ({}, 1.0, None, False, False),
+    "eurobert": ({}, 1.0, None, False, False),
+    "cohere": ({"logit_scale": 0.0625}, 0.0625, None, False, False),
+    "granite": ({"logits_scaling": 8.0}, 0.125, None, False, False),
+    "gemma2": ({"final_logit_softcapping": 2.5}, 1.0, 2.5, False, False),
+    "phi": ({}, 1.0, None, False, True),
+    "gptj": ({}, 1.0, None, False, True),
+    "scaled and capped": ({}, 0.25, 2.0, False, True),
+    "bert": ({}, 1.0, None, True, True),
+    "roberta": ({}, 1.0, None, True, True),
+    "modernbert": ({}, 1.0, None, True, True),
+    "opt": ({"word_embed_proj_dim": 16}, 1.0, None, False, False),  # its output is narrower than its layers
+}
+
+
+def model_with_head(name):
+    if name == "scaled and capped":
+        return tiny.stirred(ScaledAndCapped(tiny.config("phi")).eval())
+    return tiny.stirred(tiny.with_head(name, **HEADS[name][0]).eval())
+
+
+def texts():
+    return torch.randint(4, 64, (2, 10), generator=torch.Generator().manual_seed(1))
+
+
+def hidden_of(model):
+    return model.base_model(input_ids=texts(), use_cache=False).last_hidden_state.flatten(0, 1)
+
+
+def logits_of(model):
+    return model(input_ids=texts()).logits.flatten(0, 1)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_output_finds_the_parts_of_a_head(name):
+    """Scale, cap, transform and bias; logits equal the model's own, also after weights changed in place."""
+    model = model_with_head(name)
+    output = Output.of(model)
+    _, scale, cap, transforms, biased = HEADS[name]
+    assert (output.scale, output.cap, output.transforms) == (scale, cap, transforms)
+    assert (output.bias is not None) == biased
+    with torch.no_grad():
+        before = output.logits(hidden_of(model))
+        torch.testing.assert_close(before, logits_of(model), rtol=1e-5, atol=1e-5)
+        for weight in model.parameters():
+            weight.add_(torch.linspace(-0.1, 0.1, weight.numel()).view_as(weight))
+        after = output.logits(hidden_of(model))
+        torch.testing.assert_close(after, logits_of(model), rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(after, before, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_loss_and_gradients_equal_those_of_the_models_own_logits(name):
+    """Over some rows, in several slices, as training does."""
+    model = model_with_head(name)
+    output, labels, rows = Output.of(model), texts().flatten(), torch.tensor([0, 3, 4, 11, 19])
+    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+
+    def gradients(loss):
+        return torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+
+    inputs = output.rows(hidden_of(model)[rows])
+    loss = cross_entropy_sum(
+        inputs, output.weight, labels[rows], bias=output.bias, cap=output.cap, slice_rows=2
     )
-    config.save_pretrained(tmp_path)
-    torch.save(LlamaForCausalLM(config).state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="cannot be loaded"):
-        from_hub(Hub(str(tmp_path)), TokenizerInfo(60, mask=59), length=16)
+    right = nn.functional.cross_entropy(logits_of(model)[rows], labels[rows], reduction="sum")
+    torch.testing.assert_close(loss, right, rtol=1e-5, atol=1e-5)
+    for weight, ours, theirs in zip(trained, gradients(loss), gradients(right), strict=True):
+        assert (ours is None) == (theirs is None), weight
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5, msg=weight)
+
+
+def test_measuring_a_head_changes_neither_the_model_nor_the_generator():
+    model = model_with_head("bert").train()
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    modules = {name: id(module) for name, module in model.named_modules()}
+    torch.manual_seed(3)
+    generator = torch.get_rng_state()
+    Output.of(model)
+    assert torch.equal(generator, torch.get_rng_state())
+    assert all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items())
+    assert {name: id(module) for name, module in model.named_modules()} == modules
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda x: x * x.abs(), lambda x: x + 3.0, lambda x: x * 0.0],
+    ids=["squared", "shifted", "zero"],
+)
+def test_logits_that_are_neither_scaled_nor_capped_are_refused(change):
+    class Odd(LlamaForCausalLM):
+        def forward(self, *args, **kwargs):
+            output = super().forward(*args, **kwargs)
+            output.logits = change(output.logits)
+            return output
+
+    assert "Odd" in refused(Output.of, Odd(tiny.config("llama")))
+
+
+def test_models_without_a_head_are_refused_and_meta_models_are_not_measured():
+    assert "LlamaModel" in refused(Output.of, tiny.trunk("llama"))
+    with torch.device("meta"):
+        model = AutoModel.from_config(tiny.config("granite", logits_scaling=8.0))
+        model = type(tiny.with_head("granite"))(model.config)
+    assert Output.of(model).weight.is_meta
+
+
+# ---------------------------------------------------------------- rope base
+
+
+OLD, NEW, WINDOWED = 10_000.0, 300.0, 500.0
+MIXED = ["sliding_attention", "full_attention"]
+
+
+def rope(base, **fields):
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": base, **fields}}
+
+
+def mixed(base, windows):
+    parameters = {
+        kind: rope(theta)["rope_parameters"] for kind, theta in zip(MIXED, (windows, base), strict=True)
+    }
+    return {"layer_types": MIXED, "rope_parameters": parameters}
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+ROPES = {
+    "llama": lambda base, windows: ("llama", rope(base)),
+    "llama3": lambda base, windows: ("llama", rope(base, **LLAMA3)),  # scaled by wavelength
+    "eurobert": lambda base, windows: ("eurobert", rope(base)),
+    "gpt_neox": lambda base, windows: ("gpt_neox", rope(base, partial_rotary_factor=0.5)),
+    "gemma3": lambda base, windows: ("gemma3_text", mixed(base, windows) | {"sliding_window": 5}),
+    "modernbert": lambda base, windows: ("modernbert", mixed(base, windows) | {"local_attention": 8}),
+}
+
+
+def rotary(name, base, windows=WINDOWED):
+    """A model with weights so large that attention, and so positions, count."""
+    family, fields = ROPES[name](base, windows)
+    model = tiny.with_head(family, **fields).eval()
+    for weight in model.parameters():
+        nn.init.zeros_(weight)
+    return tiny.stirred(model, 0.3)
+
+
+@torch.no_grad()
+def long_logits(model):
+    ids = torch.randint(4, 64, (2, 40), generator=torch.Generator().manual_seed(1))
+    return model(input_ids=ids).logits
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_a_changed_rope_base_gives_the_model_built_with_it(name):
+    model, built = rotary(name, OLD), rotary(name, NEW)
+    before, right = long_logits(model), long_logits(built)
+    assert (before - right).abs().max() > 1e-2, "the base must matter"
+    buffers = {key: buffer.data_ptr() for key, buffer in model.named_buffers()}
+    set_rope_base(model, NEW)
+    assert torch.equal(long_logits(model), right)
+    assert rope_base_of(model) == NEW
+    assert {key: buffer.data_ptr() for key, buffer in model.named_buffers()} == buffers  # for compiled graphs
+    again = type(model)(copy.deepcopy(model.config)).eval()  # as a folder would be loaded
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(long_logits(again), right)
+    if name in ("gemma3", "modernbert"):
+        parameters = model.config.rope_parameters
+        assert {kind: parameters[kind]["rope_theta"] for kind in MIXED} == {MIXED[0]: WINDOWED, MIXED[1]: NEW}
+        assert not torch.equal(right, long_logits(rotary(name, NEW, windows=NEW))), (
+            "the windows' base must matter"
+        )
+    set_rope_base(model, OLD)
+    assert torch.equal(long_logits(model), before)
+
+
+def test_learned_positions_have_no_rope_base():
+    model = tiny.with_head("gpt2")
+    assert rope_base_of(model) == 0
+    assert "rope_base" in refused(set_rope_base, model, NEW)
+
+
+# ---------------------------------------------------------------- recomputation
+
+
+def chunked_batch(*, causal):
+    ids = torch.randint(4, 64, (2, 16), generator=torch.Generator().manual_seed(2))
+    segments = (torch.arange(16) >= 9).long().expand(2, 16)
+    at = torch.arange(0, 32, 3)
+    positions = torch.cat([torch.arange(9), torch.arange(7)]).expand(2, 16)
+    return Batch(ids, positions, segments, None, at, ids.flatten()[at], len(at), causal, torch.arange(2))
+
+
+def trainable(family, **fields):
+    model = tiny.with_head(family, seed=1, **fields)
+    model.get_input_embeddings().padding_idx = None
+    return tiny.ours(model).train()
+
+
+def loss_and_gradients(model, batch):
+    torch.manual_seed(salt(0, "dropout"))
+    loss = model.loss_sum(batch, pattern_of(batch, varlen=False))
+    loss.backward()
+    return [loss.detach(), *(weight.grad for weight in model.parameters() if weight.grad is not None)]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("llama", {}),
+        ("gpt2", {"attn_pdrop": 0.0}),  # with dropout, which must fall alike both times
+        ("bert", {"attention_probs_dropout_prob": 0.0}),
+        ("opt", {}),
+    ],
+)
+def test_recomputation_changes_neither_loss_nor_gradients(family, fields, causal):
+    plain, recomputed = trainable(family, **fields), trainable(family, **fields)
+    assert plain.prepare(CPU, "fp32") == recomputed.prepare(CPU, "fp32", recompute=True) == "plain"
+    calls = []
+    stack_of(recomputed.model.base_model)[1][0].register_forward_pre_hook(lambda *_: calls.append(1))
+    first, second = (loss_and_gradients(model, chunked_batch(causal=causal)) for model in (plain, recomputed))
+    assert len(calls) == 2, "once forward, once for the backward pass"
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(first, second, strict=True))
+
+
+def test_recomputation_and_fp8_are_refused_where_they_cannot_be_had():
+    for option in ("cut", "recompute"):
+        assert "fp8" in refused(trainable("llama").prepare, CPU, "fp8", **{option: True})
+    model = trainable("llama")
+    model.model.base_model.supports_gradient_checkpointing = False
+    message = refused(model.prepare, CPU, "fp32", recompute=True)
+    assert "--recompute" in message
+    assert "LlamaModel" in message
+
+
+def test_the_stack_is_the_longest_module_list():
+    name, blocks = stack_of(tiny.with_head("bert"))
+    assert (name, len(blocks)) == ("bert.encoder.layer", 2)
+    assert stack_of(nn.Linear(2, 2)) == ("", [])
+
+
+# ---------------------------------------------------------------- adapters
+
+
+ADAPTED = pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])  # GPT-2's matrices are transposed
+
+
+@torch.no_grad()
+def logits(model):
+    ids = torch.randint(4, 64, (2, 12), generator=torch.Generator().manual_seed(1))
+    return model.logits(ids, torch.arange(12).expand(2, 12), AttentionPattern(False))
+
+
+def trained(model):
+    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def stir_adapter(model):
+    """As after some training: peft's second matrices begin at 0, where the adapter changes nothing."""
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for weight in trained(model).values():
+            weight.add_(torch.randn(weight.shape, generator=generator) * 0.2)
+
+
+@ADAPTED
+def test_only_the_adapter_is_trained_and_it_begins_as_zero(family):
+    model = tiny.language_model(family)
+    before = logits(model)
+    kinds = [type(module).__name__ for module in model.model.base_model.modules()]
+    add_adapter(model, LoRA(rank=3), seed=1)
+    assert len(trained(model)) == 2 * (kinds.count("Linear") + kinds.count("Conv1D"))
+    assert all("lora_" in name and 3 in weight.shape for name, weight in trained(model).items())
+    assert torch.equal(logits(model), before)
+
+
+@ADAPTED
+def test_a_merged_model_is_a_plain_model_with_the_same_logits(family):
+    model = tiny.language_model(family)
+    plain, names = logits(model), list(model.state_dict())
+    kinds = {name: type(module) for name, module in model.named_modules()}
+    add_adapter(model, LoRA(rank=2, alpha=6), seed=1)
+    stir_adapter(model)
+    adapted = logits(model)
+    assert (adapted - plain).abs().max() > 0.05, "the adapter must matter"
+    merge_adapter(model)
+    torch.testing.assert_close(logits(model), adapted, rtol=1e-4, atol=1e-4)
+    assert list(model.state_dict()) == names
+    assert {name: type(module) for name, module in model.named_modules()} == kinds
+    assert len(trained(model)) == len(list(model.parameters()))
+    assert not hasattr(model.model.base_model, "peft_config")
+    add_adapter(model, LoRA(rank=4), seed=1)  # and can be adapted again
+    assert {min(weight.shape) for weight in trained(model).values()} == {4}
+
+
+@pytest.mark.parametrize(("rank", "alpha"), [(2, 6), (4, 2)])
+def test_merging_adds_the_product_times_alpha_over_rank(rank, alpha):
+    model = tiny.language_model("llama")
+    matrix = "model.model.layers.1.mlp.up_proj"
+    plain = model.get_submodule(matrix).weight.detach().clone()
+    add_adapter(model, LoRA(rank=rank, alpha=alpha), seed=1)
+    stir_adapter(model)
+    first, second = (
+        next(
+            weight.detach().clone()
+            for name, weight in trained(model).items()
+            if f"{matrix}.lora_{part}" in name
+        )
+        for part in "AB"
+    )
+    merge_adapter(model)
+    merged = model.get_submodule(matrix).weight.detach()
+    torch.testing.assert_close(merged, plain + alpha / rank * second @ first, rtol=1e-5, atol=1e-5)
+
+
+def test_adapter_weights_depend_on_the_seed_alone():
+    weights = []
+    for seed, state in ((1, 5), (1, 6), (2, 5)):
+        model = tiny.language_model("llama")
+        torch.manual_seed(state)
+        before = torch.get_rng_state()
+        add_adapter(model, LoRA(rank=2), seed=seed)
+        assert torch.equal(before, torch.get_rng_state())
+        weights.append(torch.cat([weight.detach().flatten() for weight in trained(model).values()]))
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+@pytest.mark.parametrize("targets", [("q_proj",), ("self_attn.q_proj", "down_proj")])
+def test_targets_name_the_adapted_matrices(targets):
+    model = tiny.language_model("llama")
+    add_adapter(model, LoRA(rank=2, targets=targets), seed=1)
+    adapted = {name.split(".lora_")[0] for name in trained(model)}
+    assert len(adapted) == 2 * len(targets)  # in each of two layers
+    assert all(name.endswith(targets) for name in adapted)
+
+
+@pytest.mark.parametrize("wrong", ["query", "embed_tokens", "lm_head", "input_layernorm", "proj"])
+def test_a_target_that_is_no_matrix_is_refused(wrong):
+    """Also beside a right one, where peft would ignore it."""
+    message = refused(add_adapter, tiny.language_model("llama"), LoRA(targets=("q_proj", wrong)), seed=1)
+    assert f"called {wrong};" in message
+    assert message.endswith("v_proj")
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_a_frozen_embedding_gets_no_gradient_and_an_untied_head_does(tied):
+    model = tiny.language_model("llama", tie_word_embeddings=tied)
+    freeze_embeddings(model)
+    assert model.head.requires_grad == (not tied)
+    ids = torch.randint(4, 64, (1, 12))
+    model(ids, torch.arange(12)[None], AttentionPattern(False), torch.arange(12), ids.flatten()).backward()
+    without = {name for name, weight in model.named_parameters() if weight.grad is None}
+    assert without == {"model.model.embed_tokens.weight"}
+
+
+def test_the_bias_of_a_tied_head_is_trained_if_the_embedding_is_frozen():
+    model = tiny.language_model("bert")
+    freeze_embeddings(model)
+    assert not model.head.requires_grad
+    assert model.model.cls.predictions.bias.requires_grad
+
+
+# ---------------------------------------------------------------- biphase.load
+
+
+TEXT = "the cat <|mask|> on the <|mask|>"
+
+
+def exported(family, shards, folder):
+    tokenizer = tokenizer_of(load_saved(shards / "tokenizer"), bos=False, context=60, trained_here=True)
+    model = tiny.language_model(family, vocab_size=320, bos_token_id=0, eos_token_id=0)
+    written = write_encoder(model, tokenizer, folder)
+    write_tokenizer(tokenizer, folder)
+    return model, written
+
+
+@pytest.mark.parametrize("family", ["gpt2", "qwen3"])
+def test_load_fills_masks_for_families_without_a_masked_class(family, shards, tmp_path):
+    model, written = exported(family, shards, tmp_path)
+    assert written.edits["is_causal"] is False
+    loaded = biphase.load(tmp_path)
+    ids = AutoTokenizer.from_pretrained(tmp_path)(TEXT, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        hidden = AutoModel.from_pretrained(tmp_path)(ids).last_hidden_state[0]
+        right = model.model.get_output_embeddings()(hidden)
+    assert torch.allclose(loaded.hidden_states(TEXT), hidden, atol=1e-5)
+    at = (ids[0] == loaded.tokenizer.mask_token_id).nonzero()[:, 0]
+    for shifted in (False, True):
+        filled = loaded.fill_mask(TEXT, top=3, shifted=shifted)
+        likely = right[at - int(shifted)].softmax(-1).topk(3)
+        tokens = [[loaded.tokenizer.decode([number]) for number in row] for row in likely.indices.tolist()]
+        assert [[token for token, _ in row] for row in filled] == tokens
+        shares = torch.tensor([[share for _, share in row] for row in filled])
+        assert torch.allclose(shares, likely.values, atol=1e-5)
+
+
+def test_load_agrees_with_the_fill_mask_pipeline(shards, tmp_path):
+    assert exported("llama", shards, tmp_path)[1].native
+    text = "the cat <|mask|> on the mat"
+    theirs = pipeline("fill-mask", model=str(tmp_path))(text, top_k=3)
+    ((*ours,),) = biphase.load(tmp_path).fill_mask(text, top=3)
+    assert [share for _, share in ours] == pytest.approx([answer["score"] for answer in theirs], abs=1e-6)
+    assert [token for token, _ in ours] == [answer["token_str"] for answer in theirs]
+
+
+def test_load_refuses_what_cannot_be_answered(shards, tmp_path):
+    exported("gpt2", shards, tmp_path / "model")
+    loaded = biphase.load(tmp_path / "model")
+    assert "<|mask|>" in refused(loaded.fill_mask, "the cat sat", error=SpecError)
+    for top in (0, 5_000):
+        assert f"top={top}" in refused(loaded.fill_mask, f"the {loaded.mask_token}", top, error=SpecError)
+    assert "64" in refused(loaded.hidden_states, "the cat " * 40, error=SpecError)
+    assert "/nope" in refused(biphase.load, "/nope")
+    for file, change, facts in (
+        ("config.json", {"n_positions": 96}, ["wpe.weight", "(64, ", "(96, ", "config.json"]),
+        ("tokenizer_config.json", {"mask_token": None}, ["no mask token"]),
+    ):
+        folder = shutil.copytree(tmp_path / "model", tmp_path / file)
+        content = json.loads((folder / file).read_text()) | change
+        (folder / file).write_text(json.dumps(content))
+        message = refused(lambda folder=folder: biphase.load(folder).fill_mask("the cat sat"))
+        assert [fact for fact in facts if fact not in message] == []

@@ -1,29 +1,32 @@
-"""The trunk with its own backward pass: hidden states, gradients and law 1 as transformers' own, on any device."""
+"""The fused trunk: outputs, gradients and law 1 as transformers', copies of weights that stay current, and fp8."""
 
+import contextlib
 import copy
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from families import tiny
 
 from biphase.attention import NAME, AttentionPattern, segment_mask
 from biphase.data.stream import positions_of
-from biphase.fast import trunk
-from biphase.fast.trunk import FusedTrunk, Joined
-from biphase.models.adapters import freeze_embeddings
-from biphase.models.backbone import LanguageModel, from_scratch
+from biphase.errors import ModelError
+from biphase.fast import plain, trunk
+from biphase.fast.trunk import FAR, NEAR, FusedTrunk, Joined, JoinedFp8, refusal
+from biphase.models.backbone import add_adapter, freeze_embeddings, from_scratch, set_rope_base
+from biphase.models.encoder import Encoder
 from biphase.objectives import Batch, Vocabulary, apply
-from biphase.specs import CLM, MLM, Size
+from biphase.specs import CLM, MLM, AdamW, LoRA, Size
+from biphase.training.distributed import Ranks, Replicated
+from biphase.training.loop import PlainStep
+from biphase.training.optimizer import build
 
+CPU = torch.device("cpu")
 VOCAB, ROWS, T = 64, 3, 20
-SHAPE = {
-    "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "max_position_embeddings": 32, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
-}  # fmt: skip
+SHAPE = {"hidden_size": 48, "intermediate_size": 80, "max_position_embeddings": 32}
 SEGMENTS = torch.stack(
     [
         sum((torch.arange(T) >= cut).long() for cut in cuts)
-        for cuts in ([7, 12], [1, 19], [T])  # one token alone at an end; a row in one training job
+        for cuts in ([7, 12], [1, 19], [T])  # one token alone at an end; a row in one segment
     ]
 )
 
@@ -41,13 +44,9 @@ def tied():
     return eurobert(kv_heads=1, tied=True)
 
 
-def llama(**more):
+def llama(**fields):
     """Heads that together are wider than the model."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        made = LlamaForCausalLM(LlamaConfig(**SHAPE, **({"head_dim": 16, "num_key_value_heads": 2} | more)))
-    made.set_attn_implementation(NAME)
-    return LanguageModel(made)
+    return tiny.language_model("llama", **{**SHAPE, "head_dim": 16, **fields}).train()
 
 
 MODELS = [eurobert, grouped, tied, llama]
@@ -64,7 +63,7 @@ def made_by(make):
 
 def fuse(model, dtype=torch.float32):
     """What `prepare` does on a GPU."""
-    fused = model.reader[0].fused = FusedTrunk(model.model.base_model, dtype)
+    fused = model.encoder.fused = FusedTrunk(model.model.base_model, dtype)
     model.head_copy = Joined(model.model.get_output_embeddings().weight, dtype=dtype)
     fused.watch(model.head_copy)
     return fused
@@ -307,3 +306,255 @@ def test_copies_in_16_bits_give_nearly_the_same_and_gradients_in_32():
         pull(ours).backward()
         pull(theirs).backward()
     same_gradients(model.model.base_model, twin, relative=0.05)
+
+
+# ---------------------------------------------------------------- copies
+
+
+IDS, AT = ids_of(), torch.arange(0, ROWS * T, 3)
+BATCH = Batch(
+    IDS,
+    positions_of(None, ROWS, T),
+    None,
+    None,
+    AT,
+    IDS.flatten()[AT + 1],
+    len(AT),
+    False,
+    torch.arange(ROWS),
+)
+
+
+def spread():
+    """A model whose outputs depend visibly on every weight."""
+    return eurobert(kv_heads=2, init_std=0.1)
+
+
+@torch.no_grad()
+def loss_of(model):
+    return model.loss_sum(BATCH, AttentionPattern(False))
+
+
+def learned(model):
+    """Torch's fused AdamW leaves no trace in the versions of what it changes: the step itself sees to the copies."""
+    step = PlainStep(
+        build(model, AdamW()),
+        lambda batch: model.loss_sum(batch, AttentionPattern(False)),
+        1.0,
+        CPU,
+        Replicated(list(model.parameters()), Ranks(0, 1, CPU)),
+        contextlib.nullcontext,
+        model.copies,
+        model.refresh,
+    )
+    step([BATCH], BATCH.count, 0.1)
+
+
+def loaded(model):
+    model.load_state_dict({name: weight * 1.5 for name, weight in model.state_dict().items()})
+
+
+@torch.no_grad()
+def copied(model):
+    part = model.model.base_model.layers[1].self_attn.k_proj.weight
+    part.copy_(part.flip(0))
+
+
+@torch.no_grad()
+def flipped_head(model):
+    model.head.copy_(model.head.flip(0))
+
+
+def new_base(model):
+    set_rope_base(model.model, 50.0)
+
+
+def two_new_bases(model):
+    new_base(model)
+    loss_of(model)
+    set_rope_base(model.model, 100.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("change", [learned, loaded, copied, flipped_head, new_base, two_new_bases])
+def test_a_change_is_seen_by_the_next_forward(change, dtype):
+    model = spread()
+    fuse(model, dtype)
+    before = loss_of(model)
+    change(model)
+    after = loss_of(model)
+    fuse(model, dtype)
+    assert torch.equal(after, loss_of(model))
+    assert after != before
+
+
+def test_refresh_renews_copies_after_a_change_without_a_trace():
+    """A kernel that writes to weights leaves no trace of it; `data` neither."""
+    model = spread()
+    fuse(model, torch.bfloat16)
+    loss_of(model)
+    for weight in model.parameters():
+        weight.data.mul_(1.25)
+    model.refresh()
+    copies = model.copies()
+    matrices = [
+        weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name
+    ]
+    assert len(matrices) == len(copies) == 15
+    for weight in matrices:
+        assert torch.equal(copies[weight.data_ptr()], weight.bfloat16())
+
+
+@pytest.mark.parametrize(
+    "move", [lambda module: module.double(), lambda module: module.to(CPU)], ids=["cast", "moved"]
+)
+def test_moving_or_casting_drops_the_copies(move):
+    model = spread()
+    fuse(model)
+    move(model)
+    assert model.encoder.fused is model.head_copy is None
+    assert model.copies() == {}
+    fuse(model)
+    move(model.encoder)
+    assert model.encoder.fused is None
+
+
+def adapted():
+    model = llama()
+    add_adapter(model, LoRA(rank=2), seed=1)
+    return model
+
+
+def with_rope(kind):
+    return llama(rope_parameters={"rope_type": kind, "rope_theta": 100.0, "factor": 2.0})
+
+
+REFUSED = [
+    ("BertModel", lambda: tiny.language_model("bert")),
+    ("biases", lambda: llama(attention_bias=True)),
+    ("biases", lambda: llama(mlp_bias=True)),
+    ("adapters", adapted),
+    ("positions", lambda: with_rope("dynamic")),
+    ("positions", lambda: with_rope("yarn")),
+    ("activation", lambda: llama(hidden_act="gelu")),
+    *((f"{width} wide", lambda width=width: llama(head_dim=width)) for width in (8, 12, 24, 256)),
+]
+
+
+@pytest.mark.parametrize(("why", "make"), REFUSED)
+def test_an_unsupported_trunk_is_refused_with_the_reason(why, make):
+    assert why in refusal(make().model.base_model)
+
+
+@pytest.mark.parametrize("make", [eurobert, llama, lambda: llama(head_dim=128), lambda: with_rope("linear")])
+def test_supported_families_are_not_refused(make):
+    assert refusal(make().model.base_model) == ""
+
+
+def test_a_device_without_kernels_takes_the_plain_path():
+    model = spread()
+    assert model.prepare(CPU, "bf16") == "plain"
+    assert model.encoder.fused is model.head_copy is None
+    assert not model.encoder.graphable
+
+
+def test_the_embedding_of_a_pad_token_gets_no_gradient_as_in_transformers():
+    model = tiny.trunk("eurobert", hidden_size=64, intermediate_size=96, pad_token_id=7)
+    model.set_attn_implementation(NAME)
+    encoder = Encoder(model, context=32)
+    for fused in (None, FusedTrunk(model, torch.float32)):
+        model.zero_grad()
+        encoder.fused = fused
+        encoder(
+            torch.tensor([[4, 5, 7, 6]]), torch.arange(4)[None], AttentionPattern(False)
+        ).square().sum().backward()
+        gradient = model.embed_tokens.weight.grad.abs().sum(1)
+        assert gradient[7] == 0
+        assert (gradient[[4, 5, 6]] > 0).all()
+
+
+# ---------------------------------------------------------------- fp8
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def apart(ours, right):
+    return ((ours - right).norm() / right.norm()).item()
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(NEAR, 0.04), (FAR, 0.08)])
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_a_tensor_uses_the_whole_range_of_fp8(dtype, limit, size):
+    x = random(33, 48) * size
+    quantized, scale = plain.to_fp8(x, dtype)
+    assert quantized.dtype == dtype
+    assert quantized.float().abs().max() == torch.finfo(dtype).max
+    assert apart(quantized.float() * scale, x) < limit
+
+
+def test_zeros_stay_zeros():
+    quantized, scale = plain.to_fp8(torch.zeros(4, 4), NEAR)
+    assert not (quantized.float() * scale).any()
+
+
+def fp8_matrix():
+    weights = [torch.nn.Parameter(random(size, 48, seed=size)) for size in (32, 16)]
+    matrix = JoinedFp8(*weights, dtype=torch.float32, ops=plain)
+    for target, weight in matrix.stale():
+        target.copy_(weight.detach())
+    matrix.derive()
+    return matrix, weights
+
+
+def test_products_are_close_and_weight_gradients_exact():
+    matrix, weights = fp8_matrix()
+    whole = torch.cat([weight.detach() for weight in weights])
+    x, grad = random(64, 48), random(64, 48, seed=1)
+    assert 1e-3 < apart(matrix.project(x), x @ whole.T) < 0.06
+    assert 1e-3 < apart(matrix.back(grad), grad @ whole) < 0.09
+    matrix.learn(grad, x)
+    torch.testing.assert_close(torch.cat([weight.grad for weight in weights]), grad.T @ x)
+
+
+def test_fp8_copies_follow_the_weights():
+    matrix, weights = fp8_matrix()
+    with torch.no_grad():
+        weights[1].mul_(3)
+    for target, weight in matrix.stale():
+        target.copy_(weight.detach())
+    matrix.derive()
+    x, whole = random(64, 48), torch.cat([weight.detach() for weight in weights])
+    assert apart(matrix.project(x), x @ whole.T) < 0.06
+
+
+def test_an_fp8_trunk_is_close_and_sees_updates():
+    model = eurobert(kv_heads=2)
+    ids, positions = torch.randint(4, VOCAB, (2, 32)), torch.arange(32).expand(2, 32)
+    exact = model.hidden(ids, positions, AttentionPattern(False)).detach()
+    model.encoder.fused = FusedTrunk(model.model.base_model, torch.float32, in_fp8=True)
+    hidden = model.hidden(ids, positions, AttentionPattern(False))
+    assert 1e-4 < apart(hidden.detach(), exact) < 0.1
+    hidden.square().sum().backward()
+    assert all(weight.grad.isfinite().all() for weight in model.model.base_model.parameters())
+    with torch.no_grad():
+        model.model.base_model.layers[0].mlp.down_proj.weight.mul_(5)
+    assert apart(model.hidden(ids, positions, AttentionPattern(False)), hidden) > 0.01
+
+
+@pytest.mark.parametrize("compiled", [None, True, False])
+def test_fp8_is_refused_on_a_cpu(compiled):
+    model = eurobert(kv_heads=2)
+    with pytest.raises(ModelError, match="'bf16'"):
+        model.prepare(CPU, "fp8", compiled=compiled)
+
+
+def test_fp8_without_labels_gives_zero_gradients():
+    model = eurobert(kv_heads=2)
+    fused = FusedTrunk(model.model.base_model, torch.float32, in_fp8=True)
+    ids, positions = torch.randint(4, VOCAB, (1, 32)), torch.arange(32)[None]
+    hidden = fused(ids, positions, AttentionPattern(False), only=torch.zeros(0, dtype=torch.long))
+    assert hidden.shape == (0, 64)
+    hidden.sum().backward()
+    assert not any(weight.grad.any() for weight in model.model.base_model.layers.parameters())

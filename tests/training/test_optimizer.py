@@ -16,8 +16,7 @@ from transformers import (
 
 from biphase.finetune.encoder import TaskModel
 from biphase.finetune.trial import build_optimizer
-from biphase.models.adapters import add_adapter, freeze_embeddings
-from biphase.models.backbone import LanguageModel
+from biphase.models.backbone import LanguageModel, add_adapter, freeze_embeddings
 from biphase.models.encoder import Encoder
 from biphase.specs import AdamW, LoRA
 from biphase.training.optimizer import (

@@ -22,8 +22,7 @@ from biphase.data.stream import heldout_stream
 from biphase.errors import ModelError, SpecError, StoreError
 from biphase.finetune.encoder import encoder_of_checkpoint
 from biphase.keys import checkpoint_key
-from biphase.models.adapters import add_adapter
-from biphase.models.backbone import LanguageModel, rope_base_of
+from biphase.models.backbone import LanguageModel, add_adapter, rope_base_of
 from biphase.store import Store
 from biphase.study.plan import identities
 from biphase.training import checkpoint, pretrain

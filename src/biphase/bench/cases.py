@@ -1,14 +1,24 @@
-"""The cases of `biphase bench` as records, their defaults by kind of device, and the cases that describe a device."""
+"""`biphase bench` as records, without torch: the request, the cases by kind of device, results, tables, saved devices.
+
+`Report` shows results as tables and JSON. `save` writes `devices/NAME.json`, the cases of `bench scale` and the cost
+model fitted to them, which `biphase plan --device NAME` reads.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
 
-from biphase.errors import SpecError, nearest
+from biphase.errors import BiphaseError, SpecError, nearest
 from biphase.presets import SIZES
+from biphase.store import Store, read_checked, with_checksum, write_json
+from biphase.study import prices
+from biphase.text import short
 
-SUBJECTS = ("pretrain", "finetune", "retrieval", "scale", "all")
+WORKLOADS = ("pretrain", "finetune", "retrieval", "scale", "all")
 OBJECTIVES = ("mlm", "clm")
 PACKINGS = ("chunks", "rows", "documents")
 USUAL_RATIO = 0.4
@@ -16,7 +26,7 @@ PRECISIONS = ("bf16", "fp32", "fp8")
 PEERS = ("trainer", "trainer-compiled")
 NO_PEER = "none"
 
-# The subjects an option applies to; elsewhere it is refused, since ignoring it would measure something else.
+# The workloads an option applies to; elsewhere it is refused, since ignoring it would measure something else.
 COUNTS_FOR = {
     **dict.fromkeys(("objective", "ratio", "packing", "micro_batches"), ("pretrain", "all")),
     **dict.fromkeys(("vocab", "length", "deterministic"), ("pretrain",)),
@@ -45,7 +55,7 @@ class DeviceDefaults:
     scale: tuple[str, ...]  # sizes, the usual one first
 
 
-PLACES = {
+DEFAULTS = {
     "cuda": DeviceDefaults(
         "210m", 128_256, 2_048, 0, 32, 20, 5, "bf16", PEERS, 16_384, ("210m", "610m", "30m", "8m")
     ),
@@ -57,7 +67,7 @@ PLACES = {
 class BenchRequest:
     """The command's options, checked. Empty, 0 and None: not given, so the default of the device."""
 
-    subject: str = "pretrain"
+    workload: str = "pretrain"
     size: str = ""
     objective: str = ""
     ratio: float | None = None
@@ -74,14 +84,13 @@ class BenchRequest:
     save: bool = False
 
     def __post_init__(self) -> None:
-        _known("bench", self.subject, SUBJECTS)
-        for name, known in (
-            ("objective", OBJECTIVES), ("packing", PACKINGS), ("size", SIZES), ("precision", PRECISIONS),
-        ):  # fmt: skip
-            if typed := getattr(self, name):
-                _known(f"--{name}", typed, known)
+        _check_name("bench", self.workload, WORKLOADS)
+        choices = {"objective": OBJECTIVES, "packing": PACKINGS, "size": SIZES, "precision": PRECISIONS}
+        for name, names in choices.items():
+            if value := getattr(self, name):
+                _check_name(f"--{name}", value, names)
         for peer in self.against:
-            _known("--against", peer, (*PEERS, NO_PEER))
+            _check_name("--against", peer, (*PEERS, NO_PEER))
         if NO_PEER in self.against and len(self.against) > 1:
             raise SpecError("--against none stands alone; leave it out, or leave out the others")
         if self.ratio is not None and not 0 < self.ratio < 1:
@@ -91,41 +100,38 @@ class BenchRequest:
                 "--rows, --micro-batches and --steps must not be negative; 0 takes what suits the device"
             )
         for name in ("vocab", "length"):
-            typed = getattr(self, name)
-            if typed and not LEAST <= typed <= MOST:
-                raise SpecError(f"--{name} is {typed:,}; give {LEAST} to {MOST:,}, or 0 for what is usual")
+            value = getattr(self, name)
+            if value and not LEAST <= value <= MOST:
+                raise SpecError(f"--{name} is {value:,}; give {LEAST} to {MOST:,}, or 0 for what is usual")
         if self.deterministic and set(self.against) - {NO_PEER}:
             raise SpecError("--deterministic measures biphase alone; leave out --against")
-        if self.save and self.subject not in ("scale", "all"):
+        if self.save and self.workload not in ("scale", "all"):
             raise SpecError(
-                f"--save keeps the cases of scale, not of {self.subject}; type bench scale --save"
+                f"--save keeps the cases of scale, not of {self.workload}; type bench scale --save"
             )
         if self.save and self.size:
             raise SpecError("--save needs every size of scale; leave out --size")
-        if self.precision == "fp8" and self.subject not in ("pretrain", "scale"):
+        if self.precision == "fp8" and self.workload not in ("pretrain", "scale"):
             raise SpecError("--precision fp8 is for pretraining; type bench pretrain --precision fp8")
-        self._refuse_what_would_be_ignored()
-
-    def _refuse_what_would_be_ignored(self) -> None:
-        for name, subjects in COUNTS_FOR.items():
-            typed = getattr(self, name)
-            if typed and self.subject not in subjects:
+        for name, workloads in COUNTS_FOR.items():
+            value = getattr(self, name)
+            if value and self.workload not in workloads:
                 option = f"--{name.replace('_', '-')}"
-                said = option if typed is True else f"{option} {typed}"
+                typed = option if value is True else f"{option} {value}"
                 raise SpecError(
-                    f"{option} means nothing to bench {self.subject}; leave it out, or type bench pretrain {said}"
+                    f"{option} means nothing to bench {self.workload}; leave it out, or type bench pretrain {typed}"
                 )
 
-    def subjects(self) -> tuple[str, ...]:
-        return SUBJECTS[:-1] if self.subject == "all" else (self.subject,)
+    def workloads(self) -> tuple[str, ...]:
+        return WORKLOADS[:-1] if self.workload == "all" else (self.workload,)
 
-    def peers(self, place: DeviceDefaults) -> tuple[str, ...]:
+    def peers(self, defaults: DeviceDefaults) -> tuple[str, ...]:
         if NO_PEER in self.against or self.deterministic:
             return ()
-        return tuple(dict.fromkeys(self.against)) or place.peers
+        return tuple(dict.fromkeys(self.against)) or defaults.peers
 
 
-def _known(what: str, value: str, names: Any) -> None:
+def _check_name(what: str, value: str, names: Any) -> None:
     if value not in names:
         raise SpecError(f"{what} {value!r} is not known; {nearest(value, names)}")
 
@@ -133,20 +139,37 @@ def _known(what: str, value: str, names: Any) -> None:
 # ---------------------------------------------------------------- cases
 
 
-@dataclass(frozen=True)
-class PretrainCase:
-    """Pretraining steps of one or more micro-batches, on random tokens."""
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What all cases have. `FACTS` are the fields that identify a case in JSON and in a saved device."""
+
+    kind: ClassVar[str]
+    unit: ClassVar[str]
+    FACTS: ClassVar[tuple[str, ...]]
 
     size: str
     vocab: int
+    precision: str
+    steps: int = 0  # measured ones
+    warm: int = 0  # steps before those
+
+    def facts(self) -> dict[str, Any]:
+        return {"kind": self.kind, **{name: getattr(self, name) for name in self.FACTS}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainCase(Case):
+    """Pretraining steps of one or more micro-batches, on random tokens."""
+
+    kind = "pretrain"
+    unit = "tokens/s"
+    FACTS = ("size", "vocab", "objective", "ratio", "packing", "length", "rows", "precision")
+
     objective: str
     ratio: float
     packing: str
     length: int
     rows: int
-    steps: int
-    warm: int
-    precision: str
     micro_batches: int = 1  # of an optimizer step
     deterministic: bool = False
 
@@ -157,14 +180,10 @@ class PretrainCase:
 
     @property
     def title(self) -> str:
-        asked = f"MLM {self.ratio:.0%}" if self.objective == "mlm" else "CLM"
+        objective = f"MLM {self.ratio:.0%}" if self.objective == "mlm" else "CLM"
         several = f", {self.micro_batches} micro-batches a step" if self.micro_batches > 1 else ""
         same = ", deterministic" if self.deterministic else ""
-        return f"{self.size} {asked}, {self.packing} of {self.length:,}{several}{same}"
-
-    def about(self) -> dict[str, Any]:
-        names = ("size", "vocab", "objective", "ratio", "packing", "length", "rows", "precision")
-        return {"kind": "pretrain", **{name: getattr(self, name) for name in names}}
+        return f"{self.size} {objective}, {self.packing} of {self.length:,}{several}{same}"
 
 
 @dataclass(frozen=True)
@@ -187,145 +206,384 @@ LIKE = (
 QUERIES, PASSAGES = Lengths("queries", 16, 64, 6.0, 0), Lengths("passages", 120, 512, 6.0, 0)
 
 
-@dataclass(frozen=True)
-class FinetuneCase:
+@dataclass(frozen=True, kw_only=True)
+class FinetuneCase(Case):
     """Fine-tuning steps of one batch of texts."""
 
-    size: str
-    vocab: int
+    kind = "finetune"
+    unit = "ms/step"
+    FACTS = ("like", "size", "vocab", "batch", "precision")
+
     lengths: Lengths
     batch: int
-    steps: int
-    warm: int
-    precision: str
+
+    @property
+    def like(self) -> str:
+        return self.lengths.name
 
     @property
     def title(self) -> str:
-        return f"{self.size} {self.lengths.name}, {self.lengths.mean:g} tokens a text"
-
-    def about(self) -> dict[str, Any]:
-        names = ("size", "vocab", "batch", "precision")
-        return {
-            "kind": "finetune",
-            "like": self.lengths.name,
-            **{name: getattr(self, name) for name in names},
-        }
+        return f"{self.size} {self.like}, {self.lengths.mean:g} tokens a text"
 
 
-@dataclass(frozen=True)
-class RetrievalCase:
+@dataclass(frozen=True, kw_only=True)
+class RetrievalCase(Case):
     """Training steps of one batch of pairs; then inference on passages."""
 
-    size: str
-    vocab: int
+    kind = "retrieval"
+    unit = "ms/step"
+    FACTS = ("size", "vocab", "batch", "precision")
+
     batch: int
-    steps: int
-    warm: int
-    precision: str
     passages: int
 
     @property
     def title(self) -> str:
         return f"{self.size} {self.batch} pairs"
 
-    def about(self) -> dict[str, Any]:
-        return {
-            "kind": "retrieval",
-            **{name: getattr(self, name) for name in ("size", "vocab", "batch", "precision")},
-        }
 
-
-@dataclass(frozen=True)
-class ScoreCase:
+@dataclass(frozen=True, kw_only=True)
+class ScoreCase(Case):
     """Inference on texts."""
 
-    size: str
-    vocab: int
+    kind = "score"
+    unit = "tokens/s"
+    FACTS = ("size", "vocab", "precision")
+
     passages: int
-    precision: str
 
     @property
     def title(self) -> str:
         return f"{self.size} reading texts of {PASSAGES.mean:g} tokens"
 
-    def about(self) -> dict[str, Any]:
-        return {"kind": "score", **{name: getattr(self, name) for name in ("size", "vocab", "precision")}}
 
+class CaseMaker:
+    """Makes the cases for a request on a kind of device; `rows`: those that training would choose there."""
 
-@dataclass(frozen=True)
-class ScaleCases:
-    """The cases that characterize a device; together they cover each part of the cost of a step."""
+    def __init__(self, request: BenchRequest, kind: str, rows: int) -> None:
+        self.request, self.defaults = request, DEFAULTS.get(kind, DEFAULTS["cpu"])
+        self.rows = request.rows or self.defaults.rows or rows
+        self.length = request.length or self.defaults.length
+        self.size = request.size or self.defaults.size
+        self.steps = request.steps or self.defaults.steps
+        self.precision = request.precision or self.defaults.precision
 
-    pretrain: list[PretrainCase] = field(default_factory=list)
-    finetune: list[FinetuneCase] = field(default_factory=list)
-    score: list[ScoreCase] = field(default_factory=list)
-
-
-class Maker:
-    """Makes the cases for a request on a kind of device."""
-
-    def __init__(self, asked: BenchRequest, kind: str, rows: int) -> None:
-        self.asked, self.place = asked, PLACES.get(kind, PLACES["cpu"])
-        self.rows = asked.rows or self.place.rows or rows
-        self.length, self.vocab = asked.length or self.place.length, asked.vocab or self.place.vocab
-        self.size = asked.size or self.place.size
-        self.steps = asked.steps or self.place.steps
-        self.precision = asked.precision or self.place.precision
+    def _common(self, size: str = "") -> dict[str, Any]:
+        return {
+            "size": size or self.size,
+            "vocab": self.defaults.vocab,
+            "precision": self.precision,
+            "steps": self.steps,
+            "warm": self.defaults.warm,
+        }
 
     def pretrain(self, size: str = "", **other: Any) -> PretrainCase:
-        asked = self.asked
-        values: dict[str, Any] = {
-            "objective": asked.objective or OBJECTIVES[0],
-            "ratio": asked.ratio or USUAL_RATIO,
-            "packing": asked.packing or PACKINGS[0],
+        request = self.request
+        values: dict[str, Any] = self._common(size) | {
+            "vocab": request.vocab or self.defaults.vocab,
+            "length": self.length,
+            "objective": request.objective or OBJECTIVES[0],
+            "ratio": request.ratio or USUAL_RATIO,
+            "packing": request.packing or PACKINGS[0],
             "rows": self.rows,
-            "micro_batches": asked.micro_batches or 1,
-            "deterministic": asked.deterministic,
+            "micro_batches": request.micro_batches or 1,
+            "deterministic": request.deterministic,
         }
-        return PretrainCase(
-            size=size or self.size, vocab=self.vocab, length=self.length, steps=self.steps, warm=self.place.warm,
-            precision=self.precision, **(values | other),
-        )  # fmt: skip
+        return PretrainCase(**(values | other))
 
     def peer_rows(self) -> int:
         """Rows of the Trainer's batch: as given, else at most `PEER_ROWS`."""
-        return self.asked.rows or min(self.rows, PEER_ROWS)
+        return self.request.rows or min(self.rows, PEER_ROWS)
 
     def finetune(self, lengths: Lengths, size: str = "") -> FinetuneCase:
-        place = self.place
-        return FinetuneCase(
-            size or self.size, place.vocab, lengths, place.batch, self.steps, place.warm, self.precision
-        )
+        return FinetuneCase(**self._common(size), lengths=lengths, batch=self.defaults.batch)
 
     def retrieval(self) -> RetrievalCase:
-        place = self.place
-        return RetrievalCase(
-            self.size, place.vocab, place.batch, self.steps, place.warm, self.precision, place.passages
-        )
+        defaults = self.defaults
+        return RetrievalCase(**self._common(), batch=defaults.batch, passages=defaults.passages)
 
     def score(self, size: str) -> ScoreCase:
-        return ScoreCase(size, self.place.vocab, self.place.passages, self.precision)
+        return ScoreCase(**self._common(size), passages=self.defaults.passages)
 
-    def scale(self) -> ScaleCases:
-        """The cases of `bench scale`; with --size, only those of that size; with fp8, pretraining only."""
-        usual, larger, *smaller = self.place.scale
-        small = smaller[0]
+    def scale(self) -> list[PretrainCase | FinetuneCase | ScoreCase]:
+        """The cases that characterize a device; together they cover each part of the cost of a step.
+
+        With --size, only those of that size; with fp8, pretraining only.
+        """
+        sizes = self.defaults.scale
+        usual, larger, *smaller = sizes
         plain = {"objective": "mlm", "ratio": USUAL_RATIO, "packing": "chunks", "micro_batches": 1}
-        tuned = () if self.precision == "fp8" else (usual, small)
-        made = ScaleCases(
-            [
-                self.pretrain(usual, **plain),
-                self.pretrain(usual, **(plain | {"objective": "clm"})),
-                self.pretrain(usual, **(plain | {"packing": "rows"})),
-                *(self.pretrain(size, **plain) for size in (larger, *smaller)),
-            ],
-            [self.finetune(lengths, size) for size in tuned for lengths in LIKE],
-            [self.score(size) for size in tuned],
+        tuned = () if self.precision == "fp8" else (usual, smaller[0])
+        cases: list[PretrainCase | FinetuneCase | ScoreCase] = [
+            self.pretrain(usual, **plain),
+            self.pretrain(usual, **(plain | {"objective": "clm"})),
+            self.pretrain(usual, **(plain | {"packing": "rows"})),
+            *(self.pretrain(size, **plain) for size in (larger, *smaller)),
+            *(self.finetune(lengths, size) for size in tuned for lengths in LIKE),
+            *(self.score(size) for size in tuned),
+        ]
+        if self.request.size:
+            _check_name("bench scale --size", self.request.size, sizes)
+        return [case for case in cases if self.request.size in ("", case.size)]
+
+
+# ---------------------------------------------------------------- results
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One side's measurement of a case."""
+
+    seconds: float  # of a step: the median
+    mean_seconds: float
+    tokens: float  # of a step, without padding
+    peak_bytes: int | None = None  # None: not a GPU
+    ready_seconds: float | None = None  # until the third step is done, with compilation
+    graphs: int = 0  # compiled graphs
+    recompilations: int = 0  # graphs compiled after the third step
+    path: str = ""  # how it was computed
+    idle: float | None = None  # share of the time that the device waits for data
+    failed: str = ""
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+    def facts(self) -> dict[str, Any]:
+        if self.failed:
+            return {"failed": self.failed}
+        facts = asdict(self) | {"tokens_per_second": self.tokens_per_second}
+        del facts["failed"]
+        # Our side counts the tokens of a step; if it failed, they are NaN for the peers, too.
+        return {name: value for name, value in facts.items() if value == value}  # drop NaN
+
+
+def failure(why: str) -> Timing:
+    """A timing that records only why the measurement failed."""
+    return Timing(math.nan, math.nan, math.nan, failed=why)
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Milliseconds of one step by kind, largest first, and the longest kernels."""
+
+    by_kind: dict[str, float]
+    longest: tuple[tuple[str, float], ...]
+
+    @property
+    def total(self) -> float:
+        return sum(self.by_kind.values())
+
+    def facts(self) -> dict[str, Any]:
+        return {"ms": self.by_kind, "total_ms": self.total, "longest": [list(pair) for pair in self.longest]}
+
+    def table(self) -> str:
+        """Time by kind, then the longest kernels."""
+        rows = [["", "ms", "share"]]
+        rows += [[kind, f"{ms:.2f}", f"{ms / self.total:.0%}"] for kind, ms in self.by_kind.items()]
+        rows.append(["together", f"{self.total:.2f}", ""])
+        longest = [["longest", "ms"], *([name[:90], f"{ms:.2f}"] for name, ms in self.longest)]
+        return f"{aligned(rows)}\n\n{aligned(longest)}"
+
+
+OURS = "biphase"
+SENTENCES = "sentence-transformers"
+NAMES = {OURS: OURS, "trainer": "Trainer", "trainer-compiled": "Trainer compiled", SENTENCES: SENTENCES}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One case, measured on each side; ours is first."""
+
+    title: str
+    unit: str  # tokens/s, ms/step or passages/s
+    case: dict[str, Any]  # the facts of the case
+    sides: dict[str, Timing]
+    passages: int = 0  # of one measurement, if the unit is passages/s
+    note: str = ""  # differences between the sides other than their code
+
+    def value(self, side: str) -> float:
+        """The result in the unit of the case; NaN if that side failed."""
+        timing = self.sides[side]
+        if timing.failed:
+            return math.nan
+        if self.unit == "ms/step":
+            return timing.seconds * 1000
+        return (self.passages if self.unit == "passages/s" else timing.tokens) / timing.seconds
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """How many times faster ours is than each peer that did not fail."""
+        ours = self.value(OURS)
+        others = {side: self.value(side) for side in self.sides if side != OURS}
+        slower = self.unit == "ms/step"
+        ratios = {side: other / ours if slower else ours / other for side, other in others.items()}
+        return {side: ratio for side, ratio in ratios.items() if math.isfinite(ratio)}
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "title": self.title,
+            "unit": self.unit,
+            "note": self.note,
+            **self.case,
+            "sides": {
+                side: timing.facts() | ({} if timing.failed else {"value": self.value(side)})
+                for side, timing in self.sides.items()
+            },
+            "ratios": self.ratios,
+        }
+
+
+@dataclass
+class Report:
+    """All measurements of one command, with the device and versions."""
+
+    device: str
+    name: str
+    date: str
+    versions: dict[str, str]
+    command: str
+    compared: list[Compared] = field(default_factory=list)
+    profiles: dict[str, Breakdown] = field(default_factory=dict)
+    saved: str = ""
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "device": self.device,
+            "name": self.name,
+            "date": self.date,
+            "versions": self.versions,
+            "command": self.command,
+            "results": [case.facts() for case in self.compared],
+            "profiles": {title: profile.facts() for title, profile in self.profiles.items()},
+            "saved": self.saved,
+        }
+
+    @property
+    def measured(self) -> bool:
+        """Whether any of our measurements succeeded."""
+        return any(not case.sides[OURS].failed for case in self.compared)
+
+    def describe(self, study: str = "STUDY") -> str:
+        """The report as text. `study`: how the study is typed after a verb, with its store."""
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        parts = [f"{self.device} · {self.date} · {versions}\n{self.command}"]
+        tables: dict[tuple[str, ...], list[Compared]] = {}
+        for case in self.compared:  # cases with the same sides share a table
+            tables.setdefault(tuple(case.sides), []).append(case)
+        parts += [table(cases) for cases in tables.values()]
+        parts += [f"{title}, one step\n{profile.table()}" for title, profile in self.profiles.items()]
+        if self.saved:
+            parts.append(f"kept in {self.saved}\nNext: biphase plan {study} --device {self.name}")
+        return "\n\n".join(parts)
+
+
+# Rows below a case: more facts of each side.
+DETAILS: tuple[tuple[str, Callable[[Timing], str]], ...] = (
+    ("  computed", lambda timing: timing.path),
+    ("  peak GiB", lambda timing: f"{timing.peak_bytes / 2**30:.1f}" if timing.peak_bytes else ""),
+    ("  s until step 3", lambda timing: f"{timing.ready_seconds:.1f}" if timing.ready_seconds else ""),
+    ("  recompilations", lambda timing: str(timing.recompilations) if timing.graphs else ""),
+    ("  waits for data", lambda timing: "" if timing.idle is None else f"{timing.idle:.1%}"),
+)
+
+
+def table(compared: list[Compared]) -> str:
+    """A line for each case, followed by more facts of each side."""
+    sides = list(compared[0].sides)
+    peers = len(sides) > 1
+    rows = [["", "unit", *(NAMES[side] for side in sides), *(["ratio"] if peers else [])]]
+    notes = ["ratio: how many times faster than the fastest peer"] if peers else []
+    for case in compared:
+        values = [_number(case.value(side), case.unit) for side in sides]
+        ratio = min(case.ratios.values(), default=None)
+        rows.append([case.title, case.unit, *values, *([f"{ratio:.2f}×" if ratio else "–"] if peers else [])])
+        notes += [f"{case.title}: {case.note}"] if case.note else []
+        for name, detail in DETAILS:
+            cells = ["" if timing.failed else detail(timing) for timing in case.sides.values()]
+            if any(cells):
+                rows.append([name, "", *cells, *([""] if peers else [])])
+        notes += [
+            f"{NAMES[side]}, {case.title}: {timing.failed}"
+            for side, timing in case.sides.items()
+            if timing.failed
+        ]
+    return "\n".join([aligned(rows), *notes])
+
+
+def aligned(rows: list[list[str]]) -> str:
+    """Align columns: text to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(
+            cell.ljust(width) if column == 0 or rows[0][column] == "unit" else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
-        if not self.asked.size:
-            return made
-        known = (usual, larger, *smaller)
-        _known("bench scale --size", self.asked.size, known)
-        return ScaleCases(
-            *([case for case in some if case.size == self.asked.size] for some in vars(made).values())
-        )
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _number(value: float, unit: str) -> str:
+    if math.isnan(value):
+        return "failed"
+    return f"{value:.2f}" if unit == "ms/step" else short(value)
+
+
+# ---------------------------------------------------------------- saved devices
+
+
+def saved_cases(compared: list[Compared]) -> list[dict[str, Any]]:
+    """The cases that `study.prices` fits a device's cost model to: all that did not fail."""
+    measured = {
+        "pretrain": ("seconds",),
+        "finetune": ("tokens", "seconds"),
+        "score": ("tokens_per_second",),
+    }
+    return [
+        {**result.case, **{name: getattr(result.sides[OURS], name) for name in measured[result.case["kind"]]}}
+        for result in compared
+        if result.case["kind"] in measured and not result.sides[OURS].failed
+    ]
+
+
+def save(report: Report, store: Store) -> Path:
+    """Write `devices/NAME.json`, which `biphase plan --device NAME` reads.
+
+    Earlier measurements in other precisions are kept, each with its date and versions.
+    """
+    path = store.root / "devices" / f"{report.name}.json"
+    fresh = saved_cases(report.compared)
+    earlier, since = _earlier(path, report.device, {case["precision"] for case in fresh})
+    cases = [*earlier, *fresh]
+    content: dict[str, Any] = {
+        "device": report.device,
+        "name": report.name,
+        "date": report.date,
+        "versions": report.versions,
+        "earlier": since,
+        "cases": cases,
+        "model": prices.fit(cases),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, with_checksum(content))
+    return path
+
+
+def _earlier(path: Path, device: str, fresh: set[str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Saved cases of other precisions than those measured now, and when each was measured.
+
+    Empty if the file is of another device with this name, or damaged; then it is overwritten.
+    """
+    if not path.exists():
+        return [], {}
+    try:
+        content = read_checked(path)
+        prices.fit(content["cases"])
+        kept = [case for case in content["cases"] if case.get("precision", "bf16") not in fresh]
+        last = {"date": content["date"], "versions": content["versions"]}
+        since = {case.get("precision", "bf16"): last for case in kept} | content.get("earlier", {})
+        same = content["device"] == device
+    except (KeyError, TypeError, AttributeError, ValueError, BiphaseError):
+        return [], {}
+    return (kept, {name: when for name, when in since.items() if name not in fresh}) if same else ([], {})

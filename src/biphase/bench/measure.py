@@ -15,9 +15,9 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,15 +28,24 @@ from torch import Tensor
 from torch.autograd import DeviceType
 
 from biphase.attention import pattern_of, varlen_works
-from biphase.bench.cases import PASSAGES, FinetuneCase, Lengths, PretrainCase, ScoreCase
+from biphase.bench.cases import (
+    PASSAGES,
+    Breakdown,
+    FinetuneCase,
+    Lengths,
+    PretrainCase,
+    RetrievalCase,
+    ScoreCase,
+    Timing,
+    failure,
+)
 from biphase.data.stream import Stream, load_ahead
 from biphase.errors import BiphaseError, one_line
 from biphase.finetune.encoder import TaskModel, TuningOptions, per_text
 from biphase.finetune.families import Family, family_of
 from biphase.finetune.trial import FineTuner
 from biphase.models.backbone import LanguageModel, from_scratch
-from biphase.models.encoder import Encoder
-from biphase.models.heads import EmbeddingHead
+from biphase.models.encoder import EmbeddingHead, Encoder
 from biphase.models.hub import quietly
 from biphase.objectives import Batch, Vocabulary
 from biphase.presets import SIZES
@@ -49,39 +58,6 @@ from biphase.training.distributed import Ranks
 from biphase.training.loop import train
 
 READY = 3  # steps after which everything is compiled, captured and cached
-
-
-@dataclass(frozen=True)
-class Timing:
-    """One side's measurement of a case."""
-
-    seconds: float  # of a step: the median
-    mean_seconds: float
-    tokens: float  # of a step, without padding
-    peak_bytes: int | None = None  # None: not a GPU
-    ready_seconds: float | None = None  # until the third step is done, with compilation
-    graphs: int = 0  # compiled graphs
-    recompilations: int = 0  # graphs compiled after the third step
-    path: str = ""  # how it was computed
-    idle: float | None = None  # share of the time that the device waits for data
-    failed: str = ""
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds
-
-    def facts(self) -> dict[str, Any]:
-        if self.failed:
-            return {"failed": self.failed}
-        known = {name: value for name, value in asdict(self).items() if name != "failed"}
-        known |= {"tokens_per_second": self.tokens_per_second}
-        # Our side counts the tokens of a step; if it failed, they are NaN for the peers, too.
-        return {name: value for name, value in known.items() if value == value}  # drop NaN
-
-
-def failure(why: str) -> Timing:
-    """A timing that records only why the measurement failed."""
-    return Timing(float("nan"), float("nan"), float("nan"), failed=why)
 
 
 def wait(device: torch.device) -> None:
@@ -126,7 +102,6 @@ class StepClock:
 
     def measured(self, warm: int, *, tokens: float, path: str = "") -> Timing:
         steps, graphs = self.seconds(warm), compiled_graphs()
-
         return Timing(
             statistics.median(steps),
             statistics.fmean(steps),
@@ -211,9 +186,9 @@ def free(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def with_idle(measured: Timing, kept_seconds: float) -> Timing:
+def with_idle(timing: Timing, kept_seconds: float) -> Timing:
     """Add the share of a step spent waiting for data, from the time of the same step with its data on the device."""
-    return replace(measured, idle=max(0.0, 1 - kept_seconds / measured.seconds))
+    return replace(timing, idle=max(0.0, 1 - kept_seconds / timing.seconds))
 
 
 # ---------------------------------------------------------------- profile by kind of kernel
@@ -243,21 +218,6 @@ def kind_of(name: str) -> str:
     return next((kind for kind, pattern in _KINDS if pattern.search(low)), OTHER)
 
 
-@dataclass(frozen=True)
-class Breakdown:
-    """Milliseconds of one step by kind, largest first, and the longest kernels."""
-
-    by_kind: dict[str, float]
-    longest: tuple[tuple[str, float], ...]
-
-    @property
-    def total(self) -> float:
-        return sum(self.by_kind.values())
-
-    def facts(self) -> dict[str, Any]:
-        return {"ms": self.by_kind, "total_ms": self.total, "longest": [list(one) for one in self.longest]}
-
-
 def breakdown(
     run: Callable[[], object], device: torch.device, *, vocab: int, steps: int = PROFILED
 ) -> Breakdown:
@@ -272,7 +232,7 @@ def breakdown(
         wait(device)
     events: Any = profiler.events()
     times = on_gpu(events, vocab) if device.type == "cuda" else on_cpu(events, vocab)
-    return sorted_out(times, steps)
+    return by_kind(times, steps)
 
 
 Times = dict[tuple[str, bool], float]  # microseconds by (name, whether the vocabulary is in its shapes)
@@ -280,16 +240,16 @@ Times = dict[tuple[str, bool], float]  # microseconds by (name, whether the voca
 
 def on_gpu(events: Any, vocab: int) -> Times:
     """GPU kernels by name. Shapes come from the operation that launched a kernel; kernels in a CUDA graph have none."""
-    every: dict[str, float] = defaultdict(float)
+    totals: dict[str, float] = defaultdict(float)
     of_head: dict[str, float] = defaultdict(float)
     for event in events:
         if event.device_type == DeviceType.CUDA and not event.is_user_annotation:
-            every[event.name] += event.time_range.elapsed_us()
+            totals[event.name] += event.time_range.elapsed_us()
         elif event.kernels and _has(event, vocab):
             for kernel in event.kernels:
                 of_head[kernel.name] += kernel.duration
     times: Times = {}
-    for name, total in every.items():
+    for name, total in totals.items():
         share = min(of_head.get(name, 0.0), total)
         times[name, True], times[name, False] = share, total - share
     return times
@@ -308,7 +268,7 @@ def _has(event: Any, vocab: int) -> bool:
     return any(vocab in shape for shape in event.input_shapes or () if isinstance(shape, (list, tuple)))
 
 
-def sorted_out(times: Times, steps: int) -> Breakdown:
+def by_kind(times: Times, steps: int) -> Breakdown:
     """Sum microseconds by kind of kernel, as milliseconds of one step."""
     kinds: dict[str, float] = defaultdict(float)
     names: dict[str, float] = defaultdict(float)
@@ -316,8 +276,8 @@ def sorted_out(times: Times, steps: int) -> Breakdown:
         kind = kind_of(name)
         kinds[HEAD if kind == BLOCKS and with_vocab else kind] += microseconds / steps / 1000
         names[name] += microseconds / steps / 1000
-    longest = sorted(names.items(), key=lambda one: -one[1])[:12]
-    ordered = sorted(((kind, ms) for kind, ms in kinds.items() if ms > 0), key=lambda one: -one[1])
+    longest = sorted(names.items(), key=lambda pair: -pair[1])[:12]
+    ordered = sorted(((kind, ms) for kind, ms in kinds.items() if ms > 0), key=lambda pair: -pair[1])
     return Breakdown(dict(ordered), tuple(longest))
 
 
@@ -325,7 +285,7 @@ def sorted_out(times: Times, steps: int) -> Breakdown:
 
 
 BEGIN, END, PAD, MASK = range(4)
-FIRST_WORD = 4
+FIRST_TOKEN = 4
 DOCUMENT = 700  # mean tokens of a document
 BATCHES = 64  # distinct batches; then they repeat in another order
 QUESTION = 12  # tokens of the question before the context
@@ -335,9 +295,9 @@ class RandomTokens:
     """Random rows with document ends at random places; has the interface of a corpus's shards."""
 
     def __init__(self, rows: int, length: int, vocab: int) -> None:
-        chance = np.random.default_rng(0)
-        self.data = chance.integers(FIRST_WORD, vocab, (rows, length), dtype=np.uint32)
-        self.data[chance.random((rows, length)) < 1 / DOCUMENT] = END
+        generator = np.random.default_rng(0)
+        self.data = generator.integers(FIRST_TOKEN, vocab, (rows, length), dtype=np.uint32)
+        self.data[generator.random((rows, length)) < 1 / DOCUMENT] = END
 
     def __len__(self) -> int:
         return self.data.size
@@ -360,31 +320,31 @@ def stream_of(case: PretrainCase, *, whole_rows: bool = False) -> Stream:
 # ---------------------------------------------------------------- texts
 
 
-def drawn_lengths(lengths: Lengths, count: int) -> np.ndarray:
+def sample_lengths(lengths: Lengths, count: int) -> np.ndarray:
     """Sample text lengths, the same at every call."""
-    drawn = np.random.default_rng(0).gamma(lengths.shape, lengths.mean / lengths.shape, count)
-    drawn *= lengths.mean / drawn.mean()
-    return np.clip(np.round(drawn), 3, lengths.most).astype(np.int64)
+    sample = np.random.default_rng(0).gamma(lengths.shape, lengths.mean / lengths.shape, count)
+    sample *= lengths.mean / sample.mean()
+    return np.clip(np.round(sample), 3, lengths.most).astype(np.int64)
 
 
-def drawn_ids(lengths: Lengths, count: int, vocab: int) -> list[np.ndarray]:
+def sample_ids(lengths: Lengths, count: int, vocab: int) -> list[np.ndarray]:
     """Texts as ids, each with an end token.
 
     Token frequencies follow Zipf's law (the n-th occurs 1/n as often as the first): fine-tuning updates only the
     vocab rows that occur, and real texts use few of them.
     """
-    chance, words = np.random.default_rng(1), vocab - FIRST_WORD
+    generator, tokens = np.random.default_rng(1), vocab - FIRST_TOKEN
     return [
-        np.append(FIRST_WORD - 1 + (words ** chance.random(length - 1)).astype(np.int64), END)
-        for length in drawn_lengths(lengths, count)
+        np.append(FIRST_TOKEN - 1 + (tokens ** generator.random(length - 1)).astype(np.int64), END)
+        for length in sample_lengths(lengths, count)
     ]
 
 
-def reading_of(vocab: int, length: int) -> Tokenization:
+def tokenization_of(vocab: int, length: int) -> Tokenization:
     """A tokenization in which texts are numbers separated by spaces, and each number is its own token."""
-    words = Tokenizer(WordLevel({str(number): number for number in range(vocab)}, unk_token=str(PAD)))
-    words.pre_tokenizer = WhitespaceSplit()
-    return Tokenization(words, (), (END,), length, "numbers")
+    numbers = Tokenizer(WordLevel({str(number): number for number in range(vocab)}, unk_token=str(PAD)))
+    numbers.pre_tokenizer = WhitespaceSplit()
+    return Tokenization(numbers, (), (END,), length, "numbers")
 
 
 @dataclass(frozen=True)
@@ -395,16 +355,16 @@ class Dataset:
 
     @cached_property
     def ids(self) -> list[np.ndarray]:
-        return drawn_ids(self.case.lengths, self.case.batch * BATCHES, self.case.vocab)
+        return sample_ids(self.case.lengths, self.case.batch * BATCHES, self.case.vocab)
 
     @cached_property
     def labels(self) -> np.ndarray:
         """(n,) the class of each text; or (n, 2) the first and last token of its answer."""
-        chance, kinds = np.random.default_rng(2), self.case.lengths.labels
-        if kinds:
-            return chance.integers(0, kinds, len(self.ids))
+        generator, labels = np.random.default_rng(2), self.case.lengths.labels
+        if labels:
+            return generator.integers(0, labels, len(self.ids))
         ends = np.array([len(ids) - 1 for ids in self.ids])  # before the end token
-        first = chance.integers(np.minimum(QUESTION, ends - 1), ends)
+        first = generator.integers(np.minimum(QUESTION, ends - 1), ends)
         return np.stack([first, np.minimum(first + 2, ends - 1)], axis=1)
 
     @property
@@ -413,17 +373,15 @@ class Dataset:
         return float(np.mean([len(ids) for ids in self.ids])) * self.case.batch
 
     def task(self) -> Task:
-        kinds = self.case.lengths.labels
-        form = Classify("{text}", tuple(f"label{number}" for number in range(kinds))) if kinds else Answer()
+        labels = tuple(f"label{number}" for number in range(self.case.lengths.labels))
+        form = Classify("{text}", labels) if labels else Answer()
         steps = self.case.warm + self.case.steps
         return Task("bench", form, ".", Splits(test="train*"), steps=steps, batch=self.case.batch)
 
     def examples(self) -> Examples:
-        made: Any = [
-            self._text(ids, label) if self.case.lengths.labels else self._question(ids, label)
-            for ids, label in zip(self.ids, self.labels, strict=True)
-        ]
-        return Examples(made, made[:1], made[:1])
+        example = self._text if self.case.lengths.labels else self._question
+        examples: Any = [example(ids, label) for ids, label in zip(self.ids, self.labels, strict=True)]
+        return Examples(examples, examples[:1], examples[:1])
 
     @staticmethod
     def _text(ids: np.ndarray, label: Any) -> LabelledText:
@@ -433,8 +391,8 @@ class Dataset:
     def _question(ids: np.ndarray, bounds: np.ndarray) -> Question:
         first, last = bounds.tolist()
         begins = min(QUESTION, len(ids) - 2)
-        ahead = _spelled(ids[begins:first])
-        answer = AnswerSpan(_spelled(ids[first : last + 1]), len(ahead) + (1 if ahead else 0))
+        before = _spelled(ids[begins:first])
+        answer = AnswerSpan(_spelled(ids[first : last + 1]), len(before) + (1 if before else 0))
         return Question("bench", _spelled(ids[:begins]) + " ", _spelled(ids[begins:-1]), (answer,))
 
 
@@ -460,21 +418,7 @@ def model_of(case: PretrainCase, device: torch.device) -> LanguageModel:
     return model.to(device).train()
 
 
-@dataclass(frozen=True)
-class Kept:
-    """A batch that is already on the device and stays there."""
-
-    batch: Batch
-
-    @property
-    def count(self) -> int:
-        return self.batch.count
-
-    def to(self, device: torch.device) -> Self:
-        return self
-
-
-class Side:
+class PretrainingSide:
     """A model and its optimizer, ready to train steps of a case."""
 
     def __init__(self, case: PretrainCase, device: torch.device, model: LanguageModel) -> None:
@@ -486,13 +430,12 @@ class Side:
 
     def batches(self, step: int) -> list[Batch]:
         """The micro-batches of a step."""
-        case = self.case
-        draws = torch.arange(case.rows * case.micro_batches) + step * case.rows * case.micro_batches
+        rows = self.case.rows * self.case.micro_batches
         return [
-            self.stream.batch(self.objective, some, step=step, fixed=self.path == "compiled").ready_for(
+            self.stream.batch(self.objective, samples, step=step, fixed=self.path == "compiled").ready_for(
                 self.device
             )
-            for some in draws.split(case.rows)
+            for samples in (torch.arange(rows) + step * rows).split(self.case.rows)
         ]
 
     def loss_sum(self, batch: Batch) -> Tensor:
@@ -500,21 +443,18 @@ class Side:
 
     def streamed(self, steps: int, after: Callable[[], None]) -> None:
         """Train steps as a run does, with data from the stream."""
-        batches = load_ahead(self.batches, 0, steps, loaders=1)
-        self._train(self.loss_sum, batches, after)
+        self._train(load_ahead(self.batches, 0, steps, loaders=1), after)
 
     def kept(self, steps: int, after: Callable[[], None]) -> None:
         """Train the same step repeatedly, with its data on the device."""
-        same = [Kept(batch.to(self.device)) for batch in self.batches(0)]
-        self._train(lambda batch: self.loss_sum(batch.batch), (same for _ in range(steps)), after)
+        same = [batch.to(self.device) for batch in self.batches(0)]
+        self._train((same for _ in range(steps)), after)
 
-    def _train(
-        self, loss_sum: Callable[[Any], Tensor], batches: Iterable[Any], after: Callable[[], None]
-    ) -> None:
+    def _train(self, batches: Iterable[list[Batch]], after: Callable[[], None]) -> None:
         train(
             [parameter for parameter in self.model.parameters() if parameter.requires_grad],
             self.adam,
-            loss_sum,
+            self.loss_sum,
             batches,
             first=0,
             rate=lambda step: RATE,
@@ -527,33 +467,27 @@ class Side:
         )
 
 
+Profiled = Callable[[Breakdown], None]  # receives the breakdown of a step
+
+
 def measure_pretraining(
-    case: PretrainCase,
-    device: torch.device,
-    *,
-    idle: bool = True,
-    profile: Callable[[Breakdown], None] | None = None,
+    case: PretrainCase, device: torch.device, *, idle: bool = True, profile: Profiled | None = None
 ) -> Timing:
-    """Measure our pretraining; `idle`: also the wait for data; `profile`: receives the breakdown of a step."""
+    """Measure our pretraining; `idle`: also the wait for data."""
     with distributed.repeatable(enabled=case.deterministic):
         model = model_of(case, device)
         clock = StepClock(device)
-        side = Side(case, device, model)
+        side = PretrainingSide(case, device, model)
         side.streamed(case.warm + case.steps, clock.mark)
-        measured = clock.measured(case.warm, tokens=case.tokens, path=side.path)
+        timing = clock.measured(case.warm, tokens=case.tokens, path=side.path)
         if idle:
-            again = StepClock(device, ready_at=0)
-            side.kept(SETTLING + case.steps, again.mark)
-            measured = with_idle(measured, statistics.median(again.seconds(SETTLING)))
+            kept = StepClock(device, ready_at=0)
+            side.kept(SETTLING + case.steps, kept.mark)
+            timing = with_idle(timing, statistics.median(kept.seconds(SETTLING)))
         if profile is not None:
-            profile(
-                breakdown(
-                    lambda: side.kept(PROFILED, lambda: None),
-                    device,
-                    vocab=words_of_a_row(case.vocab, device.type),
-                )
-            )
-    return measured
+            vocab = words_of_a_row(case.vocab, device.type)
+            profile(breakdown(lambda: side.kept(PROFILED, lambda: None), device, vocab=vocab))
+    return timing
 
 
 # ---------------------------------------------------------------- fine-tuning
@@ -561,64 +495,69 @@ def measure_pretraining(
 
 TUNING_RATE, SEED = 5e-5, 0
 CONTEXT = 2_048
-READINGS = 3  # passes over all texts; the median counts
+REPEATS = 3  # passes over all texts; the median counts
 
 
-def bench_of(case: Any, device: torch.device) -> FineTuner:
+def finetuner_of(case: FinetuneCase | ScoreCase, device: torch.device) -> FineTuner:
     """A new random model to fine-tune."""
     model = from_scratch(SIZES[case.size], vocab=case.vocab, mask_id=MASK, length=CONTEXT, seed=0)
-    return bench_on(Encoder(model.model.base_model, context=CONTEXT), case.precision, device)
+    return finetuner_on(Encoder(model.model.base_model, context=CONTEXT), case.precision, device)
 
 
-def bench_on(encoder: Encoder, precision: str, device: torch.device) -> FineTuner:
+def finetuner_on(encoder: Encoder, precision: str, device: torch.device) -> FineTuner:
     varlen = varlen_works(device, precision)
     return FineTuner(encoder, TuningOptions.of(device, precision, varlen=varlen, encoder=encoder))
 
 
 def measure_finetuning(
-    case: FinetuneCase, device: torch.device, *, profile: Callable[[Breakdown], None] | None = None
+    case: FinetuneCase, device: torch.device, *, profile: Profiled | None = None
 ) -> Timing:
-    """Measure our fine-tuning; `profile`: receives the breakdown of a step."""
+    """Measure our fine-tuning."""
     data = Dataset(case)
-    reading = reading_of(case.vocab, CONTEXT)
-    family = family_of(data.task(), data.examples(), reading, protocol="standard")
-    bench = bench_of(case, device)
-    measured = tuned(bench, family, case, tokens=data.tokens)
+    tokenization = tokenization_of(case.vocab, CONTEXT)
+    family = family_of(data.task(), data.examples(), tokenization, protocol="standard")
+    finetuner = finetuner_of(case, device)
+    timing = time_finetuning(finetuner, family, case, tokens=data.tokens)
     if profile is not None:
-        steps = family.steps
-        once = breakdown(
-            lambda: train_once(bench, family, case, lambda: None), device, vocab=case.vocab, steps=steps
-        )
-        profile(once)
-    return measured
+
+        def once() -> TaskModel:
+            return train_once(finetuner, family, case, lambda: None)
+
+        profile(breakdown(once, device, vocab=case.vocab, steps=family.steps))
+    return timing
 
 
-def tuned(bench: FineTuner, family: Family, case: Any, *, tokens: float) -> Timing:
+def time_finetuning(
+    finetuner: FineTuner, family: Family, case: FinetuneCase | RetrievalCase, *, tokens: float
+) -> Timing:
     """Run two fine-tunings: the first pays the one-time costs of a grid, the second has the cost of all others."""
-    device = bench.setting.device
+    device = finetuner.setting.device
     first = StepClock(device)
-    train_once(bench, family, case, first.mark)
+    train_once(finetuner, family, case, first.mark)
     second = StepClock(device)
-    train_once(bench, family, case, second.mark)
-    steps = second.measured(case.warm, tokens=tokens, path=path_of(bench))
-    return replace(steps, ready_seconds=first.ready)
+    train_once(finetuner, family, case, second.mark)
+    timing = second.measured(case.warm, tokens=tokens, path=path_of(finetuner))
+    return replace(timing, ready_seconds=first.ready)
 
 
-def path_of(bench: FineTuner) -> str:
-    return "fused" if bench.encoder.graphable else "plain"
+def path_of(finetuner: FineTuner) -> str:
+    return "fused" if finetuner.encoder.graphable else "plain"
 
 
-def train_once(bench: FineTuner, family: Family, case: Any, after: Callable[[], None]) -> TaskModel:
+def train_once(
+    finetuner: FineTuner, family: Family, case: FinetuneCase | RetrievalCase, after: Callable[[], None]
+) -> TaskModel:
     """One fine-tuning as a study makes it; `after` is called at the end of each step."""
+    precision: Any = case.precision  # one of those that fine-tuning has
     spec = Finetune(
-        (family.task,), lrs=(TUNING_RATE,), seeds=(SEED,), protocol="standard", precision=case.precision
+        (family.task,), lrs=(TUNING_RATE,), seeds=(SEED,), protocol="standard", precision=precision
     )
-    model, _ = bench.finetune(
+    model, _ = finetuner.finetune(
         family,
         spec,
         lr=TUNING_RATE,
         seed=SEED,
-        loaders=1 if bench.setting.device.type == "cuda" else 0,
+        loaders=1 if finetuner.setting.device.type == "cuda" else 0,
         tell=lambda step, steps: after(),
     )
     return model
@@ -627,25 +566,28 @@ def train_once(bench: FineTuner, family: Family, case: Any, after: Callable[[], 
 # ---------------------------------------------------------------- inference
 
 
-def score(case: ScoreCase, device: torch.device) -> Timing:
+def measure_encoding(case: ScoreCase, device: torch.device) -> Timing:
     """Encode texts without gradients; seconds are for all texts."""
-    bench = bench_of(case, device)
-    texts = Ragged.from_lists(drawn_ids(PASSAGES, case.passages, case.vocab))
-    model = TaskModel(bench.encoder, EmbeddingHead()).eval()
-    return read(
-        lambda: per_text(model, texts, bench.setting), device, tokens=len(texts.flat), path=path_of(bench)
+    finetuner = finetuner_of(case, device)
+    texts = Ragged.from_lists(sample_ids(PASSAGES, case.passages, case.vocab))
+    model = TaskModel(finetuner.encoder, EmbeddingHead()).eval()
+    return time_calls(
+        lambda: per_text(model, texts, finetuner.setting),
+        device,
+        tokens=len(texts.flat),
+        path=path_of(finetuner),
     )
 
 
-def read(once: Callable[[], Any], device: torch.device, *, tokens: float, path: str) -> Timing:
-    """Time a function: once unmeasured, then `READINGS` times."""
+def time_calls(once: Callable[[], Any], device: torch.device, *, tokens: float, path: str) -> Timing:
+    """Time a function: once unmeasured, then `REPEATS` times."""
     once()
     wait(device)
     seconds = []
-    for _ in range(READINGS):
+    for _ in range(REPEATS):
         began = time.perf_counter()
         once()
         wait(device)
         seconds.append(time.perf_counter() - began)
-    middle, mean = statistics.median(seconds), statistics.fmean(seconds)
-    return Timing(middle, mean, tokens, peak_bytes=peak_bytes(device), path=path)
+    median, mean = statistics.median(seconds), statistics.fmean(seconds)
+    return Timing(median, mean, tokens, peak_bytes=peak_bytes(device), path=path)

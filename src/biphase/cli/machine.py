@@ -111,7 +111,7 @@ def bench(
     from biphase.store import Store
 
     asked = BenchRequest(
-        subject=subject or ("scale" if save else "pretrain"),
+        workload=subject or ("scale" if save else "pretrain"),
         size=size,
         objective=objective,
         ratio=ratio,
@@ -127,12 +127,12 @@ def bench(
         profile=profile,
         save=save,
     )
-    from biphase.bench.results import run
+    from biphase.bench.compare import run
     from biphase.training.distributed import join
 
     command = shlex.join(["biphase", *sys.argv[1:]])
     report = run(asked, Store.open(store), device=join().device, command=command, tell=tell)
     study = with_store(Path("STUDY"), store)
-    give(as_json, report.facts, lambda: report.words(study))
+    give(as_json, report.facts, lambda: report.describe(study))
     if not report.measured:
         sys.exit(1)

@@ -280,9 +280,9 @@ def export(
 
         check_push(push)
     if onnx:
-        from biphase.export.onnx import check_packages
+        from biphase.export.writing import check_onnx_packages
 
-        check_packages()
+        check_onnx_packages()
     if isinstance(found, SavedTrial):
         from biphase.export.tuned import export_tuned
 
@@ -291,7 +291,7 @@ def export(
         from biphase.export.checkpoint import export_checkpoint
 
         made = export_checkpoint(found, where, folder, onnx=onnx, say=tell)
-    show(made.words())
+    show(made.describe())
     if push:
         from biphase.export.folder import upload
 

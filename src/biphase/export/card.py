@@ -1,25 +1,28 @@
 """The model card (README.md) of an exported model: how to load it, how it was made, its scores, licence and limits.
 
 The file has the licence of the base model, code snippets for loading, the scores that a store holds of a model, and
-`Card`, which writes the text. Text from outside (names, sources, licences) is escaped, so it is shown but never
-interpreted. Paths on this machine are reduced to their last component.
+`Card`, which huggingface_hub's `ModelCard` renders. Text from outside (names, sources, licences) is escaped, so it is
+shown but never interpreted. Paths on this machine are reduced to their last component.
 """
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
+
+from huggingface_hub import ModelCard, ModelCardData, metadata_load
 
 from biphase.data.shards import Shards
 from biphase.errors import SpecError, StoreError, nearest
 from biphase.export.folder import SavedCheckpoint, SavedTrial
-from biphase.export.tokenizer import Prompts
-from biphase.export.writing import LEAST, Written
+from biphase.export.writing import LEAST, Prompts, Written
 from biphase.keys import decay_start, label, phases
+from biphase.models.hub import hub_file
 from biphase.models.native import is_masked
 from biphase.presets import corpus_of
 from biphase.records import content_key, decode, encode
@@ -36,125 +39,86 @@ _NAME = re.compile(r"[\w.+-]{1,60}")
 
 def licence_of(hub: Hub) -> str:
     """The `license:` field of a model's card; empty if there is none, or not a plain name."""
-    from huggingface_hub import metadata_load
-
     try:
-        said = (metadata_load(_card_file(hub)) or {}).get("license")
+        licence = (metadata_load(hub_file(hub, "README.md")) or {}).get("license")
     except Exception:  # no card, no network, or invalid YAML: the licence is unknown
         return ""
-    return said if isinstance(said, str) and _NAME.fullmatch(said) else ""
-
-
-def _card_file(hub: Hub) -> Path:
-    if hub.local:
-        return Path(hub.source).expanduser() / "README.md"
-    from huggingface_hub import hf_hub_download
-
-    return Path(hf_hub_download(hub.source, "README.md", revision=hub.revision))
+    return licence if isinstance(licence, str) and _NAME.fullmatch(licence) else ""
 
 
 # ---------------------------------------------------------------- snippets
+# FOLDER stands for the folder or the repository.
 
 
-FOLDER = "FOLDER"  # placeholder for the folder or the repository
+_HIDDEN_STATES = """\
+from transformers import AutoModel, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+model = AutoModel.from_pretrained("FOLDER")
+hidden = model(**tokenizer("A text.", return_tensors="pt")).last_hidden_state"""
+
+# Asserts bidirectional attention: the first token's vector must depend on a later token.
+_BIDIRECTIONAL = f"""
+other = model(**tokenizer("A word.", return_tensors="pt")).last_hidden_state
+assert hidden[0, 0].ne(other[0, 0]).any(), "it reads forwards only: pip install 'transformers>={LEAST}'\""""
+
+_FILL_MASK = """\
+from transformers import pipeline
+
+fill = pipeline("fill-mask", model="FOLDER")
+fill(f"The cat {fill.tokenizer.mask_token} on the mat.")"""
+
+_FILL_MASK_HERE = """\
+import biphase  # transformers has no class with a masked head for it
+
+model = biphase.load("FOLDER")
+model.fill_mask(f"The cat {model.mask_token} on the mat.")"""
 
 
 def loading(written: Written, prompts: Prompts, *, fills: bool, onnx: bool) -> list[str]:
     """Python snippets for an encoder; `fills`: its head was trained to fill masks."""
-    blocks = [hidden_states() + ("\n" + both_ways() if written.edits else "")]
+    blocks = [_HIDDEN_STATES + (_BIDIRECTIONAL if written.edits else "")]
     if fills:
-        blocks.append(fill_mask() if is_masked(written.architecture) else fill_mask_here())
+        blocks.append(_FILL_MASK if is_masked(written.architecture) else _FILL_MASK_HERE)
     blocks.append(embeddings(prompts))
     return [*blocks, *([graph()] if onnx else [])]
 
 
-def hidden_states() -> str:
-    return "\n".join(
-        (
-            "from transformers import AutoModel, AutoTokenizer",
-            "",
-            f'tokenizer = AutoTokenizer.from_pretrained("{FOLDER}")',
-            f'model = AutoModel.from_pretrained("{FOLDER}")',
-            'hidden = model(**tokenizer("A text.", return_tensors="pt")).last_hidden_state',
-        )
-    )
-
-
-def both_ways() -> str:
-    """Lines that assert bidirectional attention: the first token's vector must depend on a later token."""
-    return "\n".join(
-        (
-            'other = model(**tokenizer("A word.", return_tensors="pt")).last_hidden_state',
-            f"assert hidden[0, 0].ne(other[0, 0]).any(), \"it reads forwards only: pip install 'transformers>={LEAST}'\"",
-        )
-    )
-
-
-def fill_mask_here() -> str:
-    return "\n".join(
-        (
-            "import biphase  # transformers has no class with a masked head for it",
-            "",
-            f'model = biphase.load("{FOLDER}")',
-            'model.fill_mask(f"The cat {model.mask_token} on the mat.")',
-        )
-    )
-
-
-def fill_mask() -> str:
-    return "\n".join(
-        (
-            "from transformers import pipeline",
-            "",
-            f'fill = pipeline("fill-mask", model="{FOLDER}")',
-            'fill(f"The cat {fill.tokenizer.mask_token} on the mat.")',
-        )
-    )
-
-
 def embeddings(prompts: Prompts) -> str:
-    return "\n".join(
-        (
-            "from sentence_transformers import SentenceTransformer",
-            "",
-            f'model = SentenceTransformer("{FOLDER}")',
-            f'queries = model.encode(["Who sat on the mat?"], prompt_name="query")  # {json.dumps(prompts.query)} before each',
-            f'documents = model.encode(["The cat sat on the mat."], prompt_name="document")  # {json.dumps(prompts.document)}',
-            "model.similarity(queries, documents)",
-        )
-    )
+    return f"""\
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("FOLDER")
+queries = model.encode(["Who sat on the mat?"], prompt_name="query")  # {json.dumps(prompts.query)} before each
+documents = model.encode(["The cat sat on the mat."], prompt_name="document")  # {json.dumps(prompts.document)}
+model.similarity(queries, documents)"""
 
 
 def pipeline_snippet(kind: str) -> str:
-    return "\n".join(
-        ("from transformers import pipeline", "", f'pipeline("{kind}", model="{FOLDER}")("A text.")')
-    )
+    return f"""\
+from transformers import pipeline
+
+pipeline("{kind}", model="FOLDER")("A text.")"""
 
 
 def answers() -> str:
-    return "\n".join(
-        (
-            "from transformers import AutoModelForQuestionAnswering, AutoTokenizer",
-            "",
-            f'tokenizer = AutoTokenizer.from_pretrained("{FOLDER}")',
-            f'model = AutoModelForQuestionAnswering.from_pretrained("{FOLDER}")',
-            'said = model(**tokenizer("…", return_tensors="pt"))  # start_logits and end_logits of each token',
-        )
-    )
+    return """\
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+model = AutoModelForQuestionAnswering.from_pretrained("FOLDER")
+output = model(**tokenizer("…", return_tensors="pt"))  # start_logits and end_logits of each token"""
 
 
 def graph(output: str = "last_hidden_state") -> str:
-    return "\n".join(
-        (
-            "import onnxruntime",
-            "from transformers import AutoTokenizer",
-            "",
-            f'tokenizer = AutoTokenizer.from_pretrained("{FOLDER}")',
-            f'session = onnxruntime.InferenceSession("{FOLDER}/onnx/model.onnx")',
-            'inputs = tokenizer(["A text."], padding=True, return_tensors="np")',
-            f"{output} = session.run(None, dict(inputs))[0]",
-        )
-    )
+    return f"""\
+import onnxruntime
+from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+session = onnxruntime.InferenceSession("FOLDER/onnx/model.onnx")
+inputs = tokenizer(["A text."], padding=True, return_tensors="np")
+{output} = session.run(None, dict(inputs))[0]"""
 
 
 # ---------------------------------------------------------------- scores
@@ -173,8 +137,9 @@ class TaskScores:
     @property
     def rate(self) -> float | None:
         """The learning rate with the best mean validation score; None while a cell of the grid is missing."""
-        scores = {cell: one.about["scores"]["validation"][self.metric] for cell, one in self.trials.items()}
-        choice = choose(scores)
+        choice = choose(
+            {cell: trial.about["scores"]["validation"][self.metric] for cell, trial in self.trials.items()}
+        )
         return None if choice is None else choice.by_mean
 
     @property
@@ -185,7 +150,7 @@ class TaskScores:
         """The trial of that rate and the first seed."""
         return None if self.rate is None else self.trials[self.rate, self.seeds[0]]
 
-    def words(self) -> str:
+    def test_score(self) -> str:
         """The mean test score over seeds at that rate in percent, with its interval."""
         if self.rate is None:
             return "incomplete"
@@ -195,21 +160,21 @@ class TaskScores:
 
 def grids_of(model: str, store: Store) -> list[TaskScores]:
     """Every grid of trials that the store holds of a model, ordered by task."""
-    found: dict[str, dict[Cell, SavedTrial]] = defaultdict(dict)
-    for trial in trial_keys(store):
+    grids: dict[str, dict[Cell, SavedTrial]] = defaultdict(dict)
+    for key in trial_keys(store):
         try:
-            about = read_trial(store, trial)
+            about = read_trial(store, key)
         except StoreError:  # `status` reports it; it may belong to any model
             continue
         # Trials fine-tuned with causal attention do not measure the encoder.
         if about["model"] == model and not about["finetune"].get("causal"):
-            alike = content_key([about["task"], about["trained_on"], _protocol_of(about)])
-            found[alike][about["lr"], about["seed"]] = SavedTrial(trial, about)
-    made = []
-    for trials in found.values():
+            same = content_key([about["task"], about["trained_on"], _protocol_of(about)])
+            grids[same][about["lr"], about["seed"]] = SavedTrial(key, about)
+    scores = []
+    for trials in grids.values():
         about = next(iter(trials.values())).about
-        made.append(TaskScores(about["task"]["name"], about["metric"], about, trials))
-    return sorted(made, key=lambda one: (one.task, one.about["finetune"]["protocol"]))
+        scores.append(TaskScores(about["task"]["name"], about["metric"], about, trials))
+    return sorted(scores, key=lambda grid: (grid.task, grid.about["finetune"]["protocol"]))
 
 
 def _protocol_of(about: dict[str, Any]) -> dict[str, Any]:
@@ -220,13 +185,13 @@ def _protocol_of(about: dict[str, Any]) -> dict[str, Any]:
 def trial_for_task(model: str, task: str, store: Store) -> SavedTrial:
     """The trial of a model on the named task, chosen by validation scores alone."""
     every = grids_of(model, store)
-    grids = [one for one in every if one.task == task]
+    grids = [grid for grid in every if grid.task == task]
     if not grids:
-        names = dict.fromkeys(one.task for one in every)
+        names = dict.fromkeys(grid.task for grid in every)
         hint = nearest(task, names) if names else "fine-tune it first: biphase evaluate KEY --tasks NAME"
         raise SpecError(f"--task {task}: {model[:8]} has no scores on it in {store.trials}; {hint}")
     if len(grids) > 1:
-        keys = ", ".join(one.key[:8] for grid in grids if (one := grid.chosen()) is not None)
+        keys = ", ".join(trial.key[:8] for grid in grids if (trial := grid.chosen()) is not None)
         raise SpecError(
             f"--task {task}: {model[:8]} was fine-tuned on it in {len(grids)} ways; type the key of a trial instead, "
             f"e.g. {keys or next(iter(grids[0].trials.values())).key[:8]}"
@@ -254,15 +219,15 @@ class Base:
     name: str = ""
     licence: str = ""
 
-    def words(self) -> str:
+    def describe(self) -> str:
         if not self.name:
             return "Made from scratch: whoever publishes it says under which licence."
-        said = (
+        terms = (
             f"is under the licence {escaped(self.licence)}"
             if self.licence
             else "does not say in its card under which licence it is; look before you publish"
         )
-        return f"The model it was made from, {escaped(self.name)}, {said}."
+        return f"The model it was made from, {escaped(self.name)}, {terms}."
 
 
 def base_of(run: Pretrain) -> Base:
@@ -270,7 +235,41 @@ def base_of(run: Pretrain) -> Base:
     start = lineage(run)[0].start
     if not isinstance(start, Hub):
         return Base()
-    return Base("" if start.local else start.source, place(start.source), licence_of(start))
+    return Base("" if start.local else start.source, without_folders(start.source), licence_of(start))
+
+
+_TEMPLATE = """\
+---
+{{ card_data }}
+---
+
+# {{ title }}
+
+{{ summary }}
+{% if needs %}
+{{ needs }}
+{% endif %}
+## How to load it
+{% for block in loading %}
+```python
+{{ block }}
+```
+{% endfor %}
+{%- for heading, lines in sections %}
+## {{ heading }}
+
+{{ lines | join("\n") }}
+{% endfor %}
+## Licence
+
+{{ licence }}
+
+## Limits
+
+{% for limit in limits -%}
+- {{ limit }}
+{% endfor %}
+"""
 
 
 @dataclass(frozen=True)
@@ -285,45 +284,36 @@ class Card:
     sections: list[tuple[str, list[str]]]
     limits: list[str]
     tags: list[str] = field(default_factory=list)
-    base: Base = field(default_factory=lambda: Base())
+    base: Base = field(default_factory=Base)
     needs: str = ""  # the required version of transformers, as a sentence
 
     def text(self) -> str:
-        front: dict[str, Any] = {
-            "library_name": self.library,
-            "pipeline_tag": self.pipeline,
-            "tags": ["biphase", *self.tags],
-        }
-        if self.base.licence:
-            front["license"] = self.base.licence
-        if self.base.model:
-            front["base_model"] = self.base.model
-        # JSON is valid YAML, and no value in it can end the front matter.
-        lines = ["---", *(f"{name}: {json.dumps(value)}" for name, value in front.items()), "---", ""]
-        lines += [f"# {escaped(self.title)}", "", self.summary, ""]
-        lines += [self.needs, ""] if self.needs else []
-        lines += ["## How to load it", ""]
-        for block in self.loading:
-            lines += ["```python", block, "```", ""]
-        for heading, body in self.sections:
-            lines += [f"## {heading}", "", *body, ""]
-        lines += [
-            "## Licence",
-            "",
-            self.base.words(),
-            "",
-            "## Limits",
-            "",
-            *(f"- {one}" for one in self.limits),
-        ]
-        return "\n".join(lines) + "\n"
+        metadata = ModelCardData(
+            library_name=self.library,
+            pipeline_tag=self.pipeline,
+            tags=["biphase", *self.tags],
+            license=self.base.licence or None,
+            base_model=self.base.model or None,
+        )
+        return str(
+            ModelCard.from_template(
+                metadata,
+                template_str=_TEMPLATE,
+                title=escaped(self.title),
+                summary=self.summary,
+                needs=self.needs,
+                loading=self.loading,
+                sections=self.sections,
+                licence=self.base.describe(),
+                limits=self.limits,
+            )
+        )
 
 
 def escaped(text: str) -> str:
     """Escape outside text into one line of Markdown without markup."""
-    one = " ".join(str(text).split())
-    one = one.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_\[\]|#~!])", r"\\\1", one)
+    line = html.escape(" ".join(str(text).split()), quote=False)
+    return re.sub(r"([\\`*_\[\]|#~!])", r"\\\1", line)
 
 
 def table(rows: Rows, heads: tuple[str, ...] = ("", "")) -> list[str]:
@@ -332,12 +322,14 @@ def table(rows: Rows, heads: tuple[str, ...] = ("", "")) -> list[str]:
     return lines + [f"| {' | '.join(row)} |" for row in rows]
 
 
-def place(source: str) -> str:
+def without_folders(source: str) -> str:
     """A source without the folders of this machine."""
-    here = source.startswith((".", "/", "~")) or source.endswith(
+    if source.startswith(("hf://", "builtin:")):
+        return source
+    local = source.startswith((".", "/", "~")) or source.endswith(
         (".json", ".jsonl", ".txt", ".parquet", ".zst")
     )
-    return PurePath(source).name if here and not source.startswith(("hf://", "builtin:")) else source
+    return PurePath(source).name if local else source
 
 
 # ---------------------------------------------------------------- recipe
@@ -348,30 +340,35 @@ def lineage(run: Pretrain) -> list[Pretrain]:
     return [*(lineage(run.start) if isinstance(run.start, Pretrain) else []), run]
 
 
-def titled(state: SavedCheckpoint) -> str:
+def titled(checkpoint: SavedCheckpoint) -> str:
     """The name of the run, with the step if it is not the last."""
-    return state.run.name if state.step == state.run.steps else f"{state.run.name}, step {state.step:,}"
+    return (
+        checkpoint.run.name
+        if checkpoint.step == checkpoint.run.steps
+        else f"{checkpoint.run.name}, step {checkpoint.step:,}"
+    )
 
 
-def start_words(start: Size | Hub) -> str:
+def describe_start(start: Size | Hub) -> str:
     """The start of a run as text: its shape, or the published model."""
     if isinstance(start, Size):
         return (
             f"from scratch, {escaped(start.name)}: {start.layers} layers of width {start.hidden}, {start.heads} heads "
             f"({start.kv_heads} for keys), feed-forward {start.ffn}"
         )
-    pinned = f" at {escaped(start.revision)}" if start.revision else ""
-    more = [escaped(start.gguf)] if start.gguf else []
-    more += ["sliding windows opened"] if start.windows == "full" else []
-    return ", ".join([f"{escaped(place(start.source))}{pinned}", *more])
+    revision = f" at {escaped(start.revision)}" if start.revision else ""
+    parts = [f"{escaped(without_folders(start.source))}{revision}"]
+    parts += [escaped(start.gguf)] if start.gguf else []
+    parts += ["sliding windows opened"] if start.windows == "full" else []
+    return ", ".join(parts)
 
 
-def recipe_lines(state: SavedCheckpoint) -> list[str]:
+def recipe_lines(checkpoint: SavedCheckpoint) -> list[str]:
     """How the weights were trained, run by run, as a table."""
-    every = lineage(state.run)
-    rows: Rows = [("start", start_words(every[0].start))]  # ty: ignore[invalid-argument-type]  (the first has no run before it)
-    for run in every:
-        until = state.step if run is every[-1] else run.steps
+    runs = lineage(checkpoint.run)
+    rows: Rows = [("start", describe_start(runs[0].start))]  # ty: ignore[invalid-argument-type]  (the first has no run before it)
+    for run in runs:
+        until = checkpoint.step if run is runs[-1] else run.steps
         rows += [
             (
                 f"{escaped(run.name)}, steps {phase.first + 1:,} to {min(phase.until, until):,}",
@@ -380,15 +377,15 @@ def recipe_lines(state: SavedCheckpoint) -> list[str]:
             for phase in phases(run)
             if phase.first < until
         ]
-    return table([*rows, *_training_settings(state)], ("what", "how"))
+    return table([*rows, *_training_settings(checkpoint)], ("what", "how"))
 
 
-def _training_settings(state: SavedCheckpoint) -> Rows:
-    run, progress = state.run, state.about["progress"]
+def _training_settings(checkpoint: SavedCheckpoint) -> Rows:
+    run, progress = checkpoint.run, checkpoint.about["progress"]
     wsd, adam, packing = run.schedule, run.optimizer, run.packing
     decayed = (
         f"down in a line to 0 over the last {wsd.decay:,} steps"
-        if state.step > decay_start(run)
+        if checkpoint.step > decay_start(run)
         else "not decayed"
     )
     rows: Rows = [
@@ -411,32 +408,32 @@ def _training_settings(state: SavedCheckpoint) -> Rows:
     rows.append(
         ("time", f"{duration(progress['seconds'])} of training on {escaped(machine) or 'one machine'}")
     )
-    return [*rows, ("key", f"`{state.key}`")]
+    return [*rows, ("key", f"`{checkpoint.key}`")]
 
 
 # ---------------------------------------------------------------- data, losses, scores
 
 
-def data(state: SavedCheckpoint, shards: Shards) -> list[str]:
+def data(checkpoint: SavedCheckpoint, shards: Shards) -> list[str]:
     """The corpus, its token counts and its tokenizer, as a table."""
-    run = state.run
+    run = checkpoint.run
     corpus, card = corpus_of(run), shards.card
-    words = "byte-level BPE, trained on the corpus"
+    tokenizer = "byte-level BPE, trained on the corpus"
     if isinstance(corpus.tokenizer, Pretrained):
         start, source = lineage(run)[0].start, PurePath(corpus.tokenizer.source)
-        of = place(str(source))
+        name = without_folders(str(source))
         if source.parent.name == CONVERTED and isinstance(
             start, Hub
         ):  # a copy in the store, named by its hash
-            of = f"of {place(start.source)}{f', {start.gguf}' if start.gguf else ''}, converted"
-        words = f"{escaped(of)}, mask token {card['mask_rule']}"
+            name = f"of {without_folders(start.source)}{f', {start.gguf}' if start.gguf else ''}, converted"
+        tokenizer = f"{escaped(name)}, mask token {card['mask_rule']}"
     rows: Rows = [
         ("corpus", escaped(corpus.name)),
-        ("source", escaped(place(corpus.source))),
+        ("source", escaped(without_folders(corpus.source))),
         ("to train on", f"{short(card['train_tokens'])} tokens of {card['train_documents']:,} documents"),
-        ("read so far", f"{state.about['epochs']:.2f} times"),
+        ("read so far", f"{checkpoint.about['epochs']:.2f} times"),
         ("held out", f"{short(card['heldout_tokens'])} tokens of {card['heldout_documents']:,} documents"),
-        ("tokenizer", f"{words}, {card['vocab']:,} entries"),
+        ("tokenizer", f"{tokenizer}, {card['vocab']:,} entries"),
         ("fingerprint", f"`{escaped(card['fingerprint'])}`"),
     ]
     return table(rows, ("what", "which"))
@@ -453,26 +450,28 @@ def losses(heldout: dict[int, dict[str, float]]) -> list[str]:
     rows: Rows = [
         (
             escaped(objective_in_words(name)),
-            *(f"{one[name]:.4f}" if name in one else "" for one in columns.values()),
+            *(f"{losses[name]:.4f}" if name in losses else "" for losses in columns.values()),
         )
         for name in last
     ]
-    return [*table(rows, ("held-out loss, nats a token", *columns))]
+    return table(rows, ("held-out loss, nats a token", *columns))
 
 
 def scores(grids: list[TaskScores]) -> list[str]:
     """Test scores of fine-tuned copies of this model, as a table."""
     if not grids:
         return ["This model has not been fine-tuned in the store it comes from."]
-    lines = [
-        "| task | metric | test score, % | protocol | learning rate | seeds |",
-        "|---|---|---|---|---|---|",
-    ]
-    for grid in grids:
-        rate = "" if grid.rate is None else f"{grid.rate:g}"
-        protocol = grid.about["finetune"]["protocol"]
-        lines.append(
-            f"| {escaped(grid.task)} | {escaped(grid.metric)} | {grid.words()} | {protocol} | {rate} | {len(grid.seeds)} |"
+    rows: Rows = [
+        (
+            escaped(grid.task),
+            escaped(grid.metric),
+            grid.test_score(),
+            grid.about["finetune"]["protocol"],
+            "" if grid.rate is None else f"{grid.rate:g}",
+            str(len(grid.seeds)),
         )
+        for grid in grids
+    ]
+    lines = table(rows, ("task", "metric", "test score, %", "protocol", "learning rate", "seeds"))
     note = "Mean over fine-tuning seeds with its 95% interval. Learning rates were chosen by validation scores alone."
     return [*lines, "", note]

@@ -13,26 +13,24 @@ from biphase.data.shards import Shards
 from biphase.data.tokenizer import load_saved
 from biphase.export.card import Card, base_of, data, grids_of, loading, losses, recipe_lines, scores, titled
 from biphase.export.folder import SavedCheckpoint, Say, building
-from biphase.export.onnx import write_onnx
-from biphase.export.tokenizer import (
-    ExportedTokenizer,
-    Prompts,
-    check_tokenizer,
-    prompts_of,
-    tokenizer_of,
-    write_sentences,
-    write_tokenizer,
-)
 from biphase.export.writing import (
     Exported,
+    ExportedTokenizer,
     Form,
+    Prompts,
     Readback,
     Written,
+    check_tokenizer,
     edits_for,
     ours,
     ours_logits,
     probe_texts,
+    prompts_of,
+    tokenizer_of,
     write_model,
+    write_onnx,
+    write_sentences,
+    write_tokenizer,
 )
 from biphase.keys import phases
 from biphase.models.backbone import LanguageModel
@@ -51,73 +49,84 @@ def shards_of(run: Pretrain, store: Store) -> Shards:
     return Shards.open(store.shards / identities(store).data(run))
 
 
-def export_checkpoint(state: SavedCheckpoint, store: Store, place: Path, *, onnx: bool, say: Say) -> Exported:
-    """Write a checkpoint's model to `place` and verify it; if that fails, raise and leave nothing behind."""
-    with building(place) as folder:
-        say(f"reading {state.key[:8]}")
-        run, shards = state.run, shards_of(state.run, store)
-        model = model_of_checkpoint(run, state.key, store, shards)
+def export_checkpoint(
+    checkpoint: SavedCheckpoint, store: Store, target: Path, *, onnx: bool, say: Say
+) -> Exported:
+    """Write a checkpoint's model to `target` and verify it; if that fails, raise and leave nothing behind."""
+    with building(target) as folder:
+        say(f"reading {checkpoint.key[:8]}")
+        run, shards = checkpoint.run, shards_of(checkpoint.run, store)
+        model = model_of_checkpoint(run, checkpoint.key, store, shards)
         model.eval()
-        width, context = model.reader[0].width, run.packing.length
+        width, context = model.encoder.width, run.packing.length
         corpus = corpus_of(run)
-        words = tokenizer_of(
+        tokenizer = tokenizer_of(
             load_saved(shards.tokenizer),
             bos=corpus.bos,
             context=context,
             trained_here=isinstance(corpus.tokenizer, BPE),
         )
         say("writing it, and reading it again")
-        written = write_encoder(model, words, folder)
+        written = write_encoder(model, tokenizer, folder)
         del model  # from here on the folder is checked, not the model in memory
-        write_tokenizer(words, folder)
-        check_tokenizer(words, folder, fills=is_masked(written.architecture))
+        write_tokenizer(tokenizer, folder)
+        check_tokenizer(tokenizer, folder, fills=is_masked(written.architecture))
         prompts = prompts_of(Retrieve())
         write_sentences(folder, width=width, context=context, prompts=prompts)
         if onnx:
             say("writing ONNX, and running it")
-            write_onnx(folder, words)
-        card = _card(state, store, shards, written, prompts, onnx=onnx)
+            write_onnx(folder, tokenizer)
+        card = _card(checkpoint, store, shards, written, prompts, onnx=onnx)
         (folder / "README.md").write_text(card.text(), encoding="utf-8")
-    return Exported(place, written, onnx)
+    return Exported(target, written, onnx)
 
 
-def write_encoder(model: LanguageModel, words: ExportedTokenizer, folder: Path) -> Written:
+def write_encoder(model: LanguageModel, tokenizer: ExportedTokenizer, folder: Path) -> Written:
     """Write a language model as an encoder: as EuroBERT if its architecture fits, otherwise in its own class."""
     own: Any = model.model
-    encoder: Encoder = model.reader[0]
-    texts = probe_texts(encoder.trunk.config, words)
+    encoder: Encoder = model.encoder
+    texts = probe_texts(encoder.trunk.config, tokenizer)
     hidden, logits = ours(encoder, texts), ours_logits(model, texts)
 
-    def asked(auto: Any) -> tuple[Readback, Readback]:
-        return Readback(AutoModel, hidden, last_hidden), Readback(auto, logits, lambda said: said.logits)
+    def readbacks(auto: Any) -> tuple[Readback, Readback]:
+        return Readback(AutoModel, hidden, last_hidden), Readback(auto, logits, lambda output: output.logits)
 
     def forms() -> Iterator[Form]:
-        for make in masked_forms(model, words.context, classifier_pooling="mean", **words.native_ids):
-            made = make()
-            yield Form(made, asked(AutoModelForMaskedLM), native=isinstance(made, EuroBertForMaskedLM))
+        for build in masked_forms(
+            model, tokenizer.context, classifier_pooling="mean", **tokenizer.native_ids
+        ):
+            masked = build()
+            native = isinstance(masked, EuroBertForMaskedLM)
+            yield Form(masked, readbacks(AutoModelForMaskedLM), native=native)
         if is_masked(type(own).__name__):
-            yield Form(own, asked(AutoModelForMaskedLM))
+            yield Form(own, readbacks(AutoModelForMaskedLM))
         else:
-            yield Form(own, asked(AutoModelForCausalLM), edits_for(own.config, windows=encoder.windows))
+            yield Form(own, readbacks(AutoModelForCausalLM), edits_for(own.config, windows=encoder.windows))
 
-    return write_model(folder, forms(), words, title=type(own).__name__)
+    return write_model(folder, forms(), tokenizer, title=type(own).__name__)
 
 
-def last_hidden(said: Any) -> Tensor:
-    return said.last_hidden_state
+def last_hidden(output: Any) -> Tensor:
+    return output.last_hidden_state
 
 
 # ---------------------------------------------------------------- card
 
 
 def _card(
-    state: SavedCheckpoint, store: Store, shards: Shards, written: Written, prompts: Prompts, *, onnx: bool
+    checkpoint: SavedCheckpoint,
+    store: Store,
+    shards: Shards,
+    written: Written,
+    prompts: Prompts,
+    *,
+    onnx: bool,
 ) -> Card:
-    last = [phase.objective for phase in phases(state.run) if phase.first < state.step][-1:]
-    untrue = _of_objective(last)
-    fills = is_masked(written.architecture) and not untrue  # in transformers' own pipeline
+    last = [phase.objective for phase in phases(checkpoint.run) if phase.first < checkpoint.step][-1:]
+    not_masked = _limits_of_objective(last)
+    fills = is_masked(written.architecture) and not not_masked  # in transformers' own pipeline
     return Card(
-        title=titled(state),
+        title=titled(checkpoint),
         summary=(
             f"A text encoder of the class {written.architecture}, trained with biphase: it reads in both directions "
             "and gives one vector for each token, or for a text their mean."
@@ -125,54 +134,48 @@ def _card(
         pipeline="fill-mask" if fills else "feature-extraction",
         library="transformers",
         tags=["sentence-transformers", "feature-extraction", *(["onnx"] if onnx else [])],
-        base=base_of(state.run),
+        base=base_of(checkpoint.run),
         needs=written.needs,
-        loading=loading(written, prompts, fills=not untrue, onnx=onnx),
+        loading=loading(written, prompts, fills=not not_masked, onnx=onnx),
         sections=[
-            ("How it was trained", recipe_lines(state)),
-            ("Data", data(state, shards)),
-            ("Losses", losses(heldout(metrics_of(store, state.key)))),
-            ("Scores", scores(grids_of(state.key, store))),
+            ("How it was trained", recipe_lines(checkpoint)),
+            ("Data", data(checkpoint, shards)),
+            ("Losses", losses(heldout(metrics_of(store, checkpoint.key)))),
+            ("Scores", scores(grids_of(checkpoint.key, store))),
         ],
-        limits=[*untrue, *limits_of(written), cut_words(state.run.packing.length), *_ALWAYS],
-    )
-
-
-_ALWAYS = (
-    "Without fine-tuning for retrieval, mean vectors are a start and not an embedding model.",
-    "It was trained on the data named above and knows what is there, its errors and slants too.",
-)
-
-
-def cut_words(context: int) -> str:
-    return (
-        f"Texts are cut at {context:,} tokens, the longest it was trained on: `model_max_length` of the tokenizer, "
-        "`max_seq_length` in sentence-transformers."
+        limits=[
+            *not_masked,
+            *limits_of(written),
+            f"Texts are cut at {checkpoint.run.packing.length:,} tokens, the longest it was trained on: "
+            "`model_max_length` of the tokenizer, `max_seq_length` in sentence-transformers.",
+            "Without fine-tuning for retrieval, mean vectors are a start and not an embedding model.",
+            "It was trained on the data named above and knows what is there, its errors and slants too.",
+        ],
     )
 
 
 def limits_of(written: Written) -> list[str]:
     """Limits that a user of the class would not expect."""
-    said = []
+    limits = []
     if written.edits:
-        said.append(
+        limits.append(
             f"{written.architecture} was made to read forwards; `is_causal` in its config makes it read in both "
             'directions, as checked with attn_implementation "sdpa" and "eager". It must not be used to generate text. '
             "A copy that transformers saves again loads in 4.x too, and is read forwards only there."
         )
     if not is_masked(written.architecture) and written.architecture.endswith(("ForCausalLM", "LMHeadModel")):
-        said.append(
+        limits.append(
             "transformers has no masked-language-model class for it: AutoModel works, the fill-mask pipeline does not; "
             "`biphase.load` fills masks."
         )
     if written.attention:
-        said.append(
+        limits.append(
             f"It reads as trained with attn_implementation={written.attention!r} alone, which its config says."
         )
-    return said
+    return limits
 
 
-def _of_objective(last: list[Objective]) -> list[str]:
+def _limits_of_objective(last: list[Objective]) -> list[str]:
     match last:
         case [CLM()]:
             return [

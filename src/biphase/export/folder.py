@@ -25,33 +25,33 @@ from biphase.study.names import SHORTEST_PREFIX, refuse_metadata_only
 Say = Callable[[str], None]  # prints progress
 
 
-def refuse_taken(place: Path) -> None:
+def refuse_taken(target: Path) -> None:
     """Refuse a target that is a file, a link or a folder with content."""
-    if place.is_symlink() or (place.exists() and not place.is_dir()):
-        raise SpecError(f"{place} is a file; type the name of a folder that is not there yet")
-    if place.is_dir() and any(place.iterdir()):
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise SpecError(f"{target} is a file; type the name of a folder that is not there yet")
+    if target.is_dir() and any(target.iterdir()):
         raise SpecError(
-            f"{place} is not empty, and an export never writes over anything; type another folder"
+            f"{target} is not empty, and an export never writes over anything; type another folder"
         )
 
 
 @contextlib.contextmanager
-def building(place: Path) -> Generator[Path]:
+def building(target: Path) -> Generator[Path]:
     """Yield a temporary folder; rename it to its target when the block succeeds, delete it when it fails."""
-    refuse_taken(place)
-    draft = place.parent / f".{place.name}-{uuid.uuid4().hex[:8]}.part"
+    refuse_taken(target)
+    draft = target.parent / f".{target.name}-{uuid.uuid4().hex[:8]}.part"
     try:
         draft.mkdir(parents=True)
     except OSError as wrong:
-        raise SpecError(f"{place} cannot be written ({wrong.strerror}); type another folder") from None
+        raise SpecError(f"{target} cannot be written ({wrong.strerror}); type another folder") from None
     try:
         yield draft
         for path in draft.rglob("*"):
             if path.is_file():
                 path.chmod(0o644)  # safetensors makes files readable by the owner only
             sync(path)
-        refuse_taken(place)  # another process may have created it meanwhile
-        draft.rename(place)
+        refuse_taken(target)  # another process may have created it meanwhile
+        draft.rename(target)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -83,15 +83,15 @@ def find(digits: str, store: Store) -> SavedCheckpoint | SavedTrial:
         raise SpecError(
             f"{digits!r} is no key: type the first {SHORTEST_PREFIX} or more digits of one that biphase plan shows"
         )
-    states = store.named(store.checkpoints, digits)
+    checkpoints = store.named(store.checkpoints, digits)
     trials = trial_keys(store, digits)
-    if len(states) + len(trials) != 1:
-        several = len(states) + len(trials)
-        if not several:
+    count = len(checkpoints) + len(trials)
+    if count != 1:
+        if not count:
             refuse_metadata_only(digits, store)
-        said = f"{several} results begin with it; type more digits" if several else "there is no such result"
-        raise SpecError(f"{digits} names no one result of {store.root}: {said}")
-    return saved_checkpoint(states[0], store) if states else saved_trial(trials[0], store)
+        why = f"{count} results begin with it; type more digits" if count else "there is no such result"
+        raise SpecError(f"{digits} names no one result of {store.root}: {why}")
+    return saved_checkpoint(checkpoints[0], store) if checkpoints else saved_trial(trials[0], store)
 
 
 def saved_checkpoint(key: str, store: Store) -> SavedCheckpoint:
@@ -133,15 +133,17 @@ def upload(folder: Path, repo: str, *, public: bool, say: Say) -> str:
     say(f"uploading to {repo}")
     try:
         api.create_repo(repo, private=not public, exist_ok=True)
-        seen = not api.model_info(repo).private
-        if not (seen and not public):
-            commit = api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Exported by biphase")
-            return f"{commit.repo_url.url}: {'public' if seen else 'private'}, commit {commit.oid[:8]}"
+        visible = not api.model_info(repo).private
+        if visible and not public:
+            raise SpecError(
+                f"{repo} is there and public, and nothing was uploaded; type --public, or another name for --push"
+            )
+        commit = api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Exported by biphase")
+    except SpecError:
+        raise
     except Exception as wrong:  # refused, unreachable, interrupted: many exception types
         raise SpecError(
-            f"{repo} could not be uploaded ({one_line(wrong)[:300]}); the folder {folder} is whole: look at the token and "
-            f"the name, or type hf upload {repo} {folder}"
+            f"{repo} could not be uploaded ({one_line(wrong)[:300]}); the folder {folder} is whole: look at the token "
+            f"and the name, or type hf upload {repo} {folder}"
         ) from None
-    raise SpecError(
-        f"{repo} is there and public, and nothing was uploaded; type --public, or another name for --push"
-    )
+    return f"{commit.repo_url.url}: {'public' if visible else 'private'}, commit {commit.oid[:8]}"

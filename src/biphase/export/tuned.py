@@ -34,36 +34,34 @@ from biphase.export.card import (
     Card,
     TaskScores,
     base_of,
+    describe_start,
     escaped,
     grids_of,
-    place,
-    start_words,
     table,
     titled,
+    without_folders,
 )
 from biphase.export.card import recipe_lines as how_trained
 from biphase.export.checkpoint import last_hidden, limits_of, shards_of
 from biphase.export.folder import SavedCheckpoint, SavedTrial, Say, building, saved_checkpoint
-from biphase.export.onnx import write_onnx
-from biphase.export.tokenizer import (
-    ExportedTokenizer,
-    check_tokenizer,
-    prompts_of,
-    tokenizer_of,
-    tokenizer_of_hub,
-    write_sentences,
-    write_tokenizer,
-)
 from biphase.export.writing import (
     Exported,
+    ExportedTokenizer,
     Form,
     Readback,
     Written,
+    check_tokenizer,
     edits_for,
     ours,
     ours_tuned,
     probe_texts,
+    prompts_of,
+    tokenizer_of,
+    tokenizer_of_hub,
     write_model,
+    write_onnx,
+    write_sentences,
+    write_tokenizer,
 )
 from biphase.finetune.encoder import (
     EncoderUnderTest,
@@ -272,7 +270,7 @@ def tuned_card(
         sections.append(("How the encoder was trained", how_trained(recipe.state)))
     else:
         start: Any = recipe.run.start
-        sections.append(("The encoder", [f"{start_words(start)}."]))
+        sections.append(("The encoder", [f"{describe_start(start)}."]))
     return Card(
         title=f"{made_of}, {task.name}",
         summary=(
@@ -300,7 +298,7 @@ def _taught(again: Retrained, labels: tuple[str, ...]) -> list[str]:
     recipe = again.recipe
     task, about = recipe.trained_on, recipe.trial.about
     rows = [
-        ("task", f"{escaped(task.name)}, from {escaped(place(task.source))}"),
+        ("task", f"{escaped(task.name)}, from {escaped(without_folders(task.source))}"),
         ("texts", _texts(task.form)),
         *([("labels", ", ".join(escaped(one) for one in labels))] if labels else []),
         ("steps", f"{about['steps']:,} of {task.batch} examples"),
@@ -346,7 +344,7 @@ def _reached(again: Retrained, store: Store) -> list[str]:
     if grid is not None and len(grid.seeds) > 1 and grid.rate == about["lr"]:
         lines += [
             "",
-            f"Over {len(grid.seeds)} seeds the test {escaped(grid.metric)} is {grid.words()}% (95% interval).",
+            f"Over {len(grid.seeds)} seeds the test {escaped(grid.metric)} is {grid.test_score()}% (95% interval).",
         ]
     return lines
 

@@ -1,42 +1,279 @@
-"""Write a trained model as files that plain transformers loads, and verify that its outputs are unchanged.
+"""Write the files of an exported folder, and verify each: weights and configuration, tokenizer, prompts, ONNX.
 
-Verification compares hidden states or logits token by token. The reference comes from the trained model with biphase's
-attention, as in fine-tuning. The other side is loaded from the folder by plain transformers: each text alone without a
-mask, and some texts padded in one batch. The longest text exceeds any attention window of the model, as far as its
-context allows.
-
-`write_model` first tries a class with a masked-LM head (models/native.py), then the model's own class with a
-configuration that makes its attention bidirectional. It tries the possible configurations, reads the folder back each
-time, and keeps only one that agrees.
+**Model.** Verification compares hidden states or logits token by token. The reference comes from the trained model with
+biphase's attention, as in fine-tuning. The other side is loaded from the folder by plain transformers: each text alone
+without a mask, and some texts padded in one batch. The longest text exceeds any attention window of the model, as far
+as its context allows. `write_model` first tries a class with a masked-LM head (models/native.py), then the model's own
+class with a configuration that makes its attention bidirectional. It tries the possible configurations, reads the
+folder back each time, and keeps only one that agrees.
 
 transformers 4 silently ignores configuration fields that it does not know, such as `is_causal`, and would run such a
 model as a decoder. It does check the `format` in the header of a weights file and refuses an unknown one, while version
 5 does not check it. So the header of such files names the required version.
+
+**Tokenizer.** `write_tokenizer` writes it with the special tokens that biphase puts around a text (a begin token if the
+corpus had one, the end token) as its template, so `tokenizer(text)` gives the ids that the model was trained with.
+`check_tokenizer` verifies this. The one difference: in transformers a text may spell a special token, such as
+"<|mask|>" for fill-mask.
+
+**sentence-transformers.** `write_sentences` writes the files that make a folder a sentence-transformers model (mean
+pooling, normalization, prompts), with the names that every version of sentence-transformers reads. They are plain JSON,
+because an export must not need that package.
+
+**ONNX.** `write_onnx` writes the model as a graph with free batch size and length. The graph is run with onnxruntime
+and compared with torch before it is kept, on shapes other than the traced one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+import logging
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
-from transformers import AutoModel
+from tokenizers import Tokenizer as BackendTokenizer
+from tokenizers import processors
+from torch import Tensor, nn
+from transformers import AutoModel, AutoTokenizer
 
-from biphase.errors import ModelError, one_line
-from biphase.export.tokenizer import ExportedTokenizer
+from biphase.data.corpus import TOKENIZER_FILES
+from biphase.data.tokenizer import Tokenizer, unknown_id
+from biphase.errors import ModelError, SpecError, one_line
 from biphase.finetune.encoder import TaskModel
 from biphase.models.backbone import LanguageModel
-from biphase.models.encoder import Encoder, pack
-from biphase.models.heads import TextHead
-from biphase.models.hub import quietly, windows_of
+from biphase.models.encoder import Encoder, TextHead, pack
+from biphase.models.hub import load_tokenizer, missing_weights, quietly, windows_of
+from biphase.specs import Hub, Retrieve
 from biphase.store import read_json, write_json
+
+# ---------------------------------------------------------------- tokenizer
+
+
+NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+TEXTS = (
+    "the cat sat on the mat",
+    "Café déjà vu: 3,141.59 € (about 10%)!",
+    "two  spaces,\ttabs\nand lines",
+    "日本語 and עברית and 🙂",
+    "a",
+)
+BEFORE_MASK = "the cat"
+
+
+@dataclass(frozen=True)
+class ExportedTokenizer:
+    """A tokenizer, the ids around every text, and the maximum length."""
+
+    model: Any  # of the `tokenizers` library
+    named: dict[str, int]  # special tokens by transformers' names; always has a pad token
+    special: frozenset[int]
+    vocab: int  # largest id + 1
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    context: int
+    mask_is_ours: bool = False  # the mask token was added by biphase, so no training text contains it
+
+    @property
+    def pad(self) -> int:
+        return self.named["pad_token"]
+
+    @property
+    def token_ids(self) -> dict[str, int | None]:
+        """The special token ids as a model's configuration names them."""
+        return {
+            f"{name}_id": self.named.get(name)
+            for name in ("pad_token", "bos_token", "eos_token", "mask_token")
+        }
+
+    @property
+    def native_ids(self) -> dict[str, int | None]:
+        """As `token_ids`, for EuroBERT, whose configuration requires a mask token."""
+        return self.token_ids | {"mask_token_id": self.named.get("mask_token", self.pad)}
+
+    def ids(self, text: str) -> list[int]:
+        """The ids of a text as biphase encodes it."""
+        return [*self.before, *self.model.encode(text, add_special_tokens=False).ids, *self.after]
+
+
+def tokenizer_of(
+    tokenizer: Tokenizer, *, bos: bool, context: int, trained_here: bool = False
+) -> ExportedTokenizer:
+    """The tokenizer of a model trained here.
+
+    `bos`: documents of its corpus begin with a begin token. `trained_here`: the tokenizer was also trained by biphase.
+    """
+    special = tokenizer.special
+    named = {
+        "bos_token": special.bos,
+        "eos_token": special.eos,
+        "unk_token": unknown_id(tokenizer.model),
+        "pad_token": special.pad,
+        "mask_token": special.mask,
+    }
+    return ExportedTokenizer(
+        tokenizer.model,
+        {name: number for name, number in named.items() if number is not None},
+        frozenset(special.ids),
+        tokenizer.vocab,
+        (special.bos,) if bos and special.bos is not None else (),
+        (special.eos,),
+        context,
+        mask_is_ours=trained_here or special.mask_rule != "own",
+    )
+
+
+def tokenizer_of_hub(
+    hub: Hub, before: tuple[int, ...], after: tuple[int, ...], context: int
+) -> ExportedTokenizer:
+    """The tokenizer of a hub model that was fine-tuned directly; `before` and `after` are the ids around its texts."""
+    loaded = load_tokenizer(hub)
+    model = loaded.backend_tokenizer
+    model.no_truncation()
+    model.no_padding()
+    named = {name: int(number) for name in NAMES if (number := getattr(loaded, f"{name}_id")) is not None}
+    named.setdefault("pad_token", next(iter([*after, *before, *named.values(), 0])))
+    added = {number for number, token in model.get_added_tokens_decoder().items() if token.special}
+    vocab = max(model.get_vocab(with_added_tokens=True).values()) + 1
+    return ExportedTokenizer(
+        model, named, frozenset({*added, *named.values()}), vocab, before, after, context
+    )
+
+
+def write_tokenizer(tokenizer: ExportedTokenizer, folder: Path) -> None:
+    """Write the tokenizer's files into a folder."""
+    content = json.loads(tokenizer.model.to_str())
+    for token in content["added_tokens"]:
+        if tokenizer.mask_is_ours and token["id"] == tokenizer.named["mask_token"]:
+            # In "the cat <mask> on" the space belongs to the masked word, as in training, where the mask replaced it.
+            token["lstrip"] = True
+    model = BackendTokenizer.from_str(json.dumps(content))
+    model.post_processor = _template(tokenizer)
+    model.save(str(folder / TOKENIZER_FILES[0]))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        **{name: model.id_to_token(number) for name, number in tokenizer.named.items()},
+        "model_max_length": tokenizer.context,
+        "padding_side": "right",
+        "truncation_side": "right",
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
+    write_json(folder / TOKENIZER_FILES[1], config)
+
+
+def _template(tokenizer: ExportedTokenizer) -> Any:
+    # Aliases, because a token's text may contain characters with a meaning in a template.
+    alias = {number: f"t{number}" for number in (*tokenizer.before, *tokenizer.after)}
+    before, after = ([alias[number] for number in ids] for ids in (tokenizer.before, tokenizer.after))
+    return processors.TemplateProcessing(
+        single=[*before, "$A", *after],
+        pair=[*before, "$A", *after, "$B", *after],
+        special_tokens=[
+            {"id": name, "ids": [number], "tokens": [tokenizer.model.id_to_token(number)]}
+            for number, name in alias.items()
+        ],
+    )
+
+
+def check_tokenizer(tokenizer: ExportedTokenizer, folder: Path, *, fills: bool = False) -> None:
+    """Raise if transformers encodes texts differently; with `fills`, also texts with a mask token."""
+    try:
+        with quietly():  # transformers warns about a context of a few tokens
+            loaded: Any = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+            encoded = {text: loaded(text)["input_ids"] for text in TEXTS}
+            masked_text = f"{BEFORE_MASK} {loaded.mask_token} on the mat"
+            masked = loaded(masked_text, add_special_tokens=False)["input_ids"]
+        named = {name: getattr(loaded, f"{name}_id") for name in tokenizer.named}
+    except Exception as wrong:  # tokenizer classes raise many types
+        raise ModelError(
+            f"transformers cannot load the tokenizer that was written ({one_line(wrong)}); it cannot be exported"
+        ) from None
+    for text, ids in encoded.items():
+        if ids != tokenizer.ids(text):
+            raise ModelError(
+                f"transformers reads {text!r} as {ids}, and the model was trained with {tokenizer.ids(text)}; "
+                "its tokenizer cannot be exported"
+            )
+    before = tokenizer.model.encode(BEFORE_MASK, add_special_tokens=False).ids
+    if (
+        fills
+        and tokenizer.mask_is_ours
+        and masked[: len(before) + 1] != [*before, tokenizer.named["mask_token"]]
+    ):
+        raise ModelError(
+            "transformers reads a stray token before the mask token, which the model never saw; it cannot be exported"
+        )
+    if named != tokenizer.named:
+        raise ModelError(
+            f"transformers takes {named} for special tokens, which are {tokenizer.named}; its tokenizer cannot be exported"
+        )
+
+
+# ---------------------------------------------------------------- sentence-transformers
+
+
+SENTENCE_MODULES = "sentence_transformers.models"
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The prefixes of queries and documents."""
+
+    query: str
+    document: str
+
+
+def prompts_of(form: Retrieve) -> Prompts:
+    """The text before the first column in a retrieval task's templates."""
+    return Prompts(*(template.split("{", 1)[0] for template in (form.query, form.document)))
+
+
+def write_sentences(folder: Path, *, width: int, context: int, prompts: Prompts) -> None:
+    """Write the sentence-transformers files beside the model's."""
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+    write_json(
+        folder / "modules.json",
+        [
+            {"idx": number, "name": str(number), "path": path, "type": f"{SENTENCE_MODULES}.{kind}"}
+            for number, (path, kind) in enumerate(modules)
+        ],
+    )
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": context, "do_lower_case": False})
+    write_json(
+        folder / "config_sentence_transformers.json",
+        {
+            "prompts": {"query": prompts.query, "document": prompts.document},
+            "default_prompt_name": None,
+            "similarity_fn_name": "cosine",
+        },
+    )
+    pooling = folder / "1_Pooling"
+    pooling.mkdir()
+    others = ("cls_token", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+    write_json(
+        pooling / "config.json",
+        {
+            "word_embedding_dimension": width,
+            "pooling_mode_mean_tokens": True,
+            **{f"pooling_mode_{name}": False for name in others},
+            "include_prompt": True,
+        },
+    )
+    # Normalize has no configuration, so it has no folder: the hub would not keep an empty one.
+
+
+# ---------------------------------------------------------------- model
+
 
 # The largest allowed difference of a token's vector, relative to its norm. Summation order alone gives about 1e-6.
 TOLERANCE = 5e-5
@@ -54,45 +291,42 @@ class Probes:
     ]  # of each text: (tokens, n) hidden states or logits; or (n,) logits of the text
 
 
-def probe_texts(config: Any, words: ExportedTokenizer) -> tuple[np.ndarray, ...]:
+def probe_texts(config: Any, tokenizer: ExportedTokenizer) -> tuple[np.ndarray, ...]:
     """Texts of several lengths made of random tokens."""
-    longest = min(words.context, max(LONGEST, max(windows_of(config).values(), default=0) + BEYOND))
-    plain = np.array([number for number in range(words.vocab) if number not in words.special])
-    draw = np.random.default_rng(0)
+    longest = min(tokenizer.context, max(LONGEST, max(windows_of(config).values(), default=0) + BEYOND))
+    plain = np.array([number for number in range(tokenizer.vocab) if number not in tokenizer.special])
+    generator = np.random.default_rng(0)
     lengths = sorted({min(length, longest) for length in (1, 3, 8, 21, 55)} | {longest})
-    return tuple(draw.choice(plain, length).astype(np.int64) for length in lengths)
+    return tuple(generator.choice(plain, length).astype(np.int64) for length in lengths)
+
+
+def ours(encoder: Encoder, texts: tuple[np.ndarray, ...]) -> Probes:
+    """The trained encoder's hidden states of the texts."""
+    return _tokens(encoder, texts, next(encoder.parameters()).device)
+
+
+def ours_logits(model: LanguageModel, texts: tuple[np.ndarray, ...]) -> Probes:
+    """The trained model's logits of the shorter texts; logits of long texts would need too much memory."""
+    short = tuple(text for text in texts if len(text) < LONGEST) or texts[:1]
+    return _tokens(model.logits, short, model.head.device)
 
 
 @torch.no_grad()
-def ours(encoder: Encoder, texts: tuple[np.ndarray, ...]) -> Probes:
-    """The trained encoder's hidden states of the texts."""
-    device = next(encoder.parameters()).device
-    hidden = []
+def _tokens(read: Callable[..., Tensor], texts: tuple[np.ndarray, ...], device: torch.device) -> Probes:
+    """What `read` returns for each token of the texts, one text at a time."""
+    numbers = []
     for text in texts:
         packed = pack([text], varlen=False).to(device)
-        read = encoder(packed.ids, packed.positions, packed.pattern).flatten(0, 1)
-        hidden.append(read[packed.at].float().cpu())
-    return Probes(texts, tuple(hidden))
+        numbers.append(packed.tokens(read(packed.ids, packed.positions, packed.pattern)).float().cpu())
+    return Probes(texts, tuple(numbers))
 
 
 @torch.no_grad()
 def ours_tuned(model: TaskModel, texts: tuple[np.ndarray, ...]) -> Probes:
     """The logits of a fine-tuned model's head, per text or per token."""
-    said = [model(pack([text], varlen=False)).float() for text in texts]
+    logits = [model(pack([text], varlen=False)).float() for text in texts]
     per_text = isinstance(model.head, TextHead)
-    return Probes(texts, tuple(one[0] if per_text else one for one in said))
-
-
-@torch.no_grad()
-def ours_logits(model: LanguageModel, texts: tuple[np.ndarray, ...]) -> Probes:
-    """The trained model's logits of the shorter texts; logits of long texts would need too much memory."""
-    few = tuple(text for text in texts if len(text) < LONGEST) or texts[:1]
-    said = []
-    for text in few:
-        packed = pack([text], varlen=False).to(model.head.device)
-        logits = model.logits(packed.ids, packed.positions, packed.pattern).flatten(0, 1)
-        said.append(logits[packed.at].float().cpu())
-    return Probes(few, tuple(said))
+    return Probes(texts, tuple(rows[0] if per_text else rows for rows in logits))
 
 
 @torch.no_grad()
@@ -100,9 +334,9 @@ def deviation(probes: Probes, read: Callable[..., Tensor], *, pad: int) -> float
     """The largest difference of any vector; `read` calls a transformers model and returns the compared tensor."""
     worst = 0.0
     for texts, ids, mask in _inputs(probes, pad):
-        said = read(input_ids=ids, **({} if mask is None else {"attention_mask": mask})).float().cpu()
+        numbers = read(input_ids=ids, **({} if mask is None else {"attention_mask": mask})).float().cpu()
         for row, text in enumerate(texts):
-            theirs = said[row] if said.ndim == 2 else said[row, : len(probes.texts[text])]
+            theirs = numbers[row] if numbers.ndim == 2 else numbers[row, : len(probes.texts[text])]
             worst = max(worst, _apart(probes.numbers[text], theirs))
     return worst
 
@@ -112,13 +346,13 @@ def _inputs(probes: Probes, pad: int) -> Iterator[tuple[list[int], Tensor, Tenso
     for number, text in enumerate(probes.texts):
         yield [number], torch.from_numpy(text)[None], None
     last = len(probes.texts) - 1
-    few = sorted({0, (last + 1) // 2, last})
-    ids = torch.full((len(few), len(probes.texts[last])), pad)
+    batch = sorted({0, (last + 1) // 2, last})
+    ids = torch.full((len(batch), len(probes.texts[last])), pad)
     mask = torch.zeros_like(ids)
-    for row, number in enumerate(few):
+    for row, number in enumerate(batch):
         text = torch.from_numpy(probes.texts[number])
         ids[row, : len(text)], mask[row, : len(text)] = text, 1
-    yield few, ids, mask
+    yield batch, ids, mask
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> float:
@@ -127,9 +361,6 @@ def _apart(ours: Tensor, theirs: Tensor) -> float:
         return float("inf")
     share = (ours - theirs).norm(dim=-1) / ours.norm(dim=-1).clamp_min(1e-12)
     return float(share.max())
-
-
-# ---------------------------------------------------------------- writing
 
 
 CONFIG = "config.json"
@@ -153,7 +384,7 @@ class Form:
     """One way to write a model: a class that holds its weights, and possible edits of its configuration."""
 
     model: Any
-    asked: tuple[Readback, ...]
+    readbacks: tuple[Readback, ...]
     tries: tuple[Edits, ...] = ({},)
     native: bool = False  # written as EuroBERT, whatever its original class
 
@@ -178,22 +409,22 @@ class Written:
         return f"It needs transformers {LEAST} or later: 4.x refuses it{', ' if older else ''}{older}."
 
 
-def write_model(folder: Path, forms: Iterable[Form], words: ExportedTokenizer, *, title: str) -> Written:
+def write_model(folder: Path, forms: Iterable[Form], tokenizer: ExportedTokenizer, *, title: str) -> Written:
     """Write the first form that agrees with the trained model, with its token ids in its configuration."""
-    seen: list[str] = []
+    differences: list[str] = []
     for form in forms:
-        _save(form.model, folder, words.token_ids)
-        found = _best(folder, form, words.pad, seen)
-        if found is not None:
+        _save(form.model, folder, tokenizer.token_ids)
+        best = _best(folder, form, tokenizer.pad, differences)
+        if best is not None:
             # Older versions refuse EuroBERT by its name.
             marked = not form.native and any(name in read_json(folder / CONFIG) for name in NEW_FIELDS)
             if marked:
                 _refuse_old_versions(folder)
-                load(folder, form.asked[0].auto)
-            return Written(type(form.model).__name__, form.native, *found, marked)
+                load(folder, form.readbacks[0].auto)
+            return Written(type(form.model).__name__, form.native, *best, marked)
         for path in (*folder.glob("*.safetensors*"), folder / CONFIG):
             path.unlink(missing_ok=True)
-    why = "; ".join(dict.fromkeys(seen)) or "transformers has no class that computes the same"
+    why = "; ".join(dict.fromkeys(differences)) or "transformers has no class that computes the same"
     raise ModelError(f"{title} cannot be exported: {why}")
 
 
@@ -215,62 +446,63 @@ def _refuse_old_versions(folder: Path) -> None:
         marked.replace(path)
 
 
-def _best(folder: Path, form: Form, pad: int, seen: list[str]) -> tuple[float, Edits, str] | None:
+def _best(folder: Path, form: Form, pad: int, differences: list[str]) -> tuple[float, Edits, str] | None:
     """The configuration edits under which the folder agrees best; None if it agrees under none."""
     plain = read_json(folder / CONFIG)
     for attention in ("", "eager"):
-        said = {"attn_implementation": attention} if attention else {}
+        only = {"attn_implementation": attention} if attention else {}
         agreeing: list[tuple[float, Edits]] = []
         for edits in form.tries:
-            write_json(folder / CONFIG, plain | edits | said)
+            write_json(folder / CONFIG, plain | edits | only)
             try:
-                apart = max(_reread(folder, one, pad, eager=not attention) for one in form.asked)
+                apart = max(
+                    _reread(folder, readback, pad, eager=not attention) for readback in form.readbacks
+                )
             except Exception as wrong:  # model classes raise many types
-                seen.append(f"{plain['architectures'][0]}: {one_line(wrong)[:200]}")
+                differences.append(f"{plain['architectures'][0]}: {one_line(wrong)[:200]}")
                 continue
             if apart <= TOLERANCE:
                 agreeing.append((apart, edits))
             else:
                 how = json.dumps(edits)[1:-1] or "its own configuration"
-                seen.append(
+                differences.append(
                     f"{plain['architectures'][0]} with {how} differs by {apart:.0e} of its numbers' size"
                 )
         if agreeing:
-            apart, edits = min(agreeing, key=lambda one: one[0])
-            write_json(folder / CONFIG, plain | edits | said)
+            apart, edits = min(agreeing, key=lambda pair: pair[0])
+            write_json(folder / CONFIG, plain | edits | only)
             return apart, edits, attention
     return None
 
 
-def _reread(folder: Path, asked: Readback, pad: int, *, eager: bool) -> float:
+def _reread(folder: Path, readback: Readback, pad: int, *, eager: bool) -> float:
     """The difference between the folder's model and the trained one, with default and with eager attention."""
-    model = load(folder, asked.auto)
+    model = load(folder, readback.auto)
 
     def read(**inputs: Tensor) -> Tensor:
-        return asked.numbers(model(**inputs))
+        return readback.numbers(model(**inputs))
 
-    apart = deviation(asked.probes, read, pad=pad)
+    apart = deviation(readback.probes, read, pad=pad)
     if eager and apart <= TOLERANCE:
         model.set_attn_implementation("eager")
-        apart = max(apart, deviation(asked.probes, read, pad=pad))
+        apart = max(apart, deviation(readback.probes, read, pad=pad))
     return apart
 
 
-def load(folder: Path, auto: Any = AutoModel, **more: Any) -> Any:
+def load(folder: Path, auto: Any = AutoModel, **options: Any) -> Any:
     """Load a folder's model as a user would, in fp32 and evaluation mode; raise if weights are missing."""
     with quietly():
-        model, said = auto.from_pretrained(
+        model, info = auto.from_pretrained(
             folder,
             dtype=torch.float32,
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
-            **more,
+            **options,
         )
-    lacking = sorted(name for name in said["missing_keys"] if not name.startswith("pooler."))
-    if lacking:
-        raise ModelError(f"{lacking[0]} is not among its weights")
+    if missing := missing_weights(info):
+        raise ModelError(f"{missing[0]} is not among its weights")
     return model.eval()
 
 
@@ -290,6 +522,120 @@ def edits_for(config: Any, *, windows: bool) -> tuple[Edits, ...]:
     return both | {name: width - 1 for name, width in fields.items()}, both
 
 
+# ---------------------------------------------------------------- ONNX
+
+
+GRAPH = Path("onnx") / "model.onnx"
+ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+ONNX_INPUTS = ("input_ids", "attention_mask")
+# Relative to the largest value. Thirty layers of a real model, summed in another order, differ by 1e-4; a wrong graph
+# differs by far more.
+ONNX_TOLERANCE = 1e-3
+LARGEST = (
+    1_500_000_000  # bytes of weights stored in the graph's own file; larger weights go into a second file
+)
+
+
+def check_onnx_packages() -> None:
+    """Refuse early if a required package is not installed."""
+    missing = [name for name in ONNX_PACKAGES if find_spec(name) is None]
+    if missing:
+        raise SpecError(
+            f"--onnx needs {' and '.join(missing)}, not installed here; type pip install {' '.join(missing)}"
+        )
+
+
+class OneOutput(nn.Module):
+    """A model's forward with the graph's inputs and output."""
+
+    def __init__(self, model: Any, output: str) -> None:
+        super().__init__()
+        self.model = model
+        self.output = output
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return getattr(self.model(input_ids=input_ids, attention_mask=attention_mask), self.output)
+
+
+def write_onnx(
+    folder: Path, tokenizer: ExportedTokenizer, *, auto: Any = AutoModel, output: str = "last_hidden_state"
+) -> None:
+    """Write the graph of a folder's model into the folder; raise if its outputs differ from torch's."""
+    model = load(folder, auto, attn_implementation="eager")
+    plain = OneOutput(model, output).eval()
+    path = folder / GRAPH
+    path.parent.mkdir()
+    size = sum(weight.nbytes for weight in model.parameters())
+    axes = {0: "batch", 1: "length"}
+    try:
+        with torch.no_grad(), quietly(), _silent_exporter():
+            program: Any = torch.onnx.export(
+                plain,
+                _batch(tokenizer, (2, 7)),
+                input_names=ONNX_INPUTS,
+                output_names=(output,),
+                dynamic_shapes=(axes, axes),
+                dynamo=True,
+                verbose=False,
+            )
+            program.save(path, external_data=size > LARGEST)
+    except Exception as wrong:  # the exporter raises many types for unsupported operations
+        raise ModelError(
+            f"{type(model).__name__} cannot be written as ONNX ({one_line(wrong)[:200]}); leave out --onnx"
+        ) from None
+    refuse_unlike(plain, path, tokenizer)
+
+
+def refuse_unlike(plain: OneOutput, path: Path, tokenizer: ExportedTokenizer) -> None:
+    """Raise if the graph's outputs differ from the model's on several input shapes."""
+    apart = max(
+        _graph_apart(plain, path, tokenizer, shape) for shape in ((1, 3), (3, min(tokenizer.context, 40)))
+    )
+    if not apart <= ONNX_TOLERANCE:
+        raise ModelError(
+            f"the ONNX graph of {type(plain.model).__name__} differs from torch by {apart:.0e} of its numbers' size; "
+            "leave out --onnx"
+        )
+
+
+def _batch(tokenizer: ExportedTokenizer, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Random token ids; the last text is padded in its second half."""
+    generator = torch.Generator().manual_seed(shape[1])
+    ids = torch.randint(0, tokenizer.vocab, shape, generator=generator)
+    mask = torch.ones_like(ids)
+    if shape[0] > 1:
+        mask[-1, (shape[1] + 1) // 2 :] = 0
+        ids[mask == 0] = tokenizer.pad
+    return ids, mask
+
+
+@torch.no_grad()
+def _graph_apart(plain: OneOutput, path: Path, tokenizer: ExportedTokenizer, shape: tuple[int, int]) -> float:
+    """The largest difference of outputs on real tokens, relative to the largest value."""
+    import onnxruntime
+
+    ids, mask = _batch(tokenizer, shape)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    outputs = session.run([plain.output], dict(zip(ONNX_INPUTS, (ids.numpy(), mask.numpy()), strict=True)))[0]
+    right = plain(ids, mask).numpy()
+    real = mask.numpy().astype(bool) if right.ndim == 3 else np.ones(len(right), bool)
+    return float(np.abs(outputs - right)[real].max() / np.abs(right[real]).max())
+
+
+@contextlib.contextmanager
+def _silent_exporter() -> Generator[None]:
+    """Silence the exporter's notes about other packages' operators and its deprecation warnings."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
 # ---------------------------------------------------------------- result
 
 
@@ -302,15 +648,14 @@ class Exported:
     onnx: bool
     note: str = ""
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """The lines that `biphase export` prints."""
-        attention = (
-            f" (with attn_implementation={self.written.attention!r})" if self.written.attention else ""
-        )
-        more = " and ONNX" if self.onnx else ""
+        only = self.written.attention
+        attention = f" (with attn_implementation={only!r})" if only else ""
+        graph = " and ONNX" if self.onnx else ""
         note = f"\n{self.note}" if self.note else ""
         needs = f"\n{self.written.needs}" if self.written.needs else ""
         return (
-            f"{self.folder}: {self.written.architecture}{more}; read again by transformers{attention}, its numbers "
+            f"{self.folder}: {self.written.architecture}{graph}; read again by transformers{attention}, its numbers "
             f"differ by at most {self.written.deviation:.0e} of their size{note}{needs}"
         )

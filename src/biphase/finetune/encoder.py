@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from biphase.data.shards import Shards
 from biphase.data.tokenizer import literal, load_saved, unknown_id
 from biphase.errors import ModelError, SpecError, one_line
-from biphase.models.encoder import Encoder, PackedTexts, encoder_from_hub, in_one_piece, jobs, pack
+from biphase.models.encoder import Encoder, PackedTexts, encoder_from_hub, in_one_buffer, pack, views_of
 from biphase.models.hub import load_tokenizer, refuse_larger
 from biphase.presets import corpus_of
 from biphase.records import content_key
@@ -51,7 +51,7 @@ def encoder_of_checkpoint(
     saved = load_saved(shards.tokenizer)
     special = saved.special
     before = (special.bos,) if corpus_of(run).bos and special.bos is not None else ()
-    encoder = Encoder(model.model.base_model, context=run.packing.length, windows=model.reader[0].windows)
+    encoder = Encoder(model.model.base_model, context=run.packing.length, windows=model.encoder.windows)
     reading = _tokenization(saved.model, before, (special.eos,), encoder.context, spec)
     return EncoderUnderTest(encoder, _literally(reading, saved.unspoken, str(shards.tokenizer)))
 
@@ -180,11 +180,11 @@ class TaskBatch:
 
     def gathered(self, *, pinned: bool) -> TaskBatch:
         """Return a copy in one buffer, `pinned` for asynchronous transfer; meant for a data loader's thread."""
-        return self.within(in_one_piece(self.tensors, pinned=pinned))
+        return self.within(in_one_buffer(self.tensors, pinned=pinned))
 
     def within(self, buffer: Tensor) -> TaskBatch:
         """Return the batch with its tensors as views of `buffer`, or of a copy of it on another device."""
-        views = iter(jobs(buffer, self.tensors))
+        views = iter(views_of(buffer, self.tensors))
         inputs = [replace(one, **{name: next(views) for name in one.tensors}) for one in self.inputs]
         return replace(self, inputs=tuple(inputs), targets=next(views), buffer=buffer)
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from biphase.finetune.encoder import TaskBatch, TaskModel, TuningOptions, packs, per_text, per_token
-from biphase.models.heads import EmbeddingHead, TextHead, TokenHead
+from biphase.models.encoder import EmbeddingHead, TextHead, TokenHead
 from biphase.objectives import IGNORE
 from biphase.specs import Answer, Classify, Retrieve, Tag, Task
 from biphase.specs.claims import CHOSEN

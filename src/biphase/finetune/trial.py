@@ -49,8 +49,7 @@ from biphase.errors import StoreError, one_line
 from biphase.finetune.encoder import TaskBatch, TaskModel, TuningOptions
 from biphase.finetune.families import Family, Part, PartScores
 from biphase.finetune.graphs import Buckets, Graphs, buckets_of
-from biphase.models.encoder import Encoder
-from biphase.models.heads import initialise
+from biphase.models.encoder import Encoder, initialise
 from biphase.randomness import permute, salt
 from biphase.specs import AdamW, Finetune
 from biphase.store import Store, debris, publish, read_verified, verify, write_json

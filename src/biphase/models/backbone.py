@@ -1,4 +1,4 @@
-"""Language models: transformers' own classes with our attention and loss.
+"""Language models: transformers' own classes with our attention and loss, LoRA adapters, and `biphase.load`.
 
 `LanguageModel` is a thin wrapper: the backbone gives hidden states, and the head runs on labelled positions only. The
 same weights serve causal and masked training, import and export. `from_scratch` and `from_hub` build one, `probe`
@@ -16,13 +16,21 @@ only, one slice of logits at a time, for every family.
 `set_rope_base` changes the base of the rotary position embedding, which longer texts need. In a model whose layers use
 different bases (windowed and full attention), only the full-attention layers change, since a window does not grow.
 The rotations are buffers that are changed in place, so a compiled model uses the new ones.
+
+The checkpoints of a LoRA run contain the model with separate adapter matrices. When the model is evaluated or exported,
+they are merged, which gives a plain model of its original class.
+
+`load` reads a saved model that predicts masked tokens and returns hidden states. It works for every model that biphase
+trains, even if transformers has no class with a masked-language-model head for the model's family.
 """
 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,52 +38,52 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import EuroBertConfig, EuroBertForMaskedLM
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+from transformers.pytorch_utils import Conv1D
 
 from biphase.attention import NAME, AttentionPattern
-from biphase.errors import ModelError, one_line
+from biphase.errors import ModelError, SpecError, one_line
 from biphase.fast.trunk import Joined
 from biphase.loss import cross_entropy_sum
 from biphase.models import hub as hub_models
-from biphase.models.encoder import Encoder, context_of, refuse_own_attention
-from biphase.models.hub import refuse_larger
-from biphase.models.probe import probe_attention, probe_own
+from biphase.models.encoder import Encoder, context_of, probe_attention, probe_own, refuse_own_attention
+from biphase.models.hub import load_tokenizer, merge_adapters, refuse_larger
 from biphase.objectives import Batch
 from biphase.protocol import words_of_a_row
 from biphase.randomness import salt
-from biphase.specs import Hub, Size
+from biphase.specs import Hub, LoRA, Size
 
 
 def stack_of(model: nn.Module) -> tuple[str, list[nn.Module]]:
     """Return the name and the modules of a model's longest ModuleList: its transformer blocks."""
-    lists = [(name, list(one)) for name, one in model.named_modules() if isinstance(one, nn.ModuleList)]
-    return max(lists, key=lambda one: len(one[1]), default=("", []))
+    lists = [(name, list(part)) for name, part in model.named_modules() if isinstance(part, nn.ModuleList)]
+    return max(lists, key=lambda named: len(named[1]), default=("", []))
 
 
 def recompute_layers(encoder: Encoder, *, compiled: bool) -> None:
     """Enable activation checkpointing: blocks keep only their input and recompute the rest in the backward pass."""
     trunk: Any = encoder.trunk
-    said = encoder.said
+    current = encoder.current
 
-    def again(layer: Callable[..., Any], *args: Any) -> Any:
-        # Some families' layers read the attention pattern from `said`, which is empty by the backward pass.
-        pattern = said.pattern
+    def recomputed(layer: Callable[..., Any], *args: Any) -> Any:
+        # Some families' layers read the attention pattern from `current`, which is empty by the backward pass.
+        pattern = current.pattern
 
-        def computed(*args: Any) -> Any:
-            before, said.pattern = said.pattern, pattern
+        def with_pattern(*args: Any) -> Any:
+            before, current.pattern = current.pattern, pattern
             try:
                 return layer(*args)
             finally:
-                said.pattern = before
+                current.pattern = before
 
-        return checkpoint(computed, *args, use_reentrant=False)
+        return checkpoint(with_pattern, *args, use_reentrant=False)
 
-    def again_compiled(layer: Callable[..., Any], *args: Any) -> Any:
+    def recomputed_compiled(layer: Callable[..., Any], *args: Any) -> Any:
         return checkpoint(layer, *args, use_reentrant=False)  # the compiled graph contains the recomputation
 
     name = type(trunk).__name__
     if not getattr(trunk, "supports_gradient_checkpointing", False):
         raise ModelError(f"--recompute: the layers of {name} cannot be computed twice; leave it out")
-    trunk._set_gradient_checkpointing(True, again_compiled if compiled else again)
+    trunk._set_gradient_checkpointing(True, recomputed_compiled if compiled else recomputed)
 
 
 # ---------------------------------------------------------------- rope
@@ -87,19 +95,15 @@ WINDOWS = ("sliding_attention", "chunked_attention")
 def set_rope_base(model: Any, base: float) -> None:
     """Set the base of the rotary position embedding in a model and its config."""
     config = model.config
-    said = getattr(config, "rope_parameters", None)
-    tables = [
-        module for _, module in model.named_modules() if any("inv_freq" in name for name, _ in _own(module))
-    ]
-    if not isinstance(said, dict) or not tables:
+    rope = getattr(config, "rope_parameters", None)
+    tables = [module for module in model.modules() if any("inv_freq" in name for name, _ in _buffers(module))]
+    if not isinstance(rope, dict) or not tables:
         raise ModelError(f"{type(model).__name__} has no rotary positions; leave out rope_base")
-    nested = {kind: one for kind, one in said.items() if isinstance(one, dict)}
-    changed = [one for kind, one in nested.items() if kind not in WINDOWS] if nested else [said]
-    for one in changed:
-        one["rope_theta"] = float(base)
+    for parameters in _full_attention(rope):
+        parameters["rope_theta"] = float(base)
     for table in tables:
         fresh = type(table)(config=config)
-        for (name, buffer), (same, value) in zip(_own(table), _own(fresh), strict=True):
+        for (name, buffer), (same, value) in zip(_buffers(table), _buffers(fresh), strict=True):
             if name != same or buffer.shape != value.shape:
                 raise ModelError(
                     f"{type(model).__name__} makes its rotary positions in a way that is not known here"
@@ -110,12 +114,17 @@ def set_rope_base(model: Any, base: float) -> None:
 
 def rope_base_of(model: Any) -> float:
     """Return the rope base of the full-attention layers; 0 if there is none."""
-    said = getattr(model.config, "rope_parameters", None) or {}
-    nested = [one for kind, one in said.items() if isinstance(one, dict) and kind not in WINDOWS]
-    return float((nested[0] if nested else said).get("rope_theta") or 0.0)
+    parameters = _full_attention(getattr(model.config, "rope_parameters", None) or {})
+    return float(parameters[0].get("rope_theta") or 0.0) if parameters else 0.0
 
 
-def _own(module: Any) -> list[tuple[str, torch.Tensor]]:
+def _full_attention(rope: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rope parameters of the layers without a window; they are nested if layers differ."""
+    nested = {kind: parameters for kind, parameters in rope.items() if isinstance(parameters, dict)}
+    return [nested[kind] for kind in nested if kind not in WINDOWS] if nested else [rope]
+
+
+def _buffers(module: Any) -> list[tuple[str, torch.Tensor]]:
     return list(module.named_buffers(recurse=False))
 
 
@@ -153,36 +162,46 @@ class _Trunk(nn.Module):
 
 
 class _Matrix(nn.Module):
-    """Replaces the last matrix: records its input, and returns `told`, or its input if that is None."""
+    """Replaces the last matrix: records its input, and returns `result`, or its input if that is None."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.given: Tensor | None = None
-        self.told: Tensor | None = None
+        self.result: Tensor | None = None
         self.weight, self.bias = [weight], [bias]  # some heads read these attributes
 
     def forward(self, hidden: Tensor) -> Tensor:
         self.given = hidden
-        return hidden if self.told is None else self.told
+        return hidden if self.result is None else self.result
 
 
 class Output:
-    """Computes logits from a model's hidden states. Holds no weights of its own."""
+    """Computes logits from a model's hidden states. Holds no weights of its own.
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        name = type(model).__name__
-        if not isinstance(self._last, nn.Linear):
+    `shell` is the model with its backbone and its last matrix replaced, the latter by `matrix`.
+    """
+
+    def __init__(self, model: Any, shell: Any, matrix: _Matrix) -> None:
+        self.model, self.shell, self.matrix = model, shell, matrix
+        self.scale: float = 1.0
+        self.cap: float | None = None
+        self.transforms = False  # whether there are layers between backbone and last matrix
+
+    @classmethod
+    def of(cls, model: Any) -> Output:
+        """Measure the output of a model; raise ModelError if it is of no known form."""
+        name, last = type(model).__name__, model.get_output_embeddings()
+        if not isinstance(last, nn.Linear):
             raise ModelError(
                 f"{name} has no matrix that turns hidden states into words; give a language model"
             )
         if model.base_model is model:
             raise ModelError(f"{name} is not split into a trunk and a head, so it cannot be trained here")
-        self.shell, self.matrix = _without_ends(model, self._last)
-        self.scale, self.cap, self.transforms = 1.0, None, False
-        if not self.weight.is_meta:  # a model on the meta device has shapes only
-            self.scale, self.cap = self._measured(name)
-            self.transforms = not torch.equal(*self._through_transform())
+        output = cls(model, *_without_ends(model, last))
+        if not output.weight.is_meta:  # a model on the meta device has shapes only
+            output.scale, output.cap = output._measured(name)
+            output.transforms = not torch.equal(*output._through_transform())
+        return output
 
     @property
     def _last(self) -> Any:
@@ -238,13 +257,12 @@ class Output:
         before, _ = self._through_transform()
 
         def after(values: list[float]) -> Tensor:
-            self.matrix.told = torch.tensor(values, dtype=torch.float32, device=before.device)[
-                None, None
-            ].expand(1, len(before), -1)
+            row = torch.tensor(values, dtype=torch.float32, device=before.device)
+            self.matrix.result = row.expand(1, len(before), -1)
             try:
                 return self._run(before)[0].float()
             finally:
-                self.matrix.told = self.matrix.given = None
+                self.matrix.result = self.matrix.given = None
 
         small, large = after([SMALL, LARGE]).tolist()
         scale = small / SMALL
@@ -269,10 +287,10 @@ def _without_ends(model: Any, last: nn.Module) -> tuple[Any, _Matrix]:
             return _Trunk(trunk)
         if module is last:
             return matrix
-        if not any(one is trunk or one is last for one in module.modules()):
+        if not any(part is trunk or part is last for part in module.modules()):
             return module
         shell = copy.copy(module)
-        shell._modules = {name: one and copied(one) for name, one in module._modules.items()}
+        shell._modules = {name: part and copied(part) for name, part in module._modules.items()}
         return shell
 
     return copied(model), matrix
@@ -288,10 +306,14 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.model = model
         # In a list, so that it is not registered as a submodule with the same weights.
-        self.reader = [Encoder(model.base_model, context=context_of(model.base_model), windows=windows)]
-        self.output = Output(model)
+        self._encoder = [Encoder(model.base_model, context=context_of(model.base_model), windows=windows)]
+        self.output = Output.of(model)
         self.head_copy: Joined | None = None  # 16-bit copy of the last matrix, on the fused path
         self.note = ""  # a message for the user before training
+
+    @property
+    def encoder(self) -> Encoder:
+        return self._encoder[0]
 
     @property
     def head(self) -> Tensor:
@@ -311,7 +333,7 @@ class LanguageModel(nn.Module):
             for block in stack_of(self.model.base_model)[1]:
                 block.compile(dynamic=False)
         else:
-            self.reader[0].call = [torch.compile(self.model.base_model, dynamic=False)]
+            self.encoder.call = [torch.compile(self.model.base_model, dynamic=False)]
 
     def prepare(
         self,
@@ -335,17 +357,17 @@ class LanguageModel(nn.Module):
                 f"precision='fp8' cannot be had with --{'shard' if cut else 'recompute'}; leave that out, or say precision='bf16'"
             )
         suits = not (cut or recompute or compiled)
-        if (in_fp8 or suits) and self.reader[0].prepare(device, precision) == "fused":
-            fused = self.reader[0].fused
+        if (in_fp8 or suits) and self.encoder.prepare(device, precision) == "fused":
+            fused = self.encoder.fused
             assert fused is not None
             weight = self.model.get_output_embeddings().weight
-            words = words_of_a_row(len(weight), device.type)
-            self.head_copy = Joined(weight, dtype=fused.dtype, rows=words)
+            rows = words_of_a_row(len(weight), device.type)
+            self.head_copy = Joined(weight, dtype=fused.dtype, rows=rows)
             fused.watch(self.head_copy)
             return "fused"
         by_compiler = compiled or (compiled is None and device.type == "cuda")
         if recompute:
-            recompute_layers(self.reader[0], compiled=by_compiler)
+            recompute_layers(self.encoder, compiled=by_compiler)
         if by_compiler:
             self.compile_trunk(by_block=cut)
             return "compiled"
@@ -353,20 +375,20 @@ class LanguageModel(nn.Module):
 
     def copies(self) -> dict[int, Tensor]:
         """Return the 16-bit copies of the weights, by the address of the weight."""
-        return self.reader[0].copies()
+        return self.encoder.copies()
 
     def refresh(self, copied: bool = False) -> None:
         """Update what is derived from the weights after they changed; `copied`: the 16-bit copies are up to date."""
-        self.reader[0].refresh(copied)
+        self.encoder.refresh(copied)
 
     def _apply(self, *args: Any, **kwargs: Any) -> LanguageModel:
         """Drop the copies when the model is moved or cast, since they belong to the old weights."""
-        self.reader[0].fused = self.head_copy = None
+        self.encoder.fused = self.head_copy = None
         return super()._apply(*args, **kwargs)
 
     def hidden(self, ids: Tensor, positions: Tensor, pattern: AttentionPattern) -> Tensor:
         """Return the hidden states. (B, T) → (B, T, d)"""
-        return self.reader[0](ids, positions, pattern)
+        return self.encoder(ids, positions, pattern)
 
     def logits(self, ids: Tensor, positions: Tensor, pattern: AttentionPattern) -> Tensor:
         """Return the full logits, for probes. (B, T) → (B, T, V)"""
@@ -377,7 +399,7 @@ class LanguageModel(nn.Module):
         self, ids: Tensor, positions: Tensor, pattern: AttentionPattern, label_at: Tensor, labels: Tensor
     ) -> Tensor:
         """Return the sum of the losses at the labelled positions."""
-        output, fused = self.output, self.reader[0].fused
+        output, fused = self.output, self.encoder.fused
         if fused is None or self.head_copy is None:
             rows, head = self.hidden(ids, positions, pattern).flatten(0, 1)[label_at], None
         else:
@@ -390,26 +412,31 @@ class LanguageModel(nn.Module):
         return self(batch.ids, batch.positions, pattern, batch.label_at, batch.labels)
 
 
+# ---------------------------------------------------------------- construction
+
+
+def config_fields(size: Size, *, vocab: int, length: int) -> dict[str, Any]:
+    """Return the configuration of a size under transformers' names."""
+    return {
+        "vocab_size": vocab,
+        "hidden_size": size.hidden,
+        "intermediate_size": size.ffn,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.kv_heads,
+        "max_position_embeddings": length,
+        "initializer_range": size.init_std,
+        "rms_norm_eps": size.norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": size.rope_base},
+        # With a pad token, torch would keep its embedding at zero, and the paper's pad token is the end token.
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), None),
+    }
+
+
 def from_scratch(size: Size, *, vocab: int, mask_id: int, length: int, seed: int) -> LanguageModel:
     """Build a new model of `size`; its weights depend on the seed alone (initialized on the CPU in fp32)."""
-    config = EuroBertConfig(
-        vocab_size=vocab,
-        hidden_size=size.hidden,
-        intermediate_size=size.ffn,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads,
-        max_position_embeddings=length,
-        initializer_range=size.init_std,
-        rms_norm_eps=size.norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": size.rope_base},
-        tie_word_embeddings=size.tied,
-        # With a pad token, torch would keep its embedding at zero, and the paper's pad token is the end token.
-        pad_token_id=None,
-        bos_token_id=None,
-        eos_token_id=None,
-        mask_token_id=mask_id,
-    )
+    fields = config_fields(size, vocab=vocab, length=length)
+    config = EuroBertConfig(**fields, tie_word_embeddings=size.tied, mask_token_id=mask_id)
     config._attn_implementation = NAME
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(salt(seed, "weights"))
@@ -426,60 +453,66 @@ class TokenizerInfo:
     spare: frozenset[int] = frozenset()  # special tokens that occur in no text
 
 
-def from_hub(hub: Hub, words: TokenizerInfo | None, *, length: int, stretched: bool = False) -> LanguageModel:
+def from_hub(
+    hub: Hub, tokenizer: TokenizerInfo | None, *, length: int, stretched: bool = False
+) -> LanguageModel:
     """Load an existing model in fp32 with our attention. A new mask token gets the mean embedding.
 
-    `words` describes the tokenizer it is trained with; None leaves its vocabulary unchanged. `stretched` says that its
-    rope base will change, so that rows may be longer than its context.
+    `tokenizer` is the one it is trained with; None leaves its vocabulary unchanged. `stretched` says that its rope base
+    will change, so that rows may be longer than its context.
     """
-    made = hub_models.language_model(hub)
+    model = hub_models.language_model(hub)
     # Otherwise the pad token's embedding gets no gradient, and the pad token is often the end token.
-    made.get_input_embeddings().padding_idx = None
-    refuse_own_attention(made.base_model, hub.source)
-    longest = context_of(made.base_model)
-    if length > longest and stretched and rope_base_of(made):
-        made.config.max_position_embeddings = length
+    model.get_input_embeddings().padding_idx = None
+    refuse_own_attention(model.base_model, hub.source)
+    longest = context_of(model.base_model)
+    if length > longest and stretched and rope_base_of(model):
+        model.config.max_position_embeddings = length
     elif length > longest:
         raise ModelError(
             f"{hub.source} reads at most {longest:,} tokens, rows have {length:,}; say packing=Chunks({longest}) "
             f"(adapt --length {longest}), or change its positions: Stage(…, rope_base=…) (adapt --rope-base …)"
         )
     try:
-        if words is not None:
-            rows = made.get_input_embeddings().weight.shape[0]
-            refuse_larger(words.vocab, words.spare | {words.mask}, rows, hub.source)
-            _grow(made, words)
-        return LanguageModel(made, windows=hub.windows == "symmetric")
+        if tokenizer is not None:
+            rows = model.get_input_embeddings().weight.shape[0]
+            refuse_larger(tokenizer.vocab, tokenizer.spare | {tokenizer.mask}, rows, hub.source)
+            _grow(model, tokenizer)
+        return LanguageModel(model, windows=hub.windows == "symmetric")
     except ModelError:
         raise
     except Exception as wrong:  # heads made for other purposes raise many types
         raise ModelError(
-            f"{hub.source} ({type(made).__name__}) cannot be trained here ({one_line(wrong)}); give another model"
+            f"{hub.source} ({type(model).__name__}) cannot be trained here ({one_line(wrong)}); give another model"
         ) from None
 
 
-def _grow(model: Any, words: TokenizerInfo) -> None:
+def _grow(model: Any, tokenizer: TokenizerInfo) -> None:
     """Add vocab rows for new tokens; each new row is the mean of the existing rows.
 
     The mean is deterministic, so all processes agree. A mask token in a reserved slot of the vocabulary counts as new.
     """
     had = model.get_input_embeddings().weight.shape[0]
     before = {name: len(table) for name, table in model.named_parameters() if table.ndim}
-    if words.vocab > had:
-        model.resize_token_embeddings(words.vocab, mean_resizing=False)
-    new = list(range(had, words.vocab))
-    if words.mask_is_new and words.mask < had:
-        new.append(words.mask)
+    if tokenizer.vocab > had:
+        model.resize_token_embeddings(tokenizer.vocab, mean_resizing=False)
+    new = list(range(had, tokenizer.vocab))
+    if tokenizer.mask_is_new and tokenizer.mask < had:
+        new.append(tokenizer.mask)
     if not new:
         return
     head = model.get_output_embeddings()
     ends = [model.get_input_embeddings().weight, getattr(head, "weight", None), getattr(head, "bias", None)]
     # Some families have more tables with vocab rows, which `resize_token_embeddings` has grown.
-    grown = [one for name, one in model.named_parameters() if one.ndim and len(one) != before.get(name)]
-    old = torch.ones(max(had, words.vocab), dtype=torch.bool)
+    grown = [
+        table for name, table in model.named_parameters() if table.ndim and len(table) != before.get(name)
+    ]
+    old = torch.ones(max(had, tokenizer.vocab), dtype=torch.bool)
     old[new] = False
     with torch.no_grad():
-        tables = {id(one): one for one in (*ends, *grown) if one is not None and len(one) == len(old)}
+        tables = {
+            id(table): table for table in (*ends, *grown) if table is not None and len(table) == len(old)
+        }
         for table in tables.values():
             table[~old] = table[old].mean(0)
 
@@ -492,9 +525,130 @@ def probe(model: LanguageModel, *, vocab: int) -> None:
     """
     was_training = model.training
     model.eval()
-    about: dict[str, Any] = {"vocab": vocab, "name": type(model.model).__name__, "device": model.head.device}
+    name, device = type(model.model).__name__, model.head.device
     try:
-        probe_attention(model.hidden, **about, causal=True)
-        probe_own(model.model, model.logits, **about)
+        probe_attention(model.hidden, vocab=vocab, name=name, device=device, causal=True)
+        probe_own(model.model, model.logits, vocab=vocab, name=name, device=device)
     finally:
         model.train(was_training)
+
+
+# ---------------------------------------------------------------- adapters
+
+
+def add_adapter(model: LanguageModel, spec: LoRA, *, seed: int) -> None:
+    """Add LoRA matrices, initialized from the seed, and freeze all other parameters."""
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise ModelError("LoRA needs the package peft; type: pip install peft") from None
+    trunk: Any = model.model.base_model
+    _refuse_unknown(trunk, spec)
+    targets = list(spec.targets) or "all-linear"
+    config = LoraConfig(r=spec.rank, lora_alpha=spec.alpha, target_modules=targets)
+    try:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            # GPT-2 stores its matrices transposed; peft handles that and warns each time.
+            warnings.filterwarnings("ignore", "fan_in_fan_out is set to")
+            torch.manual_seed(salt(seed, "adapter"))
+            inject_adapter_in_model(config, trunk)
+    except ValueError as wrong:
+        raise ModelError(f"LoRA(targets={spec.targets}): {one_line(wrong)}") from None
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+
+
+def _refuse_unknown(trunk: Any, spec: LoRA) -> None:
+    """Raise ModelError if a target is not the name of a matrix: peft ignores a wrong name beside a right one.
+
+    Embeddings are not allowed: with a tied head, merging would also change the head, which was trained without it.
+    """
+    matrices = [name for name, module in trunk.named_modules() if isinstance(module, nn.Linear | Conv1D)]
+    unknown = [
+        target for target in spec.targets if not any(f".{name}".endswith(f".{target}") for name in matrices)
+    ]
+    if unknown:
+        names = sorted({name.rpartition(".")[2] for name in matrices})
+        raise ModelError(
+            f"LoRA(targets={spec.targets}): {type(trunk).__name__} has no matrix called {unknown[0]}; "
+            f"it has {', '.join(names)}"
+        )
+
+
+def merge_adapter(model: LanguageModel) -> None:
+    """Merge the adapter matrices into the weights, and make all parameters trainable."""
+    merge_adapters(model.model.base_model)
+    model.requires_grad_(True)
+
+
+def freeze_embeddings(model: LanguageModel) -> None:
+    """Freeze the embedding, and with it a tied head."""
+    model.model.get_input_embeddings().requires_grad_(False)
+
+
+# ---------------------------------------------------------------- biphase.load
+
+
+class LoadedModel:
+    """A bidirectional language model in fp32 on the CPU, with its tokenizer."""
+
+    def __init__(self, model: LanguageModel, tokenizer: Any) -> None:
+        self.model, self.tokenizer = model, tokenizer
+
+    @property
+    def mask_token(self) -> str:
+        token = self.tokenizer.mask_token
+        if token is None:
+            raise ModelError(
+                "the model's tokenizer has no mask token; export an adapted model, which has one"
+            )
+        return token
+
+    @torch.no_grad()
+    def hidden_states(self, text: str) -> Tensor:
+        """Return the hidden states of a text, (tokens, width), as `AutoModel` gives them."""
+        return self.model.hidden(*self._inputs(text))[0]
+
+    @torch.no_grad()
+    def fill_mask(self, text: str, top: int = 5, *, shifted: bool = False) -> list[list[tuple[str, float]]]:
+        """Return, for each mask token of the text, the `top` most probable tokens with their probabilities.
+
+        Set `shifted` for a model trained with MNTP, which predicts a token at the position before it.
+        """
+        ids, positions, pattern = self._inputs(text)
+        at = (ids[0] == self.tokenizer.convert_tokens_to_ids(self.mask_token)).nonzero()[:, 0]
+        if not len(at):
+            raise SpecError(
+                f"there is no mask token in {text!r}; write {self.mask_token} where a word is asked for"
+            )
+        hidden = self.model.hidden(ids, positions, pattern)[0]
+        logits = self.model.output.logits(hidden[(at - int(shifted)).clamp(min=0)])
+        if not 1 <= top <= logits.shape[-1]:
+            raise SpecError(
+                f"top={top}: the model knows {logits.shape[-1]:,} tokens; ask for 1 of them or more"
+            )
+        likely = logits.softmax(-1).topk(top)
+        return [
+            [(self.tokenizer.decode([token]), share) for token, share in zip(tokens, shares, strict=True)]
+            for tokens, shares in zip(likely.indices.tolist(), likely.values.tolist(), strict=True)
+        ]
+
+    def _inputs(self, text: str) -> tuple[Tensor, Tensor, AttentionPattern]:
+        ids = torch.tensor([self.tokenizer(text)["input_ids"]])
+        longest = self.model.encoder.context
+        if ids.shape[1] > longest:
+            raise SpecError(f"the text has {ids.shape[1]:,} tokens and the model reads {longest:,}; cut it")
+        return ids, torch.arange(ids.shape[1])[None], AttentionPattern(causal=False)
+
+
+def load(folder: str | Path) -> LoadedModel:
+    """Load a model from a folder that `biphase export` or transformers wrote; no code in the folder is run."""
+    path = Path(folder).expanduser().resolve()
+    if not path.is_dir():
+        raise ModelError(
+            f"there is no folder {folder}; give that of a model, or download one first: hf download NAME --local-dir FOLDER"
+        )
+    hub = Hub(str(path))
+    model = from_hub(hub, None, length=1).eval()
+    probe(model, vocab=len(model.head))
+    return LoadedModel(model, load_tokenizer(hub))

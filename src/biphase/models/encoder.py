@@ -1,11 +1,17 @@
-"""Encoders: any transformers backbone that reads packed texts with bidirectional attention, and the packing of texts.
+"""Encoders: any transformers backbone over packed texts, the packing of texts, probes of attention, and task heads.
 
 `Encoder` wraps a backbone. Differences between families are read from the model itself: an offset of its positions,
-token type embeddings, its context length. `encoder_from_hub` loads and checks one.
+token type embeddings, its context length. `encoder_from_hub` loads and checks one. The heads of the four task families
+pool or project its hidden states.
 
 `pack` puts texts of different lengths into one input (`PackedTexts`): concatenated for the varlen kernel on a GPU,
 which needs no padding, else packed into rows, longest first. For 32 sentences of 13 tokens on average the rows contain
 1 to 2% padding; padding each sentence to the longest would give 68%.
+
+`probe_attention` and `probe_own` check, before training, that a model follows the attention pattern it is given. They
+change one token and compare outputs exactly, so they work for any architecture. A model is rejected if it attends where
+it must not, ignores later tokens under bidirectional attention, continues positions into the next text of a packed row,
+or computes something else with our attention than with its own.
 """
 
 from __future__ import annotations
@@ -13,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -23,11 +29,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from biphase import fast
-from biphase.attention import CURRENT_PATTERN, AttentionPattern, CurrentPattern, segment_mask
+from biphase.attention import CURRENT_PATTERN, NAME, AttentionPattern, CurrentPattern, segment_mask
 from biphase.errors import ModelError, one_line
 from biphase.fast.trunk import FusedTrunk, fp8_refusal, refusal
 from biphase.models import hub as hub_models
-from biphase.models.probe import probe_attention, probe_own
 from biphase.specs import Hub
 
 # Rows are at most as long as the longest text, or this: short texts share rows, but attention stays cheap.
@@ -105,38 +110,31 @@ class PackedTexts:
         if device.type == "cpu":
             return self
         own = self.tensors
-        buffer = in_one_piece(list(own.values()), pinned=True).to(device, non_blocking=True)
-        return replace(self, **dict(zip(own, jobs(buffer, list(own.values())), strict=True)))
+        buffer = in_one_buffer(list(own.values()), pinned=True).to(device, non_blocking=True)
+        return replace(self, **dict(zip(own, views_of(buffer, list(own.values())), strict=True)))
 
 
-def in_one_piece(tensors: Sequence[Tensor], *, pinned: bool) -> Tensor:
+def in_one_buffer(tensors: Sequence[Tensor], *, pinned: bool) -> Tensor:
     """Copy host tensors into one byte buffer, so that one transfer to the device suffices."""
-    places, size = _places(tensors)
+    size = sum(_aligned(tensor) for tensor in tensors)
     buffer = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-    for one, job in zip(tensors, _cut(buffer, tensors, places), strict=True):
-        job.copy_(one)
+    for tensor, view in zip(tensors, views_of(buffer, tensors), strict=True):
+        view.copy_(tensor)
     return buffer
 
 
-def jobs(buffer: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Return views of a buffer made by `in_one_piece`, each with the shape and dtype of its tensor in `like`."""
-    return _cut(buffer, like, _places(like)[0])
+def views_of(buffer: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Return views of a buffer made by `in_one_buffer`, each with the shape and dtype of its tensor in `like`."""
+    views, start = [], 0
+    for tensor in like:
+        views.append(buffer[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
+        start += _aligned(tensor)
+    return views
 
 
-def _places(tensors: Sequence[Tensor]) -> tuple[list[int], int]:
-    """Return the byte offset of each tensor, and the total size."""
-    places, end = [], 0
-    for one in tensors:
-        places.append(end)
-        end += -(-one.nbytes // ALIGNED) * ALIGNED
-    return places, end
-
-
-def _cut(buffer: Tensor, like: Sequence[Tensor], places: list[int]) -> list[Tensor]:
-    return [
-        buffer[place : place + one.nbytes].view(one.dtype).view(one.shape)
-        for one, place in zip(like, places, strict=True)
-    ]
+def _aligned(tensor: Tensor) -> int:
+    """Return the bytes of a tensor, rounded up."""
+    return -(-tensor.nbytes // ALIGNED) * ALIGNED
 
 
 def pack(texts: Sequence[np.ndarray], *, varlen: bool, pad: int = 0, causal: bool = False) -> PackedTexts:
@@ -181,7 +179,7 @@ def _fit(lengths: np.ndarray, width: int) -> Fitted:
     counts = range(-(-int(lengths.sum()) // width), len(lengths))
     enough = bisect_left(counts, True, key=lambda rows: _width(_spread(lengths, rows), lengths) <= width)
     fitted = _spread(lengths, counts.start + enough), _fill(lengths, width)
-    return min(fitted, key=lambda one: (int(one[0].max()) + 1) * _width(one, lengths))
+    return min(fitted, key=lambda rows: (int(rows[0].max()) + 1) * _width(rows, lengths))
 
 
 def _width(fitted: Fitted, lengths: np.ndarray) -> int:
@@ -236,23 +234,22 @@ class Encoder(nn.Module):
         self.layers: int = getattr(config, "num_hidden_layers", None) or 12
         self.init_std: float = getattr(config, "initializer_range", None) or 0.02
         self.first_position = _first_position(trunk)
-        self.said = CurrentPattern()
+        self.current = CurrentPattern()  # a few families do not pass extra arguments on to their layers
         for module in trunk.modules():
-            setattr(
-                module, CURRENT_PATTERN, self.said
-            )  # a few families do not pass extra arguments on to their layers
+            setattr(module, CURRENT_PATTERN, self.current)
         # GPT-2's forward takes token types too, but embeds them as tokens: zeros would add token 0's embedding.
         self.typed = any(name.endswith("token_type_embeddings") for name, _ in trunk.named_modules())
 
     def prepare(self, device: torch.device, precision: str) -> str:
         """Choose the compute path after the weights were moved to `device`: "fused", or "plain" (transformers')."""
-        why = refusal(self.trunk, in_fp8=precision == "fp8") or fast.lacking(device)
-        if precision == "fp8":
+        in_fp8 = precision == "fp8"
+        why = refusal(self.trunk, in_fp8=in_fp8) or fast.lacking(device)
+        if in_fp8:
             why = why or fp8_refusal(device)
             if why:
                 raise ModelError(f"precision='fp8' cannot be had ({why}); say precision='bf16'")
         suits = not why and precision in ("bf16", "pure-bf16", "fp8")
-        self.fused = FusedTrunk(self.trunk, in_fp8=precision == "fp8") if suits else None
+        self.fused = FusedTrunk(self.trunk, in_fp8=in_fp8) if suits else None
         return "fused" if suits else "plain"
 
     @property
@@ -280,7 +277,7 @@ class Encoder(nn.Module):
         more = {"token_type_ids": torch.zeros_like(ids)} if self.typed else {}
         if not self.windows:
             pattern = replace(pattern, windows=False)
-        self.said.pattern = pattern
+        self.current.pattern = pattern
         try:
             return self.call[0](
                 input_ids=ids,
@@ -290,7 +287,10 @@ class Encoder(nn.Module):
                 **more,
             ).last_hidden_state
         finally:
-            self.said.pattern = None
+            self.current.pattern = None
+
+
+# ---------------------------------------------------------------- loading
 
 
 def encoder_from_hub(hub: Hub) -> Encoder:
@@ -314,19 +314,18 @@ def encoder_from_hub(hub: Hub) -> Encoder:
 @torch.no_grad()
 def refuse_own_attention(trunk: Any, source: str) -> None:
     """Raise ModelError if a model's layers never call our attention function."""
-    asked: list[str] = []
+    calls: list[str] = []
     was_training = trunk.training
     trunk.eval()
     ids = torch.zeros(1, 4, dtype=torch.long, device=next(trunk.parameters()).device)
     # Ignore errors: if attention was not called, that is reported below; else the probes report the error.
     with contextlib.suppress(Exception):
-        Encoder(trunk, context=4)(
-            ids, torch.arange(4, device=ids.device)[None], AttentionPattern(False, asked=asked)
-        )
-    if not asked:
+        positions = torch.arange(4, device=ids.device)[None]
+        Encoder(trunk, context=4)(ids, positions, AttentionPattern(False, asked=calls))
+    if not calls:
         _refuse_broken(trunk, ids, source)
     trunk.train(was_training)
-    if not asked:
+    if not calls:
         raise ModelError(
             f"{source} ({type(trunk).__name__}) computes by itself what its tokens see: its attention cannot be replaced, "
             "so it cannot be made to read in both directions; give another model"
@@ -350,15 +349,12 @@ def probe_encoder(encoder: Encoder) -> None:
     was_training = encoder.training
     encoder.eval()
     trunk: Any = encoder.trunk
-    about = {
-        "vocab": int(trunk.config.vocab_size),
-        "name": type(trunk).__name__,
-        "device": next(trunk.parameters()).device,
-    }
+    vocab, name = int(trunk.config.vocab_size), type(trunk).__name__
+    device = next(trunk.parameters()).device
     try:
         # The output of a few models is narrower than their hidden size.
-        encoder.width = probe_attention(encoder, **about, causal=False)
-        probe_own(trunk, encoder, **about)
+        encoder.width = probe_attention(encoder, vocab=vocab, name=name, device=device, causal=False)
+        probe_own(trunk, encoder, vocab=vocab, name=name, device=device)
     finally:
         encoder.train(was_training)
 
@@ -368,23 +364,22 @@ def context_of(trunk: nn.Module) -> int:
     config: Any = trunk.config
     longest = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     within = int(longest if longest and longest > 0 else 2048)
-    return min([within, *_turned_alike(config)]) - _first_position(trunk)
+    return min([within, *_longrope_limits(config)]) - _first_position(trunk)
 
 
-def _turned_alike(config: Any) -> list[int]:
+def _longrope_limits(config: Any) -> list[int]:
     """Return the lengths beyond which LongRoPE's rotations depend on the longest text of a batch.
 
     Beyond them, texts in one batch would influence each other.
     """
-    said = getattr(config, "rope_parameters", None) or {}
-    every = [one for one in (said, *said.values()) if isinstance(one, dict)]
-    longest = [
-        one.get("original_max_position_embeddings")
-        or getattr(config, "original_max_position_embeddings", None)
-        for one in every
-        if one.get("rope_type") == "longrope"
+    rope = getattr(config, "rope_parameters", None) or {}
+    default = getattr(config, "original_max_position_embeddings", None)
+    lengths = [
+        part.get("original_max_position_embeddings") or default
+        for part in (rope, *rope.values())
+        if isinstance(part, dict) and part.get("rope_type") == "longrope"
     ]
-    return [int(one) for one in longest if one]
+    return [int(length) for length in lengths if length]
 
 
 def _first_position(trunk: nn.Module) -> int:
@@ -393,3 +388,143 @@ def _first_position(trunk: nn.Module) -> int:
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
             return int(module.padding_idx) + 1
     return 0
+
+
+# ---------------------------------------------------------------- probes
+
+
+PROBE_LENGTH = 16
+HALF = PROBE_LENGTH // 2
+PROBE_TOLERANCE = 1e-3  # relative to the largest value; a missing part of a computation changes it far more
+
+Read = Callable[[Tensor, Tensor, AttentionPattern], Tensor]  # (1, T) ids and positions → (1, T, d)
+
+
+@torch.no_grad()
+def probe_attention(read: Read, *, vocab: int, name: str, device: torch.device, causal: bool) -> int:
+    """Raise ModelError unless a model supports bidirectional, packed and, with `causal`, causal attention.
+
+    Returns the width of its output. The changed tokens are next to the boundary on either side, since layers that mix
+    tokens outside attention (convolutions, recurrences) may reach only the next token, and only in one direction.
+    """
+    ids = _ids(vocab, device)
+    positions = torch.arange(PROBE_LENGTH, device=device)[None]
+    restarted = positions % HALF
+    apart = AttentionPattern(False, mask=segment_mask((positions >= HALF).long(), causal=False))
+
+    def changes(pattern: AttentionPattern, at: int, positions: Tensor = positions) -> Tensor:
+        """Return which positions' outputs change when the token at `at` changes."""
+        changed = ids.clone()
+        changed[0, at] = (changed[0, at] + 1) % vocab
+        before, after = (read(tokens, positions, pattern)[0] for tokens in (ids, changed))
+        return (before != after).any(-1)
+
+    plain = read(ids, positions, AttentionPattern(causal=False))
+    if not plain.isfinite().all():
+        raise ModelError(f"{name} gives numbers that are not finite; look at its weights")
+    if causal and changes(AttentionPattern(causal=True), HALF)[:HALF].any():
+        raise ModelError(f"{name} sees the future in causal mode; it cannot be trained with CLM here")
+    if not changes(AttentionPattern(causal=False), HALF)[:HALF].any():
+        raise ModelError(
+            f"{name} stays blind to later tokens whatever it is told; it cannot become an encoder here"
+        )
+    if changes(apart, HALF, restarted)[:HALF].any() or changes(apart, HALF - 1, restarted)[HALF:].any():
+        raise ModelError(
+            f"{name} looks across the boundary of a text in a packed row (it mixes tokens outside its attention); "
+            "it would leak"
+        )
+    together = read(ids, restarted, apart)[:, HALF:]
+    alone = read(ids[:, HALF:], positions[:, :HALF], AttentionPattern(causal=False))
+    if not _close(together, alone):
+        raise ModelError(
+            f"{name} counts positions on from one text to the next in a packed row; it cannot be packed"
+        )
+    return plain.shape[-1]
+
+
+@torch.no_grad()
+def probe_own(model: Any, read: Read, *, vocab: int, name: str, device: torch.device) -> None:
+    """Raise ModelError unless the model's output with our attention, in one direction, equals that of its own class.
+
+    `read` returns what the model's own forward returns first: logits or hidden states.
+    """
+    ids = _ids(vocab, device)
+    positions = torch.arange(PROBE_LENGTH, device=device)[None]
+    try:
+        model.set_attn_implementation("eager")
+        own = model(input_ids=ids, use_cache=False)[0]
+    except Exception as wrong:  # forwards made for other inputs raise many types
+        raise ModelError(f"{name} cannot read a plain text ({one_line(wrong)}); give another model") from None
+    finally:
+        model.set_attn_implementation(NAME)
+    if not any(_close(read(ids, positions, AttentionPattern(causal)), own) for causal in (True, False)):
+        raise ModelError(
+            f"{name} does in its attention, its positions or its head what is not known here: with our attention it "
+            "gives other numbers than by itself; give another model"
+        )
+
+
+def _ids(vocab: int, device: torch.device) -> Tensor:
+    return torch.randint(0, vocab, (1, PROBE_LENGTH), generator=torch.Generator().manual_seed(0)).to(device)
+
+
+def _close(ours: Tensor, theirs: Tensor) -> bool:
+    return bool((ours - theirs).abs().max() <= PROBE_TOLERANCE * theirs.abs().max())
+
+
+# ---------------------------------------------------------------- task heads
+
+
+def mean_pool(hidden: Tensor, packed: PackedTexts) -> Tensor:
+    """Return the mean hidden state over all tokens of each text, in fp32. (B, T, d) → (n, d)
+
+    Each sum runs in the order of the tokens, so the result is deterministic.
+    """
+    reduce = torch.segment_reduce  # ty: ignore[missing-attribute]  (missing in torch's stubs)
+    # unsafe=True: lengths are not checked on the host, and padding after the last text is ignored.
+    return reduce(packed.tokens(hidden).float(), "mean", lengths=packed.lengths, unsafe=True)
+
+
+class TextHead(nn.Module):
+    """The paper's classification head: mean pooling → Linear → GELU → Linear."""
+
+    def __init__(self, width: int, labels: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+        self.out = nn.Linear(width, labels)
+
+    def forward(self, hidden: Tensor, packed: PackedTexts) -> Tensor:
+        """(B, T, d) → (n, labels)"""
+        pooled = mean_pool(hidden, packed).to(self.dense.weight.dtype)
+        return self.out(nn.functional.gelu(self.dense(pooled)))
+
+
+class TokenHead(nn.Module):
+    """One Linear on every token: for tags, answer tokens, or start and end."""
+
+    def __init__(self, width: int, labels: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(width, labels)
+
+    def forward(self, hidden: Tensor, packed: PackedTexts) -> Tensor:
+        """(B, T, d) → (N, labels), the tokens text after text"""
+        return self.out(packed.tokens(hidden))
+
+
+class EmbeddingHead(nn.Module):
+    """Mean pooling and normalization, without parameters: text embeddings."""
+
+    def forward(self, hidden: Tensor, packed: PackedTexts) -> Tensor:
+        """(B, T, d) → (n, d), each of norm 1"""
+        return nn.functional.normalize(mean_pool(hidden, packed), dim=-1)
+
+
+def initialise(head: nn.Module, *, std: float, seed: int) -> None:
+    """Initialize a head from the seed: weights normal with the backbone's `std`, biases 0."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+            else:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)

@@ -17,12 +17,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import importlib.util
 import json
 import re
 import tempfile
 import unicodedata
 from collections.abc import Callable, Generator, Mapping, Set
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
 )
 from transformers.utils import find_adapter_config_file, is_peft_available
-from transformers.utils import logging as told
+from transformers.utils import logging as transformers_logging
 
 from biphase.attention import NAME, without_attention_dropout
 from biphase.errors import ModelError, no_safetensors, one_line
@@ -62,15 +62,16 @@ from biphase.specs import Hub
 @contextlib.contextmanager
 def quietly() -> Generator[None]:
     """Silence transformers' warnings and progress bars inside the context."""
-    level, bars = told.get_verbosity(), told.is_progress_bar_enabled()
-    told.set_verbosity_error()
-    told.disable_progress_bar()
+    log = transformers_logging
+    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
     try:
         yield
     finally:
-        told.set_verbosity(level)
+        log.set_verbosity(level)
         if bars:
-            told.enable_progress_bar()
+            log.enable_progress_bar()
 
 
 # ---------------------------------------------------------------- sliding windows
@@ -113,7 +114,7 @@ def as_decoder(config: Any) -> None:
 # ---------------------------------------------------------------- the paper's checkpoints as EuroBERT
 
 
-MODEL_TYPE = "sl_model"
+PUBLISHED_TYPE = "sl_model"
 HEAD = "lm_head.weight"
 STORED = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -151,8 +152,8 @@ FUSED = "qkv_proj"
 def is_published(config: Mapping[str, Any]) -> bool:
     """Return whether a config.json belongs to the paper's custom class."""
     classes = config.get("auto_map")
-    named = classes.get("AutoConfig") if isinstance(classes, Mapping) else None
-    return config.get("model_type") == MODEL_TYPE or str(named).split(".")[-1] == "SLModelConfig"
+    custom = classes.get("AutoConfig") if isinstance(classes, Mapping) else None
+    return config.get("model_type") == PUBLISHED_TYPE or str(custom).split(".")[-1] == "SLModelConfig"
 
 
 def eurobert(
@@ -170,32 +171,32 @@ def eurobert(
         )
     try:
         with torch.device("meta"):
-            wanted = {
-                name: tuple(one.shape) for name, one in EuroBertForMaskedLM(native).state_dict().items()
+            shapes = {
+                name: tuple(weight.shape) for name, weight in EuroBertForMaskedLM(native).state_dict().items()
             }
     except Exception as wrong:  # inconsistent sizes raise many types
         raise _no_model(wrong) from None
-    placed = _placed(native, weights, wanted)
-    lacking = [name for name in wanted if name not in placed and name != HEAD]
-    if lacking:
+    renamed = _renamed(native, weights, shapes)
+    missing = [name for name in shapes if name not in renamed and name != HEAD]
+    if missing:
         raise ModelError(
-            f"{len(lacking)} of the model's weights are missing, {lacking[0]} among them; download the model again"
+            f"{len(missing)} of the model's weights are missing, {missing[0]} among them; download the model again"
         )
-    if native.tie_word_embeddings and HEAD in placed:
-        if not torch.equal(placed[HEAD], placed["model.embed_tokens.weight"]):
+    if native.tie_word_embeddings and HEAD in renamed:
+        if not torch.equal(renamed[HEAD], renamed["model.embed_tokens.weight"]):
             raise ModelError(
                 f"the config ties the head to the embedding and {HEAD} is another; set tie_word_embeddings to false"
             )
-        placed[HEAD] = placed["model.embed_tokens.weight"]
-    return native, placed
+        renamed[HEAD] = renamed["model.embed_tokens.weight"]
+    return native, renamed
 
 
 def _published_config(config: Mapping[str, Any]) -> EuroBertConfig:
     """Return the EuroBERT config of a published model."""
     generic = PreTrainedConfig().to_dict() | GenerationConfig().to_dict()
+    expected = {*SHAPE, *ROTARY, *BESIDE, *generic}
     for name, value in config.items():
-        known = name in SHAPE or name in ROTARY or name in BESIDE or name in generic or name.startswith("_")
-        if value and not known:  # a falsy field has no effect
+        if value and name not in expected and not name.startswith("_"):  # a falsy field has no effect
             raise ModelError(
                 f"the config's field {name!r} is none of the published models', so what it does here is unknown; "
                 "remove it if it changes nothing"
@@ -214,50 +215,50 @@ def _no_model(wrong: Exception) -> ModelError:
     return ModelError(f"the config describes no model ({one_line(wrong)}); download its config.json again")
 
 
-def _placed(
-    native: EuroBertConfig, weights: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]]
+def _renamed(
+    native: EuroBertConfig, weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Tensor]:
     """Return all weights in fp32 under EuroBERT's names; raise ModelError for an unknown name or a wrong shape."""
-    placed: dict[str, Tensor] = {}
-    for said, tensor in weights.items():
+    renamed: dict[str, Tensor] = {}
+    for published, tensor in weights.items():
         if tensor.dtype not in STORED:
             raise ModelError(
-                f"weight {said!r} is stored as {str(tensor.dtype).removeprefix('torch.')}; "
+                f"weight {published!r} is stored as {str(tensor.dtype).removeprefix('torch.')}; "
                 "only bf16, fp16 and fp32 are read: give the model as it was published"
             )
-        for name, part in _parts(native, said, tensor):
-            if name not in wanted:
+        for name, part in _parts(native, published, tensor):
+            if name not in shapes:
                 raise ModelError(
-                    f"weight {said!r} has no place in EuroBERT; give a checkpoint of the paper, without other heads"
+                    f"weight {published!r} has no place in EuroBERT; give a checkpoint of the paper, without other heads"
                 )
-            if name in placed:
-                raise ModelError(f"weight {said!r} is there twice, under two names; remove one of them")
-            if tuple(part.shape) != wanted[name]:
+            if name in renamed:
+                raise ModelError(f"weight {published!r} is there twice, under two names; remove one of them")
+            if tuple(part.shape) != shapes[name]:
                 raise ModelError(
-                    f"weight {said!r} gives {name} the shape {list(part.shape)}, and the config asks for "
-                    f"{list(wanted[name])}; look at config.json"
+                    f"weight {published!r} gives {name} the shape {list(part.shape)}, and the config asks for "
+                    f"{list(shapes[name])}; look at config.json"
                 )
-            placed[name] = part.float()
-    return placed
+            renamed[name] = part.float()
+    return renamed
 
 
-def _parts(native: EuroBertConfig, said: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
+def _parts(native: EuroBertConfig, published: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
     """Return a weight with its name in EuroBERT; a fused qkv matrix is split into three."""
-    words = said.removeprefix("model.").split(".")
-    words = [TRAINED_AS.get(word, word) for word in words]
-    name = ".".join(words if words[0] == "lm_head" else ["model", *words])
-    if FUSED not in words:
+    path = [TRAINED_AS.get(part, part) for part in published.removeprefix("model.").split(".")]
+    name = ".".join(path if path[0] == "lm_head" else ["model", *path])
+    if FUSED not in path:
         return [(name, tensor)]
     shape: Any = native  # Any: the annotations allow None, but transformers fills in the values
-    heads, kv_heads, width = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
-    rows = [heads * width, kv_heads * width, kv_heads * width]
-    if tensor.ndim == 0 or tensor.shape[0] != sum(rows):
+    queries, keys = (
+        heads * shape.head_dim for heads in (shape.num_attention_heads, shape.num_key_value_heads)
+    )
+    if tensor.ndim == 0 or tensor.shape[0] != queries + 2 * keys:
         raise ModelError(
-            f"weight {said!r} has the shape {list(tensor.shape)}, and the config asks for {sum(rows)} rows: "
-            f"{rows[0]} of queries, {rows[1]} of keys and of values; look at config.json"
+            f"weight {published!r} has the shape {list(tensor.shape)}, and the config asks for {queries + 2 * keys} "
+            f"rows: {queries} of queries, {keys} of keys and of values; look at config.json"
         )
-    names = [name.replace(FUSED, one) for one in ("q_proj", "k_proj", "v_proj")]
-    return list(zip(names, tensor.split(rows), strict=True))
+    names = [name.replace(FUSED, matrix) for matrix in ("q_proj", "k_proj", "v_proj")]
+    return list(zip(names, tensor.split([queries, keys, keys]), strict=True))
 
 
 # ---------------------------------------------------------------- loading
@@ -272,16 +273,15 @@ _KINDS = ("layer_types", "layers_block_type")
 
 def language_model(hub: Hub) -> Any:
     """Load a model with its language-model head in fp32."""
-    if (own := _published(hub)) is not None:
-        config, weights = own
-        if "lm_head.weight" not in weights:
+    if (published := _published(hub)) is not None:
+        config, weights = published
+        if HEAD not in weights:
             raise ModelError(f"{hub.source} has no head, so it can be evaluated but not trained further")
         return _filled(EuroBertForMaskedLM, config, weights)
     config = _config(hub)
     refuse_unsuited(config, hub.source)
-    masked = _masked(config)
-    family = AutoModelForMaskedLM if masked else AutoModelForCausalLM
-    if type(config) not in (MODEL_FOR_MASKED_LM_MAPPING if masked else MODEL_FOR_CAUSAL_LM_MAPPING):
+    family = _family(config)
+    if type(config) not in family._model_mapping:
         raise ModelError(
             f"{hub.source} ({config.model_type}) has no language-model head; give a decoder or an encoder"
         )
@@ -290,11 +290,9 @@ def language_model(hub: Hub) -> Any:
 
 def trunk(hub: Hub) -> Any:
     """Load a model without its head in fp32."""
-    if (own := _published(hub)) is not None:
-        config, weights = own
-        inner = {
-            name.removeprefix("model."): one for name, one in weights.items() if name.startswith("model.")
-        }
+    if (published := _published(hub)) is not None:
+        config, weights = published
+        inner = {name.removeprefix("model."): weight for name, weight in weights.items() if name != HEAD}
         return _filled(EuroBertModel, config, inner)
     config = _config(hub)
     refuse_unsuited(config, hub.source)
@@ -306,15 +304,15 @@ def refuse_unsuited(config: Any, source: str) -> None:
 
     Unsupported are encoder-decoders, multimodal models, mixtures of experts and layers other than attention.
     """
-    said = _said(config)
-    if said.get("is_encoder_decoder"):
+    fields = _fields(config)
+    if fields.get("is_encoder_decoder"):
         raise ModelError(f"{source} is an encoder and a decoder; give a model that is one of them")
     if isinstance(getattr(config, "text_config", None), PretrainedConfig):
         raise ModelError(f"{source} reads more than text; give the folder of its text model alone")
-    experts = [name for name, value in said.items() if _EXPERTS.fullmatch(name) and _above_one(value)]
-    if experts and not any(said.get(name) is False for name in _SWITCHES):
+    experts = [name for name, value in fields.items() if _EXPERTS.fullmatch(name) and _above_one(value)]
+    if experts and not any(fields.get(name) is False for name in _SWITCHES):
         raise ModelError(
-            f"{source} is a mixture of experts ({experts[0]}={said[experts[0]]}), whose routing would be trained "
+            f"{source} is a mixture of experts ({experts[0]}={fields[experts[0]]}), whose routing would be trained "
             "without the losses that balance it; give a dense model"
         )
     kinds = {str(kind) for name in _KINDS for kind in getattr(config, name, None) or ()}  # may be a property
@@ -326,35 +324,30 @@ def refuse_unsuited(config: Any, source: str) -> None:
         )
 
 
-def _said(config: Any) -> dict[str, Any]:
+def _fields(config: Any) -> dict[str, Any]:
     """Return all fields of a configuration, including those of nested configurations."""
-    said: dict[str, Any] = {}
-    for part in (*vars(config).values(), config):
-        if isinstance(part, PretrainedConfig):
-            said |= part.to_dict()
-    return said
+    parts = [part for part in (*vars(config).values(), config) if isinstance(part, PretrainedConfig)]
+    return {name: value for part in parts for name, value in part.to_dict().items()}
 
 
 def _above_one(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
-        return any(_above_one(one) for one in value)
+        return any(map(_above_one, value))
     return isinstance(value, int) and value > 1
 
 
-def _masked(config: Any) -> bool:
-    """Return whether a model is a masked language model, by its `architectures`.
+def _family(config: Any) -> Any:
+    """Return the auto class that loads a model with its head, by its `architectures`.
 
     A model type that has a masked class counts as masked unless it was saved as a decoder.
     """
-    masked_classes = set(MODEL_FOR_MASKED_LM_MAPPING_NAMES.values())
-    if any(name in masked_classes for name in config.architectures or ()):
-        return type(config) in MODEL_FOR_MASKED_LM_MAPPING
-    return type(config) in MODEL_FOR_MASKED_LM_MAPPING and not _saved_as_decoder(config)
-
-
-def _saved_as_decoder(config: Any) -> bool:
     causal: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    return causal is not None and causal.__name__ in (config.architectures or ())
+    saved_as = set(config.architectures or ())
+    decoder = causal is not None and causal.__name__ in saved_as
+    if saved_as & set(MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()):
+        decoder = False
+    masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not decoder
+    return AutoModelForMaskedLM if masked else AutoModelForCausalLM
 
 
 def _config(hub: Hub) -> Any:
@@ -369,16 +362,15 @@ def _config(hub: Hub) -> Any:
 
 
 @functools.cache
-def _converted(hub: Hub) -> tuple[Any, dict[str, torch.Tensor]]:
+def _converted(hub: Hub) -> tuple[Any, dict[str, Tensor]]:
     """Return the configuration and weights of a GGUF file; cached, since the conversion is slow.
 
     The weights are memory-mapped from a deleted temporary file, which disappears with the process however it ends.
     """
 
-    def convert() -> tuple[Any, dict[str, torch.Tensor]]:
+    def convert() -> tuple[Any, dict[str, Tensor]]:
         config = AutoConfig.from_pretrained(**hub.address, trust_remote_code=False)
-        family = AutoModelForMaskedLM if _masked(config) else AutoModelForCausalLM
-        model = family.from_pretrained(**hub.address, dtype=torch.float32, trust_remote_code=False)
+        model = _family(config).from_pretrained(**hub.address, dtype=torch.float32, trust_remote_code=False)
         with tempfile.TemporaryDirectory(prefix="biphase-gguf-") as folder:
             save_model(model, f"{folder}/weights")
             return config, load_file(f"{folder}/weights")
@@ -389,15 +381,15 @@ def _converted(hub: Hub) -> tuple[Any, dict[str, torch.Tensor]]:
 def _refuse_climbing(hub: Hub) -> None:
     """Raise ModelError if a model's files refer to files outside its folder, which its hash would not cover."""
     folder = Path(hub.source).expanduser()
-    named: list[tuple[str, str]] = []
+    references: list[tuple[str, str]] = []
     for path in folder.glob("*.index.json"):
         weights = json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()
-        named += [(path.name, name) for name in weights]
-    said = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("transformers_weights")
-    named += [("config.json", said)] if said else []
-    for where, name in named:
+        references += [(path.name, name) for name in weights]
+    weights = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("transformers_weights")
+    references += [("config.json", weights)] if weights else []
+    for file, name in references:
         if Path(name).name != name:
-            raise ModelError(f"{where} names {name!r}, which is not a file beside it")
+            raise ModelError(f"{file} names {name!r}, which is not a file beside it")
 
 
 def _has_adapter(hub: Hub) -> bool:
@@ -426,31 +418,34 @@ def _has_adapter(hub: Hub) -> bool:
 
 
 def _loaded(hub: Hub, family: Any, config: Any) -> Any:
-    more: dict[str, Any] = {"attn_implementation": NAME, "dtype": torch.float32, "output_loading_info": True}
-    more["ignore_mismatched_sizes"] = True  # mismatches are reported below, with their names
+    options: dict[str, Any] = {
+        "attn_implementation": NAME,
+        "dtype": torch.float32,
+        "output_loading_info": True,
+    }
+    options["ignore_mismatched_sizes"] = True  # mismatches are reported below, with their names
 
     def load() -> Any:
         if hub.gguf:
-            weights = {name: one.clone() for name, one in _converted(hub)[1].items()}
-            made = family._model_mapping[type(config)]
-            return made.from_pretrained(None, config=config, state_dict=weights, **more)
+            weights = {name: weight.clone() for name, weight in _converted(hub)[1].items()}
+            model_class = family._model_mapping[type(config)]
+            return model_class.from_pretrained(None, config=config, state_dict=weights, **options)
         if hub.local:
             _refuse_climbing(hub)
         return family.from_pretrained(
-            **hub.address, config=config, trust_remote_code=False, use_safetensors=True, **more
+            **hub.address, config=config, trust_remote_code=False, use_safetensors=True, **options
         )
 
     adapted = not hub.gguf and _has_adapter(hub)
-    model, said = _tried(hub, load)
-    for name, there, wanted in sorted(said["mismatched_keys"]):
+    model, info = _tried(hub, load)
+    for name, shape, expected in sorted(info["mismatched_keys"]):
         raise ModelError(
-            f"{hub.source}: its weight {name} has the shape {tuple(there)}, and its config.json asks for {tuple(wanted)}; "
-            "put the config.json that belongs to the weights there"
+            f"{hub.source}: its weight {name} has the shape {tuple(shape)}, and its config.json asks for "
+            f"{tuple(expected)}; put the config.json that belongs to the weights there"
         )
-    lacking = sorted(name for name in said["missing_keys"] if not name.startswith("pooler."))
-    if lacking:
+    if missing := missing_weights(info):
         raise ModelError(
-            f"{hub.source} lacks {len(lacking)} of its weights, {lacking[0]} among them, which would be random; "
+            f"{hub.source} lacks {len(missing)} of its weights, {missing[0]} among them, which would be random; "
             "give a complete checkpoint"
         )
     model.config.use_cache = False
@@ -464,6 +459,11 @@ def _loaded(hub: Hub, family: Any, config: Any) -> Any:
                 "and give that folder"
             )
     return model
+
+
+def missing_weights(info: Mapping[str, Any]) -> list[str]:
+    """Return the names of weights that a checkpoint lacks, from transformers' loading info; poolers are not used."""
+    return sorted(name for name in info["missing_keys"] if not name.startswith("pooler."))
 
 
 def merge_adapters(model: Any) -> None:
@@ -489,7 +489,7 @@ def _tried(hub: Hub, load: Callable[[], Any]) -> Any:
     except Exception as wrong:  # absent, damaged, wrong shapes, a missing package: many types
         text = str(wrong)
         if "trust_remote_code" in text:
-            raise needs_code(hub.source) from None
+            raise _needs_code(hub.source) from None
         if "does not appear to have a file named model.safetensors" in text:
             raise ModelError(no_safetensors(hub.source)) from None
         if isinstance(wrong, KeyError) and wrong.args == (NAME,):
@@ -502,7 +502,7 @@ def _tried(hub: Hub, load: Callable[[], Any]) -> Any:
         ) from None
 
 
-def needs_code(source: str) -> ModelError:
+def _needs_code(source: str) -> ModelError:
     return ModelError(
         f"{source} needs code of its own (auto_map in its configuration), which biphase never runs; give a model of "
         "a class that transformers has"
@@ -512,7 +512,7 @@ def needs_code(source: str) -> ModelError:
 # ---------------------------------------------------------------- the paper's own checkpoints
 
 
-def _published(hub: Hub) -> tuple[Any, dict[str, torch.Tensor]] | None:
+def _published(hub: Hub) -> tuple[Any, dict[str, Tensor]] | None:
     """Return the configuration and weights of one of the paper's models, or None if it is another model."""
     if hub.gguf:
         return None
@@ -523,25 +523,22 @@ def _published(hub: Hub) -> tuple[Any, dict[str, torch.Tensor]] | None:
     if not isinstance(raw, dict) or not is_published(raw):
         return None
     try:
-        return eurobert(raw, load_file(_weights_file(hub)))
+        return eurobert(raw, load_file(hub_file(hub, "model.safetensors")))
     except (OSError, SafetensorError, ModelError) as wrong:
         raise ModelError(f"{hub.source} cannot be loaded: {one_line(wrong)}; give a complete copy") from None
 
 
-def _weights_file(hub: Hub) -> Path:
+def hub_file(hub: Hub, name: str) -> Path:
+    """Return the path of a model's file, which is downloaded from the hub if needed."""
     if hub.local:
-        return Path(hub.source).expanduser() / "model.safetensors"
-    return Path(hf_hub_download(hub.source, "model.safetensors", revision=hub.revision))
+        return Path(hub.source).expanduser() / name
+    return Path(hf_hub_download(hub.source, name, revision=hub.revision))
 
 
-def _filled(family: Any, config: Any, weights: dict[str, torch.Tensor]) -> Any:
+def _filled(family: Any, config: Any, weights: dict[str, Tensor]) -> Any:
     config._attn_implementation = NAME
     model = family(config).float()
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    if missing or unexpected:
-        raise ModelError(
-            f"{(missing or unexpected)[0]} has no place or no weight; this is not one of the paper's models"
-        )
+    model.load_state_dict(weights)
     return model
 
 
@@ -558,24 +555,24 @@ def load_tokenizer(hub: Hub) -> Any:
     address: Any = hub.address
     try:
         with quietly():
-            made: Any = AutoTokenizer.from_pretrained(**address, trust_remote_code=False)
-            known = made.backend_tokenizer.get_vocab(with_added_tokens=False)
-            if known.keys() <= set(made.all_special_tokens):
-                raise ValueError(
-                    "its vocabulary is empty"
-                )  # transformers' result for a folder without a tokenizer
-            file = str(getattr(made, "vocab_file", None) or "")
-            if hub.gguf or not file.endswith(".model") or has_tokenizer_json(hub) or _reads_as(file, made):
-                return made
+            tokenizer: Any = AutoTokenizer.from_pretrained(**address, trust_remote_code=False)
+            vocab = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
+            if vocab.keys() <= set(tokenizer.all_special_tokens):
+                # transformers' result for a folder without a tokenizer
+                raise ValueError("its vocabulary is empty")
+            file = str(getattr(tokenizer, "vocab_file", None) or "")
+            converted = not hub.gguf and file.endswith(".model") and not has_tokenizer_json(hub)
+            if not converted or _reads_as(file, tokenizer):
+                return tokenizer
             # Without a tokenizer_config.json transformers omits the space before the first word.
-            made = LlamaTokenizer.from_pretrained(**address)
-        if _reads_as(file, made):
-            return made
+            tokenizer = LlamaTokenizer.from_pretrained(**address)
+        if _reads_as(file, tokenizer):
+            return tokenizer
         why = f"transformers cuts text into other pieces than {Path(file).name}"
     except Exception as wrong:  # absent, damaged, without a fast version: many types
         if "trust_remote_code" in str(wrong):
-            raise needs_code(hub.source) from None
-        needed = [name for name, package in CONVERTING.items() if find_spec(package) is None]
+            raise _needs_code(hub.source) from None
+        needed = [name for name, package in CONVERTING.items() if importlib.util.find_spec(package) is None]
         if needed and not has_tokenizer_json(hub):
             raise ModelError(
                 f"{hub.source}: converting its tokenizer needs {' and '.join(needed)}; type: pip install {' '.join(needed)}"
@@ -591,13 +588,10 @@ def has_tokenizer_json(hub: Hub) -> bool:
 
     Also True if the hub does not answer: loading it will report that.
     """
-    if hub.local:
-        return (Path(hub.source).expanduser() / "tokenizer.json").is_file()
     try:
-        hf_hub_download(hub.source, "tokenizer.json", revision=hub.revision)
+        return hub_file(hub, "tokenizer.json").is_file()
     except Exception as wrong:  # offline, refused, absent: many types
         return not isinstance(wrong, EntryNotFoundError) or isinstance(wrong, LocalEntryNotFoundError)
-    return True
 
 
 def refuse_larger(vocab: int, spare: Set[int | None], rows: int, source: str) -> None:
@@ -613,18 +607,19 @@ def refuse_larger(vocab: int, spare: Set[int | None], rows: int, source: str) ->
         )
 
 
-def _reads_as(file: str, made: Any) -> bool:
+def _reads_as(file: str, tokenizer: Any) -> bool:
     """Return whether a converted tokenizer gives the same pieces as the SentencePiece model it was made from."""
     from sentencepiece import SentencePieceProcessor
 
-    own: Any = SentencePieceProcessor(model_file=file)
-    special = (own.is_control, own.is_unknown, own.is_byte, own.is_unused)
-    plain = [number for number in range(own.get_piece_size()) if not any(is_(number) for is_ in special)]
+    original: Any = SentencePieceProcessor(model_file=file)
+    special = (original.is_control, original.is_unknown, original.is_byte, original.is_unused)
+    ids = range(original.get_piece_size())
+    pieces = [original.id_to_piece(number) for number in ids if not any(check(number) for check in special)]
     # Leave out pieces that NFKC changes: few conversions reproduce a model's own normalization rules.
-    jobs = [one for number in plain if unicodedata.is_normalized("NFKC", one := own.id_to_piece(number))]
-    unknown = (
-        " ☃" if any(map(own.is_byte, range(own.get_piece_size()))) else ""
-    )  # byte fallback splits it into bytes
-    text = own.decode(jobs[:PIECES]) + unknown
-    theirs = made.backend_tokenizer.encode(text, add_special_tokens=False)
-    return theirs.tokens == own.encode(text, out_type=str)
+    pieces = [piece for piece in pieces if unicodedata.is_normalized("NFKC", piece)]
+    # Byte fallback splits an unknown character into bytes.
+    unknown = " ☃" if any(map(original.is_byte, ids)) else ""
+    text = original.decode(pieces[:PIECES]) + unknown
+    return tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).tokens == original.encode(
+        text, out_type=str
+    )

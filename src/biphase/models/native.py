@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -37,14 +37,13 @@ SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", 
 SETTINGS = ("max_position_embeddings", "rms_norm_eps", "rope_parameters")
 PROBED = 64  # tokens in the comparison
 GAIN = 2.0  # gain of the random matrices: attention scores get a standard deviation of about 4
-ALIKE = (
-    1e-3  # relative tolerance per vector; one layer of 36 without rotation makes a difference of 0.02 or more
-)
+TOLERANCE = 1e-3  # relative, per vector; one layer of 36 without rotation makes a difference of 0.02 or more
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 EMBEDDING = "embed_tokens.weight"
 _THRESHOLD = re.compile("clip|limit|cap(ping)?$")
 
 Weights = dict[str, Tensor]
+Shapes = dict[str, tuple[int, ...]]
 
 
 def is_masked(architecture: str) -> bool:
@@ -66,8 +65,8 @@ def masked_forms(model: LanguageModel, length: int, **fields: Any) -> Iterator[C
     if output.scale != 1:
         fields["tie_word_embeddings"] = False  # the scaled head differs from the embedding
     last = model.model.get_output_embeddings()
-    head = {f"lm_head.{name}": one for name, one in last.named_parameters()}
-    native = as_eurobert(model.reader[0], length, EuroBertForMaskedLM, head, scale=output.scale, **fields)
+    head = {f"lm_head.{name}": weight for name, weight in last.named_parameters()}
+    native = as_eurobert(model.encoder, length, EuroBertForMaskedLM, head, scale=output.scale, **fields)
     if native is not None:
         yield native
 
@@ -81,22 +80,22 @@ def as_eurobert(
     if config is None:
         return None
     with torch.device("meta"):  # names and shapes only
-        made = family(config)
-    inside: Any = made.base_model
-    inside.rotary_emb = type(inside.rotary_emb)(config)  # needs real buffers, not meta tensors
-    placed = _placed(trunk.state_dict(), inside)
+        native = family(config)
+    backbone: Any = native.base_model
+    backbone.rotary_emb = type(backbone.rotary_emb)(config)  # needs real buffers, not meta tensors
+    renamed = _renamed(trunk.state_dict(), backbone)
     prefix = "" if family is EuroBertModel else "model."
 
-    def all_of(weights: Weights, scale: float = 1.0) -> Weights:
-        scaled = {name: one if scale == 1 else one * scale for name, one in head.items()}
-        return {f"{prefix}{name}": one for name, one in weights.items()} | scaled
+    def with_head(weights: Weights, scale: float = 1.0) -> Weights:
+        scaled = {name: weight if scale == 1 else weight * scale for name, weight in head.items()}
+        return {f"{prefix}{name}": weight for name, weight in weights.items()} | scaled
 
-    if placed is None or not _fits(all_of(placed), made):
+    if renamed is None or not _fits(with_head(renamed), native):
         return None
     for interleaved in (False, True):
-        rewrite = partial(_rewritten, trunk=trunk, width=inside.config.head_dim, interleaved=interleaved)
-        if _computes_the_same(encoder, inside, rewrite):
-            return lambda: _filled(made, all_of(rewrite(placed), scale))
+        rewrite = partial(_rewritten, trunk=trunk, width=backbone.config.head_dim, interleaved=interleaved)
+        if _computes_the_same(encoder, backbone, rewrite):
+            return lambda: _filled(native, with_head(rewrite(renamed), scale))
     return None
 
 
@@ -108,29 +107,35 @@ def _own_family(model: Any) -> Any | None:
     config = copy.deepcopy(model.config)
     config.is_decoder = False
     with torch.device("meta"):
-        made = family(config)
+        masked = family(config)
     weights = model.state_dict()
-    return _filled(made, weights) if _fits(weights, made) else None
+    return _filled(masked, weights) if _fits(weights, masked) else None
 
 
-def _fits(weights: Weights, made: Any) -> bool:
+def _shapes(weights: Weights) -> Shapes:
+    return {name: tuple(weight.shape) for name, weight in weights.items()}
+
+
+def _fits(weights: Weights, model: Any) -> bool:
     """Return whether weights and model match by name and shape, allowing for missing biases."""
-    wanted = {name: tuple(one.shape) for name, one in made.state_dict().items()}
-    return {name: tuple(one.shape) for name, one in _with_biases(weights, wanted).items()} == wanted
+    shapes = _shapes(model.state_dict())
+    return _shapes(_with_biases(weights, shapes)) == shapes
 
 
-def _filled(made: Any, weights: Weights) -> Any:
-    """Load weights into `made`, a model on the meta device."""
-    weights = _with_biases(weights, {name: tuple(one.shape) for name, one in made.state_dict().items()})
-    made.load_state_dict({name: one.detach().float().cpu() for name, one in weights.items()}, assign=True)
-    made.tie_weights()
-    return made
+def _filled(model: Any, weights: Weights) -> Any:
+    """Load weights into `model`, which is on the meta device."""
+    weights = _with_biases(weights, _shapes(model.state_dict()))
+    model.load_state_dict(
+        {name: weight.detach().float().cpu() for name, weight in weights.items()}, assign=True
+    )
+    model.tie_weights()
+    return model
 
 
-def _with_biases(weights: Weights, wanted: Mapping[str, tuple[int, ...]]) -> Weights:
+def _with_biases(weights: Weights, shapes: Shapes) -> Weights:
     """Add zero biases for matrices without one: some families have biases on some matrices only."""
-    lacking = [name for name in wanted if name.endswith(".bias") and name not in weights]
-    return weights | {name: torch.zeros(wanted[name]) for name in lacking}
+    missing = [name for name in shapes if name.endswith(".bias") and name not in weights]
+    return weights | {name: torch.zeros(shapes[name]) for name in missing}
 
 
 # ---------------------------------------------------------------- EuroBERT's notation
@@ -139,9 +144,11 @@ def _with_biases(weights: Weights, wanted: Mapping[str, tuple[int, ...]]) -> Wei
 def _config(encoder: Encoder, length: int, **fields: Any) -> EuroBertConfig | None:
     trunk: Any = encoder.trunk
     config, weights = trunk.config, trunk.state_dict()
-    said: dict[str, Any] = {name: getattr(config, name, None) for name in (*SIZES, *SETTINGS)}
-    rope: Any = said["rope_parameters"]
-    if any(value is None for value in said.values()) or any(isinstance(one, dict) for one in rope.values()):
+    values: dict[str, Any] = {name: getattr(config, name, None) for name in (*SIZES, *SETTINGS)}
+    rope: Any = values["rope_parameters"]
+    if any(value is None for value in values.values()) or any(
+        isinstance(part, dict) for part in rope.values()
+    ):
         return None  # a field has another name, or rope parameters differ between layers
     if any(value and _THRESHOLD.search(name) for name, value in config.to_dict().items()):
         return None  # clipping of large values would not show in the comparison
@@ -149,10 +156,10 @@ def _config(encoder: Encoder, length: int, **fields: Any) -> EuroBertConfig | No
     reach = (narrowest(config) if encoder.windows else None) or math.inf
     if reach < length:
         return None
-    said["max_position_embeddings"] = min(said["max_position_embeddings"], reach)
-    said["vocab_size"] = trunk.get_input_embeddings().weight.shape[0]
-    said["rms_norm_eps"] /= _embedding_factor(trunk) ** 2
-    said |= {
+    values["max_position_embeddings"] = min(values["max_position_embeddings"], reach)
+    values["vocab_size"] = trunk.get_input_embeddings().weight.shape[0]
+    values["rms_norm_eps"] /= _embedding_factor(trunk) ** 2
+    values |= {
         "num_key_value_heads": getattr(config, "num_key_value_heads", None),
         "head_dim": getattr(config, "head_dim", None),
         "hidden_act": getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", "silu"),
@@ -166,20 +173,20 @@ def _config(encoder: Encoder, length: int, **fields: Any) -> EuroBertConfig | No
     }
     try:
         with quietly():
-            return EuroBertConfig(**(said | fields))
+            return EuroBertConfig(**(values | fields))
     except Exception:  # a value that the strict configuration rejects
         return None
 
 
-def _placed(weights: Weights, native: Any) -> Weights | None:
+def _renamed(weights: Weights, native: Any) -> Weights | None:
     """Return a backbone's weights under EuroBERT's names; None if names or shapes (except vocab size) do not fit."""
-    wanted = {name: tuple(one.shape) for name, one in native.state_dict().items()}
-    parts = {place: part for name, one in weights.items() for place, part in _split(name, one, wanted)}
-    parts = _with_biases(parts, wanted)
-    fits = {name: tuple(one.shape) for name, one in parts.items()}
-    if EMBEDDING in fits:
-        fits[EMBEDDING] = (wanted[EMBEDDING][0], *fits[EMBEDDING][1:])
-    return parts if fits == wanted else None
+    expected = _shapes(native.state_dict())
+    parts = dict(part for name, weight in weights.items() for part in _split(name, weight, expected))
+    parts = _with_biases(parts, expected)
+    shapes = _shapes(parts)
+    if EMBEDDING in shapes:
+        shapes[EMBEDDING] = (expected[EMBEDDING][0], *shapes[EMBEDDING][1:])
+    return parts if shapes == expected else None
 
 
 def _rewritten(weights: Weights, *, trunk: Any, width: int, interleaved: bool) -> Weights:
@@ -195,25 +202,25 @@ def _rewritten(weights: Weights, *, trunk: Any, width: int, interleaved: bool) -
     factors = {"q_proj": scores, "o_proj": added, "down_proj": added}
     offset = _norm_offset(layer.input_layernorm)
     order = torch.arange(width).view(-1, 2).T.flatten()  # 0, 2, 4, … 1, 3, 5, …
-    made: Weights = {}
-    for name, part in weights.items():
+    rewritten: Weights = {}
+    for name, weight in weights.items():
         matrix = name.split(".")[-2]
         if interleaved and matrix in ("q_proj", "k_proj"):
-            part = part.unflatten(0, (-1, width))[:, order].flatten(0, 1)
+            weight = weight.unflatten(0, (-1, width))[:, order].flatten(0, 1)
         factor = factors.get(matrix, 1.0)
-        part = part if factor == 1 else part * factor
-        made[name] = part + offset if offset and "norm" in matrix else part
-    return made
+        weight = weight if factor == 1 else weight * factor
+        rewritten[name] = weight + offset if offset and "norm" in matrix else weight
+    return rewritten
 
 
-def _split(name: str, weight: Tensor, wanted: Mapping[str, tuple[int, ...]]) -> list[tuple[str, Tensor]]:
+def _split(name: str, weight: Tensor, shapes: Shapes) -> list[tuple[str, Tensor]]:
     """Split a fused matrix into its parts; return any other weight unchanged."""
     for fused, matrices in FUSED.items():
-        places = [name.replace(fused, one) for one in matrices]
-        if f".{fused}." in name and all(place in wanted for place in places):
-            rows = [wanted[place][0] for place in places]
+        names = [name.replace(fused, matrix) for matrix in matrices]
+        if f".{fused}." in name and all(part in shapes for part in names):
+            rows = [shapes[part][0] for part in names]
             if sum(rows) == len(weight):
-                return list(zip(places, weight.split(rows), strict=True))
+                return list(zip(names, weight.split(rows), strict=True))
     return [(name, weight)]
 
 
@@ -242,45 +249,47 @@ def _computes_the_same(encoder: Encoder, native: Any, rewrite: Callable[[Weights
     positions = torch.cat([near, torch.linspace(len(near), longest - 1, count - len(near)).long()])[None]
     ids, pattern = torch.arange(count)[None], AttentionPattern(causal=False)
     native.config._attn_implementation = NAME
-    theirs = Encoder(native, context=longest)
-    drawn = _drawn(trunk, count)
-    embeddings = [one.get_input_embeddings() for one in (trunk, native)]
-    padding, training = [one.padding_idx for one in embeddings], encoder.training
+    weights, other = _random_weights(trunk, count), Encoder(native, context=longest)
+    embeddings = [model.get_input_embeddings() for model in (trunk, native)]
+    padding, training = [embedding.padding_idx for embedding in embeddings], encoder.training
     try:
-        for one in embeddings:
-            one.padding_idx = None  # the random embedding has fewer rows than the vocabulary
-        states = [
+        for embedding in embeddings:
+            embedding.padding_idx = None  # the random embedding has fewer rows than the vocabulary
+        ours, theirs = (
             functional_call(
-                one.eval(),
-                {f"trunk.{name}": weight for name, weight in some.items()},
+                reader.eval(),
+                {f"trunk.{name}": tensor for name, tensor in tensors.items()},
                 (ids, positions, pattern),
             )
-            for one, some in ((encoder, drawn), (theirs, rewrite(_placed(drawn, native) or {})))
-        ]
+            for reader, tensors in (
+                (encoder, weights),
+                (other, rewrite(_renamed(weights, native) or {})),
+            )
+        )
     except Exception:  # a forward that needs more than these weights
         return False
     finally:
-        for one, number in zip(embeddings, padding, strict=True):
-            one.padding_idx = number
+        for embedding, index in zip(embeddings, padding, strict=True):
+            embedding.padding_idx = index
         encoder.train(training)
-    ours, others = states
-    apart = (ours - others).norm(dim=-1) / ours.norm(dim=-1)
-    return bool((apart <= ALIKE).all())
+    apart = (ours - theirs).norm(dim=-1) / ours.norm(dim=-1)
+    return bool((apart <= TOLERANCE).all())
 
 
-def _drawn(trunk: Any, rows: int) -> Weights:
+def _random_weights(trunk: Any, rows: int) -> Weights:
     """Return random weights for a backbone, the same for all layers, with `rows` embedding rows."""
-    draw, made = torch.Generator().manual_seed(0), {}
+    generator = torch.Generator().manual_seed(0)
     embedding = trunk.get_input_embeddings().weight
-    drawn: Weights = {}
-    for name, one in trunk.named_parameters():
+    by_role: Weights = {}
+    weights: Weights = {}
+    for name, parameter in trunk.named_parameters():
         role = re.sub(r"\d+", "", name)
-        if role not in made:
-            shape = (rows, *one.shape[1:]) if one is embedding else one.shape
-            made[role] = torch.randn(shape, generator=draw)
-            if one.ndim == 1:
-                made[role] = 1 + 0.3 * made[role]
-            elif one is not embedding:
-                made[role] *= GAIN / math.sqrt(shape[-1])
-        drawn[name] = made[role]
-    return drawn
+        if role not in by_role:
+            shape = (rows, *parameter.shape[1:]) if parameter is embedding else parameter.shape
+            by_role[role] = torch.randn(shape, generator=generator)
+            if parameter.ndim == 1:
+                by_role[role] = 1 + 0.3 * by_role[role]
+            elif parameter is not embedding:
+                by_role[role] *= GAIN / math.sqrt(shape[-1])
+        weights[name] = by_role[role]
+    return weights

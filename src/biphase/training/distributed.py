@@ -44,8 +44,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from biphase.errors import ModelError, TrainingError
-from biphase.models.adapters import freeze_embeddings
-from biphase.models.backbone import LanguageModel, stack_of
+from biphase.models.backbone import LanguageModel, freeze_embeddings, stack_of
 from biphase.specs import Pretrain
 from biphase.training import optimizer
 from biphase.training.optimizer import gradient_norm

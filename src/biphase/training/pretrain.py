@@ -42,8 +42,16 @@ from biphase.keys import (
     root_of,
 )
 from biphase.metadata import read_checkpoint_file
-from biphase.models.adapters import add_adapter, merge_adapter
-from biphase.models.backbone import LanguageModel, TokenizerInfo, from_hub, from_scratch, probe, set_rope_base
+from biphase.models.backbone import (
+    LanguageModel,
+    TokenizerInfo,
+    add_adapter,
+    from_hub,
+    from_scratch,
+    merge_adapter,
+    probe,
+    set_rope_base,
+)
 from biphase.models.native import is_masked, masked_forms
 from biphase.objectives import Batch, ratio_at
 from biphase.presets import corpus_of

@@ -1,0 +1,257 @@
+"""The clock, the isolation of a measurement, the profile, and the tokens that both sides are given."""
+
+import sys
+import time
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from biphase.bench import compare, measure
+from biphase.bench.cases import LIKE, FinetuneCase, Lengths, PretrainCase, Timing
+from biphase.bench.measure import BLOCKS, END, HEAD, MASK, OTHER, Dataset, StepClock
+from biphase.errors import BiphaseError
+from biphase.finetune.families import QuestionAnswering, TextClassification, family_of
+from biphase.finetune.trial import batches_of, rows_of
+
+CPU = torch.device("cpu")
+
+
+# ---------------------------------------------------------------- clock
+
+
+def test_warm_up_is_not_counted_and_one_slow_step_does_not_move_the_median():
+    clock = StepClock(CPU)
+    clock.marks = list(clock.began + np.cumsum([60.0, 60.0, 1.0, 1.0, 7.0]))
+    timing = clock.measured(2, tokens=100)
+    assert timing.seconds == pytest.approx(1.0)
+    assert timing.mean_seconds == pytest.approx(3.0)
+    assert timing.tokens_per_second == pytest.approx(100.0)
+
+
+def test_ready_is_the_wall_time_until_the_third_step():
+    clock = StepClock(CPU)
+    for _ in range(4):
+        assert (clock.ready is None) == (len(clock.marks) < measure.READY)
+        time.sleep(0.01)
+        clock.mark()
+    assert 0.03 <= clock.ready < clock.marks[-1] - clock.began
+
+
+def test_idle_is_the_share_of_a_step_that_waits_for_data():
+    timing = Timing(2.0, 2.0, 10.0)
+    assert measure.with_idle(timing, 1.5).idle == pytest.approx(0.25)
+    assert measure.with_idle(timing, 2.5).idle == 0
+
+
+# ---------------------------------------------------------------- isolation
+
+
+def test_a_failing_peer_is_a_result_and_its_output_goes_to_stderr(capsys):
+    def fail():
+        print("chatter")
+        warnings.warn("more chatter", UserWarning, stacklevel=1)
+        raise ValueError("no\nway")
+
+    assert measure.theirs(CPU, fail).facts() == {"failed": "ValueError: no way"}
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "chatter" in output.err
+
+
+def test_our_own_refusal_is_no_result_of_a_peer():
+    def refuse():
+        raise BiphaseError("ours")
+
+    with pytest.raises(BiphaseError, match="ours"):
+        measure.theirs(CPU, refuse)
+
+
+def test_out_of_memory_is_a_result_with_advice():
+    def too_large():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    assert measure.theirs(CPU, too_large).failed == "out of memory"
+    assert measure.ours(CPU, "type fewer --rows", too_large).failed == "out of memory; type fewer --rows"
+
+
+def test_limits_of_the_compiler_are_restored():
+    dynamo = torch._dynamo.config
+    before = dynamo.recompile_limit
+
+    def change():
+        dynamo.recompile_limit = before + 7
+        return Timing(1.0, 1.0, 1.0)
+
+    measure.ours(CPU, "it", change)
+    assert "torch._dynamo" in sys.modules
+    assert dynamo.recompile_limit == before
+
+
+def test_compiled_graphs_are_counted_and_reset():
+    measure.free(CPU)
+    clock = StepClock(CPU)
+    double = torch.compile(lambda x: x * 2, backend="eager", dynamic=False)
+    for size in (2, 2, 2, 3):
+        double(torch.ones(size))
+        clock.mark()
+    timing = clock.measured(1, tokens=1)
+    assert (timing.graphs, timing.recompilations) == (2, 1)
+    measure.free(CPU)
+    assert measure.compiled_graphs() == 0
+
+
+# ---------------------------------------------------------------- profile
+
+
+KERNELS = [
+    (BLOCKS, "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT"),
+    (BLOCKS, "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64"),
+    (BLOCKS, "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128>"),
+    (BLOCKS, "aten::addmm"),
+    (BLOCKS, "aten::bmm"),
+    ("attention", "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<...>"),
+    ("attention", "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7"),
+    ("attention", "fmha_cutlassF_bf16_aligned_64x64_rf_sm80"),
+    ("optimizer", "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>"),
+    ("optimizer", "aten::_fused_adamw_"),
+    ("norm", "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_4"),
+    ("norm", "_add_norm_backward"),
+    ("rotary", "_rotate"),
+    ("rotary", "triton_poi_fused_add_cat_mul_neg_slice_3"),
+    ("swiglu", "_swiglu_backward"),
+    ("swiglu", "triton_poi_fused_mul_silu_7"),
+    ("loss", "_softmax_error"),
+    ("loss", "void at::native::nll_loss_forward_reduce_cuda_kernel_2d<float>"),
+    ("copies", "Memcpy HtoD (Pinned -> Device)"),
+    ("copies", "void at::native::bfloat16_copy_kernel_cuda"),
+    (OTHER, "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"),
+]
+
+
+def test_the_kind_of_a_kernel_by_its_name():
+    assert [(measure.kind_of(name), name) for _, name in KERNELS] == KERNELS
+
+
+def test_products_with_the_vocabulary_are_the_head_and_times_add_up():
+    times = {("nvjet_a", True): 2_000.0, ("nvjet_a", False): 4_000.0, ("_swiglu", True): 1_000.0}
+    breakdown = measure.by_kind(times, steps=2)
+    assert list(breakdown.by_kind.items()) == [(BLOCKS, 2.0), (HEAD, 1.0), ("swiglu", 0.5)]
+    assert breakdown.total == 3.5
+    assert breakdown.longest[0] == ("nvjet_a", 3.0)
+
+
+def test_a_profiled_step_shows_blocks_and_head():
+    vocab, hidden, inner = torch.randn(300, 64), torch.randn(512, 64), torch.randn(64, 64)
+
+    def steps():
+        for _ in range(3):
+            (hidden @ inner) @ vocab.T
+
+    breakdown = measure.breakdown(steps, CPU, vocab=300)
+    assert BLOCKS in breakdown.by_kind
+    assert breakdown.by_kind[HEAD] > 0
+
+
+# ---------------------------------------------------------------- the same tokens on both sides
+
+
+COMMON = {"size": "1m", "vocab": 200, "precision": "fp32"}
+SHORT = pytest.mark.parametrize(
+    "lengths",
+    [Lengths("classes", 9, 20, 3.0, 3), Lengths("answers", 24, 40, 5.0, 0)],
+    ids=lambda lengths: lengths.name,
+)
+
+
+def tuning(lengths):
+    return FinetuneCase(**COMMON, lengths=lengths, batch=4, steps=1, warm=1)
+
+
+def pretraining(objective, packing="chunks"):
+    shape = {"ratio": 0.4, "length": 64, "rows": 3, "steps": 2, "warm": 3}
+    return PretrainCase(**COMMON, **shape, objective=objective, packing=packing)
+
+
+def family_in(data, length):
+    tokenization = measure.tokenization_of(200, length)
+    return family_of(data.task(), data.examples(), tokenization, protocol="standard")
+
+
+@pytest.mark.parametrize("lengths", LIKE, ids=lambda lengths: lengths.name)
+def test_lengths_have_their_mean_and_maximum_and_are_reproducible(lengths):
+    sample = measure.sample_lengths(lengths, 4_096)
+    assert sample.mean() == pytest.approx(lengths.mean, rel=0.03)
+    assert sample.max() <= lengths.most
+    assert sample.std() > 0.2 * lengths.mean
+    assert np.array_equal(sample, measure.sample_lengths(lengths, 4_096))
+
+
+@SHORT
+def test_our_family_reads_the_ids_that_the_peer_is_given(lengths):
+    data = Dataset(tuning(lengths))
+    family = family_in(data, 64)
+    if isinstance(family, TextClassification):
+        ids, labels = family.ids["train"], family.labels["train"]
+    else:
+        assert isinstance(family, QuestionAnswering)
+        ids, labels = family.encoded["train"].ids, family.encoded["train"].bounds
+    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(ids, data.ids, strict=True))
+    assert np.array_equal(labels, data.labels)
+    assert data.tokens == pytest.approx(4 * lengths.mean, rel=0.1)
+
+
+@SHORT
+def test_a_padded_batch_has_our_loss_with_the_same_weights(lengths):
+    case = tuning(lengths)
+    data = Dataset(case)
+    family, finetuner = family_in(data, measure.CONTEXT), measure.finetuner_of(case, CPU)
+    model = finetuner.fresh(family, 0)
+    peer = compare.PaddedModel(case)
+    peer.trunk.load_state_dict(model.encoder.trunk.state_dict())
+    peer.head.load_state_dict(model.head.state_dict())
+    (batch,) = batches_of(family, 0, 0, finetuner.setting)
+    texts = compare.labelled_texts(data)
+    theirs = peer(**compare.padded([texts[row] for row in rows_of(family, 0, 0)]))["loss"]
+    ours = family.loss_sum(model, batch) / batch.count
+    assert theirs.item() == pytest.approx(ours.item(), abs=1e-5)
+
+
+def test_the_trainers_rows_are_masked_as_ours():
+    case = pretraining("mlm", packing="rows")
+    rows = compare.masked_rows(case)
+    batch = measure.stream_of(case).batch(measure.objective_of(case), torch.arange(3), step=0)
+    assert torch.equal(torch.stack([rows[row]["input_ids"] for row in range(3)]), batch.ids)
+    labels = torch.cat([rows[row]["labels"] for row in range(3)])
+    assert torch.equal((labels != -100).nonzero().flatten(), batch.label_at)
+    assert torch.equal(labels[batch.label_at], batch.labels)
+    assert (batch.ids == MASK).sum() == batch.count
+
+
+@pytest.mark.parametrize("objective", ["mlm", "clm"])
+def test_the_trainers_model_has_our_loss_with_the_same_weights(objective):
+    case = pretraining(objective, packing="rows")
+    ours = measure.PretrainingSide(case, CPU, measure.model_of(case, CPU))
+    (batch,) = ours.batches(0)
+    peer = compare.peer_model(case)
+    peer.load_state_dict(ours.model.model.state_dict())
+    rows = compare.masked_rows(case)
+    at = [next(n for n in range(len(rows)) if torch.equal(rows[n]["input_ids"], ids)) for ids in batch.ids]
+    inputs = {name: torch.stack([rows[n][name] for n in at]) for name in ("input_ids", "labels")}
+    torch.testing.assert_close(ours.loss_sum(batch) / batch.count, peer(**inputs).loss)
+    assert (objective == "clm") == torch.equal(rows[0]["input_ids"], rows[0]["labels"])  # Llama shifts itself
+
+
+def test_packings_cut_rows_as_they_are_named():
+    batches = {
+        packing: measure.stream_of(pretraining("mlm", packing)).batch(
+            measure.objective_of(pretraining("mlm")), torch.arange(64), step=0
+        )
+        for packing in ("chunks", "rows", "documents")
+    }
+    assert batches["rows"].segments is None
+    assert batches["chunks"].segments.max() == 1
+    documents = batches["documents"]
+    ends = (measure.stream_of(pretraining("mlm", "documents")).ids(torch.arange(64)) == END).sum()
+    assert 0 < ends == documents.segments[:, -1].sum() + (documents.ids[:, -1] == END).sum()

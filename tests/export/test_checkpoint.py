@@ -1,0 +1,405 @@
+"""Exported checkpoints in transformers, sentence-transformers and mteb, as starts of new runs, and after adaptation."""
+
+import json
+import re
+import shutil
+import stat
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from families import tiny
+from safetensors import safe_open
+from sentence_transformers import SentenceTransformer
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    pipeline,
+)
+
+from biphase import MLM, WSD, Chunks, Hub, LoRA, Pretrain, Pretrained, Retrieve, Stage, Study
+from biphase.attention import AttentionPattern, pattern_of
+from biphase.data.shards import Shards
+from biphase.data.stream import heldout_stream
+from biphase.data.tokenize import tokenize
+from biphase.export.card import data
+from biphase.export.checkpoint import export_checkpoint
+from biphase.export.folder import find
+from biphase.export.writing import Prompts, prompts_of
+from biphase.finetune.encoder import encoder_of_checkpoint, encoder_of_hub
+from biphase.models.hub import quietly
+from biphase.store import Store
+from biphase.study.plan import identities, make_plan, save_plan
+from biphase.study.worker import Worker
+from biphase.tasks.encode import encode_texts
+from biphase.training import distributed
+from biphase.training.checkpoint import metrics_of
+from biphase.training.distributed import Ranks
+from biphase.training.options import RuntimeOptions
+from biphase.training.pretrain import ALWAYS, heldout_losses, model_of_checkpoint, starting_model
+
+TEXTS = [
+    "the cat sees the river",
+    "a dog",
+    "every student paints its own shadow. the old house likes two birds. 7",
+]
+BIDIRECTIONAL = AttentionPattern(causal=False)
+
+
+@torch.no_grad()
+def of_text(read, ids):
+    """What `read` (hidden states or logits of a trained model) gives for one text."""
+    return read(torch.tensor([ids]), torch.arange(len(ids))[None], BIDIRECTIONAL)[0]
+
+
+def close(theirs, right):
+    return torch.allclose(torch.as_tensor(theirs), right, rtol=1e-4, atol=1e-5)
+
+
+# ---------------------------------------------------------------- transformers
+
+
+@pytest.mark.parametrize("name", ["masked", "early", "causal"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@torch.no_grad()
+def test_auto_model_gives_the_hidden_states_of_the_trained_model(name, attention, export, ours):
+    tokenizer = AutoTokenizer.from_pretrained(export(name))
+    model = AutoModel.from_pretrained(export(name), attn_implementation=attention)
+    trained = ours(name)
+    padded = model(**tokenizer(TEXTS, padding=True, return_tensors="pt")).last_hidden_state
+    for row, text in enumerate(TEXTS):
+        ids = tokenizer(text)["input_ids"]
+        right = of_text(trained.hidden, ids)
+        assert close(model(torch.tensor([ids])).last_hidden_state[0], right)
+        assert close(padded[row, : len(ids)], right)
+
+
+def test_fill_mask_gives_the_answers_of_the_trained_head(folder, ours):
+    fill = pipeline("fill-mask", model=str(folder), device="cpu")
+    text = f"the cat {fill.tokenizer.mask_token} the river"
+    ids = fill.tokenizer(text)["input_ids"]
+    logits = of_text(ours("masked").logits, ids)[ids.index(fill.tokenizer.mask_token_id)]
+    answers = fill(text, top_k=3)
+    assert [answer["token"] for answer in answers] == logits.topk(3).indices.tolist()
+    shares = logits.softmax(-1).topk(3).values.tolist()
+    assert [answer["score"] for answer in answers] == pytest.approx(shares, rel=1e-4)
+
+
+def test_tied_weights_are_written_once_and_stay_tied(export, ours):
+    with safe_open(export("early") / "model.safetensors", "pt") as file:
+        assert "lm_head.weight" not in file.keys()  # noqa: SIM118  (it is no dictionary)
+    model = AutoModelForMaskedLM.from_pretrained(export("early"))
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    ids = [5, 9, 11, 40]
+    with torch.no_grad():
+        assert close(model(torch.tensor([ids])).logits[0], of_text(ours("early").logits, ids))
+
+
+@pytest.mark.parametrize("auto", [AutoModelForSequenceClassification, AutoModelForTokenClassification])
+@torch.no_grad()
+def test_task_classes_load_the_trained_trunk(auto, folder, ours):
+    with quietly():  # the new head's weights are random, which transformers reports
+        model = auto.from_pretrained(folder, num_labels=3)
+    ids = [5, 6, 7]
+    assert model(torch.tensor([ids])).logits.shape[-1] == 3
+    hidden = model.base_model(torch.tensor([ids])).last_hidden_state[0]
+    assert close(hidden, of_text(ours("masked").hidden, ids))
+
+
+def test_the_files_of_a_folder(folder):
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert files == {
+        "README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+        "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json",
+    }  # fmt: skip
+    assert not list(folder.parent.glob(".*.part"))
+    assert stat.S_IMODE((folder / "model.safetensors").stat().st_mode) == 0o644
+    config = json.loads((folder / "config.json").read_text())
+    assert "auto_map" not in config
+    assert config["use_cache"] is False
+    assert config["classifier_pooling"] == "mean"  # as our own classifiers pool
+    assert config["architectures"] == ["EuroBertForMaskedLM"]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for name in ("pad_token_id", "eos_token_id", "bos_token_id", "mask_token_id"):
+        assert config[name] == getattr(tokenizer, name)
+    assert (tokenizer.pad_token, tokenizer.mask_token) == ("<|pad|>", "<|mask|>")
+    assert (tokenizer.model_max_length, tokenizer.padding_side) == (32, "right")
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        assert config["vocab_size"] == file.get_slice("model.embed_tokens.weight").get_shape()[0]
+
+
+def test_the_tokenizer_reads_and_truncates_as_fine_tuning_does(folder, trained, shards):
+    spec = replace(trained.study.finetune, length=32)
+    run, key = trained.study.runs[0], trained.results["masked"]
+    encoder = encoder_of_checkpoint(run, key, trained.store, Shards.open(shards), spec)
+    texts = [*TEXTS, "tabs\tand\nlines, 3.14 é 🙂", "the cat sees the river. " * 20]
+    right = encode_texts(encoder.reading, texts)
+    encoded = AutoTokenizer.from_pretrained(folder)(texts, truncation=True)
+    assert set(encoded) == {"input_ids", "attention_mask"}
+    assert encoded["input_ids"] == [right[row].tolist() for row in range(len(texts))]
+    assert len(encoded["input_ids"][-1]) == 32
+
+
+# ---------------------------------------------------------------- biphase again
+
+
+def test_evaluate_reads_the_folder_as_it_reads_the_checkpoint(folder, trained, shards):
+    spec = trained.study.finetune
+    run, key = trained.study.runs[0], trained.results["masked"]
+    both = (
+        encoder_of_checkpoint(run, key, trained.store, Shards.open(shards), spec),
+        encoder_of_hub(Hub(str(folder)), spec),
+    )
+    (first, second) = (encoder.reading for encoder in both)
+    for name in ("before", "after", "length"):
+        assert getattr(first, name) == getattr(second, name)
+    texts = [*TEXTS, "<|mask|> is text here, as <|end_of_text|> is"]
+    ids = encode_texts(first, texts)
+    assert np.array_equal(encode_texts(second, texts).flat, ids.flat)
+    for text in ids:
+        hidden = [of_text(encoder.encoder.eval(), text.tolist()) for encoder in both]
+        assert torch.equal(*hidden)
+
+
+def test_a_run_continues_from_the_folder_without_loss(folder, trained, corpus, shards, tmp_path):
+    first = trained.study.runs[0]
+    corpus = replace(corpus, tokenizer=Pretrained(str(folder)))
+    again = Shards.open(tokenize(corpus, Store(tmp_path), processes=1, report=lambda text: None))
+    old = Shards.open(shards)
+    assert np.array_equal(again.train.span(0, len(again.train)), old.train.span(0, len(old.train)))
+    run = Pretrain(
+        "on",
+        start=Hub(str(folder)),
+        corpus=corpus,
+        stages=Stage(MLM(0.4), 2),
+        packing=first.packing,
+        batch_tokens=256,
+        schedule=WSD(1e-3, warmup=0, decay=0),
+        precision="fp32",
+    )
+    model = starting_model(run, again, probed=True).eval()
+    alone = Ranks(0, 1, torch.device("cpu"))
+    losses = heldout_losses(
+        lambda batch: model.loss_sum(batch, pattern_of(batch, varlen=False)),
+        heldout_stream(again, run.packing),
+        ALWAYS,
+        rows=first.heldout_tokens // first.packing.length,
+        micro_rows=8,
+        ranks=alone,
+        autocast=lambda: distributed.autocast(alone.device, "fp32"),
+        fixed=False,
+    )
+    lines = metrics_of(trained.store, trained.results["masked"])
+    last = [line["heldout"] for line in lines if "heldout" in line][-1]
+    assert losses == pytest.approx({name: last[name] for name in losses}, rel=1e-6)
+
+
+# ---------------------------------------------------------------- adapted decoders
+
+
+def decoder(family, shards, folder):
+    """A folder with a decoder whose tokenizer has no mask token, and a licence in its card."""
+    tiny.with_head(family, vocab_size=320, bos_token_id=0, eos_token_id=0, seed=1).save_pretrained(folder)
+    content = json.loads((shards / "tokenizer" / "tokenizer.json").read_text())
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] != "<|mask|>"]
+    content["model"]["vocab"]["spare"] = content["model"]["vocab"].pop("<|mask|>")
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end_of_text|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n# Small\n")
+    return folder
+
+
+def adapted(folder, corpus, store, **fields):
+    """A few steps of masked training; the run and the key of its end."""
+    run = Pretrain(
+        "adapted",
+        start=Hub(str(folder)),
+        corpus=replace(corpus, tokenizer=Pretrained(str(folder))),
+        packing=Chunks(32, shortest=4),
+        batch_tokens=256,
+        schedule=WSD(3e-3, warmup=1, decay=1),
+        precision="fp32",
+        heldout_tokens=512,
+        **fields,
+    )
+    known = identities(store)
+    plan = make_plan(Study("one", (run,)), known)
+    save_plan(plan, store)
+    options, alone = RuntimeOptions(quiet=True, loaders=0), Ranks(0, 1, torch.device("cpu"))
+    worker = Worker(plan, store, known, alone, options, wanted=set(plan.jobs), say=lambda text: None)
+    assert not worker.work().failed
+    return plan.study.runs[0], plan.results["adapted"]
+
+
+TWO_BASES = (Stage(MLM(0.4), 2), Stage(MLM(0.4), 2, rope_base=50_000.0))
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "architecture"),
+    [
+        ("llama", {"stages": TWO_BASES, "adapter": LoRA(rank=2)}, "EuroBertForMaskedLM"),
+        ("gpt2", {"stages": (Stage(MLM(0.4), 3),)}, "GPT2LMHeadModel"),
+    ],
+)
+def test_an_adapted_decoder_loads_everywhere_and_is_a_start_again(
+    family, fields, architecture, shards, corpus, tmp_path
+):
+    folder, store = decoder(family, shards, tmp_path / "decoder"), Store(tmp_path / "store")
+    run, key = adapted(folder, corpus, store, **fields)
+    exported = export_checkpoint(find(key, store), store, tmp_path / "out", onnx=False, say=lambda text: None)
+    assert exported.written.architecture == architecture
+    read = Shards.open(store.shards / identities(store).data(run))
+    assert read.vocab == 321  # a mask token was added
+    right = model_of_checkpoint(run, key, store, read).eval()
+    tokenizer = AutoTokenizer.from_pretrained(exported.folder)
+    assert tokenizer.mask_token_id == 320
+    ids = tokenizer("the <|mask|> river")["input_ids"]
+    with torch.no_grad():
+        hidden = AutoModel.from_pretrained(exported.folder)(torch.tensor([ids])).last_hidden_state[0]
+    assert close(hidden, of_text(right.hidden, ids))
+    again = replace(corpus, tokenizer=Pretrained(str(exported.folder)))
+    reread = Shards.open(tokenize(again, store, processes=1, report=lambda text: None))
+    assert np.array_equal(reread.train.span(0, len(reread.train)), read.train.span(0, len(read.train)))
+    start = starting_model(
+        replace(run, start=Hub(str(exported.folder)), adapter=None), reread, probed=True
+    ).eval()
+    for method in ("hidden", "logits"):
+        assert close(of_text(getattr(start, method), ids), of_text(getattr(right, method), ids))
+    embedding = SentenceTransformer(str(exported.folder), device="cpu").encode("the river")
+    assert embedding.shape == (32,)
+    check_card(exported, tmp_path, in_its_own_class=architecture == "GPT2LMHeadModel")
+    shutil.rmtree(folder)  # nothing in the export refers to it
+    AutoModel.from_pretrained(exported.folder)
+
+
+def check_card(exported, folder, *, in_its_own_class):
+    """The card names the version, the licence and no folder of this machine, and its snippets run."""
+    text = (exported.folder / "README.md").read_text()
+    for part in (text[: text.index("## How to load it")], exported.describe()):
+        assert "transformers 5.17 or later" in part
+    assert ("biphase.load(" in text) == ("assert hidden[0, 0]" in text) == in_its_own_class
+    for block in re.findall(r"```python\n(.*?)```", text, re.S)[:2]:
+        exec(block.replace("FOLDER", str(exported.folder)), {})
+    assert "license: mit" in text.split("---")[1]
+    assert "decoder, is under the licence mit" in text
+    assert str(folder) not in text
+
+
+def test_a_converted_tokenizer_is_named_by_its_model(trained, corpus, shards):
+    checkpoint = find(trained.results["masked"], trained.store)
+    corpus = replace(corpus, tokenizer=Pretrained(f"/store/tokenizers/{'0' * 32}"))
+    run = replace(checkpoint.run, start=Hub("/models/decoder", gguf="decoder.Q4.gguf"), corpus=corpus)
+    (row,) = (
+        row for row in data(replace(checkpoint, run=run), Shards.open(shards)) if "| tokenizer |" in row
+    )
+    assert "of decoder, decoder.Q4.gguf, converted" in row
+    assert "000" not in row
+
+
+# ---------------------------------------------------------------- sentence-transformers and mteb
+
+
+QUERIES = {"q1": "the cat", "q2": "the river", "q3": "two birds"}
+DOCUMENTS = {
+    "d1": "the cat sees the mountain. the cat likes a small boat",
+    "d2": "the river crosses the garden",
+    "d3": "a dog remembers two birds. two birds",
+    "d4": "our teacher paints the long road",
+}
+RELEVANT = {"q1": {"d1": 1}, "q2": {"d2": 1, "d4": 1}, "q3": {"d3": 1}}
+
+
+@pytest.fixture(scope="module")
+def sentences(folder):
+    return SentenceTransformer(str(folder), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def embed(folder, ours):
+    """The normalized mean hidden state of each text, by the trained model."""
+    tokenizer, trained = AutoTokenizer.from_pretrained(folder), ours("masked")
+
+    def embed(texts):
+        means = torch.stack([of_text(trained.hidden, tokenizer(text)["input_ids"]).mean(0) for text in texts])
+        return torch.nn.functional.normalize(means, dim=1).numpy()
+
+    return embed
+
+
+def test_encode_gives_our_means_with_our_prompts(sentences, embed):
+    texts = [*QUERIES.values(), *DOCUMENTS.values()]
+    assert np.allclose(sentences.encode(texts, batch_size=3), embed(texts), atol=1e-5)
+    for name, before in (("query", "Query: "), ("document", "Document: ")):
+        right = embed([f"{before}{text}" for text in texts])
+        assert np.allclose(sentences.encode(texts, prompt_name=name), right, atol=1e-5)
+    assert np.allclose(sentences.encode_query(texts), sentences.encode(texts, prompt_name="query"))
+    assert sentences.max_seq_length == 32
+    assert sentences.similarity_fn_name == "cosine"
+
+
+def test_prompts_are_the_text_before_the_first_column():
+    assert prompts_of(Retrieve()) == Prompts("Query: ", "Document: ")
+    form = Retrieve(query="{text}", document="Passage, {title}: {text}")
+    assert prompts_of(form) == Prompts("", "Passage, ")
+
+
+def test_mteb_ranks_as_we_do(sentences, embed):
+    import mteb
+    from datasets import Dataset
+    from mteb.abstasks.retrieval import AbsTaskRetrieval
+    from mteb.abstasks.task_metadata import TaskMetadata
+
+    absent = (
+        "reference", "date", "domains", "task_subtypes", "license", "annotations_creators", "dialect",
+        "sample_creation", "bibtex_citation",
+    )  # fmt: skip
+
+    class Tiny(AbsTaskRetrieval):
+        metadata = TaskMetadata(
+            name="TinyRetrieval",
+            description="Four documents.",
+            dataset={"path": "in/memory", "revision": "0"},
+            type="Retrieval",
+            category="t2t",
+            modalities=["text"],
+            eval_splits=["test"],
+            eval_langs=["eng-Latn"],
+            main_score="ndcg_at_10",
+            **dict.fromkeys(absent),
+        )
+
+        def load_data(self, **options):
+            documents = [{"id": key, "text": text, "title": ""} for key, text in DOCUMENTS.items()]
+            split = {
+                "queries": Dataset.from_list([{"id": key, "text": text} for key, text in QUERIES.items()]),
+                "corpus": Dataset.from_list(documents),
+                "relevant_docs": RELEVANT,
+                "top_ranked": None,
+            }
+            self.dataset = {"default": {"test": split}}
+            self.data_loaded = True
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations of mteb and datasets
+        results = mteb.evaluate(sentences, Tiny(), cache=None, co2_tracker=False, show_progress_bar=False)
+    score = results.task_results[0].scores["test"][0]["ndcg_at_10"]
+    assert score == pytest.approx(ndcg(embed), abs=1e-4)
+    assert 0 < score < 1, "a perfect ranking would show nothing"
+
+
+def ndcg(embed):
+    """NDCG@10 of our own vectors, by its definition."""
+    documents, names = embed([f"Document: {text}" for text in DOCUMENTS.values()]), list(DOCUMENTS)
+    scores = []
+    for query, text in QUERIES.items():
+        order = np.argsort(-(documents @ embed([f"Query: {text}"])[0]), kind="stable")
+        gains = [RELEVANT[query].get(names[at], 0) / np.log2(2 + rank) for rank, at in enumerate(order)]
+        best = sum(1 / np.log2(2 + rank) for rank in range(len(RELEVANT[query])))
+        scores.append(sum(gains) / best)
+    return float(np.mean(scores))

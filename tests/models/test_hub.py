@@ -1,0 +1,386 @@
+"""Loading from a hub or folder: the paper's checkpoints as EuroBERT, and converted tokenizers."""
+
+import importlib.util
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import EuroBertConfig, EuroBertForMaskedLM
+
+from biphase.errors import ModelError
+from biphase.models.hub import eurobert, is_published, language_model, load_tokenizer, trunk
+from biphase.specs import Hub
+
+
+def refused(call, *args):
+    """The message of a refusal, which is one line."""
+    with pytest.raises(ModelError) as caught:
+        call(*args)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---------------------------------------------------------------- the paper's checkpoints
+
+
+LAYERS, HIDDEN, HEADS, KV_HEADS, FFN, VOCAB = 3, 32, 4, 2, 48, 64
+HEAD_WIDTH = HIDDEN // HEADS
+HEAD = "lm_head.weight"
+IDS = torch.randint(0, VOCAB, (2, 24), generator=torch.Generator().manual_seed(0))
+SHAPE = {
+    "vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": FFN, "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "max_position_embeddings": 40, "rms_norm_eps": 1e-5,
+    "pad_token_id": 6,
+}  # fmt: skip
+# A config.json as the published class writes it.
+PUBLISHED = SHAPE | {
+    "architectures": ["SLModel"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "auto_map": {
+        "AutoConfig": "configuration_sl_model.SLModelConfig",
+        "AutoModel": "modeling_sl_model.SLModel",
+    },
+    "bos_token_id": 5,
+    "classifier_pooling": "mean",
+    "eos_token_id": 6,
+    "head_dim": HEAD_WIDTH,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "is_causal": False,
+    "mask_token_id": 7,
+    "mlp_bias": False,
+    "model_type": "sl_model",
+    "pretraining_tp": 1,
+    "retrieval_pooling": "mean",
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.48.3",
+    "use_cache": False,
+}
+
+
+def original(**fields):
+    """A tiny model of the paper's shape, none of whose weights is 0 or 1."""
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}
+    model = EuroBertForMaskedLM(EuroBertConfig(**SHAPE | rope | fields)).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator) * 0.3)
+    return model
+
+
+def of_the_class(weights):
+    """The names of the published class, whose trunk is saved alone."""
+    return {name.removeprefix("model."): weight for name, weight in weights.items() if name != HEAD}
+
+
+def of_the_training(weights):
+    """The names of the code that trained the models: blocks, one matrix for queries, keys and values."""
+    renamed = {
+        "embedding.weight": weights["model.embed_tokens.weight"],
+        "final_layernorm.weight": weights["model.norm.weight"],
+        HEAD: weights[HEAD],
+    }
+    for layer in range(LAYERS):
+        ours, theirs = f"model.layers.{layer}", f"blocks.{layer}"
+        qkv = [weights[f"{ours}.self_attn.{part}_proj.weight"] for part in "qkv"]
+        renamed |= {
+            f"{theirs}.attn.qkv_proj.weight": torch.cat(qkv),
+            f"{theirs}.attn.out_proj.weight": weights[f"{ours}.self_attn.o_proj.weight"],
+            f"{theirs}.attn_norm.weight": weights[f"{ours}.input_layernorm.weight"],
+            f"{theirs}.mlp_norm.weight": weights[f"{ours}.post_attention_layernorm.weight"],
+            f"{theirs}.mlp.fc_1.weight": weights[f"{ours}.mlp.gate_proj.weight"],
+            f"{theirs}.mlp.fc_2.weight": weights[f"{ours}.mlp.up_proj.weight"],
+            f"{theirs}.mlp.proj.weight": weights[f"{ours}.mlp.down_proj.weight"],
+        }
+    return renamed
+
+
+LAYOUTS = pytest.mark.parametrize("layout", [of_the_class, dict, of_the_training])
+
+
+@torch.no_grad()
+def hidden(trunk):
+    return trunk(input_ids=IDS, attention_mask=torch.ones_like(IDS)).last_hidden_state
+
+
+def converted(config, weights):
+    """The trunk that a published model becomes."""
+    native, renamed = eurobert(config, weights)
+    model = EuroBertForMaskedLM(native).eval()
+    keys = model.load_state_dict(renamed, strict=False)
+    assert not keys.unexpected_keys
+    assert set(keys.missing_keys) <= {HEAD}
+    return model.base_model
+
+
+@LAYOUTS
+def test_hidden_states_are_equal_bit_for_bit(layout, tmp_path):
+    model = original()
+    weights = layout(model.state_dict())
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED))
+    save_file({name: weight.contiguous() for name, weight in weights.items()}, tmp_path / "model.safetensors")
+    hub = Hub(str(tmp_path))
+    loaded = trunk(hub).eval()
+    loaded.set_attn_implementation("sdpa")
+    assert torch.equal(hidden(loaded), hidden(model.base_model))
+    if HEAD in weights:
+        assert torch.equal(language_model(hub).lm_head.weight, model.lm_head.weight)
+    else:
+        assert "no head" in refused(language_model, hub)
+
+
+@LAYOUTS
+def test_bf16_weights_come_in_fp32_with_the_same_values(layout):
+    model = original().bfloat16()
+    _, weights = eurobert(PUBLISHED, layout(model.state_dict()))
+    for name, weight in weights.items():
+        assert weight.dtype == torch.float32
+        assert torch.equal(weight, model.state_dict()[name].float())
+
+
+def test_the_config_keeps_its_shape_tokens_and_positions():
+    config, _ = eurobert(PUBLISHED, of_the_class(original().state_dict()))
+    assert config.model_type == "eurobert"
+    for name in (*SHAPE, "bos_token_id", "eos_token_id", "mask_token_id"):
+        assert getattr(config, name) == PUBLISHED[name], name
+    assert config.rope_parameters["rope_theta"] == 10_000.0
+    assert config.classifier_pooling == "mean"
+    assert not config.use_cache
+
+
+LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "rope"),
+    [
+        ({"rope_theta": 777.0}, {"rope_theta": 777.0}),
+        ({}, {"rope_theta": 250_000.0}),  # the published class' own default
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 55.0}}, {"rope_theta": 55.0}),
+        ({"rope_theta": 777.0, "rope_scaling": {"rope_type": "default"}}, {"rope_theta": 777.0}),
+        (
+            {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            LINEAR,
+        ),  # the older spelling
+    ],
+)
+def test_rope_is_the_published_one(fields, rope):
+    config = {name: value for name, value in PUBLISHED.items() if not name.startswith("rope")} | fields
+    before = json.dumps(config)
+    model = original(rope_parameters={"rope_type": "default"} | rope)
+    assert torch.equal(hidden(converted(config, of_the_class(model.state_dict()))), hidden(model.base_model))
+    assert not torch.equal(hidden(model.base_model), hidden(original().base_model))
+    assert json.dumps(config) == before
+
+
+def test_direction_is_ignored_and_biases_are_kept():
+    weights = of_the_class(original().state_dict())
+    causal, plain = (eurobert(PUBLISHED | {"is_causal": way}, weights)[1] for way in (True, False))
+    assert causal.keys() == plain.keys()
+    assert all(torch.equal(causal[name], plain[name]) for name in plain)
+    biases = {"attention_bias": True, "mlp_bias": True}
+    model = original(**biases)
+    trunk = converted(PUBLISHED | biases, of_the_class(model.state_dict()))
+    assert torch.equal(hidden(trunk), hidden(model.base_model))
+
+
+def test_a_tied_head_is_the_embedding_or_is_refused():
+    weights = dict(original().state_dict())
+    tied = PUBLISHED | {"tie_word_embeddings": True}
+    assert "tie_word_embeddings" in refused(eurobert, tied, weights)
+    weights[HEAD] = weights["model.embed_tokens.weight"].clone()
+    native, renamed = eurobert(tied, weights)
+    assert native.tie_word_embeddings
+    assert renamed[HEAD] is renamed["model.embed_tokens.weight"]
+
+
+@LAYOUTS
+def test_any_missing_weight_and_any_wrong_shape_is_refused_by_name(layout):
+    whole = layout(original().state_dict())
+    for name, weight in whole.items():
+        if name != HEAD:
+            message = refused(
+                eurobert, PUBLISHED, {key: value for key, value in whole.items() if key != name}
+            )
+            assert "missing" in message
+            if layout is not of_the_training:  # whose names are reported as EuroBERT's
+                assert f"model.{name.removeprefix('model.')} " in message
+        for wrong in (weight[:-1], weight[None], weight.flatten()[0]):
+            message = refused(eurobert, PUBLISHED, whole | {name: wrong})
+            assert repr(name) in message
+            assert str(list(wrong.shape)) in message or "rows" in message
+        if "qkv_proj" in name:
+            assert repr(name) in refused(eurobert, PUBLISHED, whole | {name: weight[:, :-1]})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "classifier.weight",
+        "layers.3.mlp.up_proj.weight",  # a layer more than the config has
+        "layers.0.self_attn.q_proj.bias",
+        "layers.0.self_attn.q_norm.weight",
+        "blocks.0.attn.proj.weight",
+        "rotary_emb.inv_freq",
+        "lm_head.bias",
+        "model.model.norm.weight",
+        "model.norm.weight",  # a second name of norm.weight
+        "model.",
+        "",
+    ],
+)
+def test_an_unknown_weight_is_refused_by_name(name):
+    weights = of_the_class(original().state_dict()) | {name: torch.zeros(HIDDEN)}
+    assert repr(name) in refused(eurobert, PUBLISHED, weights)
+
+
+def test_quantized_weights_are_refused():
+    weights, name = of_the_class(original().state_dict()), "layers.0.mlp.up_proj.weight"
+    message = refused(eurobert, PUBLISHED, weights | {name: weights[name].to(torch.int8)})
+    assert "int8" in message
+    assert name in message
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("hidden_size", "wide"),
+        ("hidden_size", 33),
+        ("num_key_value_heads", 0),
+        ("vocab_size", -1),
+        ("hidden_act", "no such function"),
+        ("rope_scaling", {"rope_type": "no such kind"}),
+        ("rope_scaling", "twice"),
+        ("rope_theta", "ten thousand"),
+        ("num_hidden_layers", 10**9),
+        ("num_hidden_layers", LAYERS - 1),
+        ("num_hidden_layers", LAYERS + 1),
+        ("intermediate_size", FFN + 1),
+        ("head_dim", HEAD_WIDTH + 2),
+        ("num_key_value_heads", HEADS),
+        ("pad_token_id", VOCAB),
+    ],
+)
+def test_a_config_that_does_not_fit_the_weights_is_refused(field, value):
+    for layout in (of_the_class, dict, of_the_training):
+        refused(eurobert, PUBLISHED | {field: value}, layout(original().state_dict()))
+
+
+def test_an_unknown_field_is_refused_unless_it_is_off():
+    weights = of_the_class(original().state_dict())
+    for field in ({"logit_scale": 2.0}, {"quantization_config": {"bits": 4}}):
+        assert repr(next(iter(field))) in refused(eurobert, PUBLISHED | field, weights)
+    eurobert(PUBLISHED | {"hidden_dropout": 0.0, "sliding_window": None, "use_qk_norm": False}, weights)
+    eurobert(PUBLISHED | {"_attn_implementation_autoset": True, "mask_token": "<|mask|>"}, weights)
+
+
+@pytest.mark.parametrize(
+    ("config", "published"),
+    [
+        (PUBLISHED, True),
+        ({"model_type": "sl_model"}, True),
+        ({"auto_map": {"AutoConfig": "MLMvsCLM/610m-clm-42k--configuration_sl_model.SLModelConfig"}}, True),
+        ({"model_type": "eurobert"}, False),
+        ({"model_type": "eurobert", "auto_map": {"AutoConfig": "x.EuroBertConfig"}}, False),
+        ({"model_type": "llama", "auto_map": ["SLModelConfig"]}, False),
+        ({"model_type": None, "auto_map": None}, False),
+        ({}, False),
+    ],
+)
+def test_the_papers_class_is_recognized(config, published):
+    assert is_published(config) is published
+
+
+# ---------------------------------------------------------------- tokenizers
+
+
+TEXTS = (
+    "the cat sat on the mat",
+    "a dog ran over the hill to the long road",
+    "two birds sing in the old tree at night",
+)
+
+
+@pytest.fixture(scope="session")
+def sentencepiece(tmp_path_factory):
+    """Files of a BPE and of a unigram model of a few texts."""
+    from sentencepiece import SentencePieceTrainer
+
+    folder = tmp_path_factory.mktemp("sentencepiece")
+    for kind in ("bpe", "unigram"):
+        SentencePieceTrainer.train(
+            sentence_iterator=iter(TEXTS * 100),
+            model_prefix=str(folder / kind),
+            model_type=kind,
+            vocab_size=320,
+            byte_fallback=kind == "bpe",
+            hard_vocab_limit=False,
+            minloglevel=2,
+        )
+    return folder
+
+
+@pytest.fixture
+def folder(sentencepiece, tmp_path):
+    """Makes a folder with such a file, Llama's type in its configuration, and a tokenizer configuration."""
+
+    def make(kind, **config):
+        shutil.copy(sentencepiece / f"{kind}.model", tmp_path / "tokenizer.model")
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+        if config:
+            (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        return Hub(str(tmp_path))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("bpe", {}),  # transformers accepts such a folder, and omits the first space
+        ("bpe", {"tokenizer_class": "LlamaTokenizer"}),
+        ("unigram", {"tokenizer_class": "T5Tokenizer"}),
+    ],
+)
+def test_a_converted_tokenizer_gives_the_pieces_of_its_file(kind, config, folder, sentencepiece):
+    from sentencepiece import SentencePieceProcessor
+
+    original = SentencePieceProcessor(model_file=str(sentencepiece / f"{kind}.model"))
+    tokenizer = load_tokenizer(folder(kind, **config)).backend_tokenizer
+    for text in (*TEXTS, "the night sat on a bird", *(["Zürich ☃"] if kind == "bpe" else [])):
+        assert tokenizer.encode(text, add_special_tokens=False).tokens == original.encode(text, out_type=str)
+
+
+def test_a_conversion_with_other_pieces_is_refused(folder):
+    message = refused(load_tokenizer, folder("unigram", tokenizer_class="LlamaTokenizer"))
+    assert "tokenizer.model" in message
+    assert "tokenizer.json" in message
+
+
+def test_a_missing_package_is_named(folder, monkeypatch, capfd):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    absent = lambda name, *more: None if name == "sentencepiece" else find_spec(name, *more)  # noqa: E731
+    monkeypatch.setattr("importlib.util.find_spec", absent)
+    message = refused(load_tokenizer, folder("bpe", tokenizer_class="LlamaTokenizer"))
+    assert message.endswith("pip install sentencepiece")
+    assert capfd.readouterr() == ("", ""), "one line is all that is printed"
+
+
+def test_code_of_a_tokenizer_is_never_run(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    config = {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nclass Evil: ...\n")
+    message = refused(load_tokenizer, Hub(str(tmp_path)))
+    assert "auto_map" in message
+    assert "trust_remote_code" not in message
+    assert not (tmp_path / "ran").exists()

@@ -10,7 +10,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-from biphase.keys import label, origin_sample, origin_step, phases
 from biphase.records import encode
 from biphase.specs import CLM, MLM, Objective, Pretrain
 from biphase.store import MANIFEST, Store
@@ -33,8 +32,8 @@ def write_states(plan: Plan, store: Store, *, lines: int, rows: int = 0) -> None
         about = {
             "key": job.key,
             "run": encode(job.run),
-            "origin_step": origin_step(job.run),
-            "epochs": progress["draw"] / rows if rows else 0.0,
+            "origin_step": job.run.origin_step,
+            "epochs": progress["next_sample"] / rows if rows else 0.0,
             "tokens_left_out": 0,
             "progress": progress,
         }
@@ -47,7 +46,7 @@ def _progress(job: TrainingJob, before: dict[str, Any]) -> dict[str, Any]:
     seconds = before.get("seconds", 0.0) + (flops or 1e15 * job.steps) / (DEVICES * SPEED)
     return {
         "step": job.step,
-        "draw": origin_sample(run) + job.step * run.rows_per_step,
+        "next_sample": run.origin_sample + job.step * run.rows_per_step,
         "seconds": seconds,
         "flops": None if flops is None or known is None else known + flops,
         "tokens": before.get("tokens", 0) + job.tokens,
@@ -67,22 +66,22 @@ def _lines(
 ) -> list[dict[str, Any]]:
     """What the steps of a training job logged, every so many of them, and the held-out losses as often as the run asks."""
     run, objective, made = job.run, job.objective, []
-    origin, every = origin_step(run), max(1, run.steps // lines)
+    origin, every = run.origin_step, max(1, run.steps // lines)
     began, tokens = before.get("seconds", 0.0), before.get("tokens", 0)
     for step in range(job.first + 1, job.step + 1):
         last = step == job.step
         if step % every == 0 or last:
             wiggle = 0.02 * math.sin((origin + step) * 12.9898)
             taken = step - job.first
-            epochs = (origin_sample(run) + step * run.rows_per_step) / rows if rows else 0.0
-            known = BY_HEART[isinstance(objective, CLM)] * max(0.0, epochs - 1)
+            epochs = (run.origin_sample + step * run.rows_per_step) / rows if rows else 0.0
+            known = BY_HEART[objective.causal] * max(0.0, epochs - 1)
             line = {
                 "step": origin + step,
                 "loss": _loss(run, objective, step, decaying=job.decaying) + wiggle - known,
                 "norm": 0.5 + wiggle,
                 "rate": run.schedule.peak,
                 "labels": run.batch_tokens // 2,
-                "objective": label(objective),
+                "objective": objective.label,
                 "tokens": tokens + taken * run.batch_tokens,
                 "seconds": round(began + (after["seconds"] - began) * taken / job.steps, 3),
             }
@@ -98,11 +97,11 @@ def _lines(
 
 def _loss(run: Pretrain, asked: Objective, step: int, *, decaying: bool) -> float:
     """Of an objective at a step of a run, which may have trained another one so far."""
-    causal, learned = isinstance(asked, CLM), origin_step(run) / 2
-    for phase in phases(run):
+    causal, learned = asked.causal, run.origin_step / 2
+    for phase in run.phases:
         steps = max(0, min(phase.until, step) - phase.first)
-        learned += steps if isinstance(phase.objective, CLM) == causal else steps / 2
-    share = learned / (origin_step(run) + run.steps)
+        learned += steps if phase.objective.causal == causal else steps / 2
+    share = learned / (run.origin_step + run.steps)
     return (2.3 if causal else 1.9) + 7.0 * (1 + 400 * share) ** -0.5 - (0.05 if decaying else 0.0)
 
 

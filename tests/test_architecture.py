@@ -16,13 +16,12 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # Bottom first. A file imports only from lines below its own; files of a folder also from each other, and from folders
 # of the same line.
 LAYERS = [
-    {"errors", "protocol", "randomness", "text", "version"},
+    {"errors", "randomness", "text", "version"},
     {"progress", "records"},
     {"specs", "store"},
-    {"catalog", "keys", "leases", "objectives", "presets"},
+    {"catalog", "keys", "leases", "objectives", "presets", "protocol"},
     {"metadata", "attention"},
     {"data", "fast"},
-    {"loss"},
     {"models", "tasks"},
     {"training"},
     {"finetune"},

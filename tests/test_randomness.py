@@ -29,7 +29,7 @@ def test_a_hash_is_uniform_over_its_bits():
         assert abs(share - 0.5) < 5 * 0.5 / len(bits) ** 0.5, bit
 
 
-def test_neighbouring_positions_draws_and_purposes_are_uncorrelated():
+def test_neighbouring_positions_samples_and_purposes_are_uncorrelated():
     def centred(seed, purpose, first):
         return hash32(seed, purpose, torch.arange(first, first + 300), 300).double() - 2**31
 

@@ -1,43 +1,12 @@
 """biphase: the workbench for pretraining text encoders."""
 
+from biphase import specs
 from biphase.catalog import CATALOG, TASKS
 from biphase.presets import CORPORA, LLAMA3, SIZES
-from biphase.specs import (
-    BPE,
-    CLM,
-    MLM,
-    MNTP,
-    WSD,
-    AdamW,
-    Answer,
-    Chunks,
-    Claim,
-    Classify,
-    Corpus,
-    Cosine,
-    Fewer,
-    Finetune,
-    Hub,
-    Linear,
-    LoRA,
-    Pretrain,
-    Pretrained,
-    Retrieve,
-    Rows,
-    Size,
-    Splits,
-    Stage,
-    Study,
-    Tag,
-    Task,
-)
+from biphase.specs import *  # noqa: F403  (every record of a study)
 from biphase.version import __version__
 
-__all__ = [
-    "BPE", "CATALOG", "CLM", "CORPORA", "LLAMA3", "MLM", "MNTP", "SIZES", "TASKS", "WSD", "AdamW", "Answer",
-    "Chunks", "Claim", "Classify", "Corpus", "Cosine", "Fewer", "Finetune", "Hub", "Linear", "LoRA", "Pretrain", "Pretrained",
-    "Retrieve", "Rows", "Size", "Splits", "Stage", "Study", "Tag", "Task", "__version__", "load",
-]  # fmt: skip
+__all__ = [*specs.__all__, "CATALOG", "CORPORA", "LLAMA3", "SIZES", "TASKS", "__version__", "load"]  # noqa: F405
 
 
 def __getattr__(name: str) -> object:

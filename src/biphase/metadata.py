@@ -87,13 +87,13 @@ _CARD: Shape = {
     "special_ids": lambda value: isinstance(value, list) and all(count(one) for one in value),
     "unigram_entropy": amount,
 }
-_STATE: Shape = {
+_CHECKPOINT: Shape = {
     "key": is_key,
     "run": _object,
     "origin_step": count,
     "epochs": amount,
     "progress": {
-        **dict.fromkeys(("step", "draw"), count),
+        **dict.fromkeys(("step", "next_sample"), count),
         "seconds": amount,
         **dict.fromkeys(("tokens?", "skipped?", "nonfinite_in_a_row?", "micro_rows?", "threads?"), count),
         **dict.fromkeys(("flops?", "joules?"), _or_none(number)),
@@ -111,7 +111,7 @@ _LINE: Shape = {
     "heldout?": _each(number),
 }
 _BASELINE: Shape = {"what": text, **dict.fromkeys(PARTS, number)}
-_LEAF: Shape = {
+_TRIAL: Shape = {
     "key": is_key,
     "model": is_key,
     "task": {"name": text, "form": {"kind": text}},
@@ -166,7 +166,7 @@ def check_card(about: Any, key: str) -> dict[str, Any]:
 
 
 def check_checkpoint(about: Any, key: str) -> dict[str, Any]:
-    _fit(about, _STATE, "")
+    _fit(about, _CHECKPOINT, "")
     if about["key"] != key or about["run"].get("kind") != Pretrain.__name__:
         raise StoreError(f"it is not of the checkpoint {key}")
     return about
@@ -179,7 +179,7 @@ def check_line(about: Any) -> dict[str, Any]:
 
 def check_trial(about: Any, key: str) -> dict[str, Any]:
     """Check a trial: its metrics must be those of its task family, and every score must lie in its range."""
-    _fit(about, _LEAF, "")
+    _fit(about, _TRIAL, "")
     if about["key"] != key:
         raise StoreError(f"it is not of the trial {key}")
     family = _FORMS.get(about["task"]["form"]["kind"])

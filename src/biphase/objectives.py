@@ -1,4 +1,4 @@
-"""Training objectives (CLM, MLM, MNTP): how rows of tokens become model inputs and labels.
+"""Batches with labels: how an objective (CLM, MLM, MNTP) turns rows of tokens into model inputs and labels.
 
 `apply` turns true tokens into `ModelInputs`: the input ids, the labels (IGNORE where nothing is predicted) and whether
 attention is causal. Labels never cross a segment boundary. Randomness comes from counters (`randomness`), so a mask is
@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import assert_never
 
 import torch
 from torch import Tensor
 
 from biphase.randomness import below, hash32, threshold
-from biphase.specs import CLM, MLM, MNTP, Cosine, Linear, Objective
+from biphase.specs import CLM, MLM, MNTP, Objective
 
 IGNORE = -100
 
@@ -39,7 +40,7 @@ class Batch:
     labels: Tensor  # (P,) the token to predict there
     count: int  # labels that are not IGNORE
     causal: bool
-    draws: Tensor  # (B,) sample indices, for messages
+    samples: Tensor  # (B,) sample indices, for messages
     steady: bool = False  # every batch of this shape has the same number of segments
 
     def ready_for(self, device: torch.device) -> Batch:
@@ -47,24 +48,27 @@ class Batch:
 
         Pinning is slow, so a loader thread does it.
         """
-        return self if device.type == "cpu" else self._each(lambda one: one.pin_memory())
+        return self if device.type == "cpu" else self._each(lambda tensor: tensor.pin_memory())
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on `device`, without waiting for the copy."""
         if self.ids.device.type == device.type:
             return self
-        return self._each(
-            lambda one: (one if one.is_pinned() else one.pin_memory()).to(device, non_blocking=True)
-        )
 
-    def silent(self) -> Batch:
+        def copy(tensor: Tensor) -> Tensor:
+            pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
+            return pinned.to(device, non_blocking=True)
+
+        return self._each(copy)
+
+    def without_labels(self) -> Batch:
         """Return the batch with all labels set to IGNORE: its loss and its gradients are zero."""
         return replace(self, labels=torch.full_like(self.labels, IGNORE), count=0)
 
-    def _each(self, moved: Callable[[Tensor], Tensor]) -> Batch:
-        """Return the batch with `moved` applied to every tensor that the model reads."""
-        values = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **{name: moved(value) for name, value in values.items() if name != "draws"})
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with `change` applied to every tensor that the model reads."""
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **{name: change(value) for name, value in tensors.items() if name != "samples"})
 
 
 # ---------------------------------------------------------------- objectives
@@ -95,111 +99,66 @@ class ModelInputs:
     causal: bool
 
 
-def ratio_at(objective: MLM, step: int) -> float:
-    """Return the masking ratio `step` steps after the start of the objective's phase."""
-    match objective.ratio:
-        case Linear(first, last, steps):
-            return first + (last - first) * min(step / steps, 1.0)
-        case Cosine(first, last, steps):
-            return last + (first - last) * (1 + math.cos(math.pi * min(step / steps, 1.0))) / 2
-        case constant:
-            return constant
-
-
 def apply(
     objective: Objective,
     ids: Tensor,
     segments: Tensor | None,
-    draws: Tensor,
+    samples: Tensor,
     *,
     seed: int,
     step: int,
-    words: Vocabulary,
+    vocabulary: Vocabulary,
 ) -> ModelInputs:
     """Make the model inputs of `ids` (B, T) under `objective`, `step` steps into its phase.
 
-    `draws` (B,) are the rows' sample indices, which determine the masks.
+    `samples` (B,) are the rows' sample indices, which determine the masks. CLM predicts the next token of the segment
+    at each position. MLM masks a share of the non-special tokens and predicts them in place; MNTP predicts them one
+    position earlier, so it never masks the first token of a segment. CLM and MLM losses are not comparable: compare
+    losses within one objective only.
     """
     match objective:
         case CLM():
-            return clm(ids, segments)
-        case MNTP():  # before MLM, of which it is a subclass
-            return mntp(objective, ids, segments, draws, seed=seed, step=step, words=words)
-        case MLM():
-            return mlm(objective, ids, draws, seed=seed, step=step, words=words)
+            return ModelInputs(ids, _shifted(ids, segments), causal=True)
+        case MLM() | MNTP():
+            masked = hash32(seed, "mask", samples, ids.shape[1]) < threshold(objective.ratio_at(step))
+            masked &= ~vocabulary.special.to(ids.device)[ids]
+            if objective.shifted:
+                masked[:, 0] = False
+                if segments is not None:
+                    masked[:, 1:] &= segments[:, 1:] == segments[:, :-1]
+            labels = ids.masked_fill(~masked, IGNORE)
+            if objective.shifted:
+                labels = _shifted(labels, segments)
+            inputs = _replaced(objective, ids, masked, samples, seed, vocabulary)
+            return ModelInputs(inputs, labels, causal=False)
+        case unknown:
+            assert_never(unknown)
 
 
-def clm(ids: Tensor, segments: Tensor | None) -> ModelInputs:
-    """Causal language modeling: predict the next token of the segment at each position, with causal attention."""
-    return ModelInputs(ids, _next_inside(ids, segments), causal=True)
-
-
-def mlm(
-    objective: MLM, ids: Tensor, draws: Tensor, *, seed: int, step: int, words: Vocabulary
-) -> ModelInputs:
-    """Masked language modeling: mask a share of the non-special tokens and predict them in place, bidirectionally.
-
-    CLM and MLM losses are not comparable: compare losses within one objective only.
-    """
-    hidden = _masked_positions(objective, ids, draws, seed, step, words)
-    shown = _replaced(objective, ids, hidden, draws, seed, words)
-    return ModelInputs(shown, ids.masked_fill(~hidden, IGNORE), causal=False)
-
-
-def mntp(
-    objective: MNTP,
-    ids: Tensor,
-    segments: Tensor | None,
-    draws: Tensor,
-    *,
-    seed: int,
-    step: int,
-    words: Vocabulary,
-) -> ModelInputs:
-    """Masked next token prediction: MLM whose token is predicted one position earlier, as a decoder's head does.
-
-    The first token of a segment has no position before it, so it is never masked.
-    """
-    hidden = _masked_positions(objective, ids, draws, seed, step, words)
-    hidden[:, 0] = False
+def _shifted(labels: Tensor, segments: Tensor | None) -> Tensor:
+    """Move each label to the position before it; none crosses a segment boundary."""
+    shifted = torch.full_like(labels, IGNORE)
+    shifted[:, :-1] = labels[:, 1:]
     if segments is not None:
-        hidden[:, 1:] &= segments[:, 1:] == segments[:, :-1]
-    shown = _replaced(objective, ids, hidden, draws, seed, words)
-    labels = torch.full_like(ids, IGNORE)
-    labels[:, :-1] = ids.masked_fill(~hidden, IGNORE)[:, 1:]
-    return ModelInputs(shown, labels, causal=False)
-
-
-def _next_inside(ids: Tensor, segments: Tensor | None) -> Tensor:
-    labels = torch.full_like(ids, IGNORE)
-    labels[:, :-1] = ids[:, 1:]
-    if segments is not None:
-        labels[:, :-1].masked_fill_(segments[:, 1:] != segments[:, :-1], IGNORE)
-    return labels
-
-
-def _masked_positions(
-    objective: MLM, ids: Tensor, draws: Tensor, seed: int, step: int, words: Vocabulary
-) -> Tensor:
-    bits = hash32(seed, "mask", draws, ids.shape[1])
-    return (bits < threshold(ratio_at(objective, step))) & ~words.special.to(ids.device)[ids]
+        shifted[:, :-1].masked_fill_(segments[:, 1:] != segments[:, :-1], IGNORE)
+    return shifted
 
 
 def _replaced(
-    objective: MLM, ids: Tensor, hidden: Tensor, draws: Tensor, seed: int, words: Vocabulary
+    objective: MLM, ids: Tensor, masked: Tensor, samples: Tensor, seed: int, vocabulary: Vocabulary
 ) -> Tensor:
     """Return `ids` with masked tokens turned into the mask token, a random token or themselves, as `replace` says."""
     to_mask, to_random, _ = objective.replace
     if to_mask == 1:
-        return ids.masked_fill(hidden, words.mask_id)
-    bits = hash32(seed, "replace", draws, ids.shape[1])
-    shown = ids.masked_fill(hidden & (bits < threshold(to_mask)), words.mask_id)
+        return ids.masked_fill(masked, vocabulary.mask_id)
+    bits = hash32(seed, "replace", samples, ids.shape[1])
+    inputs = ids.masked_fill(masked & (bits < threshold(to_mask)), vocabulary.mask_id)
     if to_random:
-        ordinary = words.ordinary.to(ids.device)
-        random = ordinary[below(hash32(seed, "token", draws, ids.shape[1]), len(ordinary))]
-        at_random = hidden & (bits >= threshold(to_mask)) & (bits < threshold(to_mask + to_random))
-        shown = torch.where(at_random, random, shown)
-    return shown
+        ordinary = vocabulary.ordinary.to(ids.device)
+        random = ordinary[below(hash32(seed, "token", samples, ids.shape[1]), len(ordinary))]
+        at_random = masked & (bits >= threshold(to_mask)) & (bits < threshold(to_mask + to_random))
+        inputs = torch.where(at_random, random, inputs)
+    return inputs
 
 
 def label_bound(objective: Objective, tokens: int) -> int:
@@ -208,9 +167,6 @@ def label_bound(objective: Objective, tokens: int) -> int:
     It is mean + 8σ at the highest ratio, rounded up to 128. It is constant over a phase, so that a compiled step keeps
     its shapes while the masking ratio changes.
     """
-    if isinstance(objective, CLM):
-        return tokens
-    ratio = objective.ratio
-    highest = max(ratio.first, ratio.last) if isinstance(ratio, (Linear, Cosine)) else ratio
+    highest = objective.highest_ratio
     spread = 8 * math.sqrt(tokens * highest * (1 - highest))
     return min(tokens, math.ceil((tokens * highest + spread) / 128) * 128)

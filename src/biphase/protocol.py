@@ -1,28 +1,90 @@
-"""The slicing of logits: how many rows exist at a time, and how wide they are padded for a GPU.
+"""Constants and small functions that planning and computing share, each written once. This module imports no torch.
 
-The loss slices by these functions and memory estimates count by them. This module does not import torch.
+What is computed by them: how logits are sliced, how many rows a micro-batch has, how long inputs of fine-tuning are,
+which objectives are evaluated on held-out text.
 """
 
 from __future__ import annotations
 
+from biphase.specs import CLM, MLM, Objective
+
+GIB = 2**30
+KEY_DIGITS = 6  # hex digits of a key that people see and type
+
+# ---------------------------------------------------------------- pretraining
+
+# Tokens per micro-batch: on a CPU, on a GPU, and on a GPU with more memory than LARGE_GPU.
+MICRO_TOKENS = {"cpu": 8_192, "cuda": 24_576, "large": 49_152}
+LARGE_GPU = 100 * GIB
+# Below this many tokens per micro-batch memory is assumed to be short, so our kernels recompute norms and the FFN's
+# activations (1% of the time).
+RECOMPUTE_TOKENS = 2**15
+# Measured for every run; a run's own objective is added if it is another.
+HELDOUT_OBJECTIVES: tuple[Objective, ...] = (CLM(), MLM(0.4))
+
+
+def micro_rows(memory: float, rows: int, length: int) -> int:
+    """Return the default rows per micro-batch: enough tokens to keep a device with `memory` bytes busy; 0: a CPU."""
+    tokens = MICRO_TOKENS["cpu" if not memory else "large" if memory > LARGE_GPU else "cuda"]
+    most = max(1, min(rows, tokens // length))
+    # Prefer equal micro-batches if they are at least half as large: a smaller last one is another shape to compile.
+    return next((count for count in range(most, most // 2, -1) if rows % count == 0), most)
+
+
+def supported_head_width(width: int) -> bool:
+    """Return whether our GPU kernels support heads of this width."""
+    return width % 16 == 0 and 16 <= width <= 128
+
+
+def heldout_objectives(objective: Objective) -> tuple[Objective, ...]:
+    """Return the held-out objectives to measure while `objective` trains."""
+    return HELDOUT_OBJECTIVES if objective in HELDOUT_OBJECTIVES else (*HELDOUT_OBJECTIVES, objective)
+
+
+# ---------------------------------------------------------------- the slicing of logits
+
 # Logits per slice: 64 MB in fp32 for a CPU's caches and memory, 1 GB in 16 bits for a GPU, which needs large matmuls.
-SLICE = {"cpu": 2**24, "cuda": 2**29}
-# At least this many slices, as long as each has ENOUGH rows for an efficient matmul: it saves memory in small batches.
+SLICE_LOGITS = {"cpu": 2**24, "cuda": 2**29}
+# At least this many slices, as long as each has SLICE_ROWS rows for an efficient matmul: it saves memory in small
+# batches.
 SLICES = 4
-ENOUGH = 2**11
-EVEN = 128  # GPU matmuls are efficient with row counts that are a multiple of this
+SLICE_ROWS = 2**11
+ROW_MULTIPLE = 128  # GPU matmuls are efficient with row counts that are a multiple of this
 # Vocab rows are padded to a multiple of this: with 49,153 (a tokenizer plus its mask token) the rows of logits would
 # begin at odd addresses.
-WORDS = 64
+VOCAB_MULTIPLE = 64
 
 
-def rows_of_a_slice(count: int, vocab: int, kind: str) -> int:
+def rows_per_slice(count: int, vocab: int, device: str) -> int:
     """Return the rows per slice for `count` labelled rows: the fewest slices allowed, of equal size."""
-    most = max(1, SLICE.get(kind, SLICE["cpu"]) // vocab // EVEN) * EVEN
-    slices = max(-(-count // most), min(SLICES, count // ENOUGH), 1)
-    return max(1, -(-count // slices // EVEN)) * EVEN
+    most = max(1, SLICE_LOGITS.get(device, SLICE_LOGITS["cpu"]) // vocab // ROW_MULTIPLE) * ROW_MULTIPLE
+    slices = max(-(-count // most), min(SLICES, count // SLICE_ROWS), 1)
+    return max(1, -(-count // slices // ROW_MULTIPLE)) * ROW_MULTIPLE
 
 
-def words_of_a_row(vocab: int, kind: str) -> int:
+def padded_vocab(vocab: int, device: str) -> int:
     """Return the padded number of vocab rows that matmuls use; the rows beyond the vocabulary are zeros."""
-    return -(-vocab // WORDS) * WORDS if kind == "cuda" else vocab
+    return -(-vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE if device == "cuda" else vocab
+
+
+# ---------------------------------------------------------------- fine-tuning
+
+SHARE_OF_CONTEXT = 0.99  # as in the paper: 2,028 of 2,048 tokens
+WINDOW_OVERLAP = 128
+FINETUNE_TOKENS = 32_768  # most tokens per micro-batch on a GPU, for a model of REFERENCE_SIZE
+REFERENCE_SIZE = 12 * 768  # layers × width
+
+
+def input_length(context: int) -> int:
+    """Return the longest input in tokens for a model's context, unless the study sets a length."""
+    return round(SHARE_OF_CONTEXT * context)
+
+
+def window_overlap(length: int) -> int:
+    """Return the tokens that consecutive windows of `length` tokens over a long context share."""
+    return min(WINDOW_OVERLAP, length // 4)
+
+
+def token_share(layers: int, width: int) -> float:
+    """Return the share of a token budget that a model gets: larger models than REFERENCE_SIZE get less."""
+    return min(1.0, REFERENCE_SIZE / (layers * width))

@@ -1,6 +1,6 @@
 """Counter-based randomness for the data path: every random value is a hash of counters, without a generator or state.
 
-`hash32(seed, purpose, draws, length)` gives each (sample index, position) 32 uniform bits by integer arithmetic
+`hash32(seed, purpose, samples, length)` gives each (sample index, position) 32 uniform bits by integer arithmetic
 alone, so CPU and GPU, any number of processes, and fresh and resumed runs all get the same bits. `permute` shuffles
 without storing the permutation.
 
@@ -45,17 +45,17 @@ def salt(seed: int, purpose: str, epoch: int = 0) -> int:
     return h
 
 
-def hash_samples(seed: int, purpose: str, draws: Tensor) -> Tensor:
+def hash_samples(seed: int, purpose: str, samples: Tensor) -> Tensor:
     """Return 32 uniform bits for each sample index. (B,) → (B,)"""
-    low, high = draws & LOW32, draws >> 32
+    low, high = samples & LOW32, samples >> 32
     return mix(mix(low ^ salt(seed, purpose)) ^ mix(high + 0x51ED270B))
 
 
-def hash32(seed: int, purpose: str, draws: Tensor, length: int) -> Tensor:
+def hash32(seed: int, purpose: str, samples: Tensor, length: int) -> Tensor:
     """Return 32 uniform bits for each position of each sample index. (B,) → (B, length)"""
-    positions = torch.arange(length, device=draws.device)
+    positions = torch.arange(length, device=samples.device)
     column = mix(positions ^ salt(seed, f"{purpose}/position"))  # one hash per position, shared by all rows
-    return mix(hash_samples(seed, purpose, draws)[:, None] ^ column[None, :])
+    return mix(hash_samples(seed, purpose, samples)[:, None] ^ column[None, :])
 
 
 def threshold(share: float) -> int:

@@ -55,7 +55,7 @@ def positions(store: Path) -> dict[str, list[int]]:
         place.name: json.loads((place / "checkpoint.json").read_text())["progress"]
         for place in (store / "checkpoints").iterdir()
     }
-    return {name: [state["step"], state["draw"], state["tokens"]] for name, state in states.items()}
+    return {name: [state["step"], state["next_sample"], state["tokens"]] for name, state in states.items()}
 
 
 def drive(study: Path, store: Path, kills: int, seed: int = 0) -> dict:

@@ -33,6 +33,7 @@ from biphase.export.folder import find
 from biphase.export.writing import Prompts, prompts_of
 from biphase.finetune.encoder import encoder_of_checkpoint, encoder_of_hub
 from biphase.models.hub import quietly
+from biphase.protocol import HELDOUT_OBJECTIVES
 from biphase.store import Store
 from biphase.study.plan import identities, make_plan, save_plan
 from biphase.study.worker import Worker
@@ -41,7 +42,7 @@ from biphase.training import distributed
 from biphase.training.checkpoint import metrics_of
 from biphase.training.distributed import Ranks
 from biphase.training.options import RuntimeOptions
-from biphase.training.pretrain import ALWAYS, heldout_losses, model_of_checkpoint, starting_model
+from biphase.training.pretrain import heldout_losses, model_of_checkpoint, starting_model
 
 TEXTS = [
     "the cat sees the river",
@@ -187,7 +188,7 @@ def test_a_run_continues_from_the_folder_without_loss(folder, trained, corpus, s
     losses = heldout_losses(
         lambda batch: model.loss_sum(batch, pattern_of(batch, varlen=False)),
         heldout_stream(again, run.packing),
-        ALWAYS,
+        HELDOUT_OBJECTIVES,
         rows=first.heldout_tokens // first.packing.length,
         micro_rows=8,
         ranks=alone,

@@ -97,7 +97,9 @@ def _said(place: Path) -> dict[str, Any]:
         told = json.loads((place / "checkpoint.json").read_text())
         lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
         return {
-            "progress": {name: told["progress"][name] for name in ("step", "draw", "tokens", "skipped")},
+            "progress": {
+                name: told["progress"][name] for name in ("step", "next_sample", "tokens", "skipped")
+            },
             "lines": [{name: one for name, one in line.items() if name != "seconds"} for line in lines],
         }
     if place.parent.name == "trials":

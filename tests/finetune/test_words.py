@@ -180,7 +180,7 @@ def test_a_fine_tuning_that_failed_leaves_no_trace_in_the_next(bench_of, two_kin
     with pytest.raises(RuntimeError, match="out of memory"):
         bench.finetune(some, spec_of(), lr=RATE, seed=0)
     assert bench.grid.words.table.grad is not None, "nothing that could be left behind"
-    assert bench.encoder.fused.words is None
+    assert bench.encoder.fused.embed is None
     del some.loss_sum
     after = weights(bench.finetune(some, spec_of(), lr=RATE, seed=1)[0])
     assert all(torch.equal(alone[name], after[name]) for name in alone)

@@ -34,8 +34,8 @@ def test_hashes_masks_and_orders_are_the_same_bits_as_on_the_cpu():
     ids = torch.randint(4, 1000, (4, T), generator=torch.Generator().manual_seed(0))
     segments = (torch.arange(T) >= 100).long().expand(4, T)
     for objective in (CLM(), MLM(0.4, (0.8, 0.1, 0.1)), MNTP(Linear(0.5, 0.2, 10))):
-        here = apply(objective, ids, segments, draws, seed=1, step=3, words=words)
-        there = apply(objective, ids.cuda(), segments.cuda(), draws.cuda(), seed=1, step=3, words=words)
+        here = apply(objective, ids, segments, draws, seed=1, step=3, vocabulary=words)
+        there = apply(objective, ids.cuda(), segments.cuda(), draws.cuda(), seed=1, step=3, vocabulary=words)
         assert torch.equal(here.ids, there.ids.cpu())
         assert torch.equal(here.labels, there.labels.cpu())
 

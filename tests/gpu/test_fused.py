@@ -5,12 +5,12 @@ import warnings
 import pytest
 import torch
 
-from biphase import CLM, MLM, WSD, Chunks, Pretrain, Rows, Size, Stage
+from biphase import CLM, MLM, WSD, Chunks, Pretrain, Rows, Size, Stage, attention
 from biphase import fast as fast_module
 from biphase.attention import AttentionPattern, segment_mask
 from biphase.data.shards import Shards
 from biphase.data.stream import boundaries_of, positions_of
-from biphase.fast import attention, plain, trunk
+from biphase.fast import plain, trunk
 from biphase.models.backbone import from_scratch
 from biphase.study.plan import identities
 from biphase.training import optimizer
@@ -152,9 +152,9 @@ def case(kind):
 
 def prefer(kind, monkeypatch):
     """Without NVIDIA's frontend, torch's kernels are used."""
-    assert attention.installed(), "pip install 'biphase[gpu]'"
+    assert attention.cudnn_installed(), "pip install 'biphase[gpu]'"
     if kind == "torch's rows":
-        monkeypatch.setattr(attention, "installed", lambda: False)
+        monkeypatch.setattr(attention, "cudnn_installed", lambda: False)
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both ways"])
@@ -166,7 +166,7 @@ def prefer(kind, monkeypatch):
 )
 def test_the_fused_trunk_follows_the_plain_one_forward_and_backward(kind, causal, lean, size, monkeypatch):
     prefer(kind, monkeypatch)
-    monkeypatch.setattr(trunk, "LEAN", 2**15 if lean else 0)
+    monkeypatch.setattr(trunk, "RECOMPUTE_TOKENS", 2**15 if lean else 0)
     fast, exact = (model_of(fused=fused, size=size) for fused in (True, False))
     segments, positions = case(kind)
     ids = torch.randint(4, 512, (2, T), generator=torch.Generator().manual_seed(1)).cuda()
@@ -269,8 +269,8 @@ def test_two_deterministic_runs_are_equal_to_the_bit(corpus, store, packing):
     found = []
     for _ in range(2):
         job = piece_of(run_of(corpus, packing), 40, store, deterministic=True, micro_rows=8)
+        job.load()
         assert job.placed.path == "fused"
-        job.ranks.wait()
         job._save = lambda done: None  # nothing is published: the second run starts anew
         job.train()
         found.append({name: one.clone() for name, one in job.model.state_dict().items()})
@@ -290,6 +290,7 @@ def test_no_step_waits_for_the_device(corpus, store, packing):
         return False
 
     job = piece_of(run_of(corpus, packing), 40, store, micro_rows=8, stop=watch)
+    job.load()
     job.meter.every = 1_000  # logs are read behind the steps, not in them
     try:
         assert job.train()

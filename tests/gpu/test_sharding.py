@@ -15,7 +15,7 @@ from biphase.data.shards import Shards
 from biphase.data.stream import Stream
 from biphase.models.backbone import from_scratch
 from biphase.training import distributed
-from biphase.training.distributed import Ranks, Replicated, Sharded
+from biphase.training.distributed import Ranks, Replicated, shard
 from biphase.training.loop import PlainStep
 from biphase.training.optimizer import build
 from biphase.training.options import Sharding
@@ -44,7 +44,7 @@ def losses(shards, *, cut, **how):
     model = from_scratch(SMALL, vocab=text.vocab, mask_id=text.mask_id, length=32, seed=1).train()
     if cut:
         path = model.prepare(CUDA, "bf16", cut=True, **how)
-        gradients = Sharded(model, Sharding("full"), ranks, "bf16")
+        gradients = shard(model, Sharding("full"), ranks, "bf16")
         adam = build(model, AdamW(), gradients.learned())
     else:
         path = model.to(CUDA).prepare(CUDA, "bf16", **how)
@@ -54,11 +54,9 @@ def losses(shards, *, cut, **how):
         adam,
         lambda batch: model.loss_sum(batch, pattern_of(batch, varlen=varlen)),
         1.0,
-        CUDA,
         gradients,
         lambda: distributed.autocast(CUDA, "bf16"),
-        model.copies,
-        model.refresh,
+        model,
     )
     stream = Stream.of(text, Chunks(32, shortest=4), 7)
     found = []

@@ -8,6 +8,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 from biphase import fast
 from biphase.fast import plain
+from biphase.fast.trunk import add_product, product
 
 N, WIDTH, EPS = 7, 24, 1e-5
 HEADS, KEYS, HEAD = 4, 2, 16
@@ -193,3 +194,21 @@ def test_of_tensors_in_16_bits_sums_are_made_in_32_and_results_come_back_in_16()
     close(plain.softmax_error_(logits, LABELS), losses)
     close(logits, grad, relative=4e-3)
     assert logits.data_ptr() == place
+
+
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
+def test_a_product_has_the_precision_that_is_asked_for(dtype, near):
+    left, right = drawn(5, 6).to(dtype), drawn(6, 4, seed=1).to(dtype)
+    found = product(left, right, torch.float32)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, left.float() @ right.float(), rtol=near, atol=near)
+
+
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
+def test_a_product_is_added_in_place_to_what_is_there(dtype, near):
+    total, left, right = drawn(5, 4, seed=2), drawn(5, 6).to(dtype), drawn(6, 4, seed=1).to(dtype)
+    wanted, place = total + left.float() @ right.float(), total.data_ptr()
+    add_product(total, left, right)
+    assert total.data_ptr() == place
+    assert total.dtype == torch.float32
+    torch.testing.assert_close(total, wanted, rtol=near, atol=near)

@@ -305,7 +305,7 @@ def test_an_argument_that_changes_the_scores_is_refused(name, value):
 
 
 def test_a_forward_without_a_pattern_is_refused():
-    with pytest.raises(ModelError, match="see whom"):
+    with pytest.raises(ModelError, match="attention pattern"):
         eurobert().model.base_model(input_ids=inputs()[0])
 
 

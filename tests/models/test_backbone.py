@@ -18,7 +18,7 @@ from biphase.data.tokenizer import load_saved
 from biphase.errors import ModelError, SpecError
 from biphase.export.checkpoint import write_encoder
 from biphase.export.writing import tokenizer_of, write_tokenizer
-from biphase.loss import cross_entropy_sum
+from biphase.fast.trunk import cross_entropy_sum
 from biphase.models.backbone import (
     Output,
     TokenizerInfo,
@@ -91,7 +91,7 @@ def test_head_and_embedding_are_shared_only_if_tied(tied):
 def batch_of(objective):
     ids = torch.randint(4, 64, (3, 16), generator=torch.Generator().manual_seed(0))
     vocabulary = Vocabulary.of(64, mask_id=3, special_ids=(0, 1))
-    inputs = apply(objective, ids, None, torch.arange(3), seed=0, step=0, words=vocabulary)
+    inputs = apply(objective, ids, None, torch.arange(3), seed=0, step=0, vocabulary=vocabulary)
     flat = inputs.labels.flatten()
     at = (flat >= 0).nonzero().flatten()
     positions = positions_of(None, 3, 16)

@@ -1,6 +1,5 @@
 """The fused trunk: outputs, gradients and law 1 as transformers', copies of weights that stay current, and fp8."""
 
-import contextlib
 import copy
 
 import pytest
@@ -129,7 +128,7 @@ def test_hidden_states_and_gradients_are_transformers_own(make, causal, cut):
 
 @pytest.mark.parametrize("make", MODELS)
 def test_so_they_are_where_the_batch_is_large_and_more_is_kept(make, monkeypatch):
-    monkeypatch.setattr(trunk, "LEAN", 0)
+    monkeypatch.setattr(trunk, "RECOMPUTE_TOKENS", 0)
     check_whole(make, causal=False, cut=True)
 
 
@@ -224,7 +223,7 @@ def test_without_gradients_nothing_is_kept_for_them():
 def test_hidden_states_of_some_tokens_are_those_of_the_whole_and_so_are_their_gradients(
     lean, causal, cut, monkeypatch
 ):
-    monkeypatch.setattr(trunk, "LEAN", 2**15 if lean else 0)
+    monkeypatch.setattr(trunk, "RECOMPUTE_TOKENS", 2**15 if lean else 0)
     model = made_by(grouped)
     twin, fused = twin_of(model), fuse(model)
     at = torch.tensor([59, 0, 7, 21, 33])  # in any order, some segments with none
@@ -240,7 +239,7 @@ def test_hidden_states_of_some_tokens_are_those_of_the_whole_and_so_are_their_gr
 def batch_of(objective, cut=False):
     segments = SEGMENTS if cut else None
     words = Vocabulary.of(VOCAB, mask_id=3, special_ids=(0, 1))
-    asked = apply(objective, ids_of(), segments, torch.arange(ROWS), seed=0, step=0, words=words)
+    asked = apply(objective, ids_of(), segments, torch.arange(ROWS), seed=0, step=0, vocabulary=words)
     flat = asked.labels.flatten()
     at = (flat >= 0).nonzero().flatten()
     positions = positions_of(segments, ROWS, T)
@@ -341,11 +340,8 @@ def learned(model):
         build(model, AdamW()),
         lambda batch: model.loss_sum(batch, AttentionPattern(False)),
         1.0,
-        CPU,
         Replicated(list(model.parameters()), Ranks(0, 1, CPU)),
-        contextlib.nullcontext,
-        model.copies,
-        model.refresh,
+        model=model,
     )
     step([BATCH], BATCH.count, 0.1)
 

@@ -8,7 +8,6 @@ import pytest
 
 from biphase.errors import SpecError
 from biphase.keys import Identities
-from biphase.objectives import ratio_at
 from biphase.presets import DEVICES, LLAMA3, SIZES
 from biphase.specs import (
     BPE,
@@ -28,12 +27,9 @@ from biphase.specs import (
     Study,
 )
 from biphase.study.costs import (
-    attended_length,
     costs,
     flops_per_token,
     job_flops,
-    labelled_share,
-    mean_ratio,
     peak_of,
     shape_of,
 )
@@ -75,11 +71,11 @@ def test_flops_and_parameters_are_the_published_ones(size, giga, trained):
 def test_the_attended_length_of_chunks_is_the_mean_over_all_cuts(length, shortest):
     cuts = range(shortest, length - shortest + 1)
     mean = sum((r * r + (length - r) ** 2) / length for r in cuts) / len(cuts)
-    assert attended_length(Chunks(length, shortest)) == pytest.approx(mean, rel=1e-12)
+    assert Chunks(length, shortest).attended_length == pytest.approx(mean, rel=1e-12)
 
 
 def test_the_attended_length_of_rows_is_the_row():
-    assert attended_length(Rows(64)) == attended_length(Rows(64, document_mask=True)) == 64
+    assert Rows(64).attended_length == Rows(64, document_mask=True).attended_length == 64
 
 
 @pytest.mark.parametrize(
@@ -94,14 +90,14 @@ def test_the_attended_length_of_rows_is_the_row():
     ],
 )
 def test_the_head_runs_where_there_are_labels(objective, packing, share):
-    assert labelled_share(objective, packing, 0, 10) == pytest.approx(share, rel=1e-12)
+    assert objective.labelled_share(packing, 0, 10) == pytest.approx(share, rel=1e-12)
 
 
 @pytest.mark.parametrize("way", [Linear(0.4, 0.2, 7), Cosine(0.5, 0.15, 7)])
 @pytest.mark.parametrize(("first", "until"), [(0, 1), (0, 20), (3, 9), (7, 12), (8, 9), (2, 5)])
 def test_the_mean_ratio_is_the_mean_of_what_training_does(way, first, until):
-    each = [ratio_at(MLM(way), step) for step in range(first, until)]
-    assert mean_ratio(way, first, until) == pytest.approx(sum(each) / len(each), rel=1e-12)
+    each = [MLM(way).ratio_at(step) for step in range(first, until)]
+    assert way.mean(first, until) == pytest.approx(sum(each) / len(each), rel=1e-12)
 
 
 def test_a_piece_costs_what_its_parts_cost_by_hand():
@@ -130,7 +126,7 @@ def test_a_ratio_schedule_is_counted_from_its_act_even_when_the_piece_begins_lat
     last = list(plan.jobs.values())[-1]
     shape = shape_of(last.run)
     assert shape is not None
-    share = sum(ratio_at(falling, step) for step in range(5, 10)) / 5
+    share = sum(falling.ratio_at(step) for step in range(5, 10)) / 5
     expected = last.tokens * flops_per_token(shape, Rows(64), causal=False, labelled=share)
     assert job_flops(last, shape) == pytest.approx(expected)
 

@@ -15,7 +15,7 @@ import pytest
 from biphase.errors import SpecError
 from biphase.presets import SIZES
 from biphase.specs import Chunks, Rows
-from biphase.study.costs import attended_length, shape_of_size
+from biphase.study.costs import shape_of_size
 from biphase.study.prices import FORM, fit, speeds_of
 
 VOCAB = 128_256
@@ -57,7 +57,7 @@ class Truth:
     def pretrain(self, size, objective, ratio, packing, length, rows):
         shape, tokens = shape_of_size(SIZES[size], VOCAB), length * rows
         labelled = tokens * (1 if objective == "clm" else ratio)
-        looked_at = attended_length(Chunks(length) if packing == "chunks" else Rows(length))
+        looked_at = (Chunks(length) if packing == "chunks" else Rows(length)).attended_length
         looked_at *= self.causal if objective == "clm" else 1
         device = 6 * tokens * shape.matrices / self.rate(shape.hidden)
         device += 6 * labelled * shape.embedding / (0.95 * self.rate(shape.hidden))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from biphase.errors import SpecError, StoreError
-from biphase.keys import Identities, checkpoint_key, decay_start, phases
+from biphase.keys import Identities, checkpoint_key
 from biphase.presets import CORPORA, SIZES, corpus_of
 from biphase.records import decode
 from biphase.specs import BPE, CLM, MLM, WSD, Chunks, Corpus, Hub, Linear, Pretrain, Rows, Stage, Study
@@ -121,9 +121,9 @@ def test_every_way_to_a_result_is_whole_and_each_piece_is_of_one_kind(study):
         begin = checkpoint_key(job.run, job.first, OUTSIDE)
         assert begin == (job.root if job.parent is None else job.parent)
         assert checkpoint_key(job.run, job.step, OUTSIDE) == job.key
-        assert not any(job.first < phase.until < job.step for phase in phases(job.run))
-        assert not job.first < decay_start(job.run) < job.step
-        assert job.decaying == (job.step > decay_start(job.run))
+        assert not any(job.first < phase.until < job.step for phase in job.run.phases)
+        assert not job.first < job.run.decay_start < job.step
+        assert job.decaying == (job.step > job.run.decay_start)
 
 
 @given(studies())
@@ -162,7 +162,7 @@ def test_a_change_in_one_run_leaves_the_keys_of_its_beginning_and_of_others(stud
     assert {n: k for n, k in before.results.items() if n not in mine}.items() <= after.results.items()
     for step in old.keep:
         same = before.results[f"{old.name}-{step}"] == after.results[f"changed-{step}"]
-        assert same == (step <= decay_start(old))
+        assert same == (step <= old.decay_start)
 
 
 def test_a_trunk_is_cut_where_another_run_leaves_it():

@@ -7,12 +7,8 @@ import sys
 from dataclasses import replace
 
 import pytest
-import torch
 
 from biphase.catalog import CATALOG
-from biphase.finetune.encoder import SHARE_OF_CONTEXT as READ_SHARE
-from biphase.finetune.encoder import USUAL as TRAINED_FOR
-from biphase.finetune.encoder import TuningOptions
 from biphase.keys import Identities
 from biphase.presets import LLAMA3, SIZES
 from biphase.specs import (
@@ -32,15 +28,12 @@ from biphase.specs import (
 )
 from biphase.store import Store, publish
 from biphase.study import prices as prices_module
-from biphase.study.costs import labelled_share, shape_of
+from biphase.study.costs import shape_of
 from biphase.study.describe import bill, plan_json, summary
 from biphase.study.ledger import finetunings
 from biphase.study.plan import make_plan
 from biphase.study.prices import (
     LEAF_SECONDS,
-    SHARE_OF_CONTEXT,
-    TUNED_TOKENS,
-    USUAL,
     Origin,
     PricedDevice,
     fit,
@@ -99,7 +92,7 @@ def store_with(folder, cases=CASES, name="fast"):
 def test_a_piece_takes_its_steps_and_its_heldout_losses():
     one = run("a", (CLM(), 2_500), heldout_every=1_000, heldout_tokens=10_000)
     ((key, took),) = price(plan_of(one), FAST).jobs.items()
-    share = labelled_share(CLM(), Chunks(), 0, 1)
+    share = CLM().labelled_share(Chunks(), 0, 1)
     steps = 2_500 * speeds().step(shape(one), Chunks(), 49_152, causal=True, labelled=share)
     heldout = sum(
         speeds().forward(shape(one), Chunks(), 8_192, causal=causal, labelled=labelled)
@@ -168,11 +161,6 @@ def test_long_contexts_are_read_in_windows_by_the_standard_protocol_only():
         for one in ("paper", "standard")
     )
     assert standard > 1.5 * paper
-
-
-def test_budgets_are_those_of_fine_tuning():
-    setting = TuningOptions.of(torch.device("cuda"), "bf16", varlen=True)
-    assert (setting.train_tokens, TRAINED_FOR, READ_SHARE) == (TUNED_TOKENS, USUAL, SHARE_OF_CONTEXT)
 
 
 def test_what_cannot_be_priced_is_left_out_and_said():

@@ -1,7 +1,6 @@
 """Many GPUs, as far as one GPU and two processes can check it."""
 
 import pytest
-import torch
 
 from biphase import SIZES
 from biphase.study.costs import shape_of_size
@@ -12,11 +11,9 @@ from biphase.study.scaling import (
     Way,
     collectives,
     memory,
-    micro_rows,
     outlook,
     ways,
 )
-from biphase.training import distributed
 
 VOCAB = 128_256
 ALONE = Way("none", 1)
@@ -84,18 +81,3 @@ def test_a_model_without_kernels_of_ours_is_compiled_either_way():
     assert other.computing > ours.computing
     assert other.efficiency == ours.efficiency == 1
     assert other.bytes > ours.bytes - memory(load(), ALONE)["copies"]
-
-
-@pytest.mark.parametrize("large", [True, False])
-def test_micro_batches_are_those_that_a_device_takes(monkeypatch, large):
-    total = (140 if large else 80) * GIB
-
-    class Properties:
-        total_memory = total
-
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
-    for rows in (1, 3, 6, 7, 12, 48, 72, 1152):
-        for length in (512, 2048, 65_536):
-            assert micro_rows(total, rows, length) == distributed.micro_rows(
-                torch.device("cuda"), rows, length
-            )

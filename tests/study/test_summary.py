@@ -34,7 +34,7 @@ def finish(store, key, *, step, seconds=1.0, lines=()):
     """A published state, as far as the ledger reads it."""
     built = store.attempts / key
     built.mkdir(parents=True)
-    progress = {"step": step, "draw": 8 * step, "seconds": seconds}
+    progress = {"step": step, "next_sample": 8 * step, "seconds": seconds}
     job = {"key": key, "run": {"kind": "Pretrain"}, "origin_step": 0, "epochs": 0.5, "progress": progress}
     (built / "checkpoint.json").write_text(json.dumps(job))
     (built / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

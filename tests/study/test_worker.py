@@ -114,15 +114,15 @@ def test_a_piece_that_was_taken_over_while_its_checkpoint_was_written_is_no_fail
     plain, robbed = Saver.settle, []
 
     def settle(self):
-        if self.under_way is not None and not robbed:
+        if self.unpublished is not None and not robbed:
             (held,) = slow.leases._held
             (store.leases / f"{held.key}.lease").unlink()
             thief = Leases(store.leases).take(held.key)
             robbed.append(held.key)
             held.beat()
-            if self.under_way.thread:
-                self.under_way.thread.join()
-            shutil.rmtree(self.under_way.folder)
+            if self.unpublished.thread:
+                self.unpublished.thread.join()
+            shutil.rmtree(self.unpublished.folder)
             threading.Timer(1.0, thief.release).start()
         plain(self)
 

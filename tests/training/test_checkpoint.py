@@ -1,88 +1,295 @@
-"""A state that several processes wrote in parts is a state like any other: used, and gone on from."""
+"""Checkpoints: written in the background whole or not at all, read in parts or whole, refused if they do not fit."""
 
+import os
 import shutil
+import threading
+from dataclasses import asdict
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
-from biphase import CLM, Stage
+from biphase import CLM, AdamW, LoRA, Size, Stage
 from biphase.data.shards import Shards
 from biphase.errors import StoreError
 from biphase.keys import checkpoint_key
-from biphase.store import MANIFEST, Store, publish
+from biphase.models.backbone import LanguageModel, add_adapter, from_scratch
+from biphase.store import MANIFEST, publish, verify
 from biphase.study.plan import identities
-from biphase.training.distributed import Ranks
-from biphase.training.options import RuntimeOptions
-from biphase.training.pretrain import Pretraining, model_of_checkpoint
+from biphase.training import checkpoint
+from biphase.training.checkpoint import CheckpointRecord, Progress, Saver
+from biphase.training.distributed import Placed, Ranks
+from biphase.training.optimizer import build, update
+from biphase.training.pretrain import model_of_checkpoint
 from biphase.training.tensors import RowRange, write_part
 
-
-def train(run, step, store):
-    Pretraining(
-        run,
-        step,
-        store=store,
-        shards=Shards.open(next(store.shards.iterdir())),
-        identities=identities(store),
-        ranks=Ranks(0, 1, torch.device("cpu")),
-        needed=set,
-        flops_per_token=1.0,
-        options=RuntimeOptions(quiet=True, loaders=0),
-    ).train()
-    return store.checkpoints / checkpoint_key(run, step, identities(store))
+SIZE = Size("tiny", layers=1, hidden=16, heads=2, kv_heads=1, ffn=32, precision="fp32")
+KEY = "1" * 32
 
 
-def in_parts(place, of):
-    """Write a state again as `of` processes would have."""
-    built = place.parent.parent / "rewritten"
-    shutil.copytree(place, built)
-    (built / MANIFEST).unlink()
-    for kind in ("model", "optimizer"):
-        tensors = load_file(built / f"{kind}.safetensors")
-        (built / f"{kind}.safetensors").unlink()
-        for number in range(of):
-            rows = {}
-            for name, one in tensors.items():
-                most = -(-len(one) // of) if one.ndim else 1
-                first = number * most
-                if one.ndim and first < len(one):
-                    rows[name] = RowRange(one[first : first + most], tuple(one.shape), first)
-                elif not one.ndim and number == 0:
-                    rows[name] = RowRange.all_of(one)
-            write_part(built, kind, number, of, rows)
-    shutil.rmtree(place)
-    publish(built, place)
+def saver_of(model, store):
+    rows = {name: RowRange.all_of(weight) for name, weight in model.model.named_parameters()}
+    placed = Placed("plain", build(model, AdamW()), None, list(model.parameters()), rows)
+    return Saver(store, Ranks(0, 1, torch.device("cpu")), model, placed, job="training job")
 
 
 @pytest.fixture
-def other(tmp_path, shards):
-    made = Store(tmp_path / "other")
-    made.shards.mkdir(parents=True)
-    (made.shards / shards.name).symlink_to(shards)
-    return made
+def model():
+    return from_scratch(SIZE, vocab=40, mask_id=3, length=16, seed=1)
 
 
-def test_a_state_in_parts_is_used_and_gone_on_from_like_a_whole_one(tiny_run, store, other, shards):
+@pytest.fixture
+def saver(model, store):
+    return saver_of(model, store)
+
+
+def record(key):
+    about = {"run": {"kind": "Pretrain"}, "origin_step": 0, "epochs": 0.0}
+    progress = asdict(Progress(step=1, next_sample=8))
+    return CheckpointRecord(key, about | {"progress": progress}, [{"step": 1, "loss": 2.0}])
+
+
+def take_a_step(model, saver):
+    for weight in model.parameters():
+        weight.grad = torch.ones_like(weight)
+    update(saver.optimizer, rate=0.1, nonfinite=torch.zeros(()))
+
+
+@pytest.fixture
+def slow_disk(monkeypatch):
+    """Writing waits until this event is set."""
+    gate, plain = threading.Event(), os.fsync
+
+    def sync(handle):
+        assert gate.wait(20)
+        return plain(handle)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    yield gate
+    gate.set()
+
+
+# ---------------------------------------------------------------- writing
+
+
+def test_training_continues_while_the_copy_is_written_and_published(model, saver, store, slow_disk):
+    take_a_step(model, saver)
+    before = {name: tensor.clone() for name, tensor in model.model.state_dict().items()}
+    published = []
+    saver.begin(record("one"), last=False, then=lambda: published.append("one"))
+    take_a_step(model, saver)
+    saver.settle()
+    folder = store.checkpoints / "one"
+    assert not store.has(folder), "nothing looks finished while it is written"
+    assert not published
+    slow_disk.set()
+    saver.finish()
+    assert published == ["one"]
+    verify(folder)
+    saved = load_file(folder / "model.safetensors")
+    assert all(torch.equal(saved[name], before[name]) for name in saved)
+    assert not torch.equal(saved["model.norm.weight"], model.model.state_dict()["model.norm.weight"])
+    assert load_file(folder / "optimizer.safetensors")["step.model.norm.weight"] == 1
+    assert not list(store.attempts.iterdir())
+
+
+def test_at_most_one_checkpoint_is_written_at_a_time(saver, store, slow_disk):
+    saver.begin(record("one"), last=False)
+    threading.Timer(0.2, slow_disk.set).start()
+    saver.begin(record("two"), last=False)
+    assert store.has(store.checkpoints / "one"), "the second waits for the first"
+    saver.finish()
+    assert store.has(store.checkpoints / "two")
+
+
+def test_an_error_while_writing_is_raised_once_at_the_next_step(saver, store, monkeypatch):
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    saver.begin(record("one"), last=False)
+    saver.unpublished.thread.join()
+    with pytest.raises(OSError, match="No space"):
+        saver.settle()
+    assert not store.has(store.checkpoints / "one")
+    assert not list(store.attempts.iterdir())
+    saver.settle()
+
+
+@pytest.mark.parametrize("end", ["abandon", "drop"])
+def test_a_discarded_checkpoint_leaves_nothing(saver, store, slow_disk, end):
+    saver.begin(record("one"), last=False)
+    writing = saver.unpublished.thread
+    if end == "abandon":
+        slow_disk.set()
+    getattr(saver, end)()  # `drop` does not wait for the disk
+    assert not list(store.attempts.iterdir())
+    slow_disk.set()
+    writing.join()
+    assert not store.has(store.checkpoints / "one")
+
+
+def test_an_error_in_a_step_does_not_cost_the_checkpoint_before_it(saver, store):
+    saver.begin(record("one"), last=False)
+    saver.salvage(lost=False)
+    assert store.has(store.checkpoints / "one")
+    saver.begin(record("two"), last=False)
+    saver.salvage(lost=True)
+    assert not store.has(store.checkpoints / "two"), "a worker without the lease publishes nothing more"
+
+
+def test_a_published_checkpoint_is_not_written_again(saver):
+    saver.begin(record("one"), last=True)
+    saver.finish()
+    again = []
+    saver.begin(record("one"), last=True, then=lambda: again.append(True))
+    assert saver.unpublished is None
+    assert again
+
+
+@pytest.mark.parametrize("where", ["_host", "threading.Thread.start"])
+def test_a_checkpoint_whose_writing_never_began_is_not_published(saver, store, monkeypatch, where):
+    saver.begin(record("one"), last=False)
+    saver.finish()
+
+    def fails(*parts):
+        raise RuntimeError("device error")
+
+    pruned = []
+    monkeypatch.setattr(f"biphase.training.checkpoint.{where}", fails)
+    with pytest.raises(RuntimeError, match="device error"):
+        saver.begin(record("two"), last=True, then=lambda: pruned.append("one"))
+    saver.salvage(lost=False)
+    assert not store.has(store.checkpoints / "two")
+    assert store.has(store.checkpoints / "one")
+    assert not pruned
+    assert not list(store.attempts.iterdir())
+
+
+@pytest.mark.parametrize("file", ["checkpoint.json", "metrics.jsonl"])
+def test_an_incomplete_checkpoint_is_not_published(saver, store, file):
+    saver.begin(record("one"), last=False)
+    saver.unpublished.thread.join()
+    (saver.unpublished.folder / file).unlink()
+    with pytest.raises(StoreError, match=file):
+        saver.settle()
+    assert not store.has(store.checkpoints / "one")
+
+
+def test_leftovers_of_a_killed_worker_are_removed_for_the_same_job_only(saver, store):
+    left, other = store.new_attempt("checkpoint-training job"), store.new_attempt("checkpoint-another")
+    saver.remove_leftovers()
+    assert not left.exists()
+    assert other.exists()
+
+
+# ---------------------------------------------------------------- reading
+
+SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "max_position_embeddings": 64}
+NO_ENDS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+
+
+def llama(layers=2, *, tied=False):
+    shape = {"vocab_size": 320, "num_hidden_layers": layers, "num_key_value_heads": 2, **SHAPE, **NO_ENDS}
+    return LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=tied))
+
+
+def tied_llama():
+    return llama(tied=True)
+
+
+def gpt2():
+    shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=320, bos_token_id=0, eos_token_id=0, **shape))
+
+
+def bert():
+    return BertForMaskedLM(BertConfig(vocab_size=320, num_hidden_layers=2, **SHAPE))
+
+
+def saved(model, store):
+    saver = saver_of(LanguageModel(model), store)
+    saver.begin(record(KEY), last=True)
+    saver.finish()
+    return saver.model.model.state_dict()
+
+
+@pytest.mark.parametrize("make", [llama, tied_llama, gpt2, bert], ids=lambda make: make.__name__)
+def test_a_checkpoint_fills_a_model_of_its_architecture_tied_or_not(make, store):
+    weights = saved(make(), store)
+    filled = LanguageModel(make())
+    checkpoint.load_weights(store, KEY, filled)
+    assert all(torch.equal(filled.model.state_dict()[name], weights[name]) for name in weights)
+
+
+def adapted_llama():
+    model = LanguageModel(llama())
+    add_adapter(model, LoRA(rank=2), seed=1)
+    return model.model
+
+
+@pytest.mark.parametrize(
+    ("has", "wants", "tensor"),
+    [
+        (tied_llama, llama, "lm_head.weight"),  # saved once; the model must not keep a random head
+        (lambda: llama(1), llama, "model.layers.1"),
+        (llama, lambda: llama(1), "model.layers.1"),
+        (llama, adapted_llama, ""),
+    ],
+    ids=["untied", "deeper", "shallower", "adapted"],
+)
+def test_a_checkpoint_of_another_model_is_refused(has, wants, tensor, store):
+    saved(has(), store)
+    with pytest.raises(StoreError, match=rf"another model \({tensor}"):
+        checkpoint.load_weights(store, KEY, LanguageModel(wants()))
+
+
+def split(folder, count):
+    """Rewrite a checkpoint as `count` sharded processes would have written it."""
+    rewritten = folder.parent.parent / "rewritten"
+    shutil.copytree(folder, rewritten)
+    (rewritten / MANIFEST).unlink()
+    for kind in ("model", "optimizer"):
+        tensors = load_file(rewritten / f"{kind}.safetensors")
+        (rewritten / f"{kind}.safetensors").unlink()
+        for number in range(count):
+            rows = {}
+            for name, tensor in tensors.items():
+                most = -(-len(tensor) // count) if tensor.ndim else 1
+                first = number * most
+                if tensor.ndim and first < len(tensor):
+                    rows[name] = RowRange(tensor[first : first + most], tuple(tensor.shape), first)
+                elif not tensor.ndim and number == 0:
+                    rows[name] = RowRange.all_of(tensor)
+            write_part(rewritten, kind, number, count, rows)
+    shutil.rmtree(folder)
+    publish(rewritten, folder)
+
+
+def test_a_checkpoint_in_parts_is_used_and_resumed_like_a_whole_one(
+    tiny_run, train, store, other, same_checkpoint, tensors, shards
+):
     run = tiny_run("run", Stage(CLM(), 12))
-    whole = load_file(train(run, 12, other) / "model.safetensors")
-    place = train(run, 5, store)
-    before = load_file(place / "model.safetensors")
-    in_parts(place, 3)
-    assert not (place / "model.safetensors").exists()
-    used = model_of_checkpoint(run, place.name, store, Shards.open(shards)).model.state_dict()
+    train(run, 12, other)
+    train(run, 5, store)
+    folder, before = store.checkpoints / checkpoint_key(run, 5, identities(store)), tensors(store, run, 5)[0]
+    split(folder, 3)
+    assert not (folder / "model.safetensors").exists()
+    used = model_of_checkpoint(run, folder.name, store, Shards.open(shards)).model.state_dict()
     assert all(torch.equal(used[name], before[name]) for name in before)
-    end = load_file(train(run, 12, store) / "model.safetensors")
-    assert all(torch.equal(end[name], whole[name]) for name in whole)
-
-
-def test_a_damaged_part_is_refused(tiny_run, store, shards):
-    run = tiny_run("run", Stage(CLM(), 12))
-    place = train(run, 5, store)
-    in_parts(place, 2)
-    part = place / "model-1-of-2.safetensors"
+    train(run, 12, store, needed={folder.name})
+    assert same_checkpoint(run, 12, store, other)
+    part = folder / "model-1-of-3.safetensors"
     content = bytearray(part.read_bytes())
     content[-3] ^= 1
     part.write_bytes(content)
-    with pytest.raises(StoreError, match="has changed since it was written"):
-        model_of_checkpoint(run, place.name, store, Shards.open(shards))
+    with pytest.raises(StoreError, match=part.name):
+        model_of_checkpoint(run, folder.name, store, Shards.open(shards))

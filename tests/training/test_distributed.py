@@ -1,4 +1,7 @@
-"""Several processes: the same global batches and masks, the same weights up to rounding, resumable with any count."""
+"""Several processes: the same global batches and masks, the same weights up to rounding, resumable with any count.
+
+What needs no second process is at the end; sharding in one process is in test_sharding.py.
+"""
 
 import json
 import os
@@ -19,8 +22,14 @@ from transformers import (
 )
 
 from biphase import Size
+from biphase.errors import SpecError, TrainingError
+from biphase.protocol import GIB, micro_rows
 from biphase.study.costs import shape_of_size
 from biphase.study.scaling import Load, Way, collectives
+from biphase.training import distributed
+from biphase.training.options import RuntimeOptions, Sharding
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 STUDY = """
 from biphase import BPE, CLM, MLM, WSD, Chunks, Corpus, Pretrain, Size, Stage, Study
@@ -51,18 +60,8 @@ def typed(*commands):
 
 
 def biphase(study: Path, store: Path, processes: int, *more: str) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "biphase",
-        "run",
-        study,
-        "--store",
-        store,
-        "--processes",
-        str(processes),
-        "--quiet",
-    ]
+    command = [sys.executable, "-m", "biphase", "run", study, "--store", store, "--quiet"]
+    command += ["--processes", str(processes)]
     done = subprocess.run(
         [*command, *more],
         capture_output=True,
@@ -317,3 +316,120 @@ def test_layers_that_are_compiled_are_sharded_and_recomputed_all_the_same(study,
     )
     for other in (cut, again, both):
         agree(one, other)
+
+
+# ---------------------------------------------------------------- one process
+
+
+def test_one_process_needs_no_group():
+    ranks = distributed.Ranks(0, 1, CPU)
+    assert ranks.first
+    assert ranks.sum(3, 4) == [3, 4]
+    assert ranks.share({"do": "end"}) == {"do": "end"}
+    assert ranks.gather("own") == ["own"]
+
+
+@pytest.mark.parametrize(
+    ("gib", "rows", "length", "expected"),
+    [(0, 64, 256, 32), (0, 4, 256, 4), (0, 64, 16_384, 1), (80, 1152, 2048, 12), (140, 1152, 2048, 24), (140, 23, 2048, 23)],
+)  # fmt: skip
+def test_micro_batches_fit_the_batch_and_the_device(gib, rows, length, expected):
+    assert micro_rows(gib * GIB, rows, length) == expected
+
+
+def test_a_cpu_without_bf16_names_the_field_to_change(monkeypatch):
+    monkeypatch.setattr(distributed, "_cpu_has_bf16", lambda: False)
+    for precision in ("bf16", "pure-bf16"):
+        warning = distributed.poor_precision(CPU, precision, "Finetune(…)")
+        assert "precision='fp32'" in warning
+        assert "Finetune(…)" in warning
+        assert not distributed.poor_precision(CUDA, precision, "here")
+    assert not distributed.poor_precision(CPU, "fp32", "here")
+    monkeypatch.setattr(distributed, "_cpu_has_bf16", lambda: True)
+    assert not distributed.poor_precision(CPU, "bf16", "here")
+
+
+def test_an_unknown_precision_is_refused():
+    with pytest.raises(TrainingError, match="precision='bf16'"):
+        distributed.autocast(CPU, "fp4")
+
+
+def test_seeding_equals_torchs():
+    torch.manual_seed(2**40 + 3)
+    theirs = torch.rand(5)
+    distributed.seed_device(2**40 + 3, torch.device("cpu"))
+    ours = torch.rand(5)
+    assert torch.equal(ours, theirs)
+    assert not torch.equal(torch.rand(5), theirs)
+
+
+@pytest.mark.parametrize(
+    ("text", "sharding"),
+    [
+        ("none", Sharding()),
+        ("full", Sharding("full")),
+        ("hybrid", Sharding("hybrid")),
+        ("hybrid:4", Sharding("hybrid", 4)),
+    ],
+)
+def test_shardings_have_names(text, sharding):
+    assert Sharding.named(text) == sharding
+    assert str(sharding) == text
+
+
+@pytest.mark.parametrize("text", ["", "half", "full:2", "hybrid:0", "hybrid:x", "none:1"])
+def test_other_names_are_refused(text):
+    with pytest.raises(SpecError, match="hybrid:4"):
+        Sharding.named(text)
+
+
+def test_groups_divide_the_processes():
+    assert Sharding("none").groups_of(8, 8) == 1
+    assert Sharding("full").groups_of(8, 4) == 8
+    assert Sharding("hybrid").groups_of(8, 4) == 4
+    assert Sharding("hybrid", 2).groups_of(8, 4) == 2
+    with pytest.raises(SpecError, match="type --shard hybrid:2"):
+        Sharding("hybrid", 3).groups_of(8, 8)
+    with pytest.raises(SpecError, match="--shard full"):
+        Sharding("hybrid").groups_of(8, 8)
+
+
+def test_options_say_what_prevents_our_kernels():
+    assert RuntimeOptions().slower_path == ""
+    assert "--shard full" in RuntimeOptions(sharding=Sharding("full"), recompute=True).slower_path
+    assert "--recompute" in RuntimeOptions(recompute=True).slower_path
+
+
+# ---------------------------------------------------------------- gradients
+
+# A parameter with a gradient in both processes, in the second alone, and in none.
+RANK = """
+import json, sys, torch, torch.distributed as dist
+from biphase.training import distributed
+from biphase.training.distributed import Ranks, Replicated
+distributed.BUCKET = 5  # so that the gradients need several buckets
+rank, meeting = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+both, one, none = (torch.nn.Parameter(torch.ones(3)) for _ in range(3))
+gradients = Replicated([both, one, none], Ranks(rank, 2, torch.device("cpu")))
+found = []
+for step in range(2):
+    both.grad, one.grad, none.grad = torch.full((3,), 1.0 + rank), torch.ones(3) if rank else None, None
+    loss = gradients.total(torch.tensor(2.0 + rank + step)).item()
+    found.append([loss, *(None if p.grad is None else p.grad.tolist() for p in (both, one, none))])
+print(json.dumps(found))
+dist.destroy_process_group()
+"""
+
+
+def test_gradients_are_summed_and_a_parameter_without_any_gets_none(tmp_path):
+    """With a zero gradient the optimizer would apply weight decay, which one process alone does not."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "meeting")], stdout=subprocess.PIPE
+        )
+        for rank in range(2)
+    ]
+    results = [json.loads(rank.communicate(timeout=120)[0]) for rank in ranks]
+    expected = [[loss, [3.0] * 3, [1.0] * 3, None] for loss in (5.0, 7.0)]
+    assert results == [expected, expected]

@@ -1,6 +1,5 @@
-"""One step: gradients of all labels alike, clipped on the way into AdamW, skipped where a number is not finite."""
+"""One optimizer step: all labels weigh alike, gradients are clipped, a nonfinite step is skipped."""
 
-import contextlib
 from dataclasses import dataclass
 
 import pytest
@@ -9,10 +8,11 @@ from torch import nn
 
 from biphase.specs import AdamW
 from biphase.training.distributed import Ranks, Replicated
-from biphase.training.loop import PlainStep, train
+from biphase.training.loop import Hooks, PlainStep, train
 from biphase.training.optimizer import build, forget, gradient_norm, make_capturable, update
 
 CPU = torch.device("cpu")
+ALONE = Ranks(0, 1, CPU)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def rate(step):
     return 1e-2 * (step + 1) / 10
 
 
-def as_before(model, steps, *, clip):
+def reference(model, steps, *, clip):
     """The same in separate passes: gradients multiplied by torch's own clipping, then plain AdamW."""
     spec = AdamW()
     adam = torch.optim.AdamW(
@@ -76,21 +76,15 @@ def as_before(model, steps, *, clip):
     return losses, norms
 
 
-def ours(model, steps, *, clip, **more):
+def plain_step(model, adam, clip=0.5, copies=None):
+    gradients = Replicated(list(model.parameters()), ALONE)
+    return PlainStep(adam, loss_sum_of(model), clip, gradients, model=copies)
+
+
+def ours(model, steps, *, clip, copies=None, wrapped=lambda plain: plain):
     seen = []
-    train(
-        list(model.parameters()),
-        build(model, AdamW()),
-        loss_sum_of(model),
-        steps,
-        first=0,
-        rate=rate,
-        clip=clip,
-        ranks=Ranks(0, 1, CPU),
-        autocast=contextlib.nullcontext,
-        after=(seen.append,),
-        **more,
-    )
+    step = wrapped(plain_step(model, build(model, AdamW()), clip, copies))
+    train(step, steps, first=0, rate=rate, ranks=ALONE, hooks=Hooks(after=(seen.append,)))
     return seen
 
 
@@ -100,11 +94,11 @@ def assert_same_weights(one, other, **tolerance):
 
 
 @pytest.mark.parametrize("clip", [1e6, 1.0, 0.05], ids=["never", "sometimes", "always"])
-def test_steps_are_those_of_separate_passes(clip):
+def test_steps_equal_torchs_clipping_and_adamw(clip):
     steps = steps_of(12, scale=1.5)
     mine, theirs = model_of(), model_of()
     done = ours(mine, steps, clip=clip)
-    losses, norms = as_before(theirs, steps, clip=clip)
+    losses, norms = reference(theirs, steps, clip=clip)
     assert [one.loss.item() for one in done] == pytest.approx(losses, abs=1e-6)
     assert [one.norm.item() for one in done] == pytest.approx(norms, rel=1e-6)
     assert [one.labels for one in done] == [8] * 12
@@ -114,7 +108,7 @@ def test_steps_are_those_of_separate_passes(clip):
 
 
 @pytest.mark.parametrize("factor", [0.25, 1.0, 1.5, 40.0])
-def test_clipping_divides_by_what_the_norm_is_above_the_limit(factor):
+def test_clipping_divides_by_the_norm_over_the_limit(factor):
     """Seen in Adam's first moment, which after one step is the gradient it was given, times 1 - beta."""
     spec, limit = AdamW(), 0.7
     model = model_of()
@@ -137,32 +131,40 @@ def test_clipping_divides_by_what_the_norm_is_above_the_limit(factor):
                 adam.state[one]["exp_avg"], torch.zeros_like(one).lerp(given[name], 1 - spec.betas[0])
             )
             for name, one in model.named_parameters()
-        ), "below the limit not a bit is changed"
+        ), "below the limit nothing is changed"
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-def test_an_unsound_step_changes_nothing_and_the_next_goes_on_as_if_it_had_not_been(wrong):
+def test_a_nonfinite_step_is_skipped(wrong):
     steps = steps_of(6)
     bad = [Rows(torch.full((2, 6), wrong), torch.zeros(2, dtype=torch.long))]
     mine, theirs = model_of(), model_of()
     done = ours(mine, [*steps[:3], bad, *steps[4:]], clip=0.5)
     assert [one.nonfinite.item() for one in done] == [0, 0, 0, 1, 0, 0]
-    as_before(theirs, [*steps[:3], bad, *steps[4:]], clip=0.5)
+    reference(theirs, [*steps[:3], bad, *steps[4:]], clip=0.5)
     assert_same_weights(mine, theirs, rtol=1e-6, atol=1e-6)
     assert all(one.isfinite().all() for one in mine.parameters())
 
 
-def test_what_was_made_of_the_weights_is_made_anew_after_each_update():
-    model, copies = model_of(), []
-    seen = ours(
-        model, steps_of(3), clip=1.0, refresh=lambda copied: copies.append(model[0].weight.detach().clone())
-    )
-    assert len(copies) == len(seen) == 3
-    assert torch.equal(copies[-1], model[0].weight)
-    assert not torch.equal(copies[0], copies[1])
+def test_copies_of_the_weights_are_refreshed_after_each_update():
+    class Copies:
+        def __init__(self):
+            self.refreshed = []
+
+        def copies(self):
+            return {}
+
+        def refresh(self, copied=False):
+            self.refreshed.append(model[0].weight.detach().clone())
+
+    model, copies = model_of(), Copies()
+    ours(model, steps_of(3), clip=1.0, copies=copies)
+    assert len(copies.refreshed) == 3
+    assert torch.equal(copies.refreshed[-1], model[0].weight)
+    assert not torch.equal(copies.refreshed[0], copies.refreshed[1])
 
 
-def test_another_way_to_take_steps_stands_before_the_plain_one():
+def test_a_step_may_wrap_the_plain_one():
     taken = []
 
     def step(plain):
@@ -173,26 +175,13 @@ def test_another_way_to_take_steps_stands_before_the_plain_one():
         return take
 
     mine, theirs = model_of(), model_of()
-    ours(mine, steps_of(3), clip=1.0, step=step)
+    ours(mine, steps_of(3), clip=1.0, wrapped=step)
     ours(theirs, steps_of(3), clip=1.0)
     assert taken == [(2, 8, rate(number)) for number in range(3)]
     assert_same_weights(mine, theirs, rtol=0, atol=0)
 
 
 # ---------------------------------------------------------------- what graphs need
-
-
-def plain_step(model, adam, clip=0.5):
-    return PlainStep(
-        adam,
-        loss_sum_of(model),
-        clip,
-        CPU,
-        Replicated(list(model.parameters()), Ranks(0, 1, CPU)),
-        contextlib.nullcontext,
-        dict,
-        lambda copied: None,
-    )
 
 
 def state_of(model, adam):
@@ -204,7 +193,7 @@ def equal(one, other):
     return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_an_idle_step_finds_the_loss_and_changes_not_a_bit():
+def test_an_idle_step_computes_the_loss_and_changes_nothing():
     model = model_of()
     adam = build(model, AdamW())
     forget(adam)
@@ -235,27 +224,3 @@ def test_rates_and_labels_on_the_device_give_the_same_step():
             step(micro, labels, pace)
         outcomes.append(model)
     assert_same_weights(*outcomes, rtol=1e-6, atol=1e-7)
-
-
-def test_a_forgetful_optimizer_is_a_new_one_in_the_same_memory():
-    steps, model = steps_of(3), model_of()
-    start = [one.detach().clone() for one in model.parameters()]
-    adam = build(model, AdamW())
-    forget(adam)
-    places = [value.data_ptr() for state in adam.state.values() for value in state.values()]
-    found = []
-    for _ in range(2):
-        with torch.no_grad():
-            for one, value in zip(model.parameters(), start, strict=True):
-                one.copy_(value)
-        forget(adam)
-        for number, micro in enumerate(steps):
-            plain_step(model, adam)(micro, 8, rate(number))
-        found.append(state_of(model, adam))
-    new = model_of()
-    lazily = build(new, AdamW())
-    for number, micro in enumerate(steps):
-        plain_step(new, lazily)(micro, 8, rate(number))
-    assert equal(found[0], found[1])
-    assert equal(found[0], state_of(new, lazily))
-    assert places == [value.data_ptr() for state in adam.state.values() for value in state.values()]

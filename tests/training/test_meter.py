@@ -1,4 +1,4 @@
-"""What a run tells: complete lines, no sync before one is due, a line for people that fits what happened."""
+"""Metrics of a training job: complete lines, no early sync with the device, one progress line."""
 
 import io
 import json
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from biphase.text import duration, si
-from biphase.training.meter import Meter
+from biphase.training.pretrain import Meter
 
 
 def meter(**fields):
@@ -22,7 +22,7 @@ def meter(**fields):
 
 def step(made, number, loss=1.0, bad=0.0):
     made.step(
-        number, {"rate": 0.1, "draws": (1, 2)}, torch.tensor(loss), torch.tensor(0.5), torch.tensor(bad)
+        number, {"rate": 0.1, "samples": (1, 2)}, torch.tensor(loss), torch.tensor(0.5), torch.tensor(bad)
     )
 
 
@@ -34,11 +34,11 @@ def test_steps_are_counted_from_the_root_and_read_in_groups():
     step(made, 5)
     assert len(made.lines) == 6
     assert made.lines[1]["loss"] == 1.0
-    assert "draws" not in made.lines[0]
+    assert "samples" not in made.lines[0]
 
 
 @pytest.mark.parametrize("every", [2, 3, 5])
-def test_where_steps_are_read_in_groups_the_latest_is_left_to_the_device_until_the_end(every):
+def test_the_latest_step_is_left_to_the_device_until_the_end(every):
     made = meter(every=every, until=20)
     for number in range(19):
         step(made, number, loss=float(number))
@@ -78,7 +78,7 @@ def test_a_skipped_step_says_which_samples_and_breaks_no_json():
     made = meter()
     step(made, 0, loss=float("nan"), bad=1.0)
     step(made, 1)
-    assert json.loads(json.dumps(made.lines[0], allow_nan=False))["draws"] == [1, 2]
+    assert json.loads(json.dumps(made.lines[0], allow_nan=False))["samples"] == [1, 2]
     assert made.lines[0]["loss"] is None
     assert made.nonfinite_in_a_row == 0
     assert made.skipped == 1
@@ -148,7 +148,7 @@ def test_times_are_said_as_a_person_would(seconds, text):
     assert duration(seconds) == text
 
 
-def test_who_watches_sees_every_line_at_once_and_those_before_a_resume(tmp_path):
+def test_the_live_file_has_every_line_at_once_and_those_before_a_resume(tmp_path):
     place = tmp_path / "live" / "key.jsonl"
     made = meter(live=place, lines=[{"step": 100, "loss": 2.0}])
     step(made, 0, loss=1.5)
@@ -159,7 +159,7 @@ def test_who_watches_sees_every_line_at_once_and_those_before_a_resume(tmp_path)
     made.close()
 
 
-def test_a_disk_that_refuses_the_file_of_watchers_stops_nothing(tmp_path):
+def test_a_live_file_that_cannot_be_written_stops_nothing(tmp_path):
     (tmp_path / "live").write_text("not a folder")
     made = meter(live=tmp_path / "live" / "key.jsonl")
     step(made, 0)
@@ -167,11 +167,11 @@ def test_a_disk_that_refuses_the_file_of_watchers_stops_nothing(tmp_path):
     assert len(made.lines) == 1
 
 
-def test_a_long_row_of_skipped_steps_is_remembered_when_a_sound_one_ends_it_in_the_same_group():
+def test_the_longest_series_of_skipped_steps_is_kept_when_a_finite_step_ends_it():
     made = meter(every=10, until=40)
     for number in range(11):
         step(made, number, bad=float(2 <= number < 8))
     assert made.nonfinite_in_a_row == 0
     assert made.longest_nonfinite == 6
     assert made.last_skipped["step"] == 108
-    assert made.last_skipped["draws"] == (1, 2)
+    assert made.last_skipped["samples"] == (1, 2)

@@ -15,7 +15,7 @@ from biphase.errors import ModelError
 from biphase.models.backbone import from_scratch
 from biphase.objectives import Batch
 from biphase.training import distributed
-from biphase.training.distributed import Ranks, Replicated, Sharded
+from biphase.training.distributed import Ranks, Replicated, shard
 from biphase.training.loop import PlainStep
 from biphase.training.optimizer import build
 from biphase.training.options import Sharding
@@ -56,11 +56,8 @@ def step_of(model, gradients, adam, precision="fp32", clip=0.5):
         adam,
         lambda one: model.loss_sum(one, pattern_of(one, varlen=False)),
         clip,
-        CPU,
         gradients,
         lambda: distributed.autocast(CPU, precision),
-        dict,
-        lambda copied: None,
     )
 
 
@@ -68,7 +65,7 @@ def both(model, precision="fp32"):
     """Steps of the plain model and of one that is cut, with their weights by name."""
     other = from_scratch(TINY, vocab=50, mask_id=3, length=16, seed=1)
     plain = step_of(model, Replicated(list(model.parameters()), ALONE), build(model, AdamW()), precision)
-    sharded = Sharded(other, Sharding("full"), ALONE, precision)
+    sharded = shard(other, Sharding("full"), ALONE, precision)
     cut = step_of(other, sharded, build(other, AdamW(), sharded.learned()), precision)
     return (
         (plain, dict(model.named_parameters())),
@@ -133,4 +130,4 @@ def test_in_bf16_weights_are_kept_in_fp32(model):
 def test_a_parameter_without_rows_is_refused(model):
     model.model.scale = torch.nn.Parameter(torch.ones(()))
     with pytest.raises(ModelError, match="scale of EuroBertForMaskedLM has no rows; type --shard none"):
-        Sharded(model, Sharding("full"), ALONE, "fp32")
+        shard(model, Sharding("full"), ALONE, "fp32")

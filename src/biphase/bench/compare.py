@@ -76,7 +76,8 @@ from biphase.models.encoder import EmbeddingHead, TextHead, TokenHead, initialis
 from biphase.models.hub import quietly
 from biphase.objectives import IGNORE
 from biphase.presets import CORPORA, SIZES
-from biphase.specs import CLM, AdamW, Finetune, Hub, Retrieve, Splits, Task
+from biphase.protocol import micro_rows
+from biphase.specs import AdamW, Finetune, Hub, Retrieve, Splits, Task
 from biphase.store import Store
 from biphase.study import prices
 from biphase.tasks.encode import Tokenization, encode_texts
@@ -163,7 +164,7 @@ def masked_rows(case: PretrainCase) -> TrainerDataset:
     """Rows masked before the clock starts; for CLM unshifted, since Llama shifts labels itself."""
     stream, objective = measure.stream_of(case, whole_rows=True), measure.objective_of(case)
     batch = stream.batch(objective, torch.arange(stream.rows), step=0)
-    if isinstance(objective, CLM):
+    if objective.causal:
         return TrainerDataset(batch.ids, batch.ids)
     labels = torch.full((batch.ids.numel(),), IGNORE)
     labels[batch.label_at] = batch.labels
@@ -443,7 +444,7 @@ class Measuring:
     ) -> None:
         self.request, self.device, self.tell = request, device, tell
         length = CaseMaker(request, device.type, 1).length
-        rows = distributed.micro_rows(device, MANY_ROWS, length)
+        rows = micro_rows(distributed.memory_of(device), MANY_ROWS, length)
         self.cases = CaseMaker(request, device.type, rows)
         self.peers = request.peers(self.cases.defaults)
         self.report = report_of(device, command)

@@ -16,7 +16,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -49,13 +49,13 @@ from biphase.models.encoder import EmbeddingHead, Encoder
 from biphase.models.hub import quietly
 from biphase.objectives import Batch, Vocabulary
 from biphase.presets import SIZES
-from biphase.protocol import words_of_a_row
+from biphase.protocol import padded_vocab
 from biphase.specs import CLM, MLM, AdamW, Answer, Chunks, Classify, Finetune, Objective, Rows, Splits, Task
 from biphase.tasks.encode import Ragged, Tokenization
 from biphase.tasks.load import AnswerSpan, Examples, LabelledText, Question
 from biphase.training import distributed, optimizer
-from biphase.training.distributed import Ranks
-from biphase.training.loop import train
+from biphase.training.distributed import Ranks, Replicated
+from biphase.training.loop import Hooks, PlainStep, train
 
 READY = 3  # steps after which everything is compiled, captured and cached
 
@@ -451,20 +451,14 @@ class PretrainingSide:
         self._train((same for _ in range(steps)), after)
 
     def _train(self, batches: Iterable[list[Batch]], after: Callable[[], None]) -> None:
-        train(
-            [parameter for parameter in self.model.parameters() if parameter.requires_grad],
-            self.adam,
-            self.loss_sum,
-            batches,
-            first=0,
-            rate=lambda step: RATE,
-            clip=AdamW().clip,
-            ranks=Ranks(0, 1, self.device),
-            autocast=lambda: distributed.autocast(self.device, self.case.precision),
-            after=(lambda done: after(),),
-            copies=self.model.copies,
-            refresh=self.model.refresh,
+        ranks = Ranks(0, 1, self.device)
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        autocast = partial(distributed.autocast, self.device, self.case.precision)
+        step = PlainStep(
+            self.adam, self.loss_sum, AdamW().clip, Replicated(trained, ranks), autocast, self.model
         )
+        hooks = Hooks(after=(lambda done: after(),))
+        train(step, batches, first=0, rate=lambda step: RATE, ranks=ranks, hooks=hooks)
 
 
 Profiled = Callable[[Breakdown], None]  # receives the breakdown of a step
@@ -485,7 +479,7 @@ def measure_pretraining(
             side.kept(SETTLING + case.steps, kept.mark)
             timing = with_idle(timing, statistics.median(kept.seconds(SETTLING)))
         if profile is not None:
-            vocab = words_of_a_row(case.vocab, device.type)
+            vocab = padded_vocab(case.vocab, device.type)
             profile(breakdown(lambda: side.kept(PROFILED, lambda: None), device, vocab=vocab))
     return timing
 

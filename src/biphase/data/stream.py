@@ -140,7 +140,7 @@ class Stream:
         """
         ids = self.ids(draws)
         segments = segments_of(self.packing, ids, draws, seed=self.seed, eos_id=self.eos_id)
-        asked = apply(objective, ids, segments, draws, seed=self.seed, step=step, words=self.words)
+        asked = apply(objective, ids, segments, draws, seed=self.seed, step=step, vocabulary=self.words)
         flat = asked.labels.flatten()
         label_at = (flat != IGNORE).nonzero().flatten()
         labels, count = flat[label_at], len(label_at)
@@ -159,7 +159,7 @@ class Stream:
             labels=labels,
             count=count,
             causal=asked.causal,
-            draws=draws,
+            samples=draws,
             steady=isinstance(self.packing, Chunks),
         )
 

@@ -21,7 +21,6 @@ from biphase.data.shards import Shards
 from biphase.errors import SpecError, StoreError, nearest
 from biphase.export.folder import SavedCheckpoint, SavedTrial
 from biphase.export.writing import LEAST, Prompts, Written
-from biphase.keys import decay_start, label, phases
 from biphase.models.hub import hub_file
 from biphase.models.native import is_masked
 from biphase.presets import corpus_of
@@ -372,9 +371,9 @@ def recipe_lines(checkpoint: SavedCheckpoint) -> list[str]:
         rows += [
             (
                 f"{escaped(run.name)}, steps {phase.first + 1:,} to {min(phase.until, until):,}",
-                label(phase.objective) + (f", rotary base {phase.rope_base:,.0f}" if phase.rope_base else ""),
+                phase.objective.label + (f", rotary base {phase.rope_base:,.0f}" if phase.rope_base else ""),
             )
-            for phase in phases(run)
+            for phase in run.phases
             if phase.first < until
         ]
     return table([*rows, *_training_settings(checkpoint)], ("what", "how"))
@@ -385,7 +384,7 @@ def _training_settings(checkpoint: SavedCheckpoint) -> Rows:
     wsd, adam, packing = run.schedule, run.optimizer, run.packing
     decayed = (
         f"down in a line to 0 over the last {wsd.decay:,} steps"
-        if checkpoint.step > decay_start(run)
+        if checkpoint.step > run.decay_start
         else "not decayed"
     )
     rows: Rows = [

@@ -32,12 +32,11 @@ from biphase.export.writing import (
     write_sentences,
     write_tokenizer,
 )
-from biphase.keys import phases
 from biphase.models.backbone import LanguageModel
 from biphase.models.encoder import Encoder
 from biphase.models.native import is_masked, masked_forms
 from biphase.presets import corpus_of
-from biphase.specs import BPE, CLM, MNTP, Objective, Pretrain, Retrieve
+from biphase.specs import BPE, Objective, Pretrain, Retrieve
 from biphase.store import Store
 from biphase.study.ledger import heldout
 from biphase.study.plan import identities
@@ -122,8 +121,8 @@ def _card(
     *,
     onnx: bool,
 ) -> Card:
-    last = [phase.objective for phase in phases(checkpoint.run) if phase.first < checkpoint.step][-1:]
-    not_masked = _limits_of_objective(last)
+    last = checkpoint.run.phase_at(checkpoint.step - 1).objective if checkpoint.step else None
+    not_masked = _limits_of_objective(last) if last else []
     fills = is_masked(written.architecture) and not not_masked  # in transformers' own pipeline
     return Card(
         title=titled(checkpoint),
@@ -175,16 +174,15 @@ def limits_of(written: Written) -> list[str]:
     return limits
 
 
-def _limits_of_objective(last: list[Objective]) -> list[str]:
-    match last:
-        case [CLM()]:
-            return [
-                "It was trained last to predict the next token, seeing what came before. Here it sees both sides, "
-                "which it has not learnt to use: fine-tune it. What fill-mask says means nothing."
-            ]
-        case [MNTP()]:
-            return [
-                "It answers one position early, as a decoder does: the logits of a token are about the next one, so "
-                "the fill-mask pipeline, which looks at the masked position itself, means nothing."
-            ]
+def _limits_of_objective(last: Objective) -> list[str]:
+    if last.causal:
+        return [
+            "It was trained last to predict the next token, seeing what came before. Here it sees both sides, "
+            "which it has not learnt to use: fine-tune it. What fill-mask says means nothing."
+        ]
+    if last.shifted:
+        return [
+            "It answers one position early, as a decoder does: the logits of a token are about the next one, so "
+            "the fill-mask pipeline, which looks at the masked position itself, means nothing."
+        ]
     return []

@@ -16,11 +16,12 @@ from typing import Any
 
 from biphase.errors import SpecError, one_line
 from biphase.metadata import read_checkpoint_file
+from biphase.protocol import KEY_DIGITS
 from biphase.records import decode
 from biphase.specs import Pretrain
 from biphase.store import Store, sync
 from biphase.study.ledger import read_trial, trial_keys
-from biphase.study.names import SHORTEST_PREFIX, refuse_metadata_only
+from biphase.study.names import refuse_metadata_only
 
 Say = Callable[[str], None]  # prints progress
 
@@ -79,9 +80,9 @@ class SavedTrial:
 
 def find(digits: str, store: Store) -> SavedCheckpoint | SavedTrial:
     """The one checkpoint or trial of the store whose key begins with these digits."""
-    if not re.fullmatch(rf"[0-9a-f]{{{SHORTEST_PREFIX},}}", digits):
+    if not re.fullmatch(rf"[0-9a-f]{{{KEY_DIGITS},}}", digits):
         raise SpecError(
-            f"{digits!r} is no key: type the first {SHORTEST_PREFIX} or more digits of one that biphase plan shows"
+            f"{digits!r} is no key: type the first {KEY_DIGITS} or more digits of one that biphase plan shows"
         )
     checkpoints = store.named(store.checkpoints, digits)
     trials = trial_keys(store, digits)

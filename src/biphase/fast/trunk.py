@@ -17,6 +17,13 @@ never rounded to 16 bits and needs no second pass.
 largest magnitude is the largest fp8 value; the scale is measured every time, so a checkpoint has no fp8 state.
 Activations and weights are e4m3, gradients e5m2. The gradient of a weight stays in 16 bits, where its sums over all
 tokens would suffer most from fp8.
+
+`cross_entropy_sum` is the loss over the labelled positions, computed in slices so that the full logits never exist in
+memory. With a vocabulary of 128k the head is 39% of a 210M model's FLOPs and its logits are the largest tensor of the
+step. The head therefore runs on labelled positions only, one slice of rows at a time, and the gradients of a slice are
+computed in the forward pass while its logits are in memory. Peak memory is one slice of logits plus one gradient of the
+head, and no logit is computed twice. It returns a sum, not a mean: the caller divides by the number of labels of the
+whole step.
 """
 
 from __future__ import annotations
@@ -31,8 +38,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from biphase import fast
-from biphase.attention import AttentionPattern
-from biphase.fast.attention import AttentionCall, attend, attend_backward, attention_call
+from biphase.attention import (
+    AttentionCall,
+    AttentionPattern,
+    attention_call,
+    fused_attend,
+    fused_attend_backward,
+)
+from biphase.protocol import RECOMPUTE_TOKENS, padded_vocab, rows_per_slice, supported_head_width
 
 
 def product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
@@ -70,7 +83,7 @@ class Joined:
 
     def __init__(self, *weights: nn.Parameter, dtype: torch.dtype, rows: int = 0) -> None:
         self.weights = weights
-        self.sizes = [len(one) for one in weights]
+        self.sizes = [len(weight) for weight in weights]
         first = weights[0]
         # A single matrix in the right precision needs no copy.
         filled = sum(self.sizes)
@@ -86,7 +99,9 @@ class Joined:
         """Return the pairs (copy, weight) to copy after the weights have changed."""
         if self.is_weight:
             return []
-        return list(zip(self.copy.split(self.sizes), [one.detach() for one in self.weights], strict=True))
+        return list(
+            zip(self.copy.split(self.sizes), [weight.detach() for weight in self.weights], strict=True)
+        )
 
     def project(self, x: Tensor) -> Tensor:
         return x @ self.copy.T
@@ -96,11 +111,11 @@ class Joined:
 
     def learn(self, grad: Tensor, x: Tensor) -> None:
         """Add gradᵀ·x to the gradients of the trainable weights."""
-        if not any(one.requires_grad for one in self.weights):
+        if not any(weight.requires_grad for weight in self.weights):
             return
-        there = self._gradient()
-        if there is not None:
-            add_product(there, grad.T, x)
+        joined = self._gradient()
+        if joined is not None:
+            add_product(joined, grad.T, x)
             return
         parts = product(grad.T, x, self.weights[0].dtype).split(self.sizes)
         for weight, part in zip(self.weights, parts, strict=True):
@@ -109,7 +124,7 @@ class Joined:
 
     def _gradient(self) -> Tensor | None:
         """Return all gradients as one tensor if they are views of one, as `learn` creates them, else None."""
-        grads = [one.grad for one in self.weights]
+        grads = [weight.grad for weight in self.weights]
         first = grads[0]
         if first is None:
             return None
@@ -153,27 +168,25 @@ class JoinedFp8(Joined):
         self.scale = torch.ones((), dtype=torch.float32, device=self.copy.device)
 
     def derive(self) -> None:
-        eight, scale = self.ops.to_fp8(self.copy, NEAR)
-        self.forth.copy_(eight)
-        self.transposed.copy_(eight.T)
+        fp8, scale = self.ops.to_fp8(self.copy, NEAR)
+        self.forth.copy_(fp8)
+        self.transposed.copy_(fp8.T)
         self.scale.copy_(scale)
 
     def project(self, x: Tensor) -> Tensor:
-        eight, scale = self.ops.to_fp8(x, NEAR)
-        return self.ops.fp8_product(eight, self.forth, scale, self.scale, x.dtype)
+        fp8, scale = self.ops.to_fp8(x, NEAR)
+        return self.ops.fp8_product(fp8, self.forth, scale, self.scale, x.dtype)
 
     def back(self, grad: Tensor) -> Tensor:
-        eight, scale = self.ops.to_fp8(grad, FAR)
-        return self.ops.fp8_product(eight, self.transposed, scale, self.scale, grad.dtype)
+        fp8, scale = self.ops.to_fp8(grad, FAR)
+        return self.ops.fp8_product(fp8, self.transposed, scale, self.scale, grad.dtype)
 
 
 # ---------------------------------------------------------------- trunk
 
 
 FAMILIES = ("EuroBertModel", "LlamaModel")
-# Below this many tokens per micro-batch memory is assumed to be short, so norms and h are recomputed (1% of the time).
-LEAN = 2**15
-EVEN = 16  # fp8 matmuls need sides that are multiples of this
+FP8_MULTIPLE = 16  # fp8 matmuls need sides that are multiples of this
 ROTATIONS = ("default", "linear", "llama3")  # rope types whose angles depend on the position alone
 
 
@@ -183,21 +196,21 @@ def refusal(trunk: Any, *, in_fp8: bool = False) -> str:
     if name not in FAMILIES:
         return f"{name} is not one of {', '.join(FAMILIES)}"
     linear = [
-        one
+        module
         for block in trunk.layers
         for part in (block.self_attn, block.mlp)
-        for one in part.children()
-        if any(True for _ in one.parameters())
+        for module in part.children()
+        if any(True for _ in module.parameters())
     ]
-    if any(type(one) is not nn.Linear or one.bias is not None for one in linear):
+    if any(type(module) is not nn.Linear or module.bias is not None for module in linear):
         return "its matrices have biases or adapters"
     if config.hidden_act != "silu" or trunk.rotary_emb.rope_type not in ROTATIONS:
         return "its activation or its positions are of another kind"
     width = trunk.layers[0].self_attn.head_dim
-    if width % 16 or not 16 <= width <= 128:
+    if not supported_head_width(width):
         return f"its heads are {width} wide"
-    if in_fp8 and any(side % EVEN for one in linear for side in one.weight.shape):
-        return f"its matrices have sides that are no multiples of {EVEN}"
+    if in_fp8 and any(side % FP8_MULTIPLE for module in linear for side in module.weight.shape):
+        return f"its matrices have sides that are no multiples of {FP8_MULTIPLE}"
     return ""
 
 
@@ -224,7 +237,7 @@ class TrunkBlock:
 class ForwardContext:
     """What all blocks of one forward pass share."""
 
-    look: AttentionCall
+    call: AttentionCall
     positions: Tensor  # (N,)
     tables: tuple[Tensor, Tensor]
     ops: Any
@@ -249,7 +262,7 @@ class _BlockFunction(torch.autograd.Function):
         r1, n1, s1 = ops.add_norm(r, y, first, eps)
         qkv = block.qkv.project(n1).unflatten(-1, (-1, block.width))  # (N, H + 2K, D)
         ops.rotate_(qkv, how.positions, *how.tables, turned=block.heads + block.keys)
-        a, kept = attend(qkv, how.look)
+        a, kept = fused_attend(qkv, how.call)
         seen, r = (a, r1) if how.only is None else (a[how.only], r1[how.only])
         r2, n2, s2 = ops.add_norm(r, block.out.project(seen.flatten(1)), second, eps)
         gate_up = block.gate_up.project(n2)
@@ -278,7 +291,7 @@ class _BlockFunction(torch.autograd.Function):
         if how.only is not None:  # the other tokens have no gradient
             da = torch.zeros_like(a).index_copy_(0, how.only, da)
             dr = torch.zeros_like(r1).index_copy_(0, how.only, dr)
-        below = attend_backward(da, qkv, a, tuple(kept), how.look)
+        below = fused_attend_backward(da, qkv, a, tuple(kept), how.call)
         if isinstance(below, Tensor):
             ops.rotate_(below, how.positions, *how.tables, turned=block.heads + block.keys, back=True)
         else:
@@ -314,29 +327,31 @@ class FusedTrunk:
         self.device = trunk.embed_tokens.weight.device
         self.ops = fast.of(self.device)
         joined: Any = partial(JoinedFp8, ops=self.ops) if in_fp8 else Joined
-        self.blocks = [TrunkBlock(one, partial(joined, dtype=dtype)) for one in trunk.layers]
+        self.blocks = [TrunkBlock(block, partial(joined, dtype=dtype)) for block in trunk.layers]
         self.in_fp8 = [
             matrix for block in self.blocks for matrix in block.matrices if isinstance(matrix, JoinedFp8)
         ]
-        self.places: list[Tensor] = []
+        self.weight_copies: list[Tensor] = []
         self.weights: list[Tensor] = []
         self.tables: tuple[Tensor, Tensor]
         self.seen: tuple[int, ...] = ()  # version counters of the tensors that copies were made from
         # Ids → embeddings, if another table than the backbone's own is trained in its place.
-        self.words: Callable[[Tensor], Tensor] | None = None
+        self.embed: Callable[[Tensor], Tensor] | None = None
         self.watch(*(matrix for block in self.blocks for matrix in block.matrices))
 
     def watch(self, *matrices: Joined) -> None:
         """Add matrices whose copies are to be refreshed when their weights change."""
         self.seen = ()
         for matrix in matrices:
-            for place, weight in matrix.stale():
-                self.places.append(place)
+            for copy, weight in matrix.stale():
+                self.weight_copies.append(copy)
                 self.weights.append(weight)
 
     def copies(self) -> dict[int, Tensor]:
         """Return the 16-bit copies by the address of the weight."""
-        return {one.data_ptr(): place for one, place in zip(self.weights, self.places, strict=True)}
+        return {
+            weight.data_ptr(): copy for weight, copy in zip(self.weights, self.weight_copies, strict=True)
+        }
 
     def refresh(self, copied: bool = False) -> None:
         """Update copies and rotation tables after the weights or the rope base changed.
@@ -344,8 +359,8 @@ class FusedTrunk:
         `copied` says that the 16-bit copies are up to date.
         """
         with torch.no_grad():
-            if self.places and not copied:
-                torch._foreach_copy_(self.places, self.weights)
+            if self.weight_copies and not copied:
+                torch._foreach_copy_(self.weight_copies, self.weights)
             for matrix in self.in_fp8:
                 matrix.derive()
             if not self.seen or self.seen[-1] != self._versions()[-1]:
@@ -355,7 +370,7 @@ class FusedTrunk:
     def _versions(self) -> tuple[int, ...]:
         turned = next(iter(self.trunk.rotary_emb.buffers()))
         read = (weight for matrix in self.in_fp8 for weight in matrix.weights)
-        return tuple(one._version for one in (*self.weights, *read, turned))
+        return tuple(tensor._version for tensor in (*self.weights, *read, turned))
 
     def _rotations(self) -> tuple[Tensor, Tensor]:
         longest = torch.arange(self.trunk.config.max_position_embeddings, device=self.device)[None]
@@ -364,7 +379,7 @@ class FusedTrunk:
         half = cos.shape[-1] // 2
         return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
 
-    def _own_words(self, ids: Tensor) -> Tensor:
+    def _own_embedding(self, ids: Tensor) -> Tensor:
         own = self.trunk.embed_tokens
         return F.embedding(ids, own.weight, own.padding_idx)
 
@@ -380,11 +395,13 @@ class FusedTrunk:
             self.refresh()
         with torch.autocast(self.device.type, enabled=False):
             first = self.blocks[0]
-            look = attention_call(
+            call = attention_call(
                 pattern, *ids.shape, self.device, heads=(first.heads, first.keys), width=first.width
             )
-            how = ForwardContext(look, positions.flatten(), self.tables, self.ops, lean=ids.numel() < LEAN)
-            r = (self.words or self._own_words)(ids.flatten()).to(self.dtype)
+            how = ForwardContext(
+                call, positions.flatten(), self.tables, self.ops, lean=ids.numel() < RECOMPUTE_TOKENS
+            )
+            r = (self.embed or self._own_embedding)(ids.flatten()).to(self.dtype)
             if (
                 torch.is_grad_enabled() and not r.requires_grad
             ):  # a frozen embedding: later parameters may learn
@@ -398,3 +415,107 @@ class FusedTrunk:
             last = self.trunk.norm
             hidden = _LastNorm.apply(r, y, last.weight, last.variance_epsilon, self.ops)
         return hidden.view(*ids.shape, -1) if only is None else hidden
+
+
+# ---------------------------------------------------------------- loss
+
+
+class _SlicedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        cap: float | None,
+        slice_rows: int,
+        head: Tensor,  # the weight in the matmul dtype, zero-padded beyond the vocabulary
+        needed: tuple[bool, bool, bool],  # gradients to compute: of hidden states, weight, bias
+    ) -> Tensor:
+        ops, vocab = fast.of(hidden.device), len(weight)
+        read = hidden.to(head.dtype)
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        grad_hidden = torch.empty_like(read) if needed[0] else None
+        grad_weight: Tensor | None = None
+        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needed[2] and bias is not None else None
+        for start in range(0, len(labels), slice_rows):
+            rows = slice(start, start + slice_rows)
+            logits = read[rows] @ head.T  # (P, padded V)
+            if bias is not None or cap is not None:
+                logits = logits.float()
+            if bias is not None:
+                logits[:, :vocab] += bias.float()
+            slope = None
+            if cap is not None:
+                logits = logits.div_(cap).tanh_().mul_(cap)
+                slope = 1 - (logits / cap).square_() if any(needed) else None  # derivative of tanh
+            total += ops.softmax_error_(logits[:, :vocab], labels[rows]).sum()
+            if any(needed):
+                error = (
+                    logits if slope is None else logits.mul_(slope)
+                )  # softmax − one-hot, in place of the logits; the padding is still zero
+                if grad_bias is not None:
+                    grad_bias += error[:, :vocab].sum(0, dtype=torch.float32)
+                error = error.to(head.dtype)
+                if grad_hidden is not None:
+                    torch.mm(error, head, out=grad_hidden[rows])
+                if needed[1] and grad_weight is None:
+                    grad_weight = product(error.T, read[rows], torch.float32)
+                elif grad_weight is not None:
+                    add_product(grad_weight, error.T, read[rows])
+            del logits
+        if needed[1] and grad_weight is None:  # no labels at all
+            grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+        if any(needed):
+            grad_weight = None if grad_weight is None else grad_weight[:vocab]
+            ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+        ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:  # ty: ignore[incompatible-method-override]
+        # In place: only this function uses these tensors, and the head's gradient is the largest one of the step.
+        gradients = [
+            None if grad is None else grad.mul_(scale).to(dtype)
+            for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return (*gradients, None, None, None, None, None)
+
+
+def cross_entropy_sum(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    *,
+    bias: Tensor | None = None,
+    cap: float | None = None,
+    slice_rows: int = 0,
+    head: Tensor | None = None,
+) -> Tensor:
+    """Return Σ −log p(label) over the rows of `hidden` (P, d), for a head `weight` (V, d) and its `bias` (V,).
+
+    Rows with a negative label are ignored. With `cap`, logits become cap·tanh(logits / cap). `head` is an existing
+    16-bit copy of the weight; without it the weight is cast here. Sums are in fp32 whatever dtype the matmuls use.
+    """
+    kind = hidden.device.type
+    rows = slice_rows or rows_per_slice(len(labels), weight.shape[0], kind)
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    with torch.autocast(kind, enabled=False):
+        # Checked here because gradients are always disabled inside `forward`.
+        on = torch.is_grad_enabled()
+        needed = tuple(
+            on and tensor is not None and tensor.requires_grad for tensor in (hidden, weight, bias)
+        )
+        copy = _padded(weight.detach(), dtype) if head is None else head
+        return _SlicedCrossEntropy.apply(hidden, weight, bias, labels, cap, rows, copy, needed)
+
+
+def _padded(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cast the weight to the matmul dtype, padded with zero rows as `padded_vocab` says."""
+    vocab = padded_vocab(len(weight), weight.device.type)
+    if vocab == len(weight):
+        return weight.to(dtype)
+    copy = weight.new_zeros(vocab, weight.shape[1], dtype=dtype)
+    copy[: len(weight)] = weight
+    return copy

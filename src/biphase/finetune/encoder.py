@@ -27,14 +27,13 @@ from biphase.errors import ModelError, SpecError, one_line
 from biphase.models.encoder import Encoder, PackedTexts, encoder_from_hub, in_one_buffer, pack, views_of
 from biphase.models.hub import load_tokenizer, refuse_larger
 from biphase.presets import corpus_of
+from biphase.protocol import FINETUNE_TOKENS, input_length, token_share
 from biphase.records import content_key
 from biphase.specs import Finetune, Hub, Pretrain
 from biphase.store import Store
 from biphase.tasks.encode import Ragged, Tokenization, by_length
 from biphase.training import distributed
 from biphase.training.pretrain import model_of_checkpoint
-
-SHARE_OF_CONTEXT = 0.99  # longest input relative to the context, as in the paper: 2,028 of 2,048 tokens
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ def _tokenization(
         raise SpecError(
             f"Finetune.length is {spec.length:,} and the model reads {context:,} tokens; say length={context} or 0"
         )
-    length = spec.length or round(SHARE_OF_CONTEXT * context)
+    length = spec.length or input_length(context)
     identity = content_key(
         {"tokenizer": tokenizer.to_str(), "around": [list(before), list(after)], "length": length}
     )
@@ -122,9 +121,6 @@ def _tokenization(
 
 
 # ---------------------------------------------------------------- task model
-
-
-USUAL = 12 * 768  # layers × width of the model that the token budgets below are made for
 
 
 @dataclass(frozen=True)
@@ -148,10 +144,10 @@ class TuningOptions:
         """Return options whose micro-batches keep a device busy without filling it, given the encoder's size."""
         if device.type != "cuda":
             return cls(device, precision, varlen, 4_096, 4_096)
-        share = min(1.0, USUAL / (encoder.layers * encoder.width)) if encoder else 1.0
+        share = token_share(encoder.layers, encoder.width) if encoder else 1.0
         # Without varlen, texts are fitted into rows on the host, which gets slower with larger batches.
         scored = 131_072 if varlen else 16_384
-        return cls(device, precision, varlen, int(32_768 * share), int(scored * share))
+        return cls(device, precision, varlen, int(FINETUNE_TOKENS * share), int(scored * share))
 
     @property
     def dtype(self) -> torch.dtype:

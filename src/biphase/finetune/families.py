@@ -33,6 +33,7 @@ from torch.utils.checkpoint import checkpoint
 from biphase.finetune.encoder import TaskBatch, TaskModel, TuningOptions, packs, per_text, per_token
 from biphase.models.encoder import EmbeddingHead, TextHead, TokenHead
 from biphase.objectives import IGNORE
+from biphase.protocol import window_overlap
 from biphase.specs import Answer, Classify, Retrieve, Tag, Task
 from biphase.specs.claims import CHOSEN
 from biphase.tasks.decode import NOTHING, Decoded, decode_spans, decode_tagged
@@ -102,7 +103,6 @@ def search(
 Part = Literal["validation", "test"]
 PARTS: tuple[Part, Part] = ("validation", "test")
 TEMPERATURE = 0.05
-STRIDE = 128  # tokens that consecutive windows of a long context share
 LISTED = 10  # retrieved documents that are saved per query
 
 Metrics = dict[str, float]
@@ -296,7 +296,7 @@ class QuestionAnswering(Family):
         assert isinstance(task.form, Answer)
         self.unanswerable = task.form.unanswerable
         # A window must have more new text than it repeats, also for a model with a short context.
-        stride = None if self.paper else min(STRIDE, reading.length // 4)
+        stride = None if self.paper else window_overlap(reading.length)
         self.encoded = {
             part: encode_questions(reading, getattr(examples, part), stride=stride)
             for part in ("train", *PARTS)

@@ -54,8 +54,8 @@ from biphase.randomness import permute, salt
 from biphase.specs import AdamW, Finetune
 from biphase.store import Store, debris, publish, read_verified, verify, write_json
 from biphase.tasks.encode import Ragged
-from biphase.training.distributed import Ranks, seed_device
-from biphase.training.loop import LoopStep, train
+from biphase.training.distributed import Ranks, Replicated, seed_device
+from biphase.training.loop import Hooks, LoopStep, PlainStep, train
 from biphase.training.optimizer import by_depth, forget, linear_rate, make_capturable, optimizer_state
 from biphase.training.tensors import PendingTensor, Tensors, write
 
@@ -92,11 +92,11 @@ class TrainedRows:
         fused = encoder.fused
         assert fused is not None, "only the fused trunk can read another table"
         self._take_out()
-        fused.words = self.look_up
+        fused.embed = self.look_up
         try:
             yield
         finally:
-            fused.words = None
+            fused.embed = None
         self._put_back()
 
     @torch.no_grad()
@@ -431,10 +431,17 @@ class FineTuner:
             progress = TrialProgress(family, setting.device, tell, saved)
             if saved:
                 self.encoder.refresh()  # its 16-bit copies are still those of the original weights
-            train(
-                grid.parameters,
+            ranks = Ranks(0, 1, setting.device)
+            plain = PlainStep(
                 grid.adam,
                 loss_sum,
+                spec.optimizer.clip,
+                Replicated(grid.parameters, ranks),
+                setting.autocast,
+                self.encoder,
+            )
+            train(
+                grid.graphs.over(plain) if grid.graphs else plain,
                 load_ahead(
                     lambda step: batches_of(family, step, seed, setting, buckets),
                     progress.step,
@@ -443,16 +450,13 @@ class FineTuner:
                 ),
                 first=progress.step,
                 rate=lambda step: linear_rate(step, steps, peak=lr, warmup=spec.warmup),
-                clip=spec.optimizer.clip,
-                ranks=Ranks(0, 1, setting.device),
-                autocast=setting.autocast,
-                after=(progress.note, save),
-                stop=stop,
-                lost=lost,
-                save=lambda: checkpoints is not None and checkpoints.due(progress.step),
-                copies=self.encoder.copies,
-                refresh=self.encoder.refresh,
-                step=grid.graphs.over if grid.graphs else lambda plain: plain,
+                ranks=ranks,
+                hooks=Hooks(
+                    after=(progress.note, save),
+                    stop=stop,
+                    lost=lost,
+                    save=lambda: checkpoints is not None and checkpoints.due(progress.step),
+                ),
             )
         return model.eval(), progress.trained()
 

@@ -42,13 +42,12 @@ from transformers.pytorch_utils import Conv1D
 
 from biphase.attention import NAME, AttentionPattern
 from biphase.errors import ModelError, SpecError, one_line
-from biphase.fast.trunk import Joined
-from biphase.loss import cross_entropy_sum
+from biphase.fast.trunk import Joined, cross_entropy_sum
 from biphase.models import hub as hub_models
 from biphase.models.encoder import Encoder, context_of, probe_attention, probe_own, refuse_own_attention
 from biphase.models.hub import load_tokenizer, merge_adapters, refuse_larger
 from biphase.objectives import Batch
-from biphase.protocol import words_of_a_row
+from biphase.protocol import padded_vocab
 from biphase.randomness import salt
 from biphase.specs import Hub, LoRA, Size
 
@@ -361,7 +360,7 @@ class LanguageModel(nn.Module):
             fused = self.encoder.fused
             assert fused is not None
             weight = self.model.get_output_embeddings().weight
-            rows = words_of_a_row(len(weight), device.type)
+            rows = padded_vocab(len(weight), device.type)
             self.head_copy = Joined(weight, dtype=fused.dtype, rows=rows)
             fused.watch(self.head_copy)
             return "fused"

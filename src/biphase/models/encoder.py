@@ -321,7 +321,7 @@ def refuse_own_attention(trunk: Any, source: str) -> None:
     # Ignore errors: if attention was not called, that is reported below; else the probes report the error.
     with contextlib.suppress(Exception):
         positions = torch.arange(4, device=ids.device)[None]
-        Encoder(trunk, context=4)(ids, positions, AttentionPattern(False, asked=calls))
+        Encoder(trunk, context=4)(ids, positions, AttentionPattern(False, callers=calls))
     if not calls:
         _refuse_broken(trunk, ids, source)
     trunk.train(was_training)

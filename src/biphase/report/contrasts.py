@@ -26,13 +26,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from biphase.keys import decay_start
 from biphase.papers.gisserot2025.published import family_mean
 from biphase.presets import corpus_of
 from biphase.report.evidence import Evidence, Floats, Resamples, ScoreGrid
 from biphase.report.recipes import SETTING, Kind, Model, Recipe, models
 from biphase.report.statistics.intervals import Estimate, across, interval, kept, rate_spread, spread
-from biphase.specs import MLM, Family, Fewer, Finetune, Hub, Pretrain, Task
+from biphase.specs import Family, Fewer, Finetune, Hub, Pretrain, Task
 from biphase.specs.tasks import FAMILIES
 from biphase.study.plan import Plan
 from biphase.text import short
@@ -172,7 +171,7 @@ def comparable_models(plan: Plan, known: dict[str, Model] | None = None) -> Comp
     known = models(plan) if known is None else known
     finetune = plan.study.finetune
     tasks = {task.name: task for task in finetune.tasks} if finetune else {}
-    scratch = [one for one in known.values() if not isinstance(_origin(_run(plan, one)), Hub)]
+    scratch = [one for one in known.values() if not isinstance(_run(plan, one).root.start, Hub)]
     about = _settings(plan, scratch)
     groups: dict[tuple[str, str], list[Model]] = {}
     for setting in dict.fromkeys(one.recipe.setting for one in scratch):
@@ -228,7 +227,7 @@ def _group(plan: Plan, *members: Model, about: str) -> Group:
 
 def _on_plateau(plan: Plan, model: Model) -> bool:
     job = plan.jobs.get(plan.results[model.results[0]])
-    return job is not None and not model.recipe.final and job.step <= decay_start(job.run)
+    return job is not None and not model.recipe.final and job.step <= job.run.decay_start
 
 
 def _run(plan: Plan, model: Model) -> Pretrain:
@@ -241,14 +240,9 @@ def _run(plan: Plan, model: Model) -> Pretrain:
     )
 
 
-def _origin(run: Pretrain) -> object:
-    return _origin(run.start) if isinstance(run.start, Pretrain) else run.start
-
-
 def _rules(model: Model) -> set[str]:
     """The replacement shares of its MLM phases, as "mask/random/kept" in percent."""
-    masked = [span.objective for span in model.recipe.spans if type(span.objective) is MLM]
-    return {"/".join(f"{share * 100:g}" for share in one.replace) for one in masked}
+    return {span.objective.rule for span in model.recipe.spans if span.objective.name == "mlm"}
 
 
 def _settings(plan: Plan, members: Iterable[Model]) -> dict[str, str]:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from biphase.errors import StoreError, one_line
-from biphase.keys import decay_start, label, root_of
 from biphase.metadata import LINES, WRONG, check_line, read_checkpoint_file
 from biphase.presets import corpus_of
 from biphase.report.recipes import RecipePhase, recipe_of
@@ -106,7 +105,7 @@ def _job_cost(entry: ledger.JobStatus, entries: dict[str, ledger.JobStatus], sto
     same = began is None or before is None or abs(before - began) < ROUNDED
     return JobCost(
         key=job.key,
-        title=f"{label(job.objective)} {first:,} → {until:,}",
+        title=f"{job.objective.label} {first:,} → {until:,}",
         steps=job.span,
         decaying=job.decaying,
         tokens=job.tokens,
@@ -187,9 +186,9 @@ def switches(plan: Plan, result: str) -> tuple[Switch, ...]:
     changes = []
     path = plan.path(plan.results[result])
     for before, job in zip((None, *path), path, strict=False):
-        if before and label(before.objective) != label(job.objective):
-            changes.append(Switch(job.span[0], label(job.objective)))
-        if job.decaying and job.first == decay_start(job.run):  # later jobs only continue it
+        if before and before.objective.label != job.objective.label:
+            changes.append(Switch(job.span[0], job.objective.label))
+        if job.decaying and job.first == job.run.decay_start:  # later jobs only continue it
             changes.append(Switch(job.span[0], "decay"))
     return tuple(changes)
 
@@ -325,7 +324,7 @@ class Epochs:
 
 
 def _read(run: Pretrain) -> Read:
-    root = root_of(run)
+    root = run.root
     return corpus_of(run), root.start if isinstance(root.start, Hub) else None, run.packing.length
 
 
@@ -338,7 +337,7 @@ def _rows(store: Store, job: TrainingJob) -> int:
         checkpoint = read_checkpoint_file(folder)
     except StoreError:
         return 0
-    epochs, rows_read = checkpoint.get("epochs"), checkpoint["progress"].get("draw")
+    epochs, rows_read = checkpoint.get("epochs"), checkpoint["progress"].get("next_sample")
     return round(rows_read / epochs) if epochs and rows_read else 0
 
 

@@ -21,7 +21,7 @@ from biphase.records import content_key, encode
 from biphase.report.evidence import Evidence, ScoreGrid
 from biphase.report.pretraining import JobCost, checkpoint_of, cost
 from biphase.report.recipes import Recipe, recipe_of
-from biphase.specs import Finetune, Pretrain
+from biphase.specs import Finetune
 from biphase.store import Store
 from biphase.study import ledger
 from biphase.study.datasets import kept
@@ -100,18 +100,11 @@ def provenance(evidence: Evidence) -> Provenance:
 
 
 def _corpora(plan: Plan, store: Store) -> Iterable[Data]:
-    for corpus in dict.fromkeys(corpus_of(run) for run in _lineage(plan) if run.corpus):
+    runs = [run for last in plan.study.runs for run in reversed(last.lineage)]
+    for corpus in dict.fromkeys(corpus_of(run) for run in runs if run.corpus):
         key, card = card_of(corpus, store)
         note = f"{card['train_tokens']:,} tokens to train on" if card else "its shards are not in this store"
         yield Data(corpus.name, "corpus", corpus.source, key, note)
-
-
-def _lineage(plan: Plan) -> Iterable[Pretrain]:
-    for run in plan.study.runs:
-        start: object = run
-        while isinstance(start, Pretrain):
-            yield start
-            start = start.start
 
 
 def _datasets(evidence: Evidence) -> Iterable[Data]:

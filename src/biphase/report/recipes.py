@@ -11,10 +11,9 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from biphase.keys import decay_start, label, origin_step, phases
 from biphase.presets import corpus_of
 from biphase.records import content_key, encode
-from biphase.specs import CLM, MLM, Hub, Objective, Pretrain
+from biphase.specs import Hub, Objective, Pretrain
 from biphase.study.costs import shape_of
 from biphase.study.plan import Plan, TrainingJob
 
@@ -40,7 +39,7 @@ class RecipePhase:
 
     @property
     def label(self) -> str:
-        return label(self.objective)
+        return self.objective.label
 
 
 @dataclass(frozen=True)
@@ -85,13 +84,13 @@ class Recipe:
     def causal_share(self) -> float:
         """The share of the steps since the base that were trained with CLM."""
         total = sum(one.steps for one in self.own)
-        return sum(one.steps for one in self.own if isinstance(one.objective, CLM)) / total if total else 0.0
+        return sum(one.steps for one in self.own if one.objective.causal) / total if total else 0.0
 
     @property
     def ratio(self) -> float | None:
         """The masking ratio of the last MLM phase; None if it varies or the objective is a variant of MLM."""
-        last = next((one.objective for one in reversed(self.own) if isinstance(one.objective, MLM)), None)
-        return last.ratio if type(last) is MLM and isinstance(last.ratio, float) else None
+        last = next((one.objective for one in reversed(self.own) if not one.objective.causal), None)
+        return last.constant_ratio if last and last.name == "mlm" else None
 
     @property
     def continued(self) -> int:
@@ -128,15 +127,16 @@ def named(objective: str) -> str:
 
 def kind_of(spans: tuple[RecipePhase, ...]) -> Kind:
     """Classify a sequence of phases by its objectives."""
-    masked = [type(one.objective) is MLM for one in spans]
-    causal = [isinstance(one.objective, CLM) for one in spans]
-    if not spans:
-        return "start"
-    if causal == [True]:
-        return "clm"
-    if masked == [True]:
-        return "mlm"
-    return "clm-mlm" if len(spans) == 2 and causal[0] and masked[1] else "other"
+    match [one.objective.name for one in spans]:
+        case []:
+            return "start"
+        case ["clm"]:
+            return "clm"
+        case ["mlm"]:
+            return "mlm"
+        case ["clm", "mlm"]:
+            return "clm-mlm"
+    return "other"
 
 
 def models(plan: Plan) -> dict[str, Model]:
@@ -180,9 +180,8 @@ def recipe_at(plan: Plan, job: TrainingJob, *, to_end: bool) -> Recipe:
 def _made_by(plan: Plan, result: str) -> tuple[Pretrain, int]:
     """The run that has this result, and its step. Another run may reach the same checkpoint by another name."""
     for run in plan.study.runs:
-        steps = {f"{run.name}-{step}": step for step in run.keep} | {run.name: run.steps}
-        if result in steps:
-            return run, steps[result]
+        if result in run.results:
+            return run, run.results[result]
     raise KeyError(result)
 
 
@@ -197,21 +196,21 @@ def alike(recipe: Recipe) -> tuple[object, ...]:
 
 def _recipe(run: Pretrain, step: int, *, shares: Shares) -> Recipe:
     """The recipe of a run at one of its steps."""
-    before = origin_step(run)
-    start = _recipe(run.start, run.start.steps, shares=shares) if isinstance(run.start, Pretrain) else None
+    before = run.origin_step
+    start = _recipe(run.parent, run.parent.steps, shares=shares) if run.parent else None
     own = [
         RecipePhase(phase.objective, before + phase.first, before + min(phase.until, step))
-        for phase in phases(run)
+        for phase in run.phases
         if phase.first < step
     ]
     shape = shape_of(run) if run.corpus or isinstance(run.start, Hub) else None
-    root = _root(run)
+    root = run.root
     return Recipe(
         size=_size(root),
         parameters=shape.parameters if shape and shape.vocab else None,
         spans=_merged((*(start.spans if start else ()), *own)),
         tokens=(start.tokens if start else 0) + step * run.batch_tokens,
-        decayed=step == run.steps and (decay_start(run) < run.steps or not run.stages),
+        decayed=step == run.steps and (run.decay_start < run.steps or not run.stages),
         of=before + run.steps,
         # Continuing from a checkpoint that was not decayed is the same as one longer run.
         base=start if start is None or start.decayed else start.base,
@@ -225,8 +224,7 @@ def _merged(spans: tuple[RecipePhase, ...]) -> tuple[RecipePhase, ...]:
     """Merge adjacent phases of one objective, unless its masking ratio is a schedule that restarts with each phase."""
     made: list[RecipePhase] = []
     for one in spans:
-        moves = isinstance(one.objective, MLM) and not isinstance(one.objective.ratio, float)
-        if made and made[-1].objective == one.objective and not moves:
+        if made and made[-1].objective == one.objective and not one.objective.restarts:
             made[-1] = RecipePhase(one.objective, made[-1].first, one.until)
         else:
             made.append(one)
@@ -236,10 +234,6 @@ def _merged(spans: tuple[RecipePhase, ...]) -> tuple[RecipePhase, ...]:
 def shape_key(start: object) -> str:
     """A hash of a model's layers and widths."""
     return content_key([getattr(start, name, "") for name in SHAPE])
-
-
-def _root(run: Pretrain) -> Pretrain:
-    return _root(run.start) if isinstance(run.start, Pretrain) else run
 
 
 def _size(root: Pretrain) -> str:
@@ -295,7 +289,7 @@ def _setting(run: Pretrain, *, shares: Shares) -> str:
 def _ways(run: Pretrain, *, shares: Shares) -> dict[str, object]:
     """The hyperparameters of a run except its warmup. A precision equal to the size's default is left empty."""
     fields = {name: encode(getattr(run, name)) for name in SETTING}
-    usual = run.precision == getattr(_root(run).start, "precision", "")
+    usual = run.precision == getattr(run.root.start, "precision", "")
     return {
         **fields,
         "precision": "" if usual else run.precision,

@@ -32,7 +32,7 @@ from biphase.report.evidence import Evidence, Resamples, shared_resamples
 from biphase.report.pretraining import Epochs
 from biphase.report.recipes import Model
 from biphase.report.statistics.intervals import Estimate, holm
-from biphase.specs import CLM, Claim
+from biphase.specs import Claim
 from biphase.specs.tasks import family_name
 from biphase.study.names import REPEATED
 from biphase.text import SCALE, counted, fixed, interval, listed, p_equals, p_value, short, signed
@@ -363,7 +363,7 @@ def marked(finding: Finding, statement: Statement, tests: Iterable[Test], epochs
 def _causal(model: Model) -> float:
     """The share of all its steps trained with CLM: models that differ in it gain differently from a second epoch."""
     spans = model.recipe.spans
-    causal = sum(one.steps for one in spans if isinstance(one.objective, CLM))
+    causal = sum(one.steps for one in spans if one.objective.causal)
     return round(causal / model.recipe.steps, 6) if spans else 0.0
 
 

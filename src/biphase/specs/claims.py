@@ -11,7 +11,7 @@ import re
 
 from biphase.errors import SpecError, nearest
 from biphase.records import record
-from biphase.specs.checks import one_name
+from biphase.specs.sources import check_name
 from biphase.specs.tasks import Family
 
 # The metrics of a trial; `biphase.tasks.metrics` computes them.
@@ -56,7 +56,7 @@ class Claim:
 
     def check(self) -> None:
         where = f"Claim {self.name!r}"
-        one_name("Claim", self.name)
+        check_name("Claim", self.name)
         if _OURS.fullmatch(self.name):
             raise SpecError(
                 f"{where}: C and B with a number are the names of the claims that every report tests; take a word"

@@ -3,11 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path, PurePath
-from typing import Literal
+from typing import Any, Literal
 
 from biphase.errors import SpecError
 from biphase.records import record
-from biphase.specs.checks import pinned, positive
+
+LONGEST_NAME = 200  # bytes; file systems allow 255, and names get suffixes
+
+
+def check_positive(made: Any, *names: str) -> None:
+    """Raise SpecError unless these fields of a record are at least 1."""
+    for name in names:
+        if getattr(made, name) < 1:
+            raise SpecError(f"{type(made).__name__}.{name} must be at least 1, it is {getattr(made, name)}")
+
+
+def check_name(where: str, name: str) -> None:
+    """Raise SpecError unless `name` can be the name of a folder."""
+    if not name or PurePath(name).name != name or name in (".", ".."):
+        raise SpecError(f"{where}: a name is one word without slashes, not {name!r}")
+    if not name.isprintable() or len(name.encode()) > LONGEST_NAME:
+        raise SpecError(
+            f"{where}: a name has at most {LONGEST_NAME} bytes, all of which can be printed, not {name[:40]!r}"
+        )
+
+
+def check_pinned(where: str, revision: str) -> None:
+    """Raise SpecError if a revision is a branch: its content can change, so the study would not be reproducible."""
+    if revision in ("main", "master") or revision.startswith("refs/"):
+        raise SpecError(f"{where}: {revision!r} is a branch and moves; give the commit that its page shows")
 
 
 @record
@@ -27,8 +51,7 @@ class Size:
     tied: bool = False  # share the embedding with the head
 
     def check(self) -> None:
-        for name in ("layers", "hidden", "heads", "kv_heads", "ffn"):
-            positive(self, name)
+        check_positive(self, "layers", "hidden", "heads", "kv_heads", "ffn")
         if self.hidden % self.heads or (self.hidden // self.heads) % 2:
             raise SpecError(
                 f"Size.hidden ({self.hidden}) must be heads ({self.heads}) times an even head width; "
@@ -65,7 +88,7 @@ class Hub:
             raise SpecError(
                 "Hub needs a model: Hub('HuggingFaceTB/SmolLM2-135M', revision='…') or Hub('./folder')"
             )
-        pinned(f"Hub({self.source!r})", self.revision)
+        check_pinned(f"Hub({self.source!r})", self.revision)
         if self.gguf and (PurePath(self.gguf).name != self.gguf or not self.gguf.endswith(".gguf")):
             raise SpecError(
                 f"Hub({self.source!r}): gguf is the name of a file there, as 'model.Q4_1.gguf', not {self.gguf!r}"
@@ -108,7 +131,7 @@ class Pretrained:
             raise SpecError(
                 f"Pretrained({self.source!r}) needs a revision: type Pretrained({self.source!r}, revision='<commit>')"
             )
-        pinned(f"Pretrained({self.source!r})", self.revision)
+        check_pinned(f"Pretrained({self.source!r})", self.revision)
 
     @property
     def local(self) -> bool:
@@ -145,7 +168,7 @@ class Corpus:
                 "type hf://owner/name@revision/glob, e.g. hf://HuggingFaceFW/fineweb-edu@<commit>/sample/10BT/*.parquet"
             )
         if self.hub:
-            pinned(f"Corpus {self.name!r}", self.source.split("@")[1].split("/")[0])
+            check_pinned(f"Corpus {self.name!r}", self.source.split("@")[1].split("/")[0])
 
     @property
     def hub(self) -> bool:
@@ -169,6 +192,22 @@ class Chunks:
                 f"Chunks.length ({self.length}) must be at least twice shortest ({self.shortest})"
             )
 
+    @property
+    def share_with_neighbour(self) -> float:
+        """The share of tokens that are followed by another one of their segment."""
+        return (self.length - 2) / self.length
+
+    @property
+    def attended_length(self) -> float:
+        """The length of the segment that a token attends within, as the mean over tokens and cuts."""
+        low, high = self.shortest, self.length - self.shortest
+        squares = _sum_of_squares(high) - _sum_of_squares(low - 1)  # r and length − r are equally likely
+        return 2 * squares / (high - low + 1) / self.length
+
+
+def _sum_of_squares(n: int) -> int:
+    return n * (n + 1) * (2 * n + 1) // 6
+
 
 @record
 class Rows:
@@ -183,3 +222,16 @@ class Rows:
     def check(self) -> None:
         if self.length < 2:
             raise SpecError(f"Rows.length must be at least 2, it is {self.length}")
+
+    @property
+    def share_with_neighbour(self) -> float:
+        """The share of tokens that are followed by another one of their row; documents inside it are not counted."""
+        return (self.length - 1) / self.length
+
+    @property
+    def attended_length(self) -> float:
+        """The length that a token attends within; an upper bound with `document_mask`, which depends on the text."""
+        return self.length
+
+
+Packing = Chunks | Rows

@@ -7,8 +7,8 @@ from typing import Literal
 
 from biphase.errors import SpecError, nearest
 from biphase.records import record
-from biphase.specs.checks import one_name
 from biphase.specs.claims import Claim
+from biphase.specs.sources import check_name
 from biphase.specs.tasks import Task
 from biphase.specs.training import INHERIT, AdamW, Pretrain
 
@@ -152,12 +152,10 @@ class Study:
             object.__setattr__(self, "claims", (self.claims,))
 
     def check(self) -> None:
-        one_name("Study", self.name)
+        check_name("Study", self.name)
         if not self.runs:
             raise SpecError(f"Study {self.name!r} has no runs: runs=(Pretrain(…),)")
-        names = [
-            name for run in self.runs for name in (run.name, *(f"{run.name}-{step}" for step in run.keep))
-        ]
+        names = [name for run in self.runs for name in run.results]
         for name in names:
             if names.count(name) > 1:
                 raise SpecError(f"Study {self.name!r} has two results called {name!r}; rename one")

@@ -20,7 +20,7 @@ from typing import Any, Literal, cast
 
 from biphase.errors import SpecError
 from biphase.records import added, record
-from biphase.specs.checks import one_name, pinned
+from biphase.specs.sources import check_name, check_pinned
 
 Family = Literal["SC", "TC", "QA", "IR"]
 
@@ -163,13 +163,13 @@ class Task:
 
     def check(self) -> None:
         where = f"Task {self.name!r}"
-        one_name("Task", self.name)
+        check_name("Task", self.name)
         if not self.source:
             raise SpecError(f"{where} needs a source: a folder, a file, or hf://owner/name@revision/folder")
         for place in self.places:
             if place.startswith("hf://") and "@" in place:
                 after = place.split("@", 1)[1]
-                pinned(where, after if after.startswith("refs/") else after.split("/")[0])
+                check_pinned(where, after if after.startswith("refs/") else after.split("/")[0])
         fewest = 0 if isinstance(self.form, Retrieve) else 1
         if self.steps < fewest or self.batch < 1 or self.epochs < 0:
             raise SpecError(

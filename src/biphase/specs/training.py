@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from biphase.errors import SpecError
 from biphase.records import record
-from biphase.specs.checks import one_name, positive
-from biphase.specs.objectives import CLM, MLM, MNTP
-from biphase.specs.sources import Chunks, Corpus, Hub, Rows, Size
+from biphase.specs.objectives import Objective
+from biphase.specs.sources import Chunks, Corpus, Hub, Rows, Size, check_name, check_positive
 
 INHERIT: Any = None  # not given: taken from the run this one starts from, or else the paper's value
 
@@ -21,12 +21,12 @@ class Stage:
     unchanged.
     """
 
-    objective: CLM | MNTP | MLM
+    objective: Objective
     steps: int
     rope_base: float = 0.0
 
     def check(self) -> None:
-        positive(self, "steps")
+        check_positive(self, "steps")
         if self.rope_base and self.rope_base < 1:
             raise SpecError(f"Stage.rope_base must be at least 1, it is {self.rope_base:g}; usual: 160_000.0")
 
@@ -94,8 +94,17 @@ class LoRA:
             object.__setattr__(self, "targets", tuple(sorted(self.targets, key=str)))
 
     def check(self) -> None:
-        positive(self, "rank")
-        positive(self, "alpha")
+        check_positive(self, "rank", "alpha")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """An objective from step `first` up to, not including, step `until`; `rope_base` 0 keeps the model's own."""
+
+    objective: Objective
+    first: int
+    until: int
+    rope_base: float = 0.0
 
 
 PAPER_BATCH = 2_359_296  # tokens per step: 192 GPUs × 12 chunks of 1,024 tokens on average
@@ -159,12 +168,12 @@ class Pretrain:
 
     def _settle_schedule(self, parent: Pretrain | None) -> None:
         """Convert warmup and decay to numbers of steps."""
-        said = self.schedule
-        if said is INHERIT:
-            said = WSD(peak=parent.schedule.peak, decay=parent.schedule.decay) if parent else WSD()
-        if not isinstance(said, WSD):
+        schedule = self.schedule
+        if schedule is INHERIT:
+            schedule = WSD(peak=parent.schedule.peak, decay=parent.schedule.decay) if parent else WSD()
+        if not isinstance(schedule, WSD):
             return  # the annotation check rejects it afterwards
-        warmup = said.warmup
+        warmup = schedule.warmup
         if warmup == -1:
             if isinstance(self.start, Hub) and self.stages:
                 raise SpecError(
@@ -173,15 +182,16 @@ class Pretrain:
                 )
             warmup = PAPER_WARMUP if isinstance(self.start, Size) else 0
         if not self.stages:
-            warmup, said = 0, WSD(said.peak, 0, 0)
+            warmup, schedule = 0, WSD(schedule.peak, 0, 0)
         counts = [
-            round(value * self.steps) if isinstance(value, float) else value for value in (warmup, said.decay)
+            round(value * self.steps) if isinstance(value, float) else value
+            for value in (warmup, schedule.decay)
         ]
-        object.__setattr__(self, "schedule", WSD(said.peak, *counts))
+        object.__setattr__(self, "schedule", WSD(schedule.peak, *counts))
 
     def check(self) -> None:
         where = f"Pretrain {self.name!r}"
-        one_name(where, self.name)
+        check_name(where, self.name)
         if self.stages and self.schedule.warmup + self.schedule.decay > self.steps:
             raise SpecError(
                 f"{where}: warmup ({self.schedule.warmup:,}) and decay ({self.schedule.decay:,}) are longer than "
@@ -193,6 +203,8 @@ class Pretrain:
                 f"{where}: batch_tokens ({self.batch_tokens:,}) must be whole rows of {self.packing.length:,} tokens; "
                 f"try batch_tokens={rows * self.packing.length}"
             )
+        if len(set(self.keep)) < len(self.keep):
+            raise SpecError(f"{where}: keep={self.keep} names one step twice")
         for step in self.keep:
             if not 0 < step < self.steps:
                 raise SpecError(
@@ -233,6 +245,8 @@ class Pretrain:
                         "say data='restart'"
                     )
 
+    # ------------------------------------------------------------ the run alone
+
     @property
     def steps(self) -> int:
         return sum(stage.steps for stage in self.stages)
@@ -240,3 +254,96 @@ class Pretrain:
     @property
     def rows_per_step(self) -> int:
         return self.batch_tokens // self.packing.length
+
+    @property
+    def results(self) -> dict[str, int]:
+        """The names of the checkpoints that are results, with their steps, in the order of steps."""
+        return {f"{self.name}-{step}": step for step in self.keep} | {self.name: self.steps}
+
+    @property
+    def decay_start(self) -> int:
+        return self.steps - int(self.schedule.decay)
+
+    def learning_rate(self, step: int) -> float:
+        """Return the learning rate of step `step` (from 0): linear warmup, constant, linear decay to 0."""
+        wsd = self.schedule
+        if step < wsd.warmup:
+            return wsd.peak * (step + 1) / wsd.warmup
+        if step < self.decay_start:
+            return wsd.peak
+        return wsd.peak * (self.steps - step) / wsd.decay
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The run's phases in order.
+
+        Neighbouring stages with the same objective and rope base merge, unless the masking ratio follows a schedule:
+        that is counted from the start of its stage, so the boundary matters.
+        """
+        merged: list[Phase] = []
+        step, base = 0, self.initial_rope_base
+        for stage in self.stages:
+            until, base = step + stage.steps, stage.rope_base or base
+            last = merged[-1] if merged else None
+            alike = last is not None and (last.objective, last.rope_base) == (stage.objective, base)
+            if last and alike and not stage.objective.restarts:
+                merged[-1] = Phase(last.objective, last.first, until, base)
+            else:
+                merged.append(Phase(stage.objective, step, until, base))
+            step = until
+        return tuple(merged)
+
+    def phase_at(self, step: int) -> Phase:
+        """Return the phase that step `step` (counted from 0) belongs to."""
+        return next(phase for phase in self.phases if phase.first <= step < phase.until)
+
+    def rope_base_after(self, step: int) -> float:
+        """Return the base of the rotary position embedding after `step` steps; 0 if no stage has changed it."""
+        bases = [phase.rope_base for phase in self.phases if phase.first < step]
+        return bases[-1] if bases else self.initial_rope_base
+
+    def labelled_share(self, first: int, until: int) -> float:
+        """Return the share of positions with a label from step `first` to `until`, which are in one phase."""
+        phase = self.phase_at(first)
+        return phase.objective.labelled_share(self.packing, first - phase.first, until - phase.first)
+
+    # ------------------------------------------------------------ the chain of runs that it continues
+
+    @property
+    def parent(self) -> Pretrain | None:
+        return self.start if isinstance(self.start, Pretrain) else None
+
+    @property
+    def lineage(self) -> tuple[Pretrain, ...]:
+        """The runs that this one continues, oldest first, and itself."""
+        return (*self.parent.lineage, self) if self.parent else (self,)
+
+    @property
+    def root(self) -> Pretrain:
+        """The first run of the chain: the one that starts from a model."""
+        return self.lineage[0]
+
+    @property
+    def origin_step(self) -> int:
+        """The number of steps taken by the runs that this one continues."""
+        return sum(run.steps for run in self.lineage[:-1])
+
+    @property
+    def origin_sample(self) -> int:
+        """The sample index at which this run's data begins: the number of rows the earlier runs have read."""
+        if self.parent is None or self.data == "restart":
+            return 0
+        return self.parent.origin_sample + self.parent.steps * self.parent.rows_per_step
+
+    @property
+    def initial_rope_base(self) -> float:
+        """The base of the rotary position embedding that this run starts with; 0: the model's own."""
+        return self.parent.rope_base_after(self.parent.steps) if self.parent else 0.0
+
+    @property
+    def changes_heldout(self) -> bool:
+        """Whether its held-out losses are on other text or packing than those of the run it continues."""
+        fields = ("corpus", "packing", "heldout_tokens")
+        return self.parent is not None and any(
+            getattr(self, name) != getattr(self.parent, name) for name in fields
+        )

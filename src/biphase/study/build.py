@@ -15,7 +15,6 @@ from typing import Any
 
 from biphase.data.corpus import corpus_fingerprint
 from biphase.errors import SpecError, nearest
-from biphase.keys import origin_step
 from biphase.presets import corpus_of
 from biphase.records import content_key, encode
 from biphase.specs import (
@@ -312,7 +311,7 @@ def before_after(plan: Plan, store: Store, at: str) -> list[str]:
     if not store.knows(store.checkpoints / end):
         return []
     measured = ledger.measured(plan, store, run.name)
-    first = origin_step(run)
+    first = run.origin_step
     lines = []
     if first in measured and len(measured) > 1:
         before, after = measured[first], measured[max(measured)]

@@ -29,9 +29,9 @@ from typing import Any
 from biphase.catalog import CATALOG
 from biphase.data.corpus import ASSETS
 from biphase.errors import BiphaseError, SpecError, nearest
-from biphase.keys import phase_at
 from biphase.presets import DEVICES, corpus_of
-from biphase.specs import CLM, MNTP, Chunks, Cosine, Hub, Linear, Objective, Pretrain, Rows, Size, Task
+from biphase.protocol import window_overlap
+from biphase.specs import Hub, Packing, Pretrain, Rows, Size, Task
 from biphase.store import read_json
 from biphase.study.plan import Plan, TrainingJob
 from biphase.tasks.files import local_files, on_hub
@@ -106,7 +106,9 @@ def costs(plan: Plan, keys: Iterable[str] | None = None) -> Costs:
         shape = shapes[job.root]
         tokens += job.tokens
         if shape is None:
-            notes[f"the shape of {_source(job.run)} is not known here: FLOPs and disk are left out"] = None
+            notes[
+                f"the shape of {getattr(job.run.root.start, 'source', '')} is not known here: FLOPs and disk are left out"
+            ] = None
             known = False
             continue
         if shape.vocab is None:
@@ -122,10 +124,8 @@ def costs(plan: Plan, keys: Iterable[str] | None = None) -> Costs:
 
 def job_flops(job: TrainingJob, shape: ModelShape) -> float:
     """Return the model FLOPs of one training job."""
-    phase = phase_at(job.run, job.first)
-    share = labelled_share(phase.objective, job.run.packing, job.first - phase.first, job.step - phase.first)
-    causal = isinstance(phase.objective, CLM)
-    return job.tokens * flops_per_token(shape, job.run.packing, causal=causal, labelled=share)
+    share = job.run.labelled_share(job.first, job.step)
+    return job.tokens * flops_per_token(shape, job.run.packing, causal=job.objective.causal, labelled=share)
 
 
 def flops_of(job: TrainingJob) -> float | None:
@@ -137,49 +137,10 @@ def flops_of(job: TrainingJob) -> float | None:
     return job_flops(job, shape) if shape else None
 
 
-def flops_per_token(shape: ModelShape, packing: Chunks | Rows, *, causal: bool, labelled: float) -> float:
+def flops_per_token(shape: ModelShape, packing: Packing, *, causal: bool, labelled: float) -> float:
     """Return the FLOPs to train on one token, forward and backward."""
-    attention = 4 * shape.layers * shape.width * attended_length(packing) * (0.5 if causal else 1)
+    attention = 4 * shape.layers * shape.width * packing.attended_length * (0.5 if causal else 1)
     return 3 * (2 * shape.matrices + attention + 2 * shape.embedding * labelled)
-
-
-def attended_length(packing: Chunks | Rows) -> float:
-    """Return the length of the segment that a token attends within, as the mean over tokens."""
-    if isinstance(packing, Rows):
-        return packing.length
-    length, low, high = packing.length, packing.shortest, packing.length - packing.shortest
-    squares = _sum_of_squares(high) - _sum_of_squares(low - 1)  # r and length − r are equally likely
-    return 2 * squares / (high - low + 1) / length
-
-
-def _sum_of_squares(n: int) -> int:
-    return n * (n + 1) * (2 * n + 1) // 6
-
-
-def labelled_share(objective: Objective, packing: Chunks | Rows, first: int, until: int) -> float:
-    """Return the share of positions with a label, from step `first` to `until` of the objective's phase."""
-    segments = 2 if isinstance(packing, Chunks) else 1
-    with_neighbour = (packing.length - segments) / packing.length
-    if isinstance(objective, CLM):
-        return with_neighbour
-    share = mean_ratio(objective.ratio, first, until)
-    return share * with_neighbour if isinstance(objective, MNTP) else share
-
-
-def mean_ratio(ratio: float | Linear | Cosine, first: int, until: int) -> float:
-    """Return the mean masking ratio from step `first` to `until` of its phase."""
-    if not isinstance(ratio, Linear | Cosine):
-        return ratio
-    moving = sum(_ratio_at(ratio, step) for step in range(first, min(until, ratio.steps)))
-    still = max(0, until - max(first, ratio.steps))
-    return (moving + still * ratio.last) / (until - first)
-
-
-def _ratio_at(ratio: Linear | Cosine, step: int) -> float:
-    # The same formula as `objectives.ratio_at`, which needs torch; a test compares the two.
-    way = step / ratio.steps
-    left = 1 - way if isinstance(ratio, Linear) else (1 + math.cos(math.pi * way)) / 2
-    return ratio.last + (ratio.first - ratio.last) * left
 
 
 # ---------------------------------------------------------------- shapes
@@ -265,10 +226,6 @@ def _tensors(path: Path) -> Mapping[str, list[int]]:
     return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
 
 
-def _source(run: Pretrain) -> str:
-    return _source(run.start) if isinstance(run.start, Pretrain) else getattr(run.start, "source", "")
-
-
 # ---------------------------------------------------------------- text lengths of tasks
 # Token counts are estimated from characters by one ratio, without a tokenizer. Character counts of the catalog's
 # tasks are in `assets/task_sizes.json`, which names the source of each number; a task whose files are local is
@@ -277,7 +234,6 @@ def _source(run: Pretrain) -> str:
 
 TABLE = ASSETS / "task_sizes.json"
 LARGEST = 64_000_000  # bytes of task files; larger tasks are not read, since planning should be quick
-STRIDE = 128  # tokens that consecutive windows of a long context share
 MOST_CHARACTERS = 4.5  # per token of English with a large vocabulary
 
 
@@ -294,7 +250,7 @@ class TextLengths:
 
     def windows(self, vocab: int, limit: int) -> tuple[float, float]:
         """Return windows per text and mean tokens per window, for texts split into windows of `limit` tokens."""
-        stride = min(STRIDE, limit // 4)
+        stride = window_overlap(limit)
         counts = [1 + max(0, math.ceil((one - limit) / (limit - stride))) for one in self._each(vocab)]
         read = sum(one + (n - 1) * stride for one, n in zip(self._each(vocab), counts, strict=True))
         return sum(counts) / len(counts), read / sum(counts)

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from textwrap import wrap
 from typing import Any
 
-from biphase.keys import label, phase_at
 from biphase.presets import DEVICES, corpus_of
+from biphase.protocol import KEY_DIGITS
 from biphase.specs import Chunks, Pretrain
 from biphase.store import Store
 from biphase.study.costs import Costs, costs, flops_of, peak_of
@@ -363,9 +363,6 @@ def _hours(hours: float, device: str) -> str:
 # fork the child with the deepest subtree continues at its parent's indentation.
 
 
-SHORTEST_KEY = 6
-
-
 @dataclass(frozen=True)
 class _Row:
     text: str  # tree branches and the objective
@@ -410,7 +407,7 @@ def plan_json(plan: Plan, *, done: Collection[str], tuned: int, bill: Bill) -> d
 
 def key_length(keys: Collection[str]) -> int:
     """Return the shortest prefix length, at least 6, at which all keys differ."""
-    length = SHORTEST_KEY
+    length = KEY_DIGITS
     while len({key[:length] for key in keys}) < len(set(keys)):
         length += 1
     return length
@@ -470,9 +467,9 @@ def _branches(
     waiting = expand(root, "")
     while waiting:
         job, before, beneath = waiting.pop()
-        base = phase_at(job.run, job.first).rope_base
+        base = job.run.phase_at(job.first).rope_base
         turned = f", rope {base:g}" if base else ""
-        yield before + label(job.objective) + turned + (" ↘" if job.decaying else ""), job
+        yield before + job.objective.label + turned + (" ↘" if job.decaying else ""), job
         waiting.extend(expand(job.key, beneath))
 
 

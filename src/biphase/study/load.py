@@ -100,13 +100,7 @@ def pins_of(study: Study, store: Store) -> dict[str, str]:
 
 def hubs_of(study: Study) -> set[Hub]:
     """Return the models, on the hub or in local folders, that a study's runs start from."""
-    starts = set()
-    for run in study.runs:
-        at: Pretrain | Size | Hub = run
-        while isinstance(at, Pretrain):
-            at = at.start
-        starts.add(at)
-    return {one for one in starts if isinstance(one, Hub)}
+    return {run.root.start for run in study.runs if isinstance(run.root.start, Hub)}
 
 
 def remember(source: str, commit: str, store: Store) -> str:

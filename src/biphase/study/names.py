@@ -19,9 +19,9 @@ from typing import Any
 from biphase.catalog import CATALOG, TASKS
 from biphase.data.corpus import Absent, shards_key
 from biphase.errors import BiphaseError, SpecError, nearest
-from biphase.keys import decay_start
 from biphase.metadata import read_card, read_checkpoint_file
 from biphase.presets import CORPORA, LLAMA3, TOKENS, corpus_of
+from biphase.protocol import KEY_DIGITS
 from biphase.records import decode
 from biphase.specs import (
     BPE,
@@ -181,9 +181,6 @@ def card_of(corpus: Corpus, store: Store) -> tuple[str, dict[str, Any]]:
 # ---------------------------------------------------------------- models
 
 
-SHORTEST_PREFIX = 6
-
-
 def run_named(
     model: str, store: Store, *, gguf: str = "", windows: str = "symmetric", note: bool = True
 ) -> Pretrain:
@@ -206,7 +203,7 @@ def run_named(
                 f"{model} has no file {gguf}{_gguf_hint(folder) or '; give the folder that has it'}"
             )
         return Pretrain(_name(folder.resolve().name), start=start)
-    if re.fullmatch(rf"[0-9a-f]{{{SHORTEST_PREFIX},}}", model):
+    if re.fullmatch(rf"[0-9a-f]{{{KEY_DIGITS},}}", model):
         found = store.named(store.checkpoints, model)
         if len(found) == 1:
             if gguf or windows != "symmetric":
@@ -236,7 +233,7 @@ def refuse_metadata_only(digits: str, store: Store) -> None:
 def metadata_only_refusal(key: str, store: Store) -> str:
     again = shlex.join(["rm", "-r", str(store.metadata_of(store.checkpoints / key))])
     return (
-        f"{key[:SHORTEST_PREFIX]} came here without its weights, which stayed on the machine that trained it; ask there, or copy "
+        f"{key[:KEY_DIGITS]} came here without its weights, which stayed on the machine that trained it; ask there, or copy "
         f"checkpoints/{key} of its store into {store.checkpoints}, or train it again here: {again}, then biphase run STUDY"
     )
 
@@ -247,9 +244,9 @@ def _run_up_to(job: str, store: Store) -> Pretrain:
     run, step = decode(about["run"]), int(about["progress"]["step"])
     if step == run.steps:
         return replace(run, keep=())  # the other checkpoints that the run kept are not needed
-    if step > decay_start(run):
+    if step > run.decay_start:
         raise SpecError(
-            f"{job[:SHORTEST_PREFIX]} was saved in the middle of a decay; give the key of its beginning or its end"
+            f"{job[:KEY_DIGITS]} was saved in the middle of a decay; give the key of its beginning or its end"
         )
     stages: list[Stage] = []
     left = step
@@ -260,7 +257,7 @@ def _run_up_to(job: str, store: Store) -> Pretrain:
     warmup = min(int(run.schedule.warmup), step)
     schedule = WSD(run.schedule.peak, warmup, 0)
     if warmup != run.schedule.warmup:
-        raise SpecError(f"{job[:SHORTEST_PREFIX]} was saved in the middle of a warmup; give a later key")
+        raise SpecError(f"{job[:KEY_DIGITS]} was saved in the middle of a warmup; give a later key")
     return replace(run, name=f"{run.name}-{step}", stages=tuple(stages), schedule=schedule, keep=())
 
 

@@ -30,7 +30,7 @@ from typing import Any
 
 from biphase.data.corpus import Absent, HashMemory, shards_key
 from biphase.errors import SpecError, StoreError, no_safetensors
-from biphase.keys import Identities, Keyring, decay_start, label, origin_step, phase_at, phases
+from biphase.keys import Identities, Keyring
 from biphase.metadata import text, whole
 from biphase.presets import corpus_of
 from biphase.records import KEY_LENGTH, content_key, encode
@@ -196,16 +196,16 @@ class TrainingJob:
 
     @property
     def objective(self) -> Objective:
-        return phase_at(self.run, self.first).objective
+        return self.run.phase_at(self.first).objective
 
     @property
     def decaying(self) -> bool:
-        return self.first >= decay_start(self.run)
+        return self.first >= self.run.decay_start
 
     @property
     def span(self) -> tuple[int, int]:
         """First and last step of the training job, counted from the root through all earlier runs."""
-        before = origin_step(self.run)
+        before = self.run.origin_step
         return before + self.first, before + self.step
 
 
@@ -272,7 +272,7 @@ class Plan:
                 "parent": job.parent,
                 "root": job.root,
                 "steps": list(job.span),
-                "objective": label(job.objective),
+                "objective": job.objective.label,
                 "decaying": job.decaying,
                 "results": list(job.results),
             }
@@ -298,7 +298,7 @@ def make_plan(study: Study, identities: Identities, question: str = "") -> Plan:
     study = resolve(study)
     keyring = Keyring(identities)
     listed = dict.fromkeys(study.runs)
-    everyone = dict.fromkeys(one for run in study.runs for one in _lineage(run))
+    everyone = dict.fromkeys(one for run in study.runs for one in run.lineage)
 
     needed: set[str] = set()
     cuts: dict[str, set[int]] = {}  # by the key at step 0: only runs with equal starts can share jobs
@@ -309,7 +309,7 @@ def make_plan(study: Study, identities: Identities, question: str = "") -> Plan:
 
     names: dict[str, list[str]] = {}
     for run in study.runs:
-        for step, name in [*((step, f"{run.name}-{step}") for step in run.keep), (run.steps, run.name)]:
+        for name, step in run.results.items():
             names.setdefault(keyring.at(run, step), []).append(name)
 
     roots: dict[str, Root] = {}
@@ -329,7 +329,7 @@ def make_plan(study: Study, identities: Identities, question: str = "") -> Plan:
             parent, first = key, step
 
     results = {name: key for key, several in names.items() for name in several}
-    in_order = {name: results[name] for run in study.runs for name in _result_names(run)}
+    in_order = {name: results[name] for run in study.runs for name in run.results}
     written = sum(run.steps for run in everyone)
     tasks = _task_keys(study.finetune, identities) if study.finetune else {}
     return Plan(study, question, roots, dict(_depth_first(roots, jobs)), in_order, written, tasks)
@@ -383,22 +383,12 @@ def _check_tokenizer(run: Pretrain) -> None:
         )
 
 
-def _lineage(run: Pretrain) -> list[Pretrain]:
-    """Return the runs that this one continues, oldest first, and itself."""
-    before = _lineage(run.start) if isinstance(run.start, Pretrain) else []
-    return [*before, run]
-
-
 def _own_cuts(run: Pretrain, *, with_keep: bool) -> set[int]:
     """Return the steps of a run at which it needs checkpoints itself."""
-    steps = {phase.until for phase in phases(run)} | {decay_start(run)}
+    steps = {phase.until for phase in run.phases} | {run.decay_start}
     if with_keep:  # a run that is only continued has no results of its own
         steps |= set(run.keep)
     return steps - {0}
-
-
-def _result_names(run: Pretrain) -> list[str]:
-    return [*(f"{run.name}-{step}" for step in run.keep), run.name]
 
 
 def _depth_first(roots: dict[str, Root], jobs: dict[str, TrainingJob]) -> Iterator[tuple[str, TrainingJob]]:

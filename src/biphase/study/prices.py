@@ -43,15 +43,13 @@ from typing import Any
 
 from biphase.data.corpus import ASSETS
 from biphase.errors import BiphaseError, SpecError, StoreError, nearest
-from biphase.keys import phase_at, root_of
 from biphase.presets import DEVICES, SIZES
-from biphase.specs import CLM, MLM, Chunks, Finetune, Objective, Pretrain, Rows, Size, Task
+from biphase.protocol import FINETUNE_TOKENS, heldout_objectives, input_length, token_share
+from biphase.specs import CLM, MLM, Chunks, Finetune, Pretrain, Rows, Size, Task
 from biphase.store import Store, read_checked
 from biphase.study.costs import (
     ModelShape,
     Sizes,
-    attended_length,
-    labelled_share,
     shape_of,
     shape_of_size,
     sizes_of,
@@ -157,7 +155,7 @@ def speeds_of(model: Mapping[str, Any], precision: str) -> Speeds | None:
 def _reach(packing: Chunks | Rows, causal: bool) -> tuple[str, float]:
     """Return which attention kernel is used, and over how many tokens each token attends."""
     whole = isinstance(packing, Rows) and not packing.document_mask
-    return "rows" if whole else "varlen", attended_length(packing) * (CAUSAL if causal else 1)
+    return "rows" if whole else "varlen", packing.attended_length * (CAUSAL if causal else 1)
 
 
 def _training(
@@ -300,8 +298,8 @@ def _case_shape(case: Mapping[str, Any]) -> ModelShape:
 def _case_work(case: Mapping[str, Any], precision: str) -> Terms:
     """Return the work of a measured pretraining step: one micro-batch, one update."""
     packing = Chunks(case["length"]) if case["packing"] == "chunks" else Rows(case["length"])
-    causal = case["objective"] == "clm"
-    labelled = labelled_share(CLM() if causal else MLM(case["ratio"]), packing, 0, 1)
+    objective = CLM() if case["objective"] == "clm" else MLM(case["ratio"])
+    causal, labelled = objective.causal, objective.labelled_share(packing, 0, 1)
     shape, tokens = _case_shape(case), case["rows"] * case["length"]
     work = _training(shape, tokens, _reach(packing, causal), labelled=labelled, micros=1)
     return _with_update(work, shape, precision)
@@ -499,9 +497,6 @@ def _origin(told: dict[str, Any], shipped: bool) -> Origin:
 
 DOUBTFUL = 0.15  # if a fit is off by more than this, other work probably ran during the measurement
 LEAF_SECONDS = 0.3  # to restore weights, initialize a head, and publish scores
-SHARE_OF_CONTEXT = 0.99  # longest input as a share of the model's context, unless the study sets a length
-# Tokens per fine-tuning micro-batch for a model of this many layers × width; larger models get fewer.
-TUNED_TOKENS, USUAL = 32_768, 12 * 768
 
 Grid = tuple[str, str]  # (key of a model, name of a task)
 
@@ -613,34 +608,29 @@ class _Pricing:
         if shape is None or speeds is None:
             return None
         self.used[run.precision] = None
-        if not isinstance(root_of(run).start, Size):
+        if not isinstance(run.root.start, Size):
             self._say("models from elsewhere are priced as if they were of the shape that was measured")
         if run.adapter or run.freeze != "nothing":
             self._say("LoRA and frozen weights are priced as if all weights were trained: an upper bound")
-        phase = phase_at(run, job.first)
-        first, until = job.first - phase.first, job.step - phase.first
-        share = labelled_share(phase.objective, run.packing, first, until)
-        causal = isinstance(phase.objective, CLM)
+        share, causal = run.labelled_share(job.first, job.step), job.objective.causal
         step = speeds.step(shape, run.packing, run.batch_tokens, causal=causal, labelled=share)
-        return job.steps * step + self._heldout(job, shape, speeds, (first, until))
+        return job.steps * step + self._heldout(job, shape, speeds)
 
-    def _heldout(self, job: TrainingJob, shape: ModelShape, speeds: Speeds, span: tuple[int, int]) -> float:
-        """Return the seconds of held-out evaluation: CLM, MLM at 40%, and the run's own if masked and different."""
+    def _heldout(self, job: TrainingJob, shape: ModelShape, speeds: Speeds) -> float:
+        """Return the seconds of held-out evaluation."""
         run, every = job.run, job.run.heldout_every
         often = job.step // every - job.first // every + (job.step % every != 0)
-        yardsticks: list[Objective] = [CLM(), MLM(0.4)]
-        if isinstance(job.objective, MLM) and job.objective not in yardsticks:
-            yardsticks.append(job.objective)
+        began = run.phase_at(job.first).first
         tokens = run.heldout_tokens // run.packing.length * run.packing.length
         return often * sum(
             speeds.forward(
                 shape,
                 run.packing,
                 tokens,
-                causal=isinstance(one, CLM),
-                labelled=labelled_share(one, run.packing, *span),
+                causal=objective.causal,
+                labelled=objective.labelled_share(run.packing, job.first - began, job.step - began),
             )
-            for one in yardsticks
+            for objective in heldout_objectives(job.objective)
         )
 
     def tuning(self, run: Pretrain, spec: Finetune, task: Task, scored: list[Task]) -> float | None:
@@ -653,7 +643,7 @@ class _Pricing:
             return None
         self.used[precision] = None
         context = shape.context if not run.stages and shape.context else run.packing.length
-        limit = spec.length or round(SHARE_OF_CONTEXT * context)
+        limit = spec.length or input_length(context)
         place = shape, limit, task.name, tuple(one.name for one in scored)
         if place not in self.tunings:
             reading = _Reading(speeds, shape, limit, spec)
@@ -664,7 +654,7 @@ class _Pricing:
         return self.tunings[place]
 
     def _shape(self, run: Pretrain) -> ModelShape | None:
-        start = root_of(run).start
+        start = run.root.start
         place = start, run.corpus if isinstance(start, Size) else ""
         if place not in self.shapes:
             try:
@@ -744,8 +734,8 @@ class _Reading:
             examples *= windows
         steps = math.ceil(examples / task.batch) * task.epochs if task.epochs else task.steps
         batch = min(task.batch, examples) if examples else task.batch
-        share = min(1.0, USUAL / (self.shape.layers * self.shape.width))
-        micros = math.ceil(batch * tokens / (TUNED_TOKENS * share))
+        share = token_share(self.shape.layers, self.shape.width)
+        micros = math.ceil(batch * tokens / (FINETUNE_TOKENS * share))
         precision = self.spec.precision
         texts = batch * len(sizes.train)
         return steps * self.speeds.tuning_step(

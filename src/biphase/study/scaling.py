@@ -26,11 +26,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from biphase.errors import SpecError, nearest
-from biphase.keys import label, phase_at
-from biphase.protocol import rows_of_a_slice
-from biphase.specs import CLM, Hub, Pretrain, Size
+from biphase.protocol import GIB, RECOMPUTE_TOKENS, micro_rows, rows_per_slice, supported_head_width
+from biphase.specs import Hub, Pretrain, Size
 from biphase.store import Store
-from biphase.study.costs import ModelShape, flops_per_token, labelled_share, peak_of, shape_of
+from biphase.study.costs import ModelShape, flops_per_token, peak_of, shape_of
 from biphase.study.describe import EFFICIENCY
 from biphase.study.plan import Plan, TrainingJob
 from biphase.study.prices import PLANNED_DEVICE, Speeds, at_hand, device_named, speeds_of
@@ -95,9 +94,7 @@ def interconnect_of(device: str) -> Interconnect:
 # Time of a compiled step ÷ one with own kernels: 210M, MLM on chunks, 24 rows, one H200.
 COMPILED = 441.9 / 367
 AGAIN = 4 / 3  # recomputation adds a forward pass
-LEAN = 2**15  # tokens per micro-batch below which own kernels recompute norms and gates
 ROOM = 0.92  # usable share of GPU memory; the rest is for driver, libraries and fragmentation
-GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -189,7 +186,7 @@ def memory(load: Load, way: Way) -> dict[str, float]:
 
 def _logits(load: Load) -> float:
     rows, vocab = math.ceil(load.micro_tokens * load.labelled), load.shape.vocab or 0
-    return min(rows, rows_of_a_slice(rows, vocab, "cuda")) * vocab if vocab else 0
+    return min(rows, rows_per_slice(rows, vocab, "cuda")) * vocab if vocab else 0
 
 
 def activations(load: Load, way: Way) -> float:
@@ -197,7 +194,7 @@ def activations(load: Load, way: Way) -> float:
     shape, size = load.shape, load.width
     tokens = load.micro_tokens
     own = not compiled(load, way)
-    again = own and tokens < LEAN
+    again = own and tokens < RECOMPUTE_TOKENS
     first = size * (shape.hidden + _projected(shape) + shape.width)  # input, q k v, and attention output
     second = size * (shape.hidden + 2 * shape.ffn)  # residual sum before the feed-forward, gate and up
     if not again:
@@ -297,12 +294,6 @@ def ways(gpus: int, machine: int) -> list[Way]:
     return [*found, Way(found[-1].shard, found[-1].together, recompute=True)]
 
 
-def micro_rows(memory: float, rows: int, length: int) -> int:
-    """Return the rows per micro-batch; as `training.distributed.micro_rows`, without a GPU. A test compares them."""
-    most = max(1, min(rows, (49_152 if memory > 100 * GIB else 24_576) // length))
-    return next((count for count in range(most, most // 2, -1) if rows % count == 0), most)
-
-
 # ---------------------------------------------------------------- a plan on many GPUs
 
 
@@ -346,12 +337,20 @@ class ManyGpus:
         longest = max(states, key=lambda job: job.steps)  # the step and the memory shown are of this job
         rows, length = math.ceil(run.rows_per_step / self.gpus), run.packing.length
         micro = micro_rows(self.joined.memory, rows, length)
-        own = self.joined.own_kernels and run.precision != "fp32" and _known(root_start(run))
+        own = self.joined.own_kernels and run.precision != "fp32" and _known(run.root.start)
         outlooks, hours = [], []
         for way in ways(self.gpus, self.joined.gpus):
             total = 0.0
             for job in states:
-                load = Load(shape, run.precision, rows, micro, length, _labelled(job), own)
+                load = Load(
+                    shape,
+                    run.precision,
+                    rows,
+                    micro,
+                    length,
+                    job.run.labelled_share(job.first, job.step),
+                    own,
+                )
                 here, alone = (
                     computing(job, shape, some, speeds, self.device) for some in (rows, run.rows_per_step)
                 )
@@ -360,8 +359,10 @@ class ManyGpus:
                 if job is longest:
                     outlooks.append(one)
             hours.append(total)
-        title = f"{getattr(root_start(run), 'name', '') or run.name}, {label(longest.objective)}"
-        load = Load(shape, run.precision, rows, micro, length, _labelled(longest), own)
+        title = f"{getattr(run.root.start, 'name', '') or run.name}, {longest.objective.label}"
+        load = Load(
+            shape, run.precision, rows, micro, length, run.labelled_share(longest.first, longest.step), own
+        )
         return Scaled(title, run.rows_per_step, load, outlooks, hours, speeds is not None)
 
     def render(self) -> list[str]:
@@ -408,7 +409,11 @@ def gpus_at_hand() -> str:
 
 def computing(job: TrainingJob, shape: ModelShape, rows: int, speeds: Speeds | None, device: str) -> float:
     """Return the seconds that one GPU computes for `rows` rows of a step, with own kernels."""
-    packing, share, causal = job.run.packing, _labelled(job), isinstance(job.objective, CLM)
+    packing, share, causal = (
+        job.run.packing,
+        job.run.labelled_share(job.first, job.step),
+        job.objective.causal,
+    )
     tokens = rows * packing.length
     if speeds is not None:
         return speeds.step(shape, packing, tokens, causal=causal, labelled=share)
@@ -416,21 +421,11 @@ def computing(job: TrainingJob, shape: ModelShape, rows: int, speeds: Speeds | N
     return flops / (peak_of(device) * EFFICIENCY)
 
 
-def root_start(run: Pretrain) -> Size | Hub:
-    return root_start(run.start) if isinstance(run.start, Pretrain) else run.start
-
-
-def _known(start: Size | Hub) -> bool:
+def _known(start: Size | Hub | Pretrain) -> bool:
     """Whether own kernels support a model; as `fast.trunk.refusal`, as far as known without the model."""
-    if isinstance(start, Hub):
+    if not isinstance(start, Size):
         return False
-    width = start.hidden // start.heads
-    return width % 16 == 0 and 16 <= width <= 128
-
-
-def _labelled(job: TrainingJob) -> float:
-    phase = phase_at(job.run, job.first)
-    return labelled_share(phase.objective, job.run.packing, job.first - phase.first, job.step - phase.first)
+    return supported_head_width(start.hidden // start.heads)
 
 
 def _line(one: Outlook, hours: float) -> str:

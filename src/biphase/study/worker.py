@@ -23,7 +23,7 @@ from biphase.cluster.launch import has_lost
 from biphase.errors import DataError, ModelError, SpecError, StoreError, one_line
 from biphase.finetune.families import PartScores
 from biphase.finetune.trial import Checkpoints
-from biphase.keys import Identities, label
+from biphase.keys import Identities
 from biphase.leases import Lease, Leases
 from biphase.progress import Live
 from biphase.specs import Pretrain
@@ -295,7 +295,9 @@ class Worker:
     def _compute(self, job: TrainingJob, lease: Lease | None) -> None:
         number = len(ledger.done_keys(self.plan, self.store) - {job.key}) + 1
         decays = " ↘" if job.decaying else ""
-        title = f"{number}/{self.plan.job_count}  {label(job.objective)}{decays} {job.span[0]:,} → {job.span[1]:,}"
+        title = (
+            f"{number}/{self.plan.job_count}  {job.objective.label}{decays} {job.span[0]:,} → {job.span[1]:,}"
+        )
         options = replace(
             self.options,
             lost=lambda: lease is not None and lease.lost,
@@ -324,6 +326,7 @@ class Worker:
                 options=options,
                 title=title,
             )
+            pretraining.load()
             self._say_once(pretraining.model.note)
             trained = pretraining.progress.seconds
             self.live("")  # the pretraining shows its own progress
@@ -379,7 +382,7 @@ def _board_name(job: TrainingJob) -> str:
     """Return a training job's name in TensorBoard: result or run, objective, steps, and the beginning of its key."""
     name = (job.results or (job.run.name,))[0]
     first, until = job.span
-    return f"{name}, {label(job.objective)} {first}-{until}, {job.key[:6]}"
+    return f"{name}, {job.objective.label} {first}-{until}, {job.key[:6]}"
 
 
 def _validation(scored: PartScores) -> str:

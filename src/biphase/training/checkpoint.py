@@ -1,7 +1,7 @@
 """Checkpoints: loading, finding, pruning, and writing them in the background while training continues.
 
     model.safetensors       fp32 weights, under transformers' names
-    optimizer.safetensors   AdamW's optimizer state (moments and step counts), under the same names
+    optimizer.safetensors   AdamW's optimizer state, under the same names
     checkpoint.json         run, step, cost so far, machine
     metrics.jsonl           losses of every step since the beginning of the first run
 
@@ -31,7 +31,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +40,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from biphase.errors import StoreError, one_line
-from biphase.keys import (
-    Identities,
-    Keyring,
-    checkpoint_key,
-    decay_start,
-    label,
-    origin_step,
-    phase_at,
-    root_of,
-)
+from biphase.keys import Identities, Keyring, checkpoint_key
 from biphase.metadata import read_checkpoint_file, read_lines
 from biphase.models.backbone import LanguageModel
 from biphase.records import is_key
@@ -65,7 +56,7 @@ class Progress:
     """What a checkpoint records besides tensors: its position, its cost so far and how it was computed."""
 
     step: int  # of its run
-    draw: int  # next sample index: the position in the data
+    next_sample: int  # sample index: the position in the data
     seconds: float = 0.0  # training time since the beginning of the first run
     flops: float | None = 0.0  # None: not known for this model
     tokens: int = 0
@@ -81,22 +72,22 @@ class Progress:
 
 def load_weights(store: Store, key: str, model: LanguageModel) -> Progress:
     """Load a checkpoint's weights into `model`, which must not be sharded, and return its progress."""
-    place = store.checkpoints / key
-    verify(place)
+    folder = store.checkpoints / key
+    verify(folder)
     tensors: dict[str, Tensor] = dict(model.model.state_dict())
     try:
-        with Tensors(place, "model") as saved, torch.no_grad():
-            shapes = {name: tuple(one.shape) for name, one in tensors.items()}
+        with Tensors(folder, "model") as saved, torch.no_grad():
+            shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
             unexpected = [name for name, shape in saved.shapes.items() if shapes.get(name) != shape]
             absent = _absent(tensors, set(tensors) - set(saved.shapes))
             if unexpected or absent:
                 raise StoreError(
-                    f"{place} holds another model ({(unexpected or absent)[0]}); remove it and run again"
+                    f"{folder} holds another model ({(unexpected or absent)[0]}); remove it and run again"
                 )
             for name in saved.shapes:
                 tensors[name].copy_(saved.whole(name))
     except (SafetensorError, KeyError) as wrong:
-        raise StoreError(f"{place} cannot be read ({wrong}); remove it and run the study again") from None
+        raise StoreError(f"{folder} cannot be read ({wrong}); remove it and run the study again") from None
     return progress_of(store, key)
 
 
@@ -104,21 +95,21 @@ def load_optimizer_state(
     store: Store, key: str, rows: dict[str, RowRange], optimizer: torch.optim.AdamW
 ) -> None:
     """Load a checkpoint's optimizer state into `optimizer`, whose parameters are the given rows of the model's."""
-    place = store.checkpoints / key
+    folder = store.checkpoints / key
     try:
-        with Tensors(place, "optimizer") as saved:
+        with Tensors(folder, "optimizer") as saved:
 
-            def of(what: str, name: str) -> Tensor | None:
-                if f"{what}.{name}" not in saved.shapes:
+            def read(kind: str, name: str) -> Tensor | None:
+                if f"{kind}.{name}" not in saved.shapes:
                     return None
-                one = rows[name]
-                if what == "step" or tuple(one.tensor.shape) == one.whole:
-                    return saved.whole(f"{what}.{name}")
-                return saved.rows(f"{what}.{name}", one.first, one.first + len(one.tensor))
+                part = rows[name]
+                if kind == "step" or tuple(part.tensor.shape) == part.whole:
+                    return saved.whole(f"{kind}.{name}")
+                return saved.rows(f"{kind}.{name}", part.first, part.first + len(part.tensor))
 
-            adam.restore_optimizer_state({name: one.tensor for name, one in rows.items()}, optimizer, of)
+            adam.restore_optimizer_state(_tensors(rows), optimizer, read)
     except (SafetensorError, KeyError) as wrong:
-        raise StoreError(f"{place} cannot be read ({wrong}); remove it and run the study again") from None
+        raise StoreError(f"{folder} cannot be read ({wrong}); remove it and run the study again") from None
 
 
 def _absent(tensors: dict[str, Tensor], missing: set[str]) -> list[str]:
@@ -128,8 +119,9 @@ def _absent(tensors: dict[str, Tensor], missing: set[str]) -> list[str]:
 
 
 def progress_of(store: Store, key: str) -> Progress:
-    told = read_checkpoint_file(store.checkpoints / key)["progress"]
-    return Progress(**{one.name: told[one.name] for one in fields(Progress) if one.name in told})
+    progress = read_checkpoint_file(store.checkpoints / key)["progress"]
+    names = {field.name for field in fields(Progress)}
+    return Progress(**{name: value for name, value in progress.items() if name in names})
 
 
 def metrics_of(store: Store, key: str) -> list[dict[str, Any]]:
@@ -141,8 +133,8 @@ def saved_on_path(run: Pretrain, until: int, store: Store, identities: Identitie
 
     Damaged ones are included: loading one raises an error, instead of silently training it again.
     """
-    places = (place for place in store.checkpoints.glob("*") if is_key(place.name))
-    saved = {place.name for place in places if store.has(place) or store.fault(place)}
+    folders = (folder for folder in store.checkpoints.glob("*") if is_key(folder.name))
+    saved = {folder.name for folder in folders if store.has(folder) or store.fault(folder)}
     steps = _steps(store, saved)  # hash only the keys of steps at which some checkpoint exists
     if steps is None:
         steps = set(range(1, until + 1))  # a damaged checkpoint may be at any step
@@ -156,19 +148,19 @@ def nearest(run: Pretrain, step: int, store: Store, identities: Identities) -> t
 
     Step 0 is the end of the run that this one continues.
     """
-    for found in saved_on_path(run, step, store, identities).items():
-        return found
+    latest = next(iter(saved_on_path(run, step, store, identities).items()), None)
+    if latest or run.parent is None:
+        return latest
     start = checkpoint_key(run, 0, identities)
-    return (0, start) if isinstance(run.start, Pretrain) and store.has(store.checkpoints / start) else None
+    return (0, start) if store.has(store.checkpoints / start) else None
 
 
 def prune(run: Pretrain, before: int, store: Store, identities: Identities, needed: set[str]) -> None:
     """Remove the run's checkpoints before step `before`, except those in `needed`."""
     for key in saved_on_path(run, before - 1, store, identities).values():
-        if key not in needed and store.has(
-            store.checkpoints / key
-        ):  # never remove files that are not this result
-            store.discard(store.checkpoints / key)
+        folder = store.checkpoints / key
+        if key not in needed and store.has(folder):  # never remove files that are not this result
+            store.discard(folder)
 
 
 def resume_points(
@@ -179,19 +171,19 @@ def resume_points(
     `jobs` are the training jobs of saved plans. A job can share a checkpoint with the run if it has the same root, and
     the same objective and decay phase at that step.
     """
-    at, origin = checkpoint_key(root_of(run), 0, identities), origin_step(run)
+    at, origin = checkpoint_key(run.root, 0, identities), run.origin_step
     saved = saved_on_path(run, run.steps, store, identities)
-    found = set()
+    points = set()
     for job in jobs:
         first, until = job["steps"]
         if job["root"] != at or store.has(store.checkpoints / job["key"]):
             continue
         for step, key in saved.items():  # latest first
-            alike = label(phase_at(run, step - 1).objective), step > decay_start(run)
+            alike = run.phase_at(step - 1).objective.label, step > run.decay_start
             if first < origin + step <= until and alike == (job["objective"], job["decaying"]):
-                found.add(key)
+                points.add(key)
                 break
-    return found
+    return points
 
 
 def _steps(store: Store, keys: set[str]) -> set[int] | None:
@@ -217,19 +209,19 @@ class CheckpointRecord:
     """The contents of checkpoint.json and metrics.jsonl, with the checkpoint's key."""
 
     key: str
-    state: dict[str, Any]
+    about: dict[str, Any]
     metrics: list[dict[str, Any]]
 
 
 @dataclass
-class _UnderWay:
+class _Unpublished:
     folder: Path
-    told: CheckpointRecord
+    record: CheckpointRecord
     whole: bool  # join the parts before publishing
     then: Callable[[], None]
     thread: threading.Thread | None = None  # None in a process that has nothing to write
     entries: dict[str, Any] = field(default_factory=dict)
-    wrong: BaseException | None = None
+    error: BaseException | None = None
 
 
 class Saver:
@@ -238,27 +230,30 @@ class Saver:
     def __init__(self, store: Store, ranks: Ranks, model: LanguageModel, placed: Placed, *, job: str) -> None:
         self.store, self.ranks, self.model, self.placed = store, ranks, model, placed
         self.sharded, self.optimizer = placed.sharded, placed.optimizer
-        self.under_way: _UnderWay | None = None
+        self.unpublished: _Unpublished | None = None
         self.attempt = f"checkpoint-{job}"
-        if ranks.first:  # this worker holds the training job's lease, so leftovers come from a killed one
-            for left in store.attempts.glob(f"{self.attempt}-*"):
-                shutil.rmtree(left, ignore_errors=True)
 
-    def begin(self, told: CheckpointRecord, *, last: bool, then: Callable[[], None] = lambda: None) -> None:
+    def remove_leftovers(self) -> None:
+        """Remove what a killed worker left: this one holds the training job's lease, so no other writes there."""
+        if self.ranks.first:
+            for folder in self.store.attempts.glob(f"{self.attempt}-*"):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def begin(self, record: CheckpointRecord, *, last: bool, then: Callable[[], None] = lambda: None) -> None:
         """Start writing a checkpoint, after finishing an earlier one.
 
         `last` marks the end of the training job. The first process calls `then` once the checkpoint is published.
         """
         self.finish()
         name = ""
-        if self.ranks.first and not self.store.has(self.store.checkpoints / told.key):
+        if self.ranks.first and not self.store.has(self.store.checkpoints / record.key):
             name = self.store.new_attempt(self.attempt).name
         name = self.ranks.share(name)
         if not name:  # another worker has published it
             if self.ranks.first:
                 then()
             return
-        now = _UnderWay(self.store.attempts / name, told, last and self.sharded is not None, then)
+        now = _Unpublished(self.store.attempts / name, record, last and self.sharded is not None, then)
         try:
             if self.ranks.first if self.sharded is None else self.sharded.writes:
                 work = (now, self._copied())
@@ -269,41 +264,39 @@ class Saver:
         ):  # out of memory for the copy, or an asynchronous device error that surfaces here
             shutil.rmtree(now.folder, ignore_errors=True)
             raise
-        self.under_way = now  # set last, so that a checkpoint whose writing never began cannot be published
+        self.unpublished = now  # set last, so that a checkpoint whose writing never began cannot be published
 
     def settle(self) -> None:
         """Publish the checkpoint if all processes have written it; raise if one failed.
 
         Every process must call this at the same step.
         """
-        now = self.under_way
+        now = self.unpublished
         if now is None:
             return
         ended = now.thread is None or not now.thread.is_alive()
-        written, failed = self.ranks.sum(ended and now.wrong is None, ended and now.wrong is not None)
+        written, failed = self.ranks.sum(ended and now.error is None, ended and now.error is not None)
         if failed:
-            said = self.ranks.gather(one_line(now.wrong) if now.wrong else "")
+            messages = self.ranks.gather(one_line(now.error) if now.error else "")
             self.abandon()
-            if now.wrong is not None:
-                raise now.wrong
-            raise StoreError(
-                f"a checkpoint could not be written ({next(one for one in said if one)}); run again"
-            )
+            if now.error is not None:
+                raise now.error
+            raise StoreError(f"a checkpoint could not be written ({next(filter(None, messages))}); run again")
         if written == self.ranks.world:
             self._publish(now)
 
     def finish(self) -> None:
         """Wait until the checkpoint being written, if any, is published."""
-        if self.under_way is None:
+        if self.unpublished is None:
             return
-        if self.under_way.thread is not None:
-            self.under_way.thread.join()
+        if self.unpublished.thread is not None:
+            self.unpublished.thread.join()
         self.settle()
         self.ranks.wait()  # afterwards all processes can read what the first one published
 
     def abandon(self) -> None:
         """Discard the checkpoint being written, after its thread has ended."""
-        now, self.under_way = self.under_way, None
+        now, self.unpublished = self.unpublished, None
         if now is None:
             return
         if now.thread is not None:
@@ -313,7 +306,7 @@ class Saver:
 
     def drop(self) -> None:
         """Discard the checkpoint being written without waiting for its thread."""
-        now, self.under_way = self.under_way, None
+        now, self.unpublished = self.unpublished, None
         if now is not None:
             shutil.rmtree(now.folder, ignore_errors=True)
 
@@ -327,11 +320,11 @@ class Saver:
 
     # ------------------------------------------------------------ parts
 
-    def _publish(self, now: _UnderWay) -> None:
+    def _publish(self, now: _Unpublished) -> None:
         entries: dict[str, Any] = {}
-        for some in self.ranks.gather(now.entries):
-            entries |= some
-        self.under_way = None
+        for part in self.ranks.gather(now.entries):
+            entries |= part
+        self.unpublished = None
         if not self.ranks.first:
             return
         try:
@@ -341,34 +334,35 @@ class Saver:
                     path.unlink()
                     del entries[path.name]
             _refuse_part(now.folder, entries)
-            publish(now.folder, self.store.checkpoints / now.told.key, entries)
+            publish(now.folder, self.store.checkpoints / now.record.key, entries)
         finally:
             shutil.rmtree(now.folder, ignore_errors=True)
         now.then()
 
-    def _write(self, now: _UnderWay, copied: dict[str, dict[str, RowRange]]) -> None:
-        folder, told = now.folder, now.told
+    def _write(self, now: _Unpublished, copied: dict[str, dict[str, RowRange]]) -> None:
+        folder, record = now.folder, now.record
         try:
             for kind, rows in copied.items():
                 if self.sharded is None:
                     now.entries[f"{kind}.safetensors"] = write_whole(folder / f"{kind}.safetensors", rows)
                 else:
-                    now.entries |= write_part(folder, kind, self.ranks.rank, self.sharded.together, rows)
+                    now.entries |= write_part(folder, kind, self.ranks.rank, self.sharded.group, rows)
             if self.ranks.first:
-                (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in told.metrics))
-                write_json(folder / "checkpoint.json", {"key": told.key, **told.state})
+                lines = "".join(json.dumps(line) + "\n" for line in record.metrics)
+                (folder / "metrics.jsonl").write_text(lines)
+                write_json(folder / "checkpoint.json", {"key": record.key, **record.about})
         except BaseException as wrong:
-            now.wrong = wrong
+            now.error = wrong
 
     def _copied(self) -> dict[str, dict[str, RowRange]]:
         """Return host copies of what this process has to write, so that training can continue."""
-        made = self._rows_here() if self.sharded else self._all_of_it()
+        own = self._sharded_rows() if self.sharded else self._whole()
         return {
-            kind: {name: RowRange(_host(one.tensor), one.whole, one.first) for name, one in rows.items()}
-            for kind, rows in zip(SAVED_KINDS, made, strict=True)
+            kind: {name: replace(part, tensor=_host(part.tensor)) for name, part in rows.items()}
+            for kind, rows in zip(SAVED_KINDS, own, strict=True)
         }
 
-    def _all_of_it(self) -> tuple[dict[str, RowRange], dict[str, RowRange]]:
+    def _whole(self) -> tuple[dict[str, RowRange], dict[str, RowRange]]:
         """Return all weights and optimizer state; of tied tensors only the first is included."""
         seen: dict[int, str] = {}
         weights = {
@@ -379,7 +373,7 @@ class Saver:
         learned = adam.optimizer_state(_tensors(self.placed.rows), self.optimizer)
         return weights, {name: RowRange.all_of(tensor) for name, tensor in learned.items()}
 
-    def _rows_here(self) -> tuple[dict[str, RowRange], dict[str, RowRange]]:
+    def _sharded_rows(self) -> tuple[dict[str, RowRange], dict[str, RowRange]]:
         assert self.sharded is not None
         weights = dict(self.placed.rows)
         learned: dict[str, RowRange] = {}
@@ -390,7 +384,8 @@ class Saver:
             elif part.first == 0:
                 learned[name] = RowRange.all_of(tensor)
         if self.ranks.first:  # buffers are not sharded, so one process writes them
-            weights |= {name: RowRange.all_of(one) for name, one in _kept_buffers(self.model.model).items()}
+            buffers = _persistent_buffers(self.model.model)
+            weights |= {name: RowRange.all_of(buffer) for name, buffer in buffers.items()}
         return weights, learned
 
 
@@ -403,14 +398,14 @@ def _refuse_part(folder: Path, entries: Mapping[str, Any]) -> None:
 
 
 def _tensors(rows: Mapping[str, RowRange]) -> dict[str, Tensor]:
-    return {name: one.tensor for name, one in rows.items()}
+    return {name: part.tensor for name, part in rows.items()}
 
 
-def _kept_buffers(model: nn.Module) -> dict[str, Tensor]:
+def _persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Return a model's persistent buffers."""
     return {
-        f"{where}.{name}".lstrip("."): buffer
-        for where, module in model.named_modules()
+        f"{path}.{name}".lstrip("."): buffer
+        for path, module in model.named_modules()
         for name, buffer in module.named_buffers(recurse=False)
         if name not in module._non_persistent_buffers_set
     }

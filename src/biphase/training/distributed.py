@@ -30,7 +30,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -105,9 +105,9 @@ class Ranks:
         text = json.dumps(value).encode()
         lengths = self.sum(*(len(text) if rank == self.rank else 0 for rank in range(self.world)))
         padded = torch.frombuffer(bytearray(text.ljust(max(lengths))), dtype=torch.uint8)
-        all_of_them = [torch.empty_like(padded) for _ in lengths]
-        dist.all_gather(all_of_them, padded)
-        return [json.loads(bytes(one.tolist())) for one in all_of_them]
+        texts = [torch.empty_like(padded) for _ in lengths]
+        dist.all_gather(texts, padded)
+        return [json.loads(bytes(text.tolist())) for text in texts]
 
     def wait(self) -> None:
         if self.world > 1:
@@ -161,9 +161,8 @@ def repeatable(*, enabled: bool) -> Generator[None]:
     settings: Any = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
     if enabled:
-        os.environ.setdefault(
-            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-        )  # required by cuBLAS, and read when it is first used
+        # Required by cuBLAS, and read when it is first used.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         settings.fill_uninitialized_memory = False  # our code never reads uninitialized memory
     try:
@@ -198,19 +197,13 @@ def poor_precision(device: torch.device, precision: str, where: str) -> str:
 
 
 def _cpu_has_bf16() -> bool:
-    has = [getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
-    return any(check() for check in has if check)
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, name, lambda: False)() for name in checks)
 
 
-def micro_rows(device: torch.device, rows: int, length: int) -> int:
-    """Return the default number of rows per micro-batch: enough tokens to keep the device busy."""
-    tokens = 8_192
-    if device.type == "cuda":
-        large = torch.cuda.get_device_properties(device).total_memory > 100 * 2**30
-        tokens = 49_152 if large else 24_576
-    most = max(1, min(rows, tokens // length))
-    # Prefer equal micro-batches if they are at least half as large: a smaller last one is another shape to compile.
-    return next((count for count in range(most, most // 2, -1) if rows % count == 0), most)
+def memory_of(device: torch.device) -> int:
+    """Return the bytes of a GPU's memory; 0 for a CPU."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
 
 
 def joules(device: torch.device) -> float | None:
@@ -250,6 +243,9 @@ BUCKET = 2**25  # elements per bucket: 128 MB of fp32 gradients, large enough to
 class Gradients(Protocol):
     """Turns the gradients of micro-batches into those that the optimizer reads."""
 
+    @property
+    def ranks(self) -> Ranks: ...
+
     def collect(self, *, last: bool) -> None:
         """Called before each micro-batch of a step."""
         ...
@@ -268,9 +264,8 @@ class Replicated:
 
     def __init__(self, parameters: list[nn.Parameter], ranks: Ranks) -> None:
         self.parameters, self.ranks = parameters, ranks
-        self.known: tuple[list[bool], Tensor] | None = (
-            None  # which parameters had gradients last time, also as a tensor
-        )
+        # Which parameters had gradients last time, also as a tensor.
+        self.last: tuple[list[bool], Tensor] | None = None
 
     def collect(self, *, last: bool) -> None:
         """Do nothing: autograd accumulates gradients in place."""
@@ -278,7 +273,7 @@ class Replicated:
     def total(self, loss: Tensor) -> Tensor:
         if self.ranks.world == 1:
             return loss
-        there = [parameter.grad is not None for parameter in self.parameters]
+        present = [parameter.grad is not None for parameter in self.parameters]
         for parameter in self.parameters:
             if parameter.grad is None:  # it may have a gradient in another process
                 parameter.grad = torch.zeros_like(parameter)
@@ -286,12 +281,11 @@ class Replicated:
             gradients = [parameter.grad for parameter in bucket if parameter.grad is not None]
             flat = torch.cat([gradient.flatten() for gradient in gradients])
             dist.all_reduce(flat)
-            torch._foreach_copy_(
-                gradients, [p.view_as(g) for p, g in zip(_split(flat, gradients), gradients, strict=True)]
-            )
-        summed = torch.cat([loss.detach().reshape(1), self._on_device(there, loss)])
+            parts = flat.split([gradient.numel() for gradient in gradients])
+            torch._foreach_copy_(gradients, [p.view_as(g) for p, g in zip(parts, gradients, strict=True)])
+        summed = torch.cat([loss.detach().reshape(1), self._on_device(present, loss)])
         dist.all_reduce(summed)
-        if not all(there):
+        if not all(present):
             # A parameter without a gradient in any process gets none, as with one process: a zero gradient would apply
             # weight decay. This is the only place where the host waits for the device.
             for parameter, count in zip(self.parameters, summed[1:].tolist(), strict=True):
@@ -299,10 +293,10 @@ class Replicated:
                     parameter.grad = None
         return summed[0]
 
-    def _on_device(self, there: list[bool], like: Tensor) -> Tensor:
-        if self.known is None or self.known[0] != there:
-            self.known = there, torch.tensor(there, dtype=like.dtype, device=like.device)
-        return self.known[1]
+    def _on_device(self, present: list[bool], like: Tensor) -> Tensor:
+        if self.last is None or self.last[0] != present:
+            self.last = present, torch.tensor(present, dtype=like.dtype, device=like.device)
+        return self.last[1]
 
     def norm(self) -> Tensor:
         return gradient_norm(self.parameters)
@@ -321,10 +315,6 @@ def _buckets(parameters: Iterable[nn.Parameter]) -> Iterable[list[nn.Parameter]]
         yield bucket
 
 
-def _split(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
-    return list(flat.split([one.numel() for one in like]))
-
-
 # ---------------------------------------------------------------- sharding
 
 
@@ -339,71 +329,37 @@ class ShardPart:
     sharded: Any  # FSDP's DTensor parameter
 
 
+@dataclass(frozen=True)
 class Sharded:
-    """A language model whose parameters are sharded over processes by FSDP2, and the gradients of its steps."""
+    """A language model whose parameters `shard` has sharded over processes by FSDP2, and the gradients of its steps."""
 
-    def __init__(self, model: LanguageModel, sharding: Sharding, ranks: Ranks, precision: str) -> None:
-        gc.collect()  # FSDP modules form reference cycles: an earlier training job may still hold memory
-        self.model, self.ranks = model, ranks
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world))
-        self.together = sharding.groups_of(ranks.world, local)
-        self.copies = ranks.world // self.together
-        self.mesh = _mesh(ranks.device.type, self.copies, self.together)
-        self.place = ranks.rank % self.together
-        self._cut(precision)
-        self.parts = [self._part(name, one) for name, one in model.named_parameters()]
-        self.units = [one for one in model.modules() if isinstance(one, FSDPModule)]
-        for unit in self.units:
-            unit.set_gradient_divide_factor(1.0)
-            unit.set_force_sum_reduction_for_comms(True)
+    model: LanguageModel
+    ranks: Ranks
+    group: int  # processes that hold one copy of the model together
+    parts: list[ShardPart]
+
+    @property
+    def copies(self) -> int:
+        return self.ranks.world // self.group
 
     @property
     def writes(self) -> bool:
         """Whether this process writes its rows of a checkpoint: only the first copy of the model is written."""
-        return self.ranks.rank < self.together
+        return self.ranks.rank < self.group
 
     def learned(self) -> dict[str, nn.Parameter]:
         """Return the trainable rows by parameter name. A process may have no row of a short parameter."""
-        return {one.name: one.rows for one in self.parts if one.sharded.requires_grad and one.rows.numel()}
+        return {
+            part.name: part.rows for part in self.parts if part.sharded.requires_grad and part.rows.numel()
+        }
 
     def rows(self) -> dict[str, RowRange]:
         """Return all rows of this process, including frozen ones, under the names of the inner transformers model."""
         return {
-            one.name.removeprefix("model."): RowRange(one.rows, one.whole, one.first)
-            for one in self.parts
-            if one.rows.numel()
+            part.name.removeprefix("model."): RowRange(part.rows, part.whole, part.first)
+            for part in self.parts
+            if part.rows.numel()
         }
-
-    def _cut(self, precision: str) -> None:
-        policy = MixedPrecisionPolicy()
-        if precision == "bf16":
-            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        how: dict[str, Any] = {"mesh": self.mesh, "mp_policy": policy}
-        whole: Any = self.model.model
-        scalars = [name for name, one in whole.named_parameters() if one.ndim == 0]
-        if scalars:
-            raise ModelError(
-                f"--shard: {scalars[0]} of {type(whole).__name__} has no rows; type --shard none"
-            )
-        _, blocks = stack_of(whole.base_model)
-        for block in blocks:
-            fully_shard(block, **how)
-        embedding = whole.get_input_embeddings()
-        elsewhere = {id(one) for module in _apart_from(whole, embedding) for one in module.parameters(False)}
-        if not any(id(one) in elsewhere for one in embedding.parameters()):
-            fully_shard(embedding, **how)
-        fully_shard(self.model, **how)
-
-    def _part(self, name: str, sharded: Any) -> ShardPart:
-        rows = sharded.to_local().detach()
-        most = -(-sharded.shape[0] // self.together)
-        first = min(self.place * most, sharded.shape[0])
-        assert len(rows) == min(most, sharded.shape[0] - first), "FSDP cuts rows as torch.chunk does"
-        return ShardPart(
-            name, tuple(sharded.shape), first, nn.Parameter(rows, sharded.requires_grad), sharded
-        )
-
-    # ------------------------------------------------------------ in a step
 
     def collect(self, *, last: bool) -> None:
         """Reduce gradients over processes after the last micro-batch only; accumulate them locally before."""
@@ -414,21 +370,21 @@ class Sharded:
     @torch.no_grad()
     def total(self, loss: Tensor) -> Tensor:
         """Assign the reduced gradients to the optimizer's parameters; return the sum of the losses."""
-        for one in self.parts:
-            if one.sharded.grad is None:
+        for part in self.parts:
+            if part.sharded.grad is None:
                 continue
-            if one.rows.numel():
-                if one.sharded.to_local().data_ptr() != one.rows.data_ptr():
-                    raise TrainingError(f"{one.name}: FSDP has moved its weights; type --shard none")
-                one.rows.grad = one.sharded.grad.to_local()
-            one.sharded.grad = None
+            if part.rows.numel():
+                if part.sharded.to_local().data_ptr() != part.rows.data_ptr():
+                    raise TrainingError(f"{part.name}: FSDP has moved its weights; type --shard none")
+                part.rows.grad = part.sharded.grad.to_local()
+            part.sharded.grad = None
         loss = loss.clone()
         dist.all_reduce(loss)
         return loss
 
     def norm(self) -> Tensor:
         """Return the global gradient norm; it must be the same in every process, or copies would diverge."""
-        own = [one.rows.grad for one in self.parts if one.rows.grad is not None]
+        own = [part.rows.grad for part in self.parts if part.rows.grad is not None]
         square = torch.zeros((), device=self.ranks.device)
         if own:
             square = nn.utils.get_total_norm(own, foreach=True).float().square()
@@ -437,20 +393,59 @@ class Sharded:
 
     def rest(self) -> None:
         """Free gathered weights: after a forward pass without a backward pass the last ones would stay in memory."""
-        for unit in self.units:
+        for unit in _units(self.model):
             unit.reshard()
 
 
+def _units(model: nn.Module) -> list[FSDPModule]:
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def shard(model: LanguageModel, sharding: Sharding, ranks: Ranks, precision: str) -> Sharded:
+    """Shard a model's parameters over the processes, and move this process's rows to its device."""
+    gc.collect()  # FSDP modules form reference cycles: an earlier training job may still hold memory
+    group = sharding.groups_of(ranks.world, int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world)))
+    policy = MixedPrecisionPolicy()
+    if precision == "bf16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    how: dict[str, Any] = {
+        "mesh": _mesh(ranks.device.type, ranks.world // group, group),
+        "mp_policy": policy,
+    }
+    whole: Any = model.model
+    scalars = [name for name, parameter in whole.named_parameters() if parameter.ndim == 0]
+    if scalars:
+        raise ModelError(f"--shard: {scalars[0]} of {type(whole).__name__} has no rows; type --shard none")
+    _, blocks = stack_of(whole.base_model)
+    for block in blocks:
+        fully_shard(block, **how)
+    embedding = whole.get_input_embeddings()
+    inside = set(embedding.modules())
+    others = (module for module in whole.modules() if module not in inside)
+    elsewhere = {id(parameter) for module in others for parameter in module.parameters(recurse=False)}
+    if not any(id(parameter) in elsewhere for parameter in embedding.parameters()):  # not tied to the head
+        fully_shard(embedding, **how)
+    fully_shard(model, **how)
+    for unit in _units(model):
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_force_sum_reduction_for_comms(True)
+    parts = [_part(name, sharded, ranks.rank % group, group) for name, sharded in model.named_parameters()]
+    return Sharded(model, ranks, group, parts)
+
+
+def _part(name: str, sharded: Any, number: int, group: int) -> ShardPart:
+    rows = sharded.to_local().detach()
+    most = -(-sharded.shape[0] // group)
+    first = min(number * most, sharded.shape[0])
+    assert len(rows) == min(most, sharded.shape[0] - first), "FSDP cuts rows as torch.chunk does"
+    return ShardPart(name, tuple(sharded.shape), first, nn.Parameter(rows, sharded.requires_grad), sharded)
+
+
 @lru_cache(maxsize=4)  # create process groups once, not for every training job
-def _mesh(kind: str, copies: int, together: int) -> DeviceMesh:
+def _mesh(kind: str, copies: int, group: int) -> DeviceMesh:
     if copies == 1:
-        return init_device_mesh(kind, (together,), mesh_dim_names=("rows",))
-    return init_device_mesh(kind, (copies, together), mesh_dim_names=("copies", "rows"))
-
-
-def _apart_from(model: nn.Module, left_out: nn.Module) -> Iterator[nn.Module]:
-    inside = set(left_out.modules())
-    return (one for one in model.modules() if one not in inside)
+        return init_device_mesh(kind, (group,), mesh_dim_names=("rows",))
+    return init_device_mesh(kind, (copies, group), mesh_dim_names=("copies", "rows"))
 
 
 # ---------------------------------------------------------------- placing
@@ -478,7 +473,7 @@ def place(model: LanguageModel, run: Pretrain, ranks: Ranks, options: RuntimeOpt
         path = model.prepare(
             ranks.device, run.precision, compiled=options.compiled, recompute=options.recompute, cut=True
         )
-        sharded = Sharded(model, options.sharding, ranks, run.precision)
+        sharded = shard(model, options.sharding, ranks, run.precision)
         learned = sharded.learned()
         adam = optimizer.build(model, run.optimizer, learned)
         return Placed(path, adam, sharded, list(learned.values()), sharded.rows())
@@ -486,6 +481,6 @@ def place(model: LanguageModel, run: Pretrain, ranks: Ranks, options: RuntimeOpt
         ranks.device, run.precision, compiled=options.compiled, recompute=options.recompute
     )
     # Including frozen ones: a run that continues this one may train them again with their optimizer state.
-    rows = {name: RowRange.all_of(one) for name, one in model.model.named_parameters()}
-    learned = [one for one in model.model.parameters() if one.requires_grad]
+    rows = {name: RowRange.all_of(weight) for name, weight in model.model.named_parameters()}
+    learned = [weight for weight in model.model.parameters() if weight.requires_grad]
     return Placed(path, optimizer.build(model, run.optimizer), None, learned, rows)

@@ -1,7 +1,8 @@
-"""Learning-rate schedules and AdamW, with a step that is skipped on the device if its loss or gradient is nonfinite.
+"""AdamW, with a step that is skipped on the device if its loss or gradient is nonfinite.
 
-`rate` and `linear_rate` are pure functions of the step. `build` makes the optimizer, `update` takes one step with our
-fused kernel or torch's, and `optimizer_state` and `restore_optimizer_state` convert its state for checkpoints.
+`linear_rate` is the schedule of fine-tuning; that of pretraining is `Pretrain.learning_rate`. `build` makes the
+optimizer, `update` takes one step with our fused kernel or torch's, and `optimizer_state` and `restore_optimizer_state`
+convert its state for checkpoints.
 """
 
 from __future__ import annotations
@@ -15,19 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from biphase import fast
-from biphase.keys import decay_start
 from biphase.models.backbone import stack_of
-from biphase.specs import AdamW, Pretrain
+from biphase.specs import AdamW
 
-
-def rate(run: Pretrain, step: int) -> float:
-    """Return the learning rate of step `step` (from 0): linear warmup, constant, linear decay to 0."""
-    wsd = run.schedule
-    if step < wsd.warmup:
-        return wsd.peak * (step + 1) / wsd.warmup
-    if step < decay_start(run):
-        return wsd.peak
-    return wsd.peak * (run.steps - step) / wsd.decay
+STATE = ("step", "exp_avg", "exp_avg_sq")  # AdamW's state of each parameter
 
 
 def linear_rate(step: int, steps: int, *, peak: float, warmup: float) -> float:
@@ -53,7 +45,7 @@ def build(
     parameter name if the model is sharded.
     """
     if parameters is None:
-        parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        parameters = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     groups = by_depth(model, parameters, spec.layer_decay)
     return torch.optim.AdamW(
         groups, lr=0.0, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay, fused=True
@@ -71,32 +63,32 @@ def by_depth(
         return [{"params": list(parameters.values()), "share": 1.0}]
     stack, blocks = stack_of(model)
     layers, lowest = len(blocks), _below(model, stack)
-    found: dict[int, list[nn.Parameter]] = defaultdict(list)
-    for name, one in parameters.items():
+    depths: dict[int, list[nn.Parameter]] = defaultdict(list)
+    for name, parameter in parameters.items():
         inside = name.startswith(f"{stack}.")
         depth = int(name.removeprefix(f"{stack}.").split(".")[0]) + 1 if inside else layers + 1
-        found[0 if name in lowest else depth].append(one)
+        depths[0 if name in lowest else depth].append(parameter)
     return [
-        {"params": some, "share": layer_decay ** (layers + 1 - depth)}
-        for depth, some in sorted(found.items())
+        {"params": group, "share": layer_decay ** (layers + 1 - depth)}
+        for depth, group in sorted(depths.items())
     ]
 
 
 def _below(model: nn.Module, stack: str) -> set[str]:
     """Return the names of the parameters below the first layer: embeddings, and norms in the same module."""
-    found: set[int] = set()
+    ids: set[int] = set()
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding) and not name.startswith(f"{stack}."):
             parent = name.rpartition(".")[0]
             beside_layers = not parent or f"{stack}.".startswith(f"{parent}.")
             whole = module if beside_layers or not stack else model.get_submodule(parent)
-            found |= {id(one) for one in whole.parameters()}
-    return {name for name, one in model.named_parameters() if id(one) in found}
+            ids |= {id(parameter) for parameter in whole.parameters()}
+    return {name for name, parameter in model.named_parameters() if id(parameter) in ids}
 
 
 def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
     """Return the global norm of the gradients in fp32."""
-    gradients = [one.grad for one in parameters if one.grad is not None]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return nn.utils.get_total_norm(gradients, foreach=True).float()
 
 
@@ -137,10 +129,10 @@ def update(
 
 
 def _suits_one_pass(optimizer: torch.optim.AdamW) -> bool:
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return fast.fast_on(parameters[0].device) and all(
-        one.dtype == torch.float32 and one.is_contiguous() and (one.grad is None or one.grad.is_contiguous())
-        for one in parameters
+        p.dtype == torch.float32 and p.is_contiguous() and (p.grad is None or p.grad.is_contiguous())
+        for p in parameters
     )
 
 
@@ -152,21 +144,21 @@ def _in_one_pass(
     from biphase.fast.kernels import adamw_  # needs Triton, which is installed only with a GPU
 
     for group in optimizer.param_groups:
-        learned = [one for one in group["params"] if one.grad is not None]
-        states = [_state(optimizer, one) for one in learned]
+        learned = [parameter for parameter in group["params"] if parameter.grad is not None]
+        states = [_state(optimizer, parameter) for parameter in learned]
         if not learned:
             continue
-        one_more = 1 - nonfinite  # passed as a list, since a single tensor would be read on the host
-        torch._foreach_add_([state["step"] for state in states], [one_more] * len(states))
+        increment = 1 - nonfinite  # passed as a list, since a single tensor would be read on the host
+        torch._foreach_add_([state["step"] for state in states], [increment] * len(states))
         rate = group["lr"]
         if not isinstance(rate, Tensor):
             rate = torch.full((), rate, dtype=torch.float32, device=nonfinite.device)
-        for one, state in zip(learned, states, strict=True):
+        for parameter, state in zip(learned, states, strict=True):
             adamw_(
-                one,
+                parameter,
                 state["exp_avg"],
                 state["exp_avg_sq"],
-                copies.get(one.data_ptr()),
+                copies.get(parameter.data_ptr()),
                 steps=state["step"],
                 rate=rate,
                 shrink=shrink,
@@ -200,19 +192,19 @@ def make_capturable(optimizer: torch.optim.AdamW, device: torch.device) -> None:
 def forget(optimizer: torch.optim.AdamW) -> None:
     """Reset the optimizer state of every parameter to zero, in place if it exists."""
     for group in optimizer.param_groups:
-        for one in group["params"]:
-            _state(optimizer, one)
-    for what in ("step", "exp_avg", "exp_avg_sq"):
-        torch._foreach_zero_([state[what] for state in optimizer.state.values()])
+        for parameter in group["params"]:
+            _state(optimizer, parameter)
+    for kind in STATE:
+        torch._foreach_zero_([state[kind] for state in optimizer.state.values()])
 
 
 def optimizer_state(parameters: Mapping[str, Tensor], optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
     """Return the optimizer state by kind and parameter name, e.g. `exp_avg.lm_head.weight`."""
-    names = {id(one): name for name, one in parameters.items()}
+    names = {id(parameter): name for name, parameter in parameters.items()}
     return {
-        f"{what}.{names[id(parameter)]}": value.detach()
+        f"{kind}.{names[id(parameter)]}": value.detach()
         for parameter, state in optimizer.state.items()
-        for what, value in state.items()
+        for kind, value in state.items()
     }
 
 
@@ -223,7 +215,7 @@ def restore_optimizer_state(
 ) -> None:
     """Restore what `optimizer_state` returned; `saved(kind, name)` gives each tensor, or None."""
     for name, parameter in parameters.items():
-        found = {what: saved(what, name) for what in ("step", "exp_avg", "exp_avg_sq")}
-        state = {what: value.to(parameter.device) for what, value in found.items() if value is not None}
+        values = {kind: saved(kind, name) for kind in STATE}
+        state = {kind: value.to(parameter.device) for kind, value in values.items() if value is not None}
         if state:  # else the parameter never had a gradient
             optimizer.state[parameter] = state

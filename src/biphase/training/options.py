@@ -51,10 +51,10 @@ class Sharding:
                 f"a copy together: --shard hybrid:{max(2, world // 2)}"
             )
         if world % size or size == 1:
-            fits = [one for one in range(2, world + 1) if world % one == 0]
+            divisors = [n for n in range(2, world + 1) if world % n == 0]
             raise SpecError(
                 f"--shard {self}: {world} processes cannot be cut into groups of {size}; "
-                f"type --shard hybrid:{min(fits, key=lambda one: abs(one - size))}"
+                f"type --shard hybrid:{min(divisors, key=lambda divisor: abs(divisor - size))}"
             )
         return size
 

@@ -12,14 +12,18 @@ direction.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor
@@ -30,17 +34,7 @@ from biphase.data.stream import Stream, heldout_stream, load_ahead, passes_of, s
 from biphase.data.tokenizer import Special, load
 from biphase.errors import ModelError, StoreError, TrainingError
 from biphase.fast.trunk import fp8_refusal, refusal
-from biphase.keys import (
-    Identities,
-    checkpoint_key,
-    label,
-    last_rope_base,
-    origin_sample,
-    origin_step,
-    phase_at,
-    phases,
-    root_of,
-)
+from biphase.keys import Identities, checkpoint_key
 from biphase.metadata import read_checkpoint_file
 from biphase.models.backbone import (
     LanguageModel,
@@ -53,33 +47,25 @@ from biphase.models.backbone import (
     set_rope_base,
 )
 from biphase.models.native import is_masked, masked_forms
-from biphase.objectives import Batch, ratio_at
+from biphase.objectives import Batch
 from biphase.presets import corpus_of
+from biphase.progress import MINUTE
+from biphase.protocol import heldout_objectives, micro_rows
 from biphase.randomness import salt
 from biphase.records import encode
-from biphase.specs import CLM, MLM, MNTP, Hub, Objective, Pretrain, Pretrained, Size
+from biphase.specs import Hub, Objective, Pretrain, Pretrained, Size
 from biphase.store import Store
+from biphase.text import duration, si
 from biphase.training import checkpoint, distributed
 from biphase.training.checkpoint import CheckpointRecord, Progress, Saver
-from biphase.training.distributed import Ranks, place
-from biphase.training.loop import LoopStep, train
-from biphase.training.meter import Meter
-from biphase.training.optimizer import rate
+from biphase.training.distributed import Ranks, Replicated, place
+from biphase.training.loop import Hooks, LoopStep, PlainStep, train
 from biphase.training.options import RuntimeOptions
-
-
-def reads_otherwise(run: Pretrain) -> bool:
-    """Return whether a run's held-out losses are on other text or packing than those of the run it continues."""
-    if not isinstance(run.start, Pretrain):
-        return False
-    return any(
-        getattr(run, name) != getattr(run.start, name) for name in ("corpus", "packing", "heldout_tokens")
-    )
 
 
 def starting_model(run: Pretrain, shards: Shards, *, probed: bool = False) -> LanguageModel:
     """Build a run's model with the weights of its root's start; `probed` also tests a hub model's attention."""
-    root = root_of(run)
+    root = run.root
     if isinstance(root.start, Size):
         return from_scratch(
             root.start, vocab=shards.vocab, mask_id=shards.mask_id, length=run.packing.length, seed=root.seed
@@ -90,21 +76,21 @@ def starting_model(run: Pretrain, shards: Shards, *, probed: bool = False) -> La
         ids=shards.special_ids,
         mask_rule=card["mask_rule"],
     )
-    return _existing(run, root, _words(run, shards.vocab, special), probed=probed)
+    return _from_hub(run, root, _tokenizer_info(run, shards.vocab, special), probed=probed)
 
 
 def refuse_unfit(run: Pretrain, device: torch.device) -> None:
     """Raise ModelError if the run's model or precision is not supported on this device, before its text is read."""
     in_fp8 = run.precision == "fp8"
     why = fp8_refusal(device) if in_fp8 else ""
-    root = root_of(run)
+    root = run.root
     if isinstance(root.start, Hub):
         corpus = corpus_of(run)
-        words = None  # unknown if the corpus trains its own tokenizer
+        info = None  # unknown if the corpus trains its own tokenizer
         if isinstance(corpus.tokenizer, Pretrained):
             tokenizer = load(corpus)
-            words = _words(run, tokenizer.vocab, tokenizer.special)
-        model = _existing(run, root, words, probed=True)
+            info = _tokenizer_info(run, tokenizer.vocab, tokenizer.special)
+        model = _from_hub(run, root, info, probed=True)
     elif isinstance(root.start, Size) and in_fp8 and not why:
         with torch.device("meta"):  # shapes only
             model = from_scratch(root.start, vocab=16, mask_id=0, length=run.packing.length, seed=0)
@@ -116,18 +102,20 @@ def refuse_unfit(run: Pretrain, device: torch.device) -> None:
         raise ModelError(f"{run.name}: precision='fp8' cannot be had ({why}); say precision='bf16'")
 
 
-def _words(run: Pretrain, vocab: int, special: Special) -> TokenizerInfo:
+def _tokenizer_info(run: Pretrain, vocab: int, special: Special) -> TokenizerInfo:
     used = {special.eos, special.bos if corpus_of(run).bos else None}
     return TokenizerInfo(vocab, special.mask, special.mask_rule != "own", frozenset(special.ids) - used)
 
 
-def _existing(run: Pretrain, root: Pretrain, words: TokenizerInfo | None, *, probed: bool) -> LanguageModel:
+def _from_hub(
+    run: Pretrain, root: Pretrain, tokenizer: TokenizerInfo | None, *, probed: bool
+) -> LanguageModel:
     assert isinstance(root.start, Hub)
-    stretched = bool(run.stages) and phases(run)[0].rope_base > 0  # from the first step on
-    model = from_hub(root.start, words, length=run.packing.length, stretched=stretched)
+    stretched = bool(run.stages) and run.phases[0].rope_base > 0  # from the first step on
+    model = from_hub(root.start, tokenizer, length=run.packing.length, stretched=stretched)
     if probed:
-        probe(model, vocab=len(model.head) if words is None else words.vocab)
-        if run.stages and isinstance(run.stages[-1].objective, MLM):
+        probe(model, vocab=len(model.head) if tokenizer is None else tokenizer.vocab)
+        if run.stages and not run.stages[-1].objective.causal:
             model.note = _without_masked_class(model, run.packing.length)
     if run.adapter:
         add_adapter(model, run.adapter, seed=root.seed)
@@ -148,19 +136,19 @@ def _without_masked_class(model: LanguageModel, length: int) -> str:
 # ---------------------------------------------------------------- models of saved checkpoints
 
 
-def model_of_checkpoint(run: Pretrain, state: str | None, store: Store, shards: Shards) -> LanguageModel:
-    """Load the model of the run's checkpoint `state`, or its start if None, for evaluation or export.
+def model_of_checkpoint(run: Pretrain, key: str | None, store: Store, shards: Shards) -> LanguageModel:
+    """Load the model of the run's checkpoint `key`, or its start if None, for evaluation or export.
 
     Adapters are merged, and the rope base is the one at that step.
     """
     model = starting_model(run, shards)
     step = 0
-    if state is not None:
-        taken = checkpoint.load_weights(store, state, model).step
+    if key is not None:
+        taken = checkpoint.load_weights(store, key, model).step
         # A run's checkpoint at step 0 is the last one of the run it continues, whose steps count from its own start.
-        began = read_checkpoint_file(store.checkpoints / state)["origin_step"]
-        step = began + taken - origin_step(run)
-    base = _rope_base(run, step)
+        origin = read_checkpoint_file(store.checkpoints / key)["origin_step"]
+        step = origin + taken - run.origin_step
+    base = run.rope_base_after(step)
     if base:
         set_rope_base(model.model, base)
     if run.adapter:
@@ -168,25 +156,7 @@ def model_of_checkpoint(run: Pretrain, state: str | None, store: Store, shards: 
     return model
 
 
-def _rope_base(run: Pretrain, step: int) -> float:
-    felt = [phase.rope_base for phase in phases(run) if phase.first < step]
-    if felt:
-        return felt[-1]
-    return last_rope_base(run.start) if isinstance(run.start, Pretrain) else 0.0
-
-
 # ---------------------------------------------------------------- held-out losses
-
-
-ALWAYS: tuple[Objective, ...] = (CLM(), MLM(0.4))
-
-
-def yardsticks(objective: Objective, step: int) -> tuple[Objective, ...]:
-    """Return the held-out objectives to measure while `objective` trains, `step` steps into its phase."""
-    if isinstance(objective, MLM):
-        now = type(objective)(ratio_at(objective, step), objective.replace)
-        return ALWAYS if now in ALWAYS else (*ALWAYS, now)
-    return ALWAYS
 
 
 @torch.no_grad()
@@ -209,8 +179,8 @@ def heldout_losses(
     for objective in objectives:
         total = torch.zeros((), dtype=torch.float64)
         count = 0
-        for draws in mine.split(micro_rows) if len(mine) else ():
-            batch = stream.batch(objective, draws, step=0, fixed=fixed)
+        for samples in mine.split(micro_rows) if len(mine) else ():
+            batch = stream.batch(objective, samples, step=0, fixed=fixed)
             with autocast():
                 total += loss_sum(batch.to(ranks.device)).cpu()
             count += batch.count
@@ -219,24 +189,195 @@ def heldout_losses(
             spare = stream.batch(objective, mine[:1] if len(mine) else torch.tensor([0]), step=0, fixed=fixed)
             for _ in range(passes - math.ceil(len(mine) / micro_rows)):
                 with autocast():
-                    loss_sum(spare.silent().to(ranks.device))
+                    loss_sum(spare.without_labels().to(ranks.device))
         labels = ranks.sum(count)[0]
         if labels:
-            losses[_name(objective)] = ranks.sum_float(float(total)) / labels
+            losses[objective.column] = ranks.sum_float(float(total)) / labels
     return losses
 
 
-def _name(objective: Objective) -> str:
-    """Return an objective's short name for a column: clm, mlm40, mntp40."""
-    if isinstance(objective, (MLM, MNTP)) and objective.replace == (1.0, 0.0, 0.0):
-        return label(objective).replace(" ", "").replace("%", "")
-    return label(objective)
+# ---------------------------------------------------------------- metrics
+
+
+class Meter:
+    """Collects the metrics of one training job: JSON lines, TensorBoard if installed, and a line on the terminal.
+
+    Losses stay on the device for several steps and are read together, so that the device does not wait for the host.
+    """
+
+    def __init__(
+        self,
+        *,
+        title: str,
+        origin: int,  # steps taken by the runs before this one
+        first: int,
+        until: int,
+        tokens_per_step: int,
+        flops_per_token: float | None = None,
+        every: int = 1,  # steps between reads of the device
+        lines: list[dict[str, Any]] | None = None,
+        nonfinite_in_a_row: int = 0,
+        board: Path | None = None,
+        live: Path | None = None,  # a copy of the lines for live reports, written whenever the device is read
+        out: TextIO | None = None,  # default: the current stderr
+        quiet: bool = False,
+    ) -> None:
+        self.lines = list(lines or [])
+        self.title, self.origin, self.first, self.until = title, origin, first, until
+        self.tokens_per_step, self.flops_per_token, self.every = tokens_per_step, flops_per_token, every
+        self.behind = 1 if every > 1 else 0  # steps left queued on the device while the host reads
+        self.waiting: list[tuple[int, dict[str, Any], Tensor, Tensor, Tensor]] = []
+        self.nonfinite_in_a_row = nonfinite_in_a_row
+        self.longest_nonfinite = nonfinite_in_a_row  # including series that a finite step has ended
+        self.last_skipped: dict[str, Any] = {}
+        self.skipped = 0
+        self.last_shown = time.monotonic()
+        self.board_folder = board
+        self.board: Any = None
+        self.live_path = live
+        self.live_lines: TextIO | None = None
+        self.out = out or sys.stderr
+        self.quiet, self.live = quiet, self.out.isatty() and not quiet
+        self.rate = math.nan
+        self._mark = (time.monotonic(), first)  # time and step from which the rate is measured
+
+    def step(self, step: int, facts: dict[str, Any], loss: Tensor, norm: Tensor, nonfinite: Tensor) -> None:
+        """Record one step; the device is read every `every` steps."""
+        self.waiting.append((step, facts, loss.detach(), norm.detach(), nonfinite))
+        if step + 1 == self.until or len(self.waiting) >= self.every + self.behind:
+            self.flush(but=0 if step + 1 == self.until else self.behind)
+
+    def flush(self, *, but: int = 0) -> None:
+        """Read the recorded steps from the device, except the last `but`, which it may still be computing."""
+        ready = self.waiting[: len(self.waiting) - but]
+        read = torch.stack([torch.stack(tensors) for _, _, *tensors in ready]).tolist() if ready else []
+        for (step, facts, *_), (loss, norm, nonfinite) in zip(ready, read, strict=True):
+            line: dict[str, Any] = {
+                "step": self.origin + step + 1,
+                "loss": _number(loss),
+                "norm": _number(norm),
+                **facts,
+            }
+            if nonfinite:
+                self.nonfinite_in_a_row += 1
+                self.longest_nonfinite = max(self.longest_nonfinite, self.nonfinite_in_a_row)
+                self.last_skipped = line
+                self.skipped += 1
+                line["skipped"] = True
+                self.say(
+                    f"step {line['step']:,} skipped: loss {line['loss']}, gradient norm {line['norm']}, "
+                    f"samples {line['samples'][0]} to {line['samples'][1]}"
+                )
+            else:
+                self.nonfinite_in_a_row = 0
+                line.pop("samples", None)
+            self._keep(line)
+        if self.live_lines:
+            self.live_lines.flush()
+        if ready:
+            now, done = time.monotonic(), ready[-1][0] + 1
+            elapsed = now - self._mark[0]
+            if elapsed > 1 or math.isnan(self.rate):
+                self.rate = (done - self._mark[1]) * self.tokens_per_step / max(elapsed, 1e-9)
+                self._mark = (now, done)
+            self._show(self.lines[-1], done)
+        self.waiting = self.waiting[len(ready) :]
+
+    def event(self, step: int, **facts: Any) -> None:
+        """Record something that is not a step, e.g. held-out losses."""
+        self.flush()
+        self._keep({"step": self.origin + step, **facts})
+        if self.live_lines:
+            self.live_lines.flush()
+
+    def leave_out(self, seconds: float) -> None:
+        """Exclude `seconds` without steps from the measured rate."""
+        at, step = self._mark
+        self._mark = (at + seconds, step)
+
+    def say(self, text: str) -> None:
+        """Print a line above the progress line."""
+        if not self.quiet:
+            self.out.write(f"\r\x1b[K{text}\n" if self.live else f"{text}\n")
+            self.out.flush()
+
+    def close(self) -> None:
+        self.flush()
+        if self.live:
+            self.out.write("\r\x1b[K")
+        if self.board:
+            self.board.close()
+        if self.live_lines:
+            self.live_lines.close()
+            self.live_lines = None
+
+    def _show(self, line: dict[str, Any], done: int) -> None:
+        now = time.monotonic()
+        if self.quiet or (now - self.last_shown < (0.2 if self.live else MINUTE) and done != self.until):
+            return
+        self.last_shown = now
+        left = (self.until - done) * self.tokens_per_step / self.rate
+        flops = f"  {si(self.rate * self.flops_per_token)}FLOP/s" if self.flops_per_token else ""
+        text = (
+            f"{self.title}  step {self.origin + done:,}/{self.origin + self.until:,}  loss {line['loss'] or math.nan:.3f}  "
+            f"lr {line['rate']:.2e}  {si(self.rate)}tok/s{flops}  {duration(left)} left"
+        )
+        self.out.write(f"\r\x1b[K{text}" if self.live else f"  {text}\n")
+        self.out.flush()
+
+    def _keep(self, line: dict[str, Any]) -> None:
+        # Opened lazily, so that a training job that fails before its first line leaves no file open.
+        if self.live_path:
+            self.live_lines, self.live_path = _live(self.live_path, self.lines), None
+        if self.board_folder:
+            self.board, self.board_folder = _board(self.board_folder), None
+        self.lines.append(line)
+        if self.board:
+            for name, value in _scalars(line):
+                self.board.add_scalar(name, value, line["step"])
+        if self.live_lines:
+            self.live_lines.write(json.dumps(line) + "\n")
+
+
+def _board(folder: Path) -> Any:
+    """Return a TensorBoard writer if TensorBoard is installed."""
+    with contextlib.suppress(ImportError):
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(str(folder))
+    return None
+
+
+def _live(path: Path, lines: list[dict[str, Any]]) -> TextIO | None:
+    """Open the live file and write the lines so far. It is for display only, so a disk error is ignored."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w", encoding="utf-8")
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+        file.flush()
+        return file
+    return None
+
+
+def _scalars(line: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
+    scalars = []
+    for name, value in line.items():
+        if isinstance(value, dict):
+            scalars += _scalars(value, f"{prefix}{name}/")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool) and name != "step":
+            scalars.append((f"{prefix}{name}", float(value)))
+    return scalars
+
+
+def _number(value: float) -> float | None:
+    """Return a float that JSON can represent; None if it is nonfinite."""
+    return value if math.isfinite(value) else None
 
 
 # ---------------------------------------------------------------- training jobs
 
 
-UNSOUND_LIMIT = 20  # consecutive skipped steps after which training fails
+NONFINITE_LIMIT = 20  # consecutive skipped steps after which training fails
 
 
 class Pretraining:
@@ -260,29 +401,30 @@ class Pretraining:
         self.identities, self.ranks, self.needed, self.options = identities, ranks, needed, options
         self.flops_per_token = flops_per_token
         self.title = title or run.name
-        if run.rows_per_step < ranks.world:
-            raise TrainingError(
-                f"{run.name}: {ranks.world} processes cannot share a batch of {run.rows_per_step} rows; use fewer"
-            )
         self.key = checkpoint_key(run, target, identities)
-        store.refuse_debris(store.checkpoints / self.key)  # before the work rather than after it
         self.stream = Stream.of(shards, run.packing, run.seed)
         self.heldout = heldout_stream(shards, run.packing)
         self.rope_base = 0.0  # 0: the model's own
         self.varlen = varlen_works(ranks.device, run.precision)
-        self._begin()
+        self.loaded = False
 
     # ------------------------------------------------------------ before
 
-    def _begin(self) -> None:
+    def load(self) -> None:
         """Build the model, load the nearest saved checkpoint and set up saving and metrics."""
         run, ranks = self.run, self.ranks
+        if run.rows_per_step < ranks.world:
+            raise TrainingError(
+                f"{run.name}: {ranks.world} processes cannot share a batch of {run.rows_per_step} rows; use fewer"
+            )
+        self.store.refuse_debris(self.store.checkpoints / self.key)  # before the work rather than after it
         lines = self._load_nearest()
         self._adopt_arithmetic()
         self.saver = Saver(self.store, ranks, self.model, self.placed, job=self.key)
+        self.saver.remove_leftovers()
         self.meter = Meter(
             title=self.title,
-            origin=origin_step(run),
+            origin=run.origin_step,
             first=self.progress.step,
             until=self.target,
             tokens_per_step=run.batch_tokens,
@@ -294,25 +436,26 @@ class Pretraining:
             live=self.options.live if ranks.first else None,
             quiet=self.options.quiet or not ranks.first,
         )
+        self.loaded = True
 
     def _load_nearest(self) -> list[dict[str, Any]]:
         """Load the nearest checkpoint of the run, or its start; return the metrics up to there."""
         run, ranks, store = self.run, self.ranks, self.store
-        found = ranks.share(
+        nearest = ranks.share(
             checkpoint.nearest(run, self.target, store, self.identities) if ranks.first else None
         )
-        if found is None and isinstance(run.start, Pretrain):
+        if nearest is None and run.parent:
             raise StoreError(
-                f"{run.name} goes on from {run.start.name}, whose end is not in {store.checkpoints}; "
+                f"{run.name} goes on from {run.parent.name}, whose end is not in {store.checkpoints}; "
                 "run the study again to compute it"
             )
-        self.from_hub = found is None and isinstance(root_of(run).start, Hub)
+        self.from_hub = nearest is None and isinstance(run.root.start, Hub)
         self.model = starting_model(run, self.shards, probed=self.from_hub)
-        self.progress = Progress(step=0, draw=origin_sample(run), joules=0.0)
-        if found is None:
+        self.progress = Progress(step=0, next_sample=run.origin_sample, joules=0.0)
+        if nearest is None:
             self.placed = place(self.model, run, ranks, self.options)
             return []
-        step, key = found
+        step, key = nearest
         try:
             loaded = checkpoint.load_weights(store, key, self.model)
             self.placed = place(self.model, run, ranks, self.options)
@@ -323,17 +466,18 @@ class Pretraining:
             if ranks.world == 1 and not (store.checkpoints / key).exists():
                 return self._load_nearest()  # another worker has passed and pruned it: look again
             raise
-        self.progress = loaded if step else replace(loaded, step=0, draw=origin_sample(run))
+        self.progress = loaded if step else replace(loaded, step=0, next_sample=run.origin_sample)
         return lines
 
-    def _turn(self, step: int) -> None:
-        """Set the rope base of step `step`'s phase; called before each step, changes it where a phase begins."""
-        self._turn_to(phase_at(self.run, step).rope_base if step < self.run.steps else 0.0)
-
-    def _turn_to(self, base: float) -> None:
+    def _set_rope_base(self, base: float) -> None:
         if base and base != self.rope_base:
             set_rope_base(self.model.model, base)
             self.rope_base = base
+
+    def _begin_step(self, step: int) -> None:
+        """Set the rope base of step `step`'s phase; called before each step, changes it where a phase begins."""
+        if step < self.run.steps:
+            self._set_rope_base(self.run.phase_at(step).rope_base)
 
     def _adopt_arithmetic(self) -> None:
         """Adopt the checkpoint's micro-batch size and thread count if possible, so that sums have the same order."""
@@ -341,18 +485,20 @@ class Pretraining:
         rows = self.run.rows_per_step // ranks.world
         shard = str(self.options.sharding)
         same = (progress.world, progress.shard) == (ranks.world, shard) and progress.step > 0
-        suits = distributed.micro_rows(ranks.device, rows, self.run.packing.length)
-        self.micro_rows = self.options.micro_rows or (progress.micro_rows if same else suits)
+        default = micro_rows(distributed.memory_of(ranks.device), rows, self.run.packing.length)
+        self.micro_rows = self.options.micro_rows or (progress.micro_rows if same else default)
         if ranks.device.type == "cpu" and 0 < progress.threads <= (os.cpu_count() or 1):
             torch.set_num_threads(progress.threads)
         progress.micro_rows, progress.world, progress.shard = self.micro_rows, ranks.world, shard
-        self.progress.threads = torch.get_num_threads() if ranks.device.type == "cpu" else 0
-        self.progress.machine = distributed.machine(ranks.device) | {"path": self.placed.path}
+        progress.threads = torch.get_num_threads() if ranks.device.type == "cpu" else 0
+        progress.machine = distributed.machine(ranks.device) | {"path": self.placed.path}
 
     # ------------------------------------------------------------ during
 
     def train(self) -> bool:
         """Take the missing steps; return True if the target was published, False if stopped before."""
+        if not self.loaded:
+            self.load()
         with distributed.repeatable(enabled=self.options.deterministic):
             return self._train()
 
@@ -361,36 +507,41 @@ class Pretraining:
         self.energy = distributed.joules(self.ranks.device)
         self.published = self.progress.step == self.target
         # Measure before the first step: a hub model, or a continued model on its new text.
-        if self.from_hub or (self.progress.step == 0 and reads_otherwise(self.run)):
-            self._turn_to(last_rope_base(self.run.start) if isinstance(self.run.start, Pretrain) else 0.0)
-            self._measure(0, self.run.stages[0].objective, 0)
-        self._turn(self.progress.step)
-        steps = load_ahead(self._batches, self.progress.step, self.target, loaders=self.options.loaders)
+        if self.from_hub or (self.progress.step == 0 and self.run.changes_heldout):
+            self._set_rope_base(self.run.initial_rope_base)
+            self._measure(0, self.run.stages[0].objective.at(0))
+        self._begin_step(self.progress.step)
+        batches = load_ahead(self._batches, self.progress.step, self.target, loaders=self.options.loaders)
+        placed = self.placed
+        step = PlainStep(
+            placed.optimizer,
+            self._loss_sum,
+            self.run.optimizer.clip,
+            placed.sharded or Replicated(placed.parameters, self.ranks),
+            self._autocast,
+            self.model,
+        )
+        hooks = Hooks(
+            after=(
+                self._count,
+                self._log,
+                self._evaluate,
+                lambda done: None if done.lost else self.saver.settle(),
+                self._save,
+                lambda done: self._begin_step(done.step + 1),
+            ),
+            stop=self.options.stop,
+            lost=self.options.lost,
+            save=self._due,
+        )
         try:
             train(
-                self.placed.parameters,
-                self.placed.optimizer,
-                self._loss_sum,
-                steps,
+                step,
+                batches,
                 first=self.progress.step,
-                rate=lambda step: rate(self.run, step),
-                clip=self.run.optimizer.clip,
+                rate=self.run.learning_rate,
                 ranks=self.ranks,
-                autocast=lambda: distributed.autocast(self.ranks.device, self.run.precision),
-                after=(
-                    self._count,
-                    self._log,
-                    self._evaluate,
-                    lambda done: None if done.lost else self.saver.settle(),
-                    self._save,
-                    lambda done: self._turn(done.step + 1),
-                ),
-                stop=self.options.stop,
-                lost=self.options.lost,
-                save=self._due,
-                copies=self.model.copies,
-                refresh=self.model.refresh,
-                gradients=self.placed.sharded,
+                hooks=hooks,
             )
         except Exception:
             self.saver.salvage(lost=self.options.lost())
@@ -405,27 +556,30 @@ class Pretraining:
     def _batches(self, step: int) -> list[Batch]:
         """Return this process's micro-batches of one step."""
         run = self.run
-        phase = phase_at(run, step)
-        draws = share(
-            origin_sample(run) + step * run.rows_per_step,
+        phase = run.phase_at(step)
+        samples = share(
+            run.origin_sample + step * run.rows_per_step,
             run.rows_per_step,
             self.ranks.rank,
             self.ranks.world,
         )
-        made = [
+        batches = [
             self.stream.batch(
                 phase.objective, part, step=step - phase.first, fixed=self.placed.path == "compiled"
             ).ready_for(self.ranks.device)
-            for part in draws.split(self.micro_rows)
+            for part in samples.split(self.micro_rows)
         ]
         if self.placed.sharded:  # all processes must gather weights equally often
             passes = passes_of(run.rows_per_step, self.ranks.world, self.micro_rows)
-            made += [made[0].silent()] * (passes - len(made))
-        return made
+            batches += [batches[0].without_labels()] * (passes - len(batches))
+        return batches
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        return distributed.autocast(self.ranks.device, self.run.precision)
 
     def _loss_sum(self, batch: Batch) -> torch.Tensor:
         # Seed dropout by the sample index, so that a resumed run drops the same units.
-        distributed.seed_device(salt(self.run.seed, "dropout", int(batch.draws[0])), self.ranks.device)
+        distributed.seed_device(salt(self.run.seed, "dropout", int(batch.samples[0])), self.ranks.device)
         return self.model.loss_sum(batch, pattern_of(batch, varlen=self.varlen))
 
     def _due(self) -> bool:
@@ -439,7 +593,7 @@ class Pretraining:
     def _count(self, done: LoopStep) -> None:
         now = time.monotonic()
         progress = self.progress
-        progress.step, progress.draw = done.step + 1, progress.draw + self.run.rows_per_step
+        progress.step, progress.next_sample = done.step + 1, progress.next_sample + self.run.rows_per_step
         progress.seconds, self.clock = progress.seconds + now - self.clock, now
         progress.tokens += self.run.batch_tokens
         if progress.flops is not None:
@@ -447,45 +601,49 @@ class Pretraining:
             progress.flops = None if each is None else progress.flops + self.run.batch_tokens * each
 
     def _log(self, done: LoopStep) -> None:
-        phase = phase_at(self.run, done.step)
+        phase = self.run.phase_at(done.step)
         facts: dict[str, Any] = {
             "rate": done.rate,
             "labels": done.labels,
-            "objective": label(phase.objective),
+            "objective": phase.objective.label,
         }
-        if not isinstance(phase.objective, CLM):
-            facts["ratio"] = ratio_at(phase.objective, done.step - phase.first)
+        ratio = phase.objective.ratio_at(done.step - phase.first)
+        if ratio is not None:
+            facts["ratio"] = ratio
         facts |= {"tokens": self.progress.tokens, "seconds": round(self.progress.seconds, 3)}
-        first = self.progress.draw - self.run.rows_per_step
-        facts["draws"] = [first, self.progress.draw - 1]  # over all processes; kept only for skipped steps
+        first = self.progress.next_sample - self.run.rows_per_step
+        facts["samples"] = [
+            first,
+            self.progress.next_sample - 1,
+        ]  # over all processes; kept only for skipped steps
         self.meter.step(done.step, facts, done.loss, done.norm, done.nonfinite)
-        if self.meter.longest_nonfinite >= UNSOUND_LIMIT:
+        if self.meter.longest_nonfinite >= NONFINITE_LIMIT:
             last = self.meter.last_skipped
             raise TrainingError(
-                f"{self.run.name}: {UNSOUND_LIMIT} steps in a row had no finite loss or gradient, the last at step "
-                f"{last['step']:,} with samples {last['draws'][0]} to {last['draws'][1]}; "
+                f"{self.run.name}: {NONFINITE_LIMIT} steps in a row had no finite loss or gradient, the last at step "
+                f"{last['step']:,} with samples {last['samples'][0]} to {last['samples'][1]}; "
                 "lower schedule=WSD(peak=…) or look at the corpus there"
             )
 
     def _evaluate(self, done: LoopStep) -> None:
         step = done.step + 1
         if step % self.run.heldout_every == 0 or step == self.target:
-            phase = phase_at(self.run, done.step)
-            self._measure(step, phase.objective, done.step - phase.first)
+            phase = self.run.phase_at(done.step)
+            self._measure(step, phase.objective.at(done.step - phase.first))
 
-    def _measure(self, step: int, objective: Objective, into: int) -> None:
-        """Measure and record the held-out losses after `step` steps, `into` steps into a phase."""
+    def _measure(self, step: int, objective: Objective) -> None:
+        """Measure and record the held-out losses after `step` steps, while `objective` trains."""
         if self.heldout.rows == 0:
             return
         self.model.eval()
         losses = heldout_losses(
             self._loss_sum,
             self.heldout,
-            yardsticks(objective, into),
+            heldout_objectives(objective),
             rows=self.run.heldout_tokens // self.run.packing.length,
             micro_rows=self.micro_rows,
             ranks=self.ranks,
-            autocast=lambda: distributed.autocast(self.ranks.device, self.run.precision),
+            autocast=self._autocast,
             fixed=self.placed.path == "compiled",
             together=self.placed.sharded is not None,
         )
@@ -510,18 +668,17 @@ class Pretraining:
         self.meter.skipped = 0
         self.progress.nonfinite_in_a_row = self.meter.nonfinite_in_a_row
         step = done.step + 1
-        state = {
+        about = {
             "run": encode(self.run),
-            "origin_step": origin_step(self.run),
-            "epochs": self.stream.epochs(self.progress.draw),
+            "origin_step": self.run.origin_step,
+            "epochs": self.stream.epochs(self.progress.next_sample),
             "tokens_left_out": len(self.shards.train) % self.run.packing.length,
             "progress": asdict(self.progress),
         }
-        told = CheckpointRecord(
-            checkpoint_key(self.run, step, self.identities), state, list(self.meter.lines)
-        )
-        behind = partial(checkpoint.prune, self.run, step, self.store, self.identities)
-        self.saver.begin(told, last=finished, then=lambda: behind(self.needed()))
+        key = checkpoint_key(self.run, step, self.identities)
+        record = CheckpointRecord(key, about, list(self.meter.lines))
+        prune = partial(checkpoint.prune, self.run, step, self.store, self.identities)
+        self.saver.begin(record, last=finished, then=lambda: prune(self.needed()))
         if finished or done.stop:
             self.saver.finish()
         self.published = finished

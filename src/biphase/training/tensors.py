@@ -19,6 +19,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, Self
@@ -72,7 +73,7 @@ def write_part(folder: Path, kind: str, number: int, of: int, rows: Mapping[str,
     """Write one process's rows and their index; return the manifest entries of both files."""
     name = part_name(kind, number, of)
     entries = {f"{name}.safetensors": write_whole(folder / f"{name}.safetensors", rows)}
-    index = {key: {"shape": list(one.whole), "first": one.first} for key, one in rows.items()}
+    index = {key: {"shape": list(part.whole), "first": part.first} for key, part in rows.items()}
     write_json(folder / f"{name}.json", {"tensors": index})
     content = (folder / f"{name}.json").read_bytes()
     entries[f"{name}.json"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -81,32 +82,29 @@ def write_part(folder: Path, kind: str, number: int, of: int, rows: Mapping[str,
 
 def write_whole(path: Path, rows: Mapping[str, RowRange]) -> dict[str, Any]:
     """Write the rows as plain tensors to one file; return its manifest entry."""
-    coming = {
-        name: PendingTensor(tuple(one.tensor.shape), one.tensor.dtype, lambda one=one: one.tensor)
-        for name, one in rows.items()
+    pending = {
+        name: PendingTensor(tuple(part.tensor.shape), part.tensor.dtype, lambda part=part: part.tensor)
+        for name, part in rows.items()
     }
-    return write(path, coming)
+    return write(path, pending)
 
 
 def write(path: Path, tensors: Mapping[str, PendingTensor]) -> dict[str, Any]:
     """Write a safetensors file one tensor at a time; return its size and hash as a manifest entry."""
-    ordered = sorted(tensors.items(), key=lambda one: (-one[1].dtype.itemsize, one[0]))
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, one in ordered:
-        begin, end = end, end + one.size
-        header[name] = {
-            "dtype": KINDS[one.dtype],
-            "shape": list(one.shape),
-            "data_offsets": [begin, end],
-        }
+    for name, tensor in ordered:
+        begin, end = end, end + tensor.size
+        offsets = {"data_offsets": [begin, end]}
+        header[name] = {"dtype": KINDS[tensor.dtype], "shape": list(tensor.shape), **offsets}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     digest, size = hashlib.sha256(), 0
     with path.open("xb") as file:
-        for job in _bytes_of(struct.pack("<Q", len(text)) + text, ordered):
-            digest.update(job)
-            size += file.write(job)
+        for chunk in _bytes_of(struct.pack("<Q", len(text)) + text, ordered):
+            digest.update(chunk)
+            size += file.write(chunk)
         file.flush()
         os.fsync(file.fileno())
     return {"bytes": size, "sha256": digest.hexdigest()}
@@ -114,12 +112,12 @@ def write(path: Path, tensors: Mapping[str, PendingTensor]) -> dict[str, Any]:
 
 def _bytes_of(header: bytes, tensors: list[tuple[str, PendingTensor]]) -> Iterable[bytes | memoryview]:
     yield header
-    for name, one in tensors:
-        made = one.make().contiguous()
-        assert (tuple(made.shape), made.dtype) == (one.shape, one.dtype), name
-        if not made.numel():
+    for name, pending in tensors:
+        tensor = pending.make().contiguous()
+        assert (tuple(tensor.shape), tensor.dtype) == (pending.shape, pending.dtype), name
+        if not tensor.numel():
             continue
-        data = memoryview(made.reshape(-1).view(torch.uint8).numpy())
+        data = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
         for begin in range(0, len(data), SLICE):
             yield data[begin : begin + SLICE]
 
@@ -138,7 +136,7 @@ class Tensors:
         self.folder, self.kind = folder, kind
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, torch.dtype] = {}
-        self._found: dict[str, list[_TensorEntry]] = {}
+        self._entries: dict[str, list[_TensorEntry]] = {}
         self._open: dict[Path, Any] = {}
         self._files = ExitStack()
 
@@ -159,23 +157,23 @@ class Tensors:
     @property
     def parts(self) -> list[Path]:
         """The files that contain the tensors, with the indexes of parts."""
-        files = {one.file for found in self._found.values() for one in found}
-        return sorted(
-            files | {one.with_suffix(".json") for one in files if one.with_suffix(".json").exists()}
-        )
+        files = {entry.file for entries in self._entries.values() for entry in entries}
+        indexes = {file.with_suffix(".json") for file in files}
+        return sorted(files | {index for index in indexes if index.exists()})
 
     def whole(self, name: str) -> Tensor:
         if not self.shapes[name]:
-            return self._file(self._found[name][0].file).get_tensor(name)
+            return self._file(self._entries[name][0].file).get_tensor(name)
         return self.rows(name, 0, self.shapes[name][0])
 
     def rows(self, name: str, first: int, until: int) -> Tensor:
         """Return rows `first` up to `until` of a tensor, reading nothing else."""
         taken = []
-        for one in self._found[name]:
-            begin, end = max(first, one.first), min(until, one.first + one.rows)
+        for entry in self._entries[name]:
+            begin, end = max(first, entry.first), min(until, entry.first + entry.rows)
             if begin < end:
-                taken.append(self._file(one.file).get_slice(name)[begin - one.first : end - one.first])
+                rows = slice(begin - entry.first, end - entry.first)
+                taken.append(self._file(entry.file).get_slice(name)[rows])
         if not taken:
             return torch.empty((0, *self.shapes[name][1:]), dtype=self.dtypes[name])
         if len(taken) > 1:
@@ -195,52 +193,48 @@ class Tensors:
 
     def _note(self, name: str, whole: tuple[int, ...], path: Path, first: int) -> None:
         """Record that a file contains rows of this tensor from row `first` on."""
-        here = self._file(path).get_slice(name)
-        shape, dtype = here.get_shape(), NAMES[here.get_dtype()]
+        tensor = self._file(path).get_slice(name)
+        shape, dtype = tensor.get_shape(), NAMES[tensor.get_dtype()]
         same = self.shapes.setdefault(name, whole) == whole and self.dtypes.setdefault(name, dtype) == dtype
         if not same or shape[1:] != list(whole[1:]):
             raise StoreError(f"{path} disagrees with its neighbours; remove {self.folder} and run again")
-        self._found.setdefault(name, []).append(_TensorEntry(path, first, shape[0] if shape else -1))
+        self._entries.setdefault(name, []).append(_TensorEntry(path, first, shape[0] if shape else -1))
 
     def _read_parts(self) -> None:
         named = re.compile(rf"{self.kind}-(\d+)-of-(\d+)\.json")
-        matched = [one for path in self.folder.glob("*.json") if (one := named.fullmatch(path.name))]
-        indexes = {int(one[1]): self.folder / one[0] for one in matched}
-        counts = {int(one[2]) for one in matched}
+        matches = [match for path in self.folder.glob("*.json") if (match := named.fullmatch(path.name))]
+        indexes = {int(match[1]): self.folder / match[0] for match in matches}
+        counts = {int(match[2]) for match in matches}
         if len(counts) != 1 or sorted(indexes) != list(range(counts.pop())):
             raise StoreError(f"{self.folder} has not all parts of its {self.kind}; remove it and run again")
         for path in indexes.values():
             self._read_index(path)
-        for name, found in self._found.items():
-            found.sort(key=lambda one: one.first)
+        for name, entries in self._entries.items():
+            entries.sort(key=lambda entry: entry.first)
             end = 0
-            for one in found:
-                end = one.first + one.rows if one.first == end else -1
+            for entry in entries:
+                end = entry.first + entry.rows if entry.first == end else -1
             if self.shapes[name] and end != self.shapes[name][0]:
                 raise StoreError(f"{self.folder} has not all rows of {name}; remove it and run again")
 
     def _read_index(self, path: Path) -> None:
         try:
-            said = {
-                name: (tuple(one["shape"]), int(one["first"]))
-                for name, one in read_json(path)["tensors"].items()
+            index = {
+                name: (tuple(entry["shape"]), int(entry["first"]))
+                for name, entry in read_json(path)["tensors"].items()
             }
         except (KeyError, TypeError, AttributeError, ValueError):
             raise StoreError(f"{path} is no index; remove {self.folder} and run again") from None
-        for name, (whole, first) in said.items():
+        for name, (whole, first) in index.items():
             self._note(name, whole, path.with_suffix(".safetensors"), first)
 
 
 def join_parts(folder: Path, kind: str) -> tuple[list[Path], dict[str, Any]]:
     """Join parts into one file, a tensor at a time; return the parts and the file's manifest entry."""
-    with Tensors(folder, kind) as cut:
-        coming = {
-            name: PendingTensor(shape, cut.dtypes[name], _whole(cut, name))
-            for name, shape in cut.shapes.items()
+    with Tensors(folder, kind) as parts:
+        pending = {
+            name: PendingTensor(shape, parts.dtypes[name], partial(parts.whole, name))
+            for name, shape in parts.shapes.items()
         }
-        entry = write(folder / f"{kind}.safetensors", coming)
-        return cut.parts, entry
-
-
-def _whole(cut: Tensors, name: str) -> Callable[[], Tensor]:
-    return lambda: cut.whole(name)
+        entry = write(folder / f"{kind}.safetensors", pending)
+        return parts.parts, entry

@@ -70,7 +70,7 @@ REFUSED = {
         lambda: study(claim(more="clm-500")),
         "Claim 'ner': the study has no result 'clm-500'; did you mean 'clm-5000'?",
     ),
-    "an unknown other result": (lambda: study(claim(less="nothing-like-it")), "known: clm, clm-5000, mlm"),
+    "an unknown other result": (lambda: study(claim(less="nothing-like-it")), "known: clm-5000, clm, mlm"),
     "an unknown task": (
         lambda: study(claim(on=("conll",))),
         "Claim 'ner': the study has no task or family 'conll'; did you mean 'conll2003'?",

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from biphase import CATALOG, CLM, MLM, MNTP, SIZES, WSD, Finetune, Stage, Study
-from biphase.keys import Identities, label
+from biphase.keys import Identities
 from biphase.report.estimates import estimate
 from biphase.report.evidence import gather
 from biphase.report.figures import figures, scores, specification, training
@@ -33,7 +33,7 @@ def compute(plan, store, *, world=1, device="x86_64", only=None):
                     {
                         "step": step,
                         "loss": 10 - step / 10,
-                        "objective": label(cost.objective),
+                        "objective": cost.objective.label,
                         "tokens": step * 128,
                     }
                 )
@@ -41,7 +41,7 @@ def compute(plan, store, *, world=1, device="x86_64", only=None):
                     lines.append({"step": step, "heldout": {"clm": 5 - step / 100, "mlm40": 6 - step / 100}})  # fmt: skip
         with store.attempt("state") as folder:
             (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-            progress = {"step": job.step, "draw": 0, "seconds": SECONDS * job.span[1], "world": world, "machine": {"device": device}}  # fmt: skip
+            progress = {"step": job.step, "next_sample": 0, "seconds": SECONDS * job.span[1], "world": world, "machine": {"device": device}}  # fmt: skip
             about = {"run": {"kind": "Pretrain"}, "origin_step": 0, "epochs": 0.0, "progress": progress}
             write_json(folder / "checkpoint.json", {"key": job.key, **about})
             publish(folder, store.checkpoints / job.key)

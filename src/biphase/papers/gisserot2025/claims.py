@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from biphase.keys import decay_start, origin_step
 from biphase.report.contrasts import (
     AnyOf,
     Best,
@@ -1094,7 +1093,7 @@ def _b2(bench: ComparableModels) -> list[Test]:
 def _ahead_of_decay(bench: ComparableModels, model: Model, step: int) -> Remark | None:
     """A remark if the checkpoint lies before the decay, so that part of the gain comes from training at full rate."""
     run = bench.plan.jobs[bench.plan.results[model.results[0]]].run
-    early = origin_step(run) + decay_start(run) - step
+    early = run.origin_step + run.decay_start - step
     if early <= 0:
         return None
     return lambda reading: (

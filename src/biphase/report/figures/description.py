@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from biphase.report.recipes import Model, Recipe
-from biphase.specs import CLM, MLM, Objective
+from biphase.specs import Objective
 
 Numbers = tuple[float, ...]
 Marker = Literal["circle", "square", "triangle", "diamond", "cross", "down", "hexagon", "none"]
@@ -203,10 +203,7 @@ def role_of(recipe: Recipe) -> str:
 
 def role_of_path(objectives: Iterable[Objective]) -> str:
     """The role of a sequence of objectives: its distinct consecutive kinds, or "other"."""
-    kinds = (
-        "clm" if isinstance(objective, CLM) else "mlm" if type(objective) is MLM else "other"
-        for objective in objectives
-    )
+    kinds = (objective.name if objective.name in ("clm", "mlm") else "other" for objective in objectives)
     role = "-".join(kind for kind, _ in groupby(kinds))
     return role if role in NAMES else "other"
 

@@ -15,7 +15,6 @@ from itertools import groupby
 
 import numpy as np
 
-from biphase.keys import label
 from biphase.report.evidence import Evidence
 from biphase.report.figures.description import (
     NAMES,
@@ -492,7 +491,7 @@ def _job_lines(plan: Plan, jobs: list[_TreeJob], standing: dict[str, str]) -> li
 
 def _job_hover(job: TrainingJob, standing: dict[str, str]) -> str:
     first, until = job.span
-    title = f"{label(job.objective)} {first:,} → {until:,}{', decaying' if job.decaying else ''}"
+    title = f"{job.objective.label} {first:,} → {until:,}{', decaying' if job.decaying else ''}"
     return "\n".join([title, *job.results, f"{job.key[:8]}, {standing[job.key]}"])
 
 
@@ -632,9 +631,9 @@ def _trained(plan: Plan, cost: JobCost) -> tuple[str, str]:
     job = plan.jobs[cost.key]
     path = [before.objective for before in plan.path(job.key)]
     others = [objective for objective in path if objective != job.objective]
-    after = f" after {named(label(others[-1]))}" if others else ""
+    after = f" after {named(others[-1].label)}" if others else ""
     continued = ", continued" if isinstance(job.run.start, Pretrain) else ""
-    return role_of_path(path), f"{named(label(job.objective))}{after}{continued}"
+    return role_of_path(path), f"{named(job.objective.label)}{after}{continued}"
 
 
 def _finetuning_bars(evidence: Evidence) -> list[_Bar]:

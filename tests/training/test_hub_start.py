@@ -1,0 +1,377 @@
+"""A run from an existing model: rotary base, adapters, frozen and slow layers, through stops and in its checkpoints."""
+
+import contextlib
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from biphase import CATALOG, CLM, MLM, SIZES, WSD, AdamW, Chunks, Finetune, Hub, LoRA, Stage
+from biphase.attention import NAME, AttentionPattern, pattern_of
+from biphase.data.shards import Shards
+from biphase.data.stream import heldout_stream
+from biphase.errors import ModelError, SpecError, StoreError
+from biphase.finetune.encoder import encoder_of_checkpoint
+from biphase.keys import checkpoint_key
+from biphase.models.backbone import LanguageModel, rope_base_of
+from biphase.protocol import heldout_objectives
+from biphase.study.plan import identities
+from biphase.training import checkpoint, pretrain
+from biphase.training.distributed import Ranks
+from biphase.training.pretrain import heldout_losses, model_of_checkpoint, refuse_unfit, starting_model
+
+CPU = torch.device("cpu")
+SHAPE = {
+    "vocab_size": 320, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 64, "num_key_value_heads": 2,
+    "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+OLD, NEW = 10_000.0, 300.0
+TWO_BASES = (Stage(MLM(0.4), 3), Stage(MLM(0.4), 3, rope_base=NEW))
+ADAPTER = LoRA(rank=2, alpha=8)
+
+
+def llama(*, tied=False):
+    rope = {"rope_type": "default", "rope_theta": OLD}
+    return LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=rope, tie_word_embeddings=tied))
+
+
+def tied_llama():
+    return llama(tied=True)
+
+
+def gpt2():
+    """Transposed matrices, dropout, learned positions, a tied head."""
+    shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=320, bos_token_id=0, eos_token_id=0, **shape))
+
+
+DECODERS = pytest.mark.parametrize("make", [llama, tied_llama, gpt2], ids=lambda make: make.__name__)
+
+
+def initialized(make):
+    """Weights large enough for positions and layers to matter."""
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(1)
+        model = make()
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.1)
+    return model
+
+
+@pytest.fixture
+def adapting(tiny_run, corpus, tmp_path):
+    """Makes runs that start from a tiny model in a folder: `adapting(llama, Stage(MLM(0.4), 6))`."""
+
+    def make(model, *stages, **fields):
+        folder = tmp_path / model.__name__
+        if not folder.exists():
+            initialized(model).save_pretrained(folder)
+        defaults = {
+            "start": Hub(str(folder)),
+            "corpus": corpus,
+            "packing": Chunks(32, shortest=4),
+            "batch_tokens": 128,
+            "precision": "fp32",
+            "schedule": WSD(1e-2, 1, 1),
+            "seed": 7,
+            "heldout_every": 3,
+        }
+        return tiny_run("adapted", *(stages or (Stage(MLM(0.4), 6),)), **defaults | fields)
+
+    return make
+
+
+@pytest.fixture
+def trained(train):
+    """Brings a run to one step after another, keeping every checkpoint; returns the last training job."""
+
+    def make(store, run, *steps):
+        kept = lambda: {folder.name for folder in store.checkpoints.iterdir()}  # noqa: E731
+        return [train(run, step, store, needed=kept, flops=None) for step in steps][-1]
+
+    return make
+
+
+def shards_in(store):
+    return Shards.open(next(store.shards.iterdir()))
+
+
+def model_after(run, step, store):
+    """The model after that step, as it is evaluated and exported; None: its start."""
+    key = None if step is None else checkpoint_key(run, step, identities(store))
+    return model_of_checkpoint(run, key, store, shards_in(store)).eval()
+
+
+@torch.no_grad()
+def outputs(model, what="logits"):
+    ids = torch.randint(4, 320, (2, 24), generator=torch.Generator().manual_seed(1))
+    return getattr(model, what)(ids, torch.arange(24).expand(2, 24), AttentionPattern(False))
+
+
+def measured(model, run, store):
+    """The held-out losses of a model, without a training job."""
+    model.eval()
+    return heldout_losses(
+        lambda batch: model.loss_sum(batch, pattern_of(batch, varlen=False)),
+        heldout_stream(shards_in(store), run.packing),
+        heldout_objectives(run.stages[0].objective),
+        rows=run.heldout_tokens // run.packing.length,
+        micro_rows=4,
+        ranks=Ranks(0, 1, CPU),
+        autocast=torch.no_grad,
+        fixed=False,
+    )
+
+
+# ---------------------------------------------------------------- rotary base
+
+
+@pytest.mark.parametrize("stops", [(2,), (3,), (4,), (1, 3, 5)], ids=str)
+def test_a_changed_rotary_base_resumes_alike(adapting, trained, store, other, same_checkpoint, stops):
+    run = adapting(llama, *TWO_BASES)
+    trained(store, run, *stops, 6)
+    trained(other, run, 6)
+    assert same_checkpoint(run, 6, store, other)
+
+
+def test_a_checkpoint_has_the_rotary_base_of_its_last_step(adapting, trained, store, tensors):
+    run, plain = adapting(llama, *TWO_BASES), adapting(llama, Stage(MLM(0.4), 6))
+    for step, base in ((2, OLD), (3, OLD), (4, NEW), (6, NEW)):
+        trained(store, run, step)
+        assert rope_base_of(model_after(run, step, store).model) == base, step
+    trained(store, plain, 4)
+    assert checkpoint_key(run, 3, identities(store)) == checkpoint_key(plain, 3, identities(store))
+    head = "lm_head.weight"
+    assert not torch.equal(tensors(store, run, 4)[0][head], tensors(store, plain, 4)[0][head])
+    end, config = model_after(run, 6, store), llama().config
+    config.rope_parameters["rope_theta"] = NEW
+    reference = LlamaForCausalLM(config)
+    reference.set_attn_implementation(NAME)
+    reference.load_state_dict(end.model.state_dict())
+    assert torch.equal(outputs(LanguageModel(reference.eval())), outputs(end))
+    assert rope_base_of(model_after(run, None, store).model) == OLD
+
+
+def test_a_continued_run_keeps_the_rotary_base(adapting, trained, tiny_run, store, other, same_checkpoint):
+    run = adapting(llama, *TWO_BASES)
+    on = tiny_run("on", Stage(MLM(0.4), 3), start=run)
+    trained(store, run, 6)
+    trained(other, run, 4, 6)
+    trained(store, on, 1, 3)
+    trained(other, on, 3)
+    assert same_checkpoint(on, 3, store, other)
+    assert {rope_base_of(model_after(on, step, store).model) for step in (0, 1, 3)} == {NEW}
+
+
+def test_the_start_of_a_run_that_changes_the_rotary_base_has_the_old_one(adapting, trained, tiny_run, store):
+    """Its checkpoint at step 0 is the other run's last one, which counts its steps from another start."""
+    run = adapting(llama, Stage(MLM(0.4), 3))
+    on = tiny_run("on", Stage(MLM(0.4), 3, rope_base=NEW), start=run)
+    further = tiny_run("further", Stage(MLM(0.4), 2, rope_base=500.0), start=on)
+    for one, step in ((run, 3), (on, 3), (further, 1)):
+        trained(store, one, step)
+    for one, step, base in ((on, 0, OLD), (on, 3, NEW), (further, 0, NEW), (further, 1, 500.0)):
+        assert rope_base_of(model_after(one, step, store).model) == base, (one.name, step)
+
+
+def test_rows_may_be_longer_than_the_context_if_the_rotary_base_is_changed(adapting, trained, store):
+    longer = {"packing": Chunks(128, shortest=4), "batch_tokens": 256}
+    run = adapting(llama, Stage(MLM(0.4), 2, rope_base=NEW), **longer)
+    trained(store, run, 2)
+    assert model_after(run, 2, store).model.config.max_position_embeddings == 128
+    with pytest.raises(ModelError, match=r"64 tokens.*128"):
+        trained(store, adapting(llama, Stage(MLM(0.4), 2), **longer), 2)
+
+
+# ---------------------------------------------------------------- adapters
+
+
+@DECODERS
+def test_only_the_adapter_learns_and_is_merged_for_use(
+    make, adapting, trained, store, other, same_checkpoint, tensors
+):
+    run = adapting(make, adapter=ADAPTER)
+    job = trained(other, run, 6)
+    trained(store, run, 1, 4, 6)
+    assert same_checkpoint(run, 6, store, other)
+    weights, optimizer_state = tensors(store, run, 6)
+    start = starting_model(run, shards_in(store)).model.state_dict()
+    learned = {name for name in weights if not torch.equal(weights[name], start[name])}
+    assert learned == {name for name in weights if "lora_" in name}
+    assert {name.partition(".")[2] for name in optimizer_state} == learned
+
+    unmerged, merged = job.model.eval(), model_after(run, 6, store)
+    assert (outputs(unmerged) - outputs(model_after(run, None, store))).abs().max() > 1e-2, "it learned"
+    torch.testing.assert_close(outputs(merged), outputs(unmerged), rtol=1e-4, atol=1e-4)
+    assert merged.model.state_dict().keys() == make().state_dict().keys()
+    spec = Finetune((CATALOG["sources-mini"],), protocol="standard")
+    key = checkpoint_key(run, 6, identities(store))
+    tested = encoder_of_checkpoint(run, key, store, shards_in(store), spec)
+    assert torch.equal(outputs(tested.encoder.eval(), "forward"), outputs(merged, "hidden"))
+    assert all(parameter.requires_grad for parameter in tested.encoder.parameters())
+
+
+def test_a_continued_run_keeps_the_adapter_and_its_optimizer_state(
+    adapting, trained, tiny_run, store, other, same_checkpoint, tensors
+):
+    run = adapting(llama, adapter=ADAPTER)
+    on = tiny_run("on", Stage(MLM(0.4), 4), start=run)
+    assert on.adapter == ADAPTER
+    for one in (store, other):
+        trained(one, run, 6)
+    trained(store, on, 4)
+    job = trained(other, on, 2, 4)
+    assert same_checkpoint(on, 4, store, other)
+    optimizer_state = tensors(store, on, 4)[1]
+    assert {float(value) for name, value in optimizer_state.items() if name.startswith("step.")} == {10.0}
+    torch.testing.assert_close(
+        outputs(model_after(on, 4, store)), outputs(job.model.eval()), rtol=1e-4, atol=1e-4
+    )
+    with pytest.raises(SpecError, match="another adapter"):
+        tiny_run("on", Stage(MLM(0.4), 4), start=run, adapter=LoRA(rank=4))
+
+
+def test_a_checkpoint_with_an_adapter_does_not_load_without_one(adapting, trained, store):
+    run = adapting(llama, adapter=ADAPTER)
+    trained(store, run, 2)
+    key = checkpoint_key(run, 2, identities(store))
+    with pytest.raises(StoreError, match="base_layer"):
+        checkpoint.load_weights(store, key, starting_model(replace(run, adapter=None), shards_in(store)))
+
+
+def test_the_seed_of_the_adapter_is_that_of_the_root(adapting, tiny_run, store):
+    run = adapting(llama, adapter=ADAPTER)
+    on = tiny_run("on", Stage(MLM(0.4), 4), start=run, seed=8, data="restart")
+    first, second, third = (
+        starting_model(one, shards_in(store)).model.state_dict() for one in (run, on, replace(run, seed=8))
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not all(torch.equal(first[name], third[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("make", "fields", "fact"),
+    [
+        (llama, {"adapter": LoRA(targets=("query",))}, r"query.*q_proj"),
+        (gpt2, {"stages": (Stage(MLM(0.4), 2, rope_base=NEW),)}, "rope_base"),
+    ],
+    ids=["unknown targets", "no rotary positions"],
+)
+def test_what_a_model_does_not_have_is_refused_before_it_trains(adapting, trained, store, make, fields, fact):
+    with pytest.raises(ModelError, match=fact):
+        trained(store, adapting(make, **fields), 2)
+    assert not store.checkpoints.exists()
+
+
+# ---------------------------------------------------------------- frozen and slow layers
+
+
+@DECODERS
+def test_a_frozen_embedding_stays_through_every_stop(
+    make, adapting, trained, store, other, same_checkpoint, tensors
+):
+    run = adapting(make, freeze="embeddings")
+    trained(other, run, 6)
+    trained(store, run, 2, 6)
+    assert same_checkpoint(run, 6, store, other)
+    weights, optimizer_state = tensors(store, run, 6)
+    start = starting_model(run, shards_in(store)).model.state_dict()
+    embedding = "transformer.wte.weight" if make is gpt2 else "model.embed_tokens.weight"
+    assert {name for name in weights if torch.equal(weights[name], start[name])} == {embedding}
+    assert f"exp_avg.{embedding}" not in optimizer_state
+    assert ("lm_head.weight" in weights) == (make is llama)
+
+
+def test_the_optimizer_state_of_frozen_weights_waits_for_a_run_that_trains_them(
+    tiny_run, trained, store, tensors
+):
+    first = tiny_run("first", Stage(CLM(), 6))
+    frozen = tiny_run("frozen", Stage(CLM(), 6), start=first, freeze="embeddings")
+    after = tiny_run("after", Stage(CLM(), 6), start=frozen, freeze="nothing")
+    steps = []
+    for run in (first, frozen, after):
+        trained(store, run, 6)
+        steps.append(tensors(store, run, 6)[1]["step.model.embed_tokens.weight"].item())
+    assert steps == [6, 6, 12]
+
+
+def test_layer_decay_resumes_alike_and_moves_lower_layers_less(
+    adapting, trained, store, other, same_checkpoint, tensors
+):
+    run = adapting(llama, optimizer=AdamW(layer_decay=0.1, weight_decay=0.0))
+    trained(other, run, 6)
+    trained(store, run, 1, 4, 6)
+    assert same_checkpoint(run, 6, store, other)
+    start, weights = starting_model(run, shards_in(store)).model.state_dict(), tensors(store, run, 6)[0]
+    ascending = ["embed_tokens", "layers.0.mlp.up_proj", "layers.1.mlp.up_proj"]
+    names = [*(f"model.{name}.weight" for name in ascending), "lm_head.weight"]
+    moved = [(weights[name] - start[name]).abs().max().item() for name in names]
+    assert all(low < 0.3 * high for low, high in pairwise(moved))
+
+
+# ---------------------------------------------------------------- before the first step
+
+
+def test_heldout_losses_of_a_hub_model_are_measured_before_the_first_step(adapting, trained, store):
+    run = adapting(gpt2)
+    start = measured(starting_model(run, shards_in(store)), run, store)
+    lines = trained(store, run, 2, 4, 6).meter.lines
+    heldout = [(line["step"], line["heldout"]) for line in lines if "heldout" in line]
+    assert [step for step, _ in heldout] == [0, 2, 3, 4, 6]  # at each stop, too
+    assert heldout[0][1] == start
+    assert start.keys() == {"clm", "mlm40"}
+
+
+def test_the_last_heldout_loss_is_that_of_the_saved_model_and_a_continued_run_measures_no_start(
+    adapting, trained, tiny_run, store
+):
+    run = adapting(llama, *TWO_BASES)
+    job = trained(store, run, 6)
+    assert job.meter.lines[-1]["heldout"] == measured(model_after(run, 6, store), run, store)
+    on = tiny_run("on", Stage(CLM(), 3), start=run, heldout_every=3)
+    steps = [line["step"] for line in trained(store, on, 3).meter.lines if "heldout" in line]
+    assert steps == [0, 3, 6, 9]
+    scratch = trained(store, tiny_run(heldout_every=6), 6).meter.lines
+    assert [line["step"] for line in scratch if "heldout" in line] == [6]
+
+
+def test_a_mask_token_that_texts_never_had_gets_the_mean_embedding(adapting, shards):
+    run, opened = adapting(llama), Shards.open(shards)
+    before = initialized(llama).get_input_embeddings().weight
+    for rule, kept in (("own", True), ("reserved", False), ("added", False)):
+        changed = Shards(opened.folder, opened.card | {"mask_rule": rule})
+        row = starting_model(run, changed).model.get_input_embeddings().weight[opened.mask_id]
+        assert torch.equal(row, before[opened.mask_id]) == kept, rule
+
+
+def test_training_probes_a_hub_model_first(adapting, trained, store, tmp_path):
+    run, broken = adapting(llama), initialized(llama)
+    with torch.no_grad():
+        broken.model.layers[1].mlp.up_proj.weight[0, 0] = torch.nan
+    broken.save_pretrained(tmp_path / "llama")
+    starting_model(run, shards_in(store))
+    with pytest.raises(ModelError, match="not finite"):
+        trained(store, run, 2)
+    assert not store.checkpoints.exists()
+
+
+# ---------------------------------------------------------------- fp8
+
+
+def test_fp8_is_refused_on_a_device_without_it(tiny_run):
+    with pytest.raises(ModelError, match=r"tiny8.*cpu.*precision='bf16'"):
+        refuse_unfit(tiny_run("tiny8", Stage(CLM(), 12), precision="fp8"), CPU)
+
+
+@pytest.mark.parametrize(
+    ("fields", "fact"), [({"ffn": 72}, "16"), ({"hidden": 80, "heads": 2}, "40 wide"), ({}, "")]
+)
+def test_shapes_without_fp8_matmuls_are_refused(tiny_run, monkeypatch, fields, fact):
+    monkeypatch.setattr(pretrain, "fp8_refusal", lambda device: "")  # as on a GPU that has the units
+    size = replace(SIZES["1m"], name="odd", **({"hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 64} | fields))
+    run = replace(tiny_run("tiny8", precision="fp8"), start=size)
+    with pytest.raises(ModelError, match=fact) if fact else contextlib.nullcontext():
+        refuse_unfit(run, CPU)

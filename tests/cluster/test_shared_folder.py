@@ -28,9 +28,7 @@ def is_whole(store: Path, calm: dict[str, object], *, seeds: int) -> None:
     assert contents(store) == calm, "the same bits, and nothing that was left behind"
     published = Counter((store / "published").read_text().split())
     plan = json.loads((store / "studies" / "fleet" / "plan.json").read_text())
-    results = {state["key"] for state in plan["jobs"]} | {
-        path.name for path in (store / "trials").iterdir()
-    }
+    results = {state["key"] for state in plan["jobs"]} | {path.name for path in (store / "trials").iterdir()}
     assert {key: published[key] for key in results} == dict.fromkeys(results, 1), "each once"
     assert not told_twice([path.read_text() for path in store.glob("*.log")])
     assert not list((store / "leases").glob("*.lease"))

@@ -2,12 +2,12 @@
 
 import pytest
 
-from biphase.cluster.launch import PLACE, endings, has_lost, note_beginning, note_ending, report_to_parent
+from biphase.cluster.launch import ERROR_FILE, endings, has_lost, note_beginning, note_ending, report_to_parent
 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    monkeypatch.setenv(PLACE, str(tmp_path / "refusal"))
+    monkeypatch.setenv(ERROR_FILE, str(tmp_path / "refusal"))
     return tmp_path / "refusal"
 
 
@@ -18,7 +18,7 @@ def test_the_first_line_stays(place):
 
 
 def test_without_a_parent_a_process_speaks_for_itself(monkeypatch):
-    monkeypatch.delenv(PLACE, raising=False)
+    monkeypatch.delenv(ERROR_FILE, raising=False)
     assert not report_to_parent("too many rows")
     assert not has_lost(RuntimeError("gloo: Connection closed by peer"))
 

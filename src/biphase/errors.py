@@ -47,7 +47,7 @@ class ClusterError(BiphaseError):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint for an unknown `name`: the closest known name, or all of them."""
-    names = [str(one) for one in known]
+    names = [str(other) for other in known]
     close = get_close_matches(str(name), names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
 

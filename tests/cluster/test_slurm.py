@@ -86,7 +86,7 @@ def test_jobs_are_warned_requeued_stopped_and_submitted_again_and_end_in_the_sam
     assert slurm.jobs("PENDING,RUNNING") == []
     assert "no worker of fleet runs" in verb(place, "stop")
     assert not (place / "store/studies/fleet/stop.json").exists()
-    assert sum("back into the queue" in log for log in logs(place)) == 1
+    assert sum("is left: requeued" in log for log in logs(place)) == 1
     before = done(place / "store")
     assert before != (PIECES, TRAININGS), "the study was too short to be stopped"
     submit(place)  # no old request stops these
@@ -103,7 +103,7 @@ def test_a_job_that_was_requeued_goes_on_where_it_stopped(slurm, place, calm):
     typed("scancel", "--batch", "--signal=USR1", slurm.jobs("RUNNING")[0])
     wait_until(lambda: not slurm.jobs(), 180, "the job has ended", poll=1)
     (log,) = logs(place)
-    assert log.count("back into the queue") == 1
+    assert log.count("is left: requeued") == 1
     is_whole(place, calm)
 
 
@@ -123,7 +123,7 @@ def test_several_processes_get_a_whole_job_and_requeue_together(slurm, place, co
     wait_until(lambda: states_there(place), 120, "a first checkpoint")
     job, *_ = slurm.jobs("RUNNING")
     typed("scancel", "--batch", "--signal=USR1", job)
-    wait_until(lambda: any("back into the queue" in log for log in logs(place)), 60, "requeued")
+    wait_until(lambda: any("is left: requeued" in log for log in logs(place)), 60, "requeued")
     wait_until(lambda: slurm.jobs("RUNNING"), 60, "started again")
     wait_until(lambda: states_there(place) > 1, 200, "it goes on")
     assert "checkpoints are kept" in verb(place, "stop")
@@ -155,7 +155,7 @@ def test_cancelled_killed_drained_and_out_of_time_a_study_ends_complete(slurm, p
     assert len(slurm.jobs("PENDING,RUNNING")) == 3
     wait_until(lambda: slurm.jobs("RUNNING"), 60, "they work")
     typed("scontrol", "update", "nodename=n2", "state=drain", "reason=test")
-    wait_until(lambda: any("back into the queue" in log for log in logs(place)), 90, "a time limit struck")
+    wait_until(lambda: any("is left: requeued" in log for log in logs(place)), 90, "a time limit struck")
     shown = verb(place, "status")
     assert "pending" in shown
     typed("scontrol", "update", "nodename=n2", "state=resume")

@@ -2,7 +2,14 @@
 
 import pytest
 
-from biphase.cluster.launch import ERROR_FILE, endings, has_lost, note_beginning, note_ending, report_to_parent
+from biphase.cluster.launch import (
+    ERROR_FILE,
+    endings,
+    has_lost,
+    note_beginning,
+    note_ending,
+    report_to_parent,
+)
 
 
 @pytest.fixture

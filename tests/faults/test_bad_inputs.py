@@ -79,6 +79,7 @@ FLAGS: dict[str, list[str]] = {
     "no results of that name": ["run", "{study}", "--only", "nothing*"],
     "a time that is none": ["run", "{study}", "--for", "soon"],
     "a checkpoint that is never": ["run", "{study}", "--checkpoint", "never"],
+    "a wait that is no time": ["stop", "{study}", "--wait", "long"],
     "a device nobody knows": ["plan", "{study}", "--device", "abacus"],
     "no verb of that name": ["runn", "{study}"],
     "no option of that name": ["run", "{study}", "--fastest"],

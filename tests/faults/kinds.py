@@ -91,16 +91,22 @@ def _metadata(kind: str, name: str) -> Kind:
             "checkpoints": store.checkpoints / plan.results["two"],
             "trials": _trial("trial.json").where(plan, store).remove,
         }[kind]
-        copy = store.metadata_of(folder)
-        with store.attempt("metadata") as built:
-            for light in ("checkpoint.json", "metrics.jsonl", "trial.json"):
-                if (folder / light).is_file():
-                    shutil.copy(folder / light, built / light)
-            publish(built, copy)
-        shutil.rmtree(folder)
+        copy = leave_metadata(store, folder)
         return Place(copy / name, copy)
 
     return Kind(where)
+
+
+def leave_metadata(store: Store, folder: Path) -> Path:
+    """Replace a result by its metadata-only copy, and return the folder of the copy."""
+    copy = store.metadata_of(folder)
+    with store.attempt("metadata") as built:
+        for light in ("checkpoint.json", "metrics.jsonl", "trial.json"):
+            if (folder / light).is_file():
+                shutil.copy(folder / light, built / light)
+        publish(built, copy)
+    shutil.rmtree(folder)
+    return copy
 
 
 # ---------------------------------------------------------------- what stands beside results

@@ -83,7 +83,7 @@ def ended(store: Path) -> dict[str, Any]:
     """Everything a finished study says, but for times. Every manifest is checked on the way."""
     found: dict[str, Any] = {}
     for kind in ("shards", "checkpoints", "trials"):
-        for place in sorted((store / kind).iterdir()):
+        for place in sorted((store / kind).glob("*")):
             entries = verify(place)
             heavy = {
                 name: one["sha256"] for name, one in entries.items() if not name.endswith((".json", ".jsonl"))

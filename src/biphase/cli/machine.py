@@ -17,7 +17,7 @@ def tokenize(
     corpus: Annotated[
         str, typer.Argument(metavar="CORPUS", help="corpus by name, a file, a folder or hf://…")
     ],
-    store: StoreFolder = DEFAULT_STORE,
+    store_folder: StoreFolder = DEFAULT_STORE,
     tokenizer: Annotated[
         str, typer.Option(help="bpe:32000 trains one; or a folder, a tokenizer.json, or owner/name@revision")
     ] = "",
@@ -37,27 +37,27 @@ def tokenize(
     from biphase.study.names import corpus_named, shards_text
 
     named = corpus_named(corpus, tokenizer=tokenizer, text=text, heldout=heldout)
-    where = Store.open(store)
+    store = Store.open(store_folder)
     if from_folder is not None:
-        write_link(named, where, from_folder)
-    key = shards_key(named, where)
-    leases = Leases(where.leases)
+        write_link(named, store, from_folder)
+    key = shards_key(named, store)
+    leases = Leases(store.leases)
     while (lease := leases.take(f"shards-{key}")) is None:
         time.sleep(1)  # another process is making them
     with lease:
-        folder = make_shards(named, where, processes=processes, report=tell, lost=lambda: lease.lost)
+        folder = make_shards(named, store, processes=processes, report=tell, lost=lambda: lease.lost)
     show(shards_text(Shards.open(folder), folder))
 
 
 @app.command()
-def doctor(store: StoreFolder = DEFAULT_STORE, as_json: AsJson = False) -> None:
+def doctor(store_folder: StoreFolder = DEFAULT_STORE, as_json: AsJson = False) -> None:
     """Check this machine, its packages and the store, and print the command that fixes each problem."""
     from dataclasses import asdict
 
     from biphase.doctor import examine, render
     from biphase.store import Store
 
-    diagnoses = examine(Store.open(store))
+    diagnoses = examine(Store.open(store_folder))
     give(as_json, lambda: [asdict(diagnosis) for diagnosis in diagnoses], lambda: render(diagnoses))
     sys.exit(1 if any(diagnosis.ok is False for diagnosis in diagnoses) else 0)
 
@@ -72,7 +72,7 @@ def bench(
             show_default=False,
         ),
     ] = "",
-    store: StoreFolder = DEFAULT_STORE,
+    store_folder: StoreFolder = DEFAULT_STORE,
     size: Annotated[str, typer.Option(help="model size; default: 210m on a GPU, 8m on a CPU")] = "",
     objective: Annotated[str, typer.Option(help="pretrain: mlm or clm; default: mlm")] = "",
     ratio: Annotated[
@@ -116,8 +116,8 @@ def bench(
     from biphase.training.distributed import join
 
     command = shlex.join(["biphase", *sys.argv[1:]])
-    report = run(request, Store.open(store), device=join().device, command=command, tell=tell)
-    study = with_store(Path("STUDY"), store)
+    report = run(request, Store.open(store_folder), device=join().device, command=command, tell=tell)
+    study = with_store(Path("STUDY"), store_folder)
     give(as_json, report.facts, lambda: report.words(study))
     if not report.measured:
         sys.exit(1)

@@ -29,7 +29,7 @@ def adapt(
         str, typer.Option(help="corpus by name, or a file or folder of text, jsonl or parquet")
     ] = "",
     steps: Annotated[int, typer.Option(min=1, help="optimizer steps")] = 1_000,
-    store: StoreFolder = DEFAULT_STORE,
+    store_folder: StoreFolder = DEFAULT_STORE,
     objective: Annotated[
         str, typer.Option(help="mlm, or mntp: predict each masked token one position before")
     ] = "mlm",
@@ -99,19 +99,19 @@ def adapt(
     chosen = tasks_named(tasks, data=data, steps=task_steps) if tasks else ()
     grid = finetuning(chosen, lrs, seeds, "standard", "", "", 0) if chosen else None
     source = CorpusOptions(corpus, text, heldout, tokens)
-    where = Store.open(store)
-    study = adaptation(model, source, options, where, gguf=gguf, windows=windows, finetune=grid)
-    known = identities(where)
-    made = make_plan(study, known)
+    store = Store.open(store_folder)
+    study = adaptation(model, source, options, store, gguf=gguf, windows=windows, finetune=grid)
+    known = identities(store)
+    plan = make_plan(study, known)
 
     from biphase.training.options import RuntimeOptions
 
-    at = "" if with_store(Path("x"), store) == "x" else f" --store {shlex.quote(str(store))}"
+    at = "" if with_store(Path("x"), store_folder) == "x" else f" --store {shlex.quote(str(store_folder))}"
     compute(
-        (made, where, known), RuntimeOptions(quiet=quiet), jobs=set(made.jobs), results=set(made.results.values()),
+        plan, store, known, RuntimeOptions(quiet=quiet), jobs=set(plan.jobs), results=set(plan.results.values()),
         processes=processes, limit=limit, command=shlex.join(["adapt", *sys.argv[2:]]),
-        study=with_store(where.studies / study.name / PLAN, store), as_json=as_json,
-        more=lambda: before_after(made, where, at), more_json=lambda: {"key": made.results[study.runs[-1].name]},
+        study=with_store(store.studies / study.name / PLAN, store_folder), as_json=as_json,
+        more=lambda: before_after(plan, store, at), more_json=lambda: {"key": plan.results[study.runs[-1].name]},
     )  # fmt: skip
 
 
@@ -127,7 +127,7 @@ def evaluate(
             help="tasks by name, 'paper', a family (SC, TC, QA, IR), or a folder or file of your own"
         ),
     ],
-    store: StoreFolder = DEFAULT_STORE,
+    store_folder: StoreFolder = DEFAULT_STORE,
     lrs: Annotated[str, typer.Option(help="learning rates, comma-separated", show_default=LRS)] = "",
     seeds: Annotated[str, typer.Option(help="seeds, comma-separated or as 0-4", show_default=SEEDS)] = "",
     steps: Annotated[int, typer.Option(min=0, help="fine-tuning steps per task; 0: the task's own")] = 0,
@@ -187,20 +187,20 @@ def evaluate(
     default = ("1e-5", "0") if zero_shot else (LRS, SEEDS)  # zero-shot scores do not depend on the rate
     precision = precision or ("fp32" if dry_run else "")  # a dry run needs no device
     grid = finetuning(chosen, lrs or default[0], seeds or default[1], protocol, precision, documents, length)
-    where = Store.open(store)
+    store = Store.open(store_folder)
     if dry_run:
-        run_named(model, where, note=False)
+        run_named(model, store, note=False)
         _describe_datasets(grid, as_json=as_json)
         return
-    known = identities(where)
-    made = make_plan(evaluation(model, grid, where), known)
+    known = identities(store)
+    plan = make_plan(evaluation(model, grid, store), known)
 
     from biphase.training.options import RuntimeOptions
 
     compute(
-        (made, where, known), RuntimeOptions(quiet=quiet), jobs=set(), results=set(made.results.values()),
+        plan, store, known, RuntimeOptions(quiet=quiet), jobs=set(), results=set(plan.results.values()),
         processes=processes, limit=limit, command=shlex.join(["evaluate", *sys.argv[2:]]),
-        study=with_store(where.studies / made.study.name / PLAN, store), as_json=as_json, describe_tasks=True,
+        study=with_store(store.studies / plan.study.name / PLAN, store_folder), as_json=as_json, describe_tasks=True,
     )  # fmt: skip
 
 
@@ -230,7 +230,7 @@ def export(
         ),
     ],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="folder to write; must not exist")],
-    store: StoreFolder = DEFAULT_STORE,
+    store_folder: StoreFolder = DEFAULT_STORE,
     task: Annotated[
         str,
         typer.Option(help="of a checkpoint: its model fine-tuned on this task, chosen by validation scores"),
@@ -250,13 +250,13 @@ def export(
         raise SpecError(
             "--public says who may see what --push uploads; type --push owner/name, or leave it out"
         )
-    where = store_at(store)
+    store = store_at(store_folder)
     refuse_taken(folder)
-    model = find(key, where)
+    model = find(key, store)
     if task and isinstance(model, SavedTrial):
         raise SpecError(f"--task {task}: {key} is the key of a fine-tuned model already; leave out --task")
     if task:
-        model = trial_for_task(model.key, task, where)
+        model = trial_for_task(model.key, task, store)
     if push:
         from biphase.export.folder import check_push
 
@@ -268,11 +268,11 @@ def export(
     if isinstance(model, SavedTrial):
         from biphase.export.tuned import export_tuned
 
-        exported = export_tuned(model, where, folder, onnx=onnx, say=tell)
+        exported = export_tuned(model, store, folder, onnx=onnx, say=tell)
     else:
         from biphase.export.checkpoint import export_checkpoint
 
-        exported = export_checkpoint(model, where, folder, onnx=onnx, say=tell)
+        exported = export_checkpoint(model, store, folder, onnx=onnx, say=tell)
     show(exported.words())
     if push:
         from biphase.export.folder import upload

@@ -28,9 +28,12 @@ from biphase.cli.app import (
 )
 
 if TYPE_CHECKING:
+    from biphase.keys import Identities
+    from biphase.store import Store
     from biphase.study.archive import Merged, PackSummary
     from biphase.study.plan import Plan
     from biphase.study.worker import Outcome
+    from biphase.training.options import RuntimeOptions
 
 Only = Annotated[str, typer.Option(help="only results whose name matches, e.g. 'clm-10k-*'")]
 ForTime = Annotated[
@@ -41,8 +44,8 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="show no progress within a 
 
 @app.command()
 def plan(
-    study: StudyFile,
-    store: StoreFolder = DEFAULT_STORE,
+    study_file: StudyFile,
+    store_folder: StoreFolder = DEFAULT_STORE,
     device: Annotated[str, typer.Option(help="estimate costs on this device; default: this machine's")] = "",
     efficiency: Annotated[
         float | None,
@@ -63,31 +66,31 @@ def plan(
     from biphase.study.ledger import count, settled
     from biphase.study.scaling import ManyGpus, gpus_at_hand
 
-    made, where, _ = planned(study, store, verify=verify)
-    tuned = count(made, where)
-    done = settled(made, where, tuned)
-    measure = f"biphase bench {with_store(Path('scale'), store)} --save"
+    plan, store, _ = planned(study_file, store_folder, verify=verify)
+    tuned = count(plan, store)
+    done = settled(plan, store, tuned)
+    measure = f"biphase bench {with_store(Path('scale'), store_folder)} --save"
     device = device or (gpus_at_hand() if gpus else "")
-    priced = bill(made, where, device, efficiency, tuned=tuned.done, measure=measure, workers=gpus)
+    priced = bill(plan, store, device, efficiency, tuned=tuned.done, measure=measure, workers=gpus)
     claims = []
     if tuned.done < tuned.of:
-        claims = prospects.prospects(made, gather(made, where) if tuned.done else None)
-    scaled = ManyGpus(made, where, gpus, device) if gpus else None
+        claims = prospects.prospects(plan, gather(plan, store) if tuned.done else None)
+    scaled = ManyGpus(plan, store, gpus, device) if gpus else None
     if as_json:
-        facts = plan_json(made, done=done, tuned=tuned.done, bill=priced)
+        facts = plan_json(plan, done=done, tuned=tuned.done, bill=priced)
         facts |= {"claims": prospects.as_json(claims)} | ({"gpus": scaled.as_json()} if scaled else {})
         print(json.dumps(facts, indent=1))
         return
-    lines, path = prospects.render(claims) if claims else [], with_store(study, store)
-    show(render(made, done=done, tuned=tuned.done, bill=priced, command_path=path, claims=lines))
+    lines, path = prospects.render(claims) if claims else [], with_store(study_file, store_folder)
+    show(render(plan, done=done, tuned=tuned.done, bill=priced, command_path=path, claims=lines))
     if scaled:
         show("\n".join(scaled.render()))
 
 
 @app.command()
 def run(
-    study: StudyFile,
-    store: StoreFolder = DEFAULT_STORE,
+    study_file: StudyFile,
+    store_folder: StoreFolder = DEFAULT_STORE,
     only: Only = "*",
     for_time: ForTime = "",
     processes: Annotated[int, typer.Option(min=1, help="processes that train together (torchrun)")] = 1,
@@ -128,9 +131,9 @@ def run(
     from biphase.cluster import launch
     from biphase.training.options import RuntimeOptions, Sharding
 
-    made, where, identities = planned(study, store, ask=True, verify=verify)
-    results = matching(made, only)
-    jobs = {job.key for key in results for job in made.path(key)}
+    plan, store, identities = planned(study_file, store_folder, ask=True, verify=verify)
+    results = matching(plan, only)
+    jobs = {job.key for key in results for job in plan.path(key)}
     steps, seconds = launch.checkpoint_rule(checkpoint)
     limit = launch.seconds(for_time) if for_time else None
     sharding = Sharding.named(shard)
@@ -140,10 +143,10 @@ def run(
             "--checkpoint": checkpoint, "--compile": compiled, "--deterministic": deterministic,
             "--shard": shard, "--recompute": recompute, "--quiet": quiet,
         }  # fmt: skip
-        command_path = with_store(study, store)
+        command_path = with_store(study_file, store_folder)
         _submit(
-            made,
-            where,
+            plan,
+            store,
             slurm,
             processes,
             command_path,
@@ -158,29 +161,31 @@ def run(
         compiled=compiled, deterministic=deterministic, sharding=sharding, recompute=recompute, quiet=quiet,
     )  # fmt: skip
     compute(
-        (made, where, identities), options, jobs=jobs, results=results, processes=processes, limit=limit,
-        command=f"run {with_store(study, store)}" + ("" if only == "*" else f" --only {shlex.quote(only)}"),
-        study=with_store(study, store),
+        plan, store, identities, options, jobs=jobs, results=results, processes=processes, limit=limit,
+        command=f"run {with_store(study_file, store_folder)}" + ("" if only == "*" else f" --only {shlex.quote(only)}"),
+        study=with_store(study_file, store_folder),
     )  # fmt: skip
 
 
-def matching(made: Plan, only: str) -> set[str]:
+def matching(plan: Plan, only: str) -> set[str]:
     """Return the checkpoint keys of the results whose name matches."""
     from fnmatch import fnmatch
 
     from biphase.errors import SpecError, nearest
 
-    keys = {key for name, key in made.results.items() if fnmatch(name, only)}
+    keys = {key for name, key in plan.results.items() if fnmatch(name, only)}
     if not keys:
         raise SpecError(
-            f"no result of {made.study.name} matches --only {only!r}; {nearest(only, made.results)}"
+            f"no result of {plan.study.name} matches --only {only!r}; {nearest(only, plan.results)}"
         )
     return keys
 
 
 def compute(
-    study_plan: tuple[Any, Any, Any],
-    options: Any,
+    plan: Plan,
+    store: Store,
+    identities: Identities,
+    options: RuntimeOptions,
     *,
     command: str,
     study: str,
@@ -191,26 +196,24 @@ def compute(
 ) -> None:
     """Run a worker, print its outcome, and exit.
 
-    `study_plan`: as `planned` returns it. `command`, `study`: what was typed, and the study as typed after a verb.
-    `more`, `more_json`: output that the calling verb adds. `work`: further arguments of `run_plan`.
+    `command`, `study`: what was typed, and the study as typed after a verb. `more`, `more_json`: output that the calling
+    verb adds. `work`: further arguments of `run_plan`.
     """
     from biphase.study.ledger import survey_trials
     from biphase.study.status import closing, status_json
     from biphase.study.worker import run_plan
 
-    made, where, identities = study_plan
-
     def summarize(outcome: Outcome) -> None:
         text = closing(
-            made, where, outcome.failed, stopped=outcome.stopped, command=command, study=study,
-            tuned=survey_trials(made, where), unsaved=outcome.unsaved,
+            plan, store, outcome.failed, stopped=outcome.stopped, command=command, study=study,
+            tuned=survey_trials(plan, store), unsaved=outcome.unsaved,
         )  # fmt: skip
-        give(as_json, lambda: more_json() | status_json(made, where), lambda: "\n".join([text, *more()]))
+        give(as_json, lambda: more_json() | status_json(plan, store), lambda: "\n".join([text, *more()]))
 
-    run_plan(made, where, identities, options, say=tell, summarize=summarize, **work)
+    run_plan(plan, store, identities, options, say=tell, summarize=summarize, **work)
 
 
-def _submit(made: Plan, where: Any, profile: Path, processes: int, command_path: str, **work: Any) -> None:
+def _submit(plan: Plan, store: Store, profile: Path, processes: int, command_path: str, **work: Any) -> None:
     """Submit Slurm workers and print what was submitted; `work`: further arguments of `submit_workers`."""
     from biphase.errors import SpecError
     from biphase.study.worker import submit_workers
@@ -219,40 +222,43 @@ def _submit(made: Plan, where: Any, profile: Path, processes: int, command_path:
         raise SpecError(
             f"--processes and --slurm do not go together; type processes = {processes} in {profile}"
         )
-    lines = submit_workers(made, where, profile, **work)
+    lines = submit_workers(plan, store, profile, **work)
     if lines:
         lines += [f"How it goes: biphase status {command_path}", f"To end it: biphase stop {command_path}"]
     else:
         only = work["options"]["--only"]
         which = "" if only == "*" else f" that matches --only {only!r}"
         lines = [
-            f"all of {made.study.name}{which} is done: nothing to submit. What it shows: biphase report {command_path}"
+            f"all of {plan.study.name}{which} is done: nothing to submit. What it shows: biphase report {command_path}"
         ]
     show("\n".join(lines))
 
 
 @app.command()
 def status(
-    study: StudyFile, store: StoreFolder = DEFAULT_STORE, verify: Verify = False, as_json: AsJson = False
+    study_file: StudyFile,
+    store_folder: StoreFolder = DEFAULT_STORE,
+    verify: Verify = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what is done, running, failed and left, the time left, and losses and scores so far."""
     from biphase.cluster import slurm
     from biphase.study.status import status_json, status_text
 
-    made, where, _ = planned(study, store, reads=True, verify=verify)
-    jobs = slurm.queue_of(where, made.study.name)
-    cluster = slurm.lines(jobs, slurm.folder(where, made.study.name))
+    plan, store, _ = planned(study_file, store_folder, reads=True, verify=verify)
+    jobs = slurm.queue_of(store, plan.study.name)
+    cluster = slurm.lines(jobs, slurm.folder(store, plan.study.name))
     give(
         as_json,
-        lambda: status_json(made, where) | {"slurm": slurm.as_json(jobs)},
-        lambda: status_text(made, where, command_path=with_store(study, store), cluster=cluster),
+        lambda: status_json(plan, store) | {"slurm": slurm.as_json(jobs)},
+        lambda: status_text(plan, store, command_path=with_store(study_file, store_folder), cluster=cluster),
     )
 
 
 @app.command()
 def stop(
-    study: StudyFile,
-    store: StoreFolder = DEFAULT_STORE,
+    study_file: StudyFile,
+    store_folder: StoreFolder = DEFAULT_STORE,
     wait: Annotated[str, typer.Option(metavar="TIME", help="how long to wait for the workers to end")] = "5m",
     now: Annotated[
         bool, typer.Option("--now", help="kill them: steps since the last checkpoint are lost")
@@ -264,9 +270,9 @@ def stop(
     from biphase.study.load import load
 
     limit = seconds(wait)
-    name = load(study).study.name
-    ended = WorkerStopper(store_at(store), name, now=now, say=tell).stop(limit)
-    command_path = with_store(study, store)
+    name = load(study_file).study.name
+    ended = WorkerStopper(store_at(store_folder), name, now=now, say=tell).stop(limit)
+    command_path = with_store(study_file, store_folder)
     if ended.problem:
         tell(f"  Slurm: {ended.problem}; running jobs will still see the request")
     if ended.silent:
@@ -285,8 +291,8 @@ def stop(
 
 @app.command()
 def report(
-    study: StudyFile,
-    store: StoreFolder = DEFAULT_STORE,
+    study_file: StudyFile,
+    store_folder: StoreFolder = DEFAULT_STORE,
     out: Annotated[
         Path | None, typer.Option(help="folder to write to; default: studies/NAME/report in the store")
     ] = None,
@@ -313,14 +319,14 @@ def report(
             f"the page needs {' and '.join(missing)}, not installed here; type pip install {' '.join(missing)}, "
             "or copy the store to a machine that has them and make the report there"
         )
-    made, where, _ = planned(study, store, reads=True)
-    folder = out or where.studies / made.study.name / "report"
+    plan, store, _ = planned(study_file, store_folder, reads=True)
+    folder = out or store.studies / plan.study.name / "report"
     if watch:
         from biphase.report.watch import serve
 
-        serve(lambda: planned(study, store)[0], where, folder, port=port, say=tell)
+        serve(lambda: planned(study_file, store_folder)[0], store, folder, port=port, say=tell)
         return
-    built = build(made, where, folder, static=print_figures)
+    built = build(plan, store, folder, static=print_figures)
     give(as_json, built.to_json, built.words)
 
 
@@ -335,9 +341,9 @@ SHOWN = 5  # results listed of those that a merge left unchanged
 
 @ledger.command()
 def pack(
-    study: StudyFile,
+    study_file: StudyFile,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="file to write, e.g. results.tar.zst")],
-    store: StoreFolder = DEFAULT_STORE,
+    store_folder: StoreFolder = DEFAULT_STORE,
     only: Only = "*",
     without_examples: Annotated[
         bool, typer.Option("--without-examples", help="leave out the scores of single examples; much smaller")
@@ -349,9 +355,9 @@ def pack(
 
     from biphase.study import archive
 
-    made, where, identities = planned(study, store, reads=True)
-    results = None if only == "*" else matching(made, only)
-    packed = archive.pack(made, where, identities, file, results=results, examples=not without_examples)
+    plan, store, identities = planned(study_file, store_folder, reads=True)
+    results = None if only == "*" else matching(plan, only)
+    packed = archive.pack(plan, store, identities, file, results=results, examples=not without_examples)
     for reason in packed.left_out:
         tell(f"left out: {reason}")
     give(as_json, lambda: {"file": str(file), **asdict(packed)}, lambda: _packed(packed, file))
@@ -375,7 +381,7 @@ def _packed(packed: PackSummary, file: Path) -> str:
 @ledger.command()
 def merge(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="files from `ledger pack`")],
-    store: StoreFolder = DEFAULT_STORE,
+    store_folder: StoreFolder = DEFAULT_STORE,
     as_json: AsJson = False,
 ) -> None:
     """Merge packed results into this store. Results that are here stay as they are; safe to repeat."""
@@ -385,7 +391,7 @@ def merge(
     from biphase.study import archive
 
     checked = [archive.check(file) for file in files]  # check all files before anything is written
-    merged = [archive.merge(contents, Store.open(store)) for contents in checked]
+    merged = [archive.merge(contents, Store.open(store_folder)) for contents in checked]
     give(
         as_json,
         lambda: [{"file": str(file), **asdict(result)} for file, result in zip(files, merged, strict=True)],
@@ -393,7 +399,7 @@ def merge(
     )
     if not as_json:
         for path in dict.fromkeys(result.plan for result in merged):
-            show(f"What they show: biphase report {with_store(path, store)}")
+            show(f"What they show: biphase report {with_store(path, store_folder)}")
 
 
 def _merged(merged: Merged, file: Path) -> str:

@@ -365,7 +365,7 @@ def make_plan_of(run, store):
     return store.studies / "base" / "plan.json"
 
 
-def test_documents_begin_with_the_model_s_bos_token(adapt, llama, words, home, tmp_path):
+def test_documents_begin_with_the_model_s_bos_token(adapt, llama, tokenizer_json, home, tmp_path):
     folder = tmp_path / "begins"
     shutil.copytree(llama, folder)
     begin = {"SpecialToken": {"id": "<|pad|>", "type_id": 0}}
@@ -374,7 +374,7 @@ def test_documents_begin_with_the_model_s_bos_token(adapt, llama, words, home, t
         "type": "TemplateProcessing", "single": [begin, one], "pair": [begin, one, two],
         "special_tokens": {"<|pad|>": {"id": "<|pad|>", "ids": [2], "tokens": ["<|pad|>"]}},
     }  # fmt: skip
-    (folder / "tokenizer.json").write_text(json.dumps(words | {"post_processor": template}))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json | {"post_processor": template}))
     named = read_json(folder / "tokenizer_config.json") | {"bos_token": "<|pad|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(named))
     firsts = {}
@@ -389,12 +389,12 @@ def test_documents_begin_with_the_model_s_bos_token(adapt, llama, words, home, t
     assert 2 not in firsts[False]
 
 
-def test_a_slow_tokenizer_is_converted_once(adapt, llama, words, home, tmp_path):
+def test_a_slow_tokenizer_is_converted_once(adapt, llama, tokenizer_json, home, tmp_path):
     folder = tmp_path / "older"
     shutil.copytree(llama, folder)
     (folder / "tokenizer.json").unlink()
-    (folder / "vocab.json").write_text(json.dumps(words["model"]["vocab"]))
-    merges = "\n".join(" ".join(pair) for pair in words["model"]["merges"])
+    (folder / "vocab.json").write_text(json.dumps(tokenizer_json["model"]["vocab"]))
+    merges = "\n".join(" ".join(pair) for pair in tokenizer_json["model"]["merges"])
     (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
     names = dict.fromkeys(("eos_token", "bos_token", "unk_token"), "<|end_of_text|>")
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer", **names}))
@@ -406,7 +406,7 @@ def test_a_slow_tokenizer_is_converted_once(adapt, llama, words, home, tmp_path)
     assert len(ended) == 1
     (kept,) = (home.root / "tokenizers").iterdir()
     assert run.corpus.tokenizer == Pretrained(str(kept.resolve()))
-    assert read_json(kept / "tokenizer.json")["model"]["vocab"] == words["model"]["vocab"]
+    assert read_json(kept / "tokenizer.json")["model"]["vocab"] == tokenizer_json["model"]["vocab"]
     assert not (folder / "tokenizer.json").exists(), "nothing is written beside the model"
 
 
@@ -442,9 +442,9 @@ def test_a_mixture_of_experts_is_refused(adapt, decoder, home):
     assert not home.shards.exists(), "it is refused before its text is tokenized"
 
 
-def test_a_tokenizer_larger_than_the_embeddings_is_refused(adapt, llama, words, home, tmp_path):
+def test_a_tokenizer_larger_than_the_embeddings_is_refused(adapt, llama, tokenizer_json, home, tmp_path):
     shutil.copytree(llama, tmp_path / "small")
-    larger = json.loads(json.dumps(words))
+    larger = json.loads(json.dumps(tokenizer_json))
     larger["model"]["vocab"] |= {"one more": 320, "and another": 321}
     (tmp_path / "small" / "tokenizer.json").write_text(json.dumps(larger))
     _, err = adapt(tmp_path / "small", code=2)
@@ -513,7 +513,7 @@ CORPUS = ("--corpus", "{corpus}", "--heldout", "{heldout}")
 
 
 @pytest.mark.parametrize(
-    ("words", "facts"),
+    ("arguments", "facts"),
     [
         (("{llama}",), "--corpus builtin"),
         (("{llama}", "--corpus", "./absent.jsonl"), "./absent.jsonl"),
@@ -535,18 +535,18 @@ CORPUS = ("--corpus", "{corpus}", "--heldout", "{heldout}")
     ],
     ids=lambda value: " ".join(value[:1] + value[-2:]) if isinstance(value, tuple) else "",
 )
-def test_a_wrong_option_or_model_is_refused(refused, llama, gguf_folder, corpus, tmp_path, words, facts):
+def test_a_wrong_option_or_model_is_refused(refused, llama, gguf_folder, corpus, tmp_path, arguments, facts):
     (tmp_path / "empty").mkdir()
     paths = {
         "llama": llama, "gguf": gguf_folder, "empty": tmp_path / "empty", "corpus": corpus.source,
         "heldout": corpus.heldout,
     }  # fmt: skip
-    assert facts in refused(*(word.format(**paths) for word in words))
+    assert facts in refused(*(word.format(**paths) for word in arguments))
 
 
-def test_a_tokenizer_without_an_end_token_or_files_is_refused(refused, llama, words, text, tmp_path):
+def test_a_tokenizer_without_an_end_token_or_files_is_refused(refused, llama, tokenizer_json, text, tmp_path):
     shutil.copytree(llama, tmp_path / "endless")
-    other = json.dumps(words).replace("<|end_of_text|>", "<|other|>")
+    other = json.dumps(tokenizer_json).replace("<|end_of_text|>", "<|other|>")
     (tmp_path / "endless" / "tokenizer.json").write_text(other)
     (tmp_path / "endless" / "tokenizer_config.json").write_text("{}")
     assert "which token" in refused(tmp_path / "endless", *text)

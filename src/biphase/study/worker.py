@@ -61,6 +61,8 @@ class Outcome:
 
 
 class Worker:
+    """Runs the training jobs `wanted` of a plan, and the fine-tunings of the models `evaluated` (keys; None: all)."""
+
     def __init__(
         self,
         plan: Plan,
@@ -70,7 +72,7 @@ class Worker:
         options: RuntimeOptions,
         *,
         wanted: set[str],
-        evaluated: set[str] | None = None,  # keys of models to fine-tune; None: all
+        evaluated: set[str] | None = None,
         say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
     ) -> None:
         self.plan, self.store, self.identities = plan, store, identities
@@ -93,7 +95,7 @@ class Worker:
     def work(self) -> Outcome:
         """Run jobs until none is left for this worker, or a stop is requested."""
         if self.ranks.first:
-            self._sweep()
+            self._discard_checkpoints()
         try:
             return self._work()
         finally:
@@ -115,12 +117,12 @@ class Worker:
                 if order["do"] == "tune":
                     self._tune(order["keys"], leases)
                 else:
-                    self._compute(self.plan.jobs[order["key"]], leases[0] if leases else None)
+                    self._train(self.plan.jobs[order["key"]], leases[0] if leases else None)
             finally:
                 for lease in leases:
                     lease.release()
 
-    def _sweep(self) -> None:
+    def _discard_checkpoints(self) -> None:
         """Remove checkpoints of finished fine-tunings that a killed worker, or one on another machine, left behind."""
         for key in unfinished(self.store):
             if key in self.open and finished(self.open[key], self.store):
@@ -246,20 +248,18 @@ class Worker:
                     raise
                 self.unloadable.add(training.model)
             ledger.note_failure(self.plan, self.store, training.key, error)
-            self.outcome.failed[training.key] = one_line(error)
-            others = (
-                "; this model's other fine-tunings are left out" if training.model in self.unloadable else ""
+            unloadable = training.model in self.unloadable
+            self._failed(
+                training.key, title, error, "; its other fine-tunings are left out" if unloadable else ""
             )
-            self.say(f"  {title}  {training.key[:6]}  failed: {one_line(error)}{others}")
             return one_line(error)
         self.tuner.live("")
         if scored is not None:
             del self.open[training.key]
             self.outcome.computed += 1
             ledger.forget_failure(self.plan, self.store, training.key)
-            self.say(
-                f"  {self._progress()}  {title}   {_validation(scored)}{time.monotonic() - began:.1f} s{self._to_go()}"
-            )
+            took = f"{time.monotonic() - began:.1f} s"
+            self.say(f"  {self._progress()}  {title}   {_validation(scored)}{took}{self._time_left()}")
         return ""
 
     def _progress(self) -> str:
@@ -270,7 +270,7 @@ class Worker:
                     del self.open[training.key]
         return f"{self.planned - len(self.open):>{len(str(self.planned))}}/{self.planned} fine-tunings"
 
-    def _to_go(self) -> str:
+    def _time_left(self) -> str:
         assert self.tuner is not None
         left = self.tuner.seconds_left(list(self.open.values()))
         if not left:
@@ -278,16 +278,15 @@ class Worker:
         workers = max(self.ranks.world, sum(key in self.open for key in self.leases.holders()))
         return f"   about {duration(left / workers)} of fine-tuning left"
 
-    def _compute(self, job: TrainingJob, lease: Lease | None) -> None:
+    def _train(self, job: TrainingJob, lease: Lease | None) -> None:
         number = len(ledger.done_keys(self.plan, self.store) - {job.key}) + 1
         decays = " ↘" if job.decaying else ""
         title = f"{number}/{self.plan.job_count}  {label(job.objective)}{decays} {job.span[0]:,} → {job.span[1]:,}"
+        board = self.store.studies / self.plan.study.name / "tensorboard" / _board_name(job)
         options = replace(
             self.options,
             lost=lambda: lease is not None and lease.lost,
-            board=self.store.studies / self.plan.study.name / "tensorboard" / _board_name(job)
-            if self.ranks.first
-            else None,
+            board=board if self.ranks.first else None,
             live=ledger.live_file(self.plan, self.store, job.key),
         )
         self._warn_of(job.run.precision, f"Pretrain({job.run.name!r}, …)")
@@ -323,27 +322,28 @@ class Worker:
             lost = options.lost()
             if lost and self.ranks.world == 1:
                 return
-            if not lost and not launch.has_lost(
-                error
-            ):  # the loss of another process is not a failure of this job
+            # The loss of another process is not a failure of this job.
+            if not lost and not launch.has_lost(error):
                 ledger.note_failure(self.plan, self.store, job.key, error)
             if self.ranks.world > 1:
                 raise  # the ranks are no longer at the same point
             only_run = len({other.run.name for other in self.plan.jobs.values()}) == 1
             if only_run and isinstance(error, ModelError):
                 raise  # nothing else could be trained, so report it as an error
-            self.outcome.failed[job.key] = one_line(error)
             self.live("")
-            self.say(f"  {title}  {job.key[:6]}  failed: {one_line(error)}")
+            self._failed(job.key, title, error)
             return
         if finished:
             self.outcome.computed += 1
             if self.ranks.first:
                 ledger.forget_failure(self.plan, self.store, job.key)
                 ledger.live_file(self.plan, self.store, job.key).unlink(missing_ok=True)
-                self.say(
-                    f"  {title}  {job.key[:6]}  {_summary(pretraining, pretraining.progress.seconds - trained, time.monotonic() - began)}"
-                )
+                seconds = pretraining.progress.seconds - trained, time.monotonic() - began
+                self.say(f"  {title}  {job.key[:6]}  {_summary(pretraining, *seconds)}")
+
+    def _failed(self, key: str, title: str, error: Exception, more: str = "") -> None:
+        self.outcome.failed[key] = one_line(error)
+        self.say(f"  {title}  {key[:6]}  failed: {one_line(error)}{more}")
 
     def _needed(self, run: Pretrain) -> set[str]:
         """Return the checkpoints on a run's path that pruning must keep; all if a plan of the store cannot be read."""

@@ -58,21 +58,21 @@ def wait_until(claim: Callable[[], object], seconds: float = 4.0) -> object:
 
 @contextmanager
 def holder_elsewhere(folder: Path, key: str = "job", **timing: float):
-    """Another process that holds `key`, and when told to go on reports whether it was lost (exit code 3)."""
-    told, tell = os.pipe()
+    """Another process that holds `key`, and after a byte from the pipe reports whether it was lost (exit code 3)."""
+    reader, writer = os.pipe()
 
     def hold() -> int:
         lease = Leases(folder, **timing).take(key)
-        os.read(told, 1)
+        os.read(reader, 1)
         return 3 if lease.lost else 0
 
     child = fork(hold)
     try:
         wait_until(lambda: key in Leases(folder).holders())
-        yield child, tell
+        yield child, writer
     finally:
-        os.close(told)
-        os.close(tell)
+        os.close(reader)
+        os.close(writer)
         try:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -206,7 +206,7 @@ def test_the_lease_of_a_killed_process_is_taken_over_at_once(tmp_path):
 
 
 def test_a_suspended_holder_is_replaced_and_finds_its_lease_lost(tmp_path):
-    with holder_elsewhere(tmp_path, **QUICK) as (child, tell):
+    with holder_elsewhere(tmp_path, **QUICK) as (child, writer):
         leases = Leases(tmp_path, **QUICK)
         until = time.monotonic() + 3 * QUICK["stale_seconds"]
         while time.monotonic() < until:
@@ -216,7 +216,7 @@ def test_a_suspended_holder_is_replaced_and_finds_its_lease_lost(tmp_path):
         stopped = time.monotonic()
         lease = wait_until(lambda: leases.take("job"))
         assert time.monotonic() - stopped >= QUICK["stale_seconds"] - QUICK["beat_seconds"]
-        os.write(tell, b"x")
+        os.write(writer, b"x")
         os.kill(child, signal.SIGCONT)
         assert exit_code(child) == 3
         time.sleep(3 * QUICK["beat_seconds"])

@@ -78,14 +78,14 @@ def test_plan_run_status_plan(study, store):
     assert "masked 40%" in ran
     assert "knows only how often each token occurs" in ran
     boards = sorted(path.name for path in (store.studies / "verbs" / "tensorboard").iterdir())
-    keys = [state["key"][:6] for state in json.loads(planned_json(study, store))["jobs"]]
+    keys = [job["key"][:6] for job in json.loads(planned_json(study, store))["jobs"]]
     assert sorted(name.split(", ")[-1] for name in boards) == sorted(keys)
     assert any(name.startswith("two, mlm 40% ") for name in boards), boards
 
     status = biphase("status", study, "--store", store.root)
     assert "5/5 training jobs" in status
     read = json.loads(biphase("status", study, "--store", store.root, "--json"))
-    assert {state["standing"] for state in read["jobs"]} == {"done"}
+    assert {job["standing"] for job in read["jobs"]} == {"done"}
     assert set(read["heldout"]) == {"clm", "two"}
     assert "5" in read["heldout"]["clm"]
 
@@ -350,8 +350,8 @@ def test_a_study_is_fine_tuned_once(tuned, store):
     assert {(one["result"], one["task"], one["done"], one["of"]) for one in read["scores"]} == {
         (result, task, 4, 4) for result in ("clm-3", "clm") for task in ("own", "scifact-mini", "lent")
     }
-    told = json.loads(biphase("plan", study, "--store", store.root, "--json"))
-    assert (told["finetunings"], told["finetunings_done"], told["scores"]) == (16, 16, 24)
+    facts = json.loads(biphase("plan", study, "--store", store.root, "--json"))
+    assert (facts["finetunings"], facts["finetunings_done"], facts["scores"]) == (16, 16, 24)
     assert "all 3 training jobs and 16 fine-tunings computed" in biphase("plan", study, "--store", store.root)
 
     again = biphase("run", store.studies / "tuned" / "plan.json", "--store", store.root, "--quiet")
@@ -362,8 +362,8 @@ def test_a_study_is_fine_tuned_once(tuned, store):
     said = biphase("report", study, "--store", store.root, "--no-print")
     page = store.studies / "tuned" / "report" / "report.html"
     assert f"the page: {page}" in said
-    told = json.loads(biphase("report", study, "--store", store.root, "--out", store.root / "r", "--json"))
-    assert told["scores"] == {"done": 24, "of": 24}
+    facts = json.loads(biphase("report", study, "--store", store.root, "--out", store.root / "r", "--json"))
+    assert facts["scores"] == {"done": 24, "of": 24}
     assert (store.root / "r" / "report.html").read_bytes() == page.read_bytes()
     assert list((store.root / "r" / "figures").glob("*.pdf"))
 

@@ -88,7 +88,7 @@ def done(store: Path) -> tuple[int, int]:
     shown = json.loads(
         biphase("status", store / "studies" / "fleet" / "plan.json", "--store", store, "--json")
     )
-    return sum(state["standing"] == "done" for state in shown["jobs"]), shown["finetunings"]["done"]
+    return sum(job["standing"] == "done" for job in shown["jobs"]), shown["finetunings"]["done"]
 
 
 def wait_until(claim: Callable[[], object], seconds: float, what: str, poll: float = 0.2) -> object:

@@ -216,7 +216,9 @@ def cluster(store, registry, monkeypatch, tmp_path):
 
     def says(*states: str) -> None:
         queue = programs / "queue"
-        queue.write_text("".join(f"12_0|{one}|None|node1|1|0:10|0:00|\n" if one else "\n" for one in states))
+        queue.write_text(
+            "".join(f"12_0|{state}|None|node1|1|0:10|0:00|\n" if state else "\n" for state in states)
+        )
         squeue = f"head -n 1 {queue}; [ $(wc -l < {queue}) = 1 ] || sed -i 1d {queue}"
         for name, text in (("squeue", squeue), ("scancel", f"echo $* >> {programs}/cancelled")):
             (programs / name).write_text(f"#!/bin/sh\n{text}\n")

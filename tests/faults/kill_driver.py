@@ -56,11 +56,11 @@ class Killer:
         for _ in range(min(REPORTS, kills - done)):
             done += self.kill([report], plan, store, "report")
         for words in (run, report):
-            self.codes[code_of(attempt(words, self.folder / "told"))] += 1
+            self.codes[code_of(attempt(words, self.folder / "log"))] += 1
         return str(store.root)
 
     def kill(self, each: list[list[str]], plan: Plan, store: Store, phase: str = "") -> int:
-        children = [attempt(words, self.folder / f"told-{place}") for place, words in enumerate(each)]
+        children = [attempt(words, self.folder / f"log-{place}") for place, words in enumerate(each)]
         time.sleep(self.chance.choice([0.3, 0.8, 1.6]) * self.chance.uniform(0.1, 1.5))
         killed = 0
         for child in children:

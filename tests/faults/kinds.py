@@ -49,9 +49,9 @@ def half_done(study: Path, store: Store) -> Plan:
         if training.model == last or (first and training.task.name == "numbers"):
             for trial in training.trials:
                 shutil.rmtree(store.trials / trial.key)
-    for state in plan.path(last):
-        if state.key not in {one.key for one in plan.path(plan.results["clm"])}:
-            shutil.rmtree(store.checkpoints / state.key)
+    for job in plan.path(last):
+        if job.key not in {other.key for other in plan.path(plan.results["clm"])}:
+            shutil.rmtree(store.checkpoints / job.key)
     return plan
 
 
@@ -118,7 +118,7 @@ def _written(
     """A file of the store under a name with {study}, {training job} or {tuning} in it."""
 
     def where(plan: Plan, store: Store) -> Place:
-        tuning = next(one.key for one in finetunings(plan) if one.model == plan.results["on"])
+        tuning = next(training.key for training in finetunings(plan) if training.model == plan.results["on"])
         known = {"study": plan.study.name, "training job": plan.results["on"], "tuning": tuning}
         path = store.root / name.format(**known)
         path.parent.mkdir(parents=True, exist_ok=True)

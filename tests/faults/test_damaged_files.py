@@ -46,10 +46,12 @@ def said(calm, verb, monkeypatch):
     return typed
 
 
-def numbers(told: dict[str, Any]) -> dict[Any, Any]:
+def numbers(status: dict[str, Any]) -> dict[Any, Any]:
     """The results in what `status --json` tells, those that are there."""
-    scores = {(row["result"], row["task"]): row["test"] for row in told["scores"] if row["test"]}
-    losses = {(name, step): one for name, some in told["heldout"].items() for step, one in some.items()}
+    scores = {(row["result"], row["task"]): row["test"] for row in status["scores"] if row["test"]}
+    losses = {
+        (name, step): losses for name, curve in status["heldout"].items() for step, losses in curve.items()
+    }
     return scores | losses
 
 
@@ -68,12 +70,12 @@ def truth(calm, tmp_path_factory) -> dict[str, dict[Any, Any]]:
 
     plan, folder = plan_of(calm.study, calm.store), tmp_path_factory.mktemp("truth")
     build(plan, calm.store, folder, static=False)
-    told = json.loads(json.dumps(status_json(plan, calm.store)))
-    return {"status": numbers(told), "report": reported(folder)}
+    status = json.loads(json.dumps(status_json(plan, calm.store)))
+    return {"status": numbers(status), "report": reported(folder)}
 
 
-def untrue(told: dict[Any, Any], truth: dict[Any, Any]) -> dict[Any, Any]:
-    return {name: one for name, one in told.items() if truth.get(name) != one}
+def untrue(status: dict[Any, Any], truth: dict[Any, Any]) -> dict[Any, Any]:
+    return {name: value for name, value in status.items() if truth.get(name) != value}
 
 
 def look(calm, said, truth, store: Store, folder: Path) -> str:

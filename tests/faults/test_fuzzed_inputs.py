@@ -35,7 +35,7 @@ from biphase.tasks.load import load as load_task
 SCALAR = some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=8)
 ANY = some.recursive(
     SCALAR,
-    lambda one: some.lists(one, max_size=3) | some.dictionaries(some.text(max_size=6), one, max_size=3),
+    lambda inner: some.lists(inner, max_size=3) | some.dictionaries(some.text(max_size=6), inner, max_size=3),
     max_leaves=6,
 )
 SMALL = ANY.filter(
@@ -44,16 +44,16 @@ SMALL = ANY.filter(
 PLACES = some.lists(some.integers(0, 1_000), min_size=1, max_size=3)
 
 
-def put(told: Any, place: list[int], new: Any) -> Any:
+def put(data: Any, place: list[int], new: Any) -> Any:
     """JSON with one value, found by going down, replaced by another."""
     inside = (
-        list(told) if isinstance(told, dict) else list(range(len(told))) if isinstance(told, list) else []
+        list(data) if isinstance(data, dict) else list(range(len(data))) if isinstance(data, list) else []
     )
     if not inside or not place:
         return new
     at = inside[place[0] % len(inside)]
-    changed = told.copy()
-    changed[at] = put(told[at], place[1:], new)
+    changed = data.copy()
+    changed[at] = put(data[at], place[1:], new)
     return changed
 
 
@@ -73,10 +73,10 @@ def only_our_refusals(work: Callable[[], Any]) -> None:
 def planned(written, place, new):
     """A plan.json of which one value, somewhere in its study, is something else."""
     folder, store, plan = written
-    told = plan.to_json()
-    told["study"] = put(told["study"], place, new)
+    data = plan.to_json()
+    data["study"] = put(data["study"], place, new)
     path = folder / "plan.json"
-    path.write_text(json.dumps(with_checksum(told)))
+    path.write_text(json.dumps(with_checksum(data)))
     only_our_refusals(lambda: make_plan(load(path).study, identities(store)))
 
 
@@ -97,11 +97,11 @@ def of_any_bytes(written, content):
         _shape_of_folder(Path(place))
 
 
-def of_a_row(written, told):
+def of_a_row(written, data):
     """Rows of a task that are JSON, and hold anything."""
     folder, _, plan = written
     with tempfile.TemporaryDirectory(dir=folder) as place:
-        rows = [{"text": "a", "label": 0}, told, {"text": "b", "label": 1}]
+        rows = [{"text": "a", "label": 0}, data, {"text": "b", "label": 1}]
         for part in ("train", "validation", "test"):
             (Path(place) / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         task = plan.study.finetune.tasks[0]

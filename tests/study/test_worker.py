@@ -306,7 +306,7 @@ def test_a_job_keeps_its_checkpoint_while_another_study_continues(tiny_run, stor
     kept = [folder for folder in store.checkpoints.iterdir() if folder.name not in long.jobs]
     assert len(kept) == 1
     assert checkpoint.progress_of(store, kept[0].name).step == 8, (
-        "the newest below the missing state at step 9"
+        "the newest below the missing checkpoint at step 9"
     )
     printed = []
     worker(short, store, printed).work()

@@ -307,18 +307,9 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write the report of a study: verdicts, statistics, figures and tables, as one offline HTML page."""
-    from importlib.util import find_spec
-
-    from biphase.errors import SpecError
     from biphase.report.build import build
 
-    packages = ["jinja2", "plotly", *(["matplotlib"] if print_figures and not watch else [])]
-    missing = [name for name in packages if find_spec(name) is None]
-    if missing:
-        raise SpecError(
-            f"the page needs {' and '.join(missing)}, not installed here; type pip install {' '.join(missing)}, "
-            "or copy the store to a machine that has them and make the report there"
-        )
+    _check_packages("jinja2", "plotly", *(["matplotlib"] if print_figures and not watch else []))
     plan, store, _ = planned(study_file, store_folder, reads=True)
     folder = out or store.studies / plan.study.name / "report"
     if watch:
@@ -328,6 +319,20 @@ def report(
         return
     built = build(plan, store, folder, static=print_figures)
     give(as_json, built.to_json, built.words)
+
+
+def _check_packages(*names: str) -> None:
+    """Refuse early if packages are missing that only the report needs."""
+    from importlib.util import find_spec
+
+    from biphase.errors import SpecError
+
+    missing = [name for name in names if find_spec(name) is None]
+    if missing:
+        raise SpecError(
+            f"the page needs {' and '.join(missing)}, not installed here; type pip install {' '.join(missing)}, "
+            "or copy the store to a machine that has them and make the report there"
+        )
 
 
 # ---------------------------------------------------------------- ledger

@@ -49,14 +49,16 @@ def test_an_invented_ledger_is_written_as_a_real_one(tiny_run, store, invent, tm
     real = json.loads(next(store.trials.glob(f"*/{TRIAL}")).read_text())
     mine = json.loads(next(made.trials.glob(f"*/{TRIAL}")).read_text())
     assert shape_of(mine, but=("losses",)) == shape_of(real, but=("losses",))
-    states = [json.loads(next(one.jobs.glob("*/checkpoint.json")).read_text()) for one in (made, store)]
+    states = [
+        json.loads(next(one.checkpoints.glob("*/checkpoint.json")).read_text()) for one in (made, store)
+    ]
     assert shape_of(states[0]) == shape_of(states[1])
     files = [json.loads(next(one.trials.glob(f"*/{MANIFEST}")).read_text()) for one in (made, store)]
     assert shape_of(files[0]) == shape_of(files[1], but=(PREDICTIONS,)), "what was predicted is not invented"
-    for folder in (*made.trials.iterdir(), *made.jobs.iterdir()):
+    for folder in (*made.trials.iterdir(), *made.checkpoints.iterdir()):
         verify(folder)
     real_lines, my_lines = (
-        [json.loads(line) for line in next(one.jobs.glob("*/metrics.jsonl")).read_text().splitlines()]
+        [json.loads(line) for line in next(one.checkpoints.glob("*/metrics.jsonl")).read_text().splitlines()]
         for one in (store, made)
     )
     assert {tuple(line) for line in my_lines} == {tuple(line) for line in real_lines}

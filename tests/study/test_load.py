@@ -9,6 +9,7 @@ from biphase.errors import SpecError
 from biphase.presets import SIZES
 from biphase.records import encode
 from biphase.specs import CLM, Pretrain, Stage, Study
+from biphase.store import with_checksum
 from biphase.study.load import load
 
 STUDY = Study("mine", (Pretrain("clm", SIZES["610m"], "fineweb-edu", (Stage(CLM(), 9_000),)),))
@@ -49,7 +50,7 @@ def test_a_study_knows_its_own_file(tmp_path):
 
 
 def test_a_plan_is_read_and_not_run(tmp_path):
-    text = json.dumps({"question": "why?", "study": encode(STUDY), "jobs": []})
+    text = json.dumps(with_checksum({"question": "why?", "study": encode(STUDY), "jobs": []}))
     loaded = load(written(tmp_path, text, "plan.json"))
     assert (loaded.study, loaded.question) == (STUDY, "why?")
 
@@ -165,7 +166,8 @@ def test_where_there_are_no_studies_it_says_to_write_one(tmp_path, monkeypatch):
     ],
 )
 def test_a_damaged_plan_is_refused(tmp_path, text, words):
-    path = written(tmp_path, text, "plan.json")
+    data = json.loads(text) if text != "{" else None
+    path = written(tmp_path, json.dumps(with_checksum(data)) if isinstance(data, dict) else text, "plan.json")
     said = refusal(path)
     assert said.startswith(str(path))
     assert words in said

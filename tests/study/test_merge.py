@@ -414,7 +414,7 @@ def test_finished_leaves_are_not_computed_again_and_weights_only_where_they_are_
     assert store.has(store.trials / missing.trials[0].key)
     assert ledger.settled(plan, store, ledger.count(plan, store)) == set(plan.jobs)
     # The states are whole now, and count before their receipts.
-    assert store.told(store.checkpoints / missing.model) == store.checkpoints / missing.model
+    assert store.readable(store.checkpoints / missing.model) == store.checkpoints / missing.model
     again = files_of(store.trials / missing.trials[0].key)["values.safetensors"]
     assert again == files_of(finished.trials / missing.trials[0].key)["values.safetensors"], "the same bits"
 

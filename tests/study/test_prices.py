@@ -26,7 +26,7 @@ from biphase.specs import (
     Stage,
     Study,
 )
-from biphase.store import Store, publish
+from biphase.store import Store, publish, with_checksum
 from biphase.study import prices as prices_module
 from biphase.study.costs import shape_of
 from biphase.study.describe import bill, plan_json, summary
@@ -85,7 +85,7 @@ def shape(of):
 def store_with(folder, cases=CASES, name="fast"):
     (folder / "devices").mkdir(parents=True)
     told = {"device": "NVIDIA Fast", "date": "2026-11-15", "versions": {"torch": "2.11.0"}, "cases": cases}
-    (folder / "devices" / f"{name}.json").write_text(json.dumps(told | {"model": fit(cases)}))
+    (folder / "devices" / f"{name}.json").write_text(json.dumps(with_checksum(told | {"model": fit(cases)})))
     return Store(folder)
 
 

@@ -31,7 +31,7 @@ from biphase.study.build import CONVERTED
 from biphase.study.ledger import read_trial, trial_keys
 from biphase.study.scores import with_interval
 from biphase.study.select import Cell, choose
-from biphase.text import duration, objective_in_words, short
+from biphase.text import duration, objective_title, short
 
 _NAME = re.compile(r"[\w.+-]{1,60}")
 
@@ -448,7 +448,7 @@ def losses(heldout: dict[int, dict[str, float]]) -> list[str]:
         columns = {"before": before} | columns
     rows: Rows = [
         (
-            escaped(objective_in_words(name)),
+            escaped(objective_title(name)),
             *(f"{losses[name]:.4f}" if name in losses else "" for losses in columns.values()),
         )
         for name in last

@@ -89,7 +89,7 @@ def _trusted(entry: ledger.JobStatus, store: Store) -> ledger.JobStatus:
     if entry.standing != "done":
         return entry
     try:
-        about = read_checkpoint_file(store.told(store.checkpoints / entry.job.key))
+        about = read_checkpoint_file(store.readable(store.checkpoints / entry.job.key))
     except StoreError as wrong:
         return replace(entry, standing="failed", progress=None, error=str(wrong))
     return replace(entry, progress=about["progress"])
@@ -121,7 +121,7 @@ def _job_cost(entry: ledger.JobStatus, entries: dict[str, ledger.JobStatus], sto
 def _began(entry: ledger.JobStatus, store: Store) -> float | None:
     """The seconds on the clock when a job began: those in the metrics line of the last step before it."""
     with contextlib.suppress(StoreError):
-        lines = read_verified(store.told(store.checkpoints / entry.job.key), LINES)
+        lines = read_verified(store.readable(store.checkpoints / entry.job.key), LINES)
         at = lines.find(b'{"step": %d, "loss"' % entry.job.span[0])
         if at >= 0:
             return parse_line(lines[at:].split(b"\n", 1)[0].decode(errors="replace")).get("seconds")
@@ -150,7 +150,7 @@ def cost(plan: Plan, store: Store, result: str) -> Cost:
 
 def checkpoint_of(plan: Plan, store: Store, result: str) -> dict[str, Any]:
     """The checkpoint.json of a finished result; empty for an untrained start, and before it is computed."""
-    folder = store.told(store.checkpoints / plan.results[result])
+    folder = store.readable(store.checkpoints / plan.results[result])
     return read_checkpoint_file(folder) if store.has(folder) else {}
 
 
@@ -201,7 +201,7 @@ def texts(plan: Plan, store: Store, result: str, *, live: bool) -> list[str]:
     path = plan.path(plan.results[result])
     lines: list[str] = []
     for job in reversed(path):  # a checkpoint holds the lines of its whole path
-        folder = store.told(store.checkpoints / job.key)
+        folder = store.readable(store.checkpoints / job.key)
         if not lines and store.has(folder):
             with contextlib.suppress(StoreError):
                 lines = read_verified(folder, LINES).decode(errors="replace").splitlines()
@@ -330,7 +330,7 @@ def _read(run: Pretrain) -> Read:
 
 def _rows(store: Store, job: TrainingJob) -> int:
     """The rows in a job's corpus, from its checkpoint's metadata; 0: not recorded or invalid."""
-    folder = store.told(store.checkpoints / job.key)
+    folder = store.readable(store.checkpoints / job.key)
     if not store.has(folder):
         return 0
     try:

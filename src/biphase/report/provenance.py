@@ -147,7 +147,7 @@ def _progress(evidence: Evidence) -> Iterable[dict[str, Any]]:
     """The progress record of every finished checkpoint; those that fail validation are left out."""
     store = evidence.store
     for key in evidence.plan.jobs:
-        folder = store.told(store.checkpoints / key)
+        folder = store.readable(store.checkpoints / key)
         if store.has(folder):
             with contextlib.suppress(StoreError):
                 yield read_checkpoint_file(folder)["progress"]
@@ -381,7 +381,7 @@ def last_heldout(plan: Plan, store: Store, result: str) -> dict[str, float]:
     Only the lines that contain held-out losses are parsed, because curves are long.
     """
     for job in reversed(plan.path(plan.results[result])):
-        folder = store.told(store.checkpoints / job.key)
+        folder = store.readable(store.checkpoints / job.key)
         if store.has(folder):
             measured = [line for line in read_lines(folder, b'"heldout"') if "heldout" in line]
             return measured[-1]["heldout"] if measured else {}

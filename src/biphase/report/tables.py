@@ -240,7 +240,7 @@ def claims(findings: Iterable[Finding]) -> Table:
     return Table("claims", (*CLAIM, *PART), tuple(rows))
 
 
-TRIAL = (
+TRIAL_COLUMNS = (
     "model", "pretraining_seed", "task", "metric", "rate", "seed", "validation", "test", "chosen", "seconds",
     "key", "missing",
 )  # fmt: skip
@@ -253,7 +253,7 @@ def trial_table(evidence: Evidence) -> Table:
         for result, pretraining_seed in zip(model.results, model.seeds, strict=True):
             for task in evidence.tasks:
                 rows += _trial_rows(model.name, pretraining_seed, evidence.grids[result, task])
-    return Table("trials", TRIAL, tuple(rows))
+    return Table("trials", TRIAL_COLUMNS, tuple(rows))
 
 
 def _trial_rows(model: str, pretraining_seed: int, grid: ScoreGrid) -> Iterable[tuple[str, ...]]:

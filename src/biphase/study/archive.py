@@ -494,7 +494,7 @@ def _folder(store: Store, place: Path, kind: str, packed: PackSummary) -> list[E
     if not store.knows(place):
         packed.left_out += [fault] if (fault := store.fault(place)) else []
         return []
-    told, folder = store.told(place), f"{kind}/{place.name}"
+    told, folder = store.readable(place), f"{kind}/{place.name}"
     try:
         there = verify(told, contents=False)
         names = [*FOLDERS[kind], *(name for name in OPTIONAL.get(kind, ()) if name in there)]
@@ -807,7 +807,7 @@ def _merge_result(folder: str, files: dict[str, bytes], store: Store, merged: Me
         return
     if store.knows(place):
         try:
-            here = verify(store.told(place), contents=False)
+            here = verify(store.readable(place), contents=False)
         except StoreError as wrong:
             merged.kept.append(f"{kind}/{at[:8]}: damaged here, and left as it is ({one_line(wrong)})")
             return

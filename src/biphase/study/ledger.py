@@ -79,7 +79,9 @@ def _done(job: TrainingJob, store: Store) -> JobStatus:
     """Return "done" for a published checkpoint, or "failed" if its metadata cannot be read."""
     try:
         return JobStatus(
-            job, "done", progress=read_checkpoint_file(store.told(store.checkpoints / job.key))["progress"]
+            job,
+            "done",
+            progress=read_checkpoint_file(store.readable(store.checkpoints / job.key))["progress"],
         )
     except StoreError as wrong:
         return JobStatus(job, "failed", error=str(wrong))
@@ -130,7 +132,7 @@ def curve(plan: Plan, store: Store, result: str, holding: bytes = b"") -> list[d
     `holding`: return only lines that contain these bytes. Curves are long, and most commands need few of their lines.
     """
     for job in reversed(plan.path(plan.results[result])):
-        place = store.told(store.checkpoints / job.key)
+        place = store.readable(store.checkpoints / job.key)
         if store.has(place):  # a checkpoint holds the lines of its whole path
             return read_lines(place, holding)
     return []
@@ -354,7 +356,7 @@ def read_trial(store: Store, key: str, metric: str = "") -> dict[str, Any]:
 
     Raises a `StoreError` if it is damaged, or scored by another metric than `metric`.
     """
-    place = store.told(store.trials / key)
+    place = store.readable(store.trials / key)
     about = read_trial_file(place)
     if metric and about["metric"] != metric:
         raise StoreError(

@@ -172,7 +172,7 @@ def card_of(corpus: Corpus, store: Store) -> tuple[str, dict[str, Any]]:
     """Return the key of a corpus's shards and their card, as far as known on this machine (else "" and {})."""
     try:
         at = shards_key(corpus, store)
-        place = store.told(store.shards / at)
+        place = store.readable(store.shards / at)
         return at, read_card(place) if store.has(place) else {}
     except BiphaseError:
         return "", {}
